@@ -1,0 +1,642 @@
+"""The agent: starts a host's ranks with torchrun, watches them, samples the hardware, and never outlives its job.
+
+One file, standard library alone, Python >= 3.8: the launchers send this text to a bare host. It speaks JSON lines:
+  in   spec, start, ping, stop
+  out  hello, beat, event (a rank's own line, unchanged), log, hardware, exit, error
+It ends the ranks' whole process tree when its input closes, when the controller is silent for longer than the
+lease, when it is signalled, when its parent is gone, or when its deadline passes. It kills by process id: the
+descendants of this process, and processes that carry this job's token in their environment. Never by name.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import ctypes
+import errno
+import json
+import os
+import platform
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Deque, Dict, List, Optional, Set
+
+TICK = 0.1  # seconds between two looks at everything
+BEAT = 1.0  # seconds between signs of life
+GRACE = 1.5  # seconds between SIGTERM and SIGKILL
+OUT_LIMIT = 1 << 20  # bytes waiting to be sent above which files are not read further: they keep what is unsent
+PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "peft", "pydantic", "tokenizers", "numpy")
+
+
+class Problem(Exception):
+    """Something that the user can mend: what, and a hint."""
+
+    def __init__(self, what: str, hint: Optional[str] = None) -> None:
+        super().__init__(what)
+        self.hint = hint
+
+
+class Tail:
+    """Reads the complete lines that a growing file has gained."""
+
+    def __init__(self, path: str, kind: str, rank: Optional[int]) -> None:
+        self.path, self.kind, self.rank = path, kind, rank
+        self.offset = 0
+
+    def read(self, final: bool = False, limit: int = 256 * 1024) -> List[str]:
+        """New lines since the last call; `final` takes an unfinished last line too."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.offset)
+                data = file.read(limit)
+        except FileNotFoundError:
+            return []
+        end = data.rfind(b"\n") + 1
+        if end == 0 and (len(data) == limit or (final and self.kind == "log")):
+            end = len(data)
+        self.offset += end
+        return data[:end].decode("utf-8", "replace").splitlines()
+
+
+class Nvml:
+    """NVIDIA's management library, where there is one. Every figure it cannot give is None."""
+
+    def __init__(self) -> None:
+        self.lib = None  # type: Any
+        try:
+            self.lib = ctypes.CDLL("libnvidia-ml.so.1")
+            if self.lib.nvmlInit_v2() != 0:
+                self.lib = None
+        except OSError:
+            pass
+
+    def handles(self) -> List[Any]:
+        if self.lib is None:
+            return []
+        count = ctypes.c_uint()
+        if self.lib.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return []
+        found = []
+        for index in range(count.value):
+            handle = ctypes.c_void_p()
+            if self.lib.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
+                found.append(handle)
+        return found
+
+    def numbers(self, name: str, handle: Any, count: int, kind: Any, *before: Any) -> Optional[List[int]]:
+        """A call that fills `count` numbers of `kind`, or None where it fails."""
+        array = (kind * count)()
+        function = getattr(self.lib, name, None)
+        if function is None or function(handle, *before, ctypes.byref(array)) != 0:
+            return None
+        return [int(value) for value in array]
+
+    def facts(self) -> List[Dict[str, Any]]:
+        gpus = []
+        for handle in self.handles():
+            name = ctypes.create_string_buffer(96)
+            named = self.lib.nvmlDeviceGetName(handle, name, ctypes.c_uint(96)) == 0
+            memory = self.numbers("nvmlDeviceGetMemoryInfo", handle, 3, ctypes.c_ulonglong)
+            major, minor = ctypes.c_int(), ctypes.c_int()
+            able = self.lib.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor)) == 0
+            gpus.append(
+                {
+                    "name": name.value.decode("utf-8", "replace") if named else None,
+                    "memory_total": memory[0] if memory else None,
+                    "capability": [major.value, minor.value] if able else None,
+                }
+            )
+        return gpus
+
+    def sample(self) -> List[Dict[str, Optional[int]]]:
+        samples = []
+        for handle in self.handles():
+            use = self.numbers("nvmlDeviceGetUtilizationRates", handle, 2, ctypes.c_uint)
+            memory = self.numbers("nvmlDeviceGetMemoryInfo", handle, 3, ctypes.c_ulonglong)
+            heat = self.numbers("nvmlDeviceGetTemperature", handle, 1, ctypes.c_uint, 0)
+            power = self.numbers("nvmlDeviceGetPowerUsage", handle, 1, ctypes.c_uint)
+            clock = self.numbers("nvmlDeviceGetClockInfo", handle, 1, ctypes.c_uint, 1)
+            samples.append(
+                {
+                    "percent": use[0] if use else None,
+                    "memory_used": memory[2] if memory else None,
+                    "celsius": heat[0] if heat else None,
+                    "milliwatts": power[0] if power else None,
+                    "sm_mhz": clock[0] if clock else None,
+                }
+            )
+        return samples
+
+
+class Sampler(threading.Thread):
+    """Samples the host in a thread of its own: a GPU that hangs must not hang the agent."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(daemon=True)
+        self.seconds = seconds
+        self.samples = collections.deque(maxlen=100)  # type: Deque[Dict[str, Any]]
+        self.last = cpu_times()
+        self.nvml = Nvml()
+
+    def run(self) -> None:
+        while True:
+            time.sleep(self.seconds)
+            now, before = cpu_times(), self.last
+            self.last = now
+            percent = None
+            if now and before and now[1] > before[1]:
+                percent = 100.0 * (1 - (now[0] - before[0]) / (now[1] - before[1]))
+            memory = meminfo()
+            total, free = memory.get("MemTotal"), memory.get("MemAvailable")
+            self.samples.append(
+                {
+                    "time": time.time(),
+                    "cpu_percent": percent,
+                    "memory_used": total - free if total and free else None,
+                    "memory_total": total,
+                    "gpus": self.nvml.sample(),
+                }
+            )
+
+
+def cpu_times() -> Optional[List[int]]:
+    """(idle, total) jiffies of all cores, or None."""
+    try:
+        with open("/proc/stat") as file:
+            fields = [int(word) for word in file.readline().split()[1:9]]
+        return [fields[3] + fields[4], sum(fields)]
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def meminfo() -> Dict[str, int]:
+    """/proc/meminfo in bytes; empty where there is none."""
+    try:
+        with open("/proc/meminfo") as file:
+            return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file if "kB" in line}
+    except (OSError, ValueError):
+        return {}
+
+
+def proc_table() -> Dict[int, int]:
+    """Process id -> parent's id, of everything that lives (zombies left out)."""
+    table = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
+        if name.isdigit():
+            try:
+                with open("/proc/%s/stat" % name, "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+                if fields[0] not in (b"Z", b"X"):
+                    table[int(name)] = int(fields[1])
+            except (OSError, IndexError, ValueError):
+                pass
+    return table
+
+
+def carries(pid: int, mark: bytes) -> bool:
+    """Whether the process has `mark` in its environment."""
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as file:
+            return mark in file.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def family(token: str) -> Set[int]:
+    """The descendants of this process, and every process with the job's token; not this process."""
+    table = proc_table()
+    mark = ("MUSTER_TOKEN=" + token).encode()
+    found = {pid for pid in table if carries(pid, mark)}
+    known = {os.getpid()}
+    while True:
+        more = {pid for pid, parent in table.items() if parent in known and pid not in known}
+        if not more:
+            break
+        known |= more
+    return (found | known) - {os.getpid()}
+
+
+def send_signal(pids: Set[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            pass
+
+
+def die_with_parent() -> None:
+    """Between fork and exec: Linux ends the child when its parent is gone, even by SIGKILL."""
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    except (OSError, AttributeError):
+        pass
+
+
+def adopt_orphans() -> None:
+    """Processes whose parent dies become children of this one, so none slips out of the tree."""
+    try:
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    except (OSError, AttributeError):
+        pass
+
+
+def source_address(peer: str, port: int) -> Optional[str]:
+    """The address from which this host reaches `peer`. Sends nothing: a datagram socket is only connected."""
+    for info in _resolve(peer, port):
+        probe = socket.socket(info[0], socket.SOCK_DGRAM)
+        try:
+            probe.connect(info[4])
+            return str(probe.getsockname()[0])
+        except OSError:
+            continue
+        finally:
+            probe.close()
+    return None
+
+
+def _resolve(name: str, port: int) -> List[Any]:
+    try:
+        return socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM)
+    except OSError:
+        return []
+
+
+def interface_of(address: str) -> Optional[str]:
+    """The network interface that has an IPv4 address (SIOCGIFADDR), or None."""
+    import fcntl
+    import struct
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                packed = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue
+            if socket.inet_ntoa(packed[20:24]) == address:
+                return name
+    return None
+
+
+class Agent:
+    """One host's part of one job."""
+
+    def __init__(self) -> None:
+        self.spec = {}  # type: Dict[str, Any]
+        self.inbox = b""
+        self.outbox = collections.deque()  # type: Deque[bytes]
+        self.out_bytes = 0
+        self.parent = os.getppid()
+        self.signalled = None  # type: Optional[int]
+        self.ranks = None  # type: Optional[subprocess.Popen[bytes]]
+        self.tails = []  # type: List[Tail]
+        self.sampler = None  # type: Optional[Sampler]
+        self.port_holder = None  # type: Optional[socket.socket]
+        self.heard = self.beaten = time.monotonic()
+        self.deadline = None  # type: Optional[float]
+        self.why = None  # type: Optional[str]
+        self.mute = False
+
+    # --- talking -------------------------------------------------------------------------------------------
+
+    def say(self, message: str, **content: Any) -> None:
+        content["m"] = message
+        line = json.dumps(content).encode() + b"\n"
+        self.outbox.append(line)
+        self.out_bytes += len(line)
+
+    def flush(self) -> None:
+        """Send what the other side takes now; never wait for it: a cut link must not stop the clock."""
+        while self.outbox and not self.mute:
+            line = self.outbox[0]
+            try:
+                sent = os.write(1, line)
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR):
+                    self.mute = True
+                    self.why = self.why or "output closed"
+                return
+            self.out_bytes -= sent
+            if sent < len(line):
+                self.outbox[0] = line[sent:]
+                return
+            self.outbox.popleft()
+
+    def listen(self, seconds: float) -> List[Dict[str, Any]]:
+        """Messages that have come, after waiting for at most `seconds`."""
+        try:
+            ready = select.select([0], [1] if self.outbox and not self.mute else [], [], seconds)[0]
+        except OSError:
+            ready = []
+        if ready:
+            try:
+                data = os.read(0, 1 << 20)
+            except (BlockingIOError, InterruptedError):
+                return []
+            except OSError:
+                data = b""
+            if not data:
+                self.why = self.why or "input closed"
+                return []
+            self.inbox += data
+            self.heard = time.monotonic()
+        lines = self.inbox.split(b"\n")
+        self.inbox = lines.pop()
+        return [json.loads(line) for line in lines if line.strip()]
+
+    # --- before the start ----------------------------------------------------------------------------------
+
+    def prepare(self, spec: Dict[str, Any]) -> None:
+        """Take the job's description, look at the host, and answer with what was found."""
+        self.spec = spec
+        if spec.get("timeout"):
+            self.deadline = time.monotonic() + spec["timeout"]
+        shared = os.path.join(spec["run_root"], spec["nonce"])
+        facts = self.facts()
+        facts["shared"] = spec["shared"] = os.path.exists(shared)
+        base = spec["run_dir"] if facts["shared"] else os.path.expanduser(spec["workdir"])
+        facts["base"] = self.base = os.path.abspath(base)
+        holder = self.base
+        while not os.path.isdir(holder) and os.path.dirname(holder) != holder:
+            holder = os.path.dirname(holder)
+        facts["disk_free"] = shutil.disk_usage(holder).free
+        facts["checkpoints"] = self.checkpoints()
+        self.python = self.find_python()
+        facts["python"] = self.python
+        facts["versions"] = self.versions()
+        if spec["node_rank"] == 0:
+            facts["port"] = self.hold_port(spec.get("port") or 0)
+        self.say("hello", facts=facts)
+
+    def facts(self) -> Dict[str, Any]:
+        memory = meminfo()
+        names = {}  # type: Dict[str, Optional[str]]
+        ssh = os.environ.get("SSH_CONNECTION", "").split()
+        names["ssh_address"] = ssh[2] if len(ssh) == 4 else None
+        return {
+            "hostname": socket.gethostname(),
+            "system": platform.platform(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "memory_total": memory.get("MemTotal"),
+            "gpus": Nvml().facts(),
+            "agent_python": platform.python_version(),
+            **names,
+        }
+
+    def find_python(self) -> str:
+        """The interpreter for the ranks: as asked, else the controller's own path if it is here, else ours."""
+        asked = self.spec.get("python")
+        if asked:
+            path = shutil.which(os.path.expanduser(asked))
+            if not path:
+                raise Problem("no interpreter %s" % asked, "set launch.python to one that every host has")
+            return path
+        own = self.spec.get("controller_python") or ""
+        return own if own and os.access(own, os.X_OK) else sys.executable
+
+    def versions(self) -> Dict[str, Optional[str]]:
+        """The packages' versions as the ranks will see them, without importing any."""
+        code = (
+            "import json,sys,platform\nfrom importlib.metadata import version,PackageNotFoundError\n"
+            "found={'python':platform.python_version()}\n"
+            "for name in sys.argv[1:]:\n"
+            "  try: found[name]=version(name)\n"
+            "  except PackageNotFoundError: found[name]=None\n"
+            "print(json.dumps(found))"
+        )
+        done = subprocess.run(
+            [self.python, "-c", code, *PACKAGES],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            timeout=30,
+        )
+        if done.returncode != 0:
+            raise Problem("%s does not run: %s" % (self.python, done.stderr.decode("utf-8", "replace")[-200:].strip()))
+        return dict(json.loads(done.stdout.decode().splitlines()[-1]))
+
+    def checkpoints(self) -> List[int]:
+        """Steps of the complete checkpoints on this host."""
+        folder = os.path.join(self.base, "checkpoints")
+        steps = []
+        for name in os.listdir(folder) if os.path.isdir(folder) else []:
+            step = name[len("checkpoint-") :]
+            if name.startswith("checkpoint-") and step.isdigit() and self.is_complete(os.path.join(folder, name)):
+                steps.append(int(step))
+        return sorted(steps)
+
+    @staticmethod
+    def is_complete(folder: str) -> bool:
+        """The manifest is written last; every file that it lists is there with its size."""
+        import glob
+
+        manifests = glob.glob(os.path.join(glob.escape(folder), "complete*.json"))
+        try:
+            for manifest in manifests:
+                with open(manifest) as file:
+                    listed = json.load(file)["files"]
+                if any(os.path.getsize(os.path.join(folder, name)) != size for name, size in listed.items()):
+                    return False
+        except (OSError, ValueError, KeyError):
+            return False
+        return bool(manifests)
+
+    def hold_port(self, wanted: int) -> int:
+        """A port for the rendezvous, held until the start so that no other job takes it."""
+        holder = socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            if holder.family == socket.AF_INET6:
+                holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind(("", wanted))
+            holder.listen(1)
+        except OSError as error:
+            holder.close()
+            if wanted == 0 and error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                holder = socket.socket()
+                holder.bind(("", 0))
+            else:
+                raise Problem(
+                    "port %d cannot be used: %s" % (wanted, error.strerror), "leave launch.port out: a free one is found"
+                )
+        self.port_holder = holder
+        return int(holder.getsockname()[1])
+
+    # --- the ranks -----------------------------------------------------------------------------------------
+
+    def start(self, order: Dict[str, Any]) -> None:
+        """Write the ranks' files and start torchrun."""
+        spec = self.spec
+        spec.update(order["host"])
+        place = os.path.join(self.base, "hosts", "%s.attempt%d" % (spec["folder"], spec["attempt"]))
+        os.makedirs(place, exist_ok=True)
+        code = os.path.join(place, "code.zip")
+        with open(code, "wb") as file:
+            file.write(base64.b64decode(spec["code"]))
+        rank_spec = dict(order["job"], base=self.base, place=place, shared=spec["shared"])
+        with open(os.path.join(place, "spec.json"), "w") as file:
+            json.dump(rank_spec, file)
+        for rank in spec["ranks"]:
+            self.tails.append(Tail(os.path.join(place, "rank%d.events.jsonl" % rank), "event", rank))
+            self.tails.append(Tail(os.path.join(place, "rank%d.log" % rank), "log", rank))
+        own = os.path.join(place, "torchrun.log")
+        self.tails.append(Tail(own, "log", None))
+        if self.port_holder:
+            self.port_holder.close()
+        argv = [self.python if word == "{python}" else word for word in order["host"]["argv"]]
+        with open(own, "wb") as log:
+            self.ranks = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=place,
+                env=self.environment(place, code, order),
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        self.sampler = Sampler(spec["hardware_seconds"])
+        self.sampler.start()
+
+    def environment(self, place: str, code: str, order: Dict[str, Any]) -> Dict[str, str]:
+        """The ranks' environment: the host's, Muster's defaults where the host has none, the recipe's on top."""
+        spec = self.spec
+        env = dict(os.environ)
+        env.update({"MUSTER_TOKEN": spec["token"], "MUSTER_SPEC": os.path.join(place, "spec.json")})
+        env["PYTHONPATH"] = os.pathsep.join(p for p in (code, env.get("PYTHONPATH")) if p)
+        env["PYTHONUNBUFFERED"] = "1"
+        env.setdefault("TOKENIZERS_PARALLELISM", "false")
+        env["OMP_NUM_THREADS"] = str(spec["threads"])
+        if spec.get("visible_gpus") is not None:
+            env["CUDA_VISIBLE_DEVICES"] = spec["visible_gpus"]
+        if spec["device"] == "cpu":
+            env["DS_ACCELERATOR"] = "cpu"
+        if "GLOO_SOCKET_IFNAME" not in env:  # gloo looks up the host's own name, which often means loopback
+            address = source_address(order["address"], order["port"])
+            interface = interface_of(address) if address else None
+            if interface:
+                env["GLOO_SOCKET_IFNAME"] = interface
+        env.update(spec["env"])
+        return env
+
+    def read_tails(self, final: bool = False) -> bool:
+        """Forward what the ranks wrote. False when everything was read."""
+        more = False
+        for tail in self.tails:
+            if self.out_bytes > OUT_LIMIT:
+                return True
+            lines = tail.read(final)
+            if lines:
+                more = True
+                self.say(tail.kind, rank=tail.rank, lines=lines)
+        return more
+
+    def end_ranks(self) -> None:
+        """End every process of this job on this host: ask, wait, force, and look again."""
+        token = self.spec.get("token") or ""
+        limit = time.monotonic() + GRACE
+        number = signal.SIGTERM
+        while True:
+            pids = family(token) if token else set()
+            if not pids:
+                break
+            send_signal(pids, number)
+            number = 0
+            if time.monotonic() > limit:
+                number = signal.SIGKILL
+            if time.monotonic() > limit + 10:
+                break  # unkillable: in the kernel, on a dead device
+            time.sleep(0.05)
+            self.reap()
+            self.flush()
+
+    def reap(self) -> None:
+        """Collect adopted orphans that have ended."""
+        if self.ranks is not None:
+            self.ranks.poll()
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except OSError:
+            pass
+
+    # --- the loop ------------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """One look at everything."""
+        for message in self.listen(TICK):
+            op = message.get("op")
+            if op == "spec":
+                self.prepare(message)
+            elif op == "start":
+                self.start(message)
+            elif op == "stop":
+                self.why = self.why or "stopped"
+        now = time.monotonic()
+        if now - self.beaten >= BEAT:
+            self.beaten = now
+            self.say("beat")
+        if self.sampler:
+            while self.sampler.samples:
+                self.say("hardware", sample=self.sampler.samples.popleft())
+        self.read_tails()
+        self.flush()
+        if self.signalled is not None:
+            self.why = self.why or "signal %d" % self.signalled
+        elif os.getppid() != self.parent:
+            self.why = self.why or "parent gone"
+        elif self.spec and now - self.heard > self.spec["lease"]:
+            self.why = self.why or "controller silent"
+        elif self.deadline is not None and now > self.deadline:
+            self.why = self.why or "deadline"
+
+    def run(self) -> int:
+        """Until the ranks end or the job does. The exit code: torchrun's, or 1 where they were ended."""
+        os.set_blocking(1, False)
+        adopt_orphans()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self.on_signal)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        code = None  # type: Optional[int]
+        try:
+            while self.why is None and code is None:
+                self.turn()
+                code = self.ranks.poll() if self.ranks else None
+        except Problem as problem:
+            self.why = "error"
+            self.say("error", what=str(problem), hint=problem.hint)
+        except Exception as error:  # the last line of defence: say it, and still clean up
+            self.why = "error"
+            self.say("error", what="the agent failed: %s: %s" % (type(error).__name__, error), hint=None)
+        self.end_ranks()
+        self.drain()
+        self.say("exit", code=code, why=self.why)
+        self.send_all(min(10.0, float(self.spec.get("lease", 5))))
+        return code if code is not None else 1
+
+    def drain(self) -> None:
+        """Forward the rest of the files while the other side takes it."""
+        limit = time.monotonic() + 30
+        while self.read_tails(final=True) and not self.mute and time.monotonic() < limit:
+            self.flush()
+            if self.out_bytes > OUT_LIMIT:
+                select.select([], [1], [], TICK)
+
+    def send_all(self, seconds: float) -> None:
+        limit = time.monotonic() + seconds
+        while self.outbox and not self.mute and time.monotonic() < limit:
+            self.flush()
+            if self.outbox:
+                select.select([], [1], [], TICK)
+
+    def on_signal(self, number: int, frame: Any) -> None:
+        self.signalled = number
+
+
+if __name__ == "__main__":
+    raise SystemExit(Agent().run())

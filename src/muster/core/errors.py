@@ -1,0 +1,71 @@
+"""Every error that a user can cause, in one tree.
+
+    MusterError                exit code
+    ├── UsageError             2   bad input: nothing was started
+    │   ├── InventoryError         a host list
+    │   ├── RecipeError            a recipe or an override
+    │   ├── DataError              a data file (with its line)
+    │   └── RunFolderError         a run folder that is missing, taken or unfinished
+    └── JobError               1   something failed after the start
+        ├── HostError              a host: unreachable, lost, unfit
+        └── WorkerError            a rank
+"""
+
+from __future__ import annotations
+
+
+class MusterError(Exception):
+    """What failed, where, on which host, and a hint. `str()` is the one line that a user reads."""
+
+    exit_code = 1
+
+    def __init__(
+        self, what: str, *, where: str | None = None, host: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.host = host
+        self.hint = hint
+
+    def __str__(self) -> str:
+        prefix = ": ".join(part for part in (self.host, self.where) if part)
+        return f"{prefix}: {self.what}" if prefix else self.what
+
+    def as_dict(self) -> dict[str, str | None]:
+        """The same four facts as data, for `--json` and for events."""
+        return {"what": self.what, "where": self.where, "host": self.host, "hint": self.hint}
+
+
+class UsageError(MusterError):
+    """Bad input; nothing was started and nothing was changed."""
+
+    exit_code = 2
+
+
+class InventoryError(UsageError):
+    """A host list that cannot be used."""
+
+
+class RecipeError(UsageError):
+    """A recipe, an override or a combination of settings that cannot be used."""
+
+
+class DataError(UsageError):
+    """A data file that cannot be used; `where` names the file and the line."""
+
+
+class RunFolderError(UsageError):
+    """A run folder that is missing, taken, or not in the state that a verb needs."""
+
+
+class JobError(MusterError):
+    """Something failed after the job was started."""
+
+
+class HostError(JobError):
+    """A host that cannot be reached, was lost, or is unfit."""
+
+
+class WorkerError(JobError):
+    """A rank that failed."""

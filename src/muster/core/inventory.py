@@ -1,0 +1,208 @@
+"""The hosts of a cluster, from any source: a hostfile, a plain list, `host1,host2:8`, `local:2`, `local:2x1`.
+
+Parsing is pure; only `read_inventory` touches a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.core.errors import InventoryError
+
+MAX_SLOTS = 1024
+MAX_HOSTS = 100_000
+_NAME = re.compile(r"^(?:[A-Za-z0-9_.\-]+@)?(?:[A-Za-z0-9_](?:[A-Za-z0-9_.\-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.%]+\])$")
+_LOCAL = re.compile(r"^local(?::(?P<a>[^x]*)(?:x(?P<b>.*))?)?$")
+_FOLDED = re.compile(r"\[([0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*)\]")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine one can reach. `slots` is the number of ranks on it; None means one per GPU (or one)."""
+
+    name: str
+    slots: int | None = None
+
+    @property
+    def label(self) -> str:
+        """The name without the login part, for people and for file names."""
+        return self.name.rpartition("@")[2].strip("[]")
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Hosts in the order given (the first one holds rank 0), and how to reach them by default."""
+
+    hosts: tuple[Host, ...]
+    launcher: str
+    source: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The hosts' labels, in order."""
+        return tuple(host.label for host in self.hosts)
+
+
+def read_inventory(text: str) -> Inventory:
+    """Whatever a user gives as HOSTS. A name of an existing file is read as a host file.
+
+    Raises InventoryError: nothing given, an unreadable or empty file, malformed slots, a duplicate host.
+    """
+    text = text.strip()
+    if not text:
+        raise InventoryError(
+            "no hosts were given", hint="give --hosts host1,host2:8, --hosts local:2, or the path of a host file"
+        )
+    path = Path(text)
+    if "," not in text and ("/" in text or path.is_file()):
+        if path.is_dir():
+            raise InventoryError("is a folder, not a host file", where=text)
+        try:
+            content = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise InventoryError(
+                "no such host file", where=text, hint="one host per line: `node1 slots=8`"
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise InventoryError(f"cannot be read: {error}", where=text) from None
+        return parse_hostfile(content, source=text)
+    return parse_hosts(text)
+
+
+def parse_hosts(text: str) -> Inventory:
+    """HOSTS on the command line (see the module's first line). Pure."""
+    if text == "slurm:" or text.startswith("slurm:"):
+        raise InventoryError(
+            "hosts from Slurm are not supported yet",
+            where=text,
+            hint="inside an allocation: --hosts $(scontrol show hostnames | paste -sd,)",
+        )
+    local = _LOCAL.match(text)
+    if local:
+        return _parse_local(text, local["a"], local["b"])
+    hosts = []
+    for item in _split_outside_brackets(text):
+        name, slots = _split_slots(item, where=text)
+        hosts += [Host(each, slots) for each in _unfold(name, where=text)]
+    return _checked(hosts, launcher="ssh", source=text)
+
+
+def parse_hostfile(content: str, *, source: str) -> Inventory:
+    """A DeepSpeed or MPI hostfile (`node1 slots=8`), or a plain list of names. `#` starts a comment. Pure."""
+    hosts: list[Host] = []
+    seen: dict[str, int] = {}
+    for number, line in enumerate(content.splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        where = f"{source}:{number}"
+        name, slots = _split_slots(words[0], where=where)
+        for word in words[1:]:
+            key, equals, value = word.partition("=")
+            if key == "slots" and equals:
+                slots = _slots(value, where=where)
+            elif key in ("max_slots", "max-slots") and equals:
+                _slots(value, where=where)  # OpenMPI's upper bound: read, nothing to do
+            else:
+                raise InventoryError(
+                    f"{word!r} is not understood", where=where, hint="a line reads: node1 slots=8"
+                )
+        for each in _unfold(name, where=where):
+            if each in seen:
+                raise InventoryError(
+                    f"host {each!r} is already in line {seen[each]}",
+                    where=where,
+                    hint="name each host once, with all its slots",
+                )
+            seen[each] = number
+            hosts.append(Host(each, slots))
+    if not hosts:
+        raise InventoryError("has no hosts", where=source, hint="one host per line: `node1 slots=8`")
+    return _checked(hosts, launcher="ssh", source=source)
+
+
+def format_hostfile(hosts: Iterable[Host]) -> str:
+    """The hosts as a DeepSpeed hostfile; `parse_hostfile` reads it back."""
+    lines = (host.name if host.slots is None else f"{host.name} slots={host.slots}" for host in hosts)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _parse_local(text: str, first: str | None, second: str | None) -> Inventory:
+    """`local:2` is one host with two slots; `local:2x1` is two pretend hosts with one slot each."""
+    if first is None:
+        return Inventory((Host("local", None),), "local", text)
+    if second is None:
+        return Inventory((Host("local", _slots(first, where=text)),), "local", text)
+    count, slots = _slots(first, where=text), _slots(second, where=text)
+    return Inventory(tuple(Host(f"local{i}", slots) for i in range(count)), "local", text)
+
+
+def _split_slots(item: str, *, where: str) -> tuple[str, int | None]:
+    """`host:8` -> (host, 8). An IPv6 address stands in brackets."""
+    item = item.strip()
+    head, colon, tail = item.rpartition(":")
+    if not colon or item.endswith("]"):
+        name, slots = item, None
+    else:
+        name, slots = head, _slots(tail, where=where)
+    if not name:
+        raise InventoryError(
+            "an empty host name", where=where, hint="separate hosts by single commas: host1,host2:8"
+        )
+    return name, slots
+
+
+def _slots(text: str, *, where: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= MAX_SLOTS:
+        raise InventoryError(
+            f"slots must be a whole number from 1 to {MAX_SLOTS}, not {text!r}",
+            where=where,
+            hint="slots is the number of ranks on a host, as in node1:8 or `node1 slots=8`",
+        )
+    return int(text)
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    """Split at commas, but not at those inside `node[1-3,7]`."""
+    items, depth, start = [], 0, 0
+    for position, letter in enumerate(text):
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            items.append(text[start:position])
+            start = position + 1
+    return [*items, text[start:]]
+
+
+def _unfold(name: str, *, where: str) -> list[str]:
+    """`node[01-03,7]` -> node01, node02, node03, node7."""
+    match = _FOLDED.search(name)
+    if not match:
+        if not _NAME.match(name):
+            raise InventoryError(
+                f"{name!r} is not a host name", where=where, hint="letters, digits, '.', '-', '_', user@host"
+            )
+        return [name]
+    names: list[str] = []
+    for part in match[1].split(","):
+        low, _, high = part.partition("-")
+        high = high or low
+        if not 0 <= int(high) - int(low) < MAX_HOSTS:
+            raise InventoryError(f"{part!r} is not a range of hosts", where=where)
+        for number in range(int(low), int(high) + 1):
+            folded = f"{name[: match.start()]}{number:0{len(low)}d}{name[match.end() :]}"
+            names += _unfold(folded, where=where)
+    return names
+
+
+def _checked(hosts: list[Host], *, launcher: str, source: str) -> Inventory:
+    seen: set[str] = set()
+    for host in hosts:
+        if host.label in seen:
+            raise InventoryError(
+                f"host {host.label!r} is named twice", where=source, hint="name each host once, as in host1:8"
+            )
+        seen.add(host.label)
+    return Inventory(tuple(hosts), launcher, source)

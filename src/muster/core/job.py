@@ -1,0 +1,71 @@
+"""A job: one recipe placed on one group of hosts. Pure data; what a dry run prints is what runs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from muster.core.batch import Batch
+from muster.core.inventory import Host
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A host's part of a job: ranks first_rank ... first_rank + slots - 1."""
+
+    host: str  # the label, as logs and events name it
+    address: str  # what the launcher connects to
+    slots: int
+    first_rank: int
+
+    @property
+    def ranks(self) -> range:
+        """The global ranks on this host."""
+        return range(self.first_rank, self.first_rank + self.slots)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A value that the recipe left open (or that could not stay), and why it is what it is."""
+
+    field: str
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that is fixed before the first rank starts."""
+
+    id: str
+    launcher: str
+    placements: tuple[Placement, ...]
+    batch: Batch
+    precision: str
+    device: str
+    recipe: dict[str, Any]
+    attempt: int = 1
+    resume_step: int | None = None
+    decisions: tuple[Decision, ...] = field(default=())
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return sum(place.slots for place in self.placements)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for job.json."""
+        data = asdict(self)
+        data["batch"]["global"] = data["batch"].pop("global_")
+        data["world_size"] = self.world_size
+        return data
+
+
+def place(hosts: list[tuple[Host, int]]) -> tuple[Placement, ...]:
+    """Hosts with their slots, in order -> placements with consecutive ranks."""
+    placements = []
+    rank = 0
+    for host, slots in hosts:
+        placements.append(Placement(host.label, host.name, slots, rank))
+        rank += slots
+    return tuple(placements)

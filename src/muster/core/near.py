@@ -1,0 +1,23 @@
+"""Near names for a misspelt one. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def near_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """The known names nearest to `name`, best first; names that contain it, or are contained, count as near."""
+    names = sorted(set(known))
+    close = difflib.get_close_matches(name, names, n=limit, cutoff=0.6)
+    tail = name.rpartition(".")[2]
+    for other in names:
+        if other not in close and (other.rpartition(".")[2] == tail or (len(tail) > 3 and tail in other)):
+            close.append(other)
+    return close[:limit]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """A hint line, or None where nothing is near."""
+    close = near_names(name, known)
+    return f"did you mean {' or '.join(close)}?" if close else None

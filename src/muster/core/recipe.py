@@ -1,0 +1,194 @@
+"""What to train: one recipe, as frozen, validated data. `core/recipes.py` reads and merges the files."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _auto_is_none(value: Any) -> Any:
+    return None if value == "auto" else value
+
+
+Auto = BeforeValidator(_auto_is_none)
+PositiveInt = Annotated[int, Field(ge=1)]
+AutoInt = Annotated[Annotated[int, Field(ge=1)] | None, Auto]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A part of a recipe. Unknown keys are errors; values never change after they were read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    # Keys of which at most one is set: when a later layer sets one, the others of earlier layers are dropped.
+    exclusive: ClassVar[tuple[str, ...]] = ()
+
+
+class Model(Section):
+    """The network. `name` is a known size, a hub name or a folder; `config` changes or makes a configuration."""
+
+    name: str | None = Field(None, description="t5-small ... t5-3b, a hub name, or a local folder")
+    init: Literal["pretrained", "random"] = Field("pretrained", description="random: from the configuration alone")
+    config: dict[str, Any] | None = Field(
+        None, description="fields of the model's configuration; without `name`, the whole of it"
+    )
+    tokenizer: str = Field("auto", description="auto, train (on the recipe's data), a hub name or a folder")
+    vocab_size: Annotated[int, Field(ge=300, le=1_000_000)] = Field(
+        2048, description="entries of a tokenizer trained on the data"
+    )
+
+
+class Generated(Section):
+    """The generated text-to-SQL set: how many questions, and the seed that makes them."""
+
+    train: PositiveInt = 8000
+    validation: PositiveInt = 300
+    seed: int = 0
+
+
+class Data(Section):
+    """Where the samples come from: one of name, path, generated."""
+
+    exclusive: ClassVar[tuple[str, ...]] = ("name", "path", "generated")
+
+    name: str | None = Field(None, description="a Hugging Face data set")
+    path: str | None = Field(None, description="a JSON-lines file, or a folder with train and validation files")
+    generated: Generated | None = None
+    question: str = Field("question", description="the field that holds the input")
+    sql: str = Field("sql", description="the field that holds the answer")
+    prefix: str = Field("translate to SQL: ", description="put before every question")
+    max_source: PositiveInt = Field(96, description="tokens; longer inputs are cut, and counted")
+    max_target: PositiveInt = Field(96, description="tokens; longer answers are cut, and counted")
+    padding: Literal["dynamic", "fixed"] = Field(
+        "dynamic", description="dynamic: to the longest of a batch of similar lengths; fixed: to max_source/target"
+    )
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.05, description="held out where the data has no validation part of its own"
+    )
+    limit: PositiveInt | None = Field(None, description="use the first so many training samples only")
+
+
+class Engine(Section):
+    """How the model is spread over the ranks."""
+
+    name: Literal["ddp", "fsdp", "deepspeed"] = "ddp"
+    zero: Annotated[int, Field(ge=0, le=3)] = Field(0, description="DeepSpeed's ZeRO stage")
+    offload: Literal["none", "optimizer", "optimizer+param"] = Field("none", description="to host memory")
+    config: str | None = Field(None, description="a DeepSpeed JSON file of your own; its auto values are filled")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="DeepSpeed keys laid over those that Muster writes"
+    )
+
+
+class BatchSpec(Section):
+    """Two given, the third derived: global = micro x accumulation x world size."""
+
+    micro: AutoInt = Field(None, description="samples per rank and forward pass")
+    global_: AutoInt = Field(None, alias="global", description="samples per optimizer step")
+    accumulation: AutoInt = Field(None, description="forward passes per optimizer step")
+
+
+class Train(Section):
+    """The optimisation: AdamW, gradient clipping, a schedule."""
+
+    epochs: Annotated[float, Field(gt=0)] = 1.0
+    max_steps: PositiveInt | None = Field(None, description="optimizer steps; overrides epochs")
+    max_minutes: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="stop after so much training time, with a checkpoint, as a success"
+    )
+    learning_rate: Annotated[float, Field(gt=0)] = 5e-5
+    schedule: Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"] = "linear"
+    warmup: Annotated[float, Field(ge=0)] = Field(0, description="steps; below 1: a fraction of all steps")
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    clip: Annotated[float, Field(ge=0)] = Field(1.0, description="gradient norm; 0 switches clipping off")
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    seed: int = 42
+    gradient_checkpointing: bool = False
+    compile: bool = Field(False, description="torch.compile")
+    workers: Annotated[int, Field(ge=0)] = Field(0, description="data loader processes per rank")
+
+
+class Lora(Section):
+    """Low-rank adapters by PEFT; None trains everything."""
+
+    rank: PositiveInt = 16
+    alpha: Annotated[float, Field(gt=0)] = 32
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    targets: list[str] | Literal["all-linear"] | None = Field(None, description="module names; None: PEFT's choice")
+
+
+class Checkpoint(Section):
+    """Checkpoints to resume from; the final model is always saved."""
+
+    every: PositiveInt | None = Field(None, description="optimizer steps; None: no checkpoints")
+    keep: PositiveInt = Field(2, description="the last complete ones that stay on disk")
+
+
+class Evaluate(Section):
+    """Held-out loss during training, and answers of the trained model after it."""
+
+    every: PositiveInt | None = Field(None, description="optimizer steps between held-out losses")
+    after: bool = Field(True, description="answer held-out questions when training ends")
+    limit: PositiveInt | None = Field(None, description="at most so many held-out samples")
+    batch: PositiveInt = 64
+    max_new_tokens: PositiveInt | None = Field(None, description="default: data.max_target")
+    beams: PositiveInt = 1
+
+
+class Measure(Section):
+    """The instruments."""
+
+    window: PositiveInt = Field(10, description="optimizer steps per measurement")
+    warmup: Annotated[int, Field(ge=0)] = Field(
+        10, description="optimizer steps left out of the throughput (no more than a third of the run)"
+    )
+    hardware_seconds: Annotated[float, Field(gt=0)] = Field(5, description="between two samples of a host")
+    profile: Literal["none"] = "none"
+
+
+class Launch(Section):
+    """How the job is started and held."""
+
+    launcher: Literal["auto", "local", "ssh"] = "auto"
+    python: str | None = Field(None, description="the interpreter on the hosts; default: the one running muster")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    port: Annotated[int, Field(ge=1, le=65535)] | None = Field(None, description="rendezvous; None: a free one")
+    address: str | None = Field(None, description="of the first host as its peers see it; None: found out")
+    workdir: str | None = Field(None, description="on hosts that do not share the run folder; default ~/.cache/muster")
+    timeout: Annotated[float, Field(gt=0)] | None = Field(None, description="seconds for the whole job")
+    connect_timeout: Annotated[float, Field(gt=0)] = Field(20, description="seconds until a host must answer")
+    lease: Annotated[float, Field(ge=2)] = Field(
+        15, description="seconds of silence after which host and controller give each other up"
+    )
+    threads: PositiveInt | None = Field(None, description="OMP_NUM_THREADS of a rank; None: cores / ranks on the host")
+    ssh_options: list[str] = Field(default_factory=list, description="put before the host, such as [-F, FILE]")
+
+
+class Recipe(Section):
+    """What to train: everything that decides the result, in one place."""
+
+    workload: str = "text2sql"
+    model: Model = Field(default_factory=Model)
+    data: Data = Field(default_factory=Data)
+    engine: Engine = Field(default_factory=Engine)
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    loss_scale: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="fp16: the initial loss scale; None: 2^16"
+    )
+    batch: BatchSpec = Field(default_factory=BatchSpec)
+    train: Train = Field(default_factory=Train)
+    lora: Lora | None = None
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    evaluate: Evaluate = Field(default_factory=Evaluate)
+    measure: Measure = Field(default_factory=Measure)
+    launch: Launch = Field(default_factory=Launch)
+    env: dict[str, str] = Field(default_factory=dict, description="environment variables of the ranks")
+    force: bool = Field(False, description="go on where Muster would refuse (T5 in fp16, too little disk)")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The recipe as plain data, as it stands in a file."""
+        return self.model_dump(mode="json", by_alias=True)

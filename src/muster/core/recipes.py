@@ -1,0 +1,200 @@
+"""Reading recipes: files that inherit, dotted overrides, and errors that name the field's full path."""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from muster.core.errors import RecipeError
+from muster.core.near import did_you_mean
+from muster.core.recipe import Recipe, Section
+
+SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with 1.2's numbers and booleans: 5e-5 is a number, `no` and `on` are words."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    letter: [(tag, regexp) for tag, regexp in resolvers if not tag.endswith((":bool", ":float", ":timestamp"))]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$"),
+    list("-+.0123456789"),
+)
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes that come with Muster, by name."""
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.yaml"))}
+
+
+def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
+    """Read a recipe by path or shipped name, follow `inherit`, lay `key=value` overrides over it, validate.
+
+    Raises RecipeError naming the file or the field's full path, with near names for a misspelt one.
+    """
+    merged = read_layers(source)
+    for override in overrides:
+        merged = merge(merged, parse_override(override), Recipe)
+    return validate(merged, where=source)
+
+
+def validate(data: Mapping[str, Any], *, where: str) -> Recipe:
+    """Plain data -> Recipe, or one RecipeError about the first thing that is wrong."""
+    try:
+        return Recipe.model_validate(dict(data))
+    except ValidationError as error:
+        raise _explain(error, where) from None
+
+
+def read_layers(source: str, *, base: Path | None = None, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A recipe file with everything that it inherits, merged; not validated yet."""
+    path = find_recipe(source, base=base)
+    if path in chain:
+        names = " -> ".join(p.name for p in (*chain, path))
+        raise RecipeError(f"inherits from itself: {names}", where=str(path))
+    data = _read_yaml(path)
+    parents = data.pop("inherit", [])
+    if isinstance(parents, str):
+        parents = [parents]
+    if not isinstance(parents, list) or not all(isinstance(p, str) for p in parents):
+        raise RecipeError("must be the name or path of a recipe, or a list of them", where=f"{path}: inherit")
+    merged: dict[str, Any] = {}
+    for parent in parents:
+        merged = merge(merged, read_layers(parent, base=path.parent, chain=(*chain, path)), Recipe)
+    return merge(merged, data, Recipe)
+
+
+def find_recipe(source: str, *, base: Path | None = None) -> Path:
+    """A path as given, a file beside the inheriting one, or a shipped name."""
+    given = Path(source).expanduser()
+    folder = base or Path()
+    candidates = [folder / given, folder / f"{source}.yaml", given]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate.resolve()
+    shipped = shipped_recipes()
+    stem = given.name.removesuffix(".yaml")
+    if stem in shipped and ("/" not in source or given.parent.name == "recipes"):
+        return shipped[stem]
+    raise RecipeError(
+        "no such recipe",
+        where=source,
+        hint=did_you_mean(stem, shipped) or f"shipped recipes: {', '.join(shipped)}",
+    )
+
+
+def parse_override(text: str) -> dict[str, Any]:
+    """`engine.zero=3` -> {'engine': {'zero': 3}}. The value is YAML. Raises RecipeError."""
+    key, equals, raw = text.partition("=")
+    key = key.strip()
+    if not equals or not key or any(not part for part in key.split(".")):
+        raise RecipeError("is not an override", where=text, hint="write key.sub=value, such as engine.zero=3")
+    try:
+        value: Any = yaml.load(raw, Loader=_Loader) if raw.strip() else None  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError:
+        value = raw
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return typing.cast(dict[str, Any], value)
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any], model: type[BaseModel] | None) -> dict[str, Any]:
+    """`above` over `below`, key by key, mappings merged; a key of an exclusive set drops its rivals. Pure."""
+    merged = dict(below)
+    rivals = model.exclusive if model is not None and issubclass(model, Section) else ()
+    for key, value in above.items():
+        if key in rivals and value is not None:
+            for rival in rivals:
+                if rival != key:
+                    merged.pop(rival, None)
+        old = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            merged[key] = merge(old, value, _section(model, key))
+        else:
+            merged[key] = value
+    return merged
+
+
+def field_paths(model: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:
+    """Every field of a recipe by its full dotted path."""
+    paths = []
+    for name, field in model.model_fields.items():
+        path = prefix + (field.alias or name)
+        paths.append(path)
+        section = _section(model, field.alias or name)
+        if section:
+            paths += field_paths(section, f"{path}.")
+    return paths
+
+
+def dump_yaml(data: Mapping[str, Any]) -> str:
+    """Plain data as YAML, keys in the given order."""
+    return yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=100)
+
+
+def _section(model: type[BaseModel] | None, key: str) -> type[BaseModel] | None:
+    """The Section class behind a field, through Optional."""
+    if model is None:
+        return None
+    for name, field in model.model_fields.items():
+        if key in (name, field.alias):
+            options = (
+                typing.get_args(field.annotation)
+                if typing.get_origin(field.annotation) in (typing.Union, types.UnionType)
+                else (field.annotation,)
+            )
+            for option in options:
+                if isinstance(option, type) and issubclass(option, BaseModel):
+                    return option
+    return None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - a SafeLoader
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"cannot be read: {error}", where=str(path)) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "is not YAML"
+        raise RecipeError(f"is not valid YAML: {problem}", where=f"{path}{line}") from None
+    if data is None:
+        data = {}
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise RecipeError("must be a mapping of names to values", where=str(path))
+    return data
+
+
+def _explain(error: ValidationError, where: str) -> RecipeError:
+    """pydantic's first complaint as one line with the field's full path and, where it helps, a hint."""
+    first = error.errors(include_url=False)[0]
+    location = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-"))
+    if first["type"] == "extra_forbidden":
+        siblings = [p for p in field_paths() if p.rpartition(".")[0] == location.rpartition(".")[0]]
+        hint = did_you_mean(location, siblings) or did_you_mean(location, field_paths())
+        return RecipeError(
+            f"unknown key {location!r}",
+            where=where,
+            hint=hint or f"known keys here: {', '.join(p.rpartition('.')[2] for p in siblings)}",
+        )
+    known = field_paths()
+    while location not in known and "." in location:  # drop pydantic's own parts behind the field's path
+        location = location.rpartition(".")[0]
+    given = first.get("input")
+    return RecipeError(f"{location}: {first['msg'].lower()}, not {given!r}", where=where)

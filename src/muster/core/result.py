@@ -1,0 +1,111 @@
+"""What a run came to. An unknown figure is None, never 0 and never -1."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+Status = Literal["succeeded", "failed", "stopped", "timeout"]
+
+
+class Part(BaseModel):
+    """A part of a result."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Seconds(Part):
+    """Where the time went. Evaluation and saving stand beside training, never inside it."""
+
+    total: float
+    setup: float | None = Field(None, description="launch to first optimizer step")
+    training: float | None = Field(None, description="optimizer steps, without evaluation and saving")
+    evaluation: float | None = None
+    saving: float | None = None
+
+
+class Throughput(Part):
+    """Over the measured windows: after warm-up, without skipped steps, without evaluation and saving."""
+
+    samples_per_second: float
+    tokens_per_second: float = Field(description="real tokens, without padding")
+    padded_tokens_per_second: float
+    step_seconds_median: float
+    step_seconds_p95: float
+    variation: float | None = Field(description="coefficient of variation of samples/s over the windows")
+    windows: int
+    measured_steps: int
+
+
+class Memory(Part):
+    """Peaks in bytes, the highest of all ranks."""
+
+    allocator_peak: int | None = Field(None, description="the framework's allocator (CUDA)")
+    device_peak: int | None = Field(None, description="in use on the device, by everything")
+    resident_peak: int | None = Field(None, description="a rank's resident host memory")
+
+
+class Quality(Part):
+    """How the trained model answered held-out questions."""
+
+    questions: int
+    exact_match: float
+    execution_match: float | None = Field(None, description="same rows from the database; None without one")
+    seconds: float | None = None
+
+
+class Failure(Part):
+    """Why a run did not succeed."""
+
+    what: str
+    where: str | None = None
+    host: str | None = None
+    hint: str | None = None
+    usage: bool = Field(False, description="bad input rather than a breakdown")
+
+
+class HostReport(Part):
+    """A host of the run: what it is and what it did."""
+
+    host: str
+    ranks: list[int]
+    facts: dict[str, Any] = Field(default_factory=dict)
+    cpu_percent_mean: float | None = None
+    memory_used_peak: int | None = None
+    gpu_percent_mean: float | None = None
+
+
+class Result(Part):
+    """result.json: written last, atomically. No result.json: not finished."""
+
+    schema_version: int = SCHEMA_VERSION
+    id: str
+    status: Status
+    failure: Failure | None = None
+    attempt: int
+    workload: str
+    model: str
+    parameters: int | None = None
+    engine: str
+    precision: str
+    world_size: int
+    global_batch: int
+    started: float = Field(description="Unix time")
+    ended: float
+    seconds: Seconds
+    steps: int = Field(description="optimizer steps done, all attempts")
+    skipped_steps: int = 0
+    samples: int = Field(description="samples that an optimizer step used")
+    epochs: float | None = None
+    loss_first: float | None = None
+    loss_final: float | None = None
+    evaluation_loss: float | None = None
+    throughput: Throughput | None = None
+    memory: Memory
+    quality: Quality | None = None
+    hosts: list[HostReport]
+    versions: dict[str, str] = Field(default_factory=dict)
+    model_path: str | None = None
+    notes: list[str] = Field(default_factory=list, description="what a reader must know to trust the figures")

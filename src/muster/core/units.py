@@ -1,0 +1,44 @@
+"""Numbers as people write and read them. Pure."""
+
+from __future__ import annotations
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def format_bytes(count: float | None) -> str:
+    """Bytes with a binary prefix: 1536 -> '1.5 KiB'. None -> 'unknown'."""
+    if count is None:
+        return "unknown"
+    value = float(count)
+    for unit in _BINARY:
+        if abs(value) < 1024 or unit == _BINARY[-1]:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")
+
+
+def format_seconds(seconds: float | None) -> str:
+    """A duration: 0.25 -> '0.25 s', 75 -> '1 min 15 s', 7300 -> '2 h 1 min'. None -> 'unknown'."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def format_count(count: float | None) -> str:
+    """A large number with a decimal prefix: 60506624 -> '60.5 M'. None -> 'unknown'."""
+    if count is None:
+        return "unknown"
+    for limit, suffix in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e4, " K")):
+        if abs(count) >= limit:
+            scale = {" T": 1e12, " B": 1e9, " M": 1e6, " K": 1e3}[suffix]
+            return f"{count / scale:.1f}{suffix}"
+    return f"{count:g}" if count == int(count) else f"{count:.2f}"

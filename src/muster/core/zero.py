@@ -1,0 +1,150 @@
+"""DeepSpeed's configuration from a recipe; a user's own file checked and completed. Pure but for reading that file.
+
+"auto" stays "auto" where Transformers fills it from its own arguments (hidden sizes, schedule lengths).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from muster.core.batch import Batch
+from muster.core.errors import RecipeError
+from muster.core.near import did_you_mean
+from muster.core.recipe import Recipe
+
+_BATCH_KEYS = {
+    "train_micro_batch_size_per_gpu": "micro",
+    "gradient_accumulation_steps": "accumulation",
+    "train_batch_size": "global",
+}
+
+
+@cache
+def known_keys() -> dict[str, Any]:
+    """DeepSpeed's keys as read from its source by dev/deepspeed_keys.py; a section without a list is None."""
+    text = resources.files("muster.core").joinpath("deepspeed_keys.json").read_text(encoding="utf-8")
+    keys: dict[str, Any] = json.loads(text)["keys"]
+    return keys
+
+
+def read_user_config(path: str) -> dict[str, Any]:
+    """A user's DeepSpeed JSON, every key known. Raises RecipeError naming the nearest real key."""
+    try:
+        config = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecipeError("no such DeepSpeed configuration", where=path) from None
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"is not JSON: {error}", where=path) from None
+    if not isinstance(config, dict):
+        raise RecipeError("must be a JSON object", where=path)
+    check_keys(config, where=path)
+    return config
+
+
+def check_keys(config: Mapping[str, Any], *, where: str) -> None:
+    """Raise RecipeError at the first key that DeepSpeed would silently ignore."""
+    _check(config, known_keys(), "", where)
+
+
+def user_batch(config: Mapping[str, Any]) -> dict[str, int]:
+    """The batch numbers that a user's file fixes: any of micro, accumulation, global."""
+    return {
+        name: int(config[key]) for key, name in _BATCH_KEYS.items() if isinstance(config.get(key), int)
+    }
+
+
+def user_precision(config: Mapping[str, Any]) -> str | None:
+    """fp16 or bf16 where a user's file switches one on."""
+    for name, keys in (("fp16", ("fp16",)), ("bf16", ("bf16", "bfloat16"))):
+        for key in keys:
+            if isinstance(config.get(key), dict) and config[key].get("enabled") is True:
+                return name
+    return None
+
+
+def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, Any]:
+    """The JSON that DeepSpeed gets: Muster's from engine.zero and engine.offload, or the user's file; with
+    engine.options laid over it, and the batch and precision that were decided."""
+    if recipe.engine.config:
+        config = read_user_config(recipe.engine.config)
+    else:
+        config = _own_config(recipe)
+    check_keys(recipe.engine.options, where="engine.options")
+    config = _lay(config, recipe.engine.options)
+    config["train_micro_batch_size_per_gpu"] = batch.micro
+    config["gradient_accumulation_steps"] = batch.accumulation
+    config["train_batch_size"] = batch.global_
+    config.setdefault("gradient_clipping", recipe.train.clip)
+    config.pop("bfloat16", None)
+    config["bf16"] = {**_part(config, "bf16"), "enabled": precision == "bf16"}
+    fp16 = {**_part(config, "fp16"), "enabled": precision == "fp16"}
+    if precision == "fp16" and recipe.loss_scale is not None:
+        fp16["loss_scale"] = 0  # dynamic, from this power of two
+        fp16["initial_scale_power"] = max(0, round(recipe.loss_scale).bit_length() - 1)
+    config["fp16"] = fp16
+    config.setdefault("steps_per_print", 1_000_000_000)
+    return config
+
+
+def _own_config(recipe: Recipe) -> dict[str, Any]:
+    engine = recipe.engine
+    if engine.offload != "none" and engine.zero == 0:
+        raise RecipeError(
+            "offloading needs ZeRO", where="engine.offload", hint="engine.zero=1, 2 or 3 with offload=optimizer"
+        )
+    if engine.offload == "optimizer+param" and engine.zero != 3:
+        raise RecipeError(
+            "parameters can be offloaded by ZeRO-3 only", where="engine.offload", hint="engine.zero=3"
+        )
+    zero: dict[str, Any] = {"stage": engine.zero}
+    if engine.zero in (1, 2):
+        zero |= {"reduce_bucket_size": 500_000_000, "contiguous_gradients": True}
+    if engine.zero == 3:
+        zero |= {
+            "reduce_bucket_size": "auto",
+            "stage3_prefetch_bucket_size": "auto",
+            "stage3_param_persistence_threshold": "auto",
+            "stage3_gather_16bit_weights_on_model_save": True,
+        }
+    config: dict[str, Any] = {"zero_optimization": zero, "zero_allow_untested_optimizer": True}
+    if "optimizer" in engine.offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+        # DeepSpeed's own CPU Adam: the point of offloading the optimizer
+        config["optimizer"] = {
+            "type": "AdamW",
+            "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
+        }
+    if "param" in engine.offload:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    return config
+
+
+def _check(config: Mapping[str, Any], known: Mapping[str, Any], prefix: str, where: str) -> None:
+    for key, value in config.items():
+        if key not in known:
+            everywhere = [*known, *(f"{a}.{b}" for a, sub in known_keys().items() if sub for b in sub)]
+            raise RecipeError(
+                f"{prefix + key!r} is not a key of DeepSpeed's, which would ignore it silently",
+                where=where,
+                hint=did_you_mean(key, known) or did_you_mean(key, everywhere),
+            )
+        if isinstance(known[key], dict) and isinstance(value, dict):
+            _check(value, known[key], f"{prefix}{key}.", where)
+
+
+def _lay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _lay(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _part(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = config.get(key)
+    return dict(value) if isinstance(value, Mapping) else {}

@@ -1,0 +1,265 @@
+"""Decide what a recipe leaves open: slots, device, precision, batch, threads. Pure; every choice has its reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.core.batch import Batch, resolve_batch
+from muster.core.errors import HostError, RecipeError, UsageError
+from muster.core.inventory import Host, Inventory
+from muster.core.job import Decision
+from muster.core.recipe import Recipe
+from muster.core.t5 import t5_parameters, t5_size
+from muster.core.units import format_bytes
+from muster.core.zero import read_user_config, user_batch, user_precision
+
+CPU_FACTS: dict[str, Any] = {"gpus": [], "cores": None}
+# A checkpoint: weights, and Adam's two moments and fp32 master weights where they are apart.
+CHECKPOINT_BYTES_PER_PARAMETER = 16
+
+
+@dataclass(frozen=True)
+class Decided:
+    """Everything that the hosts had to be asked for."""
+
+    slots: tuple[int, ...]
+    device: str
+    precision: str
+    batch: Batch
+    threads: tuple[int, ...]
+    visible_gpus: tuple[str | None, ...]
+    decisions: tuple[Decision, ...]
+
+
+def decide(
+    recipe: Recipe, inventory: Inventory, facts: Mapping[str, Mapping[str, Any]], *, one_machine: bool
+) -> Decided:
+    """The recipe's open values for these hosts. Raises RecipeError and HostError where nothing can work."""
+    decisions: list[Decision] = []
+    device, slots = _device(recipe, inventory, facts, one_machine, decisions)
+    world_size = sum(slots)
+    precision = decide_precision(recipe, device, facts, decisions)
+    batch = decide_batch(recipe, world_size, decisions)
+    sharing = sum(slots) if one_machine else None
+    threads = []
+    for host, count in zip(inventory.hosts, slots, strict=True):
+        cores = facts[host.label].get("cores") or 1
+        threads.append(recipe.launch.threads or max(1, int(cores) // (sharing or count)))
+    visible: list[str | None] = [None] * len(slots)
+    if device == "cuda" and one_machine and len(slots) > 1:
+        first = 0
+        for index, count in enumerate(slots):
+            visible[index] = ",".join(str(gpu) for gpu in range(first, first + count))
+            first += count
+    return Decided(
+        tuple(slots), device, precision, batch, tuple(threads), tuple(visible), tuple(decisions)
+    )
+
+
+def _device(
+    recipe: Recipe,
+    inventory: Inventory,
+    facts: Mapping[str, Mapping[str, Any]],
+    one_machine: bool,
+    decisions: list[Decision],
+) -> tuple[str, list[int]]:
+    counts = {host.label: len(facts[host.label].get("gpus") or []) for host in inventory.hosts}
+    device = recipe.launch.device
+    if device == "auto":
+        with_gpu = [name for name, count in counts.items() if count]
+        if with_gpu and len(with_gpu) < len(counts):
+            without = [name for name, count in counts.items() if not count]
+            raise HostError(
+                f"has no GPU that can be seen, while {with_gpu[0]} has {counts[with_gpu[0]]}",
+                host=without[0],
+                hint="leave the host out, mend its driver, or set launch.device=cpu for all",
+            )
+        device = "cuda" if with_gpu else "cpu"
+        decisions.append(Decision("launch.device", device, "every host has a GPU" if with_gpu else "no host has a GPU"))
+    slots = []
+    for host in inventory.hosts:
+        slots.append(host.slots or (counts[host.label] if device == "cuda" else 1))
+        if host.slots is None:
+            why = "one rank per GPU" if device == "cuda" else "one rank per host without a GPU"
+            decisions.append(Decision(f"slots of {host.label}", slots[-1], why))
+    _check_gpus(device, inventory.hosts, slots, counts, one_machine)
+    return device, slots
+
+
+def _check_gpus(
+    device: str, hosts: tuple[Host, ...], slots: list[int], counts: Mapping[str, int], one_machine: bool
+) -> None:
+    if device != "cuda":
+        return
+    need = sum(slots) if one_machine else 0
+    for host, count in zip(hosts, slots, strict=True):
+        if max(need, count) > counts[host.label]:
+            raise HostError(
+                f"{max(need, count)} ranks need as many GPUs, and it has {counts[host.label]}",
+                host=host.label,
+                hint="lower the slots, or set launch.device=cpu",
+            )
+
+
+def is_t5(recipe: Recipe) -> bool:
+    """Whether the model is of the T5 family, as far as can be told without loading it."""
+    config = model_config(recipe)
+    kind = str((config or {}).get("model_type", "")).lower()
+    return "t5" in (recipe.model.name or "").lower() or "t5" in kind or (recipe.workload == "text2sql" and not kind)
+
+
+def model_config(recipe: Recipe) -> dict[str, Any] | None:
+    """The model's configuration where it is known here: a size by name, a local folder, the recipe's own."""
+    base = t5_size(recipe.model.name)
+    if base is None and recipe.model.name:
+        file = Path(recipe.model.name).expanduser() / "config.json"
+        if not file.is_file():
+            return None
+        try:
+            base = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RecipeError(f"cannot be read: {error}", where=str(file)) from None
+    if base is None and recipe.model.config is None:
+        return None
+    return {**(base or {}), **(recipe.model.config or {})}
+
+
+def parameters(recipe: Recipe) -> int | None:
+    """The number of parameters, or None where it cannot be told without loading the model."""
+    config = model_config(recipe)
+    if config is None or not is_t5(recipe):
+        return None
+    return t5_parameters({"vocab_size": recipe.model.vocab_size, **config})
+
+
+def decide_precision(
+    recipe: Recipe, device: str, facts: Mapping[str, Mapping[str, Any]], decisions: list[Decision]
+) -> str:
+    """fp32, bf16 or fp16. `auto`: the fastest that every device can do and the model bears.
+
+    Compute capability below 8 has no bf16, below 7 no useful fp16 (NVIDIA's CUDA programming guide).
+    """
+    wanted = recipe.precision
+    if recipe.engine.config:
+        fixed = user_precision(read_user_config(recipe.engine.config))
+        if fixed and wanted not in ("auto", fixed):
+            raise RecipeError(
+                f"is {wanted}, but {recipe.engine.config} switches {fixed} on",
+                where="precision",
+                hint=f"precision={fixed}, or \"auto\" in that file",
+            )
+        wanted = fixed or wanted  # type: ignore[assignment]
+    weakest, capability = _weakest(facts) if device == "cuda" else (None, None)
+    if wanted == "auto":
+        chosen, why = _auto_precision(recipe, device, weakest, capability)
+        decisions.append(Decision("precision", chosen, why))
+        return chosen
+    refusal = _refusal(recipe, wanted, device, weakest, capability)
+    if refusal and not recipe.force:
+        raise refusal
+    if refusal:
+        decisions.append(Decision("precision", wanted, f"forced, although: {refusal.what}"))
+    return wanted
+
+
+def _weakest(facts: Mapping[str, Mapping[str, Any]]) -> tuple[str | None, tuple[int, int] | None]:
+    known = [
+        (tuple(gpu["capability"]), f"{gpu.get('name') or 'a GPU'} of {host}")
+        for host, about in facts.items()
+        for gpu in about.get("gpus") or []
+        if gpu.get("capability")
+    ]
+    if not known:
+        return None, None
+    capability, name = min(known)
+    return name, (int(capability[0]), int(capability[1]))
+
+
+def _auto_precision(
+    recipe: Recipe, device: str, weakest: str | None, capability: tuple[int, int] | None
+) -> tuple[str, str]:
+    if device == "cpu":
+        return "fp32", "CPUs train in fp32"
+    if capability is None:
+        return "fp32", "no host told its GPUs' compute capability"
+    if capability >= (8, 0):
+        return "bf16", "every GPU can do it"
+    if capability >= (7, 0) and not is_t5(recipe):
+        return "fp16", f"{weakest} has compute capability {capability[0]}.{capability[1]}: fp16, but no bf16"
+    reason = "T5 overflows in fp16" if capability >= (7, 0) else "no useful fp16"
+    return "fp32", f"{weakest} has compute capability {capability[0]}.{capability[1]}: no bf16; {reason}"
+
+
+def _refusal(
+    recipe: Recipe, wanted: str, device: str, weakest: str | None, capability: tuple[int, int] | None
+) -> UsageError | None:
+    if wanted == "fp16" and is_t5(recipe):
+        return RecipeError(
+            "T5 overflows in fp16 (its feed-forward activations leave fp16's range: loss 0 or nan)",
+            where="precision",
+            hint="precision=bf16 where the GPU has it, else fp32; force=true goes on all the same",
+        )
+    if wanted == "fp16" and device == "cpu":
+        return RecipeError("fp16 needs a GPU", where="precision", hint="precision=fp32 or bf16")
+    need = {"fp16": (7, 0), "bf16": (8, 0)}.get(wanted)
+    if need and capability is not None and capability < need:
+        return RecipeError(
+            f"{wanted} needs compute capability {need[0]}, and {weakest} has {capability[0]}.{capability[1]}",
+            where="precision",
+            hint="precision=auto chooses what every host can do",
+        )
+    return None
+
+
+def decide_batch(recipe: Recipe, world_size: int, decisions: list[Decision]) -> Batch:
+    """The three batch numbers; a user's DeepSpeed file counts as given where the recipe leaves them open."""
+    given = {
+        "micro": recipe.batch.micro,
+        "accumulation": recipe.batch.accumulation,
+        "global": recipe.batch.global_,
+    }
+    if recipe.engine.config:
+        for name, value in user_batch(read_user_config(recipe.engine.config)).items():
+            if given[name] not in (None, value):
+                raise RecipeError(
+                    f"is {given[name]}, but {recipe.engine.config} says {value}",
+                    where=f"batch.{name}",
+                    hint=f'put "auto" there, or batch.{name}=auto here',
+                )
+            given[name] = value
+    batch = resolve_batch(given["micro"], given["accumulation"], given["global"], world_size=world_size)
+    made = {"micro": batch.micro, "accumulation": batch.accumulation, "global": batch.global_}
+    for name, value in made.items():
+        if given[name] is None:
+            decisions.append(
+                Decision(f"batch.{name}", value, f"{batch.micro} x {batch.accumulation} x {world_size} ranks = {batch.global_}")
+            )
+    return batch
+
+
+def check_disk(recipe: Recipe, facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise HostError where checkpoints and the model cannot fit on a host's disk."""
+    count = parameters(recipe)
+    if count is None or recipe.force:
+        return
+    need = disk_needed(count, recipe)
+    for host, about in facts.items():
+        free = about.get("disk_free")
+        if free is not None and free < need:
+            raise UsageError(
+                f"{format_bytes(free)} free where the run is kept, and checkpoints and model need about "
+                f"{format_bytes(need)}",
+                host=host,
+                where=str(about.get("base")),
+                hint="make room, lower checkpoint.keep, or choose another --output or launch.workdir",
+            )
+
+
+def disk_needed(count: int, recipe: Recipe) -> int:
+    """Bytes for the model in fp32 and `keep` + 1 checkpoints (a new one is whole before an old one goes)."""
+    kept = recipe.checkpoint.keep + 1 if recipe.checkpoint.every else 0
+    return 4 * count + kept * CHECKPOINT_BYTES_PER_PARAMETER * count

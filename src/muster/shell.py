@@ -1,0 +1,100 @@
+"""The only place on the control side that starts a process; with a fake for tests.
+
+Commands are argument lists, never strings for a shell.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Protocol
+
+from muster.core.errors import JobError
+
+
+class Process(Protocol):
+    """A started process with byte pipes."""
+
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
+    pid: int
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the exit code. Raises subprocess.TimeoutExpired."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+class Shell(Protocol):
+    """Starts processes."""
+
+    def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
+        """Start `argv` with pipes on all three streams, in a session of its own."""
+
+    def run(
+        self, argv: Sequence[str], *, input: bytes | None = None, timeout: float | None = None
+    ) -> tuple[int, bytes, bytes]:
+        """Run `argv` to its end -> (exit code, stdout, stderr)."""
+
+
+class RealShell:
+    """The system's processes."""
+
+    def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
+        """See Shell. A session of its own: Ctrl-C reaches the controller alone, which then stops the job."""
+        try:
+            return subprocess.Popen(
+                list(argv),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=None if env is None else dict(env),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise JobError(f"cannot start {argv[0]}: {error.strerror}", hint="is it installed?") from None
+
+    def run(
+        self, argv: Sequence[str], *, input: bytes | None = None, timeout: float | None = None
+    ) -> tuple[int, bytes, bytes]:
+        """See Shell."""
+        try:
+            done = subprocess.run(
+                list(argv), input=input, capture_output=True, timeout=timeout, start_new_session=True, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise JobError(f"{argv[0]} did not answer within {timeout:g} s") from None
+        except OSError as error:
+            raise JobError(f"cannot start {argv[0]}: {error.strerror}", hint="is it installed?") from None
+        return done.returncode, done.stdout, done.stderr
+
+
+@dataclass
+class FakeShell:
+    """Records what would run; answers from a function. For tests."""
+
+    answer: Callable[[Sequence[str]], Process] | None = None
+    answer_run: Callable[[Sequence[str]], tuple[int, bytes, bytes]] | None = None
+    started: list[list[str]] = field(default_factory=list)
+
+    def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
+        """See Shell."""
+        self.started.append(list(argv))
+        if self.answer is None:
+            raise AssertionError(f"nothing should have been started, but {list(argv)} was")
+        return self.answer(argv)
+
+    def run(
+        self, argv: Sequence[str], *, input: bytes | None = None, timeout: float | None = None
+    ) -> tuple[int, bytes, bytes]:
+        """See Shell."""
+        self.started.append(list(argv))
+        if self.answer_run is None:
+            raise AssertionError(f"nothing should have been run, but {list(argv)} was")
+        return self.answer_run(argv)

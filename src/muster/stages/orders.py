@@ -1,0 +1,113 @@
+"""What every host is told: a job as plain data. A dry run prints it; the supervisor sends it. Pure, but for `code`."""
+
+from __future__ import annotations
+
+import base64
+import io
+import sys
+import zipfile
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from muster.core.job import Job, Placement
+from muster.core.recipe import Recipe
+from muster.core.zero import deepspeed_config
+from muster.planner.decide import Decided
+
+FREE_PORT = 0
+_SHIPPED = ("core", "store", "worker")  # what a rank imports
+
+
+def greeting(
+    recipe: Recipe, places: tuple[Placement, ...], *, run_dir: Path, nonce: str, job_id: str, attempt: int
+) -> dict[str, dict[str, Any]]:
+    """Per host, what its agent must know before it can say what it has."""
+    launch = recipe.launch
+    return {
+        place.host: {
+            "run_root": str(run_dir.parent),
+            "run_dir": str(run_dir),
+            "nonce": nonce,
+            "workdir": f"{(launch.workdir or '~/.cache/muster').rstrip('/')}/{run_dir.name}",
+            "node_rank": index,
+            "port": launch.port or FREE_PORT,
+            "python": launch.python,
+            "controller_python": sys.executable,
+            "timeout": launch.timeout,
+            "lease": launch.lease,
+            "folder": place.host,
+            "attempt": attempt,
+            "token": f"{job_id}.{attempt}.{nonce}.{index}",  # per host: pretend hosts share a machine
+        }
+        for index, place in enumerate(places)
+    }
+
+
+def orders(
+    job: Job, recipe: Recipe, decided: Decided, env: Mapping[str, str], *, address: str, port: int | str
+) -> dict[str, dict[str, Any]]:
+    """Per host, the start order: what torchrun is called with, its environment, and what the ranks read."""
+    deepspeed = None
+    if recipe.engine.name == "deepspeed":
+        deepspeed = deepspeed_config(recipe, job.batch, job.precision)
+    content = {"job": job.as_dict(), "deepspeed": deepspeed}
+    return {
+        place.host: {
+            "nodes": len(job.placements),
+            "address": address,
+            "port": port,
+            "job": content,
+            "host": {
+                "argv": torchrun_argv(job, index, address, port),
+                "ranks": list(place.ranks),
+                "threads": decided.threads[index],
+                "visible_gpus": decided.visible_gpus[index],
+                "device": job.device,
+                "env": dict(env),
+                "hardware_seconds": recipe.measure.hardware_seconds,
+            },
+        }
+        for index, place in enumerate(job.placements)
+    }
+
+
+def torchrun_argv(job: Job, index: int, address: str, port: int | str) -> list[str]:
+    """The command of one host; the agent puts its interpreter for {python}."""
+    return [
+        "{python}", "-m", "torch.distributed.run",
+        "--nnodes", str(len(job.placements)),
+        "--node-rank", str(index),
+        "--nproc-per-node", str(job.placements[index].slots),
+        "--max-restarts", "0",
+        "--master-addr", address,
+        "--master-port", str(port),
+        "-m", "muster.worker",
+    ]  # fmt: skip
+
+
+@cache
+def code() -> str:
+    """The part of Muster that ranks import, as a base64 zip: every host runs this very version."""
+    buffer = io.BytesIO()
+    root = resources.files("muster")
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        _add(archive, root.joinpath("__init__.py"), "muster/__init__.py")
+        for part in _SHIPPED:
+            _add_tree(archive, root.joinpath(part), f"muster/{part}")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _add_tree(archive: zipfile.ZipFile, folder: Traversable, name: str) -> None:
+    for entry in sorted(folder.iterdir(), key=lambda e: e.name):
+        if entry.is_dir() and entry.name != "__pycache__":
+            _add_tree(archive, entry, f"{name}/{entry.name}")
+        elif entry.name.endswith((".py", ".json")):
+            _add(archive, entry, f"{name}/{entry.name}")
+
+
+def _add(archive: zipfile.ZipFile, entry: Traversable, name: str) -> None:
+    archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), entry.read_bytes())

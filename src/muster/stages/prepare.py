@@ -1,0 +1,120 @@
+"""From what a user typed to a checked recipe, hosts and environment; nothing is started here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from muster.core.errors import RecipeError
+from muster.core.inventory import Inventory, read_inventory
+from muster.core.recipe import Recipe
+from muster.core.recipes import load_recipe, validate
+from muster.core.registry import load_plugin
+from muster.core.zero import deepspeed_config, read_user_config
+from muster.planner.decide import Batch
+from muster.store.records import find_data, read_records
+
+_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A recipe and its hosts, checked as far as this machine can."""
+
+    recipe: Recipe
+    inventory: Inventory
+    launcher: ModuleType
+    launcher_name: str
+    env: dict[str, str]
+
+
+def prepare(source: str, hosts: str, overrides: list[str]) -> Prepared:
+    """Read and check everything that can be checked before a host is asked.
+
+    Raises RecipeError, InventoryError, DataError.
+    """
+    recipe = absolute(load_recipe(source, overrides))
+    inventory = read_inventory(hosts)
+    return check(recipe, inventory)
+
+
+def check(recipe: Recipe, inventory: Inventory) -> Prepared:
+    """The launcher, the environment, and whether recipe and data make sense here."""
+    name = recipe.launch.launcher if recipe.launch.launcher != "auto" else inventory.launcher
+    if inventory.launcher == "local" and name != "local":
+        raise RecipeError(f"is {name}, but the hosts are pretend hosts of this machine", where="launch.launcher")
+    launcher = load_plugin("muster.launchers", name)
+    if recipe.engine.config:
+        read_user_config(recipe.engine.config)
+    elif recipe.engine.name == "deepspeed":
+        deepspeed_config(recipe, Batch(1, 1, 1), "fp32")
+    elif recipe.engine.zero:
+        raise RecipeError(
+            f"ZeRO-{recipe.engine.zero} is DeepSpeed's, and the engine is {recipe.engine.name}",
+            where="engine.zero",
+            hint="engine.name=deepspeed",
+        )
+    if recipe.engine.name == "ddp" and recipe.engine.offload != "none":
+        raise RecipeError("DDP offloads nothing", where="engine.offload", hint="engine.name=deepspeed or fsdp")
+    check_data(recipe, here=launcher.ONE_MACHINE)
+    return Prepared(recipe, inventory, launcher, name, environment(recipe))
+
+
+def absolute(recipe: Recipe) -> Recipe:
+    """The recipe with paths that do not depend on where it was started, and a data source."""
+    data = recipe.as_dict()
+    if data["data"]["path"]:
+        data["data"]["path"] = str(Path(data["data"]["path"]).expanduser().absolute())
+    if not any(data["data"][key] for key in ("name", "path", "generated")):
+        data["data"]["generated"] = {}
+    for section, key in (("model", "name"), ("model", "tokenizer"), ("engine", "config")):
+        value = data[section][key]
+        if value and (value.startswith((".", "/", "~")) or Path(value).is_dir() or Path(value).is_file()):
+            data[section][key] = str(Path(value).expanduser().absolute())
+    return validate(data, where="recipe")
+
+
+def check_data(recipe: Recipe, *, here: bool) -> None:
+    """Read the data where this machine has it. `here`: it must have it. Raises DataError with file and line."""
+    if not recipe.data.path:
+        return
+    path = Path(recipe.data.path)
+    if not here and not path.exists():
+        return  # on the hosts, whose ranks will say so if it is not
+    files = find_data(path)
+    fields = (recipe.data.question, recipe.data.sql)
+    for file in (files.train, files.validation):
+        if file is not None:
+            for _ in read_records(file, fields):
+                pass
+
+
+def environment(recipe: Recipe) -> dict[str, str]:
+    """The ranks' variables: `.deepspeed_env` of this folder or the home folder, then the recipe's on top."""
+    env: dict[str, str] = {}
+    for folder in (Path.home(), Path.cwd()):
+        file = folder / ".deepspeed_env"
+        if file.is_file():
+            env |= read_deepspeed_env(file)
+    for name in recipe.env:
+        if not _NAME.match(name):
+            raise RecipeError(f"{name!r} is not the name of an environment variable", where="env")
+    return env | recipe.env
+
+
+def read_deepspeed_env(path: Path) -> dict[str, str]:
+    """NAME=VALUE lines, as DeepSpeed's launcher reads them; `#` comments and blank lines are left out."""
+    env = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        name, equals, value = line.partition("=")
+        if not equals or not _NAME.match(name.strip()):
+            raise RecipeError(
+                f"{line!r} is not NAME=VALUE", where=f"{path}:{number}", hint="one variable per line"
+            )
+        env[name.strip()] = value.strip().strip('"')
+    return env

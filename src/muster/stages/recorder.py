@@ -1,0 +1,90 @@
+"""Writes down what hosts say while a job runs: events, logs, TensorBoard; and folds it as it comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from muster.store import events
+from muster.store.runfolder import RunFolder
+from muster.supervise.board import Board
+from muster.supervise.fold import Folder, fold
+
+Watcher = Callable[[events.Event], None]
+
+
+class Recorder:
+    """The run folder's only writer while a job runs. A context manager."""
+
+    def __init__(self, run: RunFolder, attempt: int, watch: Watcher) -> None:
+        self.run = run
+        self.attempt = attempt
+        self.watch = watch
+        self.folder: Folder = fold(events.read_events(run.events))
+        self.board = Board(run.tensorboard)
+        self._events = _open_after_whole_lines(run.events)
+        self._logs: dict[Path, IO[str]] = {}
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in (self._events, *self._logs.values()):
+            file.close()
+        self.board.close()
+
+    def record(self, event: events.Event) -> None:
+        """Append an event, then show it."""
+        self._events.write(events.to_line(event) + "\n")
+        self._events.flush()
+        self.folder.add(event)
+        self.board.add(event)
+        self.watch(event)
+
+    def event(self, host: str, line: str) -> None:
+        """A rank's own line; it is given its host's name."""
+        try:
+            event = events.parse_event(line)
+        except ValueError as error:
+            self.log(host, None, [f"muster: an event that cannot be read ({error}): {line[:500]}"])
+            return
+        self.record(event.model_copy(update={"host": host}))
+
+    def hardware(self, host: str, sample: dict[str, Any]) -> None:
+        """A sample of a host."""
+        self.record(events.Hardware(host=host, attempt=self.attempt, **sample))
+
+    def host_facts(self, host: str, facts: dict[str, Any]) -> None:
+        """What a host said before the start."""
+        self.record(events.HostFacts(time=time.time(), host=host, attempt=self.attempt, facts=facts))
+
+    def state(self, state: str, **detail: Any) -> None:
+        """The controller's own mark."""
+        self.record(
+            events.JobState.model_validate(
+                {"time": time.time(), "attempt": self.attempt, "state": state, "detail": detail}
+            )
+        )
+
+    def log(self, host: str, rank: int | None, lines: list[str]) -> None:
+        """Lines that a rank, or torchrun on a host, printed."""
+        path = self.run.host_log(host) if rank is None else self.run.rank_log(host, rank)
+        if path not in self._logs:
+            self._logs[path] = path.open("a", encoding="utf-8")
+        self._logs[path].write("".join(f"{line}\n" for line in lines))
+        self._logs[path].flush()
+
+
+def _open_after_whole_lines(path: Path) -> IO[str]:
+    """Open for appending; a last line that was cut short (a controller killed in mid-write) gets its end."""
+    torn = False
+    if path.exists() and path.stat().st_size:
+        with path.open("rb") as file:
+            file.seek(-1, 2)
+            torn = file.read(1) != b"\n"
+    opened = path.open("a", encoding="utf-8")
+    if torn:
+        opened.write("\n")
+    return opened

@@ -1,0 +1,283 @@
+"""Train: recipe and hosts -> a run folder with a result. Nothing starts unless every host can."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from muster import __version__
+from muster.core.errors import InventoryError, JobError, UsageError
+from muster.core.job import Job, Placement, place
+from muster.core.recipes import dump_yaml
+from muster.core.result import Failure, Result
+from muster.planner.decide import Decided, check_disk, decide
+from muster.shell import RealShell, Shell
+from muster.stages.orders import code, greeting, orders
+from muster.stages.prepare import Prepared
+from muster.stages.recorder import Recorder, Watcher
+from muster.store.atomic import write_json, write_text
+from muster.store.runfolder import RunFolder
+from muster.supervise.cause import judge_outcome
+from muster.supervise.fetch import fetch_model
+from muster.supervise.fold import make_result
+from muster.supervise.supervisor import Listener, Outcome, Supervisor
+
+Facts = dict[str, dict[str, Any]]
+NEEDED = ("torch", "transformers", "accelerate", "pydantic")
+
+
+def nobody(event: object) -> None:
+    """A watcher that does not look."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A run's first try, or one that goes on from a checkpoint."""
+
+    number: int = 1
+    resume: bool = False
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A job that hosts have agreed to."""
+
+    job: Job
+    decided: Decided
+    orders: dict[str, dict[str, Any]]
+
+
+def train(
+    prepared: Prepared,
+    run: RunFolder,
+    *,
+    attempt: Attempt | None = None,
+    watch: Watcher = nobody,
+    announce: Callable[[Job], None] = nobody,
+    shell: Shell | None = None,
+) -> Result:
+    """Run the job to its end. The result is also in the run folder.
+
+    Raises UsageError where hosts cannot be used (nothing was started then, and no folder is left behind).
+    """
+    attempt = attempt or Attempt()
+    shell = shell or RealShell()
+    if not attempt.resume and run.path.exists():
+        run.create()  # raises: it is there already
+    places = place([(host, host.slots or 1) for host in prepared.inventory.hosts])
+    nonce = f".muster-{secrets.token_hex(8)}"
+    run.path.parent.mkdir(parents=True, exist_ok=True)
+    mark = run.path.parent / nonce  # hosts that see it share this file system
+    mark.touch()
+    try:
+        with Supervisor(places, prepared.launcher, prepared.recipe.launch, run.id, shell) as supervisor:
+            facts = supervisor.greet(
+                greeting(
+                    prepared.recipe, places, run_dir=run.path, nonce=nonce, job_id=run.id, attempt=attempt.number
+                )
+            )
+            ready = agree(prepared, run, facts, attempt)
+            if not attempt.resume:
+                run.create()
+            return _run(prepared, run, supervisor, ready, facts, watch, announce, shell)
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def agree(prepared: Prepared, run: RunFolder, facts: Facts, attempt: Attempt) -> Ready:
+    """Decide everything that was open, from what the hosts are. Raises UsageError."""
+    recipe, inventory = prepared.recipe, prepared.inventory
+    check_hosts(facts, recipe.engine.name)
+    decided = decide(recipe, inventory, facts, one_machine=prepared.launcher.ONE_MACHINE)
+    check_disk(recipe, facts)
+    job = Job(
+        id=run.id,
+        launcher=prepared.launcher_name,
+        placements=place(list(zip(inventory.hosts, decided.slots, strict=True))),
+        batch=decided.batch,
+        precision=decided.precision,
+        device=decided.device,
+        recipe=recipe.as_dict(),
+        attempt=attempt.number,
+        resume_step=common_checkpoint(facts) if attempt.resume else None,
+        decisions=decided.decisions,
+    )
+    first = job.placements[0]
+    address = recipe.launch.address or rendezvous_address(prepared, facts[first.host], first)
+    port = int(facts[first.host]["port"])
+    return Ready(job, decided, orders(job, recipe, decided, prepared.env, address=address, port=port))
+
+
+def check_hosts(facts: Facts, engine: str) -> None:
+    """Every host has what ranks import, in the same versions. Raises UsageError naming the host."""
+    needed = [*NEEDED, *(["deepspeed"] if engine == "deepspeed" else [])]
+    for host, about in facts.items():
+        missing = [name for name in needed if not about["versions"].get(name)]
+        if missing:
+            raise UsageError(
+                f"{', '.join(missing)} not installed for {about['python']}",
+                host=host,
+                hint="pip install 'passmuster[train]' there, or launch.python=PATH of an interpreter that has it",
+            )
+    for name in needed:
+        values = {about["versions"][name] for about in facts.values()}
+        if len(values) > 1:
+            held = ", ".join(f"{host}: {about['versions'][name]}" for host, about in facts.items())
+            raise UsageError(f"hosts have different versions of {name} ({held})", hint="install one version everywhere")
+
+
+def common_checkpoint(facts: Facts) -> int | None:
+    """The newest step whose checkpoint is complete on every host; None: from the beginning."""
+    common = set.intersection(*(set(about["checkpoints"]) for about in facts.values()))
+    return max(common, default=None)
+
+
+def rendezvous_address(prepared: Prepared, facts: dict[str, Any], first: Placement) -> str:
+    """Where ranks meet: this machine, or the first host's address as its sshd was reached."""
+    if prepared.launcher.ONE_MACHINE:
+        return "127.0.0.1"
+    return facts.get("ssh_address") or first.host
+
+
+def freeze(run: RunFolder, ready: Ready, prepared: Prepared) -> None:
+    """Write down everything that is fixed, before anything starts."""
+    job = ready.job
+    write_text(run.recipe, dump_yaml(prepared.recipe.as_dict()))
+    decisions = [{"field": d.field, "value": d.value, "why": d.why} for d in job.decisions]
+    write_json(run.plan, {"decisions": decisions, "batch": job.as_dict()["batch"], "precision": job.precision})
+    write_json(
+        run.env,
+        {
+            "muster": __version__,
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "controller": platform.node(),
+            "argv": sys.argv,
+            "versions": _versions(),
+            "rank_environment": prepared.env,
+        },
+    )
+    hosts = {host: {k: v for k, v in order.items() if k != "job"} for host, order in ready.orders.items()}
+    first = next(iter(ready.orders.values()))["job"]
+    inventory = prepared.inventory
+    source = {
+        "launcher": inventory.launcher,
+        "source": inventory.source,
+        "hosts": [{"name": host.name, "slots": host.slots} for host in inventory.hosts],
+    }
+    write_json(
+        run.job, {**job.as_dict(), "inventory": source, "orders": hosts, "deepspeed": first["deepspeed"]}
+    )
+
+
+def _run(
+    prepared: Prepared,
+    run: RunFolder,
+    supervisor: Supervisor,
+    ready: Ready,
+    facts: Facts,
+    watch: Watcher,
+    announce: Callable[[Job], None],
+    shell: Shell,
+) -> Result:
+    run.claim()
+    run.stop_request.unlink(missing_ok=True)
+    freeze(run, ready, prepared)
+    job, launch = ready.job, prepared.recipe.launch
+    announce(job)
+    deadline = time.monotonic() + launch.timeout if launch.timeout else None
+
+    def tick() -> str | None:
+        if run.stop_request.exists():
+            return "stopped by `muster stop`"
+        if deadline is not None and time.monotonic() > deadline:
+            return f"timeout: launch.timeout of {launch.timeout:g} s was reached"
+        return None
+
+    with Recorder(run, job.attempt, watch) as recorder:
+        recorder.state("begin", resume_step=job.resume_step, hosts=list(facts))
+        for host, about in facts.items():
+            recorder.host_facts(host, {k: v for k, v in about.items() if k != "port"})
+        listener = Listener(recorder.event, recorder.log, recorder.hardware, tick)
+        outcome = supervisor.run(_with_code(ready.orders), listener)
+        result = _conclude(prepared, run, job, recorder, outcome, facts, shell)
+        recorder.state("end", status=result.status)
+    _write_predictions(run, result)
+    write_json(run.result, result.model_dump(mode="json"))
+    run.stop_request.unlink(missing_ok=True)
+    return result
+
+
+def _with_code(by_host: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {host: {**order, "host": {**order["host"], "code": code()}} for host, order in by_host.items()}
+
+
+def _conclude(
+    prepared: Prepared,
+    run: RunFolder,
+    job: Job,
+    recorder: Recorder,
+    outcome: Outcome,
+    facts: Facts,
+    shell: Shell,
+) -> Result:
+    folder = recorder.folder
+    logs = {
+        p.host: run.host_log(p.host).read_text(encoding="utf-8", errors="replace")
+        for p in job.placements
+        if run.host_log(p.host).exists()
+    }
+    status, failure = judge_outcome(outcome, folder.failed, folder.done, job.world_size, logs)
+    first = job.placements[0]
+    if status == "succeeded" and not facts[first.host]["shared"]:
+        try:
+            fetch_model(prepared.launcher, first, prepared.recipe.launch, facts[first.host]["base"], run, shell)
+        except JobError as error:
+            status, failure = "failed", Failure(**error.as_dict())  # type: ignore[arg-type]
+    if run.model.is_dir():
+        folder.model_path = str(run.model)
+    return make_result(folder, job, status=status, failure=failure, ended=time.time())
+
+
+def _write_predictions(run: RunFolder, result: Result) -> None:
+    """Answers of the held-out set out of the event log, in their order, as a file of their own."""
+    from muster.store import events
+
+    answers = [e for e in events.read_events(run.events) if isinstance(e, events.Answer) and e.attempt == result.attempt]
+    if answers:
+        ordered = sorted(answers, key=lambda answer: answer.index)
+        include = {"index", "question", "predicted", "expected", "exact", "executed"}
+        write_text(run.predictions, "".join(answer.model_dump_json(include=include) + "\n" for answer in ordered))
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in ("torch", "transformers", "deepspeed", "accelerate", "pydantic", "duckdb"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def free_space(path: Path) -> int:
+    """Bytes free where `path` is or will be."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def require_hosts(hosts: str | None) -> str:
+    """HOSTS, or what to say where none were given."""
+    if not hosts:
+        raise InventoryError("no hosts were given", hint="--hosts local:2, --hosts host1,host2:8, or a host file")
+    return os.fspath(hosts)

@@ -1,0 +1,213 @@
+"""The run folder: every path in it, its state, and the way to find it again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from muster.core.errors import RunFolderError
+from muster.core.near import did_you_mean
+from muster.core.result import Result
+from muster.store.atomic import write_json
+
+DEFAULT_ROOT = Path("runs")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run. Nothing is created until `create`."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        """The run's name: that of its folder."""
+        return self.path.name
+
+    @property
+    def recipe(self) -> Path:
+        """The recipe as it was resolved, frozen before the launch."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def plan(self) -> Path:
+        """Decisions with their reasons."""
+        return self.path / "plan.json"
+
+    @property
+    def job(self) -> Path:
+        """The placement and everything else that was fixed."""
+        return self.path / "job.json"
+
+    @property
+    def env(self) -> Path:
+        """Versions and environment of the controller."""
+        return self.path / "env.json"
+
+    @property
+    def events(self) -> Path:
+        """All events of all attempts, in the order of arrival."""
+        return self.path / "events.jsonl"
+
+    @property
+    def result(self) -> Path:
+        """Written last. Not there: not finished."""
+        return self.path / "result.json"
+
+    @property
+    def logs(self) -> Path:
+        """One file per host and one per rank."""
+        return self.path / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where hosts that share this folder save to."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The trained model, in the Hugging Face format."""
+        return self.path / "model"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def report(self) -> Path:
+        """The page."""
+        return self.path / "report.html"
+
+    @property
+    def predictions(self) -> Path:
+        """Held-out questions with the model's answers, one JSON object per line."""
+        return self.path / "predictions.jsonl"
+
+    @property
+    def controller(self) -> Path:
+        """Who supervises this run now."""
+        return self.path / "controller.json"
+
+    @property
+    def stop_request(self) -> Path:
+        """`muster stop` creates it; the controller obeys."""
+        return self.path / "stop.request"
+
+    def host_log(self, host: str) -> Path:
+        """What torchrun and the agent said on a host."""
+        return self.logs / f"{_safe(host)}.log"
+
+    def rank_log(self, host: str, rank: int) -> Path:
+        """What a rank printed."""
+        return self.logs / f"{_safe(host)}.rank{rank}.log"
+
+    def create(self) -> None:
+        """Make the folder. Raises RunFolderError where it is there already or cannot be made."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=False)
+            self.logs.mkdir()
+        except FileExistsError:
+            raise RunFolderError(
+                "is already there, and a run never writes over another",
+                where=str(self.path),
+                hint=f"choose another --output, or `muster resume {self.path}`",
+            ) from None
+        except OSError as error:
+            raise RunFolderError(f"cannot be made: {error.strerror}", where=str(self.path)) from None
+
+    def claim(self) -> None:
+        """Record this process as the run's controller."""
+        me = psutil.Process()
+        write_json(
+            self.controller, {"pid": me.pid, "created": me.create_time(), "machine": os.uname().nodename}
+        )
+
+    def controller_alive(self) -> bool | None:
+        """Whether a controller works on this run now; None: it is on another machine."""
+        try:
+            data = json.loads(self.controller.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        if data.get("machine") != os.uname().nodename:
+            return None
+        try:
+            process = psutil.Process(int(data["pid"]))
+            return abs(process.create_time() - float(data["created"])) < 1 and process.status() != "zombie"
+        except (psutil.Error, KeyError, ValueError):
+            return False
+
+    def read_result(self) -> Result | None:
+        """The result, or None where the run is not finished. Raises RunFolderError for a damaged file."""
+        if not self.result.exists():
+            return None
+        try:
+            return Result.model_validate_json(self.result.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunFolderError(
+                f"cannot be read: {str(error).splitlines()[0]}", where=str(self.result)
+            ) from None
+
+    def read_json(self, path: Path) -> dict[str, Any]:
+        """One of the folder's JSON files. Raises RunFolderError."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"cannot be read: {error}", where=str(path)) from None
+        if not isinstance(data, dict):
+            raise RunFolderError("is not a JSON object", where=str(path))
+        return data
+
+    def state(self) -> str:
+        """succeeded, failed, stopped, timeout; running; interrupted (no result and no controller); elsewhere."""
+        result = self.read_result()
+        if result is not None:
+            return result.status
+        alive = self.controller_alive()
+        if alive is None:
+            return "elsewhere"
+        return "running" if alive else "interrupted"
+
+
+def new_run_folder(root: Path, *, workload: str, model: str) -> RunFolder:
+    """A folder name that sorts by time and says what it is: 20261121-093000-text2sql-t5-small-4f2a."""
+    words = re.sub(r"[^A-Za-z0-9]+", "-", f"{workload}-{model}").strip("-").lower()[:40]
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return RunFolder((root / f"{stamp}-{words}-{secrets.token_hex(2)}").absolute())
+
+
+def find_run(text: str, root: Path = DEFAULT_ROOT) -> RunFolder:
+    """A run by path, by id under `root`, by a unique part of its id, or `last`. Raises RunFolderError."""
+    path = Path(text).expanduser()
+    if (path / "job.json").is_file():
+        return RunFolder(path.absolute())
+    runs = list_runs(root)
+    if text in ("last", "latest") and runs:
+        return runs[-1]
+    matches = [run for run in runs if text == run.id] or [run for run in runs if text in run.id]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise RunFolderError(f"fits {len(matches)} runs", where=text, hint=f"such as {matches[-1].id}")
+    raise RunFolderError(
+        "no such run", where=text, hint=did_you_mean(text, [r.id for r in runs]) or f"`muster ls` lists those in {root}/"
+    )
+
+
+def list_runs(root: Path = DEFAULT_ROOT) -> list[RunFolder]:
+    """The runs under `root`, oldest first."""
+    if not root.is_dir():
+        return []
+    return [RunFolder(path.parent.absolute()) for path in sorted(root.glob("*/job.json"))]
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.\-]", "_", name)

@@ -1,0 +1,47 @@
+"""TensorBoard files on the control side, written from the events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tensorboardX import SummaryWriter
+
+from muster.store import events
+
+
+class Board:
+    """One writer for the whole run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.writer = SummaryWriter(logdir=str(folder), flush_secs=5)
+
+    def add(self, event: events.Event) -> None:
+        """Events with a step become scalars; hardware samples go by their time."""
+        if isinstance(event, events.Log):
+            for name, value in (
+                ("train/loss", event.loss),
+                ("train/learning_rate", event.learning_rate),
+                ("train/gradient_norm", event.gradient_norm),
+            ):
+                if value is not None:
+                    self.writer.add_scalar(name, value, event.step, event.time)
+        elif isinstance(event, events.Evaluated):
+            self.writer.add_scalar("held_out/loss", event.loss, event.step, event.time)
+        elif isinstance(event, events.Window) and event.seconds > 0:
+            rank = f"rank{event.rank}"
+            self.writer.add_scalar(
+                f"samples_per_second/{rank}", event.samples / event.seconds, event.step, event.time
+            )
+            self.writer.add_scalar(
+                f"tokens_per_second/{rank}", event.tokens / event.seconds, event.step, event.time
+            )
+        elif isinstance(event, events.Hardware):
+            second = int(event.time)
+            if event.cpu_percent is not None:
+                self.writer.add_scalar(f"cpu_percent/{event.host}", event.cpu_percent, second, event.time)
+            if event.memory_used is not None:
+                self.writer.add_scalar(f"memory_used/{event.host}", event.memory_used, second, event.time)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self.writer.close()

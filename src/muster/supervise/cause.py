@@ -1,0 +1,90 @@
+"""Why a job did not succeed: from how the hosts left and what the ranks said. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from muster.core.result import Failure, Status
+from muster.store import events
+
+if TYPE_CHECKING:
+    from muster.supervise.supervisor import Outcome
+
+# torchrun's own table: "exitcode  : -9 (pid: 4711)" below "rank      : 1 (local_rank: 0)"
+_DEATH = re.compile(r"rank\s*:\s*(?P<rank>\d+) \(local_rank.*?exitcode\s*:\s*(?P<code>-?\d+)", re.DOTALL)
+
+
+def judge_outcome(
+    outcome: Outcome,
+    failed: Iterable[events.Failed],
+    done: Mapping[int, events.Done],
+    world_size: int,
+    host_logs: Mapping[str, str],
+) -> tuple[Status, Failure | None]:
+    """Succeeded only where every host left cleanly and every rank said that it was done."""
+    reports = sorted(failed, key=lambda event: event.time)
+    if outcome.stopped:
+        status: Status = "timeout" if outcome.stopped.startswith("timeout") else "stopped"
+        return status, Failure(what=outcome.stopped)
+    for event in reports:  # bad input that ranks found explains everything that came after
+        if event.usage:
+            return "failed", _from(event)
+    deaths = {host: _signalled(text) for host, text in host_logs.items()}
+    for host, found in deaths.items():
+        if found:
+            rank, number = found
+            return "failed", _killed(host, rank, number)
+    if outcome.lost:
+        host, why = next(iter(outcome.lost.items()))
+        return "failed", Failure(
+            what=f"the host was lost: {why}",
+            host=host,
+            hint="its ranks end by themselves; `muster resume` goes on from the last checkpoint",
+        )
+    for host, (_, reason) in outcome.exits.items():
+        if reason == "deadline":
+            return "timeout", Failure(what="launch.timeout was reached", host=host)
+    if reports:
+        return "failed", _from(reports[0])
+    bad = {host: exit_ for host, exit_ in outcome.exits.items() if exit_ != (0, None)}
+    if bad:
+        host, (code, reason) = next(iter(bad.items()))
+        what = reason or f"torchrun ended with exit code {code}"
+        return "failed", Failure(what=what, host=host, hint="the host's log in the run folder has its last words")
+    missing = sorted(set(range(world_size)) - set(done))
+    if missing:
+        ranks = ", ".join(str(rank) for rank in missing)
+        return "failed", Failure(what=f"rank {ranks} left without saying that it was done")
+    return "succeeded", None
+
+
+def _from(event: events.Failed) -> Failure:
+    return Failure(
+        what=event.what,
+        where=event.where or (f"rank {event.rank}" if not event.usage else None),
+        host=event.host,
+        hint=event.hint,
+        usage=event.usage,
+    )
+
+
+def _signalled(torchrun_log: str) -> tuple[int, int] | None:
+    """(rank, signal) of the first rank that torchrun says was ended by a signal."""
+    for match in _DEATH.finditer(torchrun_log):
+        if int(match["code"]) < 0:
+            return int(match["rank"]), -int(match["code"])
+    return None
+
+
+def _killed(host: str, rank: int, number: int) -> Failure:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    hint = "`muster resume` goes on from the last checkpoint"
+    if number == signal.SIGKILL:
+        hint = f"the kernel's out-of-memory killer? `dmesg -T | grep -i oom` on {host}; {hint}"
+    return Failure(what=f"rank {rank} was ended by {name}", where=f"rank {rank}", host=host, hint=hint)

@@ -1,0 +1,211 @@
+"""Holds a job: greets every agent, starts all ranks at once, forwards what they say, and ends all together.
+
+Two phases, so that nothing starts unless everything can: `greet` connects and asks each host for its facts;
+`run` gives the start order and stays until every agent has left.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType, TracebackType
+from typing import Any
+
+from muster.core.errors import InventoryError, UsageError
+from muster.core.job import Placement
+from muster.core.recipe import Launch
+from muster.launchers.base import agent_source
+from muster.shell import Shell
+from muster.supervise.link import Link
+
+_TICK = 0.1
+_BEAT = 1.0
+_PARTING = 8.0  # seconds that agents get to clean up and say so, after they were told to stop
+
+
+@dataclass
+class Listener:
+    """What happens with what the hosts say. Each callback gets the host's label first."""
+
+    event: Callable[[str, str], None]  # a rank's own line
+    log: Callable[[str, int | None, list[str]], None]
+    hardware: Callable[[str, dict[str, Any]], None]
+    tick: Callable[[], str | None] = lambda: None  # called a few times a second; a text stops the job
+
+
+@dataclass
+class Outcome:
+    """How it ended. `exits`: per host, torchrun's exit code (None: none) and why the agent left."""
+
+    exits: dict[str, tuple[int | None, str | None]] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    stopped: str | None = None  # the text that stopped it
+    first_failed: str | None = None  # the first host whose ranks ended badly
+
+    @property
+    def clean(self) -> bool:
+        """Every host's ranks ended by themselves with exit code 0."""
+        return not self.lost and not self.stopped and all(code == 0 for code, _ in self.exits.values())
+
+
+class Supervisor:
+    """A context manager: when it is left, every agent was told to stop and has left, or was given up."""
+
+    def __init__(
+        self, places: tuple[Placement, ...], launcher: ModuleType, launch: Launch, job_id: str, shell: Shell
+    ) -> None:
+        self.launch = launch
+        self.launcher = launcher
+        self.job_id = job_id
+        self.shell = shell
+        self.places = places
+        self.links: list[Link] = []
+        self.selector = selectors.DefaultSelector()
+        self._beaten = 0.0
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for link in self.links:
+            link.tell("stop")
+        limit = time.monotonic() + _PARTING
+        while time.monotonic() < limit and not all(link.ended for link in self.links):
+            self._turn(lambda link, message: self._note(link, message))
+        for link in self.links:
+            if not link.ended:
+                link.give_up("did not end in time")
+            link.close_input()
+            link.process.wait()
+        self.selector.close()
+
+    def greet(self, specs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Connect to every host and hear its facts. Label -> facts.
+
+        Every host gets its chance before an error is raised. Raises InventoryError (hosts that cannot be
+        reached, with those that can) and UsageError (what an agent refuses: a port that is taken).
+        """
+        for place in self.places:
+            link = Link(place, self.launcher.connect(place, self.launch, self.job_id, self.shell))
+            link.send(agent_source())
+            link.tell("spec", **specs[place.host])
+            self.links.append(link)
+            for descriptor in (link.output, link.errors):
+                self.selector.register(descriptor, selectors.EVENT_READ, link)
+        limit = time.monotonic() + self.launch.connect_timeout
+        while True:
+            waiting = [link for link in self.links if not (link.facts or link.problem or link.ended)]
+            if not waiting:
+                break
+            if time.monotonic() > limit:
+                for link in waiting:
+                    link.give_up(f"no answer within {self.launch.connect_timeout:g} s")
+                break
+            self._turn(lambda link, message: self._note(link, message))
+        self._raise_refusals()
+        return {link.place.host: dict(link.facts or {}) for link in self.links}
+
+    def _raise_refusals(self) -> None:
+        reached = [link.place.host for link in self.links if link.facts or link.problem]
+        unreached = [link for link in self.links if not (link.facts or link.problem)]
+        if unreached:
+            first = unreached[0]
+            more = f" (and {', '.join(link.place.host for link in unreached[1:])})" if unreached[1:] else ""
+            raise InventoryError(
+                f"cannot be reached: {first.why_unreachable()}{more}",
+                host=first.place.host,
+                hint=f"reachable: {', '.join(reached) or 'none'}; nothing was started",
+            )
+        for link in self.links:
+            if link.problem:
+                raise UsageError(link.problem[0], host=link.place.host, hint=link.problem[1])
+
+    def run(self, orders: Mapping[str, Mapping[str, Any]], listener: Listener) -> Outcome:
+        """Start the ranks everywhere and stay until all agents have left.
+
+        The first host that fails, is lost, or a stop, ends the job on all hosts. Ctrl-C is a stop.
+        """
+        outcome = Outcome()
+        for link in self.links:
+            link.heard = time.monotonic()
+            link.tell("start", **orders[link.place.host])
+        parting: float | None = None
+        while not all(link.ended for link in self.links):
+            try:
+                self._turn(lambda link, message: self._hear(link, message, listener))
+                wish = listener.tick()
+            except KeyboardInterrupt:
+                wish = "stopped by Ctrl-C"
+            if wish and not outcome.stopped:
+                outcome.stopped = wish
+            self._notice(outcome)
+            over = outcome.stopped or outcome.lost or outcome.first_failed
+            if over and parting is None:
+                parting = time.monotonic() + _PARTING
+                for link in self.links:
+                    link.tell("stop")
+            if parting is not None and time.monotonic() > parting:
+                for link in self.links:
+                    if not link.ended:
+                        link.give_up("did not end in time")
+        for link in self.links:
+            if link.exit is not None:
+                outcome.exits[link.place.host] = link.exit
+        self._notice(outcome)
+        return outcome
+
+    def _notice(self, outcome: Outcome) -> None:
+        """Record hosts that were lost and the first one that failed."""
+        for link in self.links:
+            host = link.place.host
+            silent = time.monotonic() - link.heard
+            if link.exit is None and not link.ended and silent > self.launch.lease:
+                link.give_up(f"silent for {silent:.0f} s")
+            if link.ended and link.exit is None and host not in outcome.lost:
+                outcome.lost[host] = link.why_unreachable()
+            failed = link.exit is not None and link.exit != (0, None) and link.exit[1] != "stopped"
+            if failed and outcome.first_failed is None:
+                outcome.first_failed = host
+
+    def _turn(self, handle: Callable[[Link, dict[str, Any]], None]) -> None:
+        """One look at every connection, at most `_TICK` long where nothing comes."""
+        now = time.monotonic()
+        if now - self._beaten > _BEAT:
+            self._beaten = now
+            for link in self.links:
+                if len(link.outgoing) < 1 << 16:
+                    link.tell("ping")
+        for link in self.links:
+            link.flush()
+        for key, _ in self.selector.select(_TICK):
+            link, descriptor = key.data, int(key.fd)
+            for message in link.read(descriptor):
+                handle(link, message)
+            if descriptor in link.closed:
+                self.selector.unregister(descriptor)
+
+    def _note(self, link: Link, message: dict[str, Any]) -> None:
+        """Messages that matter in every phase."""
+        if message["m"] == "hello":
+            link.facts = message["facts"]
+        elif message["m"] == "error":
+            link.problem = (message["what"], message.get("hint"))
+        elif message["m"] == "exit":
+            link.exit = (message["code"], message["why"])
+
+    def _hear(self, link: Link, message: dict[str, Any], listener: Listener) -> None:
+        host = link.place.host
+        kind = message["m"]
+        if kind == "event":
+            for line in message["lines"]:
+                listener.event(host, line)
+        elif kind == "log":
+            listener.log(host, message["rank"], message["lines"])
+        elif kind == "hardware":
+            listener.hardware(host, message["sample"])
+        else:
+            self._note(link, message)

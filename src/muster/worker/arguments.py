@@ -1,0 +1,53 @@
+"""A recipe's training settings as Transformers' TrainingArguments, the same for every workload and engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.worker.context import Context
+
+
+def training_arguments(context: Context) -> dict[str, Any]:
+    """Keyword arguments; an engine's come on top."""
+    recipe = context.recipe
+    train, checkpoint, evaluate = recipe.train, recipe.checkpoint, recipe.evaluate
+    arguments: dict[str, Any] = {
+        "output_dir": str(context.checkpoints),
+        "per_device_train_batch_size": context.batch.micro,
+        "per_device_eval_batch_size": max(context.batch.micro, evaluate.batch),
+        "gradient_accumulation_steps": context.batch.accumulation,
+        "num_train_epochs": train.epochs,
+        "max_steps": train.max_steps or -1,
+        "learning_rate": train.learning_rate,
+        "lr_scheduler_type": train.schedule,
+        "warmup_steps": train.warmup if train.warmup < 1 else int(train.warmup),
+        "weight_decay": train.weight_decay,
+        "adam_beta1": train.beta1,
+        "adam_beta2": train.beta2,
+        "adam_epsilon": train.epsilon,
+        "max_grad_norm": train.clip,
+        "seed": train.seed,
+        "bf16": context.precision == "bf16",
+        "fp16": context.precision == "fp16",
+        "tf32": None,
+        "gradient_checkpointing": train.gradient_checkpointing,
+        "torch_compile": train.compile,
+        "use_cpu": context.device == "cpu",
+        "dataloader_num_workers": train.workers,
+        "dataloader_pin_memory": context.device == "cuda",
+        "logging_strategy": "steps",
+        "logging_steps": recipe.measure.window,
+        "logging_nan_inf_filter": False,  # a loss that is nan is to be seen
+        "save_strategy": "steps" if checkpoint.every else "no",
+        "save_steps": checkpoint.every or 500,
+        "eval_strategy": "steps" if evaluate.every else "no",
+        "eval_steps": evaluate.every,
+        "prediction_loss_only": True,
+        "remove_unused_columns": False,
+        "report_to": [],
+        "disable_tqdm": True,
+        "log_level": "warning",
+    }
+    if train.gradient_checkpointing:
+        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    return arguments

@@ -1,0 +1,98 @@
+"""What a rank knows about itself and its job."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.core.batch import Batch
+from muster.core.recipe import Recipe
+from muster.store import events
+
+
+class Emitter:
+    """Writes a rank's events to its own file, one line each, flushed: the agent forwards them."""
+
+    def __init__(self, path: Path | None, *, rank: int, attempt: int) -> None:
+        self.rank = rank
+        self.attempt = attempt
+        self._file = path.open("a", encoding="utf-8") if path else None
+
+    def __call__(self, kind: type[events._Event], **content: Any) -> None:
+        """Record one event of `kind`."""
+        event = kind(time=time.time(), attempt=self.attempt, rank=self.rank, **content)
+        if self._file:
+            self._file.write(events.to_line(event) + "\n")  # type: ignore[arg-type]
+            self._file.flush()
+
+
+@dataclass(frozen=True)
+class Context:
+    """One rank's view of its job."""
+
+    recipe: Recipe
+    batch: Batch
+    precision: str
+    device: str
+    base: Path  # where checkpoints and the model go on this host
+    place: Path  # this host's own folder of this attempt
+    shared: bool
+    attempt: int
+    resume_step: int | None
+    deepspeed: dict[str, Any] | None
+    rank: int
+    local_rank: int
+    world_size: int
+    emit: Emitter = field(repr=False)
+
+    @property
+    def main(self) -> bool:
+        """Rank 0."""
+        return self.rank == 0
+
+    @property
+    def saver(self) -> bool:
+        """The one rank of each disk that writes what all its ranks share."""
+        return self.rank == 0 if self.shared else self.local_rank == 0
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints go on this host."""
+        return self.base / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """Where the trained model goes on the first host."""
+        return self.base / "model"
+
+    @property
+    def cache(self) -> Path:
+        """Files that this host can make anew, such as the generated data."""
+        return self.base / "data"
+
+
+def read_context(spec: dict[str, Any]) -> Context:
+    """A rank's context from spec.json and torchrun's environment."""
+    job = spec["job"]
+    rank = int(os.environ["RANK"])
+    place = Path(spec["place"])
+    return Context(
+        recipe=Recipe.model_validate(job["recipe"]),
+        batch=Batch(job["batch"]["micro"], job["batch"]["accumulation"], job["batch"]["global"]),
+        precision=job["precision"],
+        device=job["device"],
+        base=Path(spec["base"]),
+        place=place,
+        shared=bool(spec["shared"]),
+        attempt=job["attempt"],
+        resume_step=job["resume_step"],
+        deepspeed=json.loads(json.dumps(spec.get("deepspeed"))),
+        rank=rank,
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        emit=Emitter(place / f"rank{rank}.events.jsonl", rank=rank, attempt=job["attempt"]),
+    )

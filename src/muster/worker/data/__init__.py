@@ -1,0 +1,1 @@
+"""Data sets, tokenizers and batches."""

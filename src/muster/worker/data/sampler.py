@@ -1,0 +1,57 @@
+"""The order of samples: similar lengths together, the same global batches on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.utils.data import Sampler
+
+_GROUP = 50  # global batches sorted together: enough to find similar lengths, few enough to stay random
+
+
+class GroupedSampler(Sampler[int]):
+    """Yields sample indices so that consecutive runs of `global_batch` have similar lengths.
+
+    The order depends on the seed and the epoch alone, never on the number of ranks: rank r of W takes every
+    W-th micro-batch, so W ranks at micro-batch m see what one rank sees at micro-batch W x m. Batches are
+    shuffled within a group, since a run from long to short samples would be a schedule of its own; the
+    longest batch of an epoch comes first, so that running out of memory shows at once.
+    """
+
+    def __init__(self, lengths: Sequence[int], global_batch: int, seed: int, *, grouped: bool = True) -> None:
+        self.lengths = torch.tensor(list(lengths))
+        self.global_batch = global_batch
+        self.seed = seed
+        self.grouped = grouped
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch's order; the trainer calls it."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator()
+        generator.manual_seed(self.seed * 1_000_003 + self.epoch)
+        order = torch.randperm(len(self.lengths), generator=generator)
+        if not self.grouped:
+            yield from order.tolist()
+            return
+        batches: list[torch.Tensor] = []
+        size = self.global_batch * _GROUP
+        for start in range(0, len(order), size):
+            group = order[start : start + size]
+            group = group[torch.argsort(self.lengths[group], descending=True, stable=True)]
+            chunks = list(torch.split(group, self.global_batch))
+            partial = [chunks.pop()] if len(chunks[-1]) < self.global_batch else []
+            shuffled = torch.randperm(len(chunks), generator=generator).tolist()
+            batches += [chunks[i] for i in shuffled] + partial
+        full = [i for i, batch in enumerate(batches) if len(batch) == self.global_batch]
+        if full:
+            longest = max(full, key=lambda i: int(self.lengths[batches[i]].sum()))
+            batches.insert(0, batches.pop(longest))
+        for batch in batches:
+            yield from batch.tolist()

@@ -1,0 +1,175 @@
+"""Questions with their SQL, and the folder that holds them beside their databases."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from . import joins, shapes
+from .dice import Dice
+from .phrases import Draw
+from .schemas import SCHEMAS, Schema
+from .tables import make_rows, write_database
+from .values import HeldPool, Pool, Rows, SeenPool, Values, make_values
+
+FORMAT = 1  # raise it when the same seed gives other questions
+Shape = Callable[[Draw], shapes.Pair]
+SHAPES: Mapping[str, Shape] = {
+    shape.__name__: shape
+    for shape in (
+        shapes.equal, shapes.lookup, shapes.compare, shapes.between, shapes.both, shapes.either,
+        shapes.starts, shapes.count, shapes.aggregate, shapes.group_count, shapes.group_aggregate,
+        shapes.having, shapes.top, shapes.order, shapes.distinct, shapes.above_average,
+        joins.join_where, joins.join_named, joins.join_parent, joins.join_aggregate, joins.join_group,
+        joins.join_having, joins.without,
+    )
+}  # fmt: skip
+ATTEMPTS = 40  # fruitless draws before a shape is taken for exhausted
+
+
+@dataclass(frozen=True)
+class Example:
+    """One line of a data file."""
+
+    question: str
+    sql: str
+    database: str
+    shape: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a finished folder was built from; its file marks the folder as complete."""
+
+    seed: int
+    train: int
+    validation: int
+    format: int = FORMAT
+
+
+def build(folder: Path, *, seed: int, train: int, validation: int) -> None:
+    """Write train.jsonl, validation.jsonl and databases/*.sqlite into a new folder, all or nothing.
+
+    The same seed and sizes give the same lines everywhere. A folder that already holds just this set is
+    left alone; one that holds anything else raises FileExistsError.
+    """
+    manifest = Manifest(seed, train, validation)
+    if _complete(folder, manifest):
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        work.chmod(0o755)
+        _fill(work, manifest)
+        try:
+            work.rename(folder)
+        except OSError:
+            if not _complete(folder, manifest):  # else another process was first, with the same set
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _complete(folder: Path, manifest: Manifest) -> bool:
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return False
+    try:
+        found = json.loads((folder / "manifest.json").read_text())
+    except (OSError, ValueError):
+        found = None
+    if found != asdict(manifest):
+        wanted = asdict(manifest)
+        raise FileExistsError(f"{folder} exists and is not the generated set {wanted}: found {found}")
+    return True
+
+
+def _fill(folder: Path, manifest: Manifest) -> None:
+    dice = Dice(manifest.seed)
+    values = make_values(dice)
+    rows = {schema.name: make_rows(schema, values, dice) for schema in SCHEMAS}
+    (folder / "databases").mkdir()
+    for schema in SCHEMAS:
+        write_database(folder / _database(schema), schema, rows[schema.name])
+    asked: set[str] = set()
+    held = _validation(folder, rows, values, dice, manifest.validation, asked)
+    seen = _train(values, dice, manifest.train, asked)
+    _write(folder / "validation.jsonl", held)
+    _write(folder / "train.jsonl", seen)
+    _write(folder / "manifest.json", [manifest])
+
+
+def _database(schema: Schema) -> str:
+    return f"databases/{schema.name}.sqlite"
+
+
+def _validation(
+    folder: Path,
+    rows: Mapping[str, Rows],
+    values: Values,
+    dice: Dice,
+    count: int,
+    asked: set[str],
+) -> list[Example]:
+    """Questions over held-out values, with answers: an empty one would make much wrong SQL right."""
+    pools = {schema.name: HeldPool(values, rows[schema.name], dice) for schema in SCHEMAS}
+    with ExitStack() as stack:
+        connections = {}
+        for schema in SCHEMAS:
+            connection = sqlite3.connect(folder / _database(schema))
+            connections[schema.name] = stack.enter_context(closing(connection))
+        return _examples(
+            dice, pools, count, asked, lambda schema, sql: _answers(connections[schema.name], sql)
+        )
+
+
+def _train(values: Values, dice: Dice, count: int, asked: set[str]) -> list[Example]:
+    pools = dict.fromkeys((schema.name for schema in SCHEMAS), SeenPool(values, dice))
+    return _examples(dice, pools, count, asked, lambda _schema, _sql: True)
+
+
+def _answers(connection: sqlite3.Connection, sql: str) -> bool:
+    return any(value not in (None, 0) for row in connection.execute(sql) for value in row)
+
+
+def _examples(
+    dice: Dice,
+    pools: Mapping[str, Pool],
+    count: int,
+    asked: set[str],
+    accept: Callable[[Schema, str], bool],
+) -> list[Example]:
+    """The shapes in turn, so that each has the same share until it has no new questions.
+
+    No question occurs twice, here or in an earlier call with the same `asked`.
+    """
+    names = list(SHAPES)
+    found: list[Example] = []
+    while len(found) < count and names:
+        name = names.pop(0)
+        for _ in range(ATTEMPTS):
+            schema = dice.pick(SCHEMAS)
+            question, sql = SHAPES[name](Draw(dice, pools[schema.name], schema))
+            if question not in asked and accept(schema, sql):
+                asked.add(question)
+                found.append(Example(question, sql, _database(schema), name))
+                names.append(name)
+                break
+    if len(found) < count:
+        raise ValueError(f"only {len(found)} different questions, not {count}: ask for fewer")
+    dice.shuffle(found)
+    return found
+
+
+def _write(path: Path, lines: Iterable[Example | Manifest]) -> None:
+    text = "".join(json.dumps(asdict(line)) + "\n" for line in lines)
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,54 @@
+"""A tokenizer trained on the data, for models that start from scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # ids 0, 1, 2, as T5 has them
+LENGTH = 512
+
+# A space belongs to the lower-case or all-capitals word after it ("employees", "SELECT"). It stands alone
+# before a capitalised word and before a digit: so a value is the same tokens in a question ("in Karburg") and
+# in SQL ("= 'Karburg'"), and a model can copy it. Digits stand alone: unseen numbers are seen digits.
+PIECES = r"\d| ?\p{Lu}{2,}(?!\p{Ll})| ?\p{Ll}+|\p{Lu}\p{Ll}*| ?[^\s\p{L}\p{N}]+|\s|."
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer in T5's style: `</s>` is appended, and any text comes back unchanged.
+
+    The texts should be what the model will see: prefixed questions and SQL. The same texts give the same
+    tokenizer.
+    """
+    smallest = 3 + len(pre_tokenizers.ByteLevel.alphabet())
+    if vocab_size < smallest:
+        raise ValueError(f"a byte-level vocabulary needs at least {smallest} tokens, not {vocab_size}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD, END, UNKNOWN],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {END}", pair=f"$A {END} $B {END}", special_tokens=[(END, tokenizer.token_to_id(END))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        unk_token=UNKNOWN,
+        model_max_length=LENGTH,
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,  # "</s>" typed by a user is text
+    )

@@ -1,0 +1,76 @@
+"""The keeper: a checkpoint counts as complete only when every rank has written its part, and old ones go.
+
+The trainer writes; the keeper then waits for all ranks and writes a manifest of files and sizes, last. A folder
+without its manifest, or with a file missing or short, is never resumed from.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from muster.store import events
+from muster.store.atomic import write_json
+from muster.worker.context import Context
+from muster.worker.together import barrier
+
+MANIFEST = "complete.json"
+PREFIX = "checkpoint-"
+
+
+class Keeper(TrainerCallback):  # type: ignore[misc]
+    """Marks checkpoints complete and keeps the last `keep` of them."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.began = 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Remember when saving may begin."""
+        self.began = time.perf_counter()
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """All ranks have written: seal the folder, then drop the oldest."""
+        folder = self.context.checkpoints / f"{PREFIX}{state.global_step}"
+        barrier()
+        if self.context.saver:
+            size = seal(folder)
+            seconds = time.perf_counter() - self.began
+            self.context.emit(
+                events.Saved, step=state.global_step, path=str(folder), bytes=size, seconds=seconds
+            )
+            prune(self.context.checkpoints, self.context.recipe.checkpoint.keep)
+        barrier()
+
+
+def seal(folder: Path) -> int:
+    """Write the manifest: every file with its size, all on disk. -> bytes."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != MANIFEST:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            files[str(path.relative_to(folder))] = path.stat().st_size
+    write_json(folder / MANIFEST, {"files": files})
+    return sum(files.values())
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the last `keep` complete checkpoints, and incomplete ones that are older than those."""
+    numbered = sorted(
+        (int(path.name.removeprefix(PREFIX)), path)
+        for path in folder.glob(f"{PREFIX}*")
+        if path.name.removeprefix(PREFIX).isdigit()
+    )
+    complete = [(step, path) for step, path in numbered if (path / MANIFEST).is_file()]
+    kept = {step for step, _ in complete[-keep:]}
+    newest = complete[-1][0] if complete else -1
+    for step, path in numbered:
+        if step not in kept and step < newest:
+            (path / MANIFEST).unlink(missing_ok=True)  # first: from here on it is incomplete
+            shutil.rmtree(path, ignore_errors=True)

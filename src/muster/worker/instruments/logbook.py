@@ -1,0 +1,68 @@
+"""The logbook: the trainer's own figures (loss, learning rate, gradient norm, held-out loss) as events."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from transformers import TrainerCallback
+
+from muster.core.errors import WorkerError
+from muster.store import events
+from muster.worker.context import Emitter
+
+
+class Logbook(TrainerCallback):  # type: ignore[misc]
+    """Rank 0 records; the figures are averages over all ranks already."""
+
+    def __init__(self, emit: Emitter, *, main: bool, max_minutes: float | None) -> None:
+        self.emit = emit
+        self.main = main
+        self.deadline = time.monotonic() + 60 * max_minutes if max_minutes else None
+        self.out_of_time = False
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """A loss that is not a number ends the run: nothing good comes after it."""
+        logs = logs or {}
+        if self.main and "loss" in logs:
+            self.emit(
+                events.Log,
+                step=state.global_step,
+                epoch=state.epoch,
+                loss=finite(logs["loss"]),
+                learning_rate=finite(logs.get("learning_rate")),
+                gradient_norm=finite(logs.get("grad_norm")),
+            )
+        if "loss" in logs and not math.isfinite(float(logs["loss"])):
+            raise WorkerError(
+                f"the loss is {logs['loss']} at step {state.global_step}",
+                hint="a lower train.learning_rate, a longer train.warmup, or another precision",
+            )
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        """The held-out loss."""
+        metrics = metrics or {}
+        loss = finite(metrics.get("eval_loss"))
+        if self.main and loss is not None:
+            self.emit(events.Evaluated, step=state.global_step, loss=loss, seconds=metrics.get("eval_runtime"))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stop when the recipe's training time is up; all ranks at the same step."""
+        if self.deadline is not None and not self.out_of_time and state.global_step % 10 == 0:
+            from muster.worker.together import gather
+
+            self.out_of_time = any(gather(time.monotonic() > self.deadline))
+            if self.out_of_time:
+                control.should_training_stop = True
+                control.should_log = True
+
+
+def finite(value: Any) -> float | None:
+    """A number as a float; None for nothing, nan and infinity."""
+    if value is None:
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None

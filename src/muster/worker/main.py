@@ -1,0 +1,257 @@
+"""A rank's work from the first import to its last event."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import random
+import time
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import Any
+
+from muster.core.errors import JobError, MusterError, UsageError, WorkerError
+from muster.core.registry import load_plugin
+from muster.store import events
+from muster.worker.context import Context, read_context
+from muster.worker.workloads.base import HeldOut
+
+PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "peft", "numpy")
+
+
+def run(spec: dict[str, Any]) -> int:
+    """Train as the spec says. The exit code: 0, 1 for a breakdown, 2 for bad input."""
+    context = read_context(spec)
+    began = time.time()
+    try:
+        _run(context, began)
+    except Exception as error:
+        known = error if isinstance(error, MusterError) else explain(error)
+        context.emit(
+            events.Failed,
+            what=known.what,
+            where=known.where,
+            hint=known.hint,
+            usage=isinstance(known, UsageError),
+            traceback=traceback.format_exc(),
+        )
+        traceback.print_exc()
+        return known.exit_code
+    return 0
+
+
+def explain(error: Exception) -> MusterError:
+    """An error of a library as what a user can act on."""
+    text = str(error).strip()
+    first = text.splitlines()[0] if text else type(error).__name__
+    if "out of memory" in text.lower():
+        return JobError(
+            f"out of memory: {first}",
+            hint="halve batch.micro and double batch.accumulation; then train.gradient_checkpointing=true, a higher engine.zero",
+        )
+    if isinstance(error, OSError) and error.errno == 28:
+        return JobError(f"the disk is full: {first}", hint="lower checkpoint.keep, or choose another --output")
+    return WorkerError(f"{type(error).__name__}: {first}")
+
+
+def _run(context: Context, began: float) -> None:
+    context.emit(events.Phase, name="load")
+    join(context)
+    workload = load_plugin("muster.worker.workloads", context.recipe.workload)
+    trained = _train(context, workload, began)
+    if context.recipe.evaluate.after and trained.held_out:
+        context.emit(events.Phase, name="answer")
+        _answer(context, workload, trained.held_out)
+    _leave()
+    context.emit(events.Done, step=trained.step, skipped=trained.skipped, seconds=trained.seconds)
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What stays of the training when its trainer and its memory are gone."""
+
+    step: int
+    skipped: int
+    seconds: dict[str, float]
+    held_out: list[HeldOut]
+
+
+def _train(context: Context, workload: ModuleType, began: float) -> _Trained:
+    built = _build(context, workload)
+    trainer, meter = _instrument(context, built)
+    _started(context, built)
+    context.emit(events.Phase, name="train")
+    resume = str(context.checkpoints / f"checkpoint-{context.resume_step}") if context.resume_step else None
+    trainer.train(resume_from_checkpoint=resume)
+    context.emit(events.Phase, name="save")
+    saving = _save(context, trainer)
+    seconds = {
+        "setup": (meter.first_step or time.time()) - began,
+        "training": meter.training_seconds,
+        "evaluation": meter.evaluation_seconds,
+        "saving": meter.saving_seconds + saving,
+    }
+    return _Trained(int(trainer.state.global_step), meter.total_skipped, seconds, built.held_out)
+
+
+def join(context: Context) -> None:
+    """Seed, choose the device, and meet the other ranks."""
+    import torch
+    import torch.distributed as dist
+
+    random.seed(context.recipe.train.seed)
+    if context.device == "cuda":
+        torch.cuda.set_device(context.local_rank)
+    else:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    backend = "nccl" if context.device == "cuda" else "gloo"
+    if context.recipe.engine.name == "deepspeed":
+        import deepspeed
+
+        deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timedelta(minutes=30))
+    elif context.world_size > 1:
+        if context.recipe.engine.offload != "none" and context.device == "cuda":
+            backend = "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend, timeout=timedelta(minutes=30))
+
+
+def _build(context: Context, workload: Any) -> Any:
+    from muster.worker.arguments import training_arguments
+
+    engine = importlib.import_module(f"muster.worker.engines.{context.recipe.engine.name}")
+    return workload.build(context, {**training_arguments(context), **engine.arguments(context)})
+
+
+def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
+    from muster.worker.instruments.keeper import Keeper
+    from muster.worker.instruments.logbook import Logbook
+    from muster.worker.instruments.meter import Meter
+
+    recipe = context.recipe
+    meter = Meter(context.emit, built.count, recipe.measure.window, context.device)
+    trainer = built.trainer
+    trainer.add_callback(Keeper(context))
+    trainer.add_callback(Logbook(context.emit, main=context.main, max_minutes=recipe.train.max_minutes))
+    meter.attach(trainer)  # last: what the others do after a step is not the step's
+    return trainer, meter
+
+
+def _started(context: Context, built: Any) -> None:
+    parameters = [
+        (int(getattr(p, "ds_numel", p.numel())), p.requires_grad) for p in built.trainer.model.parameters()
+    ]
+    context.emit(
+        events.Started,
+        device=_device_name(context),
+        parameters=sum(count for count, _ in parameters),
+        trainable=sum(count for count, trained in parameters if trained),
+        total_steps=_total_steps(context, built.train_samples),
+        versions=_versions(),
+        notes=built.notes,
+    )
+    if context.main:
+        context.emit(
+            events.DataRead, train=built.train_samples, validation=len(built.held_out), cut=built.cut
+        )
+
+
+def _total_steps(context: Context, samples: int) -> int:
+    train = context.recipe.train
+    if train.max_steps:
+        return train.max_steps
+    micro_steps = -(-samples // (context.batch.micro * context.world_size))
+    per_epoch = max(1, -(-micro_steps // context.batch.accumulation))
+    return max(1, -int(-train.epochs * per_epoch // 1))
+
+
+def _device_name(context: Context) -> str:
+    if context.device == "cuda":
+        import torch
+
+        return str(torch.cuda.get_device_name())
+    return "cpu"
+
+
+def _versions() -> dict[str, str]:
+    import platform
+
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _save(context: Context, trainer: Any) -> float:
+    """The trained model in the Hugging Face format, whole, on the first host. -> seconds."""
+    from muster.worker.together import barrier
+
+    began = time.perf_counter()
+    partial = context.model.with_name("model.partial")
+    trainer.save_model(str(partial))
+    barrier()
+    if context.main:
+        (partial / "training_args.bin").unlink(missing_ok=True)
+        partial.replace(context.model)
+        size = sum(path.stat().st_size for path in context.model.rglob("*") if path.is_file())
+        seconds = time.perf_counter() - began
+        context.emit(events.Saved, step=None, path=str(context.model), bytes=size, seconds=seconds)
+    barrier()
+    return time.perf_counter() - began
+
+
+def _answer(context: Context, workload: Any, held_out: list[Any]) -> None:
+    """Every rank that sees the saved model answers its share of the held-out questions with it."""
+    gc.collect()
+    if context.device == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+    from muster.worker.quality import judge
+    from muster.worker.together import gather
+
+    sees = any((context.model / name).is_file() for name in ("config.json", "adapter_config.json"))
+    seeing = [rank for rank, rank_sees in enumerate(gather(sees)) if rank_sees]
+    if context.rank not in seeing:
+        return
+    first = seeing.index(context.rank)
+    mine = list(range(first, len(held_out), len(seeing)))
+    questions = [held_out[index] for index in mine]
+    answerer = workload.Answerer(context.model, context.recipe, context.device)
+    answers, seconds = answerer.answer([q.question for q in questions])
+    judged = judge(questions, answers)
+    for index, each in zip(mine, judged, strict=True):
+        context.emit(
+            events.Answer,
+            index=index,
+            question=each.question.question,
+            predicted=each.predicted,
+            expected=each.question.expected,
+            exact=each.exact,
+            executed=each.executed,
+        )
+    executed = [each.executed for each in judged if each.executed is not None]
+    context.emit(
+        events.Answered,
+        questions=len(judged),
+        exact=sum(each.exact for each in judged),
+        executed=sum(executed) if len(executed) == len(judged) and judged else None,
+        seconds=seconds,
+    )
+
+
+def _leave() -> None:
+    """Say goodbye to the other ranks in good order."""
+    from muster.worker.together import barrier, initialised
+
+    if initialised():
+        import torch.distributed as dist
+
+        barrier()
+        dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""What a rank trains. A module per workload: `build(context, arguments) -> Built`, and `answer(...)`."""

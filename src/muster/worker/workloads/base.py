@@ -1,0 +1,40 @@
+"""What a workload gives to the worker, and what every workload may use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a micro-batch holds: samples, real tokens, and tokens with padding."""
+
+    samples: int
+    tokens: int
+    padded_tokens: int
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A held-out question with its expected answer; `database` is a SQLite file or None."""
+
+    question: str
+    expected: str
+    database: str | None = None
+
+
+@dataclass(frozen=True)
+class Built:
+    """A workload, ready to train."""
+
+    trainer: Trainer
+    count: Callable[[Mapping[str, Any]], Counts]
+    train_samples: int
+    held_out: list[HeldOut]
+    cut: int = 0
+    notes: list[str] = field(default_factory=list)

@@ -1,0 +1,249 @@
+"""Text to SQL: an encoder-decoder model (T5) learns to translate questions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+from muster.core.errors import MusterError, RecipeError
+from muster.core.t5 import t5_size
+from muster.worker.context import Context
+from muster.worker.data.sampler import GroupedSampler
+from muster.worker.data.text2sql import IGNORED, Collator, Encoded, Pair, count_batch, held_out, load_pairs
+from muster.worker.data.tokenizer import train_tokenizer
+from muster.worker.together import first_on_disk
+from muster.worker.workloads.base import Built
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EVALUATION_SAMPLES = 2000  # for the loss during training, which wants to be cheap
+
+
+class _Trainer(Seq2SeqTrainer):
+    """Transformers' trainer with Muster's order of samples."""
+
+    sampler: GroupedSampler
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> GroupedSampler:
+        return self.sampler
+
+
+def build(context: Context, arguments: dict[str, Any]) -> Built:
+    """The trainer for the recipe: data, tokenizer, model, loss. Raises DataError and RecipeError."""
+    recipe, data = context.recipe, context.recipe.data
+    with first_on_disk(context) as first:
+        train, held = load_pairs(data, context.cache, may_write=first, seed=recipe.train.seed)
+    limit = recipe.evaluate.limit
+    held = held[:limit]
+    tokenizer = make_tokenizer(context, train)
+    notes = cover_characters(tokenizer, [pair.sql for pair in train])
+    model = make_model(context, tokenizer)
+    encoded = Encoded(train, tokenizer, data)
+    encoded_held = Encoded(held[:EVALUATION_SAMPLES], tokenizer, data)
+    start = model.config.decoder_start_token_id
+    fixed = (data.max_source, data.max_target) if data.padding == "fixed" else None
+    trainer = _Trainer(
+        model=model,
+        args=Seq2SeqTrainingArguments(**arguments),
+        train_dataset=encoded,
+        eval_dataset=encoded_held,
+        processing_class=tokenizer,
+        data_collator=Collator(tokenizer.pad_token_id, tokenizer.pad_token_id if start is None else start, fixed),
+        compute_loss_func=token_loss(recipe.train.label_smoothing),
+    )
+    # T5 takes **kwargs but averages its own loss over a micro-batch; with the loss above, the trainer must not
+    # hand the model a token count as well.
+    trainer.model_accepts_loss_kwargs = False
+    trainer.sampler = GroupedSampler(
+        encoded.lengths,
+        context.batch.micro * context.world_size,
+        recipe.train.seed,
+        grouped=data.padding == "dynamic",
+    )
+    return Built(trainer, count_batch, len(encoded), held_out(held), encoded.cut + encoded_held.cut, notes)
+
+
+def token_loss(smoothing: float) -> Callable[..., torch.Tensor]:
+    """Cross entropy over the real target tokens of the whole global batch: sum / their number on all ranks.
+
+    So the gradient is that of the global batch, however the tokens fall on ranks and micro-batches.
+    """
+
+    def loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+        summed = functional.cross_entropy(
+            logits.float().view(-1, logits.size(-1)),
+            labels.reshape(-1),
+            ignore_index=IGNORED,
+            label_smoothing=smoothing,
+            reduction="sum",
+        )
+        count = num_items_in_batch if num_items_in_batch is not None else (labels != IGNORED).sum()
+        return summed / count
+
+    return loss
+
+
+def make_tokenizer(context: Context, train: Sequence[Pair]) -> Any:
+    """The model's own tokenizer, or one trained on the data (the same on every rank: same data, no chance)."""
+    model = context.recipe.model
+    choice = model.tokenizer
+    if choice == "auto":
+        own = model.name if model.name and (model.init == "pretrained" or Path(model.name).is_dir()) else None
+        choice = own or "train"
+    if choice == "train":
+        prefix = context.recipe.data.prefix
+        return train_tokenizer(
+            (text for pair in train for text in (prefix + pair.question, pair.sql)), model.vocab_size
+        )
+    return load_from(AutoTokenizer.from_pretrained, choice, "model.tokenizer")
+
+
+def cover_characters(tokenizer: Any, texts: Sequence[str]) -> list[str]:
+    """Add characters of the answers that the tokenizer cannot write (T5's has no `<`). -> notes."""
+    unknown = tokenizer.unk_token_id
+    characters = sorted(set("".join(texts)))
+    if unknown is None:
+        return []
+    missing = [c for c in characters if unknown in tokenizer(c, add_special_tokens=False)["input_ids"]]
+    if not missing:
+        return []
+    tokenizer.add_tokens(missing)
+    return [f"added to the tokenizer, which had no token for them: {' '.join(missing)}"]
+
+
+def make_model(context: Context, tokenizer: Any) -> Any:
+    """The network: pretrained, or from a configuration; with adapters where the recipe says so."""
+    recipe = context.recipe
+    torch.manual_seed(recipe.train.seed)  # the same first weights on every rank and with every engine
+    if recipe.model.init == "pretrained" and recipe.model.name:
+        model = load_from(
+            AutoModelForSeq2SeqLM.from_pretrained, recipe.model.name, "model.name", **(recipe.model.config or {})
+        )
+    else:
+        model = type_of(config := make_config(context, tokenizer))(config)
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        model.resize_token_embeddings(len(tokenizer))
+    if recipe.lora:
+        model = add_lora(context, model)
+    if recipe.train.gradient_checkpointing:
+        model.config.use_cache = False
+    return model
+
+
+def type_of(config: Any) -> Any:
+    """The encoder-decoder class for a configuration."""
+    from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING as MAPPING
+
+    if type(config) not in MAPPING:
+        raise RecipeError(
+            f"{config.model_type} is not an encoder-decoder model", where="model", hint="such as t5-small, or bart"
+        )
+    return MAPPING[type(config)]
+
+
+def make_config(context: Context, tokenizer: Any) -> Any:
+    """A configuration from a size's name, a folder or hub name, and the recipe's own fields on top."""
+    spec = context.recipe.model
+    fields = dict(spec.config or {})
+    known = t5_size(spec.name)
+    if known is None and spec.name:
+        return load_from(AutoConfig.from_pretrained, spec.name, "model.name", **fields)
+    kind = fields.pop("model_type", "t5")
+    fields = {**(known or {}), **fields}
+    fields["vocab_size"] = max(len(tokenizer), int(fields.get("vocab_size", 0)) if known else 0)
+    if tokenizer.pad_token_id is not None:
+        fields.setdefault("pad_token_id", tokenizer.pad_token_id)
+        fields.setdefault("decoder_start_token_id", tokenizer.pad_token_id)
+    if tokenizer.eos_token_id is not None:
+        fields.setdefault("eos_token_id", tokenizer.eos_token_id)
+    try:
+        return AutoConfig.for_model(kind, **fields)
+    except (ValueError, TypeError) as error:
+        raise RecipeError(f"does not make a model: {error}", where="model.config") from None
+
+
+def add_lora(context: Context, model: Any) -> Any:
+    """Low-rank adapters by PEFT; the base stays as it is."""
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    lora = context.recipe.lora
+    assert lora is not None
+    config = LoraConfig(
+        task_type=TaskType.SEQ_2_SEQ_LM,
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.targets,
+    )
+    if context.recipe.train.gradient_checkpointing:
+        model.enable_input_require_grads()
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise RecipeError(str(error).splitlines()[0], where="lora.targets") from None
+
+
+def load_from(loader: Callable[..., Any], name: str, where: str, **fields: Any) -> Any:
+    """Transformers' from_pretrained with its many errors made one."""
+    try:
+        return loader(name, **fields)
+    except MusterError:
+        raise
+    except (OSError, ValueError) as error:
+        raise RecipeError(
+            f"{name} cannot be loaded: {str(error).strip().splitlines()[0]}",
+            where=where,
+            hint="a local folder works without network access; model.init=random needs no weights",
+        ) from None
+
+
+class Answerer:
+    """The trained model, answering questions in batches."""
+
+    def __init__(self, folder: Path, recipe: Any, device: str) -> None:
+        self.recipe = recipe
+        self.tokenizer = load_from(AutoTokenizer.from_pretrained, str(folder), "model")
+        if (folder / "adapter_config.json").is_file():
+            from peft import AutoPeftModelForSeq2SeqLM
+
+            self.model = load_from(AutoPeftModelForSeq2SeqLM.from_pretrained, str(folder), "model")
+        else:
+            self.model = load_from(AutoModelForSeq2SeqLM.from_pretrained, str(folder), "model")
+        self.device = torch.device(device)
+        self.model.to(self.device).eval()
+        self.model.config.use_cache = True
+
+    @torch.inference_mode()
+    def answer(self, questions: Sequence[str]) -> tuple[list[str], float]:
+        """Answers in the order of the questions, and the seconds they took (tokenizing to text)."""
+        began = time.perf_counter()
+        data, evaluate = self.recipe.data, self.recipe.evaluate
+        order = sorted(range(len(questions)), key=lambda i: len(questions[i]))
+        answers = [""] * len(questions)
+        for start in range(0, len(order), evaluate.batch):
+            part = order[start : start + evaluate.batch]
+            texts = [data.prefix + questions[i] for i in part]
+            batch = self.tokenizer(
+                texts, padding=True, truncation=True, max_length=data.max_source, return_tensors="pt"
+            ).to(self.device)
+            batch.pop("token_type_ids", None)
+            made = self.model.generate(
+                **batch,
+                max_new_tokens=evaluate.max_new_tokens or data.max_target,
+                num_beams=evaluate.beams,
+                do_sample=False,
+            )
+            decoded = self.tokenizer.batch_decode(
+                made, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+            for index, text in zip(part, decoded, strict=True):
+                answers[index] = text.strip()
+        return answers, time.perf_counter() - began

@@ -1,0 +1,136 @@
+"""Execution match: equal results are equal; a hostile prediction can't write, read elsewhere or hang."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from muster.worker.data import sqlexec
+from muster.worker.data.sqlexec import QueryFailed, is_ordered, run_query, same_result
+
+ALL = "SELECT name FROM person"
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "it's #1 100%.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE person (id INTEGER PRIMARY KEY, name TEXT, age INTEGER, pay REAL)")
+        rows = [(1, "Ada", 36, 0.1 + 0.2), (2, "Bob", 50, 0.3), (3, "Cy", None, 5.0), (4, "Bob", 20, 1e9)]
+        connection.executemany("INSERT INTO person VALUES (?, ?, ?, ?)", rows)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("predicted", "expected"),
+    [
+        (ALL, ALL),
+        ("SELECT name FROM person ORDER BY id DESC", ALL),
+        ("SELECT name AS other FROM person;", ALL),
+        ("WITH p AS (SELECT * FROM person) SELECT name FROM p", ALL),
+        ("SELECT 0.3 + age * 0", "SELECT 0.3"),
+        ("SELECT pay FROM person WHERE id = 1", "SELECT pay FROM person WHERE id = 2"),
+        ("SELECT 3", "SELECT 3.0"),
+        ("SELECT avg(pay) FROM person", "SELECT sum(pay) / count(*) FROM person"),
+        ("SELECT pay, name FROM person WHERE id < 3", "SELECT pay, name FROM person WHERE id < 3 AND 1"),
+        ("SELECT age FROM person ORDER BY age", "SELECT age FROM person ORDER BY age ASC"),
+        ("SELECT x'00ff'", "SELECT x'00FF'"),
+    ],
+)
+def test_equal_results(database: Path, predicted: str, expected: str) -> None:
+    if "age * 0" in predicted:
+        predicted += " FROM person WHERE id = 1"
+    assert same_result(database, predicted, expected)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "expected"),
+    [
+        ("SELECT DISTINCT name FROM person", ALL),  # a multiset: Bob is there twice
+        ("SELECT name FROM person ORDER BY id DESC", "SELECT name FROM person ORDER BY id"),
+        ("SELECT name, age FROM person", ALL),
+        ("SELECT name, age FROM person WHERE 0", "SELECT name FROM person WHERE 0"),
+        ("SELECT '3'", "SELECT 3"),
+        ("SELECT NULL", "SELECT 0"),
+        ("SELECT NULL", "SELECT 0.0"),
+        ("SELECT 0.3001", "SELECT 0.3"),
+        ("SELECT 9007199254740993", "SELECT 9007199254740992"),
+        ("SELECT nothing FROM person", ALL),
+        ("", ALL),
+        ("-- nothing", ALL),
+        ("SELEC name", ALL),
+    ],
+)
+def test_different_results(database: Path, predicted: str, expected: str) -> None:
+    assert not same_result(database, predicted, expected)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "DROP TABLE person",
+        "DELETE FROM person",
+        "UPDATE person SET name = 'x' RETURNING name",
+        "INSERT INTO person (name) VALUES ('x') RETURNING name",
+        "CREATE TEMP TABLE t AS SELECT 1",
+        "PRAGMA query_only = OFF",
+        "PRAGMA table_info(person)",
+        "SELECT name FROM pragma_table_info('person')",
+        "ATTACH DATABASE 'other.sqlite' AS other",
+        "VACUUM INTO 'copy.sqlite'",
+        "SELECT name FROM person; DROP TABLE person",
+        "BEGIN",
+        "EXPLAIN SELECT 1",
+        "SELECT load_extension('x')",
+        "SELECT hex(zeroblob(1000000000))",
+        "SELECT randomblob(100000000)",
+        "SELECT 'a\0b'",
+        "SELECT '\ud800'",
+        "SELECT " + "(" * 5000 + "1" + ")" * 5000,
+    ],
+)
+def test_a_hostile_prediction_is_wrong_and_harmless(
+    database: Path, hostile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before, files = database.read_bytes(), sorted(tmp_path.iterdir())
+    assert not same_result(database, hostile, ALL)
+    assert database.read_bytes() == before
+    assert sorted(tmp_path.iterdir()) == files
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
+        "WITH RECURSIVE n(i) AS (SELECT 'a' UNION ALL SELECT i || i FROM n) SELECT count(*) FROM n",
+        "SELECT count(*) FROM " + ", ".join(f"person AS p{place}" for place in range(20)),
+        "SELECT p0.name FROM " + ", ".join(f"person AS p{place}" for place in range(20)),
+    ],
+)
+def test_an_endless_prediction_ends(database: Path, endless: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlexec, "STEPS", 200_000)
+    assert not same_result(database, endless, ALL)
+
+
+def test_the_time_limit_stands_behind_the_steps(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlexec, "SECONDS", -1.0)
+    with pytest.raises(QueryFailed, match="interrupt"):
+        run_query(database, "SELECT count(*) FROM " + ", ".join(f"person AS p{place}" for place in range(7)))
+
+
+def test_faults_of_the_data_are_raised(database: Path, tmp_path: Path) -> None:
+    with pytest.raises(QueryFailed, match="nothing"):
+        same_result(database, ALL, "SELECT nothing FROM person")
+    with pytest.raises(FileNotFoundError):
+        same_result(tmp_path / "absent.sqlite", ALL, ALL)
+    assert not (tmp_path / "absent.sqlite").exists()
+
+
+def test_only_the_outer_order_counts() -> None:
+    assert is_ordered("SELECT a FROM t order  by a LIMIT 3")
+    assert not is_ordered("SELECT a FROM (SELECT a FROM t ORDER BY (a))")
+    assert not is_ordered("SELECT a FROM t WHERE b = 'ORDER BY it''s' -- order by")
