@@ -18,7 +18,10 @@ from deepspeed.runtime import constants
 from deepspeed.runtime.activation_checkpointing import config as act
 from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
+from deepspeed.runtime.zero.offload_config import (
+    DeepSpeedZeroOffloadOptimizerConfig,
+    DeepSpeedZeroOffloadParamConfig,
+)
 
 
 def names(model: Any) -> list[str]:
@@ -41,12 +44,12 @@ def main() -> None:
             top[value] = None
     for key in re.findall(r"param_dict(?:\.get\(|\[)[\"']([a-z_0-9]+)[\"']", source):
         top[key] = None
-    zero: dict[str, Any] = {name: None for name in names(DeepSpeedZeroConfig)}
-    zero["offload_param"] = {name: None for name in names(DeepSpeedZeroOffloadParamConfig)}
-    zero["offload_optimizer"] = {name: None for name in names(DeepSpeedZeroOffloadOptimizerConfig)}
+    zero: dict[str, Any] = dict.fromkeys(names(DeepSpeedZeroConfig))
+    zero["offload_param"] = dict.fromkeys(names(DeepSpeedZeroOffloadParamConfig))
+    zero["offload_optimizer"] = dict.fromkeys(names(DeepSpeedZeroOffloadOptimizerConfig))
     top["zero_optimization"] = zero
-    top["fp16"] = {name: None for name in [*names(DeepSpeedFP16Config), "auto_cast"]}
-    top["bf16"] = {name: None for name in names(DeepSpeedBF16Config)}
+    top["fp16"] = dict.fromkeys([*names(DeepSpeedFP16Config), "auto_cast"])
+    top["bf16"] = dict.fromkeys(names(DeepSpeedBF16Config))
     top["bfloat16"] = top["bf16"]
     top["optimizer"] = {"type": None, "params": None, "legacy_fusion": None}
     top["scheduler"] = {"type": None, "params": None}
@@ -54,14 +57,7 @@ def main() -> None:
         value: None for name, value in vars(act).items() if name.startswith("ACT_CHKPT_") and isinstance(value, str)
         and not name.endswith("DEFAULT")
     }
-    for key in (
-        "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping steps_per_print "
-        "wall_clock_breakdown flops_profiler tensorboard wandb csv_monitor comet comms_logger autotuning elasticity "
-        "aio data_types checkpoint compression_training data_efficiency curriculum_learning progressive_layer_drop "
-        "sparse_attention eigenvalue nebula communication_data_type sequence_parallel_size hybrid_engine pipeline "
-        "timers amp dump_state zero_allow_untested_optimizer zero_force_ds_cpu_optimizer prescale_gradients "
-        "tensor_parallel torch_autocast graph_harvesting use_node_local_storage compile fp32 dataloader_drop_last"
-    ).split():
+    for key in ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "steps_per_print", "wall_clock_breakdown", "flops_profiler", "tensorboard", "wandb", "csv_monitor", "comet", "comms_logger", "autotuning", "elasticity", "aio", "data_types", "checkpoint", "compression_training", "data_efficiency", "curriculum_learning", "progressive_layer_drop", "sparse_attention", "eigenvalue", "nebula", "communication_data_type", "sequence_parallel_size", "hybrid_engine", "pipeline", "timers", "amp", "dump_state", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "prescale_gradients", "tensor_parallel", "torch_autocast", "graph_harvesting", "use_node_local_storage", "compile", "fp32", "dataloader_drop_last"]:
         top.setdefault(key, None)
     json.dump({"deepspeed": deepspeed.__version__, "keys": dict(sorted(top.items()))}, sys.stdout, indent=1)
     print()

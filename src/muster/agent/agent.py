@@ -58,10 +58,15 @@ class Tail:
         except FileNotFoundError:
             return []
         end = data.rfind(b"\n") + 1
-        if end == 0 and (len(data) == limit or (final and self.kind == "log")):
+        if end == 0 and self.kind == "event" and len(data) == limit:
+            return self.read(final, limit * 4)  # an event is sent whole, however long
+        if end == 0 and self.kind == "log" and (final or len(data) == limit):
             end = len(data)
         self.offset += end
-        return data[:end].decode("utf-8", "replace").splitlines()
+        text = data[:end].decode("utf-8", "replace")
+        if self.kind == "log":
+            return text.splitlines()
+        return text.split("\n")[:-1]  # JSON may hold other line ends, such as U+2028
 
 
 class Nvml:
@@ -395,7 +400,7 @@ class Agent:
             path = shutil.which(os.path.expanduser(asked))
             if not path:
                 raise Problem("no interpreter %s" % asked, "set launch.python to one that every host has")
-            return path
+            return str(path)
         own = self.spec.get("controller_python") or ""
         return own if own and os.access(own, os.X_OK) else sys.executable
 
@@ -540,7 +545,7 @@ class Agent:
         """End every process of this job on this host: ask, wait, force, and look again."""
         token = self.spec.get("token") or ""
         limit = time.monotonic() + GRACE
-        number = signal.SIGTERM
+        number = int(signal.SIGTERM)
         while True:
             pids = family(token) if token else set()
             if not pids:
@@ -548,7 +553,7 @@ class Agent:
             send_signal(pids, number)
             number = 0
             if time.monotonic() > limit:
-                number = signal.SIGKILL
+                number = int(signal.SIGKILL)
             if time.monotonic() > limit + 10:
                 break  # unkillable: in the kernel, on a dead device
             time.sleep(0.05)

@@ -1,0 +1,7 @@
+"""Floor 7: one small file per verb: parse, call, print. The only place that prints, catches or exits."""
+
+from __future__ import annotations
+
+from muster.cli.app import main
+
+__all__ = ["main"]

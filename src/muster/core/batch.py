@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from muster.core.errors import RecipeError
@@ -50,12 +51,12 @@ def resolve_batch(
         if share % accumulation:
             raise _impossible(micro, accumulation, global_, world_size)
         return Batch(share // accumulation, accumulation, global_)
-    chosen_micro = max(divisor for divisor in _divisors(share) if divisor <= max(DEFAULT_MICRO, 1))
+    chosen_micro = next(size for size in range(DEFAULT_MICRO, 0, -1) if share % size == 0)
     return Batch(chosen_micro, share // chosen_micro, global_)
 
 
 def _divisors(number: int) -> list[int]:
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 
 

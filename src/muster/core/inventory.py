@@ -14,9 +14,13 @@ from muster.core.errors import InventoryError
 
 MAX_SLOTS = 1024
 MAX_HOSTS = 100_000
-_NAME = re.compile(r"^(?:[A-Za-z0-9_.\-]+@)?(?:[A-Za-z0-9_](?:[A-Za-z0-9_.\-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.%]+\])$")
-_LOCAL = re.compile(r"^local(?::(?P<a>[^x]*)(?:x(?P<b>.*))?)?$")
-_FOLDED = re.compile(r"\[([0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*)\]")
+# No leading dash anywhere: ssh would take `-Ffile@host` for an option.
+_NAME = re.compile(
+    r"(?:[A-Za-z0-9_.][A-Za-z0-9_.\-]*@)?"
+    r"(?:[A-Za-z0-9_](?:[A-Za-z0-9_.\-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.\-]+)?\])"
+)
+_LOCAL = re.compile(r"local(?::(?P<a>[^x]*)(?:x(?P<b>.*))?)?", re.DOTALL)
+_FOLDED = re.compile(r"\[([0-9]{1,9}(?:-[0-9]{1,9})?(?:,[0-9]{1,9}(?:-[0-9]{1,9})?)*)\]")
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,11 @@ class Host:
     def label(self) -> str:
         """The name without the login part, for people and for file names."""
         return self.name.rpartition("@")[2].strip("[]")
+
+    @property
+    def address(self) -> str:
+        """The name as ssh takes it: an IPv6 address without its brackets."""
+        return self.name.replace("[", "").replace("]", "")
 
 
 @dataclass(frozen=True)
@@ -56,17 +65,16 @@ def read_inventory(text: str) -> Inventory:
         raise InventoryError(
             "no hosts were given", hint="give --hosts host1,host2:8, --hosts local:2, or the path of a host file"
         )
-    path = Path(text)
-    if "," not in text and ("/" in text or path.is_file()):
-        if path.is_dir():
-            raise InventoryError("is a folder, not a host file", where=text)
+    if "," not in text and ("/" in text or _is_file(text)):
         try:
-            content = path.read_text(encoding="utf-8")
+            content = Path(text).read_text(encoding="utf-8")
+        except IsADirectoryError:
+            raise InventoryError("is a folder, not a host file", where=text) from None
         except FileNotFoundError:
             raise InventoryError(
                 "no such host file", where=text, hint="one host per line: `node1 slots=8`"
             ) from None
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name with a null byte
             raise InventoryError(f"cannot be read: {error}", where=text) from None
         return parse_hostfile(content, source=text)
     return parse_hosts(text)
@@ -80,7 +88,7 @@ def parse_hosts(text: str) -> Inventory:
             where=text,
             hint="inside an allocation: --hosts $(scontrol show hostnames | paste -sd,)",
         )
-    local = _LOCAL.match(text)
+    local = _LOCAL.fullmatch(text)
     if local:
         return _parse_local(text, local["a"], local["b"])
     hosts = []
@@ -102,6 +110,8 @@ def parse_hostfile(content: str, *, source: str) -> Inventory:
         name, slots = _split_slots(words[0], where=where)
         for word in words[1:]:
             key, equals, value = word.partition("=")
+            if key == "slots" and equals and slots is not None:
+                raise InventoryError("slots are given twice", where=where, hint="a line reads: node1 slots=8")
             if key == "slots" and equals:
                 slots = _slots(value, where=where)
             elif key in ("max_slots", "max-slots") and equals:
@@ -128,6 +138,13 @@ def format_hostfile(hosts: Iterable[Host]) -> str:
     """The hosts as a DeepSpeed hostfile; `parse_hostfile` reads it back."""
     lines = (host.name if host.slots is None else f"{host.name} slots={host.slots}" for host in hosts)
     return "".join(f"{line}\n" for line in lines)
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except OSError:  # longer than a file name can be
+        return False
 
 
 def _parse_local(text: str, first: str | None, second: str | None) -> Inventory:
@@ -180,7 +197,7 @@ def _unfold(name: str, *, where: str) -> list[str]:
     """`node[01-03,7]` -> node01, node02, node03, node7."""
     match = _FOLDED.search(name)
     if not match:
-        if not _NAME.match(name):
+        if not _NAME.fullmatch(name):
             raise InventoryError(
                 f"{name!r} is not a host name", where=where, hint="letters, digits, '.', '-', '_', user@host"
             )
@@ -194,6 +211,8 @@ def _unfold(name: str, *, where: str) -> list[str]:
         for number in range(int(low), int(high) + 1):
             folded = f"{name[: match.start()]}{number:0{len(low)}d}{name[match.end() :]}"
             names += _unfold(folded, where=where)
+            if len(names) > MAX_HOSTS:
+                raise InventoryError(f"{name!r} is more than {MAX_HOSTS} hosts", where=where)
     return names
 
 

@@ -66,6 +66,6 @@ def place(hosts: list[tuple[Host, int]]) -> tuple[Placement, ...]:
     placements = []
     rank = 0
     for host, slots in hosts:
-        placements.append(Placement(host.label, host.name, slots, rank))
+        placements.append(Placement(host.label, host.address, slots, rank))
         rank += slots
     return tuple(placements)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 def _auto_is_none(value: Any) -> Any:
     return None if value == "auto" else value
 
 
+def _number_as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 Auto = BeforeValidator(_auto_is_none)
+EnvText = Annotated[str, BeforeValidator(_number_as_text)]  # NCCL_IB_DISABLE: 1 needs no quotes
 PositiveInt = Annotated[int, Field(ge=1)]
 AutoInt = Annotated[Annotated[int, Field(ge=1)] | None, Auto]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -20,9 +25,15 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class Section(BaseModel):
     """A part of a recipe. Unknown keys are errors; values never change after they were read."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
     # Keys of which at most one is set: when a later layer sets one, the others of earlier layers are dropped.
     exclusive: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="after")
+    def _at_most_one(self) -> Section:
+        if sum(getattr(self, name) is not None for name in self.exclusive) > 1:
+            raise ValueError(f"at most one of {', '.join(self.exclusive)} can be given")
+        return self
 
 
 class Model(Section):
@@ -32,6 +43,9 @@ class Model(Section):
     init: Literal["pretrained", "random"] = Field("pretrained", description="random: from the configuration alone")
     config: dict[str, Any] | None = Field(
         None, description="fields of the model's configuration; without `name`, the whole of it"
+    )
+    position_std: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="init random: spread of T5's relative position biases; None: as Transformers draws them"
     )
     tokenizer: str = Field("auto", description="auto, train (on the recipe's data), a hub name or a folder")
     vocab_size: Annotated[int, Field(ge=300, le=1_000_000)] = Field(
@@ -186,7 +200,7 @@ class Recipe(Section):
     evaluate: Evaluate = Field(default_factory=Evaluate)
     measure: Measure = Field(default_factory=Measure)
     launch: Launch = Field(default_factory=Launch)
-    env: dict[str, str] = Field(default_factory=dict, description="environment variables of the ranks")
+    env: dict[str, EnvText] = Field(default_factory=dict, description="environment variables of the ranks")
     force: bool = Field(False, description="go on where Muster would refuse (T5 in fp16, too little disk)")
 
     def as_dict(self) -> dict[str, Any]:

@@ -19,22 +19,44 @@ from muster.core.recipe import Recipe, Section
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
 
 
+_REPLACED = (":bool", ":int", ":float", ":timestamp")
+_BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
+_INT = re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
+_FLOAT = re.compile(r"^[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$")
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML with 1.2's numbers and booleans: 5e-5 is a number, `no` and `on` are words."""
+    """YAML with 1.2's numbers and booleans: 5e-5 is a number, `no`, `on`, 12:30 and 1_000 are words."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every word that either version of YAML would read as something else."""
 
 
 _Loader.yaml_implicit_resolvers = {
-    letter: [(tag, regexp) for tag, regexp in resolvers if not tag.endswith((":bool", ":float", ":timestamp"))]
+    letter: [(tag, regexp) for tag, regexp in resolvers if not tag.endswith(_REPLACED)]
     for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$"),
-    list("-+.0123456789"),
-)
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOL, list("tTfF"))
+    _class.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
+    _class.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+
+
+def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    text = str(loader.construct_scalar(node))
+    return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+
+
+def _parse_yaml(text: str) -> Any:
+    """Raises yaml.YAMLError and nothing else: PyYAML's own constructors raise all sorts for `!!bool x`."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise yaml.YAMLError(f"cannot be read as YAML ({type(error).__name__}: {error})") from None
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -81,12 +103,18 @@ def read_layers(source: str, *, base: Path | None = None, chain: tuple[Path, ...
 
 def find_recipe(source: str, *, base: Path | None = None) -> Path:
     """A path as given, a file beside the inheriting one, or a shipped name."""
-    given = Path(source).expanduser()
+    try:
+        given = Path(source).expanduser()
+    except RuntimeError as error:  # ~nobody
+        raise RecipeError(f"no such recipe: {error}", where=source) from None
     folder = base or Path()
     candidates = [folder / given, folder / f"{source}.yaml", given]
     for candidate in candidates:
-        if candidate.is_file():
-            return candidate.resolve()
+        try:
+            if candidate.is_file():
+                return candidate.resolve()
+        except OSError:  # longer than a file name can be
+            pass
     shipped = shipped_recipes()
     stem = given.name.removesuffix(".yaml")
     if stem in shipped and ("/" not in source or given.parent.name == "recipes"):
@@ -105,7 +133,7 @@ def parse_override(text: str) -> dict[str, Any]:
     if not equals or not key or any(not part for part in key.split(".")):
         raise RecipeError("is not an override", where=text, hint="write key.sub=value, such as engine.zero=3")
     try:
-        value: Any = yaml.load(raw, Loader=_Loader) if raw.strip() else None  # noqa: S506 - a SafeLoader
+        value: Any = _parse_yaml(raw) if raw.strip() else None
     except yaml.YAMLError:
         value = raw
     for part in reversed(key.split(".")):
@@ -114,14 +142,11 @@ def parse_override(text: str) -> dict[str, Any]:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any], model: type[BaseModel] | None) -> dict[str, Any]:
-    """`above` over `below`, key by key, mappings merged; a key of an exclusive set drops its rivals. Pure."""
-    merged = dict(below)
+    """`above` over `below`, key by key, mappings merged; a key of an exclusive set drops its rivals below. Pure."""
     rivals = model.exclusive if model is not None and issubclass(model, Section) else ()
+    wins = any(above.get(rival) is not None for rival in rivals)
+    merged = {key: value for key, value in below.items() if not wins or key not in rivals or key in above}
     for key, value in above.items():
-        if key in rivals and value is not None:
-            for rival in rivals:
-                if rival != key:
-                    merged.pop(rival, None)
         old = merged.get(key)
         if isinstance(value, Mapping) and isinstance(old, Mapping):
             merged[key] = merge(old, value, _section(model, key))
@@ -144,7 +169,7 @@ def field_paths(model: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:
 
 def dump_yaml(data: Mapping[str, Any]) -> str:
     """Plain data as YAML, keys in the given order."""
-    return yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=100)
+    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 def _section(model: type[BaseModel] | None, key: str) -> type[BaseModel] | None:
@@ -166,13 +191,13 @@ def _section(model: type[BaseModel] | None, key: str) -> type[BaseModel] | None:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - a SafeLoader
+        data = _parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"cannot be read: {error}", where=str(path)) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "is not YAML"
+        problem = getattr(error, "problem", None) or str(error)
         raise RecipeError(f"is not valid YAML: {problem}", where=f"{path}{line}") from None
     if data is None:
         data = {}
@@ -196,5 +221,7 @@ def _explain(error: ValidationError, where: str) -> RecipeError:
     known = field_paths()
     while location not in known and "." in location:  # drop pydantic's own parts behind the field's path
         location = location.rpartition(".")[0]
+    if first["type"] == "value_error":  # a section's own words
+        return RecipeError(f"{location}: {first['ctx']['error']}", where=where)
     given = first.get("input")
     return RecipeError(f"{location}: {first['msg'].lower()}, not {given!r}", where=where)

@@ -11,7 +11,7 @@ def format_bytes(count: float | None) -> str:
         return "unknown"
     value = float(count)
     for unit in _BINARY:
-        if abs(value) < 1024 or unit == _BINARY[-1]:
+        if abs(round(value, 0 if unit == "B" else 1)) < 1024 or unit == _BINARY[-1]:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     raise AssertionError("unreachable")
@@ -37,8 +37,8 @@ def format_count(count: float | None) -> str:
     """A large number with a decimal prefix: 60506624 -> '60.5 M'. None -> 'unknown'."""
     if count is None:
         return "unknown"
-    for limit, suffix in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e4, " K")):
-        if abs(count) >= limit:
-            scale = {" T": 1e12, " B": 1e9, " M": 1e6, " K": 1e3}[suffix]
+    for scale, suffix in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " K")):
+        least = 10 if suffix == " K" else 1
+        if abs(round(count / scale, 1)) >= least:
             return f"{count / scale:.1f}{suffix}"
     return f"{count:g}" if count == int(count) else f"{count:.2f}"

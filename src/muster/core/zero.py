@@ -52,19 +52,26 @@ def check_keys(config: Mapping[str, Any], *, where: str) -> None:
 
 
 def user_batch(config: Mapping[str, Any]) -> dict[str, int]:
-    """The batch numbers that a user's file fixes: any of micro, accumulation, global."""
-    return {
-        name: int(config[key]) for key, name in _BATCH_KEYS.items() if isinstance(config.get(key), int)
-    }
+    """The batch numbers that a user's file fixes: any of micro, accumulation, global. Raises RecipeError."""
+    fixed = {}
+    for key, name in _BATCH_KEYS.items():
+        value = config.get(key, "auto")
+        if value == "auto":
+            continue
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise RecipeError(
+                f"{key} must be a whole number or \"auto\", not {value!r}", where="the DeepSpeed configuration"
+            )
+        fixed[name] = value
+    return fixed
 
 
 def user_precision(config: Mapping[str, Any]) -> str | None:
-    """fp16 or bf16 where a user's file switches one on."""
-    for name, keys in (("fp16", ("fp16",)), ("bf16", ("bf16", "bfloat16"))):
-        for key in keys:
-            if isinstance(config.get(key), dict) and config[key].get("enabled") is True:
-                return name
-    return None
+    """fp16 or bf16 where a user's file switches one on. Raises RecipeError where it switches both on."""
+    on = {key for key in ("fp16", "bf16", "bfloat16") if _part(config, key).get("enabled") is True}
+    if "fp16" in on and len(on) > 1:
+        raise RecipeError("fp16 and bf16 are both enabled", where="the DeepSpeed configuration")
+    return None if not on else "fp16" if "fp16" in on else "bf16"
 
 
 def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, Any]:
@@ -74,7 +81,7 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
         config = read_user_config(recipe.engine.config)
     else:
         config = _own_config(recipe)
-    check_keys(recipe.engine.options, where="engine.options")
+    _check_options(recipe.engine.options)
     config = _lay(config, recipe.engine.options)
     config["train_micro_batch_size_per_gpu"] = batch.micro
     config["gradient_accumulation_steps"] = batch.accumulation
@@ -89,6 +96,19 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
     config["fp16"] = fp16
     config.setdefault("steps_per_print", 1_000_000_000)
     return config
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuse what would lose against the recipe's own keys."""
+    check_keys(options, where="engine.options")
+    for key, name in _BATCH_KEYS.items():
+        if key in options:
+            raise RecipeError(f"{key} is decided by the recipe's batch", where="engine.options", hint=f"batch.{name}=...")
+    for key in ("fp16", "bf16", "bfloat16"):
+        if "enabled" in _part(options, key):
+            raise RecipeError(
+                f"{key}.enabled is decided by the recipe's precision", where="engine.options", hint="precision=..."
+            )
 
 
 def _own_config(recipe: Recipe) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.core.batch import Batch, resolve_batch
-from muster.core.errors import HostError, RecipeError, UsageError
+from muster.core.errors import InventoryError, RecipeError, UsageError
 from muster.core.inventory import Host, Inventory
 from muster.core.job import Decision
 from muster.core.recipe import Recipe
@@ -38,7 +38,7 @@ class Decided:
 def decide(
     recipe: Recipe, inventory: Inventory, facts: Mapping[str, Mapping[str, Any]], *, one_machine: bool
 ) -> Decided:
-    """The recipe's open values for these hosts. Raises RecipeError and HostError where nothing can work."""
+    """The recipe's open values for these hosts. Raises RecipeError and InventoryError where nothing can work."""
     decisions: list[Decision] = []
     device, slots = _device(recipe, inventory, facts, one_machine, decisions)
     world_size = sum(slots)
@@ -73,7 +73,7 @@ def _device(
         with_gpu = [name for name, count in counts.items() if count]
         if with_gpu and len(with_gpu) < len(counts):
             without = [name for name, count in counts.items() if not count]
-            raise HostError(
+            raise InventoryError(
                 f"has no GPU that can be seen, while {with_gpu[0]} has {counts[with_gpu[0]]}",
                 host=without[0],
                 hint="leave the host out, mend its driver, or set launch.device=cpu for all",
@@ -97,8 +97,12 @@ def _check_gpus(
         return
     need = sum(slots) if one_machine else 0
     for host, count in zip(hosts, slots, strict=True):
+        if not counts[host.label]:
+            raise InventoryError(
+                "has no GPU that can be seen", host=host.label, hint="mend its driver, or set launch.device=cpu"
+            )
         if max(need, count) > counts[host.label]:
-            raise HostError(
+            raise InventoryError(
                 f"{max(need, count)} ranks need as many GPUs, and it has {counts[host.label]}",
                 host=host.label,
                 hint="lower the slots, or set launch.device=cpu",
@@ -123,6 +127,8 @@ def model_config(recipe: Recipe) -> dict[str, Any] | None:
             base = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RecipeError(f"cannot be read: {error}", where=str(file)) from None
+        if not isinstance(base, dict):
+            raise RecipeError("is not a JSON object", where=str(file))
     if base is None and recipe.model.config is None:
         return None
     return {**(base or {}), **(recipe.model.config or {})}
@@ -242,7 +248,7 @@ def decide_batch(recipe: Recipe, world_size: int, decisions: list[Decision]) -> 
 
 
 def check_disk(recipe: Recipe, facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise HostError where checkpoints and the model cannot fit on a host's disk."""
+    """Raise UsageError where checkpoints and the model cannot fit on a host's disk."""
     count = parameters(recipe)
     if count is None or recipe.force:
         return

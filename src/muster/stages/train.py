@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import secrets
-import shutil
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from muster import __version__
-from muster.core.errors import InventoryError, JobError, UsageError
+from muster.core.errors import JobError, UsageError
 from muster.core.job import Job, Placement, place
 from muster.core.recipes import dump_yaml
 from muster.core.result import Failure, Result
@@ -24,6 +21,7 @@ from muster.shell import RealShell, Shell
 from muster.stages.orders import code, greeting, orders
 from muster.stages.prepare import Prepared
 from muster.stages.recorder import Recorder, Watcher
+from muster.store import events
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder
 from muster.supervise.cause import judge_outcome
@@ -190,6 +188,7 @@ def _run(
     shell: Shell,
 ) -> Result:
     run.claim()
+    run.set_result_aside()
     run.stop_request.unlink(missing_ok=True)
     freeze(run, ready, prepared)
     job, launch = ready.job, prepared.recipe.launch
@@ -250,9 +249,11 @@ def _conclude(
 
 def _write_predictions(run: RunFolder, result: Result) -> None:
     """Answers of the held-out set out of the event log, in their order, as a file of their own."""
-    from muster.store import events
-
-    answers = [e for e in events.read_events(run.events) if isinstance(e, events.Answer) and e.attempt == result.attempt]
+    answers = [
+        event
+        for event in events.read_events(run.events)
+        if isinstance(event, events.Answer) and event.attempt == result.attempt
+    ]
     if answers:
         ordered = sorted(answers, key=lambda answer: answer.index)
         include = {"index", "question", "predicted", "expected", "exact", "executed"}
@@ -268,16 +269,3 @@ def _versions() -> dict[str, str | None]:
             found[name] = None
     return found
 
-
-def free_space(path: Path) -> int:
-    """Bytes free where `path` is or will be."""
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free
-
-
-def require_hosts(hosts: str | None) -> str:
-    """HOSTS, or what to say where none were given."""
-    if not hosts:
-        raise InventoryError("no hosts were given", hint="--hosts local:2, --hosts host1,host2:8, or a host file")
-    return os.fspath(hosts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ def read_records(path: Path, fields: tuple[str, ...], *, limit: int | None = Non
                     yield _record(line, fields, where=f"{path}:{number}")
     except FileNotFoundError:
         raise DataError("no such file", where=str(path)) from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise DataError(f"cannot be read: {error}", where=str(path)) from None
     if not count:
         raise DataError("has no samples", where=str(path))

@@ -137,12 +137,14 @@ class RunFolder:
             data = json.loads(self.controller.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return False
+        if not isinstance(data, dict):
+            return False
         if data.get("machine") != os.uname().nodename:
             return None
         try:
             process = psutil.Process(int(data["pid"]))
             return abs(process.create_time() - float(data["created"])) < 1 and process.status() != "zombie"
-        except (psutil.Error, KeyError, ValueError):
+        except (psutil.Error, KeyError, TypeError, ValueError):
             return False
 
     def read_result(self) -> Result | None:
@@ -165,6 +167,12 @@ class RunFolder:
         if not isinstance(data, dict):
             raise RunFolderError("is not a JSON object", where=str(path))
         return data
+
+    def set_result_aside(self) -> None:
+        """Keep the last attempt's result under another name: until the new one ends, the run is not finished."""
+        result = self.read_result()
+        if result is not None:
+            self.result.replace(self.path / f"result.attempt{result.attempt}.json")
 
     def state(self) -> str:
         """succeeded, failed, stopped, timeout; running; interrupted (no result and no controller); elsewhere."""
@@ -203,10 +211,16 @@ def find_run(text: str, root: Path = DEFAULT_ROOT) -> RunFolder:
 
 
 def list_runs(root: Path = DEFAULT_ROOT) -> list[RunFolder]:
-    """The runs under `root`, oldest first."""
+    """The runs under `root`, in the order of their (last) start: their names may be of the user's choice."""
     if not root.is_dir():
         return []
-    return [RunFolder(path.parent.absolute()) for path in sorted(root.glob("*/job.json"))]
+    found = []
+    for path in root.glob("*/job.json"):
+        try:
+            found.append((path.stat().st_mtime_ns, path.parent.absolute()))
+        except FileNotFoundError:  # deleted just now
+            continue
+    return [RunFolder(path) for _, path in sorted(found)]
 
 
 def _safe(name: str) -> str:

@@ -24,7 +24,11 @@ def judge_outcome(
     world_size: int,
     host_logs: Mapping[str, str],
 ) -> tuple[Status, Failure | None]:
-    """Succeeded only where every host left cleanly and every rank said that it was done."""
+    """Succeeded only where every host left cleanly and every rank said that it was done.
+
+    The host that failed first is looked at first: the others were only stopped because of it.
+    """
+    exits = dict(sorted(outcome.exits.items(), key=lambda item: item[0] != outcome.first_failed))
     reports = sorted(failed, key=lambda event: event.time)
     if outcome.stopped:
         status: Status = "timeout" if outcome.stopped.startswith("timeout") else "stopped"
@@ -32,11 +36,10 @@ def judge_outcome(
     for event in reports:  # bad input that ranks found explains everything that came after
         if event.usage:
             return "failed", _from(event)
-    deaths = {host: _signalled(text) for host, text in host_logs.items()}
+    deaths = {host: _signalled(host_logs.get(host, "")) for host, left in exits.items() if left != (0, None)}
     for host, found in deaths.items():
-        if found:
-            rank, number = found
-            return "failed", _killed(host, rank, number)
+        if found and found[1] != signal.SIGTERM:  # the agents and torchrun end ranks by SIGTERM themselves
+            return "failed", _killed(host, *found)
     if outcome.lost:
         host, why = next(iter(outcome.lost.items()))
         return "failed", Failure(
@@ -44,12 +47,15 @@ def judge_outcome(
             host=host,
             hint="its ranks end by themselves; `muster resume` goes on from the last checkpoint",
         )
-    for host, (_, reason) in outcome.exits.items():
+    for host, (_, reason) in exits.items():
         if reason == "deadline":
             return "timeout", Failure(what="launch.timeout was reached", host=host)
     if reports:
         return "failed", _from(reports[0])
-    bad = {host: exit_ for host, exit_ in outcome.exits.items() if exit_ != (0, None)}
+    for host, found in deaths.items():
+        if found:
+            return "failed", _killed(host, *found)
+    bad = {host: left for host, left in exits.items() if left != (0, None)}
     if bad:
         host, (code, reason) = next(iter(bad.items()))
         what = reason or f"torchrun ended with exit code {code}"
@@ -72,10 +78,10 @@ def _from(event: events.Failed) -> Failure:
 
 
 def _signalled(torchrun_log: str) -> tuple[int, int] | None:
-    """(rank, signal) of the first rank that torchrun says was ended by a signal."""
-    for match in _DEATH.finditer(torchrun_log):
-        if int(match["code"]) < 0:
-            return int(match["rank"]), -int(match["code"])
+    """(rank, signal) of the rank that torchrun's last table names as the root cause, if a signal ended it."""
+    match = _DEATH.search(torchrun_log.rpartition("Root Cause")[2])
+    if match and int(match["code"]) < 0:
+        return int(match["rank"]), -int(match["code"])
     return None
 
 

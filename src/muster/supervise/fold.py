@@ -160,15 +160,16 @@ def throughput(
 ) -> Throughput | None:
     """Samples, tokens and steps per second over the windows after the warm-up.
 
-    The warm-up is at most a third of the steps, and nothing where there is a single window. A window counts
-    only where every rank told of it; its time is that of the slowest rank. None where nothing is left.
+    The warm-up is at most a third of the steps, and never the last window. A window counts
+    only where every rank told of it; its time is that of the slowest rank. Skipped steps cost time and count
+    for nothing else. None where nothing is left.
     """
     whole = [each for each in windows if len(each) == world_size]
     total = sum(each[0].steps for each in whole)
     skip = min(warmup, total // 3)
     measured, passed = [], 0
     for each in whole:
-        if passed >= skip or len(whole) == 1:
+        if passed >= skip or each is whole[-1]:
             measured.append(each)
         passed += each[0].steps
     if not measured:
@@ -177,9 +178,12 @@ def throughput(
     duration = sum(seconds)
     if duration <= 0:
         return None
-    rates = [sum(w.samples for w in each) / s for each, s in zip(measured, seconds, strict=True) if s > 0]
     longest = max(each[0].steps for each in measured)
-    even = [r for r, each in zip(rates, measured, strict=False) if each[0].steps == longest]
+    even = [
+        sum(w.samples for w in each) / s
+        for each, s in zip(measured, seconds, strict=True)
+        if s > 0 and each[0].steps == longest
+    ]
     steps = sorted(s for each in measured for s in max(each, key=lambda w: w.seconds).step_seconds)
     mean = duration / max(1, sum(each[0].steps for each in measured))
     return Throughput(
@@ -188,10 +192,16 @@ def throughput(
         padded_tokens_per_second=sum(w.padded_tokens for each in measured for w in each) / duration,
         step_seconds_median=statistics.median(steps) if steps else mean,
         step_seconds_p95=percentile(steps, 0.95) if steps else mean,
-        variation=statistics.stdev(even) / statistics.mean(even) if len(even) > 1 and statistics.mean(even) else None,
+        variation=_variation(even),
         windows=len(measured),
-        measured_steps=sum(each[0].steps for each in measured),
+        measured_steps=sum(each[0].steps - max(w.skipped for w in each) for each in measured),
     )
+
+
+def _variation(values: Sequence[float]) -> float | None:
+    """The coefficient of variation, or None where there is none."""
+    mean = statistics.mean(values) if values else 0.0
+    return statistics.stdev(values) / mean if len(values) > 1 and mean else None
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

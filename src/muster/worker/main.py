@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import random
+import shutil
 import time
 import traceback
 from dataclasses import dataclass
-from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from muster.core.errors import JobError, MusterError, UsageError, WorkerError
 from muster.core.registry import load_plugin
 from muster.store import events
+from muster.worker.arguments import training_arguments
 from muster.worker.context import Context, read_context
 from muster.worker.workloads.base import HeldOut
 
@@ -60,9 +60,11 @@ def explain(error: Exception) -> MusterError:
 
 def _run(context: Context, began: float) -> None:
     context.emit(events.Phase, name="load")
-    join(context)
+    prepare_process(context)
+    engine = load_plugin("muster.worker.engines", context.recipe.engine.name)
+    engine.join(context)
     workload = load_plugin("muster.worker.workloads", context.recipe.workload)
-    trained = _train(context, workload, began)
+    trained = _train(context, workload, engine, began)
     if context.recipe.evaluate.after and trained.held_out:
         context.emit(events.Phase, name="answer")
         _answer(context, workload, trained.held_out)
@@ -80,8 +82,8 @@ class _Trained:
     held_out: list[HeldOut]
 
 
-def _train(context: Context, workload: ModuleType, began: float) -> _Trained:
-    built = _build(context, workload)
+def _train(context: Context, workload: ModuleType, engine: ModuleType, began: float) -> _Trained:
+    built = workload.build(context, {**training_arguments(context), **engine.arguments(context)})
     trainer, meter = _instrument(context, built)
     _started(context, built)
     context.emit(events.Phase, name="train")
@@ -98,32 +100,15 @@ def _train(context: Context, workload: ModuleType, began: float) -> _Trained:
     return _Trained(int(trainer.state.global_step), meter.total_skipped, seconds, built.held_out)
 
 
-def join(context: Context) -> None:
-    """Seed, choose the device, and meet the other ranks."""
+def prepare_process(context: Context) -> None:
+    """Seed, and choose the device."""
     import torch
-    import torch.distributed as dist
 
     random.seed(context.recipe.train.seed)
     if context.device == "cuda":
         torch.cuda.set_device(context.local_rank)
     else:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    backend = "nccl" if context.device == "cuda" else "gloo"
-    if context.recipe.engine.name == "deepspeed":
-        import deepspeed
-
-        deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timedelta(minutes=30))
-    elif context.world_size > 1:
-        if context.recipe.engine.offload != "none" and context.device == "cuda":
-            backend = "cpu:gloo,cuda:nccl"
-        dist.init_process_group(backend, timeout=timedelta(minutes=30))
-
-
-def _build(context: Context, workload: Any) -> Any:
-    from muster.worker.arguments import training_arguments
-
-    engine = importlib.import_module(f"muster.worker.engines.{context.recipe.engine.name}")
-    return workload.build(context, {**training_arguments(context), **engine.arguments(context)})
 
 
 def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
@@ -198,6 +183,7 @@ def _save(context: Context, trainer: Any) -> float:
     barrier()
     if context.main:
         (partial / "training_args.bin").unlink(missing_ok=True)
+        shutil.rmtree(context.model, ignore_errors=True)  # of an earlier attempt
         partial.replace(context.model)
         size = sum(path.stat().st_size for path in context.model.rglob("*") if path.is_file())
         seconds = time.perf_counter() - began

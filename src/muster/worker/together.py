@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from muster.worker.context import Context
+
+
+PATIENCE = timedelta(minutes=30)  # for the slowest rank to load what it needs
+
+
+def backend(context: Context) -> str:
+    """The library that moves tensors between ranks: gloo for CPUs, NCCL for GPUs."""
+    return "gloo" if context.device == "cpu" else "nccl"
+
+
+def join_group(context: Context, backend: str) -> None:
+    """Meet the other ranks; one rank alone needs no group."""
+    if context.world_size > 1:
+        dist.init_process_group(backend, timeout=PATIENCE)
 
 
 def initialised() -> bool:

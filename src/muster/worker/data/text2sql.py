@@ -128,7 +128,7 @@ def _cut(tokens: list[int], length: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Collator:
-    """Rows -> a padded batch: to its longest row (a multiple of 8), or to fixed lengths.
+    """Rows -> a padded batch: to its longest row (rounded up to `multiple`), or to fixed lengths.
 
     Decoder inputs are the labels moved right by one, so that the loss may be computed outside of the model.
     """
@@ -136,12 +136,13 @@ class Collator:
     pad: int
     start: int
     fixed: tuple[int, int] | None = None
+    multiple: int = 1
 
     def __call__(self, rows: Sequence[Mapping[str, list[int]]]) -> dict[str, torch.Tensor]:
         """(batch, source) input_ids and attention_mask, (batch, target) labels and decoder_input_ids."""
         source, target = self.fixed or (
-            _round_up(max(len(row["input_ids"]) for row in rows)),
-            _round_up(max(len(row["labels"]) for row in rows)),
+            _round_up(max(len(row["input_ids"]) for row in rows), self.multiple),
+            _round_up(max(len(row["labels"]) for row in rows), self.multiple),
         )
         inputs = torch.full((len(rows), source), self.pad)
         mask = torch.zeros((len(rows), source), dtype=torch.long)
@@ -157,7 +158,7 @@ class Collator:
         return {"input_ids": inputs, "attention_mask": mask, "labels": labels, "decoder_input_ids": decoder}
 
 
-def _round_up(length: int, multiple: int = 8) -> int:
+def _round_up(length: int, multiple: int) -> int:
     return -(-length // multiple) * multiple
 
 

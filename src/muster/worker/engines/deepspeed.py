@@ -6,16 +6,27 @@ from typing import Any
 
 from muster.core.errors import RecipeError
 from muster.worker.context import Context
+from muster.worker.together import PATIENCE, backend
 
 
-def arguments(context: Context) -> dict[str, Any]:
-    """TrainingArguments for DeepSpeed."""
+def join(context: Context) -> None:
+    """The ranks meet, also where there is only one: DeepSpeed wants a group."""
     try:
-        import deepspeed  # noqa: F401
+        import deepspeed
     except ImportError as error:
         raise RecipeError(
             f"DeepSpeed cannot be imported: {error}", where="engine.name", hint="pip install 'passmuster[train]'"
         ) from None
+    if context.device == "cpu":
+        # Its shared-memory all-reduce is compiled at the first start (most of a minute, and a C++ compiler), and
+        # takes pretend hosts for one machine; gloo is there already.
+        compatible = getattr(deepspeed.ops, "__compatible_ops__", {})
+        compatible["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend=backend(context), verbose=False, timeout=PATIENCE)
+
+
+def arguments(context: Context) -> dict[str, Any]:
+    """TrainingArguments for DeepSpeed."""
     config = dict(context.deepspeed or {})
     arguments: dict[str, Any] = {"deepspeed": config}
     if "scheduler" in config:

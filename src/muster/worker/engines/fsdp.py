@@ -6,6 +6,13 @@ from typing import Any
 
 from muster.core.errors import RecipeError
 from muster.worker.context import Context
+from muster.worker.together import backend, join_group
+
+
+def join(context: Context) -> None:
+    """The ranks meet; what is offloaded to host memory is reduced there, over gloo."""
+    offloads = context.recipe.engine.offload != "none" and context.device == "cuda"
+    join_group(context, "cpu:gloo,cuda:nccl" if offloads else backend(context))
 
 
 def arguments(context: Context) -> dict[str, Any]:
@@ -30,6 +37,6 @@ def arguments(context: Context) -> dict[str, Any]:
     return {
         "fsdp": True,
         "fsdp_config": config,
-        "ddp_backend": "gloo" if context.device == "cpu" else "nccl",
+        "ddp_backend": backend(context),
         "gradient_checkpointing": False,  # FSDP's own, above
     }

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
 
 from muster.core.errors import MusterError, RecipeError
 from muster.core.t5 import t5_size
@@ -55,7 +61,12 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         train_dataset=encoded,
         eval_dataset=encoded_held,
         processing_class=tokenizer,
-        data_collator=Collator(tokenizer.pad_token_id, tokenizer.pad_token_id if start is None else start, fixed),
+        data_collator=Collator(
+            pad=tokenizer.pad_token_id,
+            start=tokenizer.pad_token_id if start is None else start,
+            fixed=fixed,
+            multiple=8 if context.device == "cuda" else 1,  # tensor cores want it; on a CPU it is only work
+        ),
         compute_loss_func=token_loss(recipe.train.label_smoothing),
     )
     # T5 takes **kwargs but averages its own loss over a micro-batch; with the loss above, the trainer must not
@@ -63,7 +74,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     trainer.model_accepts_loss_kwargs = False
     trainer.sampler = GroupedSampler(
         encoded.lengths,
-        context.batch.micro * context.world_size,
+        context.batch.global_,
         recipe.train.seed,
         grouped=data.padding == "dynamic",
     )
@@ -128,7 +139,9 @@ def make_model(context: Context, tokenizer: Any) -> Any:
             AutoModelForSeq2SeqLM.from_pretrained, recipe.model.name, "model.name", **(recipe.model.config or {})
         )
     else:
-        model = type_of(config := make_config(context, tokenizer))(config)
+        config = make_config(context, tokenizer)
+        model = type_of(config)(config)
+        spread_positions(model, recipe.model.position_std)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         model.resize_token_embeddings(len(tokenizer))
     if recipe.lora:
@@ -136,6 +149,19 @@ def make_model(context: Context, tokenizer: Any) -> Any:
     if recipe.train.gradient_checkpointing:
         model.config.use_cache = False
     return model
+
+
+def spread_positions(model: Any, std: float | None) -> None:
+    """Draw T5's relative position biases from N(0, std) where the recipe says so.
+
+    Transformers draws them like weights (std d_model^-0.5), so a small model takes long to learn word order, and
+    with it to copy values; the demo measured 84 % against 99 % of its questions (dev/LOG.md).
+    """
+    if std is None:
+        return
+    for name, parameter in model.named_parameters():
+        if "relative_attention_bias" in name:
+            torch.nn.init.normal_(parameter, 0.0, std)
 
 
 def type_of(config: Any) -> Any:

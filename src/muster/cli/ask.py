@@ -1,0 +1,65 @@
+"""muster ask"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from muster.cli.options import Json, Root, Run
+
+EXAMPLES = """Examples:
+
+  muster ask last "How many employees work in Berlin?"
+
+  muster ask last --file questions.txt --json
+
+  muster ask last --evaluate --limit 100"""
+
+
+def ask(
+    run: Run,
+    question: Annotated[list[str] | None, typer.Argument(help="One or more questions.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="One question a line.")] = None,
+    evaluate: Annotated[bool, typer.Option("--evaluate", help="Answer the held-out set and score it.")] = False,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many held-out questions.")] = None,
+    root: Root = Path("runs"),
+    json: Json = False,
+) -> int:
+    """Ask a trained model, or score it on the held-out set."""
+    from muster.cli.output import err_console, print_answers, print_json
+    from muster.core.errors import DataError
+    from muster.stages.ask import ask as run_ask
+    from muster.store.runfolder import find_run
+
+    questions = list(question or [])
+    if file is not None:
+        try:
+            questions += [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"cannot be read: {error}", where=str(file)) from None
+    answers = run_ask(find_run(run, root), questions, evaluate=evaluate, limit=limit)
+    count = len(answers.rows)
+    summary = {
+        "questions": count,
+        "seconds": answers.seconds,
+        "milliseconds_per_question": 1000 * answers.seconds / max(1, count),
+        "device": answers.device,
+    }
+    if evaluate:
+        summary |= {"exact_match": answers.exact_match, "execution_match": answers.execution_match}
+    if json:
+        print_json({**summary, "answers": answers.rows})
+        return 0
+    if len(answers.rows) == 1 and not evaluate:
+        print(answers.rows[0]["predicted"])
+    else:
+        print_answers(answers.rows)
+    parts = [f"{count} questions in {answers.seconds:.2f} s ({summary['milliseconds_per_question']:.0f} ms each, {answers.device})"]
+    if evaluate and answers.exact_match is not None:
+        parts.append(f"exact match {100 * answers.exact_match:.1f} %")
+    if evaluate and answers.execution_match is not None:
+        parts.append(f"same rows from the database {100 * answers.execution_match:.1f} %")
+    err_console().print("; ".join(parts))
+    return 0

@@ -1,0 +1,55 @@
+"""muster demo"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from muster.cli.options import Json, Root
+
+EXAMPLES = """Examples:
+
+  muster demo
+
+  muster demo train.max_steps=50 engine.zero=3"""
+
+
+def demo(
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes.")] = None,
+    hosts: Annotated[str, typer.Option("--hosts", "-H", help="Two pretend hosts by default.")] = "local:2x1",
+    root: Root = Path("runs"),
+    json: Json = False,
+) -> int:
+    """The whole way on this machine: data, two hosts, ZeRO-1, training, answers. No GPU, no network."""
+    from muster.cli.output import err_console, print_answers
+    from muster.cli.progress import ProgressView
+    from muster.cli.train import finish
+    from muster.stages.demo import answers_of, prepare_demo
+    from muster.stages.train import train
+    from muster.store.runfolder import new_run_folder
+
+    console = err_console()
+    prepared = prepare_demo(hosts, overrides or [])
+    generated = prepared.recipe.data.generated
+    if generated:
+        console.print(
+            f"A small T5 learns to translate {generated.train} generated questions into SQL over real SQLite tables, from scratch,\n"
+            f"with DeepSpeed ZeRO-{prepared.recipe.engine.zero} on {len(prepared.inventory.hosts)} pretend hosts of this machine; "
+            f"then it answers {generated.validation} questions that it has never seen,\n"
+            "and both its SQL and the expected SQL are executed: an answer is right where the rows are the same."
+        )
+    run = new_run_folder(root, workload="demo", model="t5")
+    with ProgressView(console) as view:
+        result = train(prepared, run, watch=view, announce=view.announce)
+    if not json:
+        print_answers(answers_of(run, 5))
+    code = finish(result, run, json=json)
+    if code == 0:
+        console.print(f'next        muster ask {run.id} "{_example(answers_of(run, 1))}"')
+    return code
+
+
+def _example(answers: list[dict[str, object]]) -> str:
+    return str(answers[0]["question"]) if answers else "How many ...?"

@@ -1,0 +1,66 @@
+"""muster ls"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from muster.cli.options import Json, Root
+
+EXAMPLES = """Examples:
+
+  muster ls
+
+  muster ls --where "status = 'failed'"
+
+  muster ls --where "engine LIKE 'deepspeed%' AND samples_per_second > 100" --json"""
+
+
+def ls(
+    root: Root = Path("runs"),
+    where: Annotated[str | None, typer.Option("--where", help="A condition in SQL over the columns of --json.")] = None,
+    json: Json = False,
+) -> int:
+    """List runs."""
+    from muster.cli.output import err_console, print_json
+    from muster.stages.runs import ls as run_ls
+
+    rows = run_ls(root, where)
+    if json:
+        print_json(rows)
+    elif not rows:
+        err_console().print(f"no runs in {root}/")
+    else:
+        _table(rows)
+    return 0
+
+
+def _table(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from muster.core.units import format_seconds
+
+    def number(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    table = Table(box=None)
+    for name in ("run", "status", "engine", "ranks", "steps", "loss", "samples/s", "exact", "same rows", "time"):
+        table.add_column(name, no_wrap=True, justify="left" if name in ("run", "status", "engine") else "right")
+    for row in rows:
+        table.add_row(
+            row["id"],
+            row["status"],
+            row["engine"],
+            number(row["world_size"], "d"),
+            number(row["steps"], "d"),
+            number(row["loss_final"], ".4f"),
+            number(row["samples_per_second"], ".1f"),
+            number(row["exact_match"], ".1%"),
+            number(row["execution_match"], ".1%"),
+            format_seconds(row["seconds"]) if row["seconds"] is not None else "",
+        )
+    console = Console(highlight=False)
+    console.print(table, width=console.width if console.is_terminal else 200)

@@ -1,0 +1,121 @@
+"""What every verb prints the same way: data to stdout, messages to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from muster.core.result import Result
+    from muster.store.runfolder import RunFolder
+
+
+def err_console() -> Console:
+    """Messages and progress. rich respects NO_COLOR and knows a terminal from a pipe."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def out_console() -> Console:
+    """Results for people."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True)
+
+
+def print_json(data: Any) -> None:
+    """One document on stdout."""
+    print(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def fail(
+    message: str, hint: str | None, *, as_json: bool, code: int, detail: dict[str, Any] | None = None
+) -> int:
+    """One line and a hint on stderr; with --json the same as a document on stdout."""
+    if as_json:
+        print_json({"error": {"message": message, "hint": hint, **(detail or {})}})
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+    return code
+
+
+def print_result(result: Result, run: RunFolder) -> None:
+    """A result for a person."""
+    from rich.markup import escape
+
+    console = out_console()
+    for name, value in result_rows(result):
+        console.print(f"  [dim]{name:<22}[/dim] {escape(value)}")
+    for note in result.notes:
+        console.print(f"  [yellow]note[/yellow]{'':<19}{escape(note)}")
+    if result.failure:
+        failure = result.failure
+        place = ": ".join(part for part in (failure.host, failure.where) if part)
+        err_console().print(f"[red]{result.status}[/red]: {escape(f'{place}: ' if place else '')}{escape(failure.what)}")
+        if failure.hint:
+            err_console().print(f"hint: {escape(failure.hint)}")
+
+
+def result_rows(result: Result) -> list[tuple[str, str]]:
+    """The figures of a result as (name, text); unknown ones are left out."""
+    from muster.core.units import format_bytes, format_count, format_seconds
+
+    rows = [
+        ("status", result.status),
+        ("model", f"{result.model}, {format_count(result.parameters)} parameters"),
+        ("spread", f"{result.engine}, {result.precision}, {result.world_size} ranks on {len(result.hosts)} hosts"),
+        ("steps", f"{result.steps} of {result.global_batch} samples ({result.skipped_steps} skipped)"),
+    ]
+    if result.loss_final is not None:
+        rows.append(("loss", f"{result.loss_first:.4f} -> {result.loss_final:.4f}"))
+    if result.evaluation_loss is not None:
+        rows.append(("held-out loss", f"{result.evaluation_loss:.4f}"))
+    speed = result.throughput
+    if speed:
+        spread = f" (varies by {100 * speed.variation:.1f} %)" if speed.variation is not None else ""
+        rows.append(("throughput", f"{speed.samples_per_second:.1f} samples/s, {format_count(speed.tokens_per_second)} tokens/s{spread}"))
+        rows.append(("step time", f"{1000 * speed.step_seconds_median:.0f} ms median, {1000 * speed.step_seconds_p95:.0f} ms p95"))
+    peak = result.memory.allocator_peak or result.memory.resident_peak
+    if peak:
+        kind = "allocator" if result.memory.allocator_peak else "resident"
+        rows.append(("memory of a rank", f"{format_bytes(peak)} peak ({kind})"))
+    quality = result.quality
+    if quality:
+        executed = f", {100 * quality.execution_match:.1f} % same rows from the database" if quality.execution_match is not None else ""
+        rows.append(("held-out questions", f"{quality.questions}: {100 * quality.exact_match:.1f} % exact{executed}"))
+    seconds = result.seconds
+    parts = [
+        f"{name} {format_seconds(value)}"
+        for name, value in (("training", seconds.training), ("evaluation", seconds.evaluation), ("saving", seconds.saving))
+        if value
+    ]
+    rows.append(("time", f"{format_seconds(seconds.total)} ({', '.join(parts)})" if parts else format_seconds(seconds.total)))
+    return rows
+
+
+def print_answers(rows: list[dict[str, Any]], limit: int | None = None) -> None:
+    """Questions, predictions and what was expected, as a table."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    judged = bool(rows) and "expected" in rows[0]
+    table = Table(show_lines=True)
+    table.add_column("question", ratio=2)
+    table.add_column("prediction", ratio=3)
+    if judged:
+        table.add_column("expected", ratio=3)
+        table.add_column("", no_wrap=True)
+    for row in rows[:limit]:
+        cells = [escape(row["question"]), escape(row["predicted"])]
+        if judged:
+            mark = "[green]exact[/green]" if row["exact"] else "[green]same rows[/green]" if row["executed"] else "[red]wrong[/red]"
+            cells += [escape(row["expected"]), mark]
+        table.add_row(*cells)
+    from rich.console import Console
+
+    Console(highlight=False).print(table)

@@ -1,0 +1,110 @@
+"""Live progress on stderr: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from muster.core.job import Job
+from muster.core.units import format_bytes, format_seconds
+from muster.store import events
+
+_PHASES = {
+    "load": "loading data and model",
+    "train": "training",
+    "save": "saving the model",
+    "answer": "answering held-out questions",
+}
+
+
+class ProgressView:
+    """Watches a job's events. A context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.live = console.is_terminal
+        self.bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} steps"),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=False,
+        )
+        self.task: Any = None
+        self.world_size = 1
+        self.windows: dict[int, list[events.Window]] = {}
+        self.loss: float | None = None
+        self.said = 0.0
+        self.phases: set[str] = set()
+
+    def __enter__(self) -> ProgressView:
+        if self.live:
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live:
+            self.bar.stop()
+
+    def announce(self, job: Job) -> None:
+        """Hosts have agreed: say what is about to run."""
+        self.world_size = job.world_size
+        hosts = ", ".join(f"{place.host} ({place.slots})" for place in job.placements[:8])
+        more = f" and {len(job.placements) - 8} more" if len(job.placements) > 8 else ""
+        batch = job.batch
+        self.console.print(
+            f"{job.world_size} ranks on {len(job.placements)} hosts: {hosts}{more}; {job.precision} on {job.device}; "
+            f"global batch {batch.global_} = {batch.micro} x {batch.accumulation} x {job.world_size}"
+        )
+        for decision in job.decisions:
+            self.console.print(f"  [dim]{decision.field} = {decision.value}: {decision.why}[/dim]")
+        if job.resume_step:
+            self.console.print(f"resuming from the checkpoint of step {job.resume_step}")
+        elif job.attempt > 1:
+            self.console.print("no complete checkpoint on every host: starting from the first step")
+
+    def __call__(self, event: events.Event) -> None:
+        """Show one event."""
+        if isinstance(event, events.Started) and event.rank == 0:
+            self.task = self.bar.add_task("training", total=event.total_steps, figures="")
+        elif isinstance(event, events.Log):
+            self.loss = event.loss
+        elif isinstance(event, events.Window):
+            self._window(event)
+        elif isinstance(event, events.Phase) and event.rank == 0 and event.name not in self.phases:
+            self.phases.add(event.name)
+            self.console.print(f"[dim]{_PHASES.get(event.name, event.name)} ...[/dim]")
+        elif isinstance(event, events.DataRead):
+            cut = f", {event.cut} cut to length" if event.cut else ""
+            self.console.print(f"{event.train} training samples, {event.validation} held out{cut}")
+        elif isinstance(event, events.Saved) and event.step is not None:
+            self.console.print(
+                f"[dim]checkpoint at step {event.step}: {format_bytes(event.bytes)} in {format_seconds(event.seconds)}[/dim]"
+            )
+        elif isinstance(event, events.Evaluated):
+            self.console.print(f"held-out loss {event.loss:.4f} at step {event.step}")
+
+    def _window(self, window: events.Window) -> None:
+        parts = self.windows.setdefault(window.step, [])
+        parts.append(window)
+        if len(parts) < self.world_size:
+            return
+        del self.windows[window.step]
+        seconds = max(part.seconds for part in parts)
+        rate = sum(part.samples for part in parts) / seconds if seconds > 0 else 0.0
+        loss = f"loss {self.loss:.4f}, " if self.loss is not None else ""
+        figures = f"{loss}{rate:.1f} samples/s"
+        if self.task is not None and self.live:
+            self.bar.update(self.task, completed=window.step, figures=figures)
+        elif not self.live and time.monotonic() - self.said > 5:
+            self.said = time.monotonic()
+            total = int(self.bar.tasks[0].total or 0) if self.bar.tasks else "?"
+            self.console.print(f"step {window.step}/{total}: {figures}")

@@ -1,0 +1,36 @@
+"""muster report"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from muster.cli.options import Json, Root, Run
+
+EXAMPLES = """Examples:
+
+  muster report last
+
+  muster report last --output page.html"""
+
+
+def report(
+    run: Run,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where; default: in the run's folder.")] = None,
+    root: Root = Path("runs"),
+    json: Json = False,
+) -> int:
+    """Write a run's page: one HTML file that opens offline."""
+    from muster.cli.output import print_json
+    from muster.stages.report import report as run_report
+    from muster.store.runfolder import find_run
+
+    folder = find_run(run, root)
+    page = run_report(folder, output)
+    if json:
+        print_json({"id": folder.id, "report": str(page)})
+    else:
+        print(page)
+    return 0

@@ -1,0 +1,27 @@
+"""muster resume"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from muster.cli.options import Json, Root, Run
+
+EXAMPLES = """Examples:
+
+  muster resume last
+
+  muster resume runs/20261121-093000-text2sql-t5-small-4f2a"""
+
+
+def resume(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
+    """Go on with a run from its newest checkpoint that is complete on every host."""
+    from muster.cli.output import err_console
+    from muster.cli.progress import ProgressView
+    from muster.cli.train import finish
+    from muster.stages.resume import resume as run_resume
+    from muster.store.runfolder import find_run
+
+    folder = find_run(run, root)
+    with ProgressView(err_console()) as view:
+        result = run_resume(folder, watch=view, announce=view.announce)
+    return finish(result, folder, json=json)

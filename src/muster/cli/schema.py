@@ -1,0 +1,31 @@
+"""muster schema"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+EXAMPLES = """Examples:
+
+  muster schema recipe > recipe.schema.json
+
+  muster schema result"""
+
+
+class What(str, Enum):
+    """The documents that have a schema."""
+
+    recipe = "recipe"
+    result = "result"
+    event = "event"
+
+
+def schema(what: Annotated[What, typer.Argument(help="Which document.")] = What.recipe) -> int:
+    """Print a JSON Schema: of recipes (for editors), of result.json, of events."""
+    from muster.cli.output import print_json
+    from muster.stages.schema import schema_of
+
+    print_json(schema_of(what.value))
+    return 0

@@ -1,0 +1,28 @@
+"""muster stop"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from muster.cli.options import Json, Root, Run
+
+EXAMPLES = """Examples:
+
+  muster stop last"""
+
+
+def stop(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
+    """Stop a running job on all its hosts. Other jobs there are not touched."""
+    from muster.cli.output import err_console, print_json
+    from muster.stages.runs import stop as run_stop
+    from muster.store.runfolder import find_run
+
+    folder = find_run(run, root)
+    result = run_stop(folder)
+    if json:
+        print_json({"id": folder.id, "stopped": result is not None, "status": result.status if result else None})
+    elif result is None:
+        err_console().print("asked; the controller has not answered yet")
+    else:
+        print(f"{folder.id}: {result.status} at step {result.steps}")
+    return 0 if result is not None else 1

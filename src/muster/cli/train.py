@@ -1,0 +1,89 @@
+"""muster train"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from muster.cli.options import Json, Root
+
+if TYPE_CHECKING:
+    from muster.core.result import Result
+    from muster.stages.prepare import Prepared
+    from muster.store.runfolder import RunFolder
+
+EXAMPLES = """Examples:
+
+  muster train text2sql-wikisql --hosts local:2 data.path=data/wikisql
+
+  muster train my.yaml --hosts node1:8,node2:8 engine.name=deepspeed engine.zero=3
+
+  muster train my.yaml --hosts hostfile batch.global=512 --dry-run"""
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe: a YAML file, or the name of a shipped one.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as engine.zero=3.")
+    ] = None,
+    hosts: Annotated[
+        str, typer.Option("--hosts", "-H", help="host1,host2:8, local:2, local:2x1, or a host file.")
+    ] = "",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The run's folder; must not exist.")] = None,
+    root: Root = Path("runs"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and start nothing.")] = False,
+    json: Json = False,
+) -> int:
+    """Run a recipe on hosts: one command, all hosts, one result."""
+    from muster.stages.prepare import prepare
+
+    prepared = prepare(recipe, hosts, overrides or [])
+    if dry_run:
+        return _dry_run(prepared, json)
+    return launch(prepared, output=output, root=root, json=json)
+
+
+def launch(prepared: Prepared, *, output: Path | None, root: Path, json: bool) -> int:
+    """Train with live progress, then print the result. -> exit code."""
+    from muster.cli.output import err_console
+    from muster.cli.progress import ProgressView
+    from muster.stages.train import train as run_train
+    from muster.store.runfolder import RunFolder, new_run_folder
+    from muster.supervise.fold import model_name
+
+    model = model_name(prepared.recipe).rstrip("/").rpartition("/")[2]
+    run = RunFolder(output.absolute()) if output else new_run_folder(root, workload=prepared.recipe.workload, model=model)
+    console = err_console()
+    with ProgressView(console) as view:
+        result = run_train(prepared, run, watch=view, announce=view.announce)
+    return finish(result, run, json=json)
+
+
+def finish(result: Result, run: RunFolder, *, json: bool) -> int:
+    """Write the report and print the result. -> exit code: 0 succeeded, 1 failed, 2 bad input."""
+    from muster.cli.output import err_console, print_json, print_result
+    from muster.stages.report import report
+
+    page = report(run)
+    if json:
+        print_json(result.model_dump(mode="json"))
+    else:
+        print_result(result, run)
+    err_console().print(f"run folder  {run.path}\nreport      {page}")
+    if result.status == "succeeded":
+        return 0
+    return 2 if result.failure and result.failure.usage else 1
+
+
+def _dry_run(prepared: Prepared, json: bool) -> int:
+    from muster.cli.output import print_json
+    from muster.stages.dry_run import dry_run, format_dry_run
+
+    plan = dry_run(prepared)
+    if json:
+        print_json(plan)
+    else:
+        print(format_dry_run(plan))
+    return 0

@@ -1,0 +1,174 @@
+"""Reads a run folder into one frozen value, which is all that the page is made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.core.batch import Batch
+from muster.core.errors import RunFolderError
+from muster.core.job import Decision, Job, Placement
+from muster.core.result import Result
+from muster.store import events
+from muster.store.runfolder import RunFolder
+from muster.supervise.fold import Folder, make_result
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A held-out question with the model's answer. `executed` is None where nothing could be executed."""
+
+    index: int
+    question: str
+    predicted: str
+    expected: str
+    exact: bool
+    executed: bool | None = None
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Everything that a report shows. `folder` is only read."""
+
+    id: str
+    state: str  # a Result's status, or running, interrupted, elsewhere
+    figures: Result | None = None  # result.json; of an unfinished run what its events come to so far
+    folder: Folder = field(default_factory=Folder)
+    recipe: str = ""
+    plan: dict[str, Any] = field(default_factory=dict)
+    job: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, Any] = field(default_factory=dict)
+    predictions: tuple[Prediction, ...] = ()
+    unreadable: int = 0  # lines of predictions.jsonl that are not a prediction
+
+    @property
+    def world_size(self) -> int | None:
+        """The number of ranks, where it is known."""
+        if self.figures is not None:
+            return self.figures.world_size
+        value = self.job.get("world_size")
+        return value if isinstance(value, int) else None
+
+    @property
+    def decisions(self) -> list[dict[str, Any]]:
+        """What the plan chose, each with its reason."""
+        found = self.plan.get("decisions")
+        return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+    def measure(self, name: str) -> Any:
+        """A value of the recipe's `measure` section as it was run, or None."""
+        section = (self.job.get("recipe") or {}).get("measure") or {}
+        return section.get(name)
+
+
+def gather(run: RunFolder) -> RunData:
+    """Read a run folder. Files that are not there yet count as empty. Raises RunFolderError for damaged ones."""
+    if not run.path.is_dir():
+        raise RunFolderError("no such run folder", where=str(run.path))
+    job = _read(run, run.job)
+    folder, answers, last = read_stream(events.read_events(run.events))
+    result = run.read_result()
+    written, unreadable = read_predictions(run.predictions)
+    return RunData(
+        id=run.id,
+        state=run.state(),
+        figures=result if result is not None else so_far(folder, job, last),
+        folder=folder,
+        recipe=_text(run.recipe),
+        plan=_read(run, run.plan),
+        job=job,
+        env=_read(run, run.env),
+        predictions=written or answers,
+        unreadable=unreadable,
+    )
+
+
+def read_stream(stream: Iterable[events.Event]) -> tuple[Folder, tuple[Prediction, ...], float | None]:
+    """Events -> the folder, the last attempt's answers by index, and the time of the last event."""
+    folder = Folder()
+    answers: dict[int, Prediction] = {}
+    last: float | None = None
+    for event in stream:
+        folder.add(event)
+        last = event.time if last is None else max(last, event.time)
+        if isinstance(event, events.JobState) and event.state == "begin":
+            answers.clear()
+        elif isinstance(event, events.Answer):
+            answers[event.index] = Prediction(
+                event.index, event.question, event.predicted, event.expected, event.exact, event.executed
+            )
+    return folder, tuple(answers[index] for index in sorted(answers)), last
+
+
+def so_far(folder: Folder, job: dict[str, Any], last: float | None) -> Result | None:
+    """What an unfinished run has come to. Its status is a place-holder: `RunData.state` says how it stands."""
+    made = read_job(job)
+    if made is None or last is None:
+        return None
+    try:
+        return make_result(folder, made, status="stopped", failure=None, ended=last)
+    except ValueError:  # a recipe of another version of muster
+        return None
+
+
+def read_job(data: dict[str, Any]) -> Job | None:
+    """job.json as the job that it was written from; None where it is not one."""
+    try:
+        batch = data["batch"]
+        return Job(
+            id=data["id"],
+            launcher=data["launcher"],
+            placements=tuple(
+                Placement(each["host"], each["address"], each["slots"], each["first_rank"])
+                for each in data["placements"]
+            ),
+            batch=Batch(micro=batch["micro"], accumulation=batch["accumulation"], global_=batch["global"]),
+            precision=data["precision"],
+            device=data["device"],
+            recipe=data["recipe"],
+            attempt=data["attempt"],
+            resume_step=data["resume_step"],
+            decisions=tuple(Decision(d["field"], d["value"], d["why"]) for d in data["decisions"]),
+        )
+    except (KeyError, TypeError):
+        return None
+
+
+def read_predictions(path: Path) -> tuple[tuple[Prediction, ...], int]:
+    """The predictions of a file, and how many of its lines are none."""
+    found, bad = [], 0
+    for line in _text(path).split("\n"):
+        if not line.strip():
+            continue
+        try:
+            data = json.loads(line)
+            executed = data.get("executed")
+            found.append(
+                Prediction(
+                    index=int(data["index"]),
+                    question=str(data["question"]),
+                    predicted=str(data["predicted"]),
+                    expected=str(data["expected"]),
+                    exact=bool(data["exact"]),
+                    executed=None if executed is None else bool(executed),
+                )
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            bad += 1
+    return tuple(found), bad
+
+
+def _read(run: RunFolder, path: Path) -> dict[str, Any]:
+    return run.read_json(path) if path.exists() else {}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise RunFolderError(f"cannot be read: {error.strerror}", where=str(path)) from None

@@ -1,0 +1,231 @@
+"""Figures and outcomes in words. An unknown figure is "not measured", never 0 and never -1. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from muster.core.result import Result
+from muster.core.units import format_bytes, format_count, format_seconds
+from muster.report.gather import RunData
+
+UNKNOWN = "not measured"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A key figure: its name, its value with a unit, and what belongs to it."""
+
+    name: str
+    value: str = UNKNOWN
+    unit: str = ""
+    note: str = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a value."""
+        return self.value != UNKNOWN
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The outcome: a mark, a tone (good, bad, calm), a sentence, and facts below it."""
+
+    mark: str
+    tone: str
+    title: str
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number to `digits` significant digits, with thousands separated."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    if value == 0:
+        return "0"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    if decimals > 9:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:,.{max(0, decimals)}f}"
+
+
+def percent(share: float | None) -> str:
+    """A share as per cent."""
+    return UNKNOWN if share is None or not math.isfinite(share) else f"{100 * share:.1f}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration; short ones in milliseconds."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return f"{number(1000 * value, 3)} ms" if abs(value) < 1 else format_seconds(value)
+
+
+def size(value: float | None) -> str:
+    """Bytes, or not measured."""
+    return UNKNOWN if value is None or not math.isfinite(value) else format_bytes(value)
+
+
+def moment(time: float | None) -> str:
+    """A Unix time in UTC: the same words wherever the report is made."""
+    try:
+        return datetime.fromtimestamp(time or math.nan, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return UNKNOWN
+
+
+def count(amount: int, thing: str) -> str:
+    """1 rank, 2 ranks."""
+    return f"{amount:,} {thing}" + ("" if amount == 1 else "s")
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """0, 1, 2, 5 -> '0–2, 5'."""
+    parts: list[list[int]] = []
+    for each in sorted(set(numbers)):
+        if parts and each == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], each]
+        else:
+            parts.append([each])
+    return ", ".join(f"{part[0]}–{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts) or "none"
+
+
+def interval(right: float, questions: int) -> str:
+    """Wilson's 95 % interval of a share that was counted in so many questions."""
+    if questions < 1 or not 0 <= right <= 1:
+        return ""
+    z = 1.96
+    middle = (right + z * z / (2 * questions)) / (1 + z * z / questions)
+    half = z * math.sqrt(right * (1 - right) / questions + z * z / (4 * questions**2)) / (1 + z * z / questions)
+    return f"95 % interval {100 * max(0.0, middle - half):.1f}–{100 * min(1.0, middle + half):.1f} %"
+
+
+def headline(data: RunData) -> Headline:
+    """How the run ended, in a sentence; for a failure what, where, on which host, and the hint."""
+    figures = data.figures
+    failure = figures.failure if figures else None
+    steps = count(figures.steps, "optimizer step") if figures and figures.steps else "no finished optimizer step"
+    if data.state == "succeeded" and figures:
+        return Headline("✓", "good", f"The run succeeded: {steps} in {format_seconds(figures.seconds.total)}")
+    if data.state == "running":
+        return Headline("…", "calm", f"The run is still going: {steps} so far")
+    if data.state == "elsewhere":
+        what = "its controller is on another machine, so whether it still runs cannot be told from here"
+        return Headline("…", "calm", f"The run has no result yet, after {steps}", (("why", what),))
+    if data.state == "interrupted":
+        facts = (("what", "there is no result, and no controller works on it"),)
+        hint = (("hint", f"`muster resume {data.id}` goes on from the last checkpoint, where there is one"),)
+        return Headline("✕", "bad", f"The run was interrupted after {steps}", facts + hint)
+    title = {
+        "failed": "The run failed",
+        "stopped": f"The run was stopped after {steps}",
+        "timeout": f"The run ran out of time after {steps}",
+    }.get(data.state, f"The run is {data.state}")
+    if failure is None:
+        return Headline("✕", "bad", title)
+    if data.state == "failed" and failure.usage:
+        title = "The run failed: it was given something that cannot be used"
+    elif data.state == "failed":
+        title = f"The run failed after {steps}"
+    told = (("what", failure.what), ("where", failure.where), ("host", failure.host), ("hint", failure.hint))
+    return Headline(
+        "■" if data.state == "stopped" else "✕",
+        "calm" if data.state == "stopped" else "bad",
+        title,
+        tuple((name, value) for name, value in told if value),
+    )
+
+
+def subject(data: RunData) -> str:
+    """What ran on what, in a line."""
+    figures = data.figures
+    if figures is None:
+        return "Nothing is known of it yet."
+    hosts = count(len(figures.hosts), "host")
+    parameters = f" ({format_count(figures.parameters)} parameters)" if figures.parameters else ""
+    return (
+        f"{figures.workload}, {figures.model}{parameters}, {figures.engine} in {figures.precision}, "
+        f"on {count(figures.world_size, 'rank')} of {hosts}, global batch {figures.global_batch:,}"
+    )
+
+
+def key_figures(data: RunData) -> list[tuple[str, list[Figure]]]:
+    """The figures in groups: the run, its speed, what it learned, what it needed."""
+    figures = data.figures
+    if figures is None:
+        return []
+    return [
+        ("Run", _run(data, figures)),
+        ("Speed", _speed(figures)),
+        ("Learning", _learning(data, figures)),
+        ("Memory, highest of all ranks", _memory(figures)),
+    ]
+
+
+def _run(data: RunData, figures: Result) -> list[Figure]:
+    planned = data.folder.started[0].total_steps if 0 in data.folder.started else None
+    done = "none skipped" if not figures.skipped_steps else f"{figures.skipped_steps:,} skipped by the loss scaler"
+    if planned is not None and planned != figures.steps:
+        done = f"of {planned:,} planned; {done}"
+    epochs = f"{number(figures.epochs, 3)} epochs" if figures.epochs is not None else ""
+    return [
+        Figure("Steps", f"{figures.steps:,}", note=done if figures.steps else ""),
+        Figure("Samples", f"{figures.samples:,}", note=epochs),
+        Figure("Duration", seconds(figures.seconds.total), note=f"from {moment(figures.started)}"),
+        Figure("Attempt", str(figures.attempt), note="the first" if figures.attempt == 1 else "resumed"),
+    ]
+
+
+def _speed(figures: Result) -> list[Figure]:
+    found = figures.throughput
+    names = ("Throughput", "Real tokens", "Step time, median", "Step time, 95th percentile")
+    if found is None:
+        return [Figure(name) for name in names]
+    windows = count(found.windows, "window")
+    spread = f"spread {UNKNOWN}: {windows}"
+    if found.variation is not None and math.isfinite(found.variation):
+        spread = f"± {100 * found.variation:.1f} % over {windows}"
+    padded = found.padded_tokens_per_second
+    share = f"; {100 * (1 - found.tokens_per_second / padded):.0f} % is padding" if padded > 0 else ""
+    return [
+        Figure(names[0], number(found.samples_per_second), "samples/s", spread),
+        Figure(names[1], number(found.tokens_per_second), "tokens/s", f"{number(padded)} with padding{share}"),
+        Figure(names[2], seconds(found.step_seconds_median), note=f"over {count(found.measured_steps, 'measured step')}"),
+        Figure(names[3], seconds(found.step_seconds_p95), note="of the slowest rank"),
+    ]
+
+
+def _learning(data: RunData, figures: Result) -> list[Figure]:
+    first = f"{number(figures.loss_first)} at first" if figures.loss_first is not None else ""
+    held = data.folder.evaluated[-1].step if data.folder.evaluated else None
+    quality = figures.quality
+    exact, same = Figure("Exact match"), Figure("Execution accuracy")
+    if quality is not None:
+        asked = f"of {count(quality.questions, 'question')}"
+        right = round(quality.exact_match * quality.questions)
+        exact = Figure(
+            exact.name, percent(quality.exact_match), "%", f"{right:,} {asked}; {interval(quality.exact_match, quality.questions)}"
+        )
+        if quality.execution_match is not None:
+            rows = round(quality.execution_match * quality.questions)
+            told = f"{rows:,} {asked}; {interval(quality.execution_match, quality.questions)}"
+            same = Figure(same.name, percent(quality.execution_match), "%", told)
+    return [
+        Figure("Training loss, last", number(figures.loss_final), note=first),
+        Figure("Held-out loss, last", number(figures.evaluation_loss), note=f"at step {held:,}" if held is not None else ""),
+        exact,
+        same,
+    ]
+
+
+def _memory(figures: Result) -> list[Figure]:
+    memory = figures.memory
+    hosts = [each.memory_used_peak for each in figures.hosts if each.memory_used_peak is not None]
+    return [
+        Figure("GPU, allocator's peak", size(memory.allocator_peak)),
+        Figure("GPU, in use by everything", size(memory.device_peak)),
+        Figure("A rank's process, peak", size(memory.resident_peak)),
+        Figure("A host, in use by everything", size(max(hosts, default=None))),
+    ]

@@ -1,0 +1,88 @@
+"""Ask: the trained model answers questions, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from muster.core.errors import JobError, MusterError, RunFolderError, UsageError
+from muster.shell import RealShell, Shell
+from muster.stages.resume import frozen_recipe
+from muster.store.runfolder import RunFolder
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Rows of question and prediction (and what was expected), and how long the model took for all of them."""
+
+    rows: list[dict[str, Any]]
+    seconds: float
+    device: str
+
+    @property
+    def exact_match(self) -> float | None:
+        """Share of equal texts; None where nothing was expected."""
+        return _share([row["exact"] for row in self.rows if "exact" in row])
+
+    @property
+    def execution_match(self) -> float | None:
+        """Share with the same rows from the database; None without one for every question."""
+        executed = [row.get("executed") for row in self.rows]
+        return None if any(value is None for value in executed) else _share(executed)
+
+
+def ask(
+    run: RunFolder,
+    questions: list[str],
+    *,
+    evaluate: bool = False,
+    limit: int | None = None,
+    shell: Shell | None = None,
+) -> Answers:
+    """Answer `questions`, or the held-out set. Raises RunFolderError where there is no model, JobError."""
+    if not run.model.is_dir():
+        state = run.state()
+        raise RunFolderError(
+            f"has no trained model: the run is {state}",
+            where=run.id,
+            hint="wait for its end" if state == "running" else f"`muster resume {run.id}`",
+        )
+    if not questions and not evaluate:
+        raise UsageError("no question was given", hint='muster ask RUN "question", --file FILE, or --evaluate')
+    request = {
+        "recipe": frozen_recipe(run).as_dict(),
+        "model": str(run.model),
+        "cache": str(run.path / "data"),
+        "questions": questions,
+        "evaluate": evaluate,
+        "limit": limit,
+    }
+    code, out, err = (shell or RealShell()).run(
+        [sys.executable, "-m", "muster.worker.ask"], input=json.dumps(request).encode()
+    )
+    lines = [json.loads(line) for line in out.decode("utf-8").splitlines() if line.startswith("{")]
+    if lines and "error" in lines[-1]:
+        problem = lines[-1]["error"]
+        kind = UsageError if problem.pop("code") == 2 else JobError
+        raise _raised(kind, problem)
+    if code != 0 or not lines:
+        raise _explain(err.decode("utf-8", "replace"))
+    summary = lines.pop()
+    return Answers(lines, summary["seconds"], summary["device"])
+
+
+def _raised(kind: type[MusterError], problem: dict[str, Any]) -> MusterError:
+    return kind(problem["what"], where=problem["where"], host=problem["host"], hint=problem["hint"])
+
+
+def _explain(stderr: str) -> JobError:
+    last = (stderr.strip().splitlines() or ["no reason given"])[-1]
+    if "No module named" in last:
+        return JobError(f"the model cannot be loaded here: {last}", hint="pip install 'passmuster[train]'")
+    return JobError(f"the model failed: {last}")
+
+
+def _share(values: list[Any]) -> float | None:
+    return sum(bool(value) for value in values) / len(values) if values else None

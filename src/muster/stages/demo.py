@@ -1,0 +1,23 @@
+"""Demo: the embedded recipe on two pretend hosts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from muster.stages.prepare import Prepared, prepare
+from muster.store.runfolder import RunFolder
+
+
+def prepare_demo(hosts: str, overrides: list[str]) -> Prepared:
+    """The shipped demo recipe for `hosts`."""
+    return prepare("demo", hosts, overrides)
+
+
+def answers_of(run: RunFolder, count: int) -> list[dict[str, Any]]:
+    """A few held-out answers of a run, spread over the set so that they show different kinds of questions."""
+    if not run.predictions.exists():
+        return []
+    rows = [json.loads(line) for line in run.predictions.read_text(encoding="utf-8").splitlines()]
+    step = max(1, len(rows) // count)
+    return rows[::step][:count]

@@ -1,0 +1,88 @@
+"""Dry run: exactly what would run, as data; nothing is started and no host is asked."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from muster.core.job import Job, place
+from muster.core.recipes import dump_yaml
+from muster.planner.decide import decide
+from muster.stages.orders import orders
+from muster.stages.prepare import Prepared
+
+FREE_PORT = "<a free port of the first host>"
+
+
+def dry_run(prepared: Prepared) -> dict[str, Any]:
+    """Commands, environment and files per host. What only the hosts can tell is assumed, and listed."""
+    assumed = {host.label: {"gpus": [], "cores": None} for host in prepared.inventory.hosts}
+    recipe = prepared.recipe
+    decided = decide(recipe, prepared.inventory, assumed, one_machine=prepared.launcher.ONE_MACHINE)
+    job = Job(
+        id="<run id>",
+        launcher=prepared.launcher_name,
+        placements=place(list(zip(prepared.inventory.hosts, decided.slots, strict=True))),
+        batch=decided.batch,
+        precision=decided.precision,
+        device=decided.device,
+        recipe=recipe.as_dict(),
+        decisions=decided.decisions,
+    )
+    first = job.placements[0]
+    address = recipe.launch.address or ("127.0.0.1" if prepared.launcher.ONE_MACHINE else first.host)
+    port = recipe.launch.port or FREE_PORT
+    told = orders(job, recipe, decided, prepared.env, address=address, port=port)
+    open_fields = {d.field for d in decided.decisions}
+    depends = [
+        f"{name} = {value} (assumed: no GPU; decided when the hosts have answered)"
+        for name, value in (("launch.device", job.device), ("precision", job.precision))
+        if name in open_fields
+    ]
+    if not recipe.launch.threads:
+        depends.append("OMP_NUM_THREADS = the host's cores / its ranks")
+    return {
+        "hosts": [
+            {
+                "host": p.host,
+                "ranks": list(p.ranks),
+                "connect": prepared.launcher.describe(p, recipe.launch, job.id),
+                "start": told[p.host]["host"]["argv"],
+                "environment": told[p.host]["host"]["env"],
+            }
+            for p in job.placements
+        ],
+        "batch": job.as_dict()["batch"],
+        "precision": job.precision,
+        "device": job.device,
+        "world_size": job.world_size,
+        "deepspeed": told[first.host]["job"]["deepspeed"],
+        "decisions": job.as_dict()["decisions"],
+        "depends_on_hosts": depends,
+        "recipe": recipe.as_dict(),
+    }
+
+
+def format_dry_run(plan: dict[str, Any]) -> str:
+    """The plan for a person."""
+    import json
+
+    lines = []
+    for host in plan["hosts"]:
+        lines.append(f"# {host['host']}: ranks {host['ranks'][0]} to {host['ranks'][-1]}")
+        lines.append("# the agent, which reads its own source from its standard input")
+        lines.append(shlex.join(host["connect"]))
+        lines.append("# the agent starts")
+        variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in host["environment"].items())
+        lines.append(f"{variables} {shlex.join(host['start'])}".strip())
+        lines.append("")
+    batch = plan["batch"]
+    lines.append(
+        f"# {plan['world_size']} ranks, {plan['precision']} on {plan['device']}, global batch {batch['global']} "
+        f"= micro-batch {batch['micro']} x accumulation {batch['accumulation']} x {plan['world_size']} ranks"
+    )
+    lines += [f"# {text}" for text in plan["depends_on_hosts"]]
+    if plan["deepspeed"]:
+        lines += ["", "# DeepSpeed's configuration", json.dumps(plan["deepspeed"], indent=2)]
+    lines += ["", "# recipe.yaml", dump_yaml(plan["recipe"])]
+    return "\n".join(lines)

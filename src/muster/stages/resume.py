@@ -1,0 +1,55 @@
+"""Resume: go on with a run from the newest checkpoint that is complete on every host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from muster.core.errors import RunFolderError
+from muster.core.inventory import Host, Inventory
+from muster.core.job import Job
+from muster.core.recipe import Recipe
+from muster.core.recipes import load_recipe
+from muster.core.result import Result
+from muster.shell import Shell
+from muster.stages.prepare import check
+from muster.stages.recorder import Watcher
+from muster.stages.train import Attempt, nobody, train
+from muster.store.runfolder import RunFolder
+
+
+def resume(
+    run: RunFolder,
+    *,
+    watch: Watcher = nobody,
+    announce: Callable[[Job], None] = nobody,
+    shell: Shell | None = None,
+) -> Result:
+    """Continue with the frozen recipe on the same hosts. Raises RunFolderError where there is nothing to do."""
+    state = run.state()
+    if state == "succeeded":
+        raise RunFolderError("is finished: there is nothing to resume", where=run.id)
+    if state in ("running", "elsewhere"):
+        controller = run.read_json(run.controller)
+        raise RunFolderError(
+            f"is being run by process {controller.get('pid')} on {controller.get('machine')}",
+            where=run.id,
+            hint=f"`muster stop {run.id}` first",
+        )
+    job = run.read_json(run.job)
+    recipe = load_recipe(str(run.recipe))
+    prepared = check(recipe, frozen_inventory(job))
+    number = int(job["attempt"]) + 1
+    return train(prepared, run, attempt=Attempt(number, resume=True), watch=watch, announce=announce, shell=shell)
+
+
+def frozen_inventory(job: dict[str, Any]) -> Inventory:
+    """The hosts of a run as they were given."""
+    data = job["inventory"]
+    hosts = tuple(Host(host["name"], host["slots"]) for host in data["hosts"])
+    return Inventory(hosts, data["launcher"], data["source"])
+
+
+def frozen_recipe(run: RunFolder) -> Recipe:
+    """The recipe of a run as it was resolved."""
+    return load_recipe(str(run.recipe))

@@ -1,0 +1,73 @@
+"""Runs that are there: list, show, stop."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.core.errors import RunFolderError
+from muster.core.result import Result
+from muster.store import events
+from muster.store.queries import runs_table
+from muster.store.runfolder import RunFolder
+from muster.supervise.fold import fold
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A run as `muster show` tells it: its result, or how far it has come."""
+
+    run: RunFolder
+    state: str
+    result: Result | None
+    step: int
+    total_steps: int | None
+    loss: float | None
+    job: dict[str, Any]
+
+
+def ls(root: Path, where: str | None = None) -> list[dict[str, Any]]:
+    """One row per run under `root`, oldest first."""
+    return runs_table(root, where)
+
+
+def show(run: RunFolder) -> Shown:
+    """What is known of a run now."""
+    folder = fold(events.read_events(run.events))
+    started = next(iter(folder.started.values()), None)
+    logs = [folder.logs[step] for step in sorted(folder.logs)]
+    return Shown(
+        run=run,
+        state=run.state(),
+        result=run.read_result(),
+        step=max(folder.windows, default=0),
+        total_steps=started.total_steps if started else None,
+        loss=logs[-1].loss if logs else None,
+        job=run.read_json(run.job),
+    )
+
+
+def stop(run: RunFolder, *, patience: float = 30) -> Result | None:
+    """Ask the run's controller to stop the job on all hosts, and wait for the result.
+
+    None: it did not end within `patience` seconds (the request stands). Raises RunFolderError where nothing runs.
+    """
+    state = run.state()
+    if state not in ("running", "elsewhere"):
+        raise RunFolderError(f"is not running: it is {state}", where=run.id)
+    run.stop_request.touch()
+    limit = time.monotonic() + patience
+    while time.monotonic() < limit:
+        result = run.read_result()
+        if result is not None:
+            return result
+        if run.controller_alive() is False:
+            raise RunFolderError(
+                "its controller is gone; the agents have ended the ranks by themselves",
+                where=run.id,
+                hint=f"`muster resume {run.id}`",
+            )
+        time.sleep(0.2)
+    return None

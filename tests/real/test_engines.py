@@ -1,0 +1,51 @@
+"""Every engine follows the loss curve of one process with the same global batch: real ranks over gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import losses, needs_torch, run
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
+
+STEPS = ["train.max_steps=20", "train.warmup=5", "measure.window=1", "measure.warmup=3"]
+ENGINES = {
+    "ddp": ["engine.name=ddp", "engine.zero=0"],
+    "fsdp": ["engine.name=fsdp", "engine.zero=0"],
+    "zero0": ["engine.name=deepspeed", "engine.zero=0"],
+    "zero1": ["engine.name=deepspeed", "engine.zero=1"],
+    "zero2": ["engine.name=deepspeed", "engine.zero=2"],
+    "zero3": ["engine.name=deepspeed", "engine.zero=3"],
+    "zero3-offload": ["engine.name=deepspeed", "engine.zero=3", "engine.offload=optimizer+param"],
+}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """One process, plain PyTorch, the whole global batch in one micro-batch."""
+    needs_torch()
+    folder = tmp_path_factory.mktemp("reference") / "run"
+    done, result = run(folder, "local:1", *STEPS, *ENGINES["ddp"], "batch.micro=16")
+    assert result.status == "succeeded", result.failure
+    curve = losses(done)
+    assert len(curve) == 20
+    assert curve[-1] < curve[0] - 0.5  # it learns: equal curves are not equal for want of movement
+    return curve
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_ranks_follow_one_process(engine: str, reference: list[float], tmp_path: Path) -> None:
+    """Micro-batch 4 with accumulation 2 on two ranks is the global batch of 16, token for token."""
+    overrides = [*STEPS, *ENGINES[engine], "batch.micro=4", "batch.accumulation=2"]
+    if engine in ("ddp", "fsdp"):
+        overrides += ["batch.micro=8", "batch.accumulation=1"]
+    done, result = run(tmp_path / "run", "local:2x1", *overrides)
+    assert result.status == "succeeded", result.failure
+    assert result.samples == 20 * 16
+    curve = losses(done)
+    assert len(curve) == len(reference)
+    for step, (here, there) in enumerate(zip(curve, reference, strict=True), start=1):
+        assert here == pytest.approx(there, rel=1e-3), f"step {step}"
+    assert (done.model / "model.safetensors").stat().st_size > 0

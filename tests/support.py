@@ -1,0 +1,85 @@
+"""What tests of several tiers share."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from muster.core.result import Result
+from muster.stages.prepare import prepare
+from muster.stages.train import train
+from muster.store import events
+from muster.store.runfolder import RunFolder
+
+# A model and a data set that are small enough for tests and large enough to have every part.
+TINY = [
+    "data.generated.train=400",
+    "data.generated.validation=24",
+    "model.vocab_size=400",
+    "model.config.d_model=32",
+    "model.config.d_ff=64",
+    "model.config.d_kv=16",
+    "model.config.num_heads=2",
+    "model.config.num_layers=2",
+    "model.config.num_decoder_layers=2",
+    "model.config.dropout_rate=0.0",
+    "evaluate.after=false",
+    "measure.hardware_seconds=1",
+]
+
+
+def needs_torch() -> None:
+    """Skip where the train extra is not installed."""
+    pytest.importorskip("torch")
+    pytest.importorskip("deepspeed")
+
+
+def run(folder: Path, hosts: str, *overrides: str, recipe: str = "demo") -> tuple[RunFolder, Result]:
+    """Train the tiny model."""
+    target = RunFolder(folder)
+    result = train(prepare(recipe, hosts, [*TINY, *overrides]), target)
+    return target, result
+
+
+def losses(run_folder: RunFolder) -> list[float]:
+    """The logged losses in the order of steps."""
+    logs = {e.step: e.loss for e in events.read_events(run_folder.events) if isinstance(e, events.Log)}
+    return [loss for _, loss in sorted(logs.items()) if loss is not None]
+
+
+def carriers(mark: str) -> list[int]:
+    """Processes of this machine with `mark` in their environment's MUSTER_TOKEN or their arguments."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
+            environ = Path(f"/proc/{name}/environ").read_bytes()
+            arguments = Path(f"/proc/{name}/cmdline").read_bytes()
+        except OSError:
+            continue
+        marked = b"MUSTER_TOKEN=" + mark.encode() in environ or mark.encode() in arguments.split(b"\0")
+        if state not in "ZX" and marked:
+            found.append(int(name))
+    return found
+
+
+def wait_until(what: Callable[[], object], seconds: float, every: float = 0.1) -> bool:
+    """Whether `what` becomes true within `seconds`."""
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        if what():
+            return True
+        time.sleep(every)
+    return bool(what())
+
+
+def kill(pid: int) -> None:
+    """SIGKILL a process that the test started."""
+    psutil.Process(pid).kill()
