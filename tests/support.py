@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from muster.core.result import Result
@@ -52,24 +50,6 @@ def losses(run_folder: RunFolder) -> list[float]:
     return [loss for _, loss in sorted(logs.items()) if loss is not None]
 
 
-def carriers(mark: str) -> list[int]:
-    """Processes of this machine with `mark` in their environment's MUSTER_TOKEN or their arguments."""
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        try:
-            state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
-            environ = Path(f"/proc/{name}/environ").read_bytes()
-            arguments = Path(f"/proc/{name}/cmdline").read_bytes()
-        except OSError:
-            continue
-        marked = b"MUSTER_TOKEN=" + mark.encode() in environ or mark.encode() in arguments.split(b"\0")
-        if state not in "ZX" and marked:
-            found.append(int(name))
-    return found
-
-
 def wait_until(what: Callable[[], object], seconds: float, every: float = 0.1) -> bool:
     """Whether `what` becomes true within `seconds`."""
     limit = time.monotonic() + seconds
@@ -79,7 +59,3 @@ def wait_until(what: Callable[[], object], seconds: float, every: float = 0.1) -
         time.sleep(every)
     return bool(what())
 
-
-def kill(pid: int) -> None:
-    """SIGKILL a process that the test started."""
-    psutil.Process(pid).kill()

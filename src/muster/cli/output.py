@@ -105,10 +105,10 @@ def print_answers(rows: list[dict[str, Any]], limit: int | None = None) -> None:
 
     judged = bool(rows) and "expected" in rows[0]
     table = Table(show_lines=True)
-    table.add_column("question", ratio=2)
-    table.add_column("prediction", ratio=3)
+    table.add_column("question", ratio=2, overflow="fold")
+    table.add_column("prediction", ratio=3, overflow="fold")
     if judged:
-        table.add_column("expected", ratio=3)
+        table.add_column("expected", ratio=3, overflow="fold")
         table.add_column("", no_wrap=True)
     for row in rows[:limit]:
         cells = [escape(row["question"]), escape(row["predicted"])]

@@ -212,7 +212,8 @@ def _explain(error: ValidationError, where: str) -> RecipeError:
     location = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-"))
     if first["type"] == "extra_forbidden":
         siblings = [p for p in field_paths() if p.rpartition(".")[0] == location.rpartition(".")[0]]
-        hint = did_you_mean(location, siblings) or did_you_mean(location, field_paths())
+        elsewhere = [p for p in field_paths() if not location.startswith(f"{p}.")]
+        hint = did_you_mean(location, siblings) or did_you_mean(location, elsewhere)
         return RecipeError(
             f"unknown key {location!r}",
             where=where,

@@ -37,8 +37,13 @@ def format_count(count: float | None) -> str:
     """A large number with a decimal prefix: 60506624 -> '60.5 M'. None -> 'unknown'."""
     if count is None:
         return "unknown"
-    for scale, suffix in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " K")):
-        least = 10 if suffix == " K" else 1
-        if abs(round(count / scale, 1)) >= least:
+    # From where on a unit is used: below, rounding would show 1000.0 of the smaller one.
+    for least, scale, suffix in (
+        (999.95e9, 1e12, " T"),
+        (999.95e6, 1e9, " B"),
+        (999.95e3, 1e6, " M"),
+        (1e4, 1e3, " K"),
+    ):
+        if abs(count) >= least:
             return f"{count / scale:.1f}{suffix}"
     return f"{count:g}" if count == int(count) else f"{count:.2f}"

@@ -109,4 +109,20 @@ def compare(predicted: str, expected: str) -> tuple[Words, Words]:
     for tag, a, b, c, d in matcher.get_opcodes():
         ours.append(("".join(left[a:b]), tag != "equal"))
         theirs.append(("".join(right[c:d]), tag != "equal"))
-    return tuple(each for each in ours if each[0]), tuple(each for each in theirs if each[0])
+    return _joined(ours), _joined(theirs)
+
+
+def _joined(pieces: Sequence[tuple[str, bool]]) -> Words:
+    """Neighbours that differ as one piece, with the blanks between them."""
+    joined: list[tuple[str, bool]] = []
+    for index, (text, differs) in enumerate(pieces):
+        if not text:
+            continue
+        between = not text.strip() and 0 < index < len(pieces) - 1
+        if between and pieces[index - 1][1] and pieces[index + 1][1] and joined and joined[-1][1]:
+            differs = True
+        if joined and joined[-1][1] == differs:
+            joined[-1] = (joined[-1][0] + text, differs)
+        else:
+            joined.append((text, differs))
+    return tuple(joined)

@@ -17,6 +17,7 @@ WIDTH, HEIGHT = 480.0, 250.0
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 30.0, 40.0
 MOST_POINTS = 400
 MOST_DOTS = 60
+FEW = 12  # points that are marked one by one
 HUGE = 1e100  # beyond this the arithmetic of an axis overflows; no measured figure is there
 COLOURS = 8
 
@@ -41,7 +42,8 @@ class Chart:
     band: tuple[tuple[float, float, float], ...] = ()  # (x, lowest, highest), in the first series' colour
     band_name: str = ""
     zero: bool = True  # the y axis starts at zero
-    top: float | None = None  # the y axis ends here
+    top: float | None = None  # the y axis reaches at least here
+    span: tuple[float, float] | None = None  # the x axis reaches at least from here to there
     shade: tuple[float, float] | None = None  # steps that no figure counts
     note: str = ""
     nothing: str = "Nothing was measured."
@@ -168,15 +170,17 @@ def stacked_bar(parts: Sequence[tuple[str, float, str]]) -> Markup:
         return Markup("")
     words = ", ".join(f"{name} {100 * amount / total:.0f} %" for name, amount, _ in amounts)
     drawn = [
-        Markup('<svg class="bar" viewBox="0 0 1000 24" preserveAspectRatio="none" role="img" aria-label="{}">').format(words)
+        Markup(
+            '<svg class="bar" viewBox="0 0 1000 24" preserveAspectRatio="none" role="img" aria-label="{}">'
+        ).format(words)
     ]
     left = 0.0
     for name, amount, style in amounts:
         width = 1000 * amount / total
         drawn.append(
-            Markup('<rect class="fill {}" x="{:.2f}" y="0" width="{:.2f}" height="24"><title>{}</title></rect>').format(
-                style, left, max(width - 1.5, 0.5), f"{name}: {100 * amount / total:.1f} %"
-            )
+            Markup(
+                '<rect class="fill {}" x="{:.2f}" y="0" width="{:.2f}" height="24"><title>{}</title></rect>'
+            ).format(style, left, max(width - 1.5, 0.5), f"{name}: {100 * amount / total:.1f} %")
         )
         left += width
     return Markup("").join([*drawn, Markup("</svg>")])
@@ -193,8 +197,8 @@ def _axes(chart: Chart, lines: Sequence[Series]) -> tuple[Scale, list[float], Sc
         high = max(high, chart.top)
     y_ticks = ticks(low, high)
     left, right = min(xs), max(xs)
-    if chart.shade:
-        left, right = min(left, chart.shade[0]), max(right, chart.shade[1])
+    if chart.span:
+        left, right = min(left, chart.span[0]), max(right, chart.span[1])
     if right <= left:
         left, right = left - 1, right + 1
     x_ticks = [tick for tick in ticks(left, right, 6) if left - 1e-9 <= tick <= right + 1e-9]
@@ -213,7 +217,9 @@ def _grid(
         yield Markup('<line class="grid" x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>').format(
             LEFT, WIDTH - RIGHT, at, at
         )
-        yield Markup('<text class="y" x="{:.1f}" y="{:.1f}">{}</text>').format(LEFT - 8, at + 4, short(value, step))
+        yield Markup('<text class="y" x="{:.1f}" y="{:.1f}">{}</text>').format(
+            LEFT - 8, at + 4, short(value, step)
+        )
     x_step = x_ticks[1] - x_ticks[0] if len(x_ticks) > 1 else None
     for value in x_ticks:
         yield Markup('<text class="x" x="{:.1f}" y="{:.1f}">{}</text>').format(
@@ -231,7 +237,11 @@ def _band(chart: Chart, x: Scale, y: Scale) -> list[Markup]:
         return []
     upper = [f"{x.at(at):.1f},{y.at(high):.1f}" for at, _, high in edges]
     lower = [f"{x.at(at):.1f},{y.at(low):.1f}" for at, low, _ in reversed(edges)]
-    return [Markup('<polygon class="band {}" points="{}"/>').format(chart.series[0].style, " ".join(upper + lower))]
+    return [
+        Markup('<polygon class="band {}" points="{}"/>').format(
+            chart.series[0].style, " ".join(upper + lower)
+        )
+    ]
 
 
 def _line(series: Series, x: Scale, y: Scale) -> Iterator[Markup]:
@@ -246,6 +256,12 @@ def _line(series: Series, x: Scale, y: Scale) -> Iterator[Markup]:
         elif stretch:
             left, top = stretch[0].split()
             yield Markup('<circle class="fill {}" cx="{}" cy="{}" r="3.2"/>').format(series.style, left, top)
+        if len(stretch) > 1 and len(series.points) <= FEW:
+            for point in stretch:
+                left, top = point.split()
+                yield Markup('<circle class="fill {}" cx="{}" cy="{}" r="2.4"/>').format(
+                    series.style, left, top
+                )
         stretch = []
 
 
@@ -254,6 +270,6 @@ def _hover(chart: Chart, series: Series, x: Scale, y: Scale) -> Iterator[Markup]
     for at, value in series.points:
         if value is not None:
             words = escape(f"{series.name}: {short(value)} {chart.unit} at {chart.x_label} {short(at)}")
-            yield Markup('<circle class="touch" cx="{:.1f}" cy="{:.1f}" r="7"><title>{}</title></circle>').format(
-                x.at(at), y.at(value), words
-            )
+            yield Markup(
+                '<circle class="touch" cx="{:.1f}" cy="{:.1f}" r="7"><title>{}</title></circle>'
+            ).format(x.at(at), y.at(value), words)

@@ -65,7 +65,7 @@ class RunData:
 
 
 def gather(run: RunFolder) -> RunData:
-    """Read a run folder. Files that are not there yet count as empty. Raises RunFolderError for damaged ones."""
+    """Read a run folder. Files that are not there yet count as empty. RunFolderError: a damaged one."""
     if not run.path.is_dir():
         raise RunFolderError("no such run folder", where=str(run.path))
     job = _read(run, run.job)
@@ -104,7 +104,7 @@ def read_stream(stream: Iterable[events.Event]) -> tuple[Folder, tuple[Predictio
 
 
 def so_far(folder: Folder, job: dict[str, Any], last: float | None) -> Result | None:
-    """What an unfinished run has come to. Its status is a place-holder: `RunData.state` says how it stands."""
+    """What an unfinished run has come to. Its status stands for nothing: `RunData.state` says how it is."""
     made = read_job(job)
     if made is None or last is None:
         return None

@@ -60,7 +60,7 @@ def seconds(value: float | None) -> str:
     """A duration; short ones in milliseconds."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    return f"{number(1000 * value, 3)} ms" if abs(value) < 1 else format_seconds(value)
+    return f"{number(1000 * value, 3)} ms" if 0 < abs(value) < 1 else format_seconds(value)
 
 
 def size(value: float | None) -> str:
@@ -98,7 +98,9 @@ def interval(right: float, questions: int) -> str:
         return ""
     z = 1.96
     middle = (right + z * z / (2 * questions)) / (1 + z * z / questions)
-    half = z * math.sqrt(right * (1 - right) / questions + z * z / (4 * questions**2)) / (1 + z * z / questions)
+    half = (
+        z * math.sqrt(right * (1 - right) / questions + z * z / (4 * questions**2)) / (1 + z * z / questions)
+    )
     return f"95 % interval {100 * max(0.0, middle - half):.1f}–{100 * min(1.0, middle + half):.1f} %"
 
 
@@ -106,7 +108,9 @@ def headline(data: RunData) -> Headline:
     """How the run ended, in a sentence; for a failure what, where, on which host, and the hint."""
     figures = data.figures
     failure = figures.failure if figures else None
-    steps = count(figures.steps, "optimizer step") if figures and figures.steps else "no finished optimizer step"
+    steps = (
+        count(figures.steps, "optimizer step") if figures and figures.steps else "no finished optimizer step"
+    )
     if data.state == "succeeded" and figures:
         return Headline("✓", "good", f"The run succeeded: {steps} in {format_seconds(figures.seconds.total)}")
     if data.state == "running":
@@ -166,7 +170,11 @@ def key_figures(data: RunData) -> list[tuple[str, list[Figure]]]:
 
 def _run(data: RunData, figures: Result) -> list[Figure]:
     planned = data.folder.started[0].total_steps if 0 in data.folder.started else None
-    done = "none skipped" if not figures.skipped_steps else f"{figures.skipped_steps:,} skipped by the loss scaler"
+    done = (
+        "none skipped"
+        if not figures.skipped_steps
+        else f"{figures.skipped_steps:,} skipped by the loss scaler"
+    )
     if planned is not None and planned != figures.steps:
         done = f"of {planned:,} planned; {done}"
     epochs = f"{number(figures.epochs, 3)} epochs" if figures.epochs is not None else ""
@@ -191,8 +199,14 @@ def _speed(figures: Result) -> list[Figure]:
     share = f"; {100 * (1 - found.tokens_per_second / padded):.0f} % is padding" if padded > 0 else ""
     return [
         Figure(names[0], number(found.samples_per_second), "samples/s", spread),
-        Figure(names[1], number(found.tokens_per_second), "tokens/s", f"{number(padded)} with padding{share}"),
-        Figure(names[2], seconds(found.step_seconds_median), note=f"over {count(found.measured_steps, 'measured step')}"),
+        Figure(
+            names[1], number(found.tokens_per_second), "tokens/s", f"{number(padded)} with padding{share}"
+        ),
+        Figure(
+            names[2],
+            seconds(found.step_seconds_median),
+            note=f"over {count(found.measured_steps, 'measured step')}",
+        ),
         Figure(names[3], seconds(found.step_seconds_p95), note="of the slowest rank"),
     ]
 
@@ -206,7 +220,10 @@ def _learning(data: RunData, figures: Result) -> list[Figure]:
         asked = f"of {count(quality.questions, 'question')}"
         right = round(quality.exact_match * quality.questions)
         exact = Figure(
-            exact.name, percent(quality.exact_match), "%", f"{right:,} {asked}; {interval(quality.exact_match, quality.questions)}"
+            exact.name,
+            percent(quality.exact_match),
+            "%",
+            f"{right:,} {asked}; {interval(quality.exact_match, quality.questions)}",
         )
         if quality.execution_match is not None:
             rows = round(quality.execution_match * quality.questions)
@@ -214,7 +231,11 @@ def _learning(data: RunData, figures: Result) -> list[Figure]:
             same = Figure(same.name, percent(quality.execution_match), "%", told)
     return [
         Figure("Training loss, last", number(figures.loss_final), note=first),
-        Figure("Held-out loss, last", number(figures.evaluation_loss), note=f"at step {held:,}" if held is not None else ""),
+        Figure(
+            "Held-out loss, last",
+            number(figures.evaluation_loss),
+            note=f"at step {held:,}" if held is not None else "",
+        ),
         exact,
         same,
     ]

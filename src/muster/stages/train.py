@@ -27,6 +27,7 @@ from muster.store.runfolder import RunFolder
 from muster.supervise.cause import judge_outcome
 from muster.supervise.fetch import fetch_model
 from muster.supervise.fold import make_result
+from muster.supervise.interrupts import interrupts
 from muster.supervise.supervisor import Listener, Outcome, Supervisor
 
 Facts = dict[str, dict[str, Any]]
@@ -196,13 +197,15 @@ def _run(
     deadline = time.monotonic() + launch.timeout if launch.timeout else None
 
     def tick() -> str | None:
+        if wish.stop:
+            return wish.stop
         if run.stop_request.exists():
             return "stopped by `muster stop`"
         if deadline is not None and time.monotonic() > deadline:
             return f"timeout: launch.timeout of {launch.timeout:g} s was reached"
         return None
 
-    with Recorder(run, job.attempt, watch) as recorder:
+    with interrupts() as wish, Recorder(run, job.attempt, watch) as recorder:
         recorder.state("begin", resume_step=job.resume_step, hosts=list(facts))
         for host, about in facts.items():
             recorder.host_facts(host, {k: v for k, v in about.items() if k != "port"})
@@ -210,8 +213,8 @@ def _run(
         outcome = supervisor.run(_with_code(ready.orders), listener)
         result = _conclude(prepared, run, job, recorder, outcome, facts, shell)
         recorder.state("end", status=result.status)
-    _write_predictions(run, result)
-    write_json(run.result, result.model_dump(mode="json"))
+        _write_predictions(run, result)
+        write_json(run.result, result.model_dump(mode="json"))
     run.stop_request.unlink(missing_ok=True)
     return result
 

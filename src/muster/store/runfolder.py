@@ -194,9 +194,12 @@ def new_run_folder(root: Path, *, workload: str, model: str) -> RunFolder:
 
 def find_run(text: str, root: Path = DEFAULT_ROOT) -> RunFolder:
     """A run by path, by id under `root`, by a unique part of its id, or `last`. Raises RunFolderError."""
-    path = Path(text).expanduser()
-    if (path / "job.json").is_file():
-        return RunFolder(path.absolute())
+    try:
+        path = Path(text).expanduser()
+        if (path / "job.json").is_file():
+            return RunFolder(path.absolute())
+    except (OSError, RuntimeError):  # longer than a file name can be; ~nobody
+        pass
     runs = list_runs(root)
     if text in ("last", "latest") and runs:
         return runs[-1]

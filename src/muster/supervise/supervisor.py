@@ -127,7 +127,7 @@ class Supervisor:
     def run(self, orders: Mapping[str, Mapping[str, Any]], listener: Listener) -> Outcome:
         """Start the ranks everywhere and stay until all agents have left.
 
-        The first host that fails, is lost, or a stop, ends the job on all hosts. Ctrl-C is a stop.
+        The first host that fails, is lost, or a stop, ends the job on all hosts.
         """
         outcome = Outcome()
         for link in self.links:
@@ -135,13 +135,8 @@ class Supervisor:
             link.tell("start", **orders[link.place.host])
         parting: float | None = None
         while not all(link.ended for link in self.links):
-            try:
-                self._turn(lambda link, message: self._hear(link, message, listener))
-                wish = listener.tick()
-            except KeyboardInterrupt:
-                wish = "stopped by Ctrl-C"
-            if wish and not outcome.stopped:
-                outcome.stopped = wish
+            self._turn(lambda link, message: self._hear(link, message, listener))
+            outcome.stopped = outcome.stopped or listener.tick()
             self._notice(outcome)
             over = outcome.stopped or outcome.lost or outcome.first_failed
             if over and parting is None:

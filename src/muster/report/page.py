@@ -1,0 +1,95 @@
+"""The page: everything known of a run as one HTML file that needs nothing else. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from muster.report import answers, curves, tables, words
+from muster.report.charts import Chart, has_points, line_chart, stacked_bar
+from muster.report.gather import RunData
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart as drawn, with the legend of its lines."""
+
+    chart: Chart
+    svg: Markup
+    legend: tuple[tuple[str, str], ...]
+
+
+def render(data: RunData) -> str:
+    """The report of a run as HTML: the same data gives the same text."""
+    shown, counts = answers.choose(data.predictions)
+    bar, parts, time_note = tables.time_parts(data)
+    charts = curves.charts(data)
+    html = template().render(
+        data=data,
+        headline=words.headline(data),
+        subject=words.subject(data),
+        groups=words.key_figures(data),
+        notes=notes(data),
+        pictures=[draw(chart) for chart in charts if has_points(chart)],
+        missing=[chart for chart in charts if not has_points(chart)],
+        bar=stacked_bar(bar),
+        parts=parts,
+        time_note=time_note,
+        total=words.seconds(data.figures.seconds.total if data.figures else None),
+        hosts=tables.host_table(data),
+        shown=shown,
+        counts=counts,
+        decisions=tables.decision_rows(data),
+        recipe=tables.recipe_text(data),
+        versions=tables.version_table(data),
+        environment=tables.environment_rows(data),
+        machine=[
+            (name, data.env.get(key)) for name, key in (("controller", "controller"), ("system", "system"))
+        ],
+        commands=tables.commands(data),
+    )
+    return html.encode("utf-8", "replace").decode("utf-8")  # file names may hold bytes that are no text
+
+
+def draw(chart: Chart) -> Picture:
+    """A chart with its legend; a single line needs none."""
+    names = [(each.name, each.style) for each in chart.series]
+    if chart.band:
+        names.append((chart.band_name, f"{chart.series[0].style} faint"))
+    return Picture(chart, line_chart(chart), tuple(names))
+
+
+def notes(data: RunData) -> list[str]:
+    """What a reader must know to trust the figures."""
+    found = list(data.figures.notes) if data.figures else []
+    world = data.world_size
+    windows = data.folder.ordered_windows()
+    partial = sum(1 for each in windows if world is not None and len(each) < world)
+    if partial:
+        what = f"{words.count(partial, 'window')} of {len(windows):,}"
+        found.append(
+            f"{what} without a rank's figures: in no throughput, and a gap in its picture"
+        )
+    if data.unreadable:
+        found.append(
+            f"{words.count(data.unreadable, 'line')} of predictions.jsonl could not be read and are left out"
+        )
+    if data.figures is not None and data.state in ("running", "interrupted", "elsewhere"):
+        found.append("the run has no result yet: these figures are what its events come to so far")
+    return [note[:1].upper() + note[1:] for note in found]
+
+
+@lru_cache(maxsize=1)
+def template() -> Template:
+    """The page's template. Autoescape is on: questions, answers and names are other people's text."""
+    environment = Environment(
+        loader=PackageLoader("muster.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.j2")

@@ -1,0 +1,230 @@
+"""Hosts, time, versions, recipe and command as the page's tables show them. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from muster.core.recipes import dump_yaml
+from muster.core.result import HostReport
+from muster.core.units import format_bytes
+from muster.report.charts import usable
+from muster.report.gather import RunData
+from muster.report.words import UNKNOWN, number, ranges, seconds
+
+HIDDEN = "(hidden)"
+COLOURS = ("c5", "c0", "c2", "c3", "c4", "rest")  # training has the page's main colour
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the run's time."""
+
+    name: str
+    value: str
+    share: str
+    style: str
+
+
+@dataclass(frozen=True)
+class HostTable:
+    """The hosts, with a column for every version that is not the same everywhere."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+
+
+def time_parts(data: RunData) -> tuple[list[tuple[str, float, str]], list[Part], str]:
+    """Where the time went: for the bar, for its legend, and what a reader must know of it."""
+    if data.figures is None:
+        return [], [], ""
+    spent, quality = data.figures.seconds, data.figures.quality
+    named = [
+        ("setup", spent.setup),
+        ("training", spent.training),
+        ("evaluation", spent.evaluation),
+        ("saving", spent.saving),
+        ("answering held-out questions", quality.seconds if quality else None),
+    ]
+    known = sum(value for _, value in named if value is not None and usable(value))
+    rest = spent.total - known
+    named.append(("rest", rest if rest > 0 else None))
+    whole = max(spent.total, known)
+    bar, parts = [], []
+    for index, (name, value) in enumerate(named):
+        style = COLOURS[index]
+        there = value is not None and usable(value)
+        if name == "rest" and not there:
+            continue
+        if value is not None and there:
+            bar.append((name, value, style))
+        share = f"{100 * value / whole:.1f} %" if value is not None and there and whole > 0 else ""
+        parts.append(Part(name, seconds(value), share, style))
+    note = "Rest: starting the processes, waiting for each other, ending."
+    if data.figures.attempt > 1:
+        note = (
+            "This run was resumed. Setup, evaluation and saving are those of the last attempt; "
+            "the rest holds the earlier attempts' and the time between them."
+        )
+    return bar, parts, note
+
+
+def host_table(data: RunData) -> HostTable:
+    """What each host is and did."""
+    hosts = data.figures.hosts if data.figures else []
+    versions = {each.host: _versions(each) for each in hosts}
+    names = sorted({name for found in versions.values() for name in found})
+    differ = [name for name in names if len({found.get(name) for found in versions.values()}) > 1]
+    rows = tuple(
+        (
+            each.host,
+            ranges(each.ranks),
+            _fact(each, "cores"),
+            _bytes(each.facts.get("memory_total")),
+            gpus(each.facts.get("gpus")),
+            _percent(each.cpu_percent_mean),
+            _percent(each.gpu_percent_mean),
+            _bytes(each.memory_used_peak),
+            *(versions[each.host].get(name) or UNKNOWN for name in differ),
+        )
+        for each in hosts
+    )
+    columns = (
+        "Host",
+        "Ranks",
+        "Cores",
+        "Memory",
+        "GPUs",
+        "CPU, mean",
+        "GPU, mean",
+        "Memory used, peak",
+        *differ,
+    )
+    notes = [_same_machine(hosts)]
+    if len(hosts) > 1 and not differ:
+        notes.append("All hosts have the same versions; they are listed below.")
+    return HostTable(columns, rows, tuple(note for note in notes if note))
+
+
+def gpus(found: Any) -> str:
+    """8 x NVIDIA H200 (140.0 GiB)."""
+    if not isinstance(found, Sequence) or isinstance(found, str):
+        return UNKNOWN
+    kinds: Counter[str] = Counter()
+    for gpu in found:
+        about = gpu if isinstance(gpu, Mapping) else {}
+        memory = about.get("memory_total")
+        kinds[f"{about.get('name') or 'GPU'}" + (f" ({format_bytes(memory)})" if memory else "")] += 1
+    return ", ".join(f"{count} × {name}" for name, count in kinds.items()) or "none"
+
+
+def version_table(data: RunData) -> list[tuple[str, str, str]]:
+    """(package, the ranks' version, the controller's version)."""
+    ranks = dict(data.figures.versions) if data.figures else {}
+    own = {
+        "muster": data.env.get("muster"),
+        "python": data.env.get("python"),
+        **(data.env.get("versions") or {}),
+    }
+    return [
+        (name, str(ranks.get(name) or "—"), str(own.get(name) or "—"))
+        for name in dict.fromkeys([*own, *ranks])
+    ]
+
+
+def decision_rows(data: RunData) -> list[tuple[str, str, str]]:
+    """(field, value, why)."""
+    return [
+        (str(each.get("field", "")), show(each.get("value")), str(each.get("why", "")))
+        for each in data.decisions
+    ]
+
+
+def show(value: Any) -> str:
+    """A value as text: JSON, but text without quotes."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def secrets_of(data: RunData) -> dict[str, str]:
+    """Variables whose names say that their values are nobody's business."""
+    recipe = data.job.get("recipe") or {}
+    env = {**(recipe.get("env") or {}), **(data.env.get("rank_environment") or {})}
+    return {name: str(value) for name, value in env.items() if _SECRET.search(name) and str(value)}
+
+
+def recipe_text(data: RunData) -> str:
+    """The recipe as it was frozen; only secrets are taken out."""
+    hidden = secrets_of(data)
+    recipe = data.job.get("recipe")
+    if not hidden or not isinstance(recipe, dict):
+        return data.recipe
+    env = {name: HIDDEN if name in hidden else value for name, value in (recipe.get("env") or {}).items()}
+    return dump_yaml({**recipe, "env": env})
+
+
+def environment_rows(data: RunData) -> list[tuple[str, str]]:
+    """The ranks' variables that the user or the recipe set."""
+    hidden = secrets_of(data)
+    env = data.env.get("rank_environment") or {}
+    return [(name, HIDDEN if name in hidden else str(value)) for name, value in sorted(env.items())]
+
+
+def commands(data: RunData) -> list[tuple[str, str]]:
+    """What the user typed, and what the agents started on the first host."""
+    found = []
+    argv = data.env.get("argv")
+    if isinstance(argv, list) and argv:
+        found.append(("The command that started it", _command(argv, data)))
+    orders = data.job.get("orders")
+    if isinstance(orders, Mapping) and orders:
+        host, order = next(iter(orders.items()))
+        started = ((order or {}).get("host") or {}).get("argv")
+        if isinstance(started, list) and started:
+            found.append((f"What the agent on {host} started", _command(started, data)))
+    return found
+
+
+def _command(argv: Sequence[Any], data: RunData) -> str:
+    text = shlex.join(str(word) for word in argv)
+    for value in secrets_of(data).values():
+        text = text.replace(value, HIDDEN)
+    return text
+
+
+def _versions(host: HostReport) -> dict[str, str]:
+    found = host.facts.get("versions")
+    kept = {str(k): str(v) for k, v in found.items() if v} if isinstance(found, Mapping) else {}
+    if host.facts.get("system"):
+        kept["system"] = str(host.facts["system"])
+    return kept
+
+
+def _same_machine(hosts: Sequence[HostReport]) -> str:
+    machines = Counter(each.facts["hostname"] for each in hosts if each.facts.get("hostname"))
+    shared = [str(name) for name, count in machines.items() if count > 1]
+    if not shared:
+        return ""
+    return (
+        f"Several of these hosts are one machine ({', '.join(shared)}): its cores, memory, GPUs and their "
+        "use are those of the whole machine, and stand in every line that is a part of it."
+    )
+
+
+def _fact(host: HostReport, name: str) -> str:
+    value = host.facts.get(name)
+    return UNKNOWN if value is None else str(value)
+
+
+def _bytes(value: Any) -> str:
+    return format_bytes(value) if isinstance(value, (int, float)) and usable(value) else UNKNOWN
+
+
+def _percent(value: float | None) -> str:
+    return f"{number(value, 3)} %" if value is not None and usable(value) else UNKNOWN

@@ -1,0 +1,145 @@
+"""Jobs over ssh on three hosts with disks of their own: trained, cut, killed, dropped; nothing is left."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.jobs import ENDED, LONG, Job
+from tests.support import needs_torch, wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
+
+HOSTS = "node1:1,node2:1,node3:1"
+LEASE = 2.5
+
+
+def over_ssh(cluster: Cluster) -> list[str]:
+    """The options that reach the cluster's hosts, as a user's own ssh_config would."""
+    return [f"launch.ssh_options=[-F, {cluster.ssh_config}]", "launch.connect_timeout=20", "launch.threads=1"]
+
+
+def left(cluster: Cluster, job: Job) -> list[str]:
+    """Processes of the job on any host."""
+    found = []
+    for node in cluster.hosts:
+        for process in cluster.processes(node):
+            token = process.environ.get("MUSTER_TOKEN", "")
+            if token.startswith(job.run.id) or job.run.id in process.argv:
+                found.append(f"{node.name}: {process.pid} {process.argv[:5]}")
+    return found
+
+
+def all_gone(cluster: Cluster, job: Job, within: float = ENDED) -> bool:
+    """Whether nothing of the job is left on any host, and on this machine, soon enough."""
+    began = time.monotonic()
+    gone = wait_until(lambda: not left(cluster, job), within + 10)
+    return gone and time.monotonic() - began <= within
+
+
+@pytest.fixture(scope="module")
+def bystander(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """Another job on one of the hosts, which nothing in this file may touch."""
+    needs_torch()
+    folder = tmp_path_factory.mktemp("bystander") / "bystander-run"
+    with Job(folder, "node1:1", *LONG, *over_ssh(cluster)) as job:
+        job.wait_for_steps()
+        yield job
+        before = job.windows()
+        assert wait_until(lambda: job.windows() > before, 60), "the other job no longer trains"
+
+
+def test_three_hosts_train_with_zero1(cluster: Cluster, tmp_path: Path) -> None:
+    """Hosts that share no run folder: the model, its answers and every rank's events come back."""
+    needs_torch()
+    overrides = [
+        "train.max_steps=12", "train.warmup=2", "measure.window=4", "checkpoint.every=6", "evaluate.after=true",
+        "batch.micro=4", f"launch.workdir={cluster.private_dir}/muster", *over_ssh(cluster),
+    ]  # fmt: skip
+    run = cluster.private_dir / "runs" / "three-hosts"  # every host has its own disk in this place
+    with Job(run, HOSTS, *overrides) as job:
+        code, result = job.finish(200)
+        assert code == 0, result
+    assert result["status"] == "succeeded"
+    assert result["samples"] == 12 * 4 * 3
+    assert [host["host"] for host in result["hosts"]] == ["node1", "node2", "node3"]
+    assert {host["facts"]["hostname"] for host in result["hosts"]} == {"node1", "node2", "node3"}
+    assert not any(host["facts"]["shared"] for host in result["hosts"])
+    assert result["quality"]["questions"] == 24
+    assert (job.run.model / "model.safetensors").stat().st_size > 0
+    assert {path.name for path in job.run.logs.iterdir()} >= {f"node{n}.rank{n - 1}.log" for n in (1, 2, 3)}
+    for node in cluster.hosts:  # each host keeps its part of the checkpoints, complete
+        listed = cluster.run(node, ["ls", f"{cluster.private_dir}/muster/three-hosts/checkpoints"]).stdout.split()
+        assert listed == ["checkpoint-12", "checkpoint-6"]
+    assert all_gone(cluster, job)
+
+
+def cut_link(cluster: Cluster, job: Job) -> None:
+    cluster.cut("node2")
+
+
+def drop_ssh(cluster: Cluster, job: Job) -> None:
+    cluster.drop_ssh("node2")
+
+
+def kill_host(cluster: Cluster, job: Job) -> None:
+    cluster.kill("node2")
+
+
+DISASTERS = {"link-cut": cut_link, "ssh-dropped": drop_ssh, "host-killed": kill_host}
+
+
+@pytest.mark.parametrize("disaster", DISASTERS)
+def test_a_host_is_lost(
+    disaster: str, bystander: Job, whole: Cluster, tmp_path: Path
+) -> None:
+    """The job ends on all hosts, names the lost one, and leaves the other job alone."""
+    happen: Callable[[Cluster, Job], None] = DISASTERS[disaster]
+    with Job(tmp_path / f"{disaster}-run", HOSTS, *LONG, *over_ssh(whole), f"launch.lease={LEASE}") as job:
+        job.wait_for_steps(3)
+        assert len(left(whole, job)) >= 9  # an agent, a torchrun and a rank per host
+        happen(whole, job)
+        assert all_gone(whole, job, within=ENDED), left(whole, job)
+        code, result = job.finish()
+    assert code == 1
+    assert result["status"] == "failed"
+    assert result["failure"]["host"] == "node2"
+    assert bystander.process.poll() is None
+
+
+def test_controller_killed(bystander: Job, whole: Cluster, tmp_path: Path) -> None:
+    """kill -9 of the controller: no process of the job is left on any host, and the other job goes on."""
+    with Job(tmp_path / "controller-run", HOSTS, *LONG, *over_ssh(whole)) as job:
+        job.wait_for_steps(3)
+        job.process.send_signal(signal.SIGKILL)
+        assert all_gone(whole, job), left(whole, job)
+        assert job.gone_within()  # ssh clients as well
+    assert left(whole, bystander)
+
+
+def test_interrupt(bystander: Job, whole: Cluster, tmp_path: Path) -> None:
+    """Ctrl-C ends the job on every host."""
+    with Job(tmp_path / "interrupt-run", HOSTS, *LONG, *over_ssh(whole)) as job:
+        job.wait_for_steps(3)
+        job.process.send_signal(signal.SIGINT)
+        assert all_gone(whole, job), left(whole, job)
+        code, result = job.finish()
+    assert (code, result["status"]) == (1, "stopped")
+
+
+def test_unreachable_host_is_named(whole: Cluster, tmp_path: Path) -> None:
+    """Nothing starts; the unreachable host is named, and those that answered are listed."""
+    whole.kill("node3")
+    overrides = [*LONG, *over_ssh(whole), "launch.connect_timeout=4"]
+    with Job(tmp_path / "unreachable-run", HOSTS, *overrides) as job:
+        code, document = job.finish()
+    assert code == 2
+    assert document["error"]["host"] == "node3"
+    assert "node1, node2" in document["error"]["hint"]
+    assert not job.run.path.exists()
+    assert not left(whole, job)

@@ -1,0 +1,88 @@
+"""A job started by the real command line in a process of its own, for tests that interrupt it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from muster.store import events
+from muster.store.runfolder import RunFolder
+from tests.support import TINY, wait_until
+
+PATIENCE = 120.0  # seconds until a job on a loaded machine has done its first steps
+ENDED = 5.0  # seconds within which nothing of a job may be left
+LONG = ["train.max_steps=100000", "measure.window=2", "engine.name=ddp", "engine.zero=0", "batch.micro=4"]
+
+
+class Job:
+    """`muster train` in a child process. A context manager: what is left of it is ended by id."""
+
+    def __init__(self, folder: Path, hosts: str, *overrides: str, recipe: str = "demo") -> None:
+        self.run = RunFolder(folder)
+        argv = [sys.executable, "-m", "muster", "train", recipe, "--hosts", hosts, "--output", str(folder), "--json"]
+        self.process = subprocess.Popen(
+            [*argv, *TINY, *overrides],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.communicate()
+
+    def windows(self) -> int:
+        """Measured windows so far."""
+        return sum(isinstance(event, events.Window) for event in events.read_events(self.run.events))
+
+    def wait_for_steps(self, count: int = 1) -> None:
+        """Until training is under way on every rank."""
+        reached = wait_until(lambda: self.windows() >= count or self.process.poll() is not None, PATIENCE)
+        assert reached and self.process.poll() is None, self.said()
+
+    def said(self) -> str:
+        """What the process printed, for a failing test's message."""
+        if self.process.poll() is None:
+            return "still running"
+        out, err = self.process.communicate()
+        return f"exit code {self.process.returncode}\n{out[-2000:]}\n{err[-2000:]}"
+
+    def finish(self, seconds: float = 60) -> tuple[int, dict]:
+        """Wait for the end: exit code and the document on stdout."""
+        out, err = self.process.communicate(timeout=seconds)
+        return self.process.returncode, json.loads(out) if out.strip() else {"stderr": err}
+
+    def local_processes(self) -> list[int]:
+        """Living processes of this machine that carry the job's token or name its id, but for the controller."""
+        found = []
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) in (os.getpid(), self.process.pid):
+                continue
+            try:
+                state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
+                known = Path(f"/proc/{name}/environ").read_bytes() + Path(f"/proc/{name}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if state not in "ZX" and self.run.id.encode() in known:
+                found.append(int(name))
+        return found
+
+    def gone_within(self, seconds: float = ENDED) -> bool:
+        """Whether nothing of the job is left on this machine soon enough."""
+        began = time.monotonic()
+        gone = wait_until(lambda: not self.local_processes(), seconds + 10)
+        return gone and time.monotonic() - began <= seconds

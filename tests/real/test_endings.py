@@ -1,0 +1,103 @@
+"""However a job on this machine ends, nothing of it is left after five seconds, and no other job is touched."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import LONG, Job
+from tests.support import needs_torch, wait_until
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
+
+
+@pytest.fixture(scope="module")
+def bystander(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """Another job on the same pretend hosts, which nothing in this file may touch."""
+    needs_torch()
+    with Job(tmp_path_factory.mktemp("bystander") / "bystander-run", "local:1", *LONG) as job:
+        job.wait_for_steps()
+        yield job
+        before = job.windows()
+        assert wait_until(lambda: job.windows() > before, 60), "the other job no longer trains"
+        assert job.process.poll() is None, job.said()
+        job.process.send_signal(signal.SIGINT)
+        job.finish()
+        assert job.gone_within()
+
+
+def children(job: Job, mark: bytes) -> list[int]:
+    """The job's processes whose command line contains `mark`."""
+    return [pid for pid in job.local_processes() if mark in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_controller_killed(bystander: Job, tmp_path: Path) -> None:
+    """kill -9 of the controller: the agents' input closes, and they end their ranks."""
+    with Job(tmp_path / "killed-run", "local:2x1", *LONG) as job:
+        job.wait_for_steps()
+        assert len(job.local_processes()) >= 6  # two agents, two torchruns, two ranks
+        job.process.kill()
+        assert job.gone_within()
+        assert not job.run.result.exists()  # not finished, and nothing pretends that it is
+        assert job.run.state() == "interrupted"
+
+
+def test_agent_killed(bystander: Job, tmp_path: Path) -> None:
+    """kill -9 of an agent: its ranks die with it, and the job ends with the host named."""
+    with Job(tmp_path / "agent-run", "local:2x1", *LONG) as job:
+        job.wait_for_steps()
+        os.kill(children(job, b"muster-agent")[0], signal.SIGKILL)
+        assert wait_until(lambda: job.process.poll() is not None, 30)
+        code, result = job.finish()
+        assert code == 1
+        assert result["status"] == "failed"
+        assert result["failure"]["host"] in ("local0", "local1")
+        assert job.gone_within()
+
+
+def test_rank_killed(bystander: Job, tmp_path: Path) -> None:
+    """kill -9 of a rank: the job fails, and the rank, its host and the signal are named."""
+    with Job(tmp_path / "rank-run", "local:2x1", *LONG) as job:
+        job.wait_for_steps()
+        ranks = [pid for pid in children(job, b"muster.worker") if b"torch.distributed.run" not in
+                 Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert len(ranks) == 2
+        os.kill(ranks[0], signal.SIGKILL)
+        code, result = job.finish()
+        assert code == 1
+        assert "SIGKILL" in result["failure"]["what"]
+        assert result["failure"]["host"] in ("local0", "local1")
+        assert job.gone_within()
+
+
+def test_interrupt(bystander: Job, tmp_path: Path) -> None:
+    """Ctrl-C: the job is stopped, and says so."""
+    with Job(tmp_path / "interrupt-run", "local:2x1", *LONG) as job:
+        job.wait_for_steps()
+        job.process.send_signal(signal.SIGINT)
+        code, result = job.finish()
+        assert (code, result["status"]) == (1, "stopped")
+        assert result["steps"] > 0  # what was measured until then is there
+        assert job.gone_within()
+
+
+def test_timeout(bystander: Job, tmp_path: Path) -> None:
+    """launch.timeout: the job is ended by the clock, and says so."""
+    with Job(tmp_path / "timeout-run", "local:2", *LONG, "launch.timeout=6") as job:
+        code, result = job.finish()
+        assert (code, result["status"]) == (1, "timeout")
+        assert job.gone_within()
+
+
+def test_terminate(bystander: Job, tmp_path: Path) -> None:
+    """SIGTERM to the controller, as a batch system sends it, is a stop."""
+    with Job(tmp_path / "terminate-run", "local:2", *LONG) as job:
+        job.wait_for_steps()
+        job.process.send_signal(signal.SIGTERM)
+        code, result = job.finish()
+        assert (code, result["status"]) == (1, "stopped")
+        assert job.gone_within()

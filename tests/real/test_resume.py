@@ -1,0 +1,95 @@
+"""A run whose rank was killed ends, when resumed, with the parameters of one that was never interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from muster.stages.resume import resume
+from muster.store import events
+from tests.jobs import Job
+from tests.support import TINY, losses, needs_torch, run, wait_until
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
+
+# Dropout on: the random numbers of every rank have to be restored too. 13 steps an epoch: the checkpoint of
+# step 20 lies inside the second epoch.
+SETTINGS = [
+    "train.max_steps=30", "train.warmup=4", "measure.window=1", "checkpoint.every=10", "checkpoint.keep=2",
+    "model.config.dropout_rate=0.1", "batch.micro=16",
+]  # fmt: skip
+ENGINES = {
+    "ddp": ["engine.name=ddp", "engine.zero=0"],
+    "zero1": ["engine.name=deepspeed", "engine.zero=1"],
+    "fsdp": ["engine.name=fsdp", "engine.zero=0"],
+}
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    """The saved parameters, byte for byte."""
+    from safetensors.torch import load_file
+
+    return {name: tensor.numpy().tobytes() for name, tensor in load_file(folder / "model.safetensors").items()}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_resumed_is_as_if_never_interrupted(engine: str, tmp_path: Path) -> None:
+    """Kill a rank after step 20's checkpoint, damage nothing else, resume: equal losses, equal parameters."""
+    needs_torch()
+    settings = [*SETTINGS, *ENGINES[engine]]
+    whole, result = run(tmp_path / "whole", "local:2x1", *settings)
+    assert result.status == "succeeded", result.failure
+
+    with Job(tmp_path / "broken-run", "local:2x1", *settings, "env.MUSTER_TEST=1") as job:
+        reached = wait_until(lambda: any(_saved(job, step) for step in (20,)) or job.process.poll() is not None, 120, 0.01)
+        assert reached
+        pids = [pid for pid in job.local_processes() if _is_rank(pid)]
+        os.kill(pids[-1], signal.SIGKILL)
+        code, document = job.finish()
+    assert code == 1, "the rank was killed too late: the run had ended"
+    assert "SIGKILL" in document["failure"]["what"]
+    assert job.run.state() == "failed"
+
+    again = resume(job.run)
+    assert again.status == "succeeded", again.failure
+    assert again.attempt == 2
+    assert job.run.read_json(job.run.job)["resume_step"] == 20
+    assert again.steps == 30
+    assert again.samples == 30 * 32
+    assert losses(job.run) == losses(whole)
+    assert weights(job.run.model) == weights(whole.model)
+
+
+def _saved(job: Job, step: int) -> bool:
+    return any(isinstance(e, events.Saved) and e.step == step for e in events.read_events(job.run.events))
+
+
+def _is_rank(pid: int) -> bool:
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"muster.worker" in arguments and b"torch.distributed.run" not in arguments
+
+
+def test_incomplete_checkpoints_are_never_resumed_from(tmp_path: Path) -> None:
+    """A checkpoint with a short file, and one without its manifest, count as not there."""
+    needs_torch()
+    settings = [*TINY[:0], "train.max_steps=12", "checkpoint.every=3", "checkpoint.keep=4", "engine.name=ddp", "engine.zero=0"]
+    done, result = run(tmp_path / "run", "local:2", *settings)
+    assert result.status == "succeeded", result.failure
+    steps = sorted(int(path.name.partition("-")[2]) for path in done.checkpoints.iterdir())
+    assert steps == [3, 6, 9, 12]
+    (done.checkpoints / "checkpoint-12" / "complete.json").unlink()
+    weights_file = done.checkpoints / "checkpoint-9" / "model.safetensors"
+    weights_file.write_bytes(weights_file.read_bytes()[:-1])
+    document = json.loads(done.result.read_text())
+    document["status"] = "failed"
+    done.result.write_text(json.dumps(document))
+    again = resume(done)
+    assert again.status == "succeeded", again.failure
+    assert done.read_json(done.job)["resume_step"] == 6

@@ -1,0 +1,172 @@
+"""Why a job did not succeed: the first cause, not what came of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from muster.core.result import Failure
+from muster.store import events
+from muster.supervise.cause import judge_outcome
+from muster.supervise.supervisor import Outcome
+
+CLEAN = (0, None)
+STOPPED = (None, "stopped")
+
+
+def table(rank: int, code: int, *others: tuple[int, int]) -> str:
+    """torchrun's words when ranks fail: the others first, the root cause last."""
+    rows = [
+        f"  time      : 2026-11-21_09:30:00\n  host      : node\n  rank      : {r} (local_rank: {r})\n"
+        f"  exitcode  : {c} (pid: 47{r})\n  error_file: <N/A>\n  traceback : ...\n"
+        for r, c in [*others, (rank, code)]
+    ]
+    *failures, root = rows
+    return "muster.worker FAILED\nFailures:\n" + (
+        "".join(failures) or "  <NO_OTHER_FAILURES>\n"
+    ) + f"----\nRoot Cause (first observed failure):\n[0]:\n{root}====\n"
+
+
+def failed(rank: int, what: str, time: float, **more: Any) -> events.Failed:
+    return events.Failed(time=time, rank=rank, host=f"node{rank}", what=what, **more)
+
+
+def judge(
+    *, exits: dict[str, Any], done: tuple[int, ...] = (), failures: tuple[events.Failed, ...] = (),
+    logs: dict[str, str] | None = None, **outcome: Any,
+) -> tuple[str, Failure | None]:  # fmt: skip
+    return judge_outcome(
+        Outcome(exits=exits, **outcome),
+        failures,
+        {rank: events.Done(time=1, rank=rank, step=1) for rank in done},
+        2,
+        logs or {},
+    )
+
+
+def cause(**given: Any) -> Failure:
+    status, failure = judge(**given)
+    assert status == "failed"
+    assert failure is not None
+    return failure
+
+
+def test_success() -> None:
+    assert judge(exits={"node0": CLEAN, "node1": CLEAN}, done=(0, 1)) == ("succeeded", None)
+
+
+def test_an_earlier_attempts_death_in_the_log_is_no_failure_of_this_one() -> None:
+    logs = {"node0": table(0, -9)}
+    assert judge(exits={"node0": CLEAN, "node1": CLEAN}, done=(0, 1), logs=logs) == ("succeeded", None)
+
+
+@pytest.mark.parametrize(("done", "what"), [((0,), "rank 1 left"), ((), "rank 0, 1 left")])
+def test_a_rank_that_did_not_say_done_did_not_succeed(done: tuple[int, ...], what: str) -> None:
+    failure = cause(exits={"node0": CLEAN, "node1": CLEAN}, done=done)
+    assert failure.what == f"{what} without saying that it was done"
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [("stopped by Ctrl-C", "stopped"), ("stopped by `muster stop`", "stopped"), ("timeout: 5 s", "timeout")],
+)
+def test_a_stop_is_no_failure_of_a_rank(words: str, status: str) -> None:
+    got = judge(
+        exits={"node0": STOPPED, "node1": STOPPED},
+        stopped=words,
+        failures=(failed(0, "connection closed by peer", 5.0),),
+        logs={"node0": table(0, -9)},
+    )
+    assert got == (status, Failure(what=words))
+
+
+def test_bad_input_that_a_rank_found_explains_all_that_followed() -> None:
+    failure = cause(
+        exits={"node0": (1, None), "node1": STOPPED},
+        failures=(
+            failed(1, "connection closed by peer", 1.0),
+            failed(0, "is not JSON", 2.0, usage=True, where="/d:3", hint="one a line"),
+        ),
+        logs={"node0": table(0, -9)},
+    )
+    assert failure == Failure(what="is not JSON", where="/d:3", host="node0", hint="one a line", usage=True)
+
+
+def test_a_rank_that_was_killed_and_not_those_that_missed_it() -> None:
+    failure = cause(
+        exits={"node0": (1, None), "node1": (1, None)},
+        failures=(failed(0, "connection closed by peer", 1.0),),
+        logs={"node0": table(0, 1), "node1": table(1, -9)},
+        first_failed="node1",
+    )
+    assert (failure.what, failure.where, failure.host) == ("rank 1 was ended by SIGKILL", "rank 1", "node1")
+    assert "out-of-memory killer" in (failure.hint or "")
+    assert "muster resume" in (failure.hint or "")
+
+
+@pytest.mark.parametrize(("code", "name"), [(-11, "SIGSEGV"), (-6, "SIGABRT"), (-64, "SIGRTMAX"), (-99, "signal 99")])
+def test_other_signals(code: int, name: str) -> None:
+    failure = cause(exits={"node0": (1, None)}, logs={"node0": table(0, code)})
+    assert failure.what == f"rank 0 was ended by {name}"
+    assert "memory killer" not in (failure.hint or "")
+
+
+def test_the_root_cause_and_not_what_it_brought_down() -> None:
+    failure = cause(
+        exits={"node0": (1, None)},
+        failures=(failed(1, "ZeroDivisionError: x", 1.0),),
+        logs={"node0": table(1, 1, (0, -6))},
+    )
+    assert (failure.what, failure.where) == ("ZeroDivisionError: x", "rank 1")
+
+
+def test_ranks_that_were_only_ended_because_another_host_failed() -> None:
+    failure = cause(
+        exits={"node0": (1, None), "node1": (1, None)},
+        failures=(failed(1, "ZeroDivisionError: x", 1.0),),
+        logs={"node0": table(0, -15), "node1": table(1, 1)},
+        first_failed="node1",
+    )
+    assert (failure.what, failure.host) == ("ZeroDivisionError: x", "node1")
+
+
+def test_sigterm_is_the_cause_where_there_is_no_other() -> None:
+    failure = cause(exits={"node0": (1, None), "node1": STOPPED}, logs={"node0": table(0, -15)})
+    assert failure.what == "rank 0 was ended by SIGTERM"
+
+
+def test_the_last_table_of_a_log_counts() -> None:
+    failure = cause(exits={"node0": (1, None)}, logs={"node0": table(0, -9) + "\nagain\n" + table(1, -11)})
+    assert failure.what == "rank 1 was ended by SIGSEGV"
+
+
+def test_a_lost_host_and_not_the_ranks_that_missed_it() -> None:
+    failure = cause(
+        exits={"node0": (1, None)},
+        lost={"node1": "silent for 15 s"},
+        failures=(failed(0, "connection closed by peer", 1.0),),
+    )
+    assert (failure.what, failure.host) == ("the host was lost: silent for 15 s", "node1")
+
+
+def test_the_agents_deadline() -> None:
+    status, failure = judge(exits={"node0": (None, "deadline"), "node1": STOPPED})
+    assert (status, failure) == ("timeout", Failure(what="launch.timeout was reached", host="node0"))
+
+
+def test_the_earliest_report_is_the_cause() -> None:
+    reports = (failed(1, "later", 2.0), failed(0, "earlier", 1.0, hint="h"))
+    failure = cause(exits={"node0": (1, None), "node1": (1, None)}, failures=reports)
+    assert (failure.what, failure.host, failure.where, failure.hint) == ("earlier", "node0", "rank 0", "h")
+
+
+@pytest.mark.parametrize(
+    ("left", "what"), [((1, None), "torchrun ended with exit code 1"), ((None, "parent gone"), "parent gone")]
+)
+def test_a_host_that_failed_without_a_word_and_not_the_one_that_was_stopped(
+    left: tuple[int | None, str | None], what: str
+) -> None:
+    failure = cause(exits={"node0": STOPPED, "node1": left}, first_failed="node1")
+    assert (failure.what, failure.host) == (what, "node1")
+    assert "log" in (failure.hint or "")

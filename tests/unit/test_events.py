@@ -1,0 +1,117 @@
+"""Events: every kind comes back as it was written; a write cut short and a later version's kind do no harm."""
+
+from __future__ import annotations
+
+import json
+import typing
+from pathlib import Path
+
+import pytest
+
+from muster.agent.agent import Tail
+from muster.store import events
+
+WHEN = {"time": 1764000000.25, "attempt": 2, "host": "node1", "rank": 3}
+SAMPLES: list[events.Event] = [
+    events.HostFacts(**WHEN, facts={"gpus": [{"name": "x", "capability": [9, 0]}], "port": None}),
+    events.Hardware(**WHEN, cpu_percent=12.5, memory_used=1, gpus=[{"percent": 3, "celsius": None}]),
+    events.Started(**WHEN, device="cuda", parameters=60506624, trainable=5, total_steps=9, notes=["a"]),
+    events.DataRead(**WHEN, train=10, validation=2, cut=1),
+    events.Window(
+        **WHEN, step=20, steps=10, skipped=1, seconds=1.5, samples=80, tokens=9, padded_tokens=10,
+        step_seconds=[0.1, 0.2], resident_peak=5,
+    ),
+    events.Log(**WHEN, step=20, epoch=0.5, loss=3.25, learning_rate=5e-5, gradient_norm=None),
+    events.Evaluated(**WHEN, step=20, loss=2.5),
+    events.Saved(**WHEN, step=None, path="/x/model", bytes=7, seconds=0.5),
+    events.Answered(**WHEN, questions=5, exact=3, executed=None, seconds=1.0),
+    events.Answer(
+        **WHEN, index=0, question="how\nmany\u2028 \x85 \x0b ü 😀?", predicted='"', expected="\\", exact=False,
+    ),
+    events.Phase(**WHEN, name="train"),
+    events.Failed(**WHEN, what="broke", usage=True, traceback="a\nb"),
+    events.Done(**WHEN, step=20, skipped=1, seconds={"training": 1.5}),
+    events.JobState(**WHEN, state="begin", detail={"resume_step": 10}),
+]  # fmt: skip
+
+
+def test_the_samples_are_of_every_kind() -> None:
+    assert {type(sample) for sample in SAMPLES} == set(typing.get_args(events.Event))
+
+
+@pytest.mark.parametrize("event", SAMPLES, ids=lambda event: event.kind)
+def test_a_round_trip(event: events.Event) -> None:
+    line = events.to_line(event)
+    assert "\n" not in line
+    assert events.parse_event(line) == events.parse_event(line.encode()) == event
+    assert json.loads(line)["v"] == 1
+
+
+def test_a_loss_that_is_not_a_number_survives() -> None:
+    back = events.parse_event(events.to_line(events.Log(time=1, step=1, loss=float("nan"))))
+    assert isinstance(back, events.Log)
+    assert back.loss is not None
+    assert back.loss != back.loss
+
+
+def test_fields_of_a_later_version_are_left_out() -> None:
+    event = events.parse_event('{"v": 9, "kind": "phase", "time": 1, "name": "x", "colour": "red"}')
+    assert event == events.Phase(v=9, time=1, name="x")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "{", "null", "[]", '{"kind": "phase"}', '{"kind": "dance", "time": 1}', '{"time": 1, "name": "x"}', b"\xff"],
+)
+def test_what_is_no_event(line: str | bytes) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]+$"):
+        events.parse_event(line)
+
+
+def test_a_file_is_read_in_order_without_a_torn_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    lines = [events.to_line(sample) for sample in SAMPLES]
+    path.write_text("".join(f"{line}\n" for line in lines) + lines[4])
+    assert list(events.read_events(path)) == SAMPLES
+    path.write_text("".join(f"{line}\n" for line in lines) + lines[4][:40])
+    assert list(events.read_events(path)) == SAMPLES
+
+
+def test_lines_that_are_none_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    good = events.to_line(SAMPLES[0])
+    path.write_text(f'{good}\n{good[:20]}\n{{"kind": "later", "time": 1}}\n\n{good}\n')
+    assert list(events.read_events(path)) == [SAMPLES[0], SAMPLES[0]]
+
+
+def test_no_file_has_no_events(tmp_path: Path) -> None:
+    assert list(events.read_events(tmp_path / "none")) == []
+
+
+def test_the_schema_names_every_kind() -> None:
+    mapping = events.event_schema()["discriminator"]["mapping"]
+    assert set(mapping) == {sample.kind for sample in SAMPLES}
+
+
+@pytest.mark.parametrize("limit", [64, 256 * 1024])
+def test_the_agent_forwards_every_event_unchanged(tmp_path: Path, limit: int) -> None:
+    """JSON may hold line ends that are none of a file: U+2028, U+0085. An event may be longer than one read."""
+    path = tmp_path / "rank0.events.jsonl"
+    tail = Tail(str(path), "event", 0)
+    assert tail.read() == []
+    lines = [events.to_line(sample) for sample in SAMPLES]
+    path.write_text("".join(f"{line}\n" for line in lines) + "torn", encoding="utf-8")
+    got: list[str] = []
+    while more := tail.read(limit=limit):
+        got += more
+    assert got == lines
+    assert tail.read(final=True) == []
+
+
+def test_the_agent_forwards_a_log_with_its_unfinished_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.log"
+    path.write_text("one\r10%\r20%\ntw")
+    tail = Tail(str(path), "log", 0)
+    assert tail.read() == ["one", "10%", "20%"]
+    assert tail.read() == []
+    assert tail.read(final=True) == ["tw"]

@@ -1,0 +1,261 @@
+"""What a run came to, against figures worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from muster.core.batch import Batch
+from muster.core.inventory import Host
+from muster.core.job import Job, place
+from muster.core.recipe import Recipe
+from muster.core.result import Result
+from muster.store import events
+from muster.supervise.fold import Folder, engine_name, fold, make_result, model_name, percentile, throughput
+
+
+def window(step: int, rank: int | None = 0, **changes: Any) -> events.Window:
+    """Ten steps in two seconds: 80 samples, 800 tokens, 1000 with padding."""
+    return events.Window(
+        **{
+            "time": float(step), "rank": rank, "step": step, "steps": 10, "seconds": 2.0, "samples": 80, "tokens": 800,
+            "padded_tokens": 1000, "step_seconds": [0.2] * 10, **changes,
+        }
+    )  # fmt: skip
+
+
+def both(step: int, **changes: Any) -> list[events.Window]:
+    return [window(step, 0, **changes), window(step, 1, **changes)]
+
+
+def job(*, ranks: int = 2, warmup: int = 10, attempt: int = 1, **recipe: Any) -> Job:
+    return Job(
+        id="one",
+        launcher="local",
+        placements=place([(Host(f"node{i}"), 1) for i in range(ranks)]),
+        batch=Batch(8, 1, 8 * ranks),
+        precision="fp32",
+        device="cpu",
+        recipe=Recipe.model_validate({"measure": {"warmup": warmup}, **recipe}).as_dict(),
+        attempt=attempt,
+    )
+
+
+def result(folder: Folder, of: Job | None = None) -> Result:
+    return make_result(folder, of or job(), status="succeeded", failure=None, ended=100.0)
+
+
+def begin(attempt: int = 1, resume_step: int | None = None, time: float = 0.0) -> events.JobState:
+    return events.JobState(time=time, attempt=attempt, state="begin", detail={"resume_step": resume_step})
+
+
+def test_throughput_by_hand() -> None:
+    windows = [both(10, seconds=9.0), both(20), [window(30, 0, seconds=2.0), window(30, 1, seconds=3.0)], both(40)]
+    got = throughput(windows, warmup=10, world_size=2)
+    assert got is not None
+    assert got.windows == 3
+    assert got.measured_steps == 30
+    seconds = 2.0 + 3.0 + 2.0  # a window takes as long as its slowest rank
+    assert got.samples_per_second == pytest.approx(3 * 2 * 80 / seconds)
+    assert got.tokens_per_second == pytest.approx(3 * 2 * 800 / seconds)
+    assert got.padded_tokens_per_second == pytest.approx(3 * 2 * 1000 / seconds)
+    rates = [80.0, 160 / 3, 80.0]
+    mean = sum(rates) / 3
+    deviation = (sum((rate - mean) ** 2 for rate in rates) / 2) ** 0.5
+    assert got.variation == pytest.approx(deviation / mean)
+
+
+def test_step_times_are_those_of_the_slowest_rank() -> None:
+    slow = [0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 2.1]
+    got = throughput([[window(10, 0), window(10, 1, seconds=3.0, step_seconds=slow)]], warmup=0, world_size=2)
+    assert got is not None
+    assert (got.step_seconds_median, got.step_seconds_p95) == (0.1, 2.1)
+
+
+def test_without_step_times_the_mean_stands_in() -> None:
+    got = throughput([both(10, step_seconds=[])], warmup=0, world_size=2)
+    assert got is not None
+    assert (got.step_seconds_median, got.step_seconds_p95) == (0.2, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "warmup", "measured"),
+    [
+        ([10, 10, 10, 10], 0, 40),
+        ([10, 10, 10, 10], 10, 30),
+        ([10, 10, 10, 10], 11, 20),
+        ([10, 10, 10], 1000, 20),  # no more than a third
+        ([10], 10, 10),  # a single window is all there is
+        ([2, 10], 10, 10),  # the last one is never warm-up
+        ([10, 2], 10, 2),
+    ],
+)
+def test_the_warm_up(sizes: list[int], warmup: int, measured: int) -> None:
+    windows, step = [], 0
+    for size in sizes:
+        step += size
+        windows.append(both(step, steps=size))
+    got = throughput(windows, warmup, world_size=2)
+    assert got is not None
+    assert got.measured_steps == measured
+
+
+def test_a_shorter_last_window_does_not_count_as_variation() -> None:
+    got = throughput([both(10), both(20), both(23, steps=3, seconds=3.0, samples=24)], warmup=0, world_size=2)
+    assert got is not None
+    assert got.variation == 0
+    assert got.windows == 3
+
+
+def test_a_window_without_a_duration_does_not_shift_the_others() -> None:
+    windows = [both(3, steps=3, seconds=0.0), both(13), both(23), both(33, seconds=4.0)]
+    got = throughput(windows, warmup=0, world_size=2)
+    assert got is not None
+    rates = [80.0, 80.0, 40.0]
+    mean = sum(rates) / 3
+    assert got.variation == pytest.approx((sum((rate - mean) ** 2 for rate in rates) / 2) ** 0.5 / mean)
+
+
+def test_a_window_that_a_rank_is_missing_from_is_not_measured() -> None:
+    got = throughput([both(10), [window(20, 0)], both(30)], warmup=0, world_size=2)
+    assert got is not None
+    assert got.measured_steps == 20
+    assert got.samples_per_second == pytest.approx(80.0)
+
+
+@pytest.mark.parametrize("windows", [[], [[window(10, 0)]], [both(10, seconds=0.0)]], ids=["none", "half", "no time"])
+def test_what_cannot_be_told_is_none(windows: list[list[events.Window]]) -> None:
+    assert throughput(windows, warmup=0, world_size=2) is None
+    folder = fold(event for each in windows for event in each)
+    assert result(folder).throughput is None
+
+
+def test_skipped_steps_cost_time_and_do_not_count() -> None:
+    folder = fold([begin(), *both(10, skipped=3, samples=56), *both(20, skipped=1, samples=72)])
+    got = result(folder, job(warmup=0))
+    assert got.throughput is not None
+    assert got.throughput.measured_steps == 16
+    assert got.throughput.samples_per_second == pytest.approx(2 * (56 + 72) / 4.0)
+    assert (got.steps, got.skipped_steps, got.samples) == (20, 4, 256)
+    assert "4 of 20 steps were skipped by the loss scaler and do not count" in got.notes
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 10), (0.95, 19), (0.951, 20), (1.0, 20)])
+def test_percentiles_by_nearest_rank(share: float, value: int) -> None:
+    assert percentile(list(range(1, 21)), share) == value
+    assert percentile([7], share) == 7
+
+
+def log(step: int, loss: float | None, attempt: int = 1) -> events.Log:
+    return events.Log(time=step, attempt=attempt, step=step, loss=loss, epoch=step / 40)
+
+
+def test_resuming_replaces_the_steps_that_are_done_again() -> None:
+    first = [
+        begin(time=5.0),
+        *both(10), log(10, 3.0), *both(20), log(20, 2.0), *both(30, samples=1), log(30, 9.0),
+        events.Evaluated(time=1, step=20, loss=2.5), events.Evaluated(time=1, step=30, loss=9.5),
+        events.Failed(time=31, rank=1, what="killed"),
+        events.Done(time=31, rank=0, step=30, seconds={"training": 99.0}),
+        events.Answered(time=31, rank=0, questions=5, exact=5, seconds=1.0),
+    ]  # fmt: skip
+    second = [begin(2, 20, 50.0), *both(30), log(30, 1.0, 2), *both(40), log(40, 0.5, 2)]
+    folder = fold([*first, *second])
+    assert folder.failed == []
+    assert folder.done == {}
+    got = result(folder, job(attempt=2))
+    assert (got.steps, got.samples) == (40, 4 * 2 * 80)
+    assert (got.loss_first, got.loss_final, got.evaluation_loss) == (3.0, 0.5, 2.5)
+    assert got.quality is None
+    assert (got.started, got.seconds.total) == (5.0, 95.0)
+    assert got.seconds.training == pytest.approx(8.0)  # all four windows, over both attempts
+    assert "this run was resumed: attempt 2" in got.notes
+
+
+def test_starting_again_from_nothing_forgets_everything() -> None:
+    folder = fold([begin(), *both(10), log(10, 3.0), begin(2, None, 50.0), *both(5, steps=5)])
+    got = result(folder, job(attempt=2))
+    assert (got.steps, got.samples, got.loss_first) == (5, 160, None)
+
+
+def test_nothing_happened() -> None:
+    got = result(fold([]))
+    assert (got.steps, got.samples, got.skipped_steps) == (0, 0, 0)
+    assert (got.loss_first, got.loss_final, got.epochs, got.parameters, got.quality) == (None,) * 5
+    assert got.memory.model_dump() == {"allocator_peak": None, "device_peak": None, "resident_peak": None}
+    assert got.seconds.model_dump() == {
+        "total": 0.0, "setup": None, "training": None, "evaluation": None, "saving": None,
+    }  # fmt: skip
+    assert [(h.host, h.ranks, h.facts, h.cpu_percent_mean) for h in got.hosts] == [
+        ("node0", [0], {}, None),
+        ("node1", [1], {}, None),
+    ]
+
+
+def test_the_rest_of_a_result() -> None:
+    seconds = {"setup": 1.0, "training": 4.0, "evaluation": 2.0}
+    stream: list[events.Event] = [
+        begin(time=10.0),
+        events.HostFacts(time=10, host="node0", facts={"cores": 2}),
+        events.Started(
+            time=11, rank=0, device="cpu", parameters=7, trainable=7, total_steps=10, versions={"torch": "2"}, notes=["n"]
+        ),
+        events.DataRead(time=11, rank=0, train=9, validation=2, cut=3),
+        events.Hardware(time=12, host="node0", cpu_percent=10, memory_used=5, gpus=[{"percent": 50}, {"percent": None}]),
+        events.Hardware(time=13, host="node0", cpu_percent=30, memory_used=3, gpus=[{"percent": 100}]),
+        window(10, 0, resident_peak=3, device_peak=9),
+        window(10, 1, resident_peak=4),
+        events.Answered(time=20, rank=0, questions=3, exact=2, executed=3, seconds=1.0),
+        events.Answered(time=20, rank=1, questions=2, exact=0, executed=1, seconds=2.0),
+        events.Saved(time=20, rank=0, step=10, path="/c", bytes=1, seconds=0.1),
+        events.Saved(time=21, rank=0, step=None, path="/model", bytes=1, seconds=0.1),
+        events.Done(time=22, rank=0, step=10, seconds=seconds),
+        events.Done(time=22, rank=1, step=10, seconds={**seconds, "training": 5.0}),
+    ]
+    got = result(fold(stream))
+    assert got.quality is not None
+    assert (got.quality.questions, got.quality.exact_match, got.quality.execution_match) == (5, 0.4, 0.8)
+    assert got.quality.seconds == 2.0
+    assert got.memory.model_dump() == {"allocator_peak": None, "device_peak": 9, "resident_peak": 4}
+    assert (got.seconds.total, got.seconds.setup, got.seconds.training, got.seconds.saving) == (90.0, 1.0, 5.0, None)
+    assert (got.parameters, got.versions, got.model_path) == (7, {"torch": "2"}, "/model")
+    assert got.notes == ["n", "3 samples were cut to data.max_source or data.max_target"]
+    host = got.hosts[0]
+    assert (host.facts, host.cpu_percent_mean, host.memory_used_peak, host.gpu_percent_mean) == ({"cores": 2}, 20, 5, 75)
+
+
+def test_execution_match_is_unknown_where_one_rank_has_no_database() -> None:
+    parts = [
+        events.Answered(time=1, rank=0, questions=1, exact=1, executed=1, seconds=1.0),
+        events.Answered(time=1, rank=1, questions=1, exact=0, executed=None, seconds=1.0),
+    ]
+    quality = result(fold(parts)).quality
+    assert quality is not None
+    assert (quality.exact_match, quality.execution_match) == (0.5, None)
+
+
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [
+        ({"name": "ddp"}, "ddp"),
+        ({"name": "fsdp", "offload": "optimizer+param"}, "fsdp + offload"),
+        ({"name": "deepspeed", "zero": 1}, "deepspeed ZeRO-1"),
+        ({"name": "deepspeed", "zero": 3, "offload": "optimizer"}, "deepspeed ZeRO-3 + offload optimizer"),
+        ({"name": "deepspeed", "config": "/x/ds.json"}, "deepspeed with /x/ds.json"),
+    ],
+)
+def test_the_engines_name(engine: dict[str, Any], name: str) -> None:
+    assert engine_name(Recipe.model_validate({"engine": engine})) == name
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ({"name": "t5-small"}, "t5-small"),
+        ({"config": {"d_model": 8}}, "t5 from a configuration"),
+        ({"config": {"model_type": "bart"}}, "bart from a configuration"),
+    ],
+)
+def test_the_models_name(model: dict[str, Any], name: str) -> None:
+    assert model_name(Recipe.model_validate({"model": model})) == name

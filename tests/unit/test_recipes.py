@@ -1,0 +1,259 @@
+"""Recipes: files that inherit, overrides, and mistakes that name the field's full path and the near names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from muster.core.errors import RecipeError
+from muster.core.recipe import Recipe
+from muster.core.recipes import (
+    dump_yaml,
+    field_paths,
+    find_recipe,
+    load_recipe,
+    merge,
+    parse_override,
+    read_layers,
+    shipped_recipes,
+    validate,
+)
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        (folder / f"{name}.yaml").write_text(text)
+
+
+def failure(source: str, *overrides: str) -> RecipeError:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(source, overrides)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", sorted(shipped_recipes()))
+def test_every_shipped_recipe_loads(name: str) -> None:
+    assert load_recipe(name).workload == "text2sql"
+
+
+def test_where_a_recipe_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shipped = shipped_recipes()["demo"]
+    assert find_recipe("demo") == find_recipe("demo.yaml") == find_recipe("recipes/demo.yaml") == shipped
+    write(tmp_path, demo="precision: bf16", mine="")
+    assert find_recipe("demo") == tmp_path / "demo.yaml"
+    assert find_recipe("mine.yaml") == find_recipe(str(tmp_path / "mine")) == tmp_path / "mine.yaml"
+
+
+@pytest.mark.parametrize("source", ["dmeo", "elsewhere/demo.yaml", "~nobody-here/x.yaml", "x" * 5000, ""])
+def test_no_such_recipe(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "no such recipe" in failure(source).what
+
+
+def test_a_misspelt_recipe_has_near_names() -> None:
+    assert failure("dmeo").hint == "did you mean demo?"
+
+
+def test_later_keys_win_and_mappings_merge(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        base="train: {epochs: 3, seed: 1}\nbatch: {micro: 4}",
+        middle="inherit: base\ntrain: {epochs: 5}",
+        other="batch: {micro: 16}\nprecision: bf16",
+        top="inherit: [middle, other.yaml]\ntrain: {clip: 0}",
+    )
+    recipe = load_recipe(str(tmp_path / "top.yaml"), ["train.seed=7"])
+    assert (recipe.train.epochs, recipe.train.seed, recipe.train.clip) == (5, 7, 0)
+    assert (recipe.batch.micro, recipe.precision) == (16, "bf16")
+
+
+def test_inheriting_from_a_shipped_one(tmp_path: Path) -> None:
+    write(tmp_path, mine="inherit: demo\nengine: {zero: 2}")
+    recipe = load_recipe(str(tmp_path / "mine.yaml"))
+    assert recipe.engine.zero == 2
+    assert recipe.model == load_recipe("demo").model
+
+
+def test_inheriting_from_itself(tmp_path: Path) -> None:
+    write(tmp_path, a="inherit: b", b="inherit: a")
+    assert failure(str(tmp_path / "a.yaml")).what == "inherits from itself: a.yaml -> b.yaml -> a.yaml"
+
+
+@pytest.mark.parametrize("value", ["3", "{a: b}", "[1]"])
+def test_inherit_must_be_names(tmp_path: Path, value: str) -> None:
+    write(tmp_path, a=f"inherit: {value}")
+    assert "must be the name or path of a recipe" in failure(str(tmp_path / "a.yaml")).what
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5e-5", 5e-5),
+        ("1.", 1.0),
+        (".5", 0.5),
+        ("-1.5e+3", -1500.0),
+        ("010", 10),
+        ("0x10", 16),
+        ("0o10", 8),
+        ("-3", -3),
+        ("no", "no"),
+        ("on", "on"),
+        ("true", True),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("12:30", "12:30"),
+        ("1_000", "1_000"),
+        ("2026-01-01", "2026-01-01"),
+        ("0b_", "0b_"),
+        ("[1, a]", [1, "a"]),
+        ("{a: 1}", {"a": 1}),
+        ("^docker,lo", "^docker,lo"),
+        ("a=b", "a=b"),
+        ("*x", "*x"),
+        ("=", "="),
+        ("!!bool maybe", "!!bool maybe"),
+        ("!!timestamp x", "!!timestamp x"),
+        ("!!int x", "!!int x"),
+        ("[" * 5000, "[" * 5000),
+        ("9" * 5000, "9" * 5000),
+        ("!!python/object/apply:os.system [id]", "!!python/object/apply:os.system [id]"),
+    ],
+)
+def test_values_are_yaml_1_2_or_text(text: str, value: Any) -> None:
+    assert parse_override(f"a.b={text}") == {"a": {"b": value}}
+
+
+@pytest.mark.parametrize("text", ["", "=", "=3", "engine.zero", "engine..zero=3", ".zero=3", "zero.=3", "  =3"])
+def test_not_an_override(text: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_override(text)
+    assert caught.value.what == "is not an override"
+    assert caught.value.hint == "write key.sub=value, such as engine.zero=3"
+
+
+@pytest.mark.parametrize(
+    ("override", "what", "hint"),
+    [
+        ("engine.zerro=3", "unknown key 'engine.zerro'", "engine.zero"),
+        ("enigne.zero=3", "unknown key 'enigne'", "engine"),
+        ("zero=3", "unknown key 'zero'", "engine.zero"),
+        ("lora.rnak=3", "unknown key 'lora.rnak'", "lora.rank"),
+        ("data.generated.sead=3", "unknown key 'data.generated.sead'", "data.generated.seed"),
+        ("batch.quux=3", "unknown key 'batch.quux'", "known keys here: micro, global, accumulation"),
+    ],
+)
+def test_an_unknown_key_has_its_full_path_and_near_names(override: str, what: str, hint: str) -> None:
+    error = failure("demo", override)
+    assert error.what == what
+    assert error.where == "demo"
+    assert hint in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("override", "path"),
+    [
+        ("engine.zero=4", "engine.zero"),
+        ("engine.zero=three", "engine.zero"),
+        ("engine.name=horovod", "engine.name"),
+        ("batch.micro=0", "batch.micro"),
+        ("batch.micro=many", "batch.micro"),
+        ("batch.global=-4", "batch.global"),
+        ("train.learning_rate=0", "train.learning_rate"),
+        ("train.learning_rate=inf", "train.learning_rate"),
+        ("train.learning_rate=nan", "train.learning_rate"),
+        ("train=3", "train"),
+        ("model=[a]", "model"),
+        ("lora.targets=3", "lora.targets"),
+        ("env.NCCL_DEBUG=[INFO]", "env"),
+        ("env.FLAG=true", "env"),
+        ("launch.port=65536", "launch.port"),
+        ("launch.ssh_options=-F", "launch.ssh_options"),
+    ],
+)
+def test_a_wrong_value_names_the_fields_full_path(override: str, path: str) -> None:
+    assert failure("demo", override).what.startswith(f"{path}: ")
+
+
+def test_auto_is_what_the_plan_decides() -> None:
+    recipe = load_recipe("demo", ["batch.micro=auto", "batch.global=64"])
+    assert (recipe.batch.micro, recipe.batch.global_) == (None, 64)
+
+
+def test_a_whole_number_in_env_is_text() -> None:
+    assert load_recipe("demo", ["env.NCCL_IB_DISABLE=1"]).env == {"NCCL_IB_DISABLE": "1"}
+
+
+def test_a_later_source_of_data_drops_the_earlier_one() -> None:
+    recipe = load_recipe("demo", ["data.path=x", "data.limit=5"])
+    assert (recipe.data.path, recipe.data.generated, recipe.data.name) == ("x", None, None)
+    recipe = load_recipe("demo", ["data.path=x", "data.generated.seed=4"])
+    assert recipe.data.path is None
+    assert recipe.data.generated is not None
+    assert recipe.data.generated.seed == 4
+
+
+def test_taking_a_source_of_data_away_keeps_the_others() -> None:
+    assert load_recipe("demo", ["data.path=null"]).data.generated is not None
+
+
+@pytest.mark.parametrize("below", [{}, {"data": {"generated": {}}}])
+def test_two_sources_of_data_in_one_place_are_an_error(below: dict[str, Any]) -> None:
+    merged = merge(below, {"data": {"name": "a", "path": "b"}}, Recipe)
+    with pytest.raises(RecipeError, match="data: at most one of name, path, generated can be given"):
+        validate(merged, where="x")
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "line"),
+    [
+        ("a: [1\nb: 2", "is not valid YAML", ":2"),
+        ("x: !!int y", "is not valid YAML", ""),
+        ("- a", "must be a mapping", ""),
+        ("3: a", "must be a mapping", ""),
+        ("text", "must be a mapping", ""),
+    ],
+)
+def test_a_file_that_is_no_recipe(tmp_path: Path, text: str, what: str, line: str) -> None:
+    write(tmp_path, a=text)
+    error = failure(str(tmp_path / "a.yaml"))
+    assert what in error.what
+    assert error.where == f"{tmp_path / 'a.yaml'}{line}"
+
+
+def test_a_file_that_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(b"\xff\xfe")
+    assert "cannot be read" in failure(str(tmp_path / "a.yaml")).what
+
+
+def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
+    write(tmp_path, a="")
+    assert load_recipe(str(tmp_path / "a.yaml")) == Recipe()
+
+
+@pytest.mark.parametrize("word", ["1e5", "no", "12:30", "010", "0o10", "1_000", "true", "~", "a: b", "#", "", " x "])
+def test_a_recipe_is_read_back_as_it_was_written(tmp_path: Path, word: str) -> None:
+    recipe = load_recipe("demo", ["data.path=x", "lora.rank=4"])
+    recipe = validate({**recipe.as_dict(), "env": {"A": word}}, where="x")
+    write(tmp_path, frozen=dump_yaml(recipe.as_dict()))
+    assert load_recipe(str(tmp_path / "frozen.yaml")) == recipe
+    assert yaml.safe_load(dump_yaml({"A": word})) == {"A": word}  # YAML 1.1, which other tools read
+
+
+def test_field_paths_are_what_a_user_types() -> None:
+    paths = field_paths()
+    assert {"batch.global", "engine.zero", "data.generated.seed", "lora.rank", "force"} <= set(paths)
+    assert "batch.global_" not in paths
+    assert len(paths) == len(set(paths))
+
+
+def test_layers_do_not_touch_each_other(tmp_path: Path) -> None:
+    write(tmp_path, base="train: {epochs: 3}", top="inherit: base\ntrain: {epochs: 5}")
+    below = read_layers(str(tmp_path / "base.yaml"))
+    merged = merge(below, {"train": {"seed": 1}}, Recipe)
+    assert below == {"train": {"epochs": 3}}
+    assert merged == {"train": {"epochs": 3, "seed": 1}}

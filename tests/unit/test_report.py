@@ -1,0 +1,422 @@
+"""The report: pure, self-contained, safe with hostile text, and whole for every odd run."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from muster.core.result import Failure, HostReport, Memory, Quality, Result, Seconds, Throughput
+from muster.report import answers, charts, tables, words
+from muster.report.gather import Prediction, RunData, gather, read_stream
+from muster.report.page import render
+from muster.store import events
+from muster.store.runfolder import RunFolder
+from muster.supervise.fold import Folder
+
+HOSTILE = "<script>alert(\"x\")</script>'\"&lt; </style></svg><img src=//evil.example/a.png onerror=x> ünïcode 你好 \u202e\udcff"
+VOID = {"meta", "br", "hr", "img", "input", "link", "source"}
+
+
+class Page(HTMLParser):
+    """Elements, attributes and text of a page; complains about elements that are not closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.text: list[str] = []
+        self.open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert [name for name in self.open if name not in ("p", "li")] == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open[-1] == tag, (tag, self.open)
+        self.open.pop()
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return re.sub(r"\s+", " ", "".join(self.text))
+
+
+def check(data: RunData) -> Page:
+    """Render twice: the same text, well-formed, harmless, without a trace of NaN in its pictures."""
+    html = render(data)
+    assert html == render(data)
+    page = Page(html)
+    forbidden = {"script", "img", "iframe", "object", "embed", "link", "base", "form", "image", "use", "foreignobject"}
+    assert not forbidden & set(page.elements)
+    for tag, name, value in page.attributes:
+        assert not name.startswith("on"), (tag, name, value)
+        assert name not in ("src", "href", "xlink:href", "srcset", "style", "action"), (tag, name, value)
+    assert "url(" not in html and "@import" not in html
+    for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        drawn = re.sub(r'aria-label="[^"]*"|<title>.*?</title>', "", svg, flags=re.DOTALL)
+        assert not re.search(r"\b(nan|NaN|inf|None)\b", drawn), svg[:300]
+    return page
+
+
+def a_result(**changes) -> Result:
+    fields = {
+        "id": "r1",
+        "status": "succeeded",
+        "attempt": 1,
+        "workload": "text2sql",
+        "model": "t5-small",
+        "parameters": 60_506_624,
+        "engine": "ddp",
+        "precision": "fp32",
+        "world_size": 2,
+        "global_batch": 32,
+        "started": 1_795_227_544.5,
+        "ended": 1_795_227_587.0,
+        "seconds": Seconds(total=42.5, setup=11.0, training=20.5, evaluation=1.5, saving=0.1),
+        "steps": 40,
+        "samples": 1280,
+        "epochs": 1.0,
+        "loss_first": 6.3,
+        "loss_final": 1.9,
+        "evaluation_loss": 1.95,
+        "throughput": Throughput(
+            samples_per_second=186.4,
+            tokens_per_second=7713.0,
+            padded_tokens_per_second=10337.0,
+            step_seconds_median=0.163,
+            step_seconds_p95=0.247,
+            variation=0.0735,
+            windows=3,
+            measured_steps=30,
+        ),
+        "memory": Memory(resident_peak=693_825_536),
+        "quality": Quality(questions=100, exact_match=0.12, execution_match=0.2, seconds=1.7),
+        "hosts": [a_host("a", [0]), a_host("b", [1])],
+        "versions": {"torch": "2.8.0"},
+    }
+    return Result(**{**fields, **changes})
+
+
+def a_host(name, ranks, **facts) -> HostReport:
+    known = {"hostname": name, "cores": 8, "memory_total": 2**34, "gpus": [], "versions": {"torch": "2.8.0"}}
+    return HostReport(host=name, ranks=ranks, facts={**known, **facts}, cpu_percent_mean=93.2)
+
+
+def a_window(step, rank, *, steps=10, seconds=2.0, time=None, **more) -> events.Window:
+    return events.Window(
+        time=1000.0 + step if time is None else time,
+        host=f"h{rank}",
+        rank=rank,
+        step=step,
+        steps=steps,
+        seconds=seconds,
+        samples=160,
+        tokens=6000,
+        padded_tokens=8000,
+        step_seconds=[seconds / steps] * steps,
+        resident_peak=600 * 2**20 + step,
+        **more,
+    )
+
+
+def a_run(*, ranks=2, windows=4, hosts=("a", "b"), **changes) -> RunData:
+    stream = [events.JobState(time=1000.0, state="begin")]
+    for number in range(1, windows + 1):
+        step = 10 * number
+        stream += [a_window(step, rank) for rank in range(ranks)]
+        stream.append(events.Log(time=1000.0 + step, rank=0, step=step, loss=6.0 / number))
+        stream.append(events.Evaluated(time=1000.0 + step, rank=0, step=step, loss=6.5 / number))
+        stream += [
+            events.Hardware(time=1000.0 + step, host=host, cpu_percent=90.0, memory_used=2**32) for host in hosts
+        ]
+    folder, _, _ = read_stream(stream)
+    job = {"world_size": ranks, "device": "cpu", "recipe": {"measure": {"warmup": 10}, "env": {}}}
+    data = RunData(
+        id="r1",
+        state="succeeded",
+        figures=a_result(world_size=ranks),
+        folder=folder,
+        recipe="workload: text2sql\n",
+        plan={"decisions": [{"field": "batch.global", "value": 32, "why": "16 x 1 x 2 ranks = 32"}]},
+        job=job,
+        env={"muster": "0.1.0", "argv": ["muster", "train", "a b"], "versions": {"torch": None}},
+        predictions=tuple(some_predictions(10)),
+    )
+    return replace(data, **changes)
+
+
+def some_predictions(count):
+    for index in range(count):
+        right = index % 3 == 0
+        answer = f"SELECT {index}" if right else f"SELECT {index} FROM t"
+        yield Prediction(index, f"How many {index}?", answer, f"SELECT {index}", right, index % 3 != 1)
+
+
+def test_a_whole_run():
+    page = check(a_run())
+    assert "The run succeeded: 40 optimizer steps in 42 s" in page.words
+    for figure in ("186.4 samples/s", "± 7.3 % over 3 windows", "7,713 tokens/s", "163 ms", "247 ms", "12.0 %"):
+        assert figure in page.words
+    assert "not measured" in page.words  # no GPU
+    assert "muster train 'a b'" in page.words
+    assert "16 x 1 x 2 ranks = 32" in page.words
+
+
+def test_hostile_text_is_only_text():
+    prediction = Prediction(0, HOSTILE, HOSTILE, HOSTILE + "x", False, None)
+    failure = Failure(what=HOSTILE, where=HOSTILE, host=HOSTILE, hint=HOSTILE)
+    facts = {"versions": {HOSTILE: HOSTILE}, "gpus": [{"name": HOSTILE}]}
+    page = check(
+        a_run(
+            id=HOSTILE,
+            hosts=(HOSTILE, "b"),
+            state="failed",
+            figures=a_result(
+                status="failed",
+                failure=failure,
+                model=HOSTILE,
+                workload=HOSTILE,
+                notes=[HOSTILE],
+                hosts=[a_host(HOSTILE, [0], **facts), a_host("b", [1])],
+            ),
+            recipe=HOSTILE,
+            plan={"decisions": [{"field": HOSTILE, "value": {HOSTILE: HOSTILE}, "why": HOSTILE}]},
+            env={"argv": [HOSTILE], "rank_environment": {HOSTILE: HOSTILE}, "versions": {HOSTILE: HOSTILE}},
+            predictions=(prediction,),
+        )
+    )
+    assert page.words.count("<script>") > 15
+
+
+def test_nothing_at_all():
+    page = check(RunData(id="r", state="failed"))
+    assert "The run failed" in page.words
+    assert "No loss was logged." in page.words and "No question was answered." in page.words
+
+
+def test_failed_before_the_first_step():
+    early = a_result(
+        status="failed",
+        failure=Failure(what="no such file", where="train.jsonl:3", host="b", hint="look there", usage=True),
+        seconds=Seconds(total=1.0),
+        steps=0,
+        samples=0,
+        loss_first=None,
+        loss_final=None,
+        evaluation_loss=None,
+        epochs=None,
+        throughput=None,
+        quality=None,
+        memory=Memory(),
+    )
+    page = check(a_run(windows=0, hosts=(), state="failed", figures=early, predictions=()))
+    for told in ("no such file", "train.jsonl:3", "look there", "given something that cannot be used"):
+        assert told in page.words
+    assert page.words.count("not measured") >= 12
+    assert "-1" not in "".join(figure.value for _, group in words.key_figures(a_run(figures=early)) for figure in group)
+
+
+@pytest.mark.parametrize("state", ["stopped", "timeout", "failed", "running", "interrupted", "elsewhere"])
+@pytest.mark.parametrize("failure", [None, Failure(what="stopped by `muster stop`")])
+def test_every_state(state, failure):
+    assert check(a_run(state=state, figures=a_result(failure=failure)))
+    assert check(a_run(state=state, figures=None))
+
+
+def test_one_window():
+    one = a_result(throughput=a_result().throughput.model_copy(update={"variation": None, "windows": 1}))
+    assert "spread not measured: 1 window" in check(a_run(windows=1, figures=one)).words
+
+
+def test_gaps_and_values_that_are_no_numbers():
+    stream = [
+        events.Log(time=1, rank=0, step=step, loss=loss)
+        for step, loss in enumerate([3.0, math.nan, 2.0, math.inf, 1e300, None, 1.0])
+    ]
+    stream += [a_window(10, 0), a_window(10, 1), a_window(20, 0), a_window(30, 0, seconds=0.0), a_window(30, 1)]
+    stream += [a_window(40, rank, seconds=math.nan) for rank in (0, 1)]
+    stream += [events.Hardware(time=math.nan, host="a", cpu_percent=3.0, memory_used=None)]
+    folder, _, _ = read_stream(stream)
+    page = check(a_run(folder=folder, figures=a_result(loss_final=math.nan)))
+    assert "1 window of 4 without a rank's figures" in page.words
+    assert "nan" not in page.words.lower().replace("unannounced", "")
+
+
+def test_512_ranks_and_many_events_stay_small():
+    hosts = [f"node{index:02d}" for index in range(64)]
+    many = [a_host(host, list(range(8 * i, 8 * i + 8))) for i, host in enumerate(hosts)]
+    data = a_run(ranks=512, windows=50, hosts=hosts, figures=a_result(world_size=512, hosts=many))
+    html = render(data)
+    assert len(html) < 400_000
+    page = check(data)
+    assert "lowest to highest of 512 ranks" in page.words and "median of 64 hosts" in page.words
+    assert "504–511" in page.words
+
+
+def test_a_long_run_is_thinned_but_keeps_its_spikes():
+    points = [(float(x), 1.0) for x in range(100_000)]
+    points[54_321] = (54_321.0, 99.0)
+    points[70_000] = (70_000.0, None)
+    kept = charts.thin(points)
+    assert len(kept) < 500
+    assert (54_321.0, 99.0) in kept and any(y is None for _, y in kept)
+    assert [x for x, _ in kept] == sorted(x for x, _ in kept)
+
+
+def test_a_gap_parts_the_line():
+    chart = charts.Chart("T", "u", "step", (charts.Series("a", ((1, 1.0), (2, 2.0), (3, None), (4, 1.0), (5, 3.0))),))
+    svg = charts.line_chart(chart)
+    assert svg.count('<path class="line') == 2
+    alone = charts.Chart("T", "u", "step", (charts.Series("a", ((1, 1.0),)),))
+    assert "<circle" in charts.line_chart(alone) and "<path" not in charts.line_chart(alone)
+
+
+def test_an_empty_chart_is_a_sentence():
+    empty = charts.Chart("T", "u", "step", (charts.Series("<a>", ((1, None), (2, math.nan))),), nothing="None <here>.")
+    assert charts.line_chart(empty) == '<p class="nothing">None &lt;here&gt;.</p>'
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 1), (0, 0), (5, 5), (-3, 7), (1e-12, 2e-12), (1e9, 1e9 + 1), (1e99, 2e99), (-1e99, 1e99)]
+)
+def test_ticks_cover_and_are_few(low, high):
+    found = charts.ticks(low, high)
+    assert found[0] <= low + 1e-6 * abs(low) and found[-1] >= high - 1e-6 * abs(high)
+    assert 2 <= len(found) <= 12
+    assert found == sorted(set(found))
+
+
+def test_predictions_show_every_kind_and_count_all():
+    predictions = [Prediction(i, "q", "a", "a", True, True) for i in range(500)]
+    predictions += [Prediction(500 + i, "q", "b", "a", False, True) for i in range(300)]
+    predictions += [Prediction(800 + i, "q", "c", "a", False, False) for i in range(200)]
+    predictions += [Prediction(1000, "q", " ", "a", False, False), Prediction(1001, "q", "a", "a", True, False)]
+    shown, counts = answers.choose(predictions)
+    assert len(shown) == answers.SHOWN
+    assert {each.kind.key: each.total for each in counts} == {
+        "odd": 1, "empty": 1, "rows": 200, "same": 300, "exact": 500
+    }  # fmt: skip
+    assert all(each.shown for each in counts)
+    order = [each.kind.right for each in shown]
+    assert order == sorted(order)
+    assert len(answers.choose(predictions[:3])[0]) == 3 and answers.choose([]) == ([], [])
+    assert "1,002 in all, 50 shown" in check(a_run(predictions=tuple(predictions))).words
+
+
+@pytest.mark.parametrize(
+    ("predicted", "expected"), [("SELECT a", "SELECT b"), ("", "x"), ("same", "same"), ("x" * 5000, "y z " * 5000)]
+)
+def test_differences_lose_no_text(predicted, expected):
+    ours, theirs = answers.compare(predicted, expected)
+    assert "".join(text for text, _ in ours) == predicted and "".join(text for text, _ in theirs) == expected
+
+
+def test_secrets_are_not_shown():
+    token = "hf_abcdefgh12345"
+    recipe = {"workload": "text2sql", "env": {"HF_TOKEN": token, "NCCL_DEBUG": "INFO"}}
+    data = a_run(
+        recipe=f"workload: text2sql\nenv:\n  HF_TOKEN: {token}\n",
+        job={"recipe": recipe, "world_size": 2},
+        env={"argv": ["muster", f"env.HF_TOKEN={token}"], "rank_environment": recipe["env"]},
+    )
+    assert token not in render(data)
+    assert "INFO" in render(data) and tables.HIDDEN in render(data)
+
+
+def test_versions_that_differ_have_a_column():
+    hosts = [a_host("a", [0]), a_host("b", [1], versions={"torch": "2.9.0"})]
+    table = tables.host_table(a_run(figures=a_result(hosts=hosts)))
+    assert table.columns[-1] == "torch" and [row[-1] for row in table.rows] == ["2.8.0", "2.9.0"]
+
+
+def test_hosts_that_are_one_machine_are_named():
+    hosts = [a_host("local0", [0], hostname="vm"), a_host("local1", [1], hostname="vm")]
+    assert any("one machine (vm)" in note for note in tables.host_table(a_run(figures=a_result(hosts=hosts))).notes)
+
+
+def test_time_that_is_more_than_the_total():
+    spent = Seconds(total=10.0, setup=8.0, training=8.0)
+    bar, parts, _ = tables.time_parts(a_run(figures=a_result(seconds=spent, quality=None)))
+    assert [part.value for part in parts] == ["8.00 s", "8.00 s", "not measured", "not measured", "not measured"]
+    assert sum(amount for _, amount, _ in bar) == 16.0
+    check(a_run(figures=a_result(seconds=Seconds(total=0.0), quality=None)))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "not measured"), (math.nan, "not measured"), (0, "0"), (0.01234567, "0.01235"), (123456.7, "123,457")],
+)
+def test_numbers(value, text):
+    assert words.number(value) == text
+
+
+def test_ranges():
+    assert words.ranges([0, 1, 2, 5, 7, 8]) == "0–2, 5, 7–8" and words.ranges([]) == "none"
+
+
+def write_run(path, *, result=True) -> RunFolder:
+    run = RunFolder(path)
+    run.create()
+    recipe = {"workload": "text2sql", "measure": {"warmup": 10}}
+    job = {
+        "id": run.id,
+        "launcher": "local",
+        "placements": [{"host": f"h{i}", "address": f"h{i}", "slots": 1, "first_rank": i} for i in (0, 1)],
+        "batch": {"micro": 16, "accumulation": 1, "global": 32},
+        "precision": "fp32",
+        "device": "cpu",
+        "recipe": recipe,
+        "attempt": 1,
+        "resume_step": None,
+        "decisions": [],
+        "world_size": 2,
+    }
+    run.job.write_text(json.dumps(job))
+    stream = [a_window(step, rank) for step in (10, 20, 30) for rank in (0, 1)]
+    stream.append(events.Answer(time=1040, rank=0, index=1, question="q", predicted="p", expected="e", exact=False))
+    text = "".join(events.to_line(event) + "\n" for event in [events.JobState(time=1000, state="begin"), *stream])
+    run.events.write_text(text + '{"v": 1, "kind": "windo')
+    if result:
+        run.result.write_text(a_result().model_dump_json())
+        line = json.dumps({"index": 0, "question": "q", "predicted": "p\u2028", "expected": "e", "exact": False})
+        run.predictions.write_text(f"{line}\nnot json\n[]\n")
+    return run
+
+
+def test_a_finished_folder(tmp_path):
+    data = gather(write_run(tmp_path / "run"))
+    assert data.state == "succeeded" and data.figures == a_result()
+    assert [each.predicted for each in data.predictions] == ["p\u2028"] and data.unreadable == 2
+    assert "2 lines of predictions.jsonl could not be read" in check(data).words
+
+
+def test_an_unfinished_folder_shows_what_its_events_say(tmp_path):
+    data = gather(write_run(tmp_path / "run", result=False))
+    assert data.state == "interrupted" and data.figures is not None and data.figures.steps == 30
+    page = check(data)
+    assert "The run was interrupted after 30 optimizer steps" in page.words
+    assert "160.0 samples/s" in page.words and "1 in all, 1 shown" in page.words
+
+
+def test_an_empty_folder(tmp_path):
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    data = gather(run)
+    assert data.folder == Folder() and data.figures is None
+    check(data)

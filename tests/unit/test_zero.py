@@ -1,0 +1,219 @@
+"""DeepSpeed's JSON: from a recipe, or a user's own with its "auto" values; an unknown key is never passed on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.core.batch import Batch
+from muster.core.errors import RecipeError
+from muster.core.recipe import Recipe
+from muster.core.zero import check_keys, deepspeed_config, known_keys, read_user_config, user_batch, user_precision
+
+BATCH = Batch(micro=4, accumulation=2, global_=24)
+
+
+def config(precision: str = "fp32", /, **recipe: Any) -> dict[str, Any]:
+    return deepspeed_config(Recipe.model_validate(recipe), BATCH, precision)
+
+
+def own(tmp_path: Path, content: Any) -> dict[str, Any]:
+    path = tmp_path / "ds.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return {"name": "deepspeed", "config": str(path)}
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_from_a_recipe(zero: int, precision: str) -> None:
+    made = config(precision, engine={"name": "deepspeed", "zero": zero}, train={"clip": 0.5})
+    assert made["zero_optimization"]["stage"] == zero
+    assert made["train_micro_batch_size_per_gpu"] == 4
+    assert made["gradient_accumulation_steps"] == 2
+    assert made["train_batch_size"] == 24
+    assert made["gradient_clipping"] == 0.5
+    assert made["bf16"] == {"enabled": precision == "bf16"}
+    assert made["fp16"] == {"enabled": precision == "fp16"}
+    assert "optimizer" not in made
+    assert not any(key.startswith("offload") for key in made["zero_optimization"])
+    check_keys(made, where="what Muster writes itself")
+    json.dumps(made, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("zero", "offload", "devices"),
+    [
+        (1, "optimizer", {"offload_optimizer"}),
+        (2, "optimizer", {"offload_optimizer"}),
+        (3, "optimizer", {"offload_optimizer"}),
+        (3, "optimizer+param", {"offload_optimizer", "offload_param"}),
+    ],
+)
+def test_offloading(zero: int, offload: str, devices: set[str]) -> None:
+    made = config(engine={"name": "deepspeed", "zero": zero, "offload": offload})
+    section = made["zero_optimization"]
+    assert {key for key in section if key.startswith("offload")} == devices
+    assert all(section[key]["device"] == "cpu" for key in devices)
+    assert made["optimizer"]["type"] == "AdamW"
+    check_keys(made, where="what Muster writes itself")
+
+
+@pytest.mark.parametrize(
+    ("zero", "offload", "what"),
+    [
+        (0, "optimizer", "offloading needs ZeRO"),
+        (0, "optimizer+param", "offloading needs ZeRO"),
+        (1, "optimizer+param", "parameters can be offloaded by ZeRO-3 only"),
+        (2, "optimizer+param", "parameters can be offloaded by ZeRO-3 only"),
+    ],
+)
+def test_offloading_that_cannot_be(zero: int, offload: str, what: str) -> None:
+    with pytest.raises(RecipeError, match=what) as caught:
+        config(engine={"name": "deepspeed", "zero": zero, "offload": offload})
+    assert caught.value.where == "engine.offload"
+
+
+@pytest.mark.parametrize(
+    ("scale", "power"), [(65536, 16), (65535, 15), (32.0, 5), (1, 0), (0.25, 0), (2.0**24, 24)]
+)
+def test_the_initial_loss_scale(scale: float, power: int) -> None:
+    made = config("fp16", loss_scale=scale)
+    assert made["fp16"] == {"enabled": True, "loss_scale": 0, "initial_scale_power": power}
+    assert config("bf16", loss_scale=scale)["fp16"] == {"enabled": False}
+
+
+def test_options_lie_on_top() -> None:
+    made = config(
+        engine={
+            "name": "deepspeed",
+            "zero": 3,
+            "options": {"zero_optimization": {"sub_group_size": 7}, "fp16": {"hysteresis": 4}, "gradient_clipping": 9},
+        }
+    )
+    assert made["zero_optimization"]["stage"] == 3
+    assert made["zero_optimization"]["sub_group_size"] == 7
+    assert made["fp16"] == {"hysteresis": 4, "enabled": False}
+    assert made["gradient_clipping"] == 9
+
+
+@pytest.mark.parametrize(
+    ("options", "what", "hint"),
+    [
+        ({"train_batch_size": 8}, "train_batch_size is decided by the recipe's batch", "batch.global"),
+        ({"train_micro_batch_size_per_gpu": 8}, "is decided by the recipe's batch", "batch.micro"),
+        ({"fp16": {"enabled": True}}, "fp16.enabled is decided by the recipe's precision", "precision="),
+        ({"gradient_cliping": 1}, "'gradient_cliping' is not a key of DeepSpeed's", "gradient_clipping"),
+    ],
+)
+def test_options_that_would_be_lost(options: dict[str, Any], what: str, hint: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        config(engine={"name": "deepspeed", "options": options})
+    assert caught.value.where == "engine.options"
+    assert what in caught.value.what
+    assert hint in (caught.value.hint or "")
+
+
+def test_a_users_own_file_keeps_what_it_says(tmp_path: Path) -> None:
+    content = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "train_batch_size": "auto",
+        "gradient_clipping": "auto",
+        "steps_per_print": 5,
+        "bf16": {"enabled": "auto"},
+        "bfloat16": {"enabled": "auto"},
+        "fp16": {"enabled": "auto", "loss_scale_window": 100},
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "anything": 1}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}},
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "offload_optimizer": {"device": "cpu"}},
+    }
+    made = config("bf16", engine=own(tmp_path, content))
+    for key in ("optimizer", "scheduler", "zero_optimization", "gradient_clipping", "steps_per_print"):
+        assert made[key] == content[key]
+    assert made["train_micro_batch_size_per_gpu"] == 4
+    assert made["gradient_accumulation_steps"] == 2
+    assert made["train_batch_size"] == 24
+    assert made["bf16"] == {"enabled": True}
+    assert made["fp16"] == {"enabled": False, "loss_scale_window": 100}
+    assert "bfloat16" not in made
+
+
+@pytest.mark.parametrize(
+    ("content", "key", "hint"),
+    [
+        ({"micro_batch_per_gpu": 4}, "'micro_batch_per_gpu'", "did you mean train_micro_batch_size_per_gpu?"),
+        ({"gradient_acumulation_steps": 4}, "'gradient_acumulation_steps'", "gradient_accumulation_steps"),
+        ({"stage": 3}, "'stage'", "zero_optimization.stage"),
+        ({"zero_optimization": {"stge": 3}}, "'zero_optimization.stge'", "stage"),
+        ({"zero_optimization": {"offload_param": {"devise": "cpu"}}}, "offload_param.devise'", "device"),
+        ({"fp16": {"enable": True}}, "'fp16.enable'", "enabled"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_real_one(
+    tmp_path: Path, content: dict[str, Any], key: str, hint: str
+) -> None:
+    path = own(tmp_path, content)["config"]
+    with pytest.raises(RecipeError) as caught:
+        read_user_config(path)
+    assert key in caught.value.what
+    assert "ignore it silently" in caught.value.what
+    assert caught.value.where == path
+    assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("content", "what"), [("{", "is not JSON"), ("[1]", "must be a JSON object"), (b"\xff", "is not JSON")]
+)
+def test_a_file_that_is_no_configuration(tmp_path: Path, content: str | bytes, what: str) -> None:
+    path = tmp_path / "ds.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(RecipeError, match=what):
+        read_user_config(str(path))
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no such DeepSpeed configuration"):
+        read_user_config(str(tmp_path / "none.json"))
+
+
+def test_the_batch_of_a_users_file() -> None:
+    assert user_batch({}) == {}
+    assert user_batch({"train_batch_size": 64, "gradient_accumulation_steps": "auto"}) == {"global": 64}
+    assert user_batch({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}) == {
+        "micro": 4,
+        "accumulation": 2,
+    }
+
+
+@pytest.mark.parametrize("value", ["32", 3.5, True, None, [4]])
+def test_a_batch_number_that_is_none(value: Any) -> None:
+    with pytest.raises(RecipeError, match="train_batch_size must be a whole number"):
+        user_batch({"train_batch_size": value})
+
+
+@pytest.mark.parametrize(
+    ("content", "precision"),
+    [
+        ({}, None),
+        ({"fp16": {"enabled": "auto"}, "bf16": {"enabled": False}}, None),
+        ({"fp16": {"enabled": True}}, "fp16"),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": False}}, "bf16"),
+        ({"bfloat16": {"enabled": True}}, "bf16"),
+    ],
+)
+def test_the_precision_of_a_users_file(content: dict[str, Any], precision: str | None) -> None:
+    assert user_precision(content) == precision
+
+
+def test_two_precisions_at_once() -> None:
+    with pytest.raises(RecipeError, match="fp16 and bf16 are both enabled"):
+        user_precision({"fp16": {"enabled": True}, "bf16": {"enabled": True}})
+
+
+def test_the_list_of_keys_is_whole() -> None:
+    keys = known_keys()
+    assert {"train_batch_size", "zero_optimization", "optimizer", "scheduler", "fp16", "bf16"} <= set(keys)
+    assert {"stage", "offload_optimizer", "overlap_comm", "stage3_max_live_parameters"} <= set(keys["zero_optimization"])
