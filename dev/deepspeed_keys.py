@@ -54,13 +54,56 @@ def main() -> None:
     top["optimizer"] = {"type": None, "params": None, "legacy_fusion": None}
     top["scheduler"] = {"type": None, "params": None}
     top["activation_checkpointing"] = {
-        value: None for name, value in vars(act).items() if name.startswith("ACT_CHKPT_") and isinstance(value, str)
-        and not name.endswith("DEFAULT")
+        value: None
+        for name, value in vars(act).items()
+        if name.startswith("ACT_CHKPT_") and isinstance(value, str) and not name.endswith("DEFAULT")
     }
-    for key in ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "steps_per_print", "wall_clock_breakdown", "flops_profiler", "tensorboard", "wandb", "csv_monitor", "comet", "comms_logger", "autotuning", "elasticity", "aio", "data_types", "checkpoint", "compression_training", "data_efficiency", "curriculum_learning", "progressive_layer_drop", "sparse_attention", "eigenvalue", "nebula", "communication_data_type", "sequence_parallel_size", "hybrid_engine", "pipeline", "timers", "amp", "dump_state", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "prescale_gradients", "tensor_parallel", "torch_autocast", "graph_harvesting", "use_node_local_storage", "compile", "fp32", "dataloader_drop_last"]:
+    for key in [
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "steps_per_print",
+        "wall_clock_breakdown",
+        "flops_profiler",
+        "tensorboard",
+        "wandb",
+        "csv_monitor",
+        "comet",
+        "comms_logger",
+        "autotuning",
+        "elasticity",
+        "aio",
+        "data_types",
+        "checkpoint",
+        "compression_training",
+        "data_efficiency",
+        "curriculum_learning",
+        "progressive_layer_drop",
+        "sparse_attention",
+        "eigenvalue",
+        "nebula",
+        "communication_data_type",
+        "sequence_parallel_size",
+        "hybrid_engine",
+        "pipeline",
+        "timers",
+        "amp",
+        "dump_state",
+        "zero_allow_untested_optimizer",
+        "zero_force_ds_cpu_optimizer",
+        "prescale_gradients",
+        "tensor_parallel",
+        "torch_autocast",
+        "graph_harvesting",
+        "use_node_local_storage",
+        "compile",
+        "fp32",
+        "dataloader_drop_last",
+    ]:
         top.setdefault(key, None)
     json.dump({"deepspeed": deepspeed.__version__, "keys": dict(sorted(top.items()))}, sys.stdout, indent=1)
-    print()
+    sys.stdout.write("\n")
 
 
 if __name__ == "__main__":

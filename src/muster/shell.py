@@ -66,7 +66,12 @@ class RealShell:
         """See Shell."""
         try:
             done = subprocess.run(
-                list(argv), input=input, capture_output=True, timeout=timeout, start_new_session=True, check=False
+                list(argv),
+                input=input,
+                capture_output=True,
+                timeout=timeout,
+                start_new_session=True,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             raise JobError(f"{argv[0]} did not answer within {timeout:g} s") from None

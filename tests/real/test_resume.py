@@ -44,13 +44,13 @@ def test_resumed_is_as_if_never_interrupted(engine: str, tmp_path: Path) -> None
     whole, result = run(tmp_path / "whole", "local:2x1", *settings)
     assert result.status == "succeeded", result.failure
 
-    with Job(tmp_path / "broken-run", "local:2x1", *settings, "env.MUSTER_TEST=1") as job:
+    with Job(tmp_path / "broken-run", "local:2x1", *settings) as job:
         reached = wait_until(lambda: any(_saved(job, step) for step in (20,)) or job.process.poll() is not None, 120, 0.01)
         assert reached
         pids = [pid for pid in job.local_processes() if _is_rank(pid)]
         os.kill(pids[-1], signal.SIGKILL)
         code, document = job.finish()
-    assert code == 1, "the rank was killed too late: the run had ended"
+    assert code == 1 and "failure" in document, document
     assert "SIGKILL" in document["failure"]["what"]
     assert job.run.state() == "failed"
 

@@ -41,7 +41,14 @@ def test_the_rest_is_derived(
     [
         (None, None, 1, 2, "2 ranks (= 2 per step)", "batch.global=2"),
         (None, None, 100, 3, "3 ranks (= 3 per step)", "batch.global=99 or batch.global=102"),
-        (16, None, 24, 1, "micro-batch 16 x 1 ranks", "batch.global=16 or batch.global=32, or batch.micro=12"),
+        (
+            16,
+            None,
+            24,
+            1,
+            "micro-batch 16 x 1 ranks",
+            "batch.global=16 or batch.global=32, or batch.micro=12",
+        ),
         (None, 5, 24, 2, "accumulation 5 x 2 ranks", "batch.global=20 or batch.global=30"),
         (8, 4, 48, 2, "micro-batch 8 x accumulation 4 x 2 ranks", "batch.global=64, or batch.accumulation=3"),
         (9, 4, 48, 2, "micro-batch 9 x accumulation 4 x 2 ranks", "batch.global=72, or batch.micro=6"),

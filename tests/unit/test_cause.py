@@ -105,7 +105,9 @@ def test_a_rank_that_was_killed_and_not_those_that_missed_it() -> None:
     assert "muster resume" in (failure.hint or "")
 
 
-@pytest.mark.parametrize(("code", "name"), [(-11, "SIGSEGV"), (-6, "SIGABRT"), (-64, "SIGRTMAX"), (-99, "signal 99")])
+@pytest.mark.parametrize(
+    ("code", "name"), [(-11, "SIGSEGV"), (-6, "SIGABRT"), (-64, "SIGRTMAX"), (-99, "signal 99")]
+)
 def test_other_signals(code: int, name: str) -> None:
     failure = cause(exits={"node0": (1, None)}, logs={"node0": table(0, code)})
     assert failure.what == f"rank 0 was ended by {name}"

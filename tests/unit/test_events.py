@@ -1,4 +1,5 @@
-"""Events: every kind comes back as it was written; a write cut short and a later version's kind do no harm."""
+"""Events: every kind comes back as it was written; a write cut short and a later version's kind do no
+harm."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ SAMPLES: list[events.Event] = [
     events.Saved(**WHEN, step=None, path="/x/model", bytes=7, seconds=0.5),
     events.Answered(**WHEN, questions=5, exact=3, executed=None, seconds=1.0),
     events.Answer(
-        **WHEN, index=0, question="how\nmany\u2028 \x85 \x0b ü 😀?", predicted='"', expected="\\", exact=False,
+        **WHEN, index=0, question="how\nmany\u2028 \x85 \x0b ü 😀?",
+        predicted='"', expected="\\", exact=False,
     ),
     events.Phase(**WHEN, name="train"),
     events.Failed(**WHEN, what="broke", usage=True, traceback="a\nb"),
@@ -61,7 +63,16 @@ def test_fields_of_a_later_version_are_left_out() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["", "{", "null", "[]", '{"kind": "phase"}', '{"kind": "dance", "time": 1}', '{"time": 1, "name": "x"}', b"\xff"],
+    [
+        "",
+        "{",
+        "null",
+        "[]",
+        '{"kind": "phase"}',
+        '{"kind": "dance", "time": 1}',
+        '{"time": 1, "name": "x"}',
+        b"\xff",
+    ],
 )
 def test_what_is_no_event(line: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]+$"):
@@ -95,7 +106,8 @@ def test_the_schema_names_every_kind() -> None:
 
 @pytest.mark.parametrize("limit", [64, 256 * 1024])
 def test_the_agent_forwards_every_event_unchanged(tmp_path: Path, limit: int) -> None:
-    """JSON may hold line ends that are none of a file: U+2028, U+0085. An event may be longer than one read."""
+    """JSON may hold line ends that are none of a file: U+2028, U+0085. An event may be longer than one
+    read."""
     path = tmp_path / "rank0.events.jsonl"
     tail = Tail(str(path), "event", 0)
     assert tail.read() == []

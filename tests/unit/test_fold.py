@@ -19,8 +19,8 @@ def window(step: int, rank: int | None = 0, **changes: Any) -> events.Window:
     """Ten steps in two seconds: 80 samples, 800 tokens, 1000 with padding."""
     return events.Window(
         **{
-            "time": float(step), "rank": rank, "step": step, "steps": 10, "seconds": 2.0, "samples": 80, "tokens": 800,
-            "padded_tokens": 1000, "step_seconds": [0.2] * 10, **changes,
+            "time": float(step), "rank": rank, "step": step, "steps": 10, "seconds": 2.0, "samples": 80,
+            "tokens": 800, "padded_tokens": 1000, "step_seconds": [0.2] * 10, **changes,
         }
     )  # fmt: skip
 
@@ -51,7 +51,12 @@ def begin(attempt: int = 1, resume_step: int | None = None, time: float = 0.0) -
 
 
 def test_throughput_by_hand() -> None:
-    windows = [both(10, seconds=9.0), both(20), [window(30, 0, seconds=2.0), window(30, 1, seconds=3.0)], both(40)]
+    windows = [
+        both(10, seconds=9.0),
+        both(20),
+        [window(30, 0, seconds=2.0), window(30, 1, seconds=3.0)],
+        both(40),
+    ]
     got = throughput(windows, warmup=10, world_size=2)
     assert got is not None
     assert got.windows == 3
@@ -124,7 +129,9 @@ def test_a_window_that_a_rank_is_missing_from_is_not_measured() -> None:
     assert got.samples_per_second == pytest.approx(80.0)
 
 
-@pytest.mark.parametrize("windows", [[], [[window(10, 0)]], [both(10, seconds=0.0)]], ids=["none", "half", "no time"])
+@pytest.mark.parametrize(
+    "windows", [[], [[window(10, 0)]], [both(10, seconds=0.0)]], ids=["none", "half", "no time"]
+)
 def test_what_cannot_be_told_is_none(windows: list[list[events.Window]]) -> None:
     assert throughput(windows, warmup=0, world_size=2) is None
     folder = fold(event for each in windows for event in each)
@@ -199,10 +206,19 @@ def test_the_rest_of_a_result() -> None:
         begin(time=10.0),
         events.HostFacts(time=10, host="node0", facts={"cores": 2}),
         events.Started(
-            time=11, rank=0, device="cpu", parameters=7, trainable=7, total_steps=10, versions={"torch": "2"}, notes=["n"]
+            time=11,
+            rank=0,
+            device="cpu",
+            parameters=7,
+            trainable=7,
+            total_steps=10,
+            versions={"torch": "2"},
+            notes=["n"],
         ),
         events.DataRead(time=11, rank=0, train=9, validation=2, cut=3),
-        events.Hardware(time=12, host="node0", cpu_percent=10, memory_used=5, gpus=[{"percent": 50}, {"percent": None}]),
+        events.Hardware(
+            time=12, host="node0", cpu_percent=10, memory_used=5, gpus=[{"percent": 50}, {"percent": None}]
+        ),
         events.Hardware(time=13, host="node0", cpu_percent=30, memory_used=3, gpus=[{"percent": 100}]),
         window(10, 0, resident_peak=3, device_peak=9),
         window(10, 1, resident_peak=4),
@@ -218,11 +234,21 @@ def test_the_rest_of_a_result() -> None:
     assert (got.quality.questions, got.quality.exact_match, got.quality.execution_match) == (5, 0.4, 0.8)
     assert got.quality.seconds == 2.0
     assert got.memory.model_dump() == {"allocator_peak": None, "device_peak": 9, "resident_peak": 4}
-    assert (got.seconds.total, got.seconds.setup, got.seconds.training, got.seconds.saving) == (90.0, 1.0, 5.0, None)
+    assert (got.seconds.total, got.seconds.setup, got.seconds.training, got.seconds.saving) == (
+        90.0,
+        1.0,
+        5.0,
+        None,
+    )
     assert (got.parameters, got.versions, got.model_path) == (7, {"torch": "2"}, "/model")
     assert got.notes == ["n", "3 samples were cut to data.max_source or data.max_target"]
     host = got.hosts[0]
-    assert (host.facts, host.cpu_percent_mean, host.memory_used_peak, host.gpu_percent_mean) == ({"cores": 2}, 20, 5, 75)
+    assert (host.facts, host.cpu_percent_mean, host.memory_used_peak, host.gpu_percent_mean) == (
+        {"cores": 2},
+        20,
+        5,
+        75,
+    )
 
 
 def test_execution_match_is_unknown_where_one_rank_has_no_database() -> None:

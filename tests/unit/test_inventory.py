@@ -25,7 +25,10 @@ def given(text: str) -> list[tuple[str, int | None]]:
         ("10.0.0.1,10.0.0.2:4", [("10.0.0.1", None), ("10.0.0.2", 4)]),
         ("[::1],me@[fe80::1%eth0]:2", [("[::1]", None), ("me@[fe80::1%eth0]", 2)]),
         ("node[1-3]:8", [("node1", 8), ("node2", 8), ("node3", 8)]),
-        ("node[08-10,3],x", [("node08", None), ("node09", None), ("node10", None), ("node3", None), ("x", None)]),
+        (
+            "node[08-10,3],x",
+            [("node08", None), ("node09", None), ("node10", None), ("node3", None), ("x", None)],
+        ),
         ("r[1-2]n[1-2]", [("r1n1", None), ("r1n2", None), ("r2n1", None), ("r2n2", None)]),
         ("node[1-2].cluster:1", [("node1.cluster", 1), ("node2.cluster", 1)]),
     ],

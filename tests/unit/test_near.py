@@ -6,12 +6,25 @@ import pytest
 
 from muster.core.near import did_you_mean, near_names
 
-PATHS = ["engine", "engine.name", "engine.zero", "batch.micro", "batch.global", "train.warmup", "measure.warmup"]
+PATHS = [
+    "engine",
+    "engine.name",
+    "engine.zero",
+    "batch.micro",
+    "batch.global",
+    "train.warmup",
+    "measure.warmup",
+]
 
 
 @pytest.mark.parametrize(
     ("name", "first"),
-    [("engine.zerro", "engine.zero"), ("batch.mirco", "batch.micro"), ("zero", "engine.zero"), ("micro", "batch.micro")],
+    [
+        ("engine.zerro", "engine.zero"),
+        ("batch.mirco", "batch.micro"),
+        ("zero", "engine.zero"),
+        ("micro", "batch.micro"),
+    ],
 )
 def test_the_nearest_comes_first(name: str, first: str) -> None:
     assert near_names(name, PATHS)[0] == first
@@ -22,7 +35,9 @@ def test_a_last_part_that_fits_in_two_places_gives_both() -> None:
 
 
 def test_a_part_of_a_longer_name() -> None:
-    assert near_names("micro_batch", ["train_micro_batch_size_per_gpu", "zero"]) == ["train_micro_batch_size_per_gpu"]
+    assert near_names("micro_batch", ["train_micro_batch_size_per_gpu", "zero"]) == [
+        "train_micro_batch_size_per_gpu"
+    ]
 
 
 def test_no_more_than_the_limit_and_none_twice() -> None:

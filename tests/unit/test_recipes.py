@@ -128,7 +128,9 @@ def test_values_are_yaml_1_2_or_text(text: str, value: Any) -> None:
     assert parse_override(f"a.b={text}") == {"a": {"b": value}}
 
 
-@pytest.mark.parametrize("text", ["", "=", "=3", "engine.zero", "engine..zero=3", ".zero=3", "zero.=3", "  =3"])
+@pytest.mark.parametrize(
+    "text", ["", "=", "=3", "engine.zero", "engine..zero=3", ".zero=3", "zero.=3", "  =3"]
+)
 def test_not_an_override(text: str) -> None:
     with pytest.raises(RecipeError) as caught:
         parse_override(text)
@@ -235,7 +237,9 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
     assert load_recipe(str(tmp_path / "a.yaml")) == Recipe()
 
 
-@pytest.mark.parametrize("word", ["1e5", "no", "12:30", "010", "0o10", "1_000", "true", "~", "a: b", "#", "", " x "])
+@pytest.mark.parametrize(
+    "word", ["1e5", "no", "12:30", "010", "0o10", "1_000", "true", "~", "a: b", "#", "", " x "]
+)
 def test_a_recipe_is_read_back_as_it_was_written(tmp_path: Path, word: str) -> None:
     recipe = load_recipe("demo", ["data.path=x", "lora.rank=4"])
     recipe = validate({**recipe.as_dict(), "env": {"A": word}}, where="x")

@@ -53,7 +53,11 @@ def test_the_limit_counts_samples_not_lines(tmp_path: Path) -> None:
         ('{"question": "q"}', "field 'sql' is missing or not text", "the fields of this line are: question"),
         ('{"question": "q", "sql": 3}', "field 'sql' is missing or not text", "question, sql"),
         ('{"question": " ", "sql": "x"}', "field 'question' is missing or not text", "question, sql"),
-        ('{"text": "q", "sql": "x"}', "field 'question' is missing or not text", "data.question and data.sql"),
+        (
+            '{"text": "q", "sql": "x"}',
+            "field 'question' is missing or not text",
+            "data.question and data.sql",
+        ),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, what: str, hint: str | None) -> None:
@@ -111,7 +115,9 @@ def test_a_damaged_file(tmp_path: Path, name: str, content: bytes) -> None:
         (["test.jsonl"], "test.jsonl", None),
     ],
 )
-def test_what_is_found_in_a_folder(tmp_path: Path, names: list[str], train: str, held_out: str | None) -> None:
+def test_what_is_found_in_a_folder(
+    tmp_path: Path, names: list[str], train: str, held_out: str | None
+) -> None:
     for name in names:
         (tmp_path / name).touch()
     found = find_data(tmp_path)

@@ -18,7 +18,10 @@ from muster.store import events
 from muster.store.runfolder import RunFolder
 from muster.supervise.fold import Folder
 
-HOSTILE = "<script>alert(\"x\")</script>'\"&lt; </style></svg><img src=//evil.example/a.png onerror=x> ünïcode 你好 \u202e\udcff"
+HOSTILE = (
+    '<script>alert("x")</script>\'"&lt; </style></svg><img src=//evil.example/a.png onerror=x>'
+    " ünïcode 你好 \u202e\udcff"
+)
 VOID = {"meta", "br", "hr", "img", "input", "link", "source"}
 
 
@@ -62,7 +65,19 @@ def check(data: RunData) -> Page:
     html = render(data)
     assert html == render(data)
     page = Page(html)
-    forbidden = {"script", "img", "iframe", "object", "embed", "link", "base", "form", "image", "use", "foreignobject"}
+    forbidden = {
+        "script",
+        "img",
+        "iframe",
+        "object",
+        "embed",
+        "link",
+        "base",
+        "form",
+        "image",
+        "use",
+        "foreignobject",
+    }
     assert not forbidden & set(page.elements)
     for tag, name, value in page.attributes:
         assert not name.startswith("on"), (tag, name, value)
@@ -143,7 +158,8 @@ def a_run(*, ranks=2, windows=4, hosts=("a", "b"), **changes) -> RunData:
         stream.append(events.Log(time=1000.0 + step, rank=0, step=step, loss=6.0 / number))
         stream.append(events.Evaluated(time=1000.0 + step, rank=0, step=step, loss=6.5 / number))
         stream += [
-            events.Hardware(time=1000.0 + step, host=host, cpu_percent=90.0, memory_used=2**32) for host in hosts
+            events.Hardware(time=1000.0 + step, host=host, cpu_percent=90.0, memory_used=2**32)
+            for host in hosts
         ]
     folder, _, _ = read_stream(stream)
     job = {"world_size": ranks, "device": "cpu", "recipe": {"measure": {"warmup": 10}, "env": {}}}
@@ -171,7 +187,14 @@ def some_predictions(count):
 def test_a_whole_run():
     page = check(a_run())
     assert "The run succeeded: 40 optimizer steps in 42 s" in page.words
-    for figure in ("186.4 samples/s", "± 7.3 % over 3 windows", "7,713 tokens/s", "163 ms", "247 ms", "12.0 %"):
+    for figure in (
+        "186.4 samples/s",
+        "± 7.3 % over 3 windows",
+        "7,713 tokens/s",
+        "163 ms",
+        "247 ms",
+        "12.0 %",
+    ):
         assert figure in page.words
     assert "not measured" in page.words  # no GPU
     assert "muster train 'a b'" in page.words
@@ -229,7 +252,9 @@ def test_failed_before_the_first_step():
     for told in ("no such file", "train.jsonl:3", "look there", "given something that cannot be used"):
         assert told in page.words
     assert page.words.count("not measured") >= 12
-    assert "-1" not in "".join(figure.value for _, group in words.key_figures(a_run(figures=early)) for figure in group)
+    assert "-1" not in "".join(
+        figure.value for _, group in words.key_figures(a_run(figures=early)) for figure in group
+    )
 
 
 @pytest.mark.parametrize("state", ["stopped", "timeout", "failed", "running", "interrupted", "elsewhere"])
@@ -249,7 +274,13 @@ def test_gaps_and_values_that_are_no_numbers():
         events.Log(time=1, rank=0, step=step, loss=loss)
         for step, loss in enumerate([3.0, math.nan, 2.0, math.inf, 1e300, None, 1.0])
     ]
-    stream += [a_window(10, 0), a_window(10, 1), a_window(20, 0), a_window(30, 0, seconds=0.0), a_window(30, 1)]
+    stream += [
+        a_window(10, 0),
+        a_window(10, 1),
+        a_window(20, 0),
+        a_window(30, 0, seconds=0.0),
+        a_window(30, 1),
+    ]
     stream += [a_window(40, rank, seconds=math.nan) for rank in (0, 1)]
     stream += [events.Hardware(time=math.nan, host="a", cpu_percent=3.0, memory_used=None)]
     folder, _, _ = read_stream(stream)
@@ -280,7 +311,9 @@ def test_a_long_run_is_thinned_but_keeps_its_spikes():
 
 
 def test_a_gap_parts_the_line():
-    chart = charts.Chart("T", "u", "step", (charts.Series("a", ((1, 1.0), (2, 2.0), (3, None), (4, 1.0), (5, 3.0))),))
+    chart = charts.Chart(
+        "T", "u", "step", (charts.Series("a", ((1, 1.0), (2, 2.0), (3, None), (4, 1.0), (5, 3.0))),)
+    )
     svg = charts.line_chart(chart)
     assert svg.count('<path class="line') == 2
     alone = charts.Chart("T", "u", "step", (charts.Series("a", ((1, 1.0),)),))
@@ -288,12 +321,15 @@ def test_a_gap_parts_the_line():
 
 
 def test_an_empty_chart_is_a_sentence():
-    empty = charts.Chart("T", "u", "step", (charts.Series("<a>", ((1, None), (2, math.nan))),), nothing="None <here>.")
+    empty = charts.Chart(
+        "T", "u", "step", (charts.Series("<a>", ((1, None), (2, math.nan))),), nothing="None <here>."
+    )
     assert charts.line_chart(empty) == '<p class="nothing">None &lt;here&gt;.</p>'
 
 
 @pytest.mark.parametrize(
-    ("low", "high"), [(0, 1), (0, 0), (5, 5), (-3, 7), (1e-12, 2e-12), (1e9, 1e9 + 1), (1e99, 2e99), (-1e99, 1e99)]
+    ("low", "high"),
+    [(0, 1), (0, 0), (5, 5), (-3, 7), (1e-12, 2e-12), (1e9, 1e9 + 1), (1e99, 2e99), (-1e99, 1e99)],
 )
 def test_ticks_cover_and_are_few(low, high):
     found = charts.ticks(low, high)
@@ -306,7 +342,10 @@ def test_predictions_show_every_kind_and_count_all():
     predictions = [Prediction(i, "q", "a", "a", True, True) for i in range(500)]
     predictions += [Prediction(500 + i, "q", "b", "a", False, True) for i in range(300)]
     predictions += [Prediction(800 + i, "q", "c", "a", False, False) for i in range(200)]
-    predictions += [Prediction(1000, "q", " ", "a", False, False), Prediction(1001, "q", "a", "a", True, False)]
+    predictions += [
+        Prediction(1000, "q", " ", "a", False, False),
+        Prediction(1001, "q", "a", "a", True, False),
+    ]
     shown, counts = answers.choose(predictions)
     assert len(shown) == answers.SHOWN
     assert {each.kind.key: each.total for each in counts} == {
@@ -320,7 +359,8 @@ def test_predictions_show_every_kind_and_count_all():
 
 
 @pytest.mark.parametrize(
-    ("predicted", "expected"), [("SELECT a", "SELECT b"), ("", "x"), ("same", "same"), ("x" * 5000, "y z " * 5000)]
+    ("predicted", "expected"),
+    [("SELECT a", "SELECT b"), ("", "x"), ("same", "same"), ("x" * 5000, "y z " * 5000)],
 )
 def test_differences_lose_no_text(predicted, expected):
     ours, theirs = answers.compare(predicted, expected)
@@ -347,20 +387,34 @@ def test_versions_that_differ_have_a_column():
 
 def test_hosts_that_are_one_machine_are_named():
     hosts = [a_host("local0", [0], hostname="vm"), a_host("local1", [1], hostname="vm")]
-    assert any("one machine (vm)" in note for note in tables.host_table(a_run(figures=a_result(hosts=hosts))).notes)
+    assert any(
+        "one machine (vm)" in note for note in tables.host_table(a_run(figures=a_result(hosts=hosts))).notes
+    )
 
 
 def test_time_that_is_more_than_the_total():
     spent = Seconds(total=10.0, setup=8.0, training=8.0)
     bar, parts, _ = tables.time_parts(a_run(figures=a_result(seconds=spent, quality=None)))
-    assert [part.value for part in parts] == ["8.00 s", "8.00 s", "not measured", "not measured", "not measured"]
+    assert [part.value for part in parts] == [
+        "8.00 s",
+        "8.00 s",
+        "not measured",
+        "not measured",
+        "not measured",
+    ]
     assert sum(amount for _, amount, _ in bar) == 16.0
     check(a_run(figures=a_result(seconds=Seconds(total=0.0), quality=None)))
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "not measured"), (math.nan, "not measured"), (0, "0"), (0.01234567, "0.01235"), (123456.7, "123,457")],
+    [
+        (None, "not measured"),
+        (math.nan, "not measured"),
+        (0, "0"),
+        (0.01234567, "0.01235"),
+        (123456.7, "123,457"),
+    ],
 )
 def test_numbers(value, text):
     assert words.number(value) == text
@@ -389,12 +443,18 @@ def write_run(path, *, result=True) -> RunFolder:
     }
     run.job.write_text(json.dumps(job))
     stream = [a_window(step, rank) for step in (10, 20, 30) for rank in (0, 1)]
-    stream.append(events.Answer(time=1040, rank=0, index=1, question="q", predicted="p", expected="e", exact=False))
-    text = "".join(events.to_line(event) + "\n" for event in [events.JobState(time=1000, state="begin"), *stream])
+    stream.append(
+        events.Answer(time=1040, rank=0, index=1, question="q", predicted="p", expected="e", exact=False)
+    )
+    text = "".join(
+        events.to_line(event) + "\n" for event in [events.JobState(time=1000, state="begin"), *stream]
+    )
     run.events.write_text(text + '{"v": 1, "kind": "windo')
     if result:
         run.result.write_text(a_result().model_dump_json())
-        line = json.dumps({"index": 0, "question": "q", "predicted": "p\u2028", "expected": "e", "exact": False})
+        line = json.dumps(
+            {"index": 0, "question": "q", "predicted": "p\u2028", "expected": "e", "exact": False}
+        )
         run.predictions.write_text(f"{line}\nnot json\n[]\n")
     return run
 

@@ -32,11 +32,11 @@ def make(root: Path, name: str, started: int = 0) -> RunFolder:
 
 def finish(run: RunFolder, status: str = "succeeded") -> Result:
     result = Result.model_validate(
-        dict(
-            id=run.id, status=status, attempt=1, workload="text2sql", model="t5-small", engine="ddp", precision="fp32",
-            world_size=2, global_batch=8, started=1.0, ended=2.0, seconds=Seconds(total=1.0), steps=3, samples=24,
-            memory=Memory(), hosts=[],
-        )
+        {
+            "id": run.id, "status": status, "attempt": 1, "workload": "text2sql", "model": "t5-small", "engine": "ddp",
+            "precision": "fp32", "world_size": 2, "global_batch": 8, "started": 1.0, "ended": 2.0,
+            "seconds": Seconds(total=1.0), "steps": 3, "samples": 24, "memory": Memory(), "hosts": [],
+        }
     )  # fmt: skip
     write_json(run.result, result.model_dump(mode="json"))
     return result
@@ -50,7 +50,10 @@ def run(tmp_path: Path) -> RunFolder:
 @pytest.fixture
 def controller(run: RunFolder) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        [sys.executable, "-c", CONTROLLER, str(run.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", CONTROLLER, str(run.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout
         assert process.stdout.readline() == "claimed\n"
@@ -84,7 +87,9 @@ def test_a_controller_on_another_machine_cannot_be_judged(run: RunFolder) -> Non
     assert run.state() == "elsewhere"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"machine": "%s"}', '{"machine": "%s", "pid": null, "created": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"machine": "%s"}', '{"machine": "%s", "pid": null, "created": 1}']
+)
 def test_a_damaged_claim_is_none(run: RunFolder, text: str) -> None:
     run.controller.write_text(text.replace("%s", os.uname().nodename))
     assert run.state() == "interrupted"

@@ -1,4 +1,5 @@
-"""DeepSpeed's JSON: from a recipe, or a user's own with its "auto" values; an unknown key is never passed on."""
+"""DeepSpeed's JSON: from a recipe, or a user's own with its "auto" values; an unknown key is never passed
+on."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ import pytest
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError
 from muster.core.recipe import Recipe
-from muster.core.zero import check_keys, deepspeed_config, known_keys, read_user_config, user_batch, user_precision
+from muster.core.zero import (
+    check_keys,
+    deepspeed_config,
+    known_keys,
+    read_user_config,
+    user_batch,
+    user_precision,
+)
 
 BATCH = Batch(micro=4, accumulation=2, global_=24)
 
@@ -90,7 +98,11 @@ def test_options_lie_on_top() -> None:
         engine={
             "name": "deepspeed",
             "zero": 3,
-            "options": {"zero_optimization": {"sub_group_size": 7}, "fp16": {"hysteresis": 4}, "gradient_clipping": 9},
+            "options": {
+                "zero_optimization": {"sub_group_size": 7},
+                "fp16": {"hysteresis": 4},
+                "gradient_clipping": 9,
+            },
         }
     )
     assert made["zero_optimization"]["stage"] == 3
@@ -128,7 +140,11 @@ def test_a_users_own_file_keeps_what_it_says(tmp_path: Path) -> None:
         "fp16": {"enabled": "auto", "loss_scale_window": 100},
         "optimizer": {"type": "AdamW", "params": {"lr": "auto", "anything": 1}},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}},
-        "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "offload_optimizer": {"device": "cpu"}},
+        "zero_optimization": {
+            "stage": 2,
+            "reduce_bucket_size": "auto",
+            "offload_optimizer": {"device": "cpu"},
+        },
     }
     made = config("bf16", engine=own(tmp_path, content))
     for key in ("optimizer", "scheduler", "zero_optimization", "gradient_clipping", "steps_per_print"):
@@ -216,4 +232,6 @@ def test_two_precisions_at_once() -> None:
 def test_the_list_of_keys_is_whole() -> None:
     keys = known_keys()
     assert {"train_batch_size", "zero_optimization", "optimizer", "scheduler", "fp16", "bf16"} <= set(keys)
-    assert {"stage", "offload_optimizer", "overlap_comm", "stage3_max_live_parameters"} <= set(keys["zero_optimization"])
+    assert {"stage", "offload_optimizer", "overlap_comm", "stage3_max_live_parameters"} <= set(
+        keys["zero_optimization"]
+    )

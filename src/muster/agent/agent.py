@@ -1,6 +1,8 @@
-"""The agent: starts a host's ranks with torchrun, watches them, samples the hardware, and never outlives its job.
+"""The agent: starts a host's ranks with torchrun, watches them, samples the hardware, and never outlives its
+job.
 
-One file, standard library alone, Python >= 3.8: the launchers send this text to a bare host. It speaks JSON lines:
+One file, standard library alone, Python >= 3.8: the launchers send this text to a bare host. It speaks JSON
+lines:
   in   spec, start, ping, stop
   out  hello, beat, event (a rank's own line, unchanged), log, hardware, exit, error
 It ends the ranks' whole process tree when its input closes, when the controller is silent for longer than the
@@ -30,8 +32,20 @@ from typing import Any, Deque, Dict, List, Optional, Set
 TICK = 0.1  # seconds between two looks at everything
 BEAT = 1.0  # seconds between signs of life
 GRACE = 1.5  # seconds between SIGTERM and SIGKILL
-OUT_LIMIT = 1 << 20  # bytes waiting to be sent above which files are not read further: they keep what is unsent
-PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "peft", "pydantic", "tokenizers", "numpy")
+OUT_LIMIT = (
+    1 << 20
+)  # bytes waiting to be sent above which files are not read further: they keep what is unsent
+PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "datasets",
+    "peft",
+    "pydantic",
+    "tokenizers",
+    "numpy",
+)
 
 
 class Problem(Exception):
@@ -109,7 +123,10 @@ class Nvml:
             named = self.lib.nvmlDeviceGetName(handle, name, ctypes.c_uint(96)) == 0
             memory = self.numbers("nvmlDeviceGetMemoryInfo", handle, 3, ctypes.c_ulonglong)
             major, minor = ctypes.c_int(), ctypes.c_int()
-            able = self.lib.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor)) == 0
+            able = (
+                self.lib.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
+                == 0
+            )
             gpus.append(
                 {
                     "name": name.value.decode("utf-8", "replace") if named else None,
@@ -145,7 +162,7 @@ class Sampler(threading.Thread):
     def __init__(self, seconds: float) -> None:
         super().__init__(daemon=True)
         self.seconds = seconds
-        self.samples = collections.deque(maxlen=100)  # type: Deque[Dict[str, Any]]
+        self.samples: Deque[Dict[str, Any]] = collections.deque(maxlen=100)
         self.last = cpu_times()
         self.nvml = Nvml()
 
@@ -294,7 +311,7 @@ class Agent:
     def __init__(self) -> None:
         self.spec = {}  # type: Dict[str, Any]
         self.inbox = b""
-        self.outbox = collections.deque()  # type: Deque[bytes]
+        self.outbox: Deque[bytes] = collections.deque()
         self.out_bytes = 0
         self.parent = os.getppid()
         self.signalled = None  # type: Optional[int]
@@ -394,7 +411,8 @@ class Agent:
         }
 
     def find_python(self) -> str:
-        """The interpreter for the ranks: as asked, else the controller's own path if it is here, else ours."""
+        """The interpreter for the ranks: as asked, else the controller's own path if it is here, else
+        ours."""
         asked = self.spec.get("python")
         if asked:
             path = shutil.which(os.path.expanduser(asked))
@@ -422,7 +440,9 @@ class Agent:
             timeout=30,
         )
         if done.returncode != 0:
-            raise Problem("%s does not run: %s" % (self.python, done.stderr.decode("utf-8", "replace")[-200:].strip()))
+            raise Problem(
+                "%s does not run: %s" % (self.python, done.stderr.decode("utf-8", "replace")[-200:].strip())
+            )
         return dict(json.loads(done.stdout.decode().splitlines()[-1]))
 
     def checkpoints(self) -> List[int]:
@@ -431,7 +451,11 @@ class Agent:
         steps = []
         for name in os.listdir(folder) if os.path.isdir(folder) else []:
             step = name[len("checkpoint-") :]
-            if name.startswith("checkpoint-") and step.isdigit() and self.is_complete(os.path.join(folder, name)):
+            if (
+                name.startswith("checkpoint-")
+                and step.isdigit()
+                and self.is_complete(os.path.join(folder, name))
+            ):
                 steps.append(int(step))
         return sorted(steps)
 
@@ -467,7 +491,8 @@ class Agent:
                 holder.bind(("", 0))
             else:
                 raise Problem(
-                    "port %d cannot be used: %s" % (wanted, error.strerror), "leave launch.port out: a free one is found"
+                    "port %d cannot be used: %s" % (wanted, error.strerror),
+                    "leave launch.port out: a free one is found",
                 )
         self.port_holder = holder
         return int(holder.getsockname()[1])
@@ -509,7 +534,8 @@ class Agent:
         self.sampler.start()
 
     def environment(self, place: str, code: str, order: Dict[str, Any]) -> Dict[str, str]:
-        """The ranks' environment: the host's, Muster's defaults where the host has none, the recipe's on top."""
+        """The ranks' environment: the host's, Muster's defaults where the host has none, the recipe's on
+        top."""
         spec = self.spec
         env = dict(os.environ)
         env.update({"MUSTER_TOKEN": spec["token"], "MUSTER_SPEC": os.path.join(place, "spec.json")})

@@ -12,7 +12,8 @@ DEFAULT_MICRO = 8
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples per rank and forward pass, forward passes per optimizer step, and samples per optimizer step."""
+    """Samples per rank and forward pass, forward passes per optimizer step, and samples per optimizer
+    step."""
 
     micro: int
     accumulation: int

@@ -63,7 +63,8 @@ def read_inventory(text: str) -> Inventory:
     text = text.strip()
     if not text:
         raise InventoryError(
-            "no hosts were given", hint="give --hosts host1,host2:8, --hosts local:2, or the path of a host file"
+            "no hosts were given",
+            hint="give --hosts host1,host2:8, --hosts local:2, or the path of a host file",
         )
     if "," not in text and ("/" in text or _is_file(text)):
         try:

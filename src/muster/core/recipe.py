@@ -37,15 +37,19 @@ class Section(BaseModel):
 
 
 class Model(Section):
-    """The network. `name` is a known size, a hub name or a folder; `config` changes or makes a configuration."""
+    """The network. `name` is a known size, a hub name or a folder; `config` changes or makes a
+    configuration."""
 
     name: str | None = Field(None, description="t5-small ... t5-3b, a hub name, or a local folder")
-    init: Literal["pretrained", "random"] = Field("pretrained", description="random: from the configuration alone")
+    init: Literal["pretrained", "random"] = Field(
+        "pretrained", description="random: from the configuration alone"
+    )
     config: dict[str, Any] | None = Field(
         None, description="fields of the model's configuration; without `name`, the whole of it"
     )
     position_std: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="init random: spread of T5's relative position biases; None: as Transformers draws them"
+        None,
+        description="init random: spread of T5's relative position biases; None: as Transformers draws them",
     )
     tokenizer: str = Field("auto", description="auto, train (on the recipe's data), a hub name or a folder")
     vocab_size: Annotated[int, Field(ge=300, le=1_000_000)] = Field(
@@ -67,7 +71,9 @@ class Data(Section):
     exclusive: ClassVar[tuple[str, ...]] = ("name", "path", "generated")
 
     name: str | None = Field(None, description="a Hugging Face data set")
-    path: str | None = Field(None, description="a JSON-lines file, or a folder with train and validation files")
+    path: str | None = Field(
+        None, description="a JSON-lines file, or a folder with train and validation files"
+    )
     generated: Generated | None = None
     question: str = Field("question", description="the field that holds the input")
     sql: str = Field("sql", description="the field that holds the answer")
@@ -75,7 +81,8 @@ class Data(Section):
     max_source: PositiveInt = Field(96, description="tokens; longer inputs are cut, and counted")
     max_target: PositiveInt = Field(96, description="tokens; longer answers are cut, and counted")
     padding: Literal["dynamic", "fixed"] = Field(
-        "dynamic", description="dynamic: to the longest of a batch of similar lengths; fixed: to max_source/target"
+        "dynamic",
+        description="dynamic: to the longest of a batch of similar lengths; fixed: to max_source/target",
     )
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.05, description="held out where the data has no validation part of its own"
@@ -89,7 +96,9 @@ class Engine(Section):
     name: Literal["ddp", "fsdp", "deepspeed"] = "ddp"
     zero: Annotated[int, Field(ge=0, le=3)] = Field(0, description="DeepSpeed's ZeRO stage")
     offload: Literal["none", "optimizer", "optimizer+param"] = Field("none", description="to host memory")
-    config: str | None = Field(None, description="a DeepSpeed JSON file of your own; its auto values are filled")
+    config: str | None = Field(
+        None, description="a DeepSpeed JSON file of your own; its auto values are filled"
+    )
     options: dict[str, Any] = Field(
         default_factory=dict, description="DeepSpeed keys laid over those that Muster writes"
     )
@@ -132,7 +141,9 @@ class Lora(Section):
     rank: PositiveInt = 16
     alpha: Annotated[float, Field(gt=0)] = 32
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    targets: list[str] | Literal["all-linear"] | None = Field(None, description="module names; None: PEFT's choice")
+    targets: list[str] | Literal["all-linear"] | None = Field(
+        None, description="module names; None: PEFT's choice"
+    )
 
 
 class Checkpoint(Section):
@@ -168,18 +179,28 @@ class Launch(Section):
     """How the job is started and held."""
 
     launcher: Literal["auto", "local", "ssh"] = "auto"
-    python: str | None = Field(None, description="the interpreter on the hosts; default: the one running muster")
+    python: str | None = Field(
+        None, description="the interpreter on the hosts; default: the one running muster"
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    port: Annotated[int, Field(ge=1, le=65535)] | None = Field(None, description="rendezvous; None: a free one")
+    port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        None, description="rendezvous; None: a free one"
+    )
     address: str | None = Field(None, description="of the first host as its peers see it; None: found out")
-    workdir: str | None = Field(None, description="on hosts that do not share the run folder; default ~/.cache/muster")
+    workdir: str | None = Field(
+        None, description="on hosts that do not share the run folder; default ~/.cache/muster"
+    )
     timeout: Annotated[float, Field(gt=0)] | None = Field(None, description="seconds for the whole job")
     connect_timeout: Annotated[float, Field(gt=0)] = Field(20, description="seconds until a host must answer")
     lease: Annotated[float, Field(ge=2)] = Field(
         15, description="seconds of silence after which host and controller give each other up"
     )
-    threads: PositiveInt | None = Field(None, description="OMP_NUM_THREADS of a rank; None: cores / ranks on the host")
-    ssh_options: list[str] = Field(default_factory=list, description="put before the host, such as [-F, FILE]")
+    threads: PositiveInt | None = Field(
+        None, description="OMP_NUM_THREADS of a rank; None: cores / ranks on the host"
+    )
+    ssh_options: list[str] = Field(
+        default_factory=list, description="put before the host, such as [-F, FILE]"
+    )
 
 
 class Recipe(Section):

@@ -141,8 +141,11 @@ def parse_override(text: str) -> dict[str, Any]:
     return typing.cast(dict[str, Any], value)
 
 
-def merge(below: Mapping[str, Any], above: Mapping[str, Any], model: type[BaseModel] | None) -> dict[str, Any]:
-    """`above` over `below`, key by key, mappings merged; a key of an exclusive set drops its rivals below. Pure."""
+def merge(
+    below: Mapping[str, Any], above: Mapping[str, Any], model: type[BaseModel] | None
+) -> dict[str, Any]:
+    """`above` over `below`, key by key, mappings merged; a key of an exclusive set drops its rivals below.
+    Pure."""
     rivals = model.exclusive if model is not None and issubclass(model, Section) else ()
     wins = any(above.get(rival) is not None for rival in rivals)
     merged = {key: value for key, value in below.items() if not wins or key not in rivals or key in above}

@@ -1,4 +1,5 @@
-"""Plug-ins: every module of a package, and entry points of third parties. Entry points append, never replace."""
+"""Plug-ins: every module of a package, and entry points of third parties. Entry points append, never
+replace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""T5's published sizes, and its parameter count in closed form. Pure: the control side needs no torch for it."""
+"""T5's published sizes, and its parameter count in closed form. Pure: the control side needs no torch for
+it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ T5_SIZES: dict[str, dict[str, Any]] = {
 
 
 def t5_size(name: str | None) -> dict[str, Any] | None:
-    """The configuration of a size by its name, with or without a hub's owner: t5-small, google-t5/t5-small."""
+    """The configuration of a size by its name, with or without a hub's owner: t5-small,
+    google-t5/t5-small."""
     return T5_SIZES.get((name or "").rpartition("/")[2])
 
 

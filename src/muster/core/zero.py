@@ -1,4 +1,5 @@
-"""DeepSpeed's configuration from a recipe; a user's own file checked and completed. Pure but for reading that file.
+"""DeepSpeed's configuration from a recipe; a user's own file checked and completed. Pure but for reading
+that file.
 
 "auto" stays "auto" where Transformers fills it from its own arguments (hidden sizes, schedule lengths).
 """
@@ -60,7 +61,7 @@ def user_batch(config: Mapping[str, Any]) -> dict[str, int]:
             continue
         if not isinstance(value, int) or isinstance(value, bool):
             raise RecipeError(
-                f"{key} must be a whole number or \"auto\", not {value!r}", where="the DeepSpeed configuration"
+                f'{key} must be a whole number or "auto", not {value!r}', where="the DeepSpeed configuration"
             )
         fixed[name] = value
     return fixed
@@ -103,11 +104,15 @@ def _check_options(options: Mapping[str, Any]) -> None:
     check_keys(options, where="engine.options")
     for key, name in _BATCH_KEYS.items():
         if key in options:
-            raise RecipeError(f"{key} is decided by the recipe's batch", where="engine.options", hint=f"batch.{name}=...")
+            raise RecipeError(
+                f"{key} is decided by the recipe's batch", where="engine.options", hint=f"batch.{name}=..."
+            )
     for key in ("fp16", "bf16", "bfloat16"):
         if "enabled" in _part(options, key):
             raise RecipeError(
-                f"{key}.enabled is decided by the recipe's precision", where="engine.options", hint="precision=..."
+                f"{key}.enabled is decided by the recipe's precision",
+                where="engine.options",
+                hint="precision=...",
             )
 
 
@@ -115,7 +120,9 @@ def _own_config(recipe: Recipe) -> dict[str, Any]:
     engine = recipe.engine
     if engine.offload != "none" and engine.zero == 0:
         raise RecipeError(
-            "offloading needs ZeRO", where="engine.offload", hint="engine.zero=1, 2 or 3 with offload=optimizer"
+            "offloading needs ZeRO",
+            where="engine.offload",
+            hint="engine.zero=1, 2 or 3 with offload=optimizer",
         )
     if engine.offload == "optimizer+param" and engine.zero != 3:
         raise RecipeError(

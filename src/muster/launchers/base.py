@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import cache
 from importlib import resources
 
-# Reads ten digits and that many bytes of source from descriptor 0, byte-exact: what follows is the agent's input.
+# Reads ten digits and that many bytes of source from descriptor 0, byte-exact: what follows is the agent's
+# input.
 # One line, and no single quotes, so that every remote shell takes it.
 BOOTSTRAP = (
-    'exec("import os\\ndef r(n):\\n b=b\\"\\"\\n while len(b)<n:\\n  c=os.read(0,n-len(b))\\n  if not c: raise SystemExit(3)\\n'
+    'exec("import os\\ndef r(n):\\n b=b\\"\\"\\n while len(b)<n:\\n  c=os.read(0,n-len(b))\\n'
+    '  if not c: raise SystemExit(3)\\n'
     '  b+=c\\n return b\\nsource=r(int(r(10)))");exec(compile(source,"muster-agent","exec"))'
 )
 

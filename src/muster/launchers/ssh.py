@@ -1,4 +1,5 @@
-"""The system's OpenSSH client: the user's ssh_config, ports, jump hosts, agents and known_hosts keep working."""
+"""The system's OpenSSH client: the user's ssh_config, ports, jump hosts, agents and known_hosts keep
+working."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Decide what a recipe leaves open: slots, device, precision, batch, threads. Pure; every choice has its reason."""
+"""Decide what a recipe leaves open: slots, device, precision, batch, threads. Pure; every choice has its
+reason."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Decided:
 def decide(
     recipe: Recipe, inventory: Inventory, facts: Mapping[str, Mapping[str, Any]], *, one_machine: bool
 ) -> Decided:
-    """The recipe's open values for these hosts. Raises RecipeError and InventoryError where nothing can work."""
+    """The recipe's open values for these hosts. Raises RecipeError and InventoryError where nothing can
+    work."""
     decisions: list[Decision] = []
     device, slots = _device(recipe, inventory, facts, one_machine, decisions)
     world_size = sum(slots)
@@ -79,7 +81,9 @@ def _device(
                 hint="leave the host out, mend its driver, or set launch.device=cpu for all",
             )
         device = "cuda" if with_gpu else "cpu"
-        decisions.append(Decision("launch.device", device, "every host has a GPU" if with_gpu else "no host has a GPU"))
+        decisions.append(
+            Decision("launch.device", device, "every host has a GPU" if with_gpu else "no host has a GPU")
+        )
     slots = []
     for host in inventory.hosts:
         slots.append(host.slots or (counts[host.label] if device == "cuda" else 1))
@@ -99,7 +103,9 @@ def _check_gpus(
     for host, count in zip(hosts, slots, strict=True):
         if not counts[host.label]:
             raise InventoryError(
-                "has no GPU that can be seen", host=host.label, hint="mend its driver, or set launch.device=cpu"
+                "has no GPU that can be seen",
+                host=host.label,
+                hint="mend its driver, or set launch.device=cpu",
             )
         if max(need, count) > counts[host.label]:
             raise InventoryError(
@@ -113,7 +119,11 @@ def is_t5(recipe: Recipe) -> bool:
     """Whether the model is of the T5 family, as far as can be told without loading it."""
     config = model_config(recipe)
     kind = str((config or {}).get("model_type", "")).lower()
-    return "t5" in (recipe.model.name or "").lower() or "t5" in kind or (recipe.workload == "text2sql" and not kind)
+    return (
+        "t5" in (recipe.model.name or "").lower()
+        or "t5" in kind
+        or (recipe.workload == "text2sql" and not kind)
+    )
 
 
 def model_config(recipe: Recipe) -> dict[str, Any] | None:
@@ -242,7 +252,11 @@ def decide_batch(recipe: Recipe, world_size: int, decisions: list[Decision]) -> 
     for name, value in made.items():
         if given[name] is None:
             decisions.append(
-                Decision(f"batch.{name}", value, f"{batch.micro} x {batch.accumulation} x {world_size} ranks = {batch.global_}")
+                Decision(
+                    f"batch.{name}",
+                    value,
+                    f"{batch.micro} x {batch.accumulation} x {world_size} ranks = {batch.global_}",
+                )
             )
     return batch
 

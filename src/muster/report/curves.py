@@ -76,7 +76,9 @@ def throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Cha
     for each in windows:
         seconds = max(window.seconds for window in each)
         whole = len(each) == data.world_size and usable(seconds) and seconds > 0
-        points.append((float(each[0].step), sum(window.samples for window in each) / seconds if whole else None))
+        points.append(
+            (float(each[0].step), sum(window.samples for window in each) / seconds if whole else None)
+        )
     shade = warm_up(data, windows)
     return Chart(
         "Throughput, all ranks",
@@ -102,7 +104,9 @@ def rank_throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -
         return []
     named = {f"rank {rank}": lines[rank] for rank in sorted(lines)}
     nothing = "No window of optimizer steps was finished."
-    chart = lines_chart("Throughput of each rank", "samples/s", named, ("step", steps_of(data)), "ranks", nothing)
+    chart = lines_chart(
+        "Throughput of each rank", "samples/s", named, ("step", steps_of(data)), "ranks", nothing
+    )
     return [replace(chart, shade=warm_up(data, windows))]
 
 
@@ -190,7 +194,13 @@ def cpu_use(data: RunData, clock: Clock) -> Chart:
     """Per cent of all cores of a host."""
     lines = _samples(data, clock, lambda sample: sample.cpu_percent)
     return lines_chart(
-        "CPU use per host", "% of all cores", lines, clock.axis, "hosts", "No host told its CPU use.", top=100.0
+        "CPU use per host",
+        "% of all cores",
+        lines,
+        clock.axis,
+        "hosts",
+        "No host told its CPU use.",
+        top=100.0,
     )
 
 
@@ -198,7 +208,13 @@ def gpu_use(data: RunData, clock: Clock) -> Chart:
     """Per cent of time in which a GPU of the host worked: the mean of its GPUs."""
     lines = _samples(data, clock, gpu_percent)
     return lines_chart(
-        "GPU use per host", "%, mean of its GPUs", lines, clock.axis, "hosts", "No host told of a GPU.", top=100.0
+        "GPU use per host",
+        "%, mean of its GPUs",
+        lines,
+        clock.axis,
+        "hosts",
+        "No host told of a GPU.",
+        top=100.0,
     )
 
 

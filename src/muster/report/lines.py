@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from muster.report.charts import Chart, Point, Series, style_of, usable
 
 MOST_LINES = 16
+FEW_ALIKE = 4  # more lines than this that lie on each other say nothing one by one
 ON_EACH_OTHER = "The lines lie on each other."
 GIB, MIB = 1024.0**3, 1024.0**2
 
@@ -36,9 +37,7 @@ class Clock:
         return self.unit, (0.0, self.length)
 
 
-def memory_chart(
-    title: str, lines: Mapping[str, list[Point]], axis: Axis, what: str, nothing: str
-) -> Chart:
+def memory_chart(title: str, lines: Mapping[str, list[Point]], axis: Axis, what: str, nothing: str) -> Chart:
     most = max((y for line in lines.values() for _, y in line if y is not None and usable(y)), default=0.0)
     unit, size = ("GiB", GIB) if most >= GIB else ("MiB", MIB)
     scaled = {name: [(x, None if y is None else y / size) for x, y in line] for name, line in lines.items()}
@@ -56,22 +55,22 @@ def lines_chart(
 ) -> Chart:
     """A line for each of a few; the median and the range of many."""
     there = {name: line for name, line in lines.items() if any(usable(y) for _, y in line)}
-    if len(there) <= MOST_LINES:
-        series = tuple(Series(name, tuple(line), style_of(i)) for i, (name, line) in enumerate(there.items()))
-        note = ON_EACH_OTHER if coincide(series) else ""
-        return Chart(
-            title, unit, clock.unit, series, top=top, span=(0, clock.length), note=note, nothing=nothing
-        )
+    x_label, span = axis
+    series = tuple(Series(name, tuple(line), style_of(i)) for i, (name, line) in enumerate(there.items()))
+    alike = len(series) <= MOST_LINES and coincide(series)
+    if len(series) <= (FEW_ALIKE if alike else MOST_LINES):
+        note = ON_EACH_OTHER if alike else ""
+        return Chart(title, unit, x_label, series, top=top, span=span, note=note, nothing=nothing)
     middle, band = summarise(list(there.values()))
     return Chart(
         title,
         unit,
-        clock.unit,
+        x_label,
         (Series(f"median of {len(there)} {what}", tuple(middle), "c0"),),
         band=tuple(band),
         band_name=f"lowest to highest of {len(there)} {what}",
         top=top,
-        span=(0, clock.length),
+        span=span,
         nothing=nothing,
     )
 
@@ -95,17 +94,20 @@ def summarise(
     points = [(x, y) for line in lines for x, y in line if y is not None and usable(x) and usable(y)]
     if not points:
         return [], []
-    left, right = min(x for x, _ in points), max(x for x, _ in points)
-    count = max(1, min(most, max(len(line) for line in lines) // 2))
-    width = (right - left) / count or 1.0
-    stretches: dict[int, list[float]] = defaultdict(list)
+    longest = max(len(line) for line in lines)
+    places = sorted({x for x, _ in points})
+    stretches: dict[float, list[float]] = defaultdict(list)
+    if len(places) > min(most, longest):  # not measured at the same moments, or too often
+        left, count = places[0], max(1, min(most, longest // 2))
+        width = (places[-1] - left) / count or 1.0
+        points = [(left + (min(count - 1, int((x - left) / width)) + 0.5) * width, y) for x, y in points]
+        places = [left + (index + 0.5) * width for index in range(count)]
     for x, y in points:
-        stretches[min(count - 1, int((x - left) / width))].append(y)
+        stretches[x].append(y)
     middle: list[Point] = []
     band = []
-    for index in range(count):
-        at = left + (index + 0.5) * width
-        values = stretches.get(index)
+    for at in places:
+        values = stretches.get(at)
         middle.append((at, statistics.median(values) if values else None))
         if values:
             band.append((at, min(values), max(values)))

@@ -70,9 +70,7 @@ def notes(data: RunData) -> list[str]:
     partial = sum(1 for each in windows if world is not None and len(each) < world)
     if partial:
         what = f"{words.count(partial, 'window')} of {len(windows):,}"
-        found.append(
-            f"{what} without a rank's figures: in no throughput, and a gap in its picture"
-        )
+        found.append(f"{what} without a rank's figures: in no throughput, and a gap in its picture")
     if data.unreadable:
         found.append(
             f"{words.count(data.unreadable, 'line')} of predictions.jsonl could not be read and are left out"

@@ -67,7 +67,8 @@ def time_parts(data: RunData) -> tuple[list[tuple[str, float, str]], list[Part],
             bar.append((name, value, style))
         share = f"{100 * value / whole:.1f} %" if value is not None and there and whole > 0 else ""
         parts.append(Part(name, seconds(value), share, style))
-    note = "Rest: starting the processes, waiting for each other, ending."
+    note = "Rest: starting the processes, waiting for each other, ending"
+    note += ", and what was not measured." if any(not part.share for part in parts) else "."
     if data.figures.attempt > 1:
         note = (
             "This run was resumed. Setup, evaluation and saving are those of the last attempt; "

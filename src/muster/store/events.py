@@ -1,7 +1,9 @@
 """The event schema, version 1: the only source for metrics. One JSON object per line.
 
-Ranks write theirs to their own file; the agent forwards the lines and adds its own; the controller appends all
-to events.jsonl. Every event has: v, kind, time (Unix), attempt, host, rank (None: the host or the controller).
+Ranks write theirs to their own file; the agent forwards the lines and adds its own; the controller appends
+all
+to events.jsonl. Every event has: v, kind, time (Unix), attempt, host, rank (None: the host or the
+controller).
 """
 
 from __future__ import annotations

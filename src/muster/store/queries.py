@@ -18,7 +18,8 @@ _COLUMNS = """
 # Fields that may be null in every file there is still need a type.
 _TYPES = {
     "id": "VARCHAR", "status": "VARCHAR", "workload": "VARCHAR", "model": "VARCHAR", "engine": "VARCHAR",
-    "precision": "VARCHAR", "world_size": "INTEGER", "hosts": "JSON[]", "steps": "BIGINT", "loss_final": "DOUBLE",
+    "precision": "VARCHAR", "world_size": "INTEGER", "hosts": "JSON[]", "steps": "BIGINT",
+    "loss_final": "DOUBLE",
     "throughput": "STRUCT(samples_per_second DOUBLE)",
     "quality": "STRUCT(exact_match DOUBLE, execution_match DOUBLE)",
     "seconds": "STRUCT(total DOUBLE)", "started": "DOUBLE", "failure": "STRUCT(what VARCHAR)",
@@ -35,7 +36,9 @@ def runs_table(root: Path, where: str | None = None) -> list[dict[str, Any]]:
     rows = _finished(finished, where) if finished else []
     if where is None:
         known = {row["id"] for row in rows}
-        rows += [_unfinished(run.id, run.state(), run.read_json(run.job)) for run in runs if run.id not in known]
+        rows += [
+            _unfinished(run.id, run.state(), run.read_json(run.job)) for run in runs if run.id not in known
+        ]
     return sorted(rows, key=lambda row: str(row["id"]))
 
 
@@ -51,7 +54,9 @@ def _finished(files: list[str], where: str | None) -> list[dict[str, Any]]:
         if where is None:
             raise
         first = str(error).splitlines()[0]
-        raise UsageError(f"is not a condition: {first}", where=where, hint="such as \"status = 'failed'\"") from None
+        raise UsageError(
+            f"is not a condition: {first}", where=where, hint="such as \"status = 'failed'\""
+        ) from None
     finally:
         connection.close()
 
@@ -68,6 +73,15 @@ def _unfinished(identity: str, state: str, job: dict[str, Any]) -> dict[str, Any
         "world_size": job.get("world_size"),
         "hosts": len(job.get("placements", [])),
         **dict.fromkeys(
-            ("steps", "loss_final", "samples_per_second", "exact_match", "execution_match", "seconds", "started", "failure")
+            (
+                "steps",
+                "loss_final",
+                "samples_per_second",
+                "exact_match",
+                "execution_match",
+                "seconds",
+                "started",
+                "failure",
+            )
         ),
     }

@@ -30,7 +30,9 @@ def find_data(path: Path) -> DataFiles:
     if path.is_file():
         return DataFiles(path, None)
     if not path.is_dir():
-        raise DataError("no such data", where=str(path), hint="a JSON-lines file, or a folder with train.jsonl")
+        raise DataError(
+            "no such data", where=str(path), hint="a JSON-lines file, or a folder with train.jsonl"
+        )
     files = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES) and p.is_file())
     by_stem = {p.name.partition(".")[0].lower(): p for p in files}
     train = next((by_stem[name] for name in _TRAIN if name in by_stem), None)
@@ -42,12 +44,15 @@ def find_data(path: Path) -> DataFiles:
         raise DataError(
             "no train.jsonl in the folder",
             where=str(path),
-            hint=f"expected train{SUFFIXES[0]} or train{SUFFIXES[1]} and a validation file; JSON-lines files there: {found}",
+            hint=f"expected train{SUFFIXES[0]} or train{SUFFIXES[1]} and a validation file; "
+            f"JSON-lines files there: {found}",
         )
     return DataFiles(train, held_out)
 
 
-def read_records(path: Path, fields: tuple[str, ...], *, limit: int | None = None) -> Iterator[dict[str, Any]]:
+def read_records(
+    path: Path, fields: tuple[str, ...], *, limit: int | None = None
+) -> Iterator[dict[str, Any]]:
     """The objects of a JSON-lines file (gzip by its name). Every one has `fields` as non-empty text.
 
     Raises DataError with the file and line number.

@@ -169,13 +169,15 @@ class RunFolder:
         return data
 
     def set_result_aside(self) -> None:
-        """Keep the last attempt's result under another name: until the new one ends, the run is not finished."""
+        """Keep the last attempt's result under another name: until the new one ends, the run is not
+        finished."""
         result = self.read_result()
         if result is not None:
             self.result.replace(self.path / f"result.attempt{result.attempt}.json")
 
     def state(self) -> str:
-        """succeeded, failed, stopped, timeout; running; interrupted (no result and no controller); elsewhere."""
+        """succeeded, failed, stopped, timeout; running; interrupted (no result and no controller);
+        elsewhere."""
         result = self.read_result()
         if result is not None:
             return result.status
@@ -209,7 +211,9 @@ def find_run(text: str, root: Path = DEFAULT_ROOT) -> RunFolder:
     if matches:
         raise RunFolderError(f"fits {len(matches)} runs", where=text, hint=f"such as {matches[-1].id}")
     raise RunFolderError(
-        "no such run", where=text, hint=did_you_mean(text, [r.id for r in runs]) or f"`muster ls` lists those in {root}/"
+        "no such run",
+        where=text,
+        hint=did_you_mean(text, [r.id for r in runs]) or f"`muster ls` lists those in {root}/",
     )
 
 

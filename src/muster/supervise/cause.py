@@ -59,7 +59,9 @@ def judge_outcome(
     if bad:
         host, (code, reason) = next(iter(bad.items()))
         what = reason or f"torchrun ended with exit code {code}"
-        return "failed", Failure(what=what, host=host, hint="the host's log in the run folder has its last words")
+        return "failed", Failure(
+            what=what, host=host, hint="the host's log in the run folder has its last words"
+        )
     missing = sorted(set(range(world_size)) - set(done))
     if missing:
         ranks = ", ".join(str(rank) for rank in missing)

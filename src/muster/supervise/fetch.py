@@ -1,4 +1,5 @@
-"""Bring the trained model from the first host, where it does not share the run folder. Whole, or not at all."""
+"""Bring the trained model from the first host, where it does not share the run folder. Whole, or not at
+all."""
 
 from __future__ import annotations
 

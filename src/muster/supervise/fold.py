@@ -152,7 +152,9 @@ def engine_name(recipe: Recipe) -> str:
         return engine.name + (" + offload" if engine.offload != "none" else "")
     if engine.config:
         return f"deepspeed with {engine.config}"
-    return f"deepspeed ZeRO-{engine.zero}" + (f" + offload {engine.offload}" if engine.offload != "none" else "")
+    return f"deepspeed ZeRO-{engine.zero}" + (
+        f" + offload {engine.offload}" if engine.offload != "none" else ""
+    )
 
 
 def throughput(
@@ -233,7 +235,9 @@ def _memory(windows: Sequence[Sequence[events.Window]]) -> Memory:
         return max(found) if found else None
 
     return Memory(
-        allocator_peak=peak("allocator_peak"), device_peak=peak("device_peak"), resident_peak=peak("resident_peak")
+        allocator_peak=peak("allocator_peak"),
+        device_peak=peak("device_peak"),
+        resident_peak=peak("resident_peak"),
     )
 
 

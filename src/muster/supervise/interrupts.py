@@ -31,7 +31,9 @@ def interrupts() -> Iterator[Wish]:
     def note(number: int, frame: FrameType | None) -> None:
         wish.stop = wish.stop or f"stopped by {_MEANINGS[signal.Signals(number)]}"
 
-    heeded = [number for number in _MEANINGS if signal.getsignal(number) != signal.SIG_IGN]  # nohup stays nohup
+    heeded = [
+        number for number in _MEANINGS if signal.getsignal(number) != signal.SIG_IGN
+    ]  # nohup stays nohup
     before: dict[signal.Signals, Any] = {number: signal.signal(number, note) for number in heeded}
     try:
         yield wish

@@ -1,1 +1,2 @@
-"""Runs as a rank: engines, workloads, instruments. Imports core and store alone; the control side never imports it."""
+"""Runs as a rank: engines, workloads, instruments. Imports core and store alone; the control side never
+imports it."""

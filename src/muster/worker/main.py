@@ -51,10 +51,13 @@ def explain(error: Exception) -> MusterError:
     if "out of memory" in text.lower():
         return JobError(
             f"out of memory: {first}",
-            hint="halve batch.micro and double batch.accumulation; then train.gradient_checkpointing=true, a higher engine.zero",
+            hint="halve batch.micro and double batch.accumulation; then train.gradient_checkpointing=true, "
+            "a higher engine.zero",
         )
     if isinstance(error, OSError) and error.errno == 28:
-        return JobError(f"the disk is full: {first}", hint="lower checkpoint.keep, or choose another --output")
+        return JobError(
+            f"the disk is full: {first}", hint="lower checkpoint.keep, or choose another --output"
+        )
     return WorkerError(f"{type(error).__name__}: {first}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch.utils.data import Sampler
@@ -17,17 +17,20 @@ class GroupedSampler(Sampler[int]):
     W-th micro-batch, so W ranks at micro-batch m see what one rank sees at micro-batch W x m. Batches are
     shuffled within a group, since a run from long to short samples would be a schedule of its own; the
     longest batch of an epoch comes first, so that running out of memory shows at once.
+
+    `epoch` is asked for the epoch whenever an order is made: the trainer's own state, which a checkpoint
+    restores.
+    (The trainer's set_epoch does not reach the sampler behind the batches that a resumed epoch skips.)
     """
 
-    def __init__(self, lengths: Sequence[int], global_batch: int, seed: int, *, grouped: bool = True) -> None:
+    def __init__(
+        self, lengths: Sequence[int], global_batch: int, seed: int, *, grouped: bool = True,
+        epoch: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.lengths = torch.tensor(list(lengths))
         self.global_batch = global_batch
         self.seed = seed
         self.grouped = grouped
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch's order; the trainer calls it."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -35,7 +38,7 @@ class GroupedSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator()
-        generator.manual_seed(self.seed * 1_000_003 + self.epoch)
+        generator.manual_seed(self.seed * 1_000_003 + self.epoch())
         order = torch.randperm(len(self.lengths), generator=generator)
         if not self.grouped:
             yield from order.tolist()

@@ -15,10 +15,13 @@ def join(context: Context) -> None:
         import deepspeed
     except ImportError as error:
         raise RecipeError(
-            f"DeepSpeed cannot be imported: {error}", where="engine.name", hint="pip install 'passmuster[train]'"
+            f"DeepSpeed cannot be imported: {error}",
+            where="engine.name",
+            hint="pip install 'passmuster[train]'",
         ) from None
     if context.device == "cpu":
-        # Its shared-memory all-reduce is compiled at the first start (most of a minute, and a C++ compiler), and
+        # Its shared-memory all-reduce is compiled at the first start (most of a minute, and a C++ compiler),
+        # and
         # takes pretend hosts for one machine; gloo is there already.
         compatible = getattr(deepspeed.ops, "__compatible_ops__", {})
         compatible["deepspeed_shm_comm"] = False

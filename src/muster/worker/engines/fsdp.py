@@ -16,7 +16,8 @@ def join(context: Context) -> None:
 
 
 def arguments(context: Context) -> dict[str, Any]:
-    """TrainingArguments for FSDP2; the model's own transformer blocks are the units (its _no_split_modules)."""
+    """TrainingArguments for FSDP2; the model's own transformer blocks are the units (its
+    _no_split_modules)."""
     engine = context.recipe.engine
     if engine.offload == "optimizer":
         raise RecipeError(

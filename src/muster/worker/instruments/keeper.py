@@ -1,6 +1,7 @@
 """The keeper: a checkpoint counts as complete only when every rank has written its part, and old ones go.
 
-The trainer writes; the keeper then waits for all ranks and writes a manifest of files and sizes, last. A folder
+The trainer writes; the keeper then waits for all ranks and writes a manifest of files and sizes, last. A
+folder
 without its manifest, or with a file missing or short, is never resumed from.
 """
 

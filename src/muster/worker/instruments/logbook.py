@@ -22,7 +22,9 @@ class Logbook(TrainerCallback):  # type: ignore[misc]
         self.deadline = time.monotonic() + 60 * max_minutes if max_minutes else None
         self.out_of_time = False
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
         """A loss that is not a number ends the run: nothing good comes after it."""
         logs = logs or {}
         if self.main and "loss" in logs:
@@ -47,7 +49,9 @@ class Logbook(TrainerCallback):  # type: ignore[misc]
         metrics = metrics or {}
         loss = finite(metrics.get("eval_loss"))
         if self.main and loss is not None:
-            self.emit(events.Evaluated, step=state.global_step, loss=loss, seconds=metrics.get("eval_runtime"))
+            self.emit(
+                events.Evaluated, step=state.global_step, loss=loss, seconds=metrics.get("eval_runtime")
+            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop when the recipe's training time is up; all ranks at the same step."""

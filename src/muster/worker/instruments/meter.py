@@ -107,7 +107,11 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             self.in_window = _plus(self.in_window, self.in_step)
         self.in_step = Counts(0, 0, 0)
         self.last_end = time.perf_counter()
-        if state.global_step % self.window == 0 or state.global_step >= state.max_steps or control.should_save:
+        if (
+            state.global_step % self.window == 0
+            or state.global_step >= state.max_steps
+            or control.should_save
+        ):
             self._close(state.global_step)
             control.should_log = True
 
