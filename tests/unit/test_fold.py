@@ -14,6 +14,8 @@ from muster.core.result import Result
 from muster.store import events
 from muster.supervise.fold import Folder, engine_name, fold, make_result, model_name, percentile, throughput
 
+FEW = "the throughput rests on 10 steps alone"
+
 
 def window(step: int, rank: int | None = 0, **changes: Any) -> events.Window:
     """Ten steps in two seconds: 80 samples, 800 tokens, 1000 with padding."""
@@ -201,7 +203,7 @@ def test_nothing_happened() -> None:
 
 
 def test_the_rest_of_a_result() -> None:
-    seconds = {"setup": 1.0, "training": 4.0, "evaluation": 2.0}
+    seconds = {"training": 4.0, "evaluation": 2.0}
     stream: list[events.Event] = [
         begin(time=10.0),
         events.HostFacts(time=10, host="node0", facts={"cores": 2}),
@@ -220,6 +222,8 @@ def test_the_rest_of_a_result() -> None:
             time=12, host="node0", cpu_percent=10, memory_used=5, gpus=[{"percent": 50}, {"percent": None}]
         ),
         events.Hardware(time=13, host="node0", cpu_percent=30, memory_used=3, gpus=[{"percent": 100}]),
+        events.Phase(time=11.5, rank=0, name="steps"),
+        events.Phase(time=12.0, rank=1, name="steps"),  # the slowest rank ends the setup
         window(10, 0, resident_peak=3, device_peak=9),
         window(10, 1, resident_peak=4),
         events.Answered(time=20, rank=0, questions=3, exact=2, executed=3, seconds=1.0),
@@ -234,14 +238,11 @@ def test_the_rest_of_a_result() -> None:
     assert (got.quality.questions, got.quality.exact_match, got.quality.execution_match) == (5, 0.4, 0.8)
     assert got.quality.seconds == 2.0
     assert got.memory.model_dump() == {"allocator_peak": None, "device_peak": 9, "resident_peak": 4}
-    assert (got.seconds.total, got.seconds.setup, got.seconds.training, got.seconds.saving) == (
-        90.0,
-        1.0,
-        5.0,
-        None,
-    )
+    spent = got.seconds
+    assert (spent.total, spent.setup, spent.training, spent.evaluation) == (90.0, 2.0, 5.0, 2.0)
+    assert spent.saving is None
     assert (got.parameters, got.versions, got.model_path) == (7, {"torch": "2"}, "/model")
-    assert got.notes == ["n", "3 samples were cut to data.max_source or data.max_target"]
+    assert got.notes == ["n", "3 samples were cut to data.max_source or data.max_target", FEW]
     host = got.hosts[0]
     assert (host.facts, host.cpu_percent_mean, host.memory_used_peak, host.gpu_percent_mean) == (
         {"cores": 2},

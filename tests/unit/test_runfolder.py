@@ -33,8 +33,9 @@ def make(root: Path, name: str, started: int = 0) -> RunFolder:
 def finish(run: RunFolder, status: str = "succeeded") -> Result:
     result = Result.model_validate(
         {
-            "id": run.id, "status": status, "attempt": 1, "workload": "text2sql", "model": "t5-small", "engine": "ddp",
-            "precision": "fp32", "world_size": 2, "global_batch": 8, "started": 1.0, "ended": 2.0,
+            "id": run.id, "status": status, "attempt": 1, "workload": "text2sql", "model": "t5-small",
+            "engine": "ddp", "precision": "fp32", "world_size": 2, "global_batch": 8,
+            "started": 1.0, "ended": 2.0,
             "seconds": Seconds(total=1.0), "steps": 3, "samples": 24, "memory": Memory(), "hosts": [],
         }
     )  # fmt: skip

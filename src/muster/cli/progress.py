@@ -15,7 +15,8 @@ from muster.store import events
 
 _PHASES = {
     "load": "loading data and model",
-    "train": "training",
+    "train": "preparing the ranks",
+    "steps": "training",
     "save": "saving the model",
     "answer": "answering held-out questions",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,14 +11,13 @@ from typing import Any
 
 from muster.core.recipes import dump_yaml
 from muster.core.result import HostReport
+from muster.core.secrets import HIDDEN, is_secret
 from muster.core.units import format_bytes
 from muster.report.charts import usable
 from muster.report.gather import RunData
 from muster.report.words import UNKNOWN, number, ranges, seconds
 
-HIDDEN = "(hidden)"
 COLOURS = ("c5", "c0", "c2", "c3", "c4", "rest")  # training has the page's main colour
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,7 @@ def secrets_of(data: RunData) -> dict[str, str]:
     """Variables whose names say that their values are nobody's business."""
     recipe = data.job.get("recipe") or {}
     env = {**(recipe.get("env") or {}), **(data.env.get("rank_environment") or {})}
-    return {name: str(value) for name, value in env.items() if _SECRET.search(name) and str(value)}
+    return {name: str(value) for name, value in env.items() if is_secret(name) and str(value)}
 
 
 def recipe_text(data: RunData) -> str:

@@ -16,7 +16,9 @@ FREE_PORT = "<a free port of the first host>"
 
 def dry_run(prepared: Prepared) -> dict[str, Any]:
     """Commands, environment and files per host. What only the hosts can tell is assumed, and listed."""
-    assumed = {host.label: {"gpus": [], "cores": None} for host in prepared.inventory.hosts}
+    assumed: dict[str, dict[str, Any]] = {
+        host.label: {"gpus": [], "cores": None} for host in prepared.inventory.hosts
+    }
     recipe = prepared.recipe
     decided = decide(recipe, prepared.inventory, assumed, one_machine=prepared.launcher.ONE_MACHINE)
     job = Job(

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from muster.core.batch import Batch
 from muster.core.errors import RecipeError
 from muster.core.inventory import Inventory, read_inventory
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe, validate
 from muster.core.registry import load_plugin
 from muster.core.zero import deepspeed_config, read_user_config
-from muster.planner.decide import Batch
 from muster.store.records import find_data, read_records
 
 _NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")

@@ -16,6 +16,7 @@ from muster.core.errors import JobError, UsageError
 from muster.core.job import Job, Placement, place
 from muster.core.recipes import dump_yaml
 from muster.core.result import Failure, Result
+from muster.core.secrets import masked
 from muster.planner.decide import Decided, check_disk, decide
 from muster.shell import RealShell, Shell
 from muster.stages.orders import code, greeting, orders
@@ -162,10 +163,10 @@ def freeze(run: RunFolder, ready: Ready, prepared: Prepared) -> None:
             "controller": platform.node(),
             "argv": sys.argv,
             "versions": _versions(),
-            "rank_environment": prepared.env,
+            "rank_environment": masked(prepared.env),
         },
     )
-    hosts = {host: {k: v for k, v in order.items() if k != "job"} for host, order in ready.orders.items()}
+    hosts = {host: _recorded(order) for host, order in ready.orders.items()}
     first = next(iter(ready.orders.values()))["job"]
     inventory = prepared.inventory
     source = {
@@ -176,6 +177,12 @@ def freeze(run: RunFolder, ready: Ready, prepared: Prepared) -> None:
     write_json(
         run.job, {**job.as_dict(), "inventory": source, "orders": hosts, "deepspeed": first["deepspeed"]}
     )
+
+
+def _recorded(order: dict[str, Any]) -> dict[str, Any]:
+    """A start order for job.json: without the job, which stands there once, and without secrets."""
+    own = {**order["host"], "env": masked(order["host"]["env"])}
+    return {**{key: value for key, value in order.items() if key != "job"}, "host": own}
 
 
 def _run(
@@ -244,7 +251,7 @@ def _conclude(
         try:
             fetch_model(prepared.launcher, first, prepared.recipe.launch, facts[first.host]["base"], run, shell)
         except JobError as error:
-            status, failure = "failed", Failure(**error.as_dict())  # type: ignore[arg-type]
+            status, failure = "failed", Failure.model_validate(error.as_dict())
     if run.model.is_dir():
         folder.model_path = str(run.model)
     return make_result(folder, job, status=status, failure=failure, ended=time.time())

@@ -68,7 +68,7 @@ class DataRead(_Event):
 class Window(_Event):
     """One window of optimizer steps on one rank, between two device synchronisations.
 
-    `seconds` leaves out evaluation and saving; samples and tokens of skipped steps are not in `samples`.
+    `seconds` and `step_seconds` leave out evaluation, saving and skipped steps, and so do samples and tokens.
     """
 
     kind: Literal["window"] = "window"
@@ -138,7 +138,7 @@ class Answer(_Event):
 
 
 class Phase(_Event):
-    """A rank entered a part of its work: load, train, save, answer."""
+    """A rank entered a part of its work: load, train, steps (the first one begins), save, answer."""
 
     kind: Literal["phase"] = "phase"
     name: str

@@ -14,6 +14,9 @@ from muster.core.result import Failure, HostReport, Memory, Quality, Result, Sec
 from muster.store import events
 
 
+FEW_STEPS = 20  # measured steps below which a throughput carries a note
+
+
 @dataclass
 class Folder:
     """Collects events; `result` says what they come to. Later attempts replace the steps that they repeat."""
@@ -30,6 +33,8 @@ class Folder:
     data: events.DataRead | None = None
     model_path: str | None = None
     began: float | None = None
+    attempt_began: float | None = None
+    stepping: dict[int, float] = field(default_factory=dict)  # rank -> when its first step began
     attempt: int = 1
 
     def add(self, event: events.Event) -> None:
@@ -45,6 +50,8 @@ class Folder:
             self.done[rank] = event
         elif isinstance(event, events.Answered):
             self.answered[rank] = event
+        elif isinstance(event, events.Phase) and event.name == "steps":
+            self.stepping[rank] = event.time
         elif isinstance(event, events.Failed):
             self.failed.append(event)
         elif isinstance(event, events.Evaluated):
@@ -64,6 +71,8 @@ class Folder:
         """An attempt begins: forget what it will do again, and how the last one ended."""
         self.began = self.began or event.time
         self.attempt = event.attempt
+        self.attempt_began = event.time
+        self.stepping.clear()
         resume = event.detail.get("resume_step") or 0
         for table in (self.windows, self.logs):
             for step in [step for step in table if step > resume]:
@@ -103,6 +112,9 @@ def make_result(
         notes.append(f"{skipped} of {last_step} steps were skipped by the loss scaler and do not count")
     if folder.data and folder.data.cut:
         notes.append(f"{folder.data.cut} samples were cut to data.max_source or data.max_target")
+    speed = throughput(windows, recipe.measure.warmup, job.world_size)
+    if speed and speed.measured_steps < FEW_STEPS:
+        notes.append(f"the throughput rests on {speed.measured_steps} steps alone")
     if folder.attempt > 1:
         notes.append(f"this run was resumed: attempt {folder.attempt}")
     return Result(
@@ -127,7 +139,7 @@ def make_result(
         loss_first=losses[0] if losses else None,
         loss_final=losses[-1] if losses else None,
         evaluation_loss=folder.evaluated[-1].loss if folder.evaluated else None,
-        throughput=throughput(windows, recipe.measure.warmup, job.world_size),
+        throughput=speed,
         memory=_memory(windows),
         quality=_quality(folder),
         hosts=_hosts(folder, job),
@@ -217,12 +229,15 @@ def _seconds(folder: Folder, total: float) -> Seconds:
         found = [done.seconds[name] for done in folder.done.values() if name in done.seconds]
         return max(found) if found else None
 
+    setup = None
+    if folder.stepping and folder.attempt_began is not None:
+        setup = max(0.0, max(folder.stepping.values()) - folder.attempt_began)
     training = slowest("training")
     if training is None or folder.attempt > 1:
         training = sum(max(w.seconds for w in each) for each in folder.ordered_windows()) or None
     return Seconds(
         total=total,
-        setup=slowest("setup"),
+        setup=setup,
         training=training,
         evaluation=slowest("evaluation"),
         saving=slowest("saving"),

@@ -26,9 +26,8 @@ PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "pef
 def run(spec: dict[str, Any]) -> int:
     """Train as the spec says. The exit code: 0, 1 for a breakdown, 2 for bad input."""
     context = read_context(spec)
-    began = time.time()
     try:
-        _run(context, began)
+        _run(context)
     except Exception as error:
         known = error if isinstance(error, MusterError) else explain(error)
         context.emit(
@@ -61,13 +60,13 @@ def explain(error: Exception) -> MusterError:
     return WorkerError(f"{type(error).__name__}: {first}")
 
 
-def _run(context: Context, began: float) -> None:
+def _run(context: Context) -> None:
     context.emit(events.Phase, name="load")
     prepare_process(context)
     engine = load_plugin("muster.worker.engines", context.recipe.engine.name)
     engine.join(context)
     workload = load_plugin("muster.worker.workloads", context.recipe.workload)
-    trained = _train(context, workload, engine, began)
+    trained = _train(context, workload, engine)
     if context.recipe.evaluate.after and trained.held_out:
         context.emit(events.Phase, name="answer")
         _answer(context, workload, trained.held_out)
@@ -85,7 +84,7 @@ class _Trained:
     held_out: list[HeldOut]
 
 
-def _train(context: Context, workload: ModuleType, engine: ModuleType, began: float) -> _Trained:
+def _train(context: Context, workload: ModuleType, engine: ModuleType) -> _Trained:
     built = workload.build(context, {**training_arguments(context), **engine.arguments(context)})
     trainer, meter = _instrument(context, built)
     _started(context, built)
@@ -95,7 +94,6 @@ def _train(context: Context, workload: ModuleType, engine: ModuleType, began: fl
     context.emit(events.Phase, name="save")
     saving = _save(context, trainer)
     seconds = {
-        "setup": (meter.first_step or time.time()) - began,
         "training": meter.training_seconds,
         "evaluation": meter.evaluation_seconds,
         "saving": meter.saving_seconds + saving,

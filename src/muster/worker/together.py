@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from muster.worker.context import Context
 
-
 PATIENCE = timedelta(minutes=30)  # for the slowest rank to load what it needs
 
 
@@ -28,7 +27,7 @@ def join_group(context: Context, backend: str) -> None:
 
 def initialised() -> bool:
     """Whether there is a process group."""
-    return dist.is_available() and dist.is_initialized()
+    return bool(dist.is_available() and dist.is_initialized())
 
 
 @contextmanager

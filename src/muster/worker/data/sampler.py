@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 _GROUP = 50  # global batches sorted together: enough to find similar lengths, few enough to stay random
 
 
-class GroupedSampler(Sampler[int]):
+class GroupedSampler(Sampler[int]):  # type: ignore[misc]
     """Yields sample indices so that consecutive runs of `global_batch` have similar lengths.
 
     The order depends on the seed and the epoch alone, never on the number of ranks: rank r of W takes every

@@ -79,7 +79,7 @@ def _from_hub(data: Data) -> tuple[list[Pair], list[Pair]]:
                 raise DataError(
                     f"has no field {sorted(missing)[0]!r}",
                     where=f"data.name={data.name}",
-                    hint=f"its fields: {', '.join(loaded[name].column_names)}; set data.question and data.sql",
+                    hint=f"its fields: {', '.join(loaded[name].column_names)}; set data.question, data.sql",
                 )
             parts[name] = [Pair(str(row[data.question]), str(row[data.sql])) for row in loaded[name]]
     if "train" not in parts:
@@ -98,7 +98,7 @@ def _split(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair], l
     return train, [pair for pair in pairs if pair.question in held]
 
 
-class Encoded(Dataset[dict[str, list[int]]]):
+class Encoded(Dataset[dict[str, list[int]]]):  # type: ignore[misc]
     """Pairs as token numbers, cut to the recipe's lengths. `cut` counts the pairs that lost something."""
 
     def __init__(self, pairs: Sequence[Pair], tokenizer: Any, data: Data) -> None:

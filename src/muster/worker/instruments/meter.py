@@ -1,6 +1,7 @@
 """The meter: per window of optimizer steps, what was done, how long it took and what it needed.
 
-Seconds are between device synchronisations at the ends of a window, and leave out evaluation and saving.
+Seconds are between device synchronisations at the ends of a window, and leave out evaluation, saving, and steps
+that a loss scaler skipped (they are faster, and no sample was used).
 On a GPU a step's own time is read from events that are recorded without waiting.
 """
 
@@ -20,20 +21,25 @@ from muster.worker.workloads.base import Counts
 
 
 class Clock:
-    """Marks of the ends of steps, in seconds of the device."""
+    """Marks of the ends of steps, in seconds of the device; pauses between two stretches do not count."""
 
     def __init__(self, device: str) -> None:
         self.cuda = device == "cuda"
-        self.marks: list[Any] = []
+        self.stretches: list[list[Any]] = [[]]
 
     def mark(self) -> None:
         """Record now, without waiting for the device."""
         if self.cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-            self.marks.append(event)
+            self.stretches[-1].append(event)
         else:
-            self.marks.append(time.perf_counter())
+            self.stretches[-1].append(time.perf_counter())
+
+    def restart(self) -> None:
+        """A pause is over: what was between the last mark and now is nobody's time."""
+        self.stretches.append([])
+        self.mark()
 
     def synchronise(self) -> float:
         """Wait for the device; the host's time then."""
@@ -42,14 +48,13 @@ class Clock:
         return time.perf_counter()
 
     def intervals(self) -> list[float]:
-        """Seconds between consecutive marks; starts over from the last one. Call after `synchronise`."""
-        pairs = zip(self.marks, self.marks[1:], strict=False)
+        """Seconds between consecutive marks of a stretch, in order; starts over from the last mark. Call after
+        `synchronise`."""
+        pairs = [pair for marks in self.stretches for pair in zip(marks, marks[1:], strict=False)]
+        self.stretches = [self.stretches[-1][-1:]]
         if self.cuda:
-            seconds = [a.elapsed_time(b) / 1000 for a, b in pairs]
-        else:
-            seconds = [b - a for a, b in pairs]
-        self.marks = self.marks[-1:]
-        return seconds
+            return [a.elapsed_time(b) / 1000 for a, b in pairs]
+        return [b - a for a, b in pairs]
 
 
 class Meter(TrainerCallback):  # type: ignore[misc]
@@ -65,12 +70,12 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.trainer: Any = None
         self.clock = Clock(device)
         self.began = 0.0
-        self.first_step: float | None = None
+        self.stepping = False
         self.steps: list[float] = []
         self.in_step = Counts(0, 0, 0)
         self.in_window = Counts(0, 0, 0)
         self.window_steps = 0
-        self.skipped = 0
+        self.skips: set[int] = set()  # numbers of the steps of this window that a loss scaler threw away
         self.total_skipped = 0
         self.paused = 0.0
         self.training_seconds = 0.0
@@ -95,16 +100,20 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         """Start the first window."""
         self._open()
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The set-up ends where the first step begins."""
+        if not self.stepping:
+            self.stepping = True
+            self.emit(events.Phase, name="steps")
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """An optimizer step is over: a skipped one (loss scale) counts as skipped and nothing else."""
         self.clock.mark()
-        if self.first_step is None:
-            self.first_step = time.time()
-        self.window_steps += 1
         if self._was_skipped():
-            self.skipped += 1
+            self.skips.add(self.window_steps)
         else:
             self.in_window = _plus(self.in_window, self.in_step)
+        self.window_steps += 1
         self.in_step = Counts(0, 0, 0)
         self.last_end = time.perf_counter()
         if (
@@ -136,33 +145,35 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             self.began = now
         else:
             self.paused += pause
-        self.clock.marks = []
-        self.clock.mark()
+        self.clock.restart()
         return pause
 
     def _open(self) -> None:
         self.began = self.last_end = self.clock.synchronise()
-        if not self.clock.marks:
+        if not self.clock.stretches[-1]:
             self.clock.mark()
-        self.window_steps = self.skipped = 0
+        self.window_steps = 0
+        self.skips.clear()
         self.in_window = Counts(0, 0, 0)
         self.paused = 0.0
 
     def _close(self, step: int) -> None:
         now = self.clock.synchronise()
-        seconds = now - self.began - self.paused
-        self.training_seconds += seconds
-        self.total_skipped += self.skipped
+        intervals = self.clock.intervals()
+        lost = sum(intervals[i] for i in self.skips if i < len(intervals))
+        seconds = now - self.began - self.paused - lost
+        self.training_seconds += seconds + lost
+        self.total_skipped += len(self.skips)
         self.emit(
             events.Window,
             step=step,
             steps=self.window_steps,
-            skipped=self.skipped,
+            skipped=len(self.skips),
             seconds=seconds,
             samples=self.in_window.samples,
             tokens=self.in_window.tokens,
             padded_tokens=self.in_window.padded_tokens,
-            step_seconds=self.clock.intervals(),
+            step_seconds=[s for i, s in enumerate(intervals) if i not in self.skips],
             **memory_peaks(self.device),
         )
         self._open()
@@ -171,7 +182,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         """Whether a loss scaler threw this step away. DeepSpeed counts its own."""
         engine = getattr(self.trainer, "deepspeed", None)
         if engine is not None and hasattr(engine, "skipped_steps"):
-            return bool(engine.skipped_steps > self.total_skipped + self.skipped)
+            return bool(engine.skipped_steps > self.total_skipped + len(self.skips))
         return bool(getattr(self.trainer.accelerator, "optimizer_step_was_skipped", False))
 
 

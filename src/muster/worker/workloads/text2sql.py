@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 EVALUATION_SAMPLES = 2000  # for the loss during training, which wants to be cheap
 
 
-class _Trainer(Seq2SeqTrainer):
+class _Trainer(Seq2SeqTrainer):  # type: ignore[misc]
     """Transformers' trainer with Muster's order of samples."""
 
     sampler: GroupedSampler
@@ -256,7 +256,7 @@ class Answerer:
         self.model.to(self.device).eval()
         self.model.config.use_cache = True
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
     def answer(self, questions: Sequence[str]) -> tuple[list[str], float]:
         """Answers in the order of the questions, and the seconds they took (tokenizing to text)."""
         began = time.perf_counter()

@@ -1,0 +1,53 @@
+# make demo: the whole way on this machine.   make test: every test, the fast ones first.
+# Both set up .venv by themselves, with the versions of constraints.txt.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+
+.PHONY: demo test fast slow check wheel clean
+
+demo: $(VENV)/.train
+	$(BIN)/muster demo
+
+test: fast slow
+
+fast: $(VENV)/.dev
+	$(BIN)/python -m pytest -q tests/unit tests/property tests/golden
+
+slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -q tests/real tests/cluster
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check src tests dev benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+wheel: $(VENV)/.dev
+	$(BIN)/python -m build --wheel --outdir dist .
+
+# Without a GPU the CPU build of torch is enough, and some GB smaller: taken where an index offers it.
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	if nvidia-smi -L >/dev/null 2>&1; then \
+	  $(BIN)/python -m pip install --quiet torch==$(TORCH); \
+	else \
+	  $(BIN)/python -m pip install --quiet torch==$(TORCH)+cpu 2>/dev/null || \
+	  $(BIN)/python -m pip install --quiet torch==$(TORCH)+cpu --index-url https://download.pytorch.org/whl/cpu 2>/dev/null || \
+	  $(BIN)/python -m pip install --quiet torch==$(TORCH); \
+	fi
+	touch $@
+
+$(VENV)/.train: $(VENV)/.torch pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.train
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) dist build
