@@ -24,7 +24,18 @@ class Job:
 
     def __init__(self, folder: Path, hosts: str, *overrides: str, recipe: str = "demo") -> None:
         self.run = RunFolder(folder)
-        argv = [sys.executable, "-m", "muster", "train", recipe, "--hosts", hosts, "--output", str(folder), "--json"]
+        argv = [
+            sys.executable,
+            "-m",
+            "muster",
+            "train",
+            recipe,
+            "--hosts",
+            hosts,
+            "--output",
+            str(folder),
+            "--json",
+        ]
         self.process = subprocess.Popen(
             [*argv, *TINY, *overrides],
             stdout=subprocess.PIPE,
@@ -67,14 +78,16 @@ class Job:
         return self.process.returncode, json.loads(out) if out.strip() else {"stderr": err}
 
     def local_processes(self) -> list[int]:
-        """Living processes of this machine that carry the job's token or name its id, but for the controller."""
+        """Living processes of this machine that carry the job's token or id, but for the controller."""
         found = []
-        for name in os.listdir("/proc"):
+        for name in (entry.name for entry in Path("/proc").iterdir()):
             if not name.isdigit() or int(name) in (os.getpid(), self.process.pid):
                 continue
             try:
                 state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
-                known = Path(f"/proc/{name}/environ").read_bytes() + Path(f"/proc/{name}/cmdline").read_bytes()
+                known = (
+                    Path(f"/proc/{name}/environ").read_bytes() + Path(f"/proc/{name}/cmdline").read_bytes()
+                )
             except OSError:
                 continue
             if state not in "ZX" and self.run.id.encode() in known:

@@ -58,4 +58,3 @@ def wait_until(what: Callable[[], object], seconds: float, every: float = 0.1) -
             return True
         time.sleep(every)
     return bool(what())
-

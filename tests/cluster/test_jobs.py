@@ -58,8 +58,9 @@ def test_three_hosts_train_with_zero1(cluster: Cluster, tmp_path: Path) -> None:
     """Hosts that share no run folder: the model, its answers and every rank's events come back."""
     needs_torch()
     overrides = [
-        "train.max_steps=12", "train.warmup=2", "measure.window=4", "checkpoint.every=6", "evaluate.after=true",
-        "batch.micro=4", f"launch.workdir={cluster.private_dir}/muster", *over_ssh(cluster),
+        "train.max_steps=12", "train.warmup=2", "measure.window=4", "checkpoint.every=6",
+        "evaluate.after=true", "batch.micro=4", f"launch.workdir={cluster.private_dir}/muster",
+        *over_ssh(cluster),
     ]  # fmt: skip
     run = cluster.private_dir / "runs" / "three-hosts"  # every host has its own disk in this place
     with Job(run, HOSTS, *overrides) as job:
@@ -74,7 +75,9 @@ def test_three_hosts_train_with_zero1(cluster: Cluster, tmp_path: Path) -> None:
     assert (job.run.model / "model.safetensors").stat().st_size > 0
     assert {path.name for path in job.run.logs.iterdir()} >= {f"node{n}.rank{n - 1}.log" for n in (1, 2, 3)}
     for node in cluster.hosts:  # each host keeps its part of the checkpoints, complete
-        listed = cluster.run(node, ["ls", f"{cluster.private_dir}/muster/three-hosts/checkpoints"]).stdout.split()
+        listed = cluster.run(
+            node, ["ls", f"{cluster.private_dir}/muster/three-hosts/checkpoints"]
+        ).stdout.split()
         assert listed == ["checkpoint-12", "checkpoint-6"]
     assert all_gone(cluster, job)
 
@@ -95,9 +98,7 @@ DISASTERS = {"link-cut": cut_link, "ssh-dropped": drop_ssh, "host-killed": kill_
 
 
 @pytest.mark.parametrize("disaster", DISASTERS)
-def test_a_host_is_lost(
-    disaster: str, bystander: Job, whole: Cluster, tmp_path: Path
-) -> None:
+def test_a_host_is_lost(disaster: str, bystander: Job, whole: Cluster, tmp_path: Path) -> None:
     """The job ends on all hosts, names the lost one, and leaves the other job alone."""
     happen: Callable[[Cluster, Job], None] = DISASTERS[disaster]
     with Job(tmp_path / f"{disaster}-run", HOSTS, *LONG, *over_ssh(whole), f"launch.lease={LEASE}") as job:

@@ -1,4 +1,4 @@
-"""However a job on this machine ends, nothing of it is left after five seconds, and no other job is touched."""
+"""However a job on this machine ends, nothing of it is left after five seconds; no other job is touched."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.stages.runs import stop
 from tests.jobs import LONG, Job
 from tests.support import needs_torch, wait_until
 
@@ -33,6 +34,15 @@ def bystander(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 def children(job: Job, mark: bytes) -> list[int]:
     """The job's processes whose command line contains `mark`."""
     return [pid for pid in job.local_processes() if mark in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def ranks_of(job: Job) -> list[int]:
+    """The job's ranks, without the torchruns that started them."""
+    return [
+        pid
+        for pid in children(job, b"muster.worker")
+        if b"torch.distributed.run" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
 
 
 def test_controller_killed(bystander: Job, tmp_path: Path) -> None:
@@ -63,8 +73,7 @@ def test_rank_killed(bystander: Job, tmp_path: Path) -> None:
     """kill -9 of a rank: the job fails, and the rank, its host and the signal are named."""
     with Job(tmp_path / "rank-run", "local:2x1", *LONG) as job:
         job.wait_for_steps()
-        ranks = [pid for pid in children(job, b"muster.worker") if b"torch.distributed.run" not in
-                 Path(f"/proc/{pid}/cmdline").read_bytes()]
+        ranks = ranks_of(job)
         assert len(ranks) == 2
         os.kill(ranks[0], signal.SIGKILL)
         code, result = job.finish()
@@ -76,12 +85,26 @@ def test_rank_killed(bystander: Job, tmp_path: Path) -> None:
 
 def test_interrupt(bystander: Job, tmp_path: Path) -> None:
     """Ctrl-C: the job is stopped, and says so."""
-    with Job(tmp_path / "interrupt-run", "local:2x1", *LONG) as job:
+    with Job(tmp_path / "interrupt-run", "local:2x1", *LONG, "env.MUSTER_PROOF=of the recipe") as job:
         job.wait_for_steps()
+        (rank, _) = ranks_of(job)
+        assert b"MUSTER_PROOF=of the recipe" in Path(f"/proc/{rank}/environ").read_bytes().split(b"\0")
         job.process.send_signal(signal.SIGINT)
         code, result = job.finish()
         assert (code, result["status"]) == (1, "stopped")
         assert result["steps"] > 0  # what was measured until then is there
+        assert job.gone_within()
+
+
+def test_stop_from_elsewhere(bystander: Job, tmp_path: Path) -> None:
+    """`muster stop` in another process ends the job and hears its result."""
+    with Job(tmp_path / "stop-run", "local:2", *LONG) as job:
+        job.wait_for_steps()
+        assert job.run.state() == "running"
+        result = stop(job.run)
+        assert result is not None and result.status == "stopped"
+        code, document = job.finish()
+        assert (code, document["failure"]["what"]) == (1, "stopped by `muster stop`")
         assert job.gone_within()
 
 

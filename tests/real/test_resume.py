@@ -33,7 +33,9 @@ def weights(folder: Path) -> dict[str, bytes]:
     """The saved parameters, byte for byte."""
     from safetensors.torch import load_file
 
-    return {name: tensor.numpy().tobytes() for name, tensor in load_file(folder / "model.safetensors").items()}
+    return {
+        name: tensor.numpy().tobytes() for name, tensor in load_file(folder / "model.safetensors").items()
+    }
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -45,7 +47,9 @@ def test_resumed_is_as_if_never_interrupted(engine: str, tmp_path: Path) -> None
     assert result.status == "succeeded", result.failure
 
     with Job(tmp_path / "broken-run", "local:2x1", *settings) as job:
-        reached = wait_until(lambda: any(_saved(job, step) for step in (20,)) or job.process.poll() is not None, 120, 0.01)
+        reached = wait_until(
+            lambda: any(_saved(job, step) for step in (20,)) or job.process.poll() is not None, 120, 0.01
+        )
         assert reached
         pids = [pid for pid in job.local_processes() if _is_rank(pid)]
         os.kill(pids[-1], signal.SIGKILL)
@@ -79,7 +83,14 @@ def _is_rank(pid: int) -> bool:
 def test_incomplete_checkpoints_are_never_resumed_from(tmp_path: Path) -> None:
     """A checkpoint with a short file, and one without its manifest, count as not there."""
     needs_torch()
-    settings = [*TINY[:0], "train.max_steps=12", "checkpoint.every=3", "checkpoint.keep=4", "engine.name=ddp", "engine.zero=0"]
+    settings = [
+        *TINY[:0],
+        "train.max_steps=12",
+        "checkpoint.every=3",
+        "checkpoint.keep=4",
+        "engine.name=ddp",
+        "engine.zero=0",
+    ]
     done, result = run(tmp_path / "run", "local:2", *settings)
     assert result.status == "succeeded", result.failure
     steps = sorted(int(path.name.partition("-")[2]) for path in done.checkpoints.iterdir())

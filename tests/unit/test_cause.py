@@ -23,9 +23,11 @@ def table(rank: int, code: int, *others: tuple[int, int]) -> str:
         for r, c in [*others, (rank, code)]
     ]
     *failures, root = rows
-    return "muster.worker FAILED\nFailures:\n" + (
-        "".join(failures) or "  <NO_OTHER_FAILURES>\n"
-    ) + f"----\nRoot Cause (first observed failure):\n[0]:\n{root}====\n"
+    return (
+        "muster.worker FAILED\nFailures:\n"
+        + ("".join(failures) or "  <NO_OTHER_FAILURES>\n")
+        + f"----\nRoot Cause (first observed failure):\n[0]:\n{root}====\n"
+    )
 
 
 def failed(rank: int, what: str, time: float, **more: Any) -> events.Failed:

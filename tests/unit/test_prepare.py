@@ -184,31 +184,23 @@ def test_the_same_code_gives_the_same_zip() -> None:
         assert {info.date_time for info in archive.infolist()} == {(2020, 1, 1, 0, 0, 0)}
 
 
-@pytest.mark.xfail(strict=True, reason="stages/prepare.py: _NAME.match with $ lets a last newline through")
 def test_a_name_with_a_newline() -> None:
     with pytest.raises(RecipeError, match="is not the name of an environment variable"):
         environment(recipe(env={"A\n": "x"}))
 
 
-@pytest.mark.xfail(strict=True, reason="stages/prepare.py: UnicodeDecodeError escapes")
 def test_a_deepspeed_env_that_is_not_text(here: Path) -> None:
     (here / ".deepspeed_env").write_bytes(b"A=\xff\n")
     with pytest.raises(RecipeError):
         environment(recipe())
 
 
-@pytest.mark.xfail(
-    strict=True, reason="stages/prepare.py: absolute() takes the word train for the folder train/"
-)
 @pytest.mark.parametrize("word", ["auto", "train"])
 def test_a_folder_does_not_change_what_a_word_means(here: Path, word: str) -> None:
     (here / word).mkdir()
     assert absolute(recipe(model={"tokenizer": word})).model.tokenizer == word
 
 
-@pytest.mark.xfail(
-    strict=True, reason="stages/prepare.py: a DeepSpeed file is silently ignored by ddp and fsdp"
-)
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
 def test_a_deepspeed_file_for_another_engine(here: Path, engine: str) -> None:
     (here / "ds.json").write_text("{}")

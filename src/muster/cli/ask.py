@@ -22,8 +22,12 @@ def ask(
     run: Run,
     question: Annotated[list[str] | None, typer.Argument(help="One or more questions.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="One question a line.")] = None,
-    evaluate: Annotated[bool, typer.Option("--evaluate", help="Answer the held-out set and score it.")] = False,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many held-out questions.")] = None,
+    evaluate: Annotated[
+        bool, typer.Option("--evaluate", help="Answer the held-out set and score it.")
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="At most so many held-out questions.")
+    ] = None,
     root: Root = Path("runs"),
     json: Json = False,
 ) -> int:
@@ -36,7 +40,9 @@ def ask(
     questions = list(question or [])
     if file is not None:
         try:
-            questions += [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+            questions += [
+                line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()
+            ]
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"cannot be read: {error}", where=str(file)) from None
     answers = run_ask(find_run(run, root), questions, evaluate=evaluate, limit=limit)
@@ -56,7 +62,8 @@ def ask(
         print(answers.rows[0]["predicted"])
     else:
         print_answers(answers.rows)
-    parts = [f"{count} questions in {answers.seconds:.2f} s ({summary['milliseconds_per_question']:.0f} ms each, {answers.device})"]
+    each = f"{summary['milliseconds_per_question']:.0f} ms each, {answers.device}"
+    parts = [f"{count} questions in {answers.seconds:.2f} s ({each})"]
     if evaluate and answers.exact_match is not None:
         parts.append(f"exact match {100 * answers.exact_match:.1f} %")
     if evaluate and answers.execution_match is not None:

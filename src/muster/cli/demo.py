@@ -35,10 +35,13 @@ def demo(
     generated = prepared.recipe.data.generated
     if generated:
         console.print(
-            f"A small T5 learns to translate {generated.train} generated questions into SQL over real SQLite tables, from scratch,\n"
-            f"with DeepSpeed ZeRO-{prepared.recipe.engine.zero} on {len(prepared.inventory.hosts)} pretend hosts of this machine; "
-            f"then it answers {generated.validation} questions that it has never seen,\n"
-            "and both its SQL and the expected SQL are executed: an answer is right where the rows are the same."
+            f"A small T5 learns from scratch to translate {generated.train} generated questions into SQL "
+            "over real SQLite tables,\n"
+            f"with DeepSpeed ZeRO-{prepared.recipe.engine.zero} "
+            f"on {len(prepared.inventory.hosts)} pretend hosts of this machine;\n"
+            f"then it answers {generated.validation} questions that it has never seen, "
+            "and both its SQL and the expected SQL are executed:\n"
+            "an answer is right where the rows are the same."
         )
     run = new_run_folder(root, workload="demo", model="t5")
     with ProgressView(console) as view:

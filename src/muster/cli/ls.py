@@ -20,7 +20,9 @@ EXAMPLES = """Examples:
 
 def ls(
     root: Root = Path("runs"),
-    where: Annotated[str | None, typer.Option("--where", help="A condition in SQL over the columns of --json.")] = None,
+    where: Annotated[
+        str | None, typer.Option("--where", help="A condition in SQL over the columns of --json.")
+    ] = None,
     json: Json = False,
 ) -> int:
     """List runs."""
@@ -47,8 +49,21 @@ def _table(rows: list[dict[str, Any]]) -> None:
         return "" if value is None else format(value, form)
 
     table = Table(box=None)
-    for name in ("run", "status", "engine", "ranks", "steps", "loss", "samples/s", "exact", "same rows", "time"):
-        table.add_column(name, no_wrap=True, justify="left" if name in ("run", "status", "engine") else "right")
+    for name in (
+        "run",
+        "status",
+        "engine",
+        "ranks",
+        "steps",
+        "loss",
+        "samples/s",
+        "exact",
+        "same rows",
+        "time",
+    ):
+        table.add_column(
+            name, no_wrap=True, justify="left" if name in ("run", "status", "engine") else "right"
+        )
     for row in rows:
         table.add_row(
             row["id"],

@@ -56,7 +56,9 @@ def print_result(result: Result, run: RunFolder) -> None:
     if result.failure:
         failure = result.failure
         place = ": ".join(part for part in (failure.host, failure.where) if part)
-        err_console().print(f"[red]{result.status}[/red]: {escape(f'{place}: ' if place else '')}{escape(failure.what)}")
+        err_console().print(
+            f"[red]{result.status}[/red]: {escape(f'{place}: ' if place else '')}{escape(failure.what)}"
+        )
         if failure.hint:
             err_console().print(f"hint: {escape(failure.hint)}")
 
@@ -68,7 +70,10 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     rows = [
         ("status", result.status),
         ("model", f"{result.model}, {format_count(result.parameters)} parameters"),
-        ("spread", f"{result.engine}, {result.precision}, {result.world_size} ranks on {len(result.hosts)} hosts"),
+        (
+            "spread",
+            f"{result.engine}, {result.precision}, {result.world_size} ranks on {len(result.hosts)} hosts",
+        ),
         ("steps", f"{result.steps} of {result.global_batch} samples ({result.skipped_steps} skipped)"),
     ]
     if result.loss_final is not None:
@@ -78,23 +83,42 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     speed = result.throughput
     if speed:
         spread = f" (varies by {100 * speed.variation:.1f} %)" if speed.variation is not None else ""
-        rows.append(("throughput", f"{speed.samples_per_second:.1f} samples/s, {format_count(speed.tokens_per_second)} tokens/s{spread}"))
-        rows.append(("step time", f"{1000 * speed.step_seconds_median:.0f} ms median, {1000 * speed.step_seconds_p95:.0f} ms p95"))
+        tokens = f"{format_count(speed.tokens_per_second)} tokens/s"
+        rows.append(("throughput", f"{speed.samples_per_second:.1f} samples/s, {tokens}{spread}"))
+        median, p95 = 1000 * speed.step_seconds_median, 1000 * speed.step_seconds_p95
+        rows.append(("step time", f"{median:.0f} ms median, {p95:.0f} ms p95"))
     peak = result.memory.allocator_peak or result.memory.resident_peak
     if peak:
         kind = "allocator" if result.memory.allocator_peak else "resident"
         rows.append(("memory of a rank", f"{format_bytes(peak)} peak ({kind})"))
     quality = result.quality
     if quality:
-        executed = f", {100 * quality.execution_match:.1f} % same rows from the database" if quality.execution_match is not None else ""
-        rows.append(("held-out questions", f"{quality.questions}: {100 * quality.exact_match:.1f} % exact{executed}"))
+        executed = (
+            f", {100 * quality.execution_match:.1f} % same rows from the database"
+            if quality.execution_match is not None
+            else ""
+        )
+        rows.append(
+            ("held-out questions", f"{quality.questions}: {100 * quality.exact_match:.1f} % exact{executed}")
+        )
     seconds = result.seconds
     parts = [
         f"{name} {format_seconds(value)}"
-        for name, value in (("training", seconds.training), ("evaluation", seconds.evaluation), ("saving", seconds.saving))
+        for name, value in (
+            ("training", seconds.training),
+            ("evaluation", seconds.evaluation),
+            ("saving", seconds.saving),
+        )
         if value
     ]
-    rows.append(("time", f"{format_seconds(seconds.total)} ({', '.join(parts)})" if parts else format_seconds(seconds.total)))
+    rows.append(
+        (
+            "time",
+            f"{format_seconds(seconds.total)} ({', '.join(parts)})"
+            if parts
+            else format_seconds(seconds.total),
+        )
+    )
     return rows
 
 
@@ -113,7 +137,13 @@ def print_answers(rows: list[dict[str, Any]], limit: int | None = None) -> None:
     for row in rows[:limit]:
         cells = [escape(row["question"]), escape(row["predicted"])]
         if judged:
-            mark = "[green]exact[/green]" if row["exact"] else "[green]same rows[/green]" if row["executed"] else "[red]wrong[/red]"
+            mark = (
+                "[green]exact[/green]"
+                if row["exact"]
+                else "[green]same rows[/green]"
+                if row["executed"]
+                else "[red]wrong[/red]"
+            )
             cells += [escape(row["expected"]), mark]
         table.add_row(*cells)
     from rich.console import Console

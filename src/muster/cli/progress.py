@@ -62,7 +62,8 @@ class ProgressView:
         more = f" and {len(job.placements) - 8} more" if len(job.placements) > 8 else ""
         batch = job.batch
         self.console.print(
-            f"{job.world_size} ranks on {len(job.placements)} hosts: {hosts}{more}; {job.precision} on {job.device}; "
+            f"{job.world_size} ranks on {len(job.placements)} hosts: {hosts}{more}; "
+            f"{job.precision} on {job.device}; "
             f"global batch {batch.global_} = {batch.micro} x {batch.accumulation} x {job.world_size}"
         )
         for decision in job.decisions:
@@ -87,9 +88,8 @@ class ProgressView:
             cut = f", {event.cut} cut to length" if event.cut else ""
             self.console.print(f"{event.train} training samples, {event.validation} held out{cut}")
         elif isinstance(event, events.Saved) and event.step is not None:
-            self.console.print(
-                f"[dim]checkpoint at step {event.step}: {format_bytes(event.bytes)} in {format_seconds(event.seconds)}[/dim]"
-            )
+            size, seconds = format_bytes(event.bytes), format_seconds(event.seconds)
+            self.console.print(f"[dim]checkpoint at step {event.step}: {size} in {seconds}[/dim]")
         elif isinstance(event, events.Evaluated):
             self.console.print(f"held-out loss {event.loss:.4f} at step {event.step}")
 

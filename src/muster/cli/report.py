@@ -18,7 +18,9 @@ EXAMPLES = """Examples:
 
 def report(
     run: Run,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where; default: in the run's folder.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where; default: in the run's folder.")
+    ] = None,
     root: Root = Path("runs"),
     json: Json = False,
 ) -> int:

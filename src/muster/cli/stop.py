@@ -20,7 +20,9 @@ def stop(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
     folder = find_run(run, root)
     result = run_stop(folder)
     if json:
-        print_json({"id": folder.id, "stopped": result is not None, "status": result.status if result else None})
+        print_json(
+            {"id": folder.id, "stopped": result is not None, "status": result.status if result else None}
+        )
     elif result is None:
         err_console().print("asked; the controller has not answered yet")
     else:

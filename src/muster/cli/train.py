@@ -31,9 +31,13 @@ def train(
     hosts: Annotated[
         str, typer.Option("--hosts", "-H", help="host1,host2:8, local:2, local:2x1, or a host file.")
     ] = "",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The run's folder; must not exist.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The run's folder; must not exist.")
+    ] = None,
     root: Root = Path("runs"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and start nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would run, and start nothing.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Run a recipe on hosts: one command, all hosts, one result."""
@@ -54,7 +58,11 @@ def launch(prepared: Prepared, *, output: Path | None, root: Path, json: bool) -
     from muster.supervise.fold import model_name
 
     model = model_name(prepared.recipe).rstrip("/").rpartition("/")[2]
-    run = RunFolder(output.absolute()) if output else new_run_folder(root, workload=prepared.recipe.workload, model=model)
+    run = (
+        RunFolder(output.absolute())
+        if output
+        else new_run_folder(root, workload=prepared.recipe.workload, model=model)
+    )
     console = err_console()
     with ProgressView(console) as view:
         result = run_train(prepared, run, watch=view, announce=view.announce)

@@ -61,9 +61,7 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def _impossible(
-    micro: int | None, accumulation: int | None, global_: int, world_size: int
-) -> RecipeError:
+def _impossible(micro: int | None, accumulation: int | None, global_: int, world_size: int) -> RecipeError:
     unit = (micro or 1) * (accumulation or 1) * world_size
     parts = [f"{world_size} ranks"]
     if micro is not None:

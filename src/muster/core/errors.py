@@ -1,14 +1,14 @@
 """Every error that a user can cause, in one tree.
 
-    MusterError                exit code
-    ├── UsageError             2   bad input: nothing was started
-    │   ├── InventoryError         a host list
-    │   ├── RecipeError            a recipe or an override
-    │   ├── DataError              a data file (with its line)
-    │   └── RunFolderError         a run folder that is missing, taken or unfinished
-    └── JobError               1   something failed after the start
-        ├── HostError              a host: unreachable, lost, unfit
-        └── WorkerError            a rank
+MusterError                exit code
+├── UsageError             2   bad input: nothing was started
+│   ├── InventoryError         a host list
+│   ├── RecipeError            a recipe or an override
+│   ├── DataError              a data file (with its line)
+│   └── RunFolderError         a run folder that is missing, taken or unfinished
+└── JobError               1   something failed after the start
+    ├── HostError              a host: unreachable, lost, unfit
+    └── WorkerError            a rank
 """
 
 from __future__ import annotations

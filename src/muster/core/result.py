@@ -20,7 +20,9 @@ class Seconds(Part):
     """Where the time went. Evaluation and saving stand beside training, never inside it."""
 
     total: float
-    setup: float | None = Field(None, description="start order to the slowest rank's first optimizer step, last attempt")
+    setup: float | None = Field(
+        None, description="start order to the slowest rank's first optimizer step, last attempt"
+    )
     training: float | None = Field(None, description="optimizer steps, without evaluation and saving")
     evaluation: float | None = None
     saving: float | None = None

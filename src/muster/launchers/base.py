@@ -10,7 +10,7 @@ from importlib import resources
 # One line, and no single quotes, so that every remote shell takes it.
 BOOTSTRAP = (
     'exec("import os\\ndef r(n):\\n b=b\\"\\"\\n while len(b)<n:\\n  c=os.read(0,n-len(b))\\n'
-    '  if not c: raise SystemExit(3)\\n'
+    "  if not c: raise SystemExit(3)\\n"
     '  b+=c\\n return b\\nsource=r(int(r(10)))");exec(compile(source,"muster-agent","exec"))'
 )
 

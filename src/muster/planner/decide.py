@@ -57,9 +57,7 @@ def decide(
         for index, count in enumerate(slots):
             visible[index] = ",".join(str(gpu) for gpu in range(first, first + count))
             first += count
-    return Decided(
-        tuple(slots), device, precision, batch, tuple(threads), tuple(visible), tuple(decisions)
-    )
+    return Decided(tuple(slots), device, precision, batch, tuple(threads), tuple(visible), tuple(decisions))
 
 
 def _device(
@@ -166,7 +164,7 @@ def decide_precision(
             raise RecipeError(
                 f"is {wanted}, but {recipe.engine.config} switches {fixed} on",
                 where="precision",
-                hint=f"precision={fixed}, or \"auto\" in that file",
+                hint=f'precision={fixed}, or "auto" in that file',
             )
         wanted = fixed or wanted  # type: ignore[assignment]
     weakest, capability = _weakest(facts) if device == "cuda" else (None, None)

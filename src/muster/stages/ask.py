@@ -15,7 +15,7 @@ from muster.store.runfolder import RunFolder
 
 @dataclass(frozen=True)
 class Answers:
-    """Rows of question and prediction (and what was expected), and how long the model took for all of them."""
+    """Rows of question and prediction (and what was expected), and how long the model took for all."""
 
     rows: list[dict[str, Any]]
     seconds: float
@@ -50,7 +50,9 @@ def ask(
             hint="wait for its end" if state == "running" else f"`muster resume {run.id}`",
         )
     if not questions and not evaluate:
-        raise UsageError("no question was given", hint='muster ask RUN "question", --file FILE, or --evaluate')
+        raise UsageError(
+            "no question was given", hint='muster ask RUN "question", --file FILE, or --evaluate'
+        )
     request = {
         "recipe": frozen_recipe(run).as_dict(),
         "model": str(run.model),

@@ -80,8 +80,9 @@ def format_dry_run(plan: dict[str, Any]) -> str:
         lines.append("")
     batch = plan["batch"]
     lines.append(
-        f"# {plan['world_size']} ranks, {plan['precision']} on {plan['device']}, global batch {batch['global']} "
-        f"= micro-batch {batch['micro']} x accumulation {batch['accumulation']} x {plan['world_size']} ranks"
+        f"# {plan['world_size']} ranks, {plan['precision']} on {plan['device']}, "
+        f"global batch {batch['global']} = micro-batch {batch['micro']} "
+        f"x accumulation {batch['accumulation']} x {plan['world_size']} ranks"
     )
     lines += [f"# {text}" for text in plan["depends_on_hosts"]]
     if plan["deepspeed"]:

@@ -16,7 +16,9 @@ from muster.core.registry import load_plugin
 from muster.core.zero import deepspeed_config, read_user_config
 from muster.store.records import find_data, read_records
 
-_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+WORDS = ("auto", "train")  # of model.tokenizer: never a folder of that name
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,17 @@ def check(recipe: Recipe, inventory: Inventory) -> Prepared:
     """The launcher, the environment, and whether recipe and data make sense here."""
     name = recipe.launch.launcher if recipe.launch.launcher != "auto" else inventory.launcher
     if inventory.launcher == "local" and name != "local":
-        raise RecipeError(f"is {name}, but the hosts are pretend hosts of this machine", where="launch.launcher")
+        raise RecipeError(
+            f"is {name}, but the hosts are pretend hosts of this machine", where="launch.launcher"
+        )
     launcher = load_plugin("muster.launchers", name)
     if recipe.engine.config:
+        if recipe.engine.name != "deepspeed":
+            raise RecipeError(
+                f"is DeepSpeed's, and the engine is {recipe.engine.name}",
+                where="engine.config",
+                hint="engine.name=deepspeed",
+            )
         read_user_config(recipe.engine.config)
     elif recipe.engine.name == "deepspeed":
         deepspeed_config(recipe, Batch(1, 1, 1), "fp32")
@@ -57,7 +67,9 @@ def check(recipe: Recipe, inventory: Inventory) -> Prepared:
             hint="engine.name=deepspeed",
         )
     if recipe.engine.name == "ddp" and recipe.engine.offload != "none":
-        raise RecipeError("DDP offloads nothing", where="engine.offload", hint="engine.name=deepspeed or fsdp")
+        raise RecipeError(
+            "DDP offloads nothing", where="engine.offload", hint="engine.name=deepspeed or fsdp"
+        )
     check_data(recipe, here=launcher.ONE_MACHINE)
     return Prepared(recipe, inventory, launcher, name, environment(recipe))
 
@@ -71,13 +83,17 @@ def absolute(recipe: Recipe) -> Recipe:
         data["data"]["generated"] = {}
     for section, key in (("model", "name"), ("model", "tokenizer"), ("engine", "config")):
         value = data[section][key]
-        if value and (value.startswith((".", "/", "~")) or Path(value).is_dir() or Path(value).is_file()):
+        if (
+            value
+            and value not in WORDS
+            and (value.startswith((".", "/", "~")) or Path(value).is_dir() or Path(value).is_file())
+        ):
             data[section][key] = str(Path(value).expanduser().absolute())
     return validate(data, where="recipe")
 
 
 def check_data(recipe: Recipe, *, here: bool) -> None:
-    """Read the data where this machine has it. `here`: it must have it. Raises DataError with file and line."""
+    """Read the data where this machine has it. `here`: it must have it. Raises DataError."""
     if not recipe.data.path:
         return
     path = Path(recipe.data.path)
@@ -99,7 +115,7 @@ def environment(recipe: Recipe) -> dict[str, str]:
         if file.is_file():
             env |= read_deepspeed_env(file)
     for name in recipe.env:
-        if not _NAME.match(name):
+        if not _NAME.fullmatch(name):
             raise RecipeError(f"{name!r} is not the name of an environment variable", where="env")
     return env | recipe.env
 
@@ -107,12 +123,16 @@ def environment(recipe: Recipe) -> dict[str, str]:
 def read_deepspeed_env(path: Path) -> dict[str, str]:
     """NAME=VALUE lines, as DeepSpeed's launcher reads them; `#` comments and blank lines are left out."""
     env = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"cannot be read: {error}", where=str(path)) from None
+    for number, line in enumerate(text.splitlines(), start=1):
         line = line.strip()
         if not line or line.startswith("#"):
             continue
         name, equals, value = line.partition("=")
-        if not equals or not _NAME.match(name.strip()):
+        if not equals or not _NAME.fullmatch(name.strip()):
             raise RecipeError(
                 f"{line!r} is not NAME=VALUE", where=f"{path}:{number}", hint="one variable per line"
             )

@@ -68,6 +68,21 @@ class Recorder:
             )
         )
 
+    def begin_logs(self, hosts: list[str]) -> None:
+        """Mark in every host's log where this attempt begins."""
+        for host in hosts:
+            self.log(host, None, [self._mark])
+
+    def host_words(self, host: str) -> str:
+        """What torchrun and the agent said on a host in this attempt."""
+        path = self.run.host_log(host)
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        return text.rpartition(f"{self._mark}\n")[2]
+
+    @property
+    def _mark(self) -> str:
+        return f"=== muster: attempt {self.attempt} ==="
+
     def log(self, host: str, rank: int | None, lines: list[str]) -> None:
         """Lines that a rank, or torchrun on a host, printed."""
         path = self.run.host_log(host) if rank is None else self.run.rank_log(host, rank)

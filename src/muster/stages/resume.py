@@ -25,7 +25,7 @@ def resume(
     announce: Callable[[Job], None] = nobody,
     shell: Shell | None = None,
 ) -> Result:
-    """Continue with the frozen recipe on the same hosts. Raises RunFolderError where there is nothing to do."""
+    """Continue with the frozen recipe on the same hosts. Raises RunFolderError where it cannot be."""
     state = run.state()
     if state == "succeeded":
         raise RunFolderError("is finished: there is nothing to resume", where=run.id)
@@ -40,7 +40,9 @@ def resume(
     recipe = load_recipe(str(run.recipe))
     prepared = check(recipe, frozen_inventory(job))
     number = int(job["attempt"]) + 1
-    return train(prepared, run, attempt=Attempt(number, resume=True), watch=watch, announce=announce, shell=shell)
+    return train(
+        prepared, run, attempt=Attempt(number, resume=True), watch=watch, announce=announce, shell=shell
+    )
 
 
 def frozen_inventory(job: dict[str, Any]) -> Inventory:

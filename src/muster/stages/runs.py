@@ -52,7 +52,7 @@ def show(run: RunFolder) -> Shown:
 def stop(run: RunFolder, *, patience: float = 30) -> Result | None:
     """Ask the run's controller to stop the job on all hosts, and wait for the result.
 
-    None: it did not end within `patience` seconds (the request stands). Raises RunFolderError where nothing runs.
+    None: it did not end within `patience` seconds (the request stands). Raises RunFolderError.
     """
     state = run.state()
     if state not in ("running", "elsewhere"):

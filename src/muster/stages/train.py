@@ -82,7 +82,12 @@ def train(
         with Supervisor(places, prepared.launcher, prepared.recipe.launch, run.id, shell) as supervisor:
             facts = supervisor.greet(
                 greeting(
-                    prepared.recipe, places, run_dir=run.path, nonce=nonce, job_id=run.id, attempt=attempt.number
+                    prepared.recipe,
+                    places,
+                    run_dir=run.path,
+                    nonce=nonce,
+                    job_id=run.id,
+                    attempt=attempt.number,
                 )
             )
             ready = agree(prepared, run, facts, attempt)
@@ -126,13 +131,15 @@ def check_hosts(facts: Facts, engine: str) -> None:
             raise UsageError(
                 f"{', '.join(missing)} not installed for {about['python']}",
                 host=host,
-                hint="pip install 'passmuster[train]' there, or launch.python=PATH of an interpreter that has it",
+                hint="pip install 'passmuster[train]' there, or launch.python=PATH of one that has it",
             )
     for name in needed:
         values = {about["versions"][name] for about in facts.values()}
         if len(values) > 1:
             held = ", ".join(f"{host}: {about['versions'][name]}" for host, about in facts.items())
-            raise UsageError(f"hosts have different versions of {name} ({held})", hint="install one version everywhere")
+            raise UsageError(
+                f"hosts have different versions of {name} ({held})", hint="install one version everywhere"
+            )
 
 
 def common_checkpoint(facts: Facts) -> int | None:
@@ -153,7 +160,9 @@ def freeze(run: RunFolder, ready: Ready, prepared: Prepared) -> None:
     job = ready.job
     write_text(run.recipe, dump_yaml(prepared.recipe.as_dict()))
     decisions = [{"field": d.field, "value": d.value, "why": d.why} for d in job.decisions]
-    write_json(run.plan, {"decisions": decisions, "batch": job.as_dict()["batch"], "precision": job.precision})
+    write_json(
+        run.plan, {"decisions": decisions, "batch": job.as_dict()["batch"], "precision": job.precision}
+    )
     write_json(
         run.env,
         {
@@ -213,6 +222,7 @@ def _run(
         return None
 
     with interrupts() as wish, Recorder(run, job.attempt, watch) as recorder:
+        recorder.begin_logs(list(facts))
         recorder.state("begin", resume_step=job.resume_step, hosts=list(facts))
         for host, about in facts.items():
             recorder.host_facts(host, {k: v for k, v in about.items() if k != "port"})
@@ -240,16 +250,14 @@ def _conclude(
     shell: Shell,
 ) -> Result:
     folder = recorder.folder
-    logs = {
-        p.host: run.host_log(p.host).read_text(encoding="utf-8", errors="replace")
-        for p in job.placements
-        if run.host_log(p.host).exists()
-    }
+    logs = {p.host: recorder.host_words(p.host) for p in job.placements}
     status, failure = judge_outcome(outcome, folder.failed, folder.done, job.world_size, logs)
     first = job.placements[0]
     if status == "succeeded" and not facts[first.host]["shared"]:
         try:
-            fetch_model(prepared.launcher, first, prepared.recipe.launch, facts[first.host]["base"], run, shell)
+            fetch_model(
+                prepared.launcher, first, prepared.recipe.launch, facts[first.host]["base"], run, shell
+            )
         except JobError as error:
             status, failure = "failed", Failure.model_validate(error.as_dict())
     if run.model.is_dir():
@@ -267,7 +275,9 @@ def _write_predictions(run: RunFolder, result: Result) -> None:
     if answers:
         ordered = sorted(answers, key=lambda answer: answer.index)
         include = {"index", "question", "predicted", "expected", "exact", "executed"}
-        write_text(run.predictions, "".join(answer.model_dump_json(include=include) + "\n" for answer in ordered))
+        write_text(
+            run.predictions, "".join(answer.model_dump_json(include=include) + "\n" for answer in ordered)
+        )
 
 
 def _versions() -> dict[str, str | None]:
@@ -278,4 +288,3 @@ def _versions() -> dict[str, str | None]:
         except PackageNotFoundError:
             found[name] = None
     return found
-

@@ -173,8 +173,20 @@ class JobState(_Event):
 
 
 Event = (
-    HostFacts | Hardware | Started | DataRead | Window | Log | Evaluated | Saved | Answered | Answer | Phase
-    | Failed | Done | JobState
+    HostFacts
+    | Hardware
+    | Started
+    | DataRead
+    | Window
+    | Log
+    | Evaluated
+    | Saved
+    | Answered
+    | Answer
+    | Phase
+    | Failed
+    | Done
+    | JobState
 )
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 

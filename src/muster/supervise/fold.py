@@ -13,7 +13,6 @@ from muster.core.recipe import Recipe
 from muster.core.result import Failure, HostReport, Memory, Quality, Result, Seconds, Status, Throughput
 from muster.store import events
 
-
 FEW_STEPS = 20  # measured steps below which a throughput carries a note
 
 
@@ -95,9 +94,7 @@ def fold(stream: Iterable[events.Event]) -> Folder:
     return folder
 
 
-def make_result(
-    folder: Folder, job: Job, *, status: Status, failure: Failure | None, ended: float
-) -> Result:
+def make_result(folder: Folder, job: Job, *, status: Status, failure: Failure | None, ended: float) -> Result:
     """What a run came to, from its events."""
     recipe = Recipe.model_validate(job.recipe)
     windows = folder.ordered_windows()
@@ -169,9 +166,7 @@ def engine_name(recipe: Recipe) -> str:
     )
 
 
-def throughput(
-    windows: Sequence[Sequence[events.Window]], warmup: int, world_size: int
-) -> Throughput | None:
+def throughput(windows: Sequence[Sequence[events.Window]], warmup: int, world_size: int) -> Throughput | None:
     """Samples, tokens and steps per second over the windows after the warm-up.
 
     The warm-up is at most a third of the steps, and never the last window. A window counts

@@ -86,6 +86,7 @@ class _Trained:
 
 def _train(context: Context, workload: ModuleType, engine: ModuleType) -> _Trained:
     built = workload.build(context, {**training_arguments(context), **engine.arguments(context)})
+    set_loss_scale(context, built.trainer)
     trainer, meter = _instrument(context, built)
     _started(context, built)
     context.emit(events.Phase, name="train")
@@ -110,6 +111,15 @@ def prepare_process(context: Context) -> None:
         torch.cuda.set_device(context.local_rank)
     else:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+def set_loss_scale(context: Context, trainer: Any) -> None:
+    """The recipe's initial loss scale for fp16 under DDP and FSDP; DeepSpeed has it in its configuration."""
+    scaler = getattr(trainer.accelerator, "scaler", None)
+    scale = context.recipe.loss_scale
+    if scale is None or scaler is None or not scaler.state_dict():
+        return
+    scaler.load_state_dict({**scaler.state_dict(), "scale": float(scale)})
 
 
 def _instrument(context: Context, built: Any) -> tuple[Any, Any]:

@@ -24,7 +24,12 @@ class GroupedSampler(Sampler[int]):  # type: ignore[misc]
     """
 
     def __init__(
-        self, lengths: Sequence[int], global_batch: int, seed: int, *, grouped: bool = True,
+        self,
+        lengths: Sequence[int],
+        global_batch: int,
+        seed: int,
+        *,
+        grouped: bool = True,
         epoch: Callable[[], int] = lambda: 0,
     ) -> None:
         self.lengths = torch.tensor(list(lengths))

@@ -1,12 +1,13 @@
 """The meter: per window of optimizer steps, what was done, how long it took and what it needed.
 
-Seconds are between device synchronisations at the ends of a window, and leave out evaluation, saving, and steps
-that a loss scaler skipped (they are faster, and no sample was used).
+Seconds are between device synchronisations at the ends of a window, and leave out evaluation, saving and
+steps that a loss scaler skipped (they are faster, and no sample was used).
 On a GPU a step's own time is read from events that are recorded without waiting.
 """
 
 from __future__ import annotations
 
+import itertools
 import resource
 import time
 from collections.abc import Callable, Mapping
@@ -48,9 +49,11 @@ class Clock:
         return time.perf_counter()
 
     def intervals(self) -> list[float]:
-        """Seconds between consecutive marks of a stretch, in order; starts over from the last mark. Call after
-        `synchronise`."""
-        pairs = [pair for marks in self.stretches for pair in zip(marks, marks[1:], strict=False)]
+        """Seconds between consecutive marks of a stretch, in order. Call after `synchronise`.
+
+        Starts over from the last mark.
+        """
+        pairs = [pair for marks in self.stretches for pair in itertools.pairwise(marks)]
         self.stretches = [self.stretches[-1][-1:]]
         if self.cuda:
             return [a.elapsed_time(b) / 1000 for a, b in pairs]

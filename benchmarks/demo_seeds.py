@@ -1,0 +1,69 @@
+"""Run the demo with several seeds of data and model; write accuracy and seconds of each to benchmarks/results/.
+
+    .venv/bin/python benchmarks/demo_seeds.py 1 2 3
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def processor() -> str:
+    """The processor's name."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def one(seed: int, runs: Path) -> dict[str, object]:
+    """One demo, as a user starts it."""
+    argv = [sys.executable, "-m", "muster", "demo", "--json", "--runs", str(runs)]
+    began = time.monotonic()
+    done = subprocess.run(
+        [*argv, f"data.generated.seed={seed}", f"train.seed={seed}"], capture_output=True, text=True, check=True
+    )
+    seconds = time.monotonic() - began
+    result = json.loads(done.stdout)
+    return {
+        "seed": seed,
+        "seconds": round(seconds, 1),
+        "execution_match": result["quality"]["execution_match"],
+        "exact_match": result["quality"]["exact_match"],
+        "samples_per_second": round(result["throughput"]["samples_per_second"], 1),
+        "load_before": round(os.getloadavg()[0], 2),
+        "versions": result["versions"],
+    }
+
+
+def main() -> None:
+    """All seeds, one after the other."""
+    seeds = [int(word) for word in sys.argv[1:]] or [1, 2, 3]
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [one(seed, Path(folder)) for seed in seeds]
+    accuracy = [float(str(row["execution_match"])) for row in rows]
+    seconds = [float(str(row["seconds"])) for row in rows]
+    document = {
+        "command": f"benchmarks/demo_seeds.py {' '.join(str(seed) for seed in seeds)}",
+        "hardware": f"{os.cpu_count()} cores, {processor()}",
+        "execution_match": {"min": min(accuracy), "median": statistics.median(accuracy), "max": max(accuracy)},
+        "seconds": {"min": min(seconds), "median": statistics.median(seconds), "max": max(seconds)},
+        "rows": rows,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "demo_seeds.json").write_text(json.dumps(document, indent=2) + "\n")
+    print(json.dumps({key: document[key] for key in ("hardware", "execution_match", "seconds")}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

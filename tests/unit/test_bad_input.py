@@ -1,0 +1,159 @@
+"""Bad input by the real command line: one line and a hint, exit code 2, nothing started, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+DATA = '{"question": "how many", "sql": "SELECT 1"}\n'
+
+
+def muster(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Run `muster` in `folder`."""
+    environ = {**os.environ, "NO_COLOR": "1", "HOME": str(folder)}
+    return subprocess.run(
+        [sys.executable, "-m", "muster", *argv],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environ,
+    )
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder with a few things to go wrong with."""
+    (tmp_path / "empty-hosts").write_text("# nobody\n\n")
+    (tmp_path / "twice").write_text("node1 slots=2\nnode1 slots=2\n")
+    (tmp_path / "malformed").write_text("node1 slots=2\nnode2 slots=two\n")
+    (tmp_path / "bad.yaml").write_text("workload: [text2sql\n")
+    (tmp_path / "loop.yaml").write_text("inherit: loop\n")
+    (tmp_path / "ds.json").write_text('{"micro_batch_per_gpu": 4}')
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "train.jsonl").write_text(DATA * 3 + "not json\n")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "precious").write_text("do not touch")
+    return tmp_path
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """A port that something listens on."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen(1)
+        yield listener.getsockname()[1]
+
+
+CASES = {
+    "no hosts": (["train", "demo"], "no hosts were given"),
+    "a host file that is not there": (["train", "demo", "--hosts", "./hosts"], "./hosts: no such host file"),
+    "an empty host file": (["train", "demo", "--hosts", "empty-hosts"], "empty-hosts: has no hosts"),
+    "a duplicate host": (["train", "demo", "--hosts", "twice"], "twice:2: host 'node1' is already in line 1"),
+    "malformed slots": (
+        ["train", "demo", "--hosts", "malformed"],
+        "malformed:2: slots must be a whole number",
+    ),
+    "an unreachable host": (
+        ["train", "demo", "--hosts", "no-such-host.invalid:1"],
+        "no-such-host.invalid: cannot be reached: ssh: Could not resolve hostname",
+    ),
+    "an unknown recipe": (["train", "dmeo", "--hosts", "local:1"], "dmeo: no such recipe"),
+    "a recipe that is not YAML": (
+        ["train", "bad.yaml", "--hosts", "local:1"],
+        "bad.yaml:2: is not valid YAML",
+    ),
+    "a recipe that inherits from itself": (
+        ["train", "loop.yaml", "--hosts", "local:1"],
+        "inherits from itself",
+    ),
+    "an unknown key": (["train", "demo", "--hosts", "local:1", "engine.zer=1"], "unknown key 'engine.zer'"),
+    "a wrong type": (["train", "demo", "--hosts", "local:1", "batch.micro=many"], "batch.micro: "),
+    "an impossible batch": (["train", "demo", "--hosts", "local:2", "batch.global=33"], "batch.global: "),
+    "missing data": (["train", "demo", "--hosts", "local:1", "data.path=nowhere"], "nowhere: no such data"),
+    "data that is not JSON": (
+        ["train", "demo", "--hosts", "local:1", "data.path=data"],
+        "data/train.jsonl:4: is not JSON",
+    ),
+    "too little disk": (
+        [
+            "train",
+            "demo",
+            "--hosts",
+            "local:1",
+            "model.name=t5-3b",
+            "checkpoint.every=1",
+            "checkpoint.keep=100000",
+        ],
+        "checkpoints and model need about",
+    ),
+    "an output folder that is there": (
+        ["train", "demo", "--hosts", "local:1", "--output", "taken"],
+        "taken: is already there",
+    ),
+    "T5 in fp16": (["train", "demo", "--hosts", "local:1", "precision=fp16"], "T5 overflows in fp16"),
+    "a key that DeepSpeed would ignore": (
+        ["train", "demo", "--hosts", "local:1", "engine.config=ds.json"],
+        "'micro_batch_per_gpu' is not a key of DeepSpeed's",
+    ),
+    "ZeRO without DeepSpeed": (
+        ["train", "demo", "--hosts", "local:1", "engine.name=ddp"],
+        "ZeRO-1 is DeepSpeed's",
+    ),
+    "a run that is not there": (["show", "nothing"], "nothing: no such run"),
+    "an unknown verb": (["trian"], "No such command"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_line_and_a_hint(name: str, here: Path) -> None:
+    """Exit code 2; stderr ends in `error: ...` and `hint: ...`; nothing new in the folder."""
+    argv, expected = CASES[name]
+    before = sorted(path.relative_to(here) for path in here.rglob("*"))
+    done = muster(here, *argv)
+    assert done.returncode == 2, done.stderr
+    lines = done.stderr.strip().splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert expected in errors[0]
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    if name not in ("a recipe that is not YAML", "a recipe that inherits from itself", "a wrong type"):
+        assert lines[-1].startswith("hint: "), done.stderr
+    after = sorted(
+        path.relative_to(here) for path in here.rglob("*") if path.name != "runs" or any(path.iterdir())
+    )
+    assert after == before
+
+
+def test_a_port_that_is_taken(here: Path, taken_port: int) -> None:
+    """The agent finds out before anything starts."""
+    done = muster(here, "train", "demo", "--hosts", "local:1", f"launch.port={taken_port}")
+    assert done.returncode == 2, done.stderr
+    assert f"local: port {taken_port} cannot be used: Address already in use" in done.stderr
+    assert "hint: leave launch.port out" in done.stderr
+
+
+def test_errors_as_json(here: Path) -> None:
+    """With --json the same facts are one document on stdout."""
+    done = muster(here, "train", "demo", "--hosts", "twice", "--json")
+    assert done.returncode == 2
+    error = json.loads(done.stdout)["error"]
+    assert error["where"] == "twice:2"
+    assert "already in line 1" in error["message"]
+    assert error["hint"]
+
+
+def test_what_was_there_is_not_lost(here: Path) -> None:
+    """A folder that is in the way stays as it is."""
+    muster(here, "train", "demo", "--hosts", "local:1", "--output", "taken")
+    assert (here / "taken" / "precious").read_text() == "do not touch"

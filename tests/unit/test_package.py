@@ -1,0 +1,95 @@
+"""What ships: the wheel has recipes, templates, schemas and the agent; schemas are current."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from muster.core.recipes import load_recipe, shipped_recipes
+from muster.stages.schema import schema_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel as `pip install .` builds it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--quiet",
+        "--wheel-dir",
+        str(folder),
+        str(ROOT),
+    ]
+    subprocess.run(command, check=True, timeout=240)
+    return zipfile.ZipFile(next(folder.glob("passmuster-*.whl")))
+
+
+def test_the_wheel_is_whole(wheel: zipfile.ZipFile) -> None:
+    """Everything that is not Python as well."""
+    names = set(wheel.namelist())
+    for folder, pattern in (
+        ("recipes", "*.yaml"),
+        ("report/templates", "*"),
+        ("schemas", "*.json"),
+        ("core", "*.json"),
+    ):
+        for path in (ROOT / "src/muster" / folder).glob(pattern):
+            assert f"muster/{folder}/{path.name}" in names
+    assert "muster/agent/agent.py" in names
+    assert "muster/py.typed" in names
+
+
+def test_the_control_side_does_not_require_torch(wheel: zipfile.ZipFile) -> None:
+    """torch and its company come with the extra `train` alone."""
+    metadata = next(name for name in wheel.namelist() if name.endswith("METADATA"))
+    required = [
+        line.removeprefix("Requires-Dist: ")
+        for line in wheel.read(metadata).decode().splitlines()
+        if line.startswith("Requires-Dist: ") and "extra ==" not in line
+    ]
+    assert required
+    for package in ("torch", "transformers", "deepspeed", "accelerate", "datasets", "peft"):
+        assert not any(line.startswith(package) for line in required)
+
+
+@pytest.mark.parametrize("what", ["recipe", "result", "event"])
+def test_schemas_are_current(what: str) -> None:
+    """Renew with: muster schema WHAT > src/muster/schemas/WHAT.schema.json"""
+    shipped = json.loads((ROOT / f"src/muster/schemas/{what}.schema.json").read_text(encoding="utf-8"))
+    assert shipped == schema_of(what)
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_shipped_recipes_are_valid(name: str) -> None:
+    """Each loads, with what it inherits."""
+    recipe = load_recipe(name)
+    assert recipe.workload == "text2sql"
+
+
+def test_published_settings_of_the_t5_recipes() -> None:
+    """As published: fp32, batch 32, AdamW 5e-5 linear, 3 epochs, both sides padded to 96."""
+    for name in (
+        "text2sql-t5-small",
+        "text2sql-t5-large",
+        "text2sql-t5-large-zero1",
+        "text2sql-t5-large-zero3-offload",
+    ):
+        recipe = load_recipe(name)
+        assert (recipe.precision, recipe.batch.micro, recipe.train.epochs) == ("fp32", 32, 3)
+        assert (recipe.train.learning_rate, recipe.train.schedule, recipe.train.warmup) == (5e-5, "linear", 0)
+        assert (recipe.data.max_source, recipe.data.max_target, recipe.data.padding) == (96, 96, "fixed")
+        assert recipe.model.name == ("t5-large" if "large" in name else "t5-small")
+    assert load_recipe("text2sql-t5-large-zero1").engine.zero == 1
+    offloaded = load_recipe("text2sql-t5-large-zero3-offload").engine
+    assert (offloaded.zero, offloaded.offload) == (3, "optimizer+param")
