@@ -1,4 +1,4 @@
-"""Run the demo with several seeds of data and model; write accuracy and seconds of each to benchmarks/results/.
+"""Run the demo with several seeds of data and model; write accuracy and seconds to benchmarks/results/.
 
     .venv/bin/python benchmarks/demo_seeds.py 1 2 3
 """
@@ -30,9 +30,8 @@ def one(seed: int, runs: Path) -> dict[str, object]:
     """One demo, as a user starts it."""
     argv = [sys.executable, "-m", "muster", "demo", "--json", "--runs", str(runs)]
     began = time.monotonic()
-    done = subprocess.run(
-        [*argv, f"data.generated.seed={seed}", f"train.seed={seed}"], capture_output=True, text=True, check=True
-    )
+    argv += [f"data.generated.seed={seed}", f"train.seed={seed}"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
     seconds = time.monotonic() - began
     result = json.loads(done.stdout)
     return {
@@ -46,6 +45,11 @@ def one(seed: int, runs: Path) -> dict[str, object]:
     }
 
 
+def spread(values: list[float]) -> dict[str, float]:
+    """Smallest, middle and largest."""
+    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
 def main() -> None:
     """All seeds, one after the other."""
     seeds = [int(word) for word in sys.argv[1:]] or [1, 2, 3]
@@ -56,8 +60,8 @@ def main() -> None:
     document = {
         "command": f"benchmarks/demo_seeds.py {' '.join(str(seed) for seed in seeds)}",
         "hardware": f"{os.cpu_count()} cores, {processor()}",
-        "execution_match": {"min": min(accuracy), "median": statistics.median(accuracy), "max": max(accuracy)},
-        "seconds": {"min": min(seconds), "median": statistics.median(seconds), "max": max(seconds)},
+        "execution_match": spread(accuracy),
+        "seconds": spread(seconds),
         "rows": rows,
     }
     RESULTS.mkdir(exist_ok=True)

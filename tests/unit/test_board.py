@@ -12,7 +12,7 @@ from muster.supervise.board import Board
 
 
 def scalars(folder: Path) -> dict[tuple[str, int], float]:
-    """(name, step) -> value of a folder's event files: length, its crc, data, its crc (the TFRecord format)."""
+    """(name, step) -> value of a folder's event files (TFRecord: length, its crc, data, its crc)."""
     found = {}
     for path in folder.iterdir():
         data = path.read_bytes()
@@ -32,7 +32,15 @@ def test_scalars(tmp_path: Path) -> None:
     board.add(events.Evaluated(time=2.0, rank=0, step=10, loss=3.5))
     board.add(
         events.Window(
-            time=2.0, rank=1, step=10, steps=10, seconds=4.0, samples=80, tokens=800, padded_tokens=900, step_seconds=[]
+            time=2.0,
+            rank=1,
+            step=10,
+            steps=10,
+            seconds=4.0,
+            samples=80,
+            tokens=800,
+            padded_tokens=900,
+            step_seconds=[],
         )
     )
     board.add(events.Hardware(time=7.0, host="node1", cpu_percent=50.0, memory_used=1024))

@@ -78,4 +78,6 @@ def _table(rows: list[dict[str, Any]]) -> None:
             format_seconds(row["seconds"]) if row["seconds"] is not None else "",
         )
     console = Console(highlight=False)
-    console.print(table, width=console.width if console.is_terminal else 200)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=200)  # a pipe has no width to fit into
+    console.print(table)

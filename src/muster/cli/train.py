@@ -55,9 +55,8 @@ def launch(prepared: Prepared, *, output: Path | None, root: Path, json: bool) -
     from muster.cli.progress import ProgressView
     from muster.stages.train import train as run_train
     from muster.store.runfolder import RunFolder, new_run_folder
-    from muster.supervise.fold import model_name
 
-    model = model_name(prepared.recipe).rstrip("/").rpartition("/")[2]
+    model = (prepared.recipe.model.name or "custom").rstrip("/").rpartition("/")[2]
     run = (
         RunFolder(output.absolute())
         if output

@@ -8,8 +8,6 @@ import sys
 import zipfile
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -93,22 +91,20 @@ def torchrun_argv(job: Job, index: int, address: str, port: int | str) -> list[s
 def code() -> str:
     """The part of Muster that ranks import, as a base64 zip: every host runs this very version."""
     buffer = io.BytesIO()
-    root = resources.files("muster")
+    root = Path(__file__).resolve().parents[1]
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        _add(archive, root.joinpath("__init__.py"), "muster/__init__.py")
+        _add(archive, root / "__init__.py", "muster/__init__.py")
         for part in _SHIPPED:
-            _add_tree(archive, root.joinpath(part), f"muster/{part}")
+            _add_tree(archive, root / part, f"muster/{part}")
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _add_tree(archive: zipfile.ZipFile, folder: Traversable, name: str) -> None:
-    for entry in sorted(folder.iterdir(), key=lambda e: e.name):
-        if entry.is_dir() and entry.name != "__pycache__":
-            _add_tree(archive, entry, f"{name}/{entry.name}")
-        elif entry.name.endswith((".py", ".json")):
-            _add(archive, entry, f"{name}/{entry.name}")
+def _add_tree(archive: zipfile.ZipFile, folder: Path, name: str) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".py", ".json") and "__pycache__" not in path.parts:
+            _add(archive, path, f"{name}/{path.relative_to(folder).as_posix()}")
 
 
-def _add(archive: zipfile.ZipFile, entry: Traversable, name: str) -> None:
+def _add(archive: zipfile.ZipFile, path: Path, name: str) -> None:
     info = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))  # a fixed date: the same code is the same bytes
-    archive.writestr(info, entry.read_bytes(), compress_type=zipfile.ZIP_DEFLATED)
+    archive.writestr(info, path.read_bytes(), compress_type=zipfile.ZIP_DEFLATED)

@@ -1,0 +1,211 @@
+"""The agent's parts that need no job: old interpreters, growing files, families of processes, sockets."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from muster.agent import agent
+from muster.agent.agent import Agent, Problem, Tail, family, interface_of, proc_table, source_address
+from tests.support import wait_until
+
+SOURCE = Path(agent.__file__).read_text(encoding="utf-8")
+LATER = {"removeprefix", "removesuffix", "pairwise", "is_relative_to", "hardlink_to"}  # than Python 3.8
+NO_ADDRESS = "203.0.113.7"  # TEST-NET-3: nobody has it
+
+
+# --- the text --------------------------------------------------------------------------------------------
+
+
+def test_the_text_is_python_38() -> None:
+    """Parsed with 3.8's grammar; nothing that its library has not, as far as names tell."""
+    tree = ast.parse(SOURCE, feature_version=(3, 8))
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert not used & LATER
+    keywords = {
+        (ast.unparse(node.func), keyword.arg)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+    }
+    assert ("zip", "strict") not in keywords
+
+
+def test_the_text_imports_the_standard_library_alone() -> None:
+    imported = set()
+    for node in ast.walk(ast.parse(SOURCE)):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            imported.add((node.module or "").partition(".")[0])
+    assert "json" in imported
+    assert imported <= sys.stdlib_module_names
+
+
+# --- Tail ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "growing"
+
+
+def append(file: Path, data: bytes) -> None:
+    with file.open("ab") as opened:
+        opened.write(data)
+
+
+@pytest.mark.parametrize("kind", ["event", "log"])
+def test_tail_gives_whole_lines_once(file: Path, kind: str) -> None:
+    tail = Tail(str(file), kind, 0)
+    assert tail.read() == []  # not there yet
+    append(file, b'{"a": 1}\n{"b"')
+    assert tail.read() == ['{"a": 1}']
+    assert tail.read() == []
+    append(file, b": 2}\n")
+    assert tail.read() == ['{"b": 2}']
+    assert tail.read(final=True) == []
+
+
+def test_tail_takes_an_unfinished_log_line_at_the_end_only(file: Path) -> None:
+    append(file, b"done\nTraceb")
+    tail = Tail(str(file), "log", 0)
+    assert tail.read() == ["done"]
+    assert tail.read() == []
+    assert tail.read(final=True) == ["Traceb"]
+
+
+def test_tail_never_gives_half_an_event(file: Path) -> None:
+    append(file, b'{"kind": "don')
+    assert Tail(str(file), "event", 0).read(final=True) == []
+
+
+def test_tail_splits_events_at_newlines_alone(file: Path) -> None:
+    line = '{"a": "x\u2028y\u0085z\x0c"}'
+    append(file, (line + "\n" + line + "\n").encode())
+    assert Tail(str(file), "event", 0).read() == [line, line]
+
+
+def test_tail_keeps_a_character_that_is_written_in_two_parts(file: Path) -> None:
+    tail = Tail(str(file), "event", 0)
+    whole = '"é"\n'.encode()
+    append(file, whole[:2])
+    assert tail.read() == []
+    append(file, whole[2:])
+    assert tail.read() == ['"é"']
+
+
+def test_tail_reads_a_long_event_whole_and_a_long_log_line_in_parts(file: Path) -> None:
+    text = "x" * 1000
+    append(file, text.encode() + b"\nnext\n")
+    event, log = Tail(str(file), "event", 0), Tail(str(file), "log", 0)
+    assert event.read(limit=100) == [text]
+    assert event.read(limit=100) == ["next"]
+    parts = []
+    while more := log.read(limit=100):
+        parts += more
+    assert "".join(parts) == text + "next"
+    assert parts[-1] == "next"
+
+
+# --- families of processes -------------------------------------------------------------------------------
+
+# A child that starts a grandchild in a session of its own and leaves: an orphan that is nobody's descendant.
+ORPHAN = (
+    "import subprocess, sys\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(120)'], start_new_session=True,\n"
+    "                         stdout=subprocess.DEVNULL)\n"
+    "print(child.pid, flush=True)\n"
+)
+
+
+@pytest.fixture
+def orphans() -> Iterator[dict[str, int]]:
+    """Orphaned grandchildren by their tokens; ended afterwards, by their ids."""
+    pids = {}
+    for token in ("job-1", "job-10"):  # one is the other's beginning
+        done = subprocess.run(
+            [sys.executable, "-c", ORPHAN],
+            env={**os.environ, "MUSTER_TOKEN": token},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        pids[token] = int(done.stdout)
+    yield pids
+    for pid in pids.values():
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_family_finds_an_orphan_by_its_token_and_no_other_jobs(orphans: dict[str, int]) -> None:
+    assert wait_until(lambda: all(proc_table().get(pid) != os.getpid() for pid in orphans.values()), 5)
+    assert wait_until(lambda: orphans["job-1"] in family("job-1"), 10)  # exec may still be on its way
+    found = family("job-1")
+    assert orphans["job-10"] not in found
+    assert os.getpid() not in found
+    assert os.getppid() not in found
+    assert family("job-10") & set(orphans.values()) == {orphans["job-10"]}
+
+
+def test_family_holds_descendants_without_the_token() -> None:
+    """Also a child that cleared its environment belongs to it, and so does that child's child."""
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(120)'])"
+    with subprocess.Popen([sys.executable, "-c", code], env={}) as child:
+        try:
+            assert wait_until(lambda: child.pid in proc_table().values(), 10)
+            grandchild = next(pid for pid, parent in proc_table().items() if parent == child.pid)
+            assert {child.pid, grandchild} <= family("a token that nobody carries")
+            os.kill(grandchild, signal.SIGKILL)
+        finally:
+            child.kill()
+    assert child.pid not in family("a token that nobody carries")
+
+
+# --- addresses and ports ---------------------------------------------------------------------------------
+
+
+def test_loopback() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of(NO_ADDRESS) is None
+    assert source_address("127.0.0.1", 29500) == "127.0.0.1"
+
+
+def test_a_name_that_does_not_resolve_has_no_source_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror("unknown")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert source_address("nowhere.invalid", 29500) is None
+
+
+def test_a_taken_port_is_refused() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen(1)
+        port = taken.getsockname()[1]
+        with pytest.raises(Problem, match=f"port {port} cannot be used: Address already in use") as caught:
+            Agent().hold_port(port)
+    assert caught.value.hint == "leave launch.port out: a free one is found"
+
+
+def test_a_held_port_is_nobody_elses() -> None:
+    first, second = Agent(), Agent()
+    try:
+        port = first.hold_port(0)
+        assert 0 < port < 65536
+        with pytest.raises(Problem, match=f"port {port} cannot be used"):
+            second.hold_port(port)
+        assert second.hold_port(0) != port
+    finally:
+        for each in (first, second):
+            if each.port_holder:
+                each.port_holder.close()

@@ -1,0 +1,179 @@
+"""What every plug-in and every verb keeps, whichever they are: those of tomorrow too."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import muster.launchers
+import muster.stages
+from muster.cli.app import app
+from muster.core.registry import load_plugin, plugin_names
+
+LAUNCHERS = sorted(plugin_names("muster.launchers"))
+HEAVY = {"torch", "transformers", "deepspeed", "accelerate", "datasets", "peft", "numpy"}
+LAZY = {"rich.progress", "duckdb", "pydantic", "jinja2", "yaml", "tensorboardX"}
+PACKAGES = ["muster.launchers", "muster.worker.engines", "muster.worker.workloads"]
+
+
+def promised(docstring: str) -> dict[str, list[str]]:
+    """The functions that a package's docstring names, with their parameters."""
+    found = re.findall(r"^(\w+)\(([^)]*)\)", docstring.replace("    ", ""), re.MULTILINE)
+    return {name: [word.strip() for word in inside.split(",") if word.strip()] for name, inside in found}
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_launcher_has_what_is_promised(name: str) -> None:
+    """Each function takes its arguments by position, in the promised order."""
+    functions = promised(muster.launchers.__doc__ or "")
+    assert set(functions) == {"remote", "describe", "connect"}
+    module = load_plugin("muster.launchers", name)
+    assert isinstance(module.ONE_MACHINE, bool)
+    for function, parameters in functions.items():
+        signature = inspect.signature(getattr(module, function))
+        signature.bind(*parameters)  # TypeError: it takes other arguments
+        assert inspect.getdoc(getattr(module, function))
+
+
+@pytest.mark.parametrize("package", ["muster.worker.engines", "muster.worker.workloads"])
+def test_the_workers_plug_ins_can_be_listed_without_torch(package: str) -> None:
+    """Control-side checks may look at them; tests/real/test_contracts_worker.py imports them."""
+    code = (
+        "import json, sys; from muster.core.registry import plugin_names;"
+        f"names = plugin_names({package!r}); print(json.dumps([sorted(names), sorted(sys.modules)]))"
+    )
+    names, modules = json.loads(subprocess.check_output([sys.executable, "-c", code], text=True))
+    assert names
+    assert not HEAVY & set(modules)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_module_is_in_the_registry_by_being_there(package: str) -> None:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None and spec.submodule_search_locations
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "base"}
+    assert files <= set(plugin_names(package))
+
+
+# --- third parties ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed distribution that offers a plug-in of its own, and one under each name that ships."""
+    (tmp_path / "theirs.py").write_text("THEIRS = True\n")
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    lines = []
+    for package in PACKAGES:
+        lines.append(f"[{package}]")
+        lines += [f"{name} = theirs" for name in ("their-own", *plugin_names(package))]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_third_parties_append_and_never_replace(
+    package: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    before = plugin_names(package)
+    request.getfixturevalue("third_party")
+    assert plugin_names(package) == {**before, "their_own": "theirs"}
+    try:
+        assert load_plugin(package, "their-own").THEIRS
+    finally:
+        sys.modules.pop("theirs", None)
+
+
+# --- the command line ------------------------------------------------------------------------------------
+
+
+def modules_after(*arguments: str) -> set[str]:
+    """What a fresh interpreter has imported after `python ARGUMENTS`."""
+    code = (
+        "import atexit, json, runpy, sys\n"
+        "atexit.register(lambda: print('\\n' + json.dumps(sorted(sys.modules)), file=sys.stderr))\n"
+        "sys.argv = ['muster', *sys.argv[1:]]\n"
+        "runpy.run_module('muster', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]])
+def test_help_imports_nothing_that_takes_time(arguments: list[str]) -> None:
+    modules = modules_after(*arguments)
+    assert "muster.cli.app" in modules
+    assert not (HEAVY | LAZY) & modules
+
+
+def test_the_control_side_never_imports_torch() -> None:
+    """The command line, every stage, the report and the supervisor, in one fresh interpreter."""
+    folder = Path(next(iter(muster.stages.__path__)))
+    stages = [f"muster.stages.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"]
+    assert "muster.stages.train" in stages
+    code = (
+        "import importlib, json, sys\n"
+        "for name in sys.argv[1:]: importlib.import_module(name)\n"
+        "print(json.dumps(sorted(sys.modules)))\n"
+    )
+    argv = [sys.executable, "-c", code, "muster.cli.app", *stages]
+    modules = set(json.loads(subprocess.check_output(argv, text=True)))
+    assert {"muster.cli.app", *stages} <= modules
+    assert not {name.partition(".")[0] for name in modules} & (HEAVY - {"numpy"})  # DuckDB likes numpy
+
+
+VERBS = sorted(command.name or "" for command in app.registered_commands)
+
+
+def test_the_verbs() -> None:
+    assert {"demo", "train", "ask", "resume", "ls", "show", "stop", "report", "schema"} <= set(VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_shows_examples_that_begin_with_it(verb: str) -> None:
+    done = CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    assert done.exit_code == 0
+    _, found, examples = done.output.partition("Examples:")
+    assert found
+    lines = [line.strip() for line in examples.splitlines() if line.strip()]
+    assert lines
+    assert all(line.startswith(f"muster {verb}") for line in lines)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_gives_json(verb: str) -> None:
+    """--json everywhere; `schema` prints nothing else."""
+    done = CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    assert "--json" in done.output or verb == "schema"
+
+
+def test_no_verb_imports_at_the_top_what_it_needs_inside() -> None:
+    """A verb's module imports typer, its options and the standard library alone when it is loaded."""
+    folder = Path(inspect.getfile(sys.modules["muster.cli.app"])).parent
+    for verb in VERBS:
+        tree = ast.parse((folder / f"{verb}.py").read_text(encoding="utf-8"))
+        for node in tree.body:  # `if TYPE_CHECKING:` and function bodies are not looked into
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+            for name in names:
+                top = name.partition(".")[0]
+                assert top in sys.stdlib_module_names or name in ("typer", "muster.cli.options"), (verb, name)
