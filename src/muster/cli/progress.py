@@ -13,6 +13,7 @@ from muster.core.job import Job
 from muster.core.units import format_bytes, format_seconds
 from muster.store import events
 
+QUIET = 5.0  # seconds between two lines where there is no terminal
 _PHASES = {
     "load": "loading data and model",
     "train": "preparing the ranks",
@@ -41,6 +42,7 @@ class ProgressView:
         self.world_size = 1
         self.windows: dict[int, list[events.Window]] = {}
         self.loss: float | None = None
+        self.rate: float | None = None
         self.said = 0.0
         self.phases: set[str] = set()
 
@@ -79,6 +81,7 @@ class ProgressView:
             self.task = self.bar.add_task("training", total=event.total_steps, figures="")
         elif isinstance(event, events.Log):
             self.loss = event.loss
+            self._refresh(event.step)
         elif isinstance(event, events.Window):
             self._window(event)
         elif isinstance(event, events.Phase) and event.rank == 0 and event.name not in self.phases:
@@ -94,18 +97,23 @@ class ProgressView:
             self.console.print(f"held-out loss {event.loss:.4f} at step {event.step}")
 
     def _window(self, window: events.Window) -> None:
+        """The rate of a window counts when every rank has told of it."""
         parts = self.windows.setdefault(window.step, [])
         parts.append(window)
-        if len(parts) < self.world_size:
-            return
-        del self.windows[window.step]
-        seconds = max(part.seconds for part in parts)
-        rate = sum(part.samples for part in parts) / seconds if seconds > 0 else 0.0
-        loss = f"loss {self.loss:.4f}, " if self.loss is not None else ""
-        figures = f"{loss}{rate:.1f} samples/s"
-        if self.task is not None and self.live:
-            self.bar.update(self.task, completed=window.step, figures=figures)
-        elif not self.live and time.monotonic() - self.said > 5:
+        if len(parts) == self.world_size:
+            del self.windows[window.step]
+            seconds = max(part.seconds for part in parts)
+            self.rate = sum(part.samples for part in parts) / seconds if seconds > 0 else None
+            if self.live:
+                self._refresh(window.step)
+
+    def _refresh(self, step: int) -> None:
+        figures = [f"loss {self.loss:.4f}"] if self.loss is not None else []
+        figures += [f"{self.rate:.1f} samples/s"] if self.rate is not None else []
+        text = ", ".join(figures)
+        if self.live and self.task is not None:
+            self.bar.update(self.task, completed=step, figures=text)
+        elif not self.live and time.monotonic() - self.said > QUIET:
             self.said = time.monotonic()
             total = int(self.bar.tasks[0].total or 0) if self.bar.tasks else "?"
-            self.console.print(f"step {window.step}/{total}: {figures}")
+            self.console.print(f"step {step}/{total}: {text}")

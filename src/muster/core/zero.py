@@ -67,6 +67,36 @@ def user_batch(config: Mapping[str, Any]) -> dict[str, int]:
     return fixed
 
 
+def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the recipe's `train` that a user's file fixes ("auto" fixes nothing). Raises RecipeError.
+
+    Those numbers of the file win, since a recipe's own always have a value.
+    """
+    optimizer, scheduler = (_part(_part(config, key), "params") for key in ("optimizer", "scheduler"))
+    beta1, beta2 = _pair(optimizer.get("betas", "auto"))
+    found = {
+        "learning_rate": optimizer.get("lr", "auto"),
+        "beta1": beta1,
+        "beta2": beta2,
+        "epsilon": optimizer.get("eps", "auto"),
+        "weight_decay": optimizer.get("weight_decay", "auto"),
+        "clip": config.get("gradient_clipping", "auto"),
+        "warmup": scheduler.get("warmup_num_steps", "auto"),
+    }
+    if found["learning_rate"] == "auto":
+        found["learning_rate"] = scheduler.get("warmup_max_lr", "auto")
+    for name, value in found.items():
+        if value != "auto" and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise RecipeError(
+                f'{name} must be a number or "auto", not {value!r}', where="the DeepSpeed configuration"
+            )
+    return {name: value for name, value in found.items() if value != "auto"}
+
+
+def _pair(value: Any) -> tuple[Any, Any]:
+    return (value[0], value[1]) if isinstance(value, list) and len(value) == 2 else (value, value)
+
+
 def user_precision(config: Mapping[str, Any]) -> str | None:
     """fp16 or bf16 where a user's file switches one on. Raises RecipeError where it switches both on."""
     on = {key for key in ("fp16", "bf16", "bfloat16") if _part(config, key).get("enabled") is True}

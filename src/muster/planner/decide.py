@@ -16,7 +16,7 @@ from muster.core.job import Decision
 from muster.core.recipe import Recipe
 from muster.core.t5 import t5_parameters, t5_size
 from muster.core.units import format_bytes
-from muster.core.zero import read_user_config, user_batch, user_precision
+from muster.core.zero import read_user_config, user_batch, user_precision, user_training
 
 CPU_FACTS: dict[str, Any] = {"gpus": [], "cores": None}
 # A checkpoint: weights, and Adam's two moments and fp32 master weights where they are apart.
@@ -46,6 +46,9 @@ def decide(
     world_size = sum(slots)
     precision = decide_precision(recipe, device, facts, decisions)
     batch = decide_batch(recipe, world_size, decisions)
+    if recipe.engine.config:
+        for name, value in user_training(read_user_config(recipe.engine.config)).items():
+            decisions.append(Decision(f"train.{name}", value, f"{recipe.engine.config} says so"))
     sharing = sum(slots) if one_machine else None
     threads = []
     for host, count in zip(inventory.hosts, slots, strict=True):

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-
-from tensorboardX import SummaryWriter
+from typing import Any
 
 from muster.store import events
+
+
+def _summary_writer(folder: Path) -> Any:
+    """tensorboardX imports torch wherever it is installed (seconds, and memory for the whole run), and needs it
+    not: while it is imported here, there is no torch."""
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        from tensorboardX import SummaryWriter
+    finally:
+        if hidden:
+            del sys.modules["torch"]
+    return SummaryWriter(logdir=str(folder), flush_secs=5)
 
 
 class Board:
     """One writer for the whole run."""
 
     def __init__(self, folder: Path) -> None:
-        self.writer = SummaryWriter(logdir=str(folder), flush_secs=5)
+        self.writer = _summary_writer(folder)
 
     def add(self, event: events.Event) -> None:
         """Events with a step become scalars; hardware samples go by their time."""

@@ -186,14 +186,19 @@ def _versions() -> dict[str, str]:
 
 def _save(context: Context, trainer: Any) -> float:
     """The trained model in the Hugging Face format, whole, on the first host. -> seconds."""
+    from muster.worker.adapters import has_adapters, save_merged
     from muster.worker.together import barrier
 
     began = time.perf_counter()
     partial = context.model.with_name("model.partial")
-    trainer.save_model(str(partial))
+    if has_adapters(trainer):
+        save_merged(trainer, partial, main=context.main)
+    else:
+        trainer.save_model(str(partial))
     barrier()
     if context.main:
-        (partial / "training_args.bin").unlink(missing_ok=True)
+        for pickled in partial.rglob("training_args.bin"):
+            pickled.unlink()
         shutil.rmtree(context.model, ignore_errors=True)  # of an earlier attempt
         partial.replace(context.model)
         size = sum(path.stat().st_size for path in context.model.rglob("*") if path.is_file())
@@ -213,7 +218,7 @@ def _answer(context: Context, workload: Any, held_out: list[Any]) -> None:
     from muster.worker.quality import judge
     from muster.worker.together import gather
 
-    sees = any((context.model / name).is_file() for name in ("config.json", "adapter_config.json"))
+    sees = (context.model / "config.json").is_file()
     seeing = [rank for rank, rank_sees in enumerate(gather(sees)) if rank_sees]
     if context.rank not in seeing:
         return

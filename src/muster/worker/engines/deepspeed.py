@@ -5,8 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from muster.core.errors import RecipeError
+from muster.core.zero import user_training
 from muster.worker.context import Context
 from muster.worker.together import PATIENCE, backend
+
+_NAMES = {
+    "learning_rate": "learning_rate",
+    "beta1": "adam_beta1",
+    "beta2": "adam_beta2",
+    "epsilon": "adam_epsilon",
+    "weight_decay": "weight_decay",
+    "clip": "max_grad_norm",
+    "warmup": "warmup_steps",
+}  # fields of the recipe's `train` -> TrainingArguments
 
 
 def join(context: Context) -> None:
@@ -31,7 +42,9 @@ def join(context: Context) -> None:
 def arguments(context: Context) -> dict[str, Any]:
     """TrainingArguments for DeepSpeed."""
     config = dict(context.deepspeed or {})
-    arguments: dict[str, Any] = {"deepspeed": config}
+    # What a user's file fixes wins; Transformers wants its own arguments to say the same.
+    fixed = user_training(config) if context.recipe.engine.config else {}
+    arguments: dict[str, Any] = {"deepspeed": config, **{_NAMES[name]: fixed[name] for name in fixed}}
     if "scheduler" in config:
         arguments["lr_scheduler_type"] = "linear"  # Transformers wants one; DeepSpeed's own is used
     return arguments

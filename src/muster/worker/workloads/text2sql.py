@@ -246,12 +246,7 @@ class Answerer:
     def __init__(self, folder: Path, recipe: Any, device: str) -> None:
         self.recipe = recipe
         self.tokenizer = load_from(AutoTokenizer.from_pretrained, str(folder), "model")
-        if (folder / "adapter_config.json").is_file():
-            from peft import AutoPeftModelForSeq2SeqLM
-
-            self.model = load_from(AutoPeftModelForSeq2SeqLM.from_pretrained, str(folder), "model")
-        else:
-            self.model = load_from(AutoModelForSeq2SeqLM.from_pretrained, str(folder), "model")
+        self.model = load_from(AutoModelForSeq2SeqLM.from_pretrained, str(folder), "model")
         self.device = torch.device(device)
         self.model.to(self.device).eval()
         self.model.config.use_cache = True
