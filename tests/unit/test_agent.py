@@ -124,8 +124,9 @@ def test_tail_reads_a_long_event_whole_and_a_long_log_line_in_parts(file: Path) 
 # A child that starts a grandchild in a session of its own and leaves: an orphan that is nobody's descendant.
 ORPHAN = (
     "import subprocess, sys\n"
-    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(120)'], start_new_session=True,\n"
-    "                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+    "argv = [sys.executable, '-c', 'import time; time.sleep(120)']\n"
+    "none = subprocess.DEVNULL\n"
+    "child = subprocess.Popen(argv, start_new_session=True, stdout=none, stderr=none)\n"
     "print(child.pid, flush=True)\n"
 )
 

@@ -133,7 +133,8 @@ def test_the_control_side_never_imports_torch(tmp_path: Path) -> None:
     code = (
         "import importlib, json, sys\n"
         "for name in sys.argv[2:]: importlib.import_module(name)\n"
-        "from pathlib import Path; from muster.supervise.board import Board; Board(Path(sys.argv[1])).close()\n"
+        "from pathlib import Path; from muster.supervise.board import Board\n"
+        "Board(Path(sys.argv[1])).close()\n"
         "print(json.dumps(sorted(sys.modules)))\n"
     )
     argv = [sys.executable, "-c", code, str(tmp_path), "muster.cli.app", *stages]

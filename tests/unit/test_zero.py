@@ -19,6 +19,7 @@ from muster.core.zero import (
     read_user_config,
     user_batch,
     user_precision,
+    user_training,
 )
 
 BATCH = Batch(micro=4, accumulation=2, global_=24)
@@ -235,3 +236,43 @@ def test_the_list_of_keys_is_whole() -> None:
     assert {"stage", "offload_optimizer", "overlap_comm", "stage3_max_live_parameters"} <= set(
         keys["zero_optimization"]
     )
+
+
+def test_the_training_numbers_of_a_users_file() -> None:
+    """What is "auto" or not there is the recipe's."""
+    assert user_training({}) == {}
+    auto = {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}
+    assert user_training({"optimizer": {"params": auto}, "gradient_clipping": "auto"}) == {}
+    optimizer = {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.8, 0.9], "eps": 1e-6, "weight_decay": 0}}
+    scheduler = {"params": {"warmup_max_lr": 1e-3, "warmup_num_steps": 7, "total_num_steps": "auto"}}
+    content = {"optimizer": optimizer, "scheduler": scheduler, "gradient_clipping": 0.5}
+    assert user_training(content) == {
+        "learning_rate": 1e-3,
+        "beta1": 0.8,
+        "beta2": 0.9,
+        "epsilon": 1e-6,
+        "weight_decay": 0,
+        "clip": 0.5,
+        "warmup": 7,
+    }
+    assert user_training({"scheduler": scheduler}) == {"learning_rate": 1e-3, "warmup": 7}
+
+
+@pytest.mark.parametrize("value", ["1e-3", True, None, [1, 2, 3]])
+def test_a_training_number_that_is_none(value: Any) -> None:
+    with pytest.raises(RecipeError, match="learning_rate must be a number"):
+        user_training({"optimizer": {"params": {"lr": value}}})
+
+
+def test_zero_3_gathers_the_model_when_it_is_saved(tmp_path: Path) -> None:
+    """Else Transformers would end the run with a folder without weights."""
+    key = "stage3_gather_16bit_weights_on_model_save"
+
+    def zero(**section: Any) -> dict[str, Any]:
+        return config(engine=own(tmp_path, {"zero_optimization": section}))["zero_optimization"]
+
+    assert zero(stage=3)[key] is True
+    assert key not in zero(stage=2)
+    with pytest.raises(RecipeError, match="could not be saved whole") as caught:
+        zero(stage=3, **{key: False})
+    assert caught.value.where == f"zero_optimization.{key}"

@@ -23,6 +23,7 @@ _BATCH_KEYS = {
     "gradient_accumulation_steps": "accumulation",
     "train_batch_size": "global",
 }
+_GATHER = "stage3_gather_16bit_weights_on_model_save"
 
 
 @cache
@@ -126,6 +127,15 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
         fp16["initial_scale_power"] = max(0, round(recipe.loss_scale).bit_length() - 1)
     config["fp16"] = fp16
     config.setdefault("steps_per_print", 1_000_000_000)
+    zero = _part(config, "zero_optimization")
+    if zero.get("stage") == 3 and "stage3_gather_fp16_weights_on_model_save" not in zero:  # its old name
+        if zero.setdefault(_GATHER, True) is False:
+            raise RecipeError(
+                "is false, and the trained model could not be saved whole",
+                where=f"zero_optimization.{_GATHER}",
+                hint="leave it out, or set it to true",
+            )
+        config["zero_optimization"] = zero
     return config
 
 
@@ -166,7 +176,7 @@ def _own_config(recipe: Recipe) -> dict[str, Any]:
             "reduce_bucket_size": "auto",
             "stage3_prefetch_bucket_size": "auto",
             "stage3_param_persistence_threshold": "auto",
-            "stage3_gather_16bit_weights_on_model_save": True,
+            _GATHER: True,
         }
     config: dict[str, Any] = {"zero_optimization": zero, "zero_allow_untested_optimizer": True}
     if "optimizer" in engine.offload:

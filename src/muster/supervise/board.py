@@ -10,8 +10,8 @@ from muster.store import events
 
 
 def _summary_writer(folder: Path) -> Any:
-    """tensorboardX imports torch wherever it is installed (seconds, and memory for the whole run), and needs it
-    not: while it is imported here, there is no torch."""
+    """A writer without torch: tensorboardX imports it wherever it is installed, which costs seconds, and does
+    not need it. So while it is imported, there is none."""
     hidden = "torch" not in sys.modules
     if hidden:
         sys.modules["torch"] = None  # type: ignore[assignment]

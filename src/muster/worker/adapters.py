@@ -1,7 +1,7 @@
 """A model that was trained with adapters is saved whole: merged into its base, so that it loads without it.
 
-The base may be nowhere else (built from a configuration), or a hub's that hosts cannot reach. The adapter lies
-beside, in `adapter/`.
+The base may be nowhere else (built from a configuration), or on a hub that cannot be reached. The adapter
+lies beside, in `adapter/`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
-from muster.core.errors import JobError, MusterError, UsageError, WorkerError
+from muster.core.errors import JobError, MusterError, RecipeError, UsageError, WorkerError
 from muster.core.registry import load_plugin
 from muster.store import events
 from muster.worker.arguments import training_arguments
@@ -52,6 +52,13 @@ def explain(error: Exception) -> MusterError:
             f"out of memory: {first}",
             hint="halve batch.micro and double batch.accumulation; then train.gradient_checkpointing=true, "
             "a higher engine.zero",
+        )
+    if "DeepSpeed config values that mismatch" in first:  # "- ds KEY=VALUE vs hf NAME=VALUE" lines follow
+        found = [line[len("- ds ") :] for line in text.splitlines() if line.startswith("- ds ")]
+        return RecipeError(
+            "; ".join(found).replace(" vs hf ", ", but here "),
+            where="engine.config",
+            hint='"auto" in that file, or the same number in the recipe',
         )
     if isinstance(error, OSError) and error.errno == 28:
         return JobError(
@@ -210,6 +217,9 @@ def _save(context: Context, trainer: Any) -> float:
 
 def _answer(context: Context, workload: Any, held_out: list[Any]) -> None:
     """Every rank that sees the saved model answers its share of the held-out questions with it."""
+    from transformers.integrations import unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()  # else ZeRO-3 would cut the saved model into shards while it is loaded
     gc.collect()
     if context.device == "cuda":
         import torch

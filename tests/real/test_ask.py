@@ -1,0 +1,142 @@
+"""A trained model by the real command line: ask, and everything that looks at a finished run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from muster.store.runfolder import RunFolder
+from tests.support import needs_torch, run
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run of 60 steps in a folder of runs of its own."""
+    needs_torch()
+    folder = tmp_path_factory.mktemp("asked") / "runs" / "asked-run"
+    settings = ["train.max_steps=60", "engine.name=ddp", "engine.zero=0", "data.max_target=32"]
+    done, result = run(folder, "local:2", *settings)
+    assert result.status == "succeeded", result.failure
+    return done
+
+
+def muster(where: RunFolder, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`muster ARGUMENTS` in the folder that holds the folder of runs."""
+    argv = [sys.executable, "-m", "muster", *arguments]
+    return subprocess.run(argv, cwd=where.path.parent.parent, capture_output=True, text=True, timeout=120)
+
+
+def document(done: subprocess.CompletedProcess[str]) -> Any:
+    """What a verb that succeeded printed with --json."""
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> tuple[str, str]:
+    """(error, hint) of bad input: exit code 2, one line each, nothing on stdout."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert hint.startswith("hint: ")
+    return error.removeprefix("error: "), hint.removeprefix("hint: ")
+
+
+# --- ask -------------------------------------------------------------------------------------------------
+
+
+def test_questions_from_the_command_line_and_a_file(trained: RunFolder) -> None:
+    """In their order, blank lines left out; a question gets the same answer, whatever it is asked with."""
+    first, second = "How many employees are there?", "Which products cost more than 12, and where?"
+    file = trained.path.parent.parent / "questions.txt"
+    file.write_text(f"{second}\n\n  {first}  \n", encoding="utf-8")
+    answers = document(muster(trained, "ask", "asked-run", first, "--file", str(file), "--json"))
+    assert [row["question"] for row in answers["answers"]] == [first, second, first]
+    assert answers["questions"] == 3
+    assert answers["answers"][0]["predicted"] == answers["answers"][2]["predicted"]
+    assert answers["seconds"] > 0
+    assert answers["milliseconds_per_question"] == pytest.approx(1000 * answers["seconds"] / 3)
+    assert answers["device"] in ("cpu", "cuda")
+    alone = muster(trained, "ask", "last", first)
+    assert alone.returncode == 0, alone.stderr
+    assert alone.stdout.strip() == answers["answers"][0]["predicted"].strip()
+    assert "1 question" in alone.stderr
+
+
+def test_evaluate(trained: RunFolder) -> None:
+    """The held-out questions with what was expected, judged."""
+    answers = document(muster(trained, "ask", str(trained.path), "--evaluate", "--limit", "10", "--json"))
+    held = [json.loads(line) for line in next((trained.path / "data").glob("val*")).read_text().splitlines()]
+    rows = answers["answers"]
+    assert [(row["question"], row["expected"]) for row in rows] == [
+        (row["question"], row["sql"]) for row in held[:10]
+    ]
+    for row in rows:
+        assert row["exact"] is (row["predicted"].split() == row["expected"].split())
+        assert isinstance(row["executed"], bool)
+    assert answers["exact_match"] == sum(row["exact"] for row in rows) / 10
+    assert answers["execution_match"] == sum(row["executed"] for row in rows) / 10
+
+
+def test_what_cannot_be_asked(trained: RunFolder) -> None:
+    """Each is one line and a hint, before any model is loaded."""
+    error, hint = refused(muster(trained, "ask", "askde-run", "How many?"))
+    assert "askde-run" in error
+    assert "asked-run" in hint
+    empty = trained.path.parent.parent / "empty.txt"
+    empty.write_text("\n \n")
+    error, hint = refused(muster(trained, "ask", "asked-run", "--file", str(empty)))
+    assert "no question" in error
+    assert "--evaluate" in hint
+    untrained = trained.path.with_name("untrained")
+    untrained.mkdir()
+    for file in (trained.job, trained.recipe):
+        shutil.copy(file, untrained)
+    try:
+        error, hint = refused(muster(trained, "ask", "untrained", "How many?"))
+        assert "no trained model" in error
+        assert "muster resume untrained" in hint
+        failed = muster(trained, "ask", "untrained", "How many?", "--json")
+        assert failed.returncode == 2
+        assert json.loads(failed.stdout)["error"]["hint"] == hint
+    finally:
+        shutil.rmtree(untrained)
+
+
+# --- looking at it ---------------------------------------------------------------------------------------
+
+
+def test_ls(trained: RunFolder) -> None:
+    rows = document(muster(trained, "ls", "--json"))
+    assert [(row["id"], row["status"], row["steps"]) for row in rows] == [("asked-run", "succeeded", 60)]
+    condition = "status = 'succeeded' AND steps = 60 AND engine LIKE 'ddp%'"
+    assert document(muster(trained, "ls", "--where", condition, "--json")) == rows
+    assert document(muster(trained, "ls", "--where", "steps > 60", "--json")) == []
+    assert "asked-run" in muster(trained, "ls").stdout
+    for nonsense in ("nonsense =", "no_such_column = 1", "1; DROP TABLE results"):
+        error, hint = refused(muster(trained, "ls", "--where", nonsense))
+        assert nonsense in error
+        assert "status" in hint
+
+
+def test_show_and_report(trained: RunFolder) -> None:
+    shown = document(muster(trained, "show", "asked-run", "--json"))
+    assert (shown["id"], shown["state"], shown["step"], shown["total_steps"]) == (
+        "asked-run",
+        "succeeded",
+        60,
+        60,
+    )
+    assert shown["result"] == json.loads(trained.result.read_text())
+    page = document(muster(trained, "report", "asked-run", "--output", "page.html", "--json"))
+    text = (trained.path.parent.parent / page["report"]).read_text(encoding="utf-8")
+    assert text.lstrip().lower().startswith("<!doctype html>")
+    assert "asked-run" in text
+    refused(muster(trained, "show", "nothing-like-it"))

@@ -1,0 +1,191 @@
+"""What the instruments say is what happened: counted again here, by other means."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.core.result import Result
+from muster.store import events
+from muster.store.runfolder import RunFolder
+from muster.worker.context import read_context
+from tests.support import losses, needs_torch, run
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
+
+DDP = ["engine.name=ddp", "engine.zero=0", "batch.micro=4", "batch.accumulation=2"]
+SAMPLES, GLOBAL, STEPS, WINDOW, EVALUATE = 400, 16, 25, 10, 5
+PREFIX, MAX_SOURCE, MAX_TARGET = "translate to SQL: ", 40, 36  # some samples are cut
+
+
+@pytest.fixture(scope="module")
+def epoch(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Result]:
+    """Exactly one epoch on two ranks, accumulated; evaluations inside windows and at their ends."""
+    needs_torch()
+    settings = [
+        "train.max_steps=null",
+        "train.epochs=1",
+        "data.generated.validation=200",
+        f"data.max_source={MAX_SOURCE}",
+        f"data.max_target={MAX_TARGET}",
+        f"measure.window={WINDOW}",
+        f"evaluate.every={EVALUATE}",
+        "evaluate.batch=4",
+        "checkpoint.every=10",
+    ]
+    done, result = run(tmp_path_factory.mktemp("epoch") / "run", "local:2", *DDP, *settings)
+    assert result.status == "succeeded", result.failure
+    return done, result
+
+
+def said(done: RunFolder, kind: type) -> list[Any]:
+    """The events of a kind."""
+    return [event for event in events.read_events(done.events) if isinstance(event, kind)]
+
+
+def windows_by_rank(done: RunFolder) -> dict[int, list[events.Window]]:
+    """Each rank's windows in their order."""
+    found: dict[int, list[events.Window]] = defaultdict(list)
+    for window in said(done, events.Window):
+        found[window.rank].append(window)
+    assert set(found) == {0, 1}
+    return found
+
+
+def test_steps_and_samples(epoch: tuple[RunFolder, Result]) -> None:
+    done, result = epoch
+    assert (result.steps, result.epochs, result.samples) == (STEPS, 1.0, SAMPLES)
+    assert STEPS * GLOBAL == SAMPLES
+    for windows in windows_by_rank(done).values():
+        assert [window.step for window in windows] == [10, 20, 25]
+        assert [window.steps for window in windows] == [10, 10, 5]
+        assert [len(window.step_seconds) for window in windows] == [10, 10, 5]
+        assert sum(window.samples for window in windows) == SAMPLES / 2
+        assert all(window.skipped == 0 for window in windows)
+    assert {event.total_steps for event in said(done, events.Started)} == {STEPS}
+
+
+def test_tokens_are_those_of_the_data(epoch: tuple[RunFolder, Result]) -> None:
+    """Every training sample once, its tokens as the saved tokenizer counts them, the cut ones as cut."""
+    from transformers import AutoTokenizer
+
+    done, _ = epoch
+    tokenizer = AutoTokenizer.from_pretrained(str(done.model))
+    file = next((done.path / "data").glob("train*"))
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == SAMPLES
+    lengths = [
+        (len(tokenizer(PREFIX + row["question"])["input_ids"]), len(tokenizer(row["sql"])["input_ids"]))
+        for row in rows
+    ]
+    real = sum(min(source, MAX_SOURCE) + min(target, MAX_TARGET) for source, target in lengths)
+    cut = sum(source > MAX_SOURCE or target > MAX_TARGET for source, target in lengths)
+    assert 0 < cut < SAMPLES
+    windows = said(done, events.Window)
+    assert sum(window.tokens for window in windows) == real
+    assert all(window.tokens <= window.padded_tokens for window in windows)
+    assert sum(window.padded_tokens for window in windows) <= SAMPLES * (MAX_SOURCE + MAX_TARGET)
+    data = said(done, events.DataRead)[0]
+    assert (data.train, data.validation) == (SAMPLES, 200)
+    assert data.cut >= cut  # held-out ones too
+
+
+def test_where_the_time_went(epoch: tuple[RunFolder, Result]) -> None:
+    """Windows hold no evaluation and no saving, and everything together is no longer than the clock went."""
+    done, result = epoch
+    assert [event.step for event in said(done, events.Evaluated)] == [5, 10, 15, 20, 25]
+    evaluations = {event.step: event.seconds for event in said(done, events.Evaluated)}
+    ends = {event.rank: event for event in said(done, events.Done)}
+    begins = {event.rank: event.time for event in said(done, events.Phase) if event.name == "train"}
+    for rank, windows in windows_by_rank(done).items():
+        seconds = ends[rank].seconds
+        assert sum(window.seconds for window in windows) == pytest.approx(seconds["training"])
+        assert sum(seconds.values()) <= ends[rank].time - begins[rank]
+        # Between the ends of the first and the last window: steps, and the evaluations that rank 0 timed.
+        passed = windows[-1].time - windows[0].time
+        evaluating = sum(evaluations[step] for step in (10, 15, 20))
+        assert sum(window.seconds for window in windows[1:]) <= passed - 0.5 * evaluating
+        assert sum(sum(window.step_seconds) for window in windows[1:]) <= passed - 0.5 * evaluating
+        assert seconds["evaluation"] >= 0.5 * sum(evaluations.values())
+    assert result.seconds.training is not None
+    assert result.seconds.training <= result.seconds.total
+    assert result.evaluation_loss == said(done, events.Evaluated)[-1].loss
+
+
+# --- the figures of single steps -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stepwise(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Eight steps, one to a window, the first five of them warm-up."""
+    needs_torch()
+    settings = ["train.max_steps=8", "train.warmup=5", "train.learning_rate=0.001", "measure.window=1"]
+    uncut = ["data.max_source=300", "data.max_target=300"]
+    done, result = run(tmp_path_factory.mktemp("stepwise") / "run", "local:2", *DDP, *settings, *uncut)
+    assert result.status == "succeeded", result.failure
+    return done
+
+
+def test_warm_up_and_decay_are_linear(stepwise: RunFolder) -> None:
+    rates = [log.learning_rate for log in said(stepwise, events.Log)]
+    expected = [0.001 * min(step / 5, (8 - step) / 3) for step in range(8)]
+    assert rates == pytest.approx(expected)
+
+
+def test_first_losses_are_those_of_plain_pytorch(
+    stepwise: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The untrained model, one sample at a time, without padding: sum over the global batch / its tokens.
+
+    The first step's rate is 0, so that the second step's loss is the untrained model's too.
+    """
+    import torch
+
+    from muster.worker.data.sampler import GroupedSampler
+    from muster.worker.data.text2sql import load_pairs
+    from muster.worker.workloads.text2sql import make_model, make_tokenizer
+
+    spec = json.loads(next(stepwise.path.glob("hosts/*/spec.json")).read_text())
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
+    context = read_context(spec)
+    pairs, _ = load_pairs(context.recipe.data, context.cache, may_write=False, seed=0)
+    tokenizer = make_tokenizer(context, pairs)
+    model = make_model(context, tokenizer).eval()
+    rows = [(tokenizer(PREFIX + p.question)["input_ids"], tokenizer(p.sql)["input_ids"]) for p in pairs]
+    assert max(len(part) for row in rows for part in row) <= 300
+    lengths = [len(source) + len(target) for source, target in rows]
+    order = list(GroupedSampler(lengths, GLOBAL, context.recipe.train.seed))
+    expected = []
+    for batch in (order[:GLOBAL], order[GLOBAL : 2 * GLOBAL]):
+        summed, count = 0.0, 0
+        for index in batch:
+            source, target = (torch.tensor([part]) for part in rows[index])
+            moved = torch.cat([torch.tensor([[tokenizer.pad_token_id]]), target[:, :-1]], dim=1)
+            with torch.no_grad():
+                logits = model(input_ids=source, decoder_input_ids=moved).logits
+            summed += torch.nn.functional.cross_entropy(logits[0], target[0], reduction="sum").item()
+            count += target.numel()
+        expected.append(summed / count)
+    assert losses(stepwise)[:2] == pytest.approx(expected, rel=1e-5)
+    assert losses(stepwise)[2] != pytest.approx(expected[1], rel=1e-5)
+    windows = said(stepwise, events.Window)
+    assert sum(w.tokens for w in windows if w.step == 1) == sum(lengths[index] for index in order[:GLOBAL])
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+    settings = ["train.max_steps=1000", "train.learning_rate=1e38", "train.clip=0", "train.warmup=0"]
+    done, result = run(tmp_path / "run", "local:2", *DDP, *settings, "measure.window=1")
+    assert result.status == "failed"
+    assert result.steps < 1000
+    assert result.failure is not None
+    assert result.failure.what.startswith(("the loss is nan at step", "the loss is inf at step"))
+    assert "train.learning_rate" in (result.failure.hint or "")
+    assert not result.failure.usage
+    assert not done.model.exists()
+    assert all(loss is None or math.isfinite(loss) for loss in losses(done))
