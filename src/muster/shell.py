@@ -5,9 +5,11 @@ Commands are argument lists, never strings for a shell.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Protocol
 
 from muster.core.errors import JobError
@@ -38,9 +40,14 @@ class Shell(Protocol):
         """Start `argv` with pipes on all three streams, in a session of its own."""
 
     def run(
-        self, argv: Sequence[str], *, input: bytes | None = None, timeout: float | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes | None = None,
+        timeout: float | None = None,
+        output: Path | None = None,
     ) -> tuple[int, bytes, bytes]:
-        """Run `argv` to its end -> (exit code, stdout, stderr)."""
+        """Run `argv` to its end -> (exit code, stdout, stderr). `output`: a file for a large stdout."""
 
 
 class RealShell:
@@ -61,23 +68,32 @@ class RealShell:
             raise JobError(f"cannot start {argv[0]}: {error.strerror}", hint="is it installed?") from None
 
     def run(
-        self, argv: Sequence[str], *, input: bytes | None = None, timeout: float | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes | None = None,
+        timeout: float | None = None,
+        output: Path | None = None,
     ) -> tuple[int, bytes, bytes]:
         """See Shell."""
-        try:
-            done = subprocess.run(
-                list(argv),
-                input=input,
-                capture_output=True,
-                timeout=timeout,
-                start_new_session=True,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise JobError(f"{argv[0]} did not answer within {timeout:g} s") from None
-        except OSError as error:
-            raise JobError(f"cannot start {argv[0]}: {error.strerror}", hint="is it installed?") from None
-        return done.returncode, done.stdout, done.stderr
+        with contextlib.ExitStack() as stack:
+            out = stack.enter_context(output.open("wb")) if output else subprocess.PIPE
+            try:
+                done = subprocess.run(
+                    list(argv),
+                    input=input,
+                    stdin=subprocess.DEVNULL if input is None else None,
+                    stdout=out,
+                    stderr=subprocess.PIPE,
+                    timeout=timeout,
+                    start_new_session=True,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                raise JobError(f"{argv[0]} did not answer within {timeout:g} s") from None
+            except OSError as error:
+                raise JobError(f"cannot start {argv[0]}: {error.strerror}", hint="is it installed?") from None
+        return done.returncode, done.stdout or b"", done.stderr
 
 
 @dataclass
@@ -96,10 +112,19 @@ class FakeShell:
         return self.answer(argv)
 
     def run(
-        self, argv: Sequence[str], *, input: bytes | None = None, timeout: float | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes | None = None,
+        timeout: float | None = None,
+        output: Path | None = None,
     ) -> tuple[int, bytes, bytes]:
         """See Shell."""
         self.started.append(list(argv))
         if self.answer_run is None:
             raise AssertionError(f"nothing should have been run, but {list(argv)} was")
-        return self.answer_run(argv)
+        code, out, err = self.answer_run(argv)
+        if output:
+            output.write_bytes(out)
+            out = b""
+        return code, out, err

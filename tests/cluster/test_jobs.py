@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.stages.resume import resume
 from tests.cluster.cluster import Cluster
 from tests.jobs import ENDED, LONG, Job
 from tests.support import needs_torch, wait_until
@@ -144,3 +145,40 @@ def test_unreachable_host_is_named(whole: Cluster, tmp_path: Path) -> None:
     assert "node1, node2" in document["error"]["hint"]
     assert not job.run.path.exists()
     assert not left(whole, job)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "zero1"])
+def test_resume_on_disks_of_their_own(engine: str, cluster: Cluster, tmp_path: Path) -> None:
+    """Every host has what its ranks need: a killed rank's run goes on from checkpoints that no host shares."""
+    needs_torch()
+    chosen = {
+        "ddp": ["engine.name=ddp", "engine.zero=0"],
+        "zero1": ["engine.name=deepspeed", "engine.zero=1"],
+    }
+    folder = cluster.private_dir / "runs" / f"resumed-{engine}"
+    overrides = [
+        "train.max_steps=60", "measure.window=2", "checkpoint.every=10", "batch.micro=4", *chosen[engine],
+        f"launch.workdir={cluster.private_dir}/muster", *over_ssh(cluster),
+    ]  # fmt: skip
+    with Job(folder, "node1:1,node2:1", *overrides) as job:
+        saved = f"{cluster.private_dir}/muster/{folder.name}/checkpoints/checkpoint-20/complete.json"
+        reached = wait_until(
+            lambda: all(
+                cluster.run(node, ["test", "-e", saved]).returncode == 0 for node in ("node1", "node2")
+            ),
+            120,
+        )
+        assert reached, job.said()
+        rank = next(
+            p for p in cluster.processes("node2") if "muster.worker" in p.argv and "--nnodes" not in p.argv
+        )
+        cluster.signal("node2", rank.pid, signal.SIGKILL)
+        code, document = job.finish()
+    assert code == 1
+    assert document["failure"]["host"] == "node2"
+    again = resume(job.run)
+    assert again.status == "succeeded", again.failure
+    resumed_from = job.run.read_json(job.run.job)["resume_step"]
+    assert resumed_from is not None and resumed_from >= 20
+    assert (again.steps, again.samples) == (60, 60 * 8)
+    assert (job.run.model / "model.safetensors").stat().st_size > 0

@@ -1,4 +1,4 @@
-"""The control side alone: the wheel in a new environment without torch runs everything that needs no model."""
+"""The control side alone: the wheel in a new environment without torch runs all that needs no model."""
 
 from __future__ import annotations
 
@@ -26,15 +26,21 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(installed: Path, folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     """The installed `muster`, away from the repository."""
-    return subprocess.run([str(installed / "muster"), *argv], cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [str(installed / "muster"), *argv], cwd=folder, capture_output=True, text=True, timeout=60
+    )
 
 
 def test_control_side_without_torch(installed: Path, tmp_path: Path) -> None:
     """Recipes, dry runs, schemas and lists work; training says what is missing, where, and how to get it."""
-    probe = subprocess.run([str(installed / "python"), "-c", "import torch"], capture_output=True, check=False)
+    probe = subprocess.run(
+        [str(installed / "python"), "-c", "import torch"], capture_output=True, check=False
+    )
     assert probe.returncode != 0
     assert "muster" in run(installed, tmp_path, "--version").stdout
-    plan = json.loads(run(installed, tmp_path, "train", "demo", "--hosts", "a:2,b:2", "--dry-run", "--json").stdout)
+    plan = json.loads(
+        run(installed, tmp_path, "train", "demo", "--hosts", "a:2,b:2", "--dry-run", "--json").stdout
+    )
     assert plan["world_size"] == 4
     assert [host["connect"][0] for host in plan["hosts"]] == ["ssh", "ssh"]
     assert json.loads(run(installed, tmp_path, "schema", "recipe").stdout)["title"] == "Muster recipe"

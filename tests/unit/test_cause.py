@@ -159,10 +159,33 @@ def test_the_agents_deadline() -> None:
     assert (status, failure) == ("timeout", Failure(what="launch.timeout was reached", host="node0"))
 
 
-def test_the_earliest_report_is_the_cause() -> None:
-    reports = (failed(1, "later", 2.0), failed(0, "earlier", 1.0, hint="h"))
+def test_the_report_that_came_first_is_the_cause() -> None:
+    """The order of arrival, whatever the hosts' clocks say."""
+    reports = (failed(0, "first", 9.0, hint="h"), failed(1, "second", 1.0))
     failure = cause(exits={"node0": (1, None), "node1": (1, None)}, failures=reports)
-    assert (failure.what, failure.host, failure.where, failure.hint) == ("earlier", "node0", "rank 0", "h")
+    assert (failure.what, failure.host, failure.where, failure.hint) == ("first", "node0", "rank 0", "h")
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        "RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:33212",
+        "DistBackendError: NCCL error: ncclRemoteError: A call failed possibly due to a network error",
+    ],
+)
+def test_a_peer_that_is_gone_is_an_echo(echo: str) -> None:
+    """What only says that another rank went away is not why it went away, even where it arrives first."""
+    reports = (failed(1, echo, 1.0), failed(0, "JobError: out of memory", 2.0))
+    failure = cause(exits={"node0": (1, None), "node1": (1, None)}, failures=reports)
+    assert failure.what == "JobError: out of memory"
+
+
+def test_what_an_agent_could_not_do() -> None:
+    outcome = Outcome(exits={"node0": (None, "error")}, problems={"node0": ("the disk is full", "make room")})
+    status, failure = judge_outcome(outcome, [], {}, 1, {})
+    assert status == "failed"
+    assert failure is not None
+    assert (failure.what, failure.host, failure.hint) == ("the disk is full", "node0", "make room")
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,11 @@ def test_derived_batch_numbers_have_their_reason() -> None:
     ],
 )
 def test_device_and_slots(
-    hosts: str, gpus: dict[str, Any], device: str, slots: tuple[int, ...], visible: tuple[str | None, ...]
+    hosts: str,
+    gpus: dict[str, Any],
+    device: str,
+    slots: tuple[int, ...],
+    visible: tuple[tuple[int, ...] | None, ...],
 ) -> None:
     decided = on(facts(**gpus), hosts=hosts)
     assert (decided.device, decided.slots, decided.visible_gpus) == (device, slots, visible)
@@ -171,7 +175,7 @@ def test_device_and_slots(
 
 def test_pretend_hosts_share_the_machines_gpus_and_cores() -> None:
     decided = on(facts(local0=[A100] * 4, local1=[A100] * 4), hosts="local:2x2", one_machine=True)
-    assert decided.visible_gpus == ("0,1", "2,3")
+    assert decided.visible_gpus == ((0, 1), (2, 3))
     assert decided.threads == (4, 4)
     with pytest.raises(InventoryError, match="local0: 4 ranks need as many GPUs, and it has 3"):
         on(facts(local0=[A100] * 3, local1=[A100] * 3), hosts="local:2x2", one_machine=True)

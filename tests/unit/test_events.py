@@ -31,6 +31,7 @@ SAMPLES: list[events.Event] = [
         predicted='"', expected="\\", exact=False,
     ),
     events.Phase(**WHEN, name="train"),
+    events.Noted(**WHEN, text="mind this"),
     events.Failed(**WHEN, what="broke", usage=True, traceback="a\nb"),
     events.Done(**WHEN, step=20, skipped=1, seconds={"training": 1.5}),
     events.JobState(**WHEN, state="begin", detail={"resume_step": 10}),

@@ -18,7 +18,7 @@ from muster.store.runfolder import RunFolder, find_run, list_runs, new_run_folde
 
 CONTROLLER = """
 import sys; from pathlib import Path; from muster.store.runfolder import RunFolder
-RunFolder(Path(sys.argv[1])).claim(); print("claimed", flush=True); sys.stdin.read()
+claim = RunFolder(Path(sys.argv[1])).claim(); print("claimed", flush=True); sys.stdin.read()
 """
 
 
@@ -73,19 +73,34 @@ def test_running_while_the_controller_lives_then_interrupted(
     assert run.state() == "interrupted"
 
 
-def test_a_process_that_took_over_the_controllers_number_is_not_it(
-    run: RunFolder, controller: subprocess.Popen[str]
-) -> None:
-    claim = json.loads(run.controller.read_text())
-    write_json(run.controller, {**claim, "created": claim["created"] - 100})
+def test_a_process_that_took_over_the_controllers_number_is_not_it(run: RunFolder) -> None:
+    with run.claim():
+        pass
+    assert json.loads(run.controller.read_text())["pid"] == os.getpid()  # alive, but it holds nothing
     assert run.state() == "interrupted"
 
 
-def test_a_controller_on_another_machine_cannot_be_judged(run: RunFolder) -> None:
-    run.claim()
-    write_json(run.controller, {**json.loads(run.controller.read_text()), "machine": "elsewhere"})
-    assert run.controller_alive() is None
-    assert run.state() == "elsewhere"
+def test_one_controller_at_a_time(run: RunFolder, controller: subprocess.Popen[str]) -> None:
+    """Two resumes at once: the second is refused, and can go on when the first is gone."""
+    with pytest.raises(RunFolderError, match="another process supervises this run"):
+        run.claim()
+    controller.kill()
+    controller.wait()
+    with run.claim():
+        assert run.state() == "running"
+
+
+def test_a_controller_on_another_machine_is_judged_by_its_signs_of_life(run: RunFolder) -> None:
+    """Containers get a new host name at every start: one that has gone silent is gone."""
+    with run.claim() as claim:
+        write_json(run.controller, {**json.loads(run.controller.read_text()), "machine": "elsewhere"})
+        assert run.controller_alive() is None
+        assert run.state() == "elsewhere"
+        os.utime(run.controller, (1.0, 1.0))
+        assert run.controller_alive() is False
+        assert run.state() == "interrupted"
+        claim.touch()
+        assert run.controller_alive() is None
 
 
 @pytest.mark.parametrize(
@@ -98,11 +113,11 @@ def test_a_damaged_claim_is_none(run: RunFolder, text: str) -> None:
 
 @pytest.mark.parametrize("status", ["succeeded", "failed", "stopped", "timeout"])
 def test_a_result_decides(run: RunFolder, status: str) -> None:
-    run.claim()
-    assert run.state() == "running"
-    assert run.read_result() is None
-    result = finish(run, status)
-    assert run.state() == status
+    with run.claim():
+        assert run.state() == "running"
+        assert run.read_result() is None
+        result = finish(run, status)
+        assert run.state() == status
     assert run.read_result() == result
 
 

@@ -86,7 +86,8 @@ class Tail:
 class Nvml:
     """NVIDIA's management library, where there is one. Every figure it cannot give is None."""
 
-    def __init__(self) -> None:
+    def __init__(self, only: Optional[List[int]] = None) -> None:
+        self.only = only  # numbers within CUDA_VISIBLE_DEVICES; None: all
         self.lib = None  # type: Any
         try:
             self.lib = ctypes.CDLL("libnvidia-ml.so.1")
@@ -102,9 +103,16 @@ class Nvml:
         if self.lib.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
             return []
         found = []
-        for index in range(count.value):
+        mask = gpu_mask()
+        for index, word in enumerate(mask if mask is not None else map(str, range(count.value))):
             handle = ctypes.c_void_p()
-            if self.lib.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
+            if word.isdigit():
+                failed = self.lib.nvmlDeviceGetHandleByIndex_v2(int(word), ctypes.byref(handle))
+            else:
+                failed = self.lib.nvmlDeviceGetHandleByUUID(word.encode(), ctypes.byref(handle))
+            if failed:
+                break  # CUDA, too, ends its list at the first entry that it does not know
+            if self.only is None or index in self.only:
                 found.append(handle)
         return found
 
@@ -156,17 +164,32 @@ class Nvml:
         return samples
 
 
+def gpu_facts(patience: float = 60.0) -> List[Dict[str, Any]]:
+    """What GPUs there are; asked in a thread, since a driver that hangs must not hang the agent."""
+    found = []  # type: List[List[Dict[str, Any]]]
+    asking = threading.Thread(target=lambda: found.append(Nvml().facts()), daemon=True)
+    asking.start()
+    asking.join(patience)
+    if asking.is_alive():
+        raise Problem(
+            "the NVIDIA driver did not answer within %d s" % patience,
+            "nvidia-smi on that host; reset or leave the host out; CUDA_VISIBLE_DEVICES= for CPUs alone",
+        )
+    return found[0] if found else []
+
+
 class Sampler(threading.Thread):
     """Samples the host in a thread of its own: a GPU that hangs must not hang the agent."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, gpus: Optional[List[int]] = None) -> None:
         super().__init__(daemon=True)
         self.seconds = seconds
+        self.gpus = gpus
         self.samples: Deque[Dict[str, Any]] = collections.deque(maxlen=100)
         self.last = cpu_times()
-        self.nvml = Nvml()
 
     def run(self) -> None:
+        nvml = Nvml(self.gpus)
         while True:
             time.sleep(self.seconds)
             now, before = cpu_times(), self.last
@@ -182,9 +205,15 @@ class Sampler(threading.Thread):
                     "cpu_percent": percent,
                     "memory_used": total - free if total and free else None,
                     "memory_total": total,
-                    "gpus": self.nvml.sample(),
+                    "gpus": nvml.sample(),
                 }
             )
+
+
+def gpu_mask() -> Optional[List[str]]:
+    """The entries of CUDA_VISIBLE_DEVICES: GPUs that are ours to use. None: all of them."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if value is None else [word.strip() for word in value.split(",") if word.strip()]
 
 
 def cpu_times() -> Optional[List[int]]:
@@ -305,6 +334,27 @@ def interface_of(address: str) -> Optional[str]:
     return None
 
 
+def bound(family: int, port: int) -> socket.socket:
+    """A listening socket on every address of a family. Raises OSError."""
+    holder = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("", port))
+        holder.listen(1)
+    except OSError:
+        holder.close()
+        raise
+    return holder
+
+
+def port_problem(port: int, error: OSError) -> Problem:
+    return Problem(
+        "port %d cannot be used: %s" % (port, error.strerror), "leave launch.port out: a free one is found"
+    )
+
+
 class Agent:
     """One host's part of one job."""
 
@@ -317,12 +367,14 @@ class Agent:
         self.signalled = None  # type: Optional[int]
         self.ranks = None  # type: Optional[subprocess.Popen[bytes]]
         self.tails = []  # type: List[Tail]
+        self.logs = collections.deque()  # type: Deque[Tail]
         self.sampler = None  # type: Optional[Sampler]
         self.port_holder = None  # type: Optional[socket.socket]
         self.heard = self.beaten = time.monotonic()
         self.deadline = None  # type: Optional[float]
         self.why = None  # type: Optional[str]
         self.mute = False
+        self.place = ""
 
     # --- talking -------------------------------------------------------------------------------------------
 
@@ -405,7 +457,7 @@ class Agent:
             "system": platform.platform(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "memory_total": memory.get("MemTotal"),
-            "gpus": Nvml().facts(),
+            "gpus": gpu_facts(),
             "agent_python": platform.python_version(),
             **names,
         }
@@ -477,25 +529,16 @@ class Agent:
 
     def hold_port(self, wanted: int) -> int:
         """A port for the rendezvous, held until the start so that no other job takes it."""
-        holder = socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET, socket.SOCK_STREAM)
         try:
-            if holder.family == socket.AF_INET6:
-                holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.bind(("", wanted))
-            holder.listen(1)
+            self.port_holder = bound(socket.AF_INET6, wanted)
         except OSError as error:
-            holder.close()
-            if wanted == 0 and error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
-                holder = socket.socket()
-                holder.bind(("", 0))
-            else:
-                raise Problem(
-                    "port %d cannot be used: %s" % (wanted, error.strerror),
-                    "leave launch.port out: a free one is found",
-                )
-        self.port_holder = holder
-        return int(holder.getsockname()[1])
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                raise port_problem(wanted, error)
+            try:  # a kernel without IPv6
+                self.port_holder = bound(socket.AF_INET, wanted)
+            except OSError as second:
+                raise port_problem(wanted, second)
+        return int(self.port_holder.getsockname()[1])
 
     # --- the ranks -----------------------------------------------------------------------------------------
 
@@ -503,19 +546,23 @@ class Agent:
         """Write the ranks' files and start torchrun."""
         spec = self.spec
         spec.update(order["host"])
-        place = os.path.join(self.base, "hosts", "%s.attempt%d" % (spec["folder"], spec["attempt"]))
+        self.place = place = os.path.join(
+            self.base, "hosts", "%s.attempt%d" % (spec["folder"], spec["attempt"])
+        )
         os.makedirs(place, exist_ok=True)
         code = os.path.join(place, "code.zip")
         with open(code, "wb") as file:
             file.write(base64.b64decode(spec["code"]))
         rank_spec = dict(order["job"], base=self.base, place=place, shared=spec["shared"])
-        with open(os.path.join(place, "spec.json"), "w") as file:
+        secret = os.open(os.path.join(place, "spec.json"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(secret, "w") as file:  # it may hold tokens of the recipe's env
             json.dump(rank_spec, file)
         for rank in spec["ranks"]:
             self.tails.append(Tail(os.path.join(place, "rank%d.events.jsonl" % rank), "event", rank))
             self.tails.append(Tail(os.path.join(place, "rank%d.log" % rank), "log", rank))
         own = os.path.join(place, "torchrun.log")
-        self.tails.append(Tail(own, "log", None))
+        self.logs.extend(tail for tail in self.tails if tail.kind == "log")
+        self.logs.append(Tail(own, "log", None))
         if self.port_holder:
             self.port_holder.close()
         argv = [self.python if word == "{python}" else word for word in order["host"]["argv"]]
@@ -530,7 +577,7 @@ class Agent:
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
-        self.sampler = Sampler(spec["hardware_seconds"])
+        self.sampler = Sampler(spec["hardware_seconds"], spec.get("visible_gpus") or spec.get("used_gpus"))
         self.sampler.start()
 
     def environment(self, place: str, code: str, order: Dict[str, Any]) -> Dict[str, str]:
@@ -538,29 +585,41 @@ class Agent:
         top."""
         spec = self.spec
         env = dict(os.environ)
-        env.update({"MUSTER_TOKEN": spec["token"], "MUSTER_SPEC": os.path.join(place, "spec.json")})
-        env["PYTHONPATH"] = os.pathsep.join(p for p in (code, env.get("PYTHONPATH")) if p)
         env["PYTHONUNBUFFERED"] = "1"
-        env.setdefault("TOKENIZERS_PARALLELISM", "false")
         env["OMP_NUM_THREADS"] = str(spec["threads"])
+        env.setdefault("TOKENIZERS_PARALLELISM", "false")
+        env.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # NVML's numbers are CUDA's
         if spec.get("visible_gpus") is not None:
-            env["CUDA_VISIBLE_DEVICES"] = spec["visible_gpus"]
+            mask = gpu_mask()
+            picked = spec["visible_gpus"]
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(mask[i] if mask else str(i) for i in picked)
         if spec["device"] == "cpu":
             env["DS_ACCELERATOR"] = "cpu"
+        env.update(spec["env"])
+        # Last, so that nobody's variables take the place of the job's own code and token.
+        env.update({"MUSTER_TOKEN": spec["token"], "MUSTER_SPEC": os.path.join(place, "spec.json")})
+        env["PYTHONPATH"] = os.pathsep.join(p for p in (code, env.get("PYTHONPATH")) if p)
         if "GLOO_SOCKET_IFNAME" not in env:  # gloo looks up the host's own name, which often means loopback
             address = source_address(order["address"], order["port"])
             interface = interface_of(address) if address else None
             if interface:
                 env["GLOO_SOCKET_IFNAME"] = interface
-        env.update(spec["env"])
         return env
 
     def read_tails(self, final: bool = False) -> bool:
         """Forward what the ranks wrote. False when everything was read."""
         more = False
-        for tail in self.tails:
+        for tail in self.tails:  # events first, whole: what a rank says must not wait for what it chatters
+            if tail.kind == "event":
+                lines = tail.read(final)
+                if lines:
+                    more = True
+                    self.say(tail.kind, rank=tail.rank, lines=lines)
+        for _ in range(len(self.logs)):
             if self.out_bytes > OUT_LIMIT:
                 return True
+            tail = self.logs[0]
+            self.logs.rotate(-1)
             lines = tail.read(final)
             if lines:
                 more = True
@@ -604,8 +663,10 @@ class Agent:
             op = message.get("op")
             if op == "spec":
                 self.prepare(message)
+                self.heard = time.monotonic()  # looking took its time; messages lie unread, not unsent
             elif op == "start":
                 self.start(message)
+                self.heard = time.monotonic()
             elif op == "stop":
                 self.why = self.why or "stopped"
         now = time.monotonic()
@@ -629,6 +690,8 @@ class Agent:
     def run(self) -> int:
         """Until the ranks end or the job does. The exit code: torchrun's, or 1 where they were ended."""
         os.set_blocking(1, False)
+        self.outbox.append(b"\n")  # ends whatever a login script printed without one
+        self.out_bytes += 1
         adopt_orphans()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self.on_signal)
@@ -651,9 +714,15 @@ class Agent:
         return code if code is not None else 1
 
     def drain(self) -> None:
-        """Forward the rest of the files while the other side takes it."""
+        """Forward the rest of the files while the other side takes it: all events, logs for 30 s at most.
+
+        What is not forwarded of a log stays on the host, and the controller is told so.
+        """
         limit = time.monotonic() + 30
-        while self.read_tails(final=True) and not self.mute and time.monotonic() < limit:
+        while self.read_tails(final=True) and not self.mute:
+            if time.monotonic() > limit:
+                self.say("log", rank=None, lines=["muster: the rest of the logs is in %s" % self.place])
+                break
             self.flush()
             if self.out_bytes > OUT_LIMIT:
                 select.select([], [1], [], TICK)

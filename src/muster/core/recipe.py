@@ -118,7 +118,7 @@ class Train(Section):
     epochs: Annotated[float, Field(gt=0)] = 1.0
     max_steps: PositiveInt | None = Field(None, description="optimizer steps; overrides epochs")
     max_minutes: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="stop after so much training time, with a checkpoint, as a success"
+        None, description="stop after so much training time, as a success"
     )
     learning_rate: Annotated[float, Field(gt=0)] = 5e-5
     schedule: Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"] = "linear"

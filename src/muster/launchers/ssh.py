@@ -25,6 +25,7 @@ def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
         "-o", f"ServerAliveInterval={interval}",
         "-o", "ServerAliveCountMax=3",
         "-o", "ControlPath=none",
+        "-o", "ClearAllForwardings=yes",
         *launch.ssh_options,
         place.address,
         shlex.join(argv),
@@ -33,7 +34,7 @@ def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
 
 def describe(place: Placement, launch: Launch, job_id: str) -> list[str]:
     """The command that starts the agent."""
-    return remote(place, launch, agent_argv("python3", job_id))
+    return remote(place, launch, agent_argv(launch.python or "python3", job_id))
 
 
 def connect(place: Placement, launch: Launch, job_id: str, shell: Shell) -> Process:

@@ -32,7 +32,7 @@ class Decided:
     precision: str
     batch: Batch
     threads: tuple[int, ...]
-    visible_gpus: tuple[str | None, ...]
+    visible_gpus: tuple[tuple[int, ...] | None, ...]  # numbers within CUDA_VISIBLE_DEVICES; None: as it is
     decisions: tuple[Decision, ...]
 
 
@@ -54,11 +54,11 @@ def decide(
     for host, count in zip(inventory.hosts, slots, strict=True):
         cores = facts[host.label].get("cores") or 1
         threads.append(recipe.launch.threads or max(1, int(cores) // (sharing or count)))
-    visible: list[str | None] = [None] * len(slots)
+    visible: list[tuple[int, ...] | None] = [None] * len(slots)
     if device == "cuda" and one_machine and len(slots) > 1:
         first = 0
         for index, count in enumerate(slots):
-            visible[index] = ",".join(str(gpu) for gpu in range(first, first + count))
+            visible[index] = tuple(range(first, first + count))
             first += count
     return Decided(tuple(slots), device, precision, batch, tuple(threads), tuple(visible), tuple(decisions))
 

@@ -64,6 +64,7 @@ def orders(
                 "ranks": list(place.ranks),
                 "threads": decided.threads[index],
                 "visible_gpus": decided.visible_gpus[index],
+                "used_gpus": list(range(place.slots)),
                 "device": job.device,
                 "env": dict(env),
                 "hardware_seconds": recipe.measure.hardware_seconds,

@@ -41,7 +41,10 @@ class Recorder:
         self._events.flush()
         self.folder.add(event)
         self.board.add(event)
-        self.watch(event)
+        try:
+            self.watch(event)
+        except OSError:  # the terminal or the pipe that showed it is gone; the job is not
+            self.watch = lambda event: None
 
     def event(self, host: str, line: str) -> None:
         """A rank's own line; it is given its host's name."""

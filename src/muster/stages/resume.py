@@ -36,13 +36,11 @@ def resume(
             where=run.id,
             hint=f"`muster stop {run.id}` first",
         )
-    job = run.read_json(run.job)
-    recipe = load_recipe(str(run.recipe))
-    prepared = check(recipe, frozen_inventory(job))
-    number = int(job["attempt"]) + 1
-    return train(
-        prepared, run, attempt=Attempt(number, resume=True), watch=watch, announce=announce, shell=shell
-    )
+    with run.claim() as claim:  # before any host is asked: two resumes at once must not both start
+        job = run.read_json(run.job)
+        prepared = check(load_recipe(str(run.recipe)), frozen_inventory(job))
+        attempt = Attempt(int(job["attempt"]) + 1, resume=True)
+        return train(prepared, run, attempt=attempt, claim=claim, watch=watch, announce=announce, shell=shell)
 
 
 def frozen_inventory(job: dict[str, Any]) -> Inventory:

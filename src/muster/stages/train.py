@@ -14,9 +14,11 @@ from typing import Any
 from muster import __version__
 from muster.core.errors import JobError, UsageError
 from muster.core.job import Job, Placement, place
+from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml
 from muster.core.result import Failure, Result
 from muster.core.secrets import masked
+from muster.core.zero import read_user_config
 from muster.planner.decide import Decided, check_disk, decide
 from muster.shell import RealShell, Shell
 from muster.stages.orders import code, greeting, orders
@@ -24,7 +26,7 @@ from muster.stages.prepare import Prepared
 from muster.stages.recorder import Recorder, Watcher
 from muster.store import events
 from muster.store.atomic import write_json, write_text
-from muster.store.runfolder import RunFolder
+from muster.store.runfolder import Claim, RunFolder
 from muster.supervise.cause import judge_outcome
 from muster.supervise.fetch import fetch_model
 from muster.supervise.fold import make_result
@@ -61,6 +63,7 @@ def train(
     run: RunFolder,
     *,
     attempt: Attempt | None = None,
+    claim: Claim | None = None,
     watch: Watcher = nobody,
     announce: Callable[[Job], None] = nobody,
     shell: Shell | None = None,
@@ -93,7 +96,8 @@ def train(
             ready = agree(prepared, run, facts, attempt)
             if not attempt.resume:
                 run.create()
-            return _run(prepared, run, supervisor, ready, facts, watch, announce, shell)
+            with claim or run.claim() as held:
+                return _run(prepared, run, held, supervisor, ready, facts, watch, announce, shell)
     finally:
         mark.unlink(missing_ok=True)
 
@@ -104,6 +108,7 @@ def agree(prepared: Prepared, run: RunFolder, facts: Facts, attempt: Attempt) ->
     check_hosts(facts, recipe.engine.name)
     decided = decide(recipe, inventory, facts, one_machine=prepared.launcher.ONE_MACHINE)
     check_disk(recipe, facts)
+    check_sharing(recipe, facts)
     job = Job(
         id=run.id,
         launcher=prepared.launcher_name,
@@ -142,6 +147,17 @@ def check_hosts(facts: Facts, engine: str) -> None:
             )
 
 
+def check_sharing(recipe: Recipe, facts: Facts) -> None:
+    """FSDP's checkpoints are written by rank 0 alone. Raises UsageError where other hosts would lack them."""
+    apart = [host for host, about in facts.items() if not about["shared"]]
+    if recipe.engine.name == "fsdp" and recipe.checkpoint.every and apart and len(facts) > 1:
+        raise UsageError(
+            "does not see the run folder, and FSDP's checkpoints are written by the first host alone",
+            host=apart[0],
+            hint="an --output that all hosts share, engine.name=deepspeed, or checkpoint.every=null",
+        )
+
+
 def common_checkpoint(facts: Facts) -> int | None:
     """The newest step whose checkpoint is complete on every host; None: from the beginning."""
     common = set.intersection(*(set(about["checkpoints"]) for about in facts.values()))
@@ -152,13 +168,24 @@ def rendezvous_address(prepared: Prepared, facts: dict[str, Any], first: Placeme
     """Where ranks meet: this machine, or the first host's address as its sshd was reached."""
     if prepared.launcher.ONE_MACHINE:
         return "127.0.0.1"
-    return facts.get("ssh_address") or first.host
+    address = facts.get("ssh_address") or first.host
+    if len(prepared.inventory.hosts) > 1 and (address.startswith("127.") or address == "::1"):
+        raise UsageError(
+            f"its sshd was reached at {address} (a forwarded port?), where the other hosts cannot meet it",
+            host=first.host,
+            hint="launch.address=ADDRESS of the first host as the others see it",
+        )
+    return address
 
 
 def freeze(run: RunFolder, ready: Ready, prepared: Prepared) -> None:
     """Write down everything that is fixed, before anything starts."""
     job = ready.job
-    write_text(run.recipe, dump_yaml(prepared.recipe.as_dict()))
+    recipe = prepared.recipe.as_dict()
+    if prepared.recipe.engine.config and not run.deepspeed.exists():
+        write_json(run.deepspeed, read_user_config(prepared.recipe.engine.config))
+        recipe["engine"]["config"] = str(run.deepspeed)  # a resumed run reads what this one read
+    write_text(run.recipe, dump_yaml(recipe), private=bool(prepared.recipe.env))
     decisions = [{"field": d.field, "value": d.value, "why": d.why} for d in job.decisions]
     write_json(
         run.plan, {"decisions": decisions, "batch": job.as_dict()["batch"], "precision": job.precision}
@@ -184,8 +211,14 @@ def freeze(run: RunFolder, ready: Ready, prepared: Prepared) -> None:
         "hosts": [{"name": host.name, "slots": host.slots} for host in inventory.hosts],
     }
     write_json(
-        run.job, {**job.as_dict(), "inventory": source, "orders": hosts, "deepspeed": first["deepspeed"]}
+        run.job, {**_masked_job(job), "inventory": source, "orders": hosts, "deepspeed": first["deepspeed"]}
     )
+
+
+def _masked_job(job: Job) -> dict[str, Any]:
+    """The job without secrets: a resumed run takes the recipe from recipe.yaml."""
+    data = job.as_dict()
+    return {**data, "recipe": {**data["recipe"], "env": masked(data["recipe"]["env"])}}
 
 
 def _recorded(order: dict[str, Any]) -> dict[str, Any]:
@@ -197,6 +230,7 @@ def _recorded(order: dict[str, Any]) -> dict[str, Any]:
 def _run(
     prepared: Prepared,
     run: RunFolder,
+    claim: Claim,
     supervisor: Supervisor,
     ready: Ready,
     facts: Facts,
@@ -204,7 +238,6 @@ def _run(
     announce: Callable[[Job], None],
     shell: Shell,
 ) -> Result:
-    run.claim()
     run.set_result_aside()
     run.stop_request.unlink(missing_ok=True)
     freeze(run, ready, prepared)
@@ -213,6 +246,7 @@ def _run(
     deadline = time.monotonic() + launch.timeout if launch.timeout else None
 
     def tick() -> str | None:
+        claim.touch()
         if wish.stop:
             return wish.stop
         if run.stop_request.exists():

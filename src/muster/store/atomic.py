@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write `text` (UTF-8) to `path`. A reader sees the old file or the new one, never a part."""
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
+    """Write `text` (UTF-8) to `path`. A reader sees the old file or the new one, never a part.
+
+    `private`: for the owner's eyes alone.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -18,9 +21,10 @@ def write_text(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
+        if not private:  # mkstemp's own mode is 0600
+            umask = os.umask(0)
+            os.umask(umask)
+            Path(temporary).chmod(0o666 & ~umask)
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

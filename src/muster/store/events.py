@@ -144,6 +144,13 @@ class Phase(_Event):
     name: str
 
 
+class Noted(_Event):
+    """Something that a reader of the result must know."""
+
+    kind: Literal["noted"] = "noted"
+    text: str
+
+
 class Failed(_Event):
     """Something broke. `usage`: bad input rather than a breakdown."""
 
@@ -185,6 +192,7 @@ Event = (
     | Answer
     | Phase
     | Failed
+    | Noted
     | Done
     | JobState
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
@@ -9,9 +11,7 @@ import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import psutil
+from typing import IO, Any
 
 from muster.core.errors import RunFolderError
 from muster.core.near import did_you_mean
@@ -19,6 +19,32 @@ from muster.core.result import Result
 from muster.store.atomic import write_json
 
 DEFAULT_ROOT = Path("runs")
+
+
+STALE = 60.0  # seconds after which a controller on another machine counts as gone
+SIGN_OF_LIFE = 5.0
+
+
+@dataclass
+class Claim:
+    """A held run. A context manager; `touch` now and then tells other machines that it is still held."""
+
+    lock: IO[str]
+    sign: Path
+    touched: float = 0.0
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.close()
+
+    def touch(self) -> None:
+        """A sign of life, at most every few seconds."""
+        if time.monotonic() - self.touched > SIGN_OF_LIFE:
+            self.touched = time.monotonic()
+            with contextlib.suppress(OSError):
+                self.sign.touch()
 
 
 @dataclass(frozen=True)
@@ -46,6 +72,11 @@ class RunFolder:
     def job(self) -> Path:
         """The placement and everything else that was fixed."""
         return self.path / "job.json"
+
+    @property
+    def deepspeed(self) -> Path:
+        """A copy of the user's own DeepSpeed file."""
+        return self.path / "deepspeed.json"
 
     @property
     def env(self) -> Path:
@@ -124,28 +155,43 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(f"cannot be made: {error.strerror}", where=str(self.path)) from None
 
-    def claim(self) -> None:
-        """Record this process as the run's controller."""
-        me = psutil.Process()
-        write_json(
-            self.controller, {"pid": me.pid, "created": me.create_time(), "machine": os.uname().nodename}
-        )
+    def claim(self) -> Claim:
+        """Make this process the run's controller until it ends or gives it back. Raises RunFolderError."""
+        lock = (self.path / "controller.lock").open("a")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise RunFolderError(
+                "another process supervises this run", where=self.id, hint=f"`muster stop {self.id}` first"
+            ) from None
+        write_json(self.controller, {"pid": os.getpid(), "machine": os.uname().nodename})
+        return Claim(lock, self.controller)
 
     def controller_alive(self) -> bool | None:
-        """Whether a controller works on this run now; None: it is on another machine."""
+        """Whether a controller works on this run now; None: on another machine, by its signs of life.
+
+        Here the lock tells, whatever happened to process ids and clocks; elsewhere the age of controller.json.
+        """
         try:
             data = json.loads(self.controller.read_text(encoding="utf-8"))
+            age = time.time() - self.controller.stat().st_mtime
         except (OSError, ValueError):
             return False
         if not isinstance(data, dict):
             return False
-        if data.get("machine") != os.uname().nodename:
-            return None
-        try:
-            process = psutil.Process(int(data["pid"]))
-            return abs(process.create_time() - float(data["created"])) < 1 and process.status() != "zombie"
-        except (psutil.Error, KeyError, TypeError, ValueError):
-            return False
+        if data.get("machine") == os.uname().nodename:
+            try:
+                with (self.path / "controller.lock").open() as lock:
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return False
+            except FileNotFoundError:
+                return False
+            except BlockingIOError:
+                return True
+            except OSError:
+                pass  # a file system without locks
+        return None if age < STALE else False
 
     def read_result(self) -> Result | None:
         """The result, or None where the run is not finished. Raises RunFolderError for a damaged file."""

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 # torchrun's own table: "exitcode  : -9 (pid: 4711)" below "rank      : 1 (local_rank: 0)"
 _DEATH = re.compile(r"rank\s*:\s*(?P<rank>\d+) \(local_rank.*?exitcode\s*:\s*(?P<code>-?\d+)", re.DOTALL)
 
+_PEER_GONE = re.compile(
+    r"connection (?:reset|closed|refused)|broken pipe|socket timeout|peer|timed out waiting|ncclRemoteError|"
+    r"ncclSystemError|recvValue failed|no route to host",
+    re.IGNORECASE,
+)
+
 
 def judge_outcome(
     outcome: Outcome,
@@ -29,10 +35,13 @@ def judge_outcome(
     The host that failed first is looked at first: the others were only stopped because of it.
     """
     exits = dict(sorted(outcome.exits.items(), key=lambda item: item[0] != outcome.first_failed))
-    reports = sorted(failed, key=lambda event: event.time)
+    # In the order of arrival: hosts' clocks differ. What only says that a peer is gone comes last.
+    reports = sorted(failed, key=lambda event: bool(_PEER_GONE.search(event.what)))
     if outcome.stopped:
         status: Status = "timeout" if outcome.stopped.startswith("timeout") else "stopped"
         return status, Failure(what=outcome.stopped)
+    for host, (what, hint) in outcome.problems.items():
+        return "failed", Failure(what=what, host=host, hint=hint)
     for event in reports:  # bad input that ranks found explains everything that came after
         if event.usage:
             return "failed", _from(event)

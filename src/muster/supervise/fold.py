@@ -25,7 +25,8 @@ class Folder:
     started: dict[int, events.Started] = field(default_factory=dict)
     done: dict[int, events.Done] = field(default_factory=dict)
     answered: dict[int, events.Answered] = field(default_factory=dict)
-    failed: list[events.Failed] = field(default_factory=list)
+    failed: list[events.Failed] = field(default_factory=list)  # in the order of arrival
+    noted: list[str] = field(default_factory=list)
     evaluated: list[events.Evaluated] = field(default_factory=list)
     hardware: dict[str, list[events.Hardware]] = field(default_factory=lambda: defaultdict(list))
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -51,6 +52,8 @@ class Folder:
             self.answered[rank] = event
         elif isinstance(event, events.Phase) and event.name == "steps":
             self.stepping[rank] = event.time
+        elif isinstance(event, events.Noted):
+            self.noted.append(event.text)
         elif isinstance(event, events.Failed):
             self.failed.append(event)
         elif isinstance(event, events.Evaluated):
@@ -78,6 +81,7 @@ class Folder:
                 del table[step]
         self.evaluated = [each for each in self.evaluated if each.step <= resume]
         self.failed.clear()
+        self.noted.clear()
         self.done.clear()
         self.answered.clear()
 
@@ -103,7 +107,7 @@ def make_result(folder: Folder, job: Job, *, status: Status, failure: Failure | 
     losses = [log.loss for log in logs if log.loss is not None]
     began = folder.began or ended
     last_step = max(folder.windows, default=0)
-    notes = list(first.notes) if first else []
+    notes = [*(first.notes if first else []), *folder.noted]
     skipped = sum(max(w.skipped for w in each) for each in windows)
     if skipped:
         notes.append(f"{skipped} of {last_step} steps were skipped by the loss scaler and do not count")

@@ -105,10 +105,12 @@ class Link:
 
     def why_unreachable(self) -> str:
         """The last thing the connection complained about, or how it ended."""
-        words = [line for line in self.complaints if not line.startswith(("Warning: Permanently added",))]
+        if self.lost:
+            return self.lost
+        words = [line for line in self.complaints if not line.startswith("Warning: Permanently added")]
         if words:
             return words[-1]
-        return self.lost or f"the connection ended with exit code {self.process.poll()}"
+        return f"the connection ended with exit code {self.process.poll()}"
 
 
 def _message(line: bytes) -> dict[str, Any] | None:

@@ -43,6 +43,9 @@ class Outcome:
     lost: dict[str, str] = field(default_factory=dict)
     stopped: str | None = None  # the text that stopped it
     first_failed: str | None = None  # the first host whose ranks ended badly
+    problems: dict[str, tuple[str, str | None]] = field(
+        default_factory=dict
+    )  # what agents themselves could not do
 
     @property
     def clean(self) -> bool:
@@ -137,7 +140,8 @@ class Supervisor:
         while not all(link.ended for link in self.links):
             self._turn(lambda link, message: self._hear(link, message, listener))
             outcome.stopped = outcome.stopped or listener.tick()
-            self._notice(outcome)
+            if parting is None:  # what ends later ends because of what ended it
+                self._notice(outcome)
             over = outcome.stopped or outcome.lost or outcome.first_failed
             if over and parting is None:
                 parting = time.monotonic() + _PARTING
@@ -150,7 +154,10 @@ class Supervisor:
         for link in self.links:
             if link.exit is not None:
                 outcome.exits[link.place.host] = link.exit
-        self._notice(outcome)
+            if link.problem is not None:
+                outcome.problems[link.place.host] = link.problem
+        if parting is None:
+            self._notice(outcome)
         return outcome
 
     def _notice(self, outcome: Outcome) -> None:

@@ -40,6 +40,7 @@ def training_arguments(context: Context) -> dict[str, Any]:
         "logging_nan_inf_filter": False,  # a loss that is nan is to be seen
         "save_strategy": "steps" if checkpoint.every else "no",
         "save_steps": checkpoint.every or 500,
+        "save_on_each_node": not context.shared,  # each disk gets all that its ranks need to resume
         "eval_strategy": "steps" if evaluate.every else "no",
         "eval_steps": evaluate.every,
         "prediction_loss_only": True,

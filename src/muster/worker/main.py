@@ -216,8 +216,33 @@ def _save(context: Context, trainer: Any) -> float:
 
 
 def _answer(context: Context, workload: Any, held_out: list[Any]) -> None:
-    """Every rank that sees the saved model answers its share of the held-out questions with it."""
+    """Every rank that sees the saved model answers its share of the held-out questions with it.
+
+    The training is over and its model is saved: what goes wrong from here on is told, and
+    costs the answers alone.
+    """
+    from muster.worker.together import gather
+
+    sees = (context.model / "config.json").is_file()
+    seeing = [rank for rank, rank_sees in enumerate(gather(sees)) if rank_sees]
+    _leave()  # nobody waits in a collective while others answer
+    if context.rank not in seeing:
+        return
+    mine = list(range(seeing.index(context.rank), len(held_out), len(seeing)))
+    try:
+        _answer_share(context, workload, [(index, held_out[index]) for index in mine])
+    except Exception as error:
+        known = error if isinstance(error, MusterError) else explain(error)
+        traceback.print_exc()
+        context.emit(
+            events.Noted, text=f"held-out questions were not answered by rank {context.rank}: {known}"
+        )
+
+
+def _answer_share(context: Context, workload: Any, share: list[tuple[int, HeldOut]]) -> None:
     from transformers.integrations import unset_hf_deepspeed_config
+
+    from muster.worker.quality import judge
 
     unset_hf_deepspeed_config()  # else ZeRO-3 would cut the saved model into shards while it is loaded
     gc.collect()
@@ -225,26 +250,16 @@ def _answer(context: Context, workload: Any, held_out: list[Any]) -> None:
         import torch
 
         torch.cuda.empty_cache()
-    from muster.worker.quality import judge
-    from muster.worker.together import gather
-
-    sees = (context.model / "config.json").is_file()
-    seeing = [rank for rank, rank_sees in enumerate(gather(sees)) if rank_sees]
-    if context.rank not in seeing:
-        return
-    first = seeing.index(context.rank)
-    mine = list(range(first, len(held_out), len(seeing)))
-    questions = [held_out[index] for index in mine]
     answerer = workload.Answerer(context.model, context.recipe, context.device)
-    answers, seconds = answerer.answer([q.question for q in questions])
-    judged = judge(questions, answers)
-    for index, each in zip(mine, judged, strict=True):
+    answers, seconds = answerer.answer([question.question for _, question in share])
+    judged = judge([question for _, question in share], answers)
+    for (index, question), each in zip(share, judged, strict=True):
         context.emit(
             events.Answer,
             index=index,
-            question=each.question.question,
+            question=question.question,
             predicted=each.predicted,
-            expected=each.question.expected,
+            expected=question.expected,
             exact=each.exact,
             executed=each.executed,
         )

@@ -10,7 +10,7 @@ from muster.worker.workloads.base import HeldOut
 
 @dataclass(frozen=True)
 class Judged:
-    """One answer beside what was expected. `executed` is None without a database."""
+    """One answer beside what was expected. `executed` is None where the expected rows cannot be had."""
 
     question: HeldOut
     predicted: str
@@ -20,13 +20,16 @@ class Judged:
 
 def judge(questions: list[HeldOut], answers: list[str]) -> list[Judged]:
     """Judge every answer. Exact: equal texts, but for runs of white space."""
-    from muster.worker.data.sqlexec import same_result
+    from muster.worker.data.sqlexec import QueryFailed, same_result
 
     judged = []
     for question, answer in zip(questions, answers, strict=True):
         exact = answer.split() == question.expected.split()
         executed = None
         if question.database:
-            executed = exact or same_result(Path(question.database), answer, question.expected)
+            try:
+                executed = exact or same_result(Path(question.database), answer, question.expected)
+            except (QueryFailed, OSError):  # the expected statement does not run: nothing to compare with
+                executed = None
         judged.append(Judged(question, answer, exact, executed))
     return judged

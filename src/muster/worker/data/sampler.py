@@ -16,7 +16,9 @@ class GroupedSampler(Sampler[int]):  # type: ignore[misc]
     The order depends on the seed and the epoch alone, never on the number of ranks: rank r of W takes every
     W-th micro-batch, so W ranks at micro-batch m see what one rank sees at micro-batch W x m. Batches are
     shuffled within a group, since a run from long to short samples would be a schedule of its own; the
-    longest batch of an epoch comes first, so that running out of memory shows at once.
+    longest batch of an epoch comes first, so that running out of memory shows at once. An epoch is filled up
+    to whole global batches with its own first samples: left to accelerate, each number of ranks would fill up
+    differently.
 
     `epoch` is asked for the epoch whenever an order is made: the trainer's own state, which a checkpoint
     restores.
@@ -39,12 +41,13 @@ class GroupedSampler(Sampler[int]):  # type: ignore[misc]
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return -(-len(self.lengths) // self.global_batch) * self.global_batch
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator()
         generator.manual_seed(self.seed * 1_000_003 + self.epoch())
         order = torch.randperm(len(self.lengths), generator=generator)
+        order = order.repeat(-(-len(self) // len(order)))[: len(self)]
         if not self.grouped:
             yield from order.tolist()
             return
@@ -53,13 +56,10 @@ class GroupedSampler(Sampler[int]):  # type: ignore[misc]
         for start in range(0, len(order), size):
             group = order[start : start + size]
             group = group[torch.argsort(self.lengths[group], descending=True, stable=True)]
-            chunks = list(torch.split(group, self.global_batch))
-            partial = [chunks.pop()] if len(chunks[-1]) < self.global_batch else []
+            chunks = torch.split(group, self.global_batch)
             shuffled = torch.randperm(len(chunks), generator=generator).tolist()
-            batches += [chunks[i] for i in shuffled] + partial
-        full = [i for i, batch in enumerate(batches) if len(batch) == self.global_batch]
-        if full:
-            longest = max(full, key=lambda i: int(self.lengths[batches[i]].sum()))
-            batches.insert(0, batches.pop(longest))
+            batches += [chunks[i] for i in shuffled]
+        longest = max(range(len(batches)), key=lambda i: int(self.lengths[batches[i]].sum()))
+        batches.insert(0, batches.pop(longest))
         for batch in batches:
             yield from batch.tolist()

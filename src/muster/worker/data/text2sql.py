@@ -165,7 +165,7 @@ def _round_up(length: int, multiple: int) -> int:
 def count_batch(inputs: Mapping[str, Any]) -> Counts:
     """Source and target tokens of a batch; padding is apart."""
     labels, mask = inputs["labels"], inputs["attention_mask"]
-    real = int(mask.sum()) + int((labels != IGNORED).sum())
+    real = mask.sum() + (labels != IGNORED).sum()
     return Counts(int(labels.shape[0]), real, mask.numel() + labels.numel())
 
 

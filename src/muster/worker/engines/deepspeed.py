@@ -42,6 +42,8 @@ def join(context: Context) -> None:
 def arguments(context: Context) -> dict[str, Any]:
     """TrainingArguments for DeepSpeed."""
     config = dict(context.deepspeed or {})
+    if not context.shared:
+        config["checkpoint"] = {**config.get("checkpoint", {}), "use_node_local_storage": True}
     # What a user's file fixes wins; Transformers wants its own arguments to say the same.
     fixed = user_training(config) if context.recipe.engine.config else {}
     arguments: dict[str, Any] = {"deepspeed": config, **{_NAMES[name]: fixed[name] for name in fixed}}

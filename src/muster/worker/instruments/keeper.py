@@ -15,6 +15,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from muster.core.errors import WorkerError
 from muster.store import events
 from muster.store.atomic import write_json
 from muster.worker.context import Context
@@ -22,6 +23,7 @@ from muster.worker.together import barrier
 
 MANIFEST = "complete.json"
 PREFIX = "checkpoint-"
+STATE = "trainer_state.json"
 
 
 class Keeper(TrainerCallback):  # type: ignore[misc]
@@ -45,15 +47,18 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
             self.context.emit(
                 events.Saved, step=state.global_step, path=str(folder), bytes=size, seconds=seconds
             )
+        barrier()  # nobody drops an old checkpoint before the new one is complete on every disk
+        if self.context.saver:
             prune(self.context.checkpoints, self.context.recipe.checkpoint.keep)
-        barrier()
 
 
 def seal(folder: Path) -> int:
     """Write the manifest: every file with its size, all on disk. -> bytes."""
+    if not (folder / STATE).is_file():
+        raise WorkerError(f"{STATE} is missing: nothing could go on from it", where=str(folder))
     files = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != MANIFEST:
+        if path.is_file() and path.name != MANIFEST and not path.name.startswith("."):
             with path.open("rb") as file:
                 os.fsync(file.fileno())
             files[str(path.relative_to(folder))] = path.stat().st_size

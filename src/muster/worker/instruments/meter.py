@@ -80,6 +80,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.window_steps = 0
         self.skips: set[int] = set()  # numbers of the steps of this window that a loss scaler threw away
         self.total_skipped = 0
+        self.skipped_before = 0
         self.paused = 0.0
         self.training_seconds = 0.0
         self.saving_seconds = 0.0
@@ -100,7 +101,8 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Start the first window."""
+        """Start the first window. A resumed DeepSpeed engine remembers the steps that it skipped before."""
+        self.skipped_before = int(getattr(getattr(self.trainer, "deepspeed", None), "skipped_steps", 0) or 0)
         self._open()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -174,7 +176,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             skipped=len(self.skips),
             seconds=seconds,
             samples=self.in_window.samples,
-            tokens=self.in_window.tokens,
+            tokens=int(self.in_window.tokens),  # the device was waited for above
             padded_tokens=self.in_window.padded_tokens,
             step_seconds=[s for i, s in enumerate(intervals) if i not in self.skips],
             **memory_peaks(self.device),
@@ -185,7 +187,8 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         """Whether a loss scaler threw this step away. DeepSpeed counts its own."""
         engine = getattr(self.trainer, "deepspeed", None)
         if engine is not None and hasattr(engine, "skipped_steps"):
-            return bool(engine.skipped_steps > self.total_skipped + len(self.skips))
+            skipped = engine.skipped_steps - self.skipped_before
+            return bool(skipped > self.total_skipped + len(self.skips))
         return bool(getattr(self.trainer.accelerator, "optimizer_step_was_skipped", False))
 
 

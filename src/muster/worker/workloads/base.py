@@ -12,10 +12,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Counts:
-    """What a micro-batch holds: samples, real tokens, and tokens with padding."""
+    """What a micro-batch holds: samples, real tokens, and tokens with padding.
+
+    Real tokens may stay a tensor on the device, so that counting does not wait for it.
+    """
 
     samples: int
-    tokens: int
+    tokens: Any
     padded_tokens: int
 
 

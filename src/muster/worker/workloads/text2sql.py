@@ -67,7 +67,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
             fixed=fixed,
             multiple=8 if context.device == "cuda" else 1,  # tensor cores want it; on a CPU it is only work
         ),
-        compute_loss_func=token_loss(recipe.train.label_smoothing),
+        compute_loss_func=token_loss(lambda: recipe.train.label_smoothing if model.training else 0.0),
     )
     # T5 takes **kwargs but averages its own loss over a micro-batch; with the loss above, the trainer must
     # not
@@ -83,7 +83,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     return Built(trainer, count_batch, len(encoded), held_out(held), encoded.cut + encoded_held.cut, notes)
 
 
-def token_loss(smoothing: float) -> Callable[..., torch.Tensor]:
+def token_loss(smoothing: Callable[[], float]) -> Callable[..., torch.Tensor]:
     """Cross entropy over the real target tokens of the whole global batch: sum / their number on all ranks.
 
     So the gradient is that of the global batch, however the tokens fall on ranks and micro-batches.
@@ -95,7 +95,7 @@ def token_loss(smoothing: float) -> Callable[..., torch.Tensor]:
             logits.float().view(-1, logits.size(-1)),
             labels.reshape(-1),
             ignore_index=IGNORED,
-            label_smoothing=smoothing,
+            label_smoothing=smoothing(),
             reduction="sum",
         )
         count = num_items_in_batch if num_items_in_batch is not None else (labels != IGNORED).sum()
