@@ -149,7 +149,7 @@ def test_unreachable_host_is_named(whole: Cluster, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["ddp", "zero1"])
 def test_resume_on_disks_of_their_own(engine: str, cluster: Cluster, tmp_path: Path) -> None:
-    """Every host has what its ranks need: a killed rank's run goes on from checkpoints that no host shares."""
+    """Every host has what its ranks need: a run goes on from checkpoints that no host shares."""
     needs_torch()
     chosen = {
         "ddp": ["engine.name=ddp", "engine.zero=0"],
@@ -169,9 +169,8 @@ def test_resume_on_disks_of_their_own(engine: str, cluster: Cluster, tmp_path: P
             120,
         )
         assert reached, job.said()
-        rank = next(
-            p for p in cluster.processes("node2") if "muster.worker" in p.argv and "--nnodes" not in p.argv
-        )
+        alive = cluster.processes("node2")
+        rank = next(p for p in alive if "muster.worker" in p.argv and "--nnodes" not in p.argv)
         cluster.signal("node2", rank.pid, signal.SIGKILL)
         code, document = job.finish()
     assert code == 1

@@ -171,7 +171,7 @@ class RunFolder:
     def controller_alive(self) -> bool | None:
         """Whether a controller works on this run now; None: on another machine, by its signs of life.
 
-        Here the lock tells, whatever happened to process ids and clocks; elsewhere the age of controller.json.
+        Here the lock tells, whatever happened to process ids; elsewhere the age of controller.json.
         """
         try:
             data = json.loads(self.controller.read_text(encoding="utf-8"))

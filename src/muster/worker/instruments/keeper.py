@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from muster.core.errors import WorkerError
 from muster.store import events
-from muster.store.atomic import write_json
+from muster.store.atomic import write_json, write_text
 from muster.worker.context import Context
 from muster.worker.together import barrier
 
@@ -37,9 +37,11 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
         """Remember when saving may begin."""
         self.began = time.perf_counter()
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """All ranks have written: seal the folder, then drop the oldest."""
         folder = self.context.checkpoints / f"{PREFIX}{state.global_step}"
+        if self.context.saver and not self.context.main:
+            write_what_is_missing(folder, self.context.recipe.engine.name, model)
         barrier()
         if self.context.saver:
             size = seal(folder)
@@ -50,6 +52,21 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
         barrier()  # nobody drops an old checkpoint before the new one is complete on every disk
         if self.context.saver:
             prune(self.context.checkpoints, self.context.recipe.checkpoint.keep)
+
+
+def write_what_is_missing(folder: Path, engine: str, model: Any) -> None:
+    """On a disk that the first rank does not see: what only that rank writes, and its ranks need to go on.
+
+    The trainer and DeepSpeed are asked to save on every such disk, but save_pretrained writes weights on rank 0
+    alone (transformers 5.23, distributed/mixin.py), and DeepSpeed its file `latest` (0.19, runtime/engine.py).
+    """
+    if engine == "ddp" and not any(folder.glob("*.safetensors")):
+        from safetensors.torch import save_model
+
+        save_model(model, str(folder / "model.safetensors"))
+    steps = sorted(path.name for path in folder.glob("global_step*"))
+    if steps and not (folder / "latest").exists():
+        write_text(folder / "latest", steps[-1])
 
 
 def seal(folder: Path) -> int:
