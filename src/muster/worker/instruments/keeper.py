@@ -57,8 +57,9 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
 def write_what_is_missing(folder: Path, engine: str, model: Any) -> None:
     """On a disk that the first rank does not see: what only that rank writes, and its ranks need to go on.
 
-    The trainer and DeepSpeed are asked to save on every such disk, but save_pretrained writes weights on rank 0
-    alone (transformers 5.23, distributed/mixin.py), and DeepSpeed its file `latest` (0.19, runtime/engine.py).
+    The trainer and DeepSpeed are asked to save on every such disk, but save_pretrained writes weights on
+    rank 0 alone (transformers 5.23, distributed/mixin.py), and DeepSpeed its file `latest` as well (0.19,
+    runtime/engine.py).
     """
     if engine == "ddp" and not any(folder.glob("*.safetensors")):
         from safetensors.torch import save_model
