@@ -178,7 +178,7 @@ class Measure(Section):
 class Launch(Section):
     """How the job is started and held."""
 
-    launcher: Literal["auto", "local", "ssh"] = "auto"
+    launcher: str = Field("auto", description="auto, local, ssh, or a third party's")
     python: str | None = Field(
         None, description="the interpreter on the hosts; default: the one running muster"
     )

@@ -19,7 +19,7 @@ class Part(BaseModel):
 class Seconds(Part):
     """Where the time went. Evaluation and saving stand beside training, never inside it."""
 
-    total: float
+    total: float = Field(description="all attempts, without the time between them")
     setup: float | None = Field(
         None, description="start order to the slowest rank's first optimizer step, last attempt"
     )

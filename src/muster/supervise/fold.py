@@ -34,11 +34,15 @@ class Folder:
     model_path: str | None = None
     began: float | None = None
     attempt_began: float | None = None
+    last_heard: float = 0.0
+    earlier_seconds: float = 0.0  # of attempts before the last one
     stepping: dict[int, float] = field(default_factory=dict)  # rank -> when its first step began
     attempt: int = 1
 
     def add(self, event: events.Event) -> None:
         """Take one event."""
+        if not (isinstance(event, events.JobState) and event.state == "begin"):
+            self.last_heard = max(self.last_heard, event.time)
         rank = event.rank if event.rank is not None else -1
         if isinstance(event, events.Window):
             self.windows[event.step][rank] = event
@@ -73,6 +77,8 @@ class Folder:
         """An attempt begins: forget what it will do again, and how the last one ended."""
         self.began = self.began or event.time
         self.attempt = event.attempt
+        if self.attempt_began is not None:
+            self.earlier_seconds += max(0.0, self.last_heard - self.attempt_began)
         self.attempt_began = event.time
         self.stepping.clear()
         resume = event.detail.get("resume_step") or 0
@@ -132,7 +138,7 @@ def make_result(folder: Folder, job: Job, *, status: Status, failure: Failure | 
         global_batch=job.batch.global_,
         started=began,
         ended=ended,
-        seconds=_seconds(folder, ended - began),
+        seconds=_seconds(folder, folder.earlier_seconds + ended - (folder.attempt_began or began)),
         steps=last_step,
         skipped_steps=skipped,
         samples=sum(w.samples for each in windows for w in each),
