@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from . import boot, conftest, registry
+from . import boot, fixtures, registry
 from .cluster import Cluster, ClusterError, unavailable
 from .helpers import PATIENCE, Trace, index_of, spaces_of, ssh, trace, wait_for
 
@@ -153,10 +153,10 @@ def test_where_there_can_be_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason == "a test cluster needs root"
     monkeypatch.delenv("MUSTER_REQUIRE_CLUSTER", raising=False)
     with pytest.raises(pytest.skip.Exception, match="needs root"):
-        conftest.refuse(reason)
+        fixtures.refuse(reason)
     monkeypatch.setenv("MUSTER_REQUIRE_CLUSTER", "1")
     with pytest.raises(pytest.fail.Exception, match="needs root"):
-        conftest.refuse(reason)
+        fixtures.refuse(reason)
 
 
 def test_a_number_of_hosts_that_a_subnet_holds() -> None:

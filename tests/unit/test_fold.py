@@ -177,7 +177,7 @@ def test_resuming_replaces_the_steps_that_are_done_again() -> None:
     assert (got.steps, got.samples) == (40, 4 * 2 * 80)
     assert (got.loss_first, got.loss_final, got.evaluation_loss) == (3.0, 0.5, 2.5)
     assert got.quality is None
-    assert (got.started, got.seconds.total) == (5.0, 26.0 + 50.0)  # 5 to 31 and 50 to 100: not the time between
+    assert (got.started, got.seconds.total) == (5.0, 26.0 + 50.0)  # not the time between
     assert got.seconds.training == pytest.approx(8.0)  # all four windows, over both attempts
     assert "this run was resumed: attempt 2" in got.notes
 

@@ -70,7 +70,7 @@ def time_parts(data: RunData) -> tuple[list[tuple[str, float, str]], list[Part],
     if data.figures.attempt > 1:
         note = (
             "This run was resumed. Setup, evaluation and saving are those of the last attempt; "
-            "the rest holds the earlier attempts' and the time between them."
+            "the rest holds those of the earlier ones."
         )
     return bar, parts, note
 
