@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import errno
+import json
 import os
 import signal
 import socket
@@ -212,3 +214,68 @@ def test_a_held_port_is_nobody_elses() -> None:
         for each in (first, second):
             if each.port_holder:
                 each.port_holder.close()
+
+
+def test_a_kernel_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused by the kernel, though Python says that there is IPv6: the port is held over IPv4."""
+    real = socket.socket
+
+    def refuse(family: int = socket.AF_INET, *rest: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return real(family, *rest)
+
+    monkeypatch.setattr(agent.socket, "socket", refuse)
+    host = Agent()
+    assert host.hold_port(0) > 0
+    assert host.port_holder is not None
+    assert host.port_holder.family == socket.AF_INET
+    host.port_holder.close()
+
+
+# --- what is forwarded, and what ranks see ---------------------------------------------------------------
+
+
+def test_a_chatty_rank_starves_nobody(tmp_path: Path) -> None:
+    """However much one log holds, every rank's events go out at once, and every log gets its turn."""
+    host = Agent()
+    for rank in (0, 1):
+        (tmp_path / f"{rank}.events").write_text('{"kind": "done"}\n')
+        (tmp_path / f"{rank}.log").write_text("x" * 1000 + "\n")
+        host.tails.append(Tail(str(tmp_path / f"{rank}.events"), "event", rank))
+        host.logs.append(Tail(str(tmp_path / f"{rank}.log"), "log", rank))
+    (tmp_path / "0.log").write_text(("y" * 99 + "\n") * 100_000)  # far more than may wait to be sent
+    assert host.read_tails()
+    messages = [json.loads(line) for line in host.outbox]
+    assert [(m["m"], m["rank"]) for m in messages[:2]] == [("event", 0), ("event", 1)]
+    assert {m["rank"] for m in messages if m["m"] == "log"} == {0, 1}
+    while (
+        host.out_bytes
+    ):  # the other side takes it slowly; the next events still come before the rest of the log
+        host.outbox.clear()
+        host.out_bytes = 0
+    (tmp_path / "1.events").open("a").write('{"kind": "late"}\n')
+    host.read_tails()
+    assert json.loads(host.outbox[0])["lines"] == ['{"kind": "late"}']
+
+
+def test_nobodys_variables_replace_the_jobs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shipped code stays first and the token stays the job's, whatever recipe and host say."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    host = Agent()
+    mine = {"PYTHONPATH": "/home/me/src", "MUSTER_TOKEN": "other", "NCCL_DEBUG": "INFO"}
+    host.spec = {"threads": 3, "device": "cuda", "token": "job.1", "env": mine, "visible_gpus": [1]}
+    env = host.environment("/place", "/place/code.zip", {"address": "127.0.0.1", "port": 1})
+    assert env["PYTHONPATH"] == "/place/code.zip:/home/me/src"
+    assert (env["MUSTER_TOKEN"], env["MUSTER_SPEC"]) == ("job.1", "/place/spec.json")
+    assert (env["NCCL_DEBUG"], env["OMP_NUM_THREADS"]) == ("INFO", "3")
+    assert env["CUDA_VISIBLE_DEVICES"] == "7"  # the second of those that are ours to use
+
+
+def test_gpus_that_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert agent.gpu_mask() is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert agent.gpu_mask() == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-4f1a")
+    assert agent.gpu_mask() == ["2", "GPU-4f1a"]

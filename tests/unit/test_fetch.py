@@ -1,0 +1,82 @@
+"""The model from a host without a shared folder: whole, or not at all."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from muster.core.errors import HostError
+from muster.core.job import Placement
+from muster.core.recipe import Launch
+from muster.launchers import ssh
+from muster.shell import FakeShell
+from muster.store.runfolder import RunFolder
+from muster.supervise.fetch import fetch_model
+
+MARK = b"--- muster: the model follows ---\n"
+NODE = Placement("node1", "me@node1", 1, 0)
+
+
+def packed(names: Sequence[str], link: str | None = None) -> bytes:
+    """A tar with small files of these names."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = 4
+            archive.addfile(info, io.BytesIO(b"data"))
+        if link:
+            info = tarfile.TarInfo("model/link")
+            info.type, info.linkname = tarfile.SYMTYPE, link
+            archive.addfile(info)
+    return buffer.getvalue()
+
+
+def fetch(tmp_path: Path, code: int, out: bytes, err: bytes = b"") -> RunFolder:
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    shell = FakeShell(answer_run=lambda argv: (code, out, err))
+    try:
+        fetch_model(ssh, NODE, Launch(), "/base with space", run, shell)
+    finally:
+        assert sorted(path.name for path in run.path.iterdir()) in (["logs"], ["logs", "model"])
+        assert "'/base with space'" in shell.started[0][-1]
+    return run
+
+
+def test_a_model_after_the_noise_of_a_login_script(tmp_path: Path) -> None:
+    run = fetch(tmp_path, 0, b"Welcome!\nno newline" + MARK + packed(["model/config.json", "model/a/b.bin"]))
+    assert (run.model / "config.json").read_bytes() == b"data"
+    assert (run.model / "a" / "b.bin").read_bytes() == b"data"
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        b"",
+        b"Welcome!\n",
+        MARK,
+        MARK + b"not a tar at all, but long enough to be taken for one" * 50,
+        MARK + packed(["model/config.json", "model/big"])[:700],
+        MARK + packed(["model/../../escape"]),
+        MARK + packed(["/tmp/escape"]),
+        MARK + packed(["model/config.json"], link="/etc/passwd"),
+        MARK + packed(["other/config.json"]),
+    ],
+    ids=["nothing", "noise", "mark alone", "no tar", "cut short", "dots", "absolute", "a link", "no model"],
+)
+def test_anything_else_is_refused_and_nothing_stays(out: bytes, tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="the model could not be fetched") as caught:
+        fetch(tmp_path, 0, out)
+    assert caught.value.host == "node1"
+    assert "it is still there: me@node1:'/base with space'/model" in (caught.value.hint or "")
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_a_host_that_says_why(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="No space left on device"):
+        fetch(tmp_path, 2, MARK, b"tar: cannot write: No space left on device\n")

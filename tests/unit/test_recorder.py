@@ -1,0 +1,65 @@
+"""What hosts say is written down, whether or not somebody watches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from muster.stages.recorder import Recorder
+from muster.store import events
+from muster.store.runfolder import RunFolder
+
+
+def made(tmp_path: Path) -> RunFolder:
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    return run
+
+
+def phase(name: str) -> str:
+    return events.to_line(events.Phase(time=1.0, rank=0, name=name))
+
+
+def test_a_display_that_is_gone_costs_the_display_alone(tmp_path: Path) -> None:
+    """As in `muster train ... 2>&1 | head -3`: the pipe breaks, the events go on."""
+    seen = []
+
+    def watch(event: events.Event) -> None:
+        seen.append(event)
+        raise BrokenPipeError
+
+    run = made(tmp_path)
+    with Recorder(run, 1, watch) as recorder:
+        recorder.event("node1", phase("load"))
+        recorder.event("node1", phase("train"))
+    kept = [event.name for event in events.read_events(run.events) if isinstance(event, events.Phase)]
+    assert kept == ["load", "train"]
+    assert len(seen) == 1
+
+
+def test_events_get_their_hosts_name_and_others_go_to_the_log(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    with Recorder(run, 1, lambda event: None) as recorder:
+        recorder.event("node1", phase("load"))
+        recorder.event("node1", '{"kind": "unheard of"}')
+    assert [event.host for event in events.read_events(run.events)] == ["node1"]
+    assert "unheard of" in run.host_log("node1").read_text()
+
+
+def test_the_words_of_this_attempt(tmp_path: Path) -> None:
+    """Logs are appended over attempts; only the last attempt's explain its end."""
+    run = made(tmp_path)
+    for attempt in (1, 2):
+        with Recorder(run, attempt, lambda event: None) as recorder:
+            recorder.begin_logs(["node1"])
+            recorder.log("node1", None, [f"said in attempt {attempt}"])
+            assert recorder.host_words("node1") == f"said in attempt {attempt}\n"
+
+
+def test_a_line_that_was_cut_short_is_ended_first(tmp_path: Path) -> None:
+    """After a controller that was killed in mid-write, the next event is not glued to the torn one."""
+    run = made(tmp_path)
+    run.events.write_text(phase("load") + "\n" + phase("train")[:20])
+    with Recorder(run, 2, lambda event: None) as recorder:
+        recorder.event("node1", phase("save"))
+    kept = [event.name for event in events.read_events(run.events) if isinstance(event, events.Phase)]
+    assert kept == ["load", "save"]
