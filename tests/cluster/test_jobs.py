@@ -157,7 +157,8 @@ def test_resume_on_disks_of_their_own(engine: str, cluster: Cluster, tmp_path: P
     }
     folder = cluster.private_dir / "runs" / f"resumed-{engine}"
     overrides = [
-        "train.max_steps=60", "measure.window=2", "checkpoint.every=10", "batch.micro=4", *chosen[engine],
+        "train.max_steps=150", "measure.window=5", "checkpoint.every=10", "checkpoint.keep=20",
+        "batch.micro=4", *chosen[engine],
         f"launch.workdir={cluster.private_dir}/muster", *over_ssh(cluster),
     ]  # fmt: skip
     with Job(folder, "node1:1,node2:1", *overrides) as job:
@@ -179,5 +180,5 @@ def test_resume_on_disks_of_their_own(engine: str, cluster: Cluster, tmp_path: P
     assert again.status == "succeeded", again.failure
     resumed_from = job.run.read_json(job.run.job)["resume_step"]
     assert resumed_from is not None and resumed_from >= 20
-    assert (again.steps, again.samples) == (60, 60 * 8)
+    assert (again.steps, again.samples) == (150, 150 * 8)
     assert (job.run.model / "model.safetensors").stat().st_size > 0

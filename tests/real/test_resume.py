@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 # Dropout on: the random numbers of every rank have to be restored too. 13 steps an epoch: the checkpoint of
 # step 20 lies inside the second epoch.
 SETTINGS = [
-    "train.max_steps=30", "train.warmup=4", "measure.window=1", "checkpoint.every=10", "checkpoint.keep=2",
+    "train.max_steps=80", "train.warmup=4", "measure.window=1", "checkpoint.every=20", "checkpoint.keep=2",
     "model.config.dropout_rate=0.1", "batch.micro=16",
 ]  # fmt: skip
 ENGINES = {
@@ -61,9 +61,9 @@ def test_resumed_is_as_if_never_interrupted(engine: str, tmp_path: Path) -> None
     again = resume(job.run)
     assert again.status == "succeeded", again.failure
     assert again.attempt == 2
-    assert job.run.read_json(job.run.job)["resume_step"] == 20
-    assert again.steps == 30
-    assert again.samples == 30 * 32
+    assert job.run.read_json(job.run.job)["resume_step"] in (20, 40, 60)
+    assert again.steps == 80
+    assert again.samples == 80 * 32
     assert losses(job.run) == losses(whole)
     assert weights(job.run.model) == weights(whole.model)
 

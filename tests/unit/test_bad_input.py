@@ -100,6 +100,10 @@ CASES = {
         ["train", "demo", "--hosts", "local:1", "--output", "taken"],
         "taken: is already there",
     ),
+    "an output folder that cannot be": (
+        ["train", "demo", "--hosts", "local:1", "--output", "/proc/nowhere/run"],
+        "/proc/nowhere: cannot be written: ",
+    ),
     "T5 in fp16": (["train", "demo", "--hosts", "local:1", "precision=fp16"], "T5 overflows in fp16"),
     "a key that DeepSpeed would ignore": (
         ["train", "demo", "--hosts", "local:1", "engine.config=ds.json"],

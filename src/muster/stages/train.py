@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from muster import __version__
-from muster.core.errors import JobError, UsageError
+from muster.core.errors import JobError, RunFolderError, UsageError
 from muster.core.job import Job, Placement, place
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml
@@ -78,9 +78,16 @@ def train(
         run.create()  # raises: it is there already
     places = place([(host, host.slots or 1) for host in prepared.inventory.hosts])
     nonce = f".muster-{secrets.token_hex(8)}"
-    run.path.parent.mkdir(parents=True, exist_ok=True)
     mark = run.path.parent / nonce  # hosts that see it share this file system
-    mark.touch()
+    try:
+        run.path.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot be written: {error.strerror}",
+            where=str(run.path.parent),
+            hint="choose another --output or --runs",
+        ) from None
     try:
         with Supervisor(places, prepared.launcher, prepared.recipe.launch, run.id, shell) as supervisor:
             facts = supervisor.greet(

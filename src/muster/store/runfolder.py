@@ -157,7 +157,10 @@ class RunFolder:
 
     def claim(self) -> Claim:
         """Make this process the run's controller until it ends or gives it back. Raises RunFolderError."""
-        lock = (self.path / "controller.lock").open("a")
+        try:
+            lock = (self.path / "controller.lock").open("a")
+        except OSError as error:
+            raise RunFolderError(f"cannot be written: {error.strerror}", where=str(self.path)) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
