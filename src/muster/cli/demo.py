@@ -26,12 +26,13 @@ def demo(
     from muster.cli.output import err_console, print_answers
     from muster.cli.progress import ProgressView
     from muster.cli.train import finish
-    from muster.stages.demo import answers_of, prepare_demo
+    from muster.stages.demo import answers_of
+    from muster.stages.prepare import prepare
     from muster.stages.train import train
     from muster.store.runfolder import new_run_folder
 
     console = err_console()
-    prepared = prepare_demo(hosts, overrides or [])
+    prepared = prepare("demo", hosts, overrides or [])
     generated = prepared.recipe.data.generated
     if generated:
         console.print(

@@ -1,17 +1,11 @@
-"""Demo: the embedded recipe on two pretend hosts."""
+"""Demo: what it shows of its answers."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from muster.stages.prepare import Prepared, prepare
 from muster.store.runfolder import RunFolder
-
-
-def prepare_demo(hosts: str, overrides: list[str]) -> Prepared:
-    """The shipped demo recipe for `hosts`."""
-    return prepare("demo", hosts, overrides)
 
 
 def answers_of(run: RunFolder, count: int) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ def resume(
         )
     with run.claim() as claim:  # before any host is asked: two resumes at once must not both start
         job = run.read_json(run.job)
-        prepared = check(load_recipe(str(run.recipe)), frozen_inventory(job))
+        prepared = check(frozen_recipe(run), frozen_inventory(job))
         attempt = Attempt(int(job["attempt"]) + 1, resume=True)
         return train(prepared, run, attempt=attempt, claim=claim, watch=watch, announce=announce, shell=shell)
 
