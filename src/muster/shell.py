@@ -29,6 +29,9 @@ class Process(Protocol):
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the exit code. Raises subprocess.TimeoutExpired."""
 
+    def terminate(self) -> None:
+        """Ask it to end."""
+
     def kill(self) -> None:
         """End it at once."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,36 +10,11 @@ import pytest
 
 from muster.stages.resume import resume
 from tests.cluster.cluster import Cluster
+from tests.cluster.scenarios import HOSTS, LEASE, all_gone, cut_link, drop_ssh, kill_host, left, over_ssh
 from tests.jobs import ENDED, LONG, Job
 from tests.support import needs_torch, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
-
-HOSTS = "node1:1,node2:1,node3:1"
-LEASE = 2.5
-
-
-def over_ssh(cluster: Cluster) -> list[str]:
-    """The options that reach the cluster's hosts, as a user's own ssh_config would."""
-    return [f"launch.ssh_options=[-F, {cluster.ssh_config}]", "launch.connect_timeout=20", "launch.threads=1"]
-
-
-def left(cluster: Cluster, job: Job) -> list[str]:
-    """Processes of the job on any host."""
-    found = []
-    for node in cluster.hosts:
-        for process in cluster.processes(node):
-            token = process.environ.get("MUSTER_TOKEN", "")
-            if token.startswith(job.run.id) or job.run.id in process.argv:
-                found.append(f"{node.name}: {process.pid} {process.argv[:5]}")
-    return found
-
-
-def all_gone(cluster: Cluster, job: Job, within: float = ENDED) -> bool:
-    """Whether nothing of the job is left on any host, and on this machine, soon enough."""
-    began = time.monotonic()
-    gone = wait_until(lambda: not left(cluster, job), within + 10)
-    return gone and time.monotonic() - began <= within
 
 
 @pytest.fixture(scope="module")
@@ -81,18 +55,6 @@ def test_three_hosts_train_with_zero1(cluster: Cluster, tmp_path: Path) -> None:
         ).stdout.split()
         assert listed == ["checkpoint-12", "checkpoint-6"]
     assert all_gone(cluster, job)
-
-
-def cut_link(cluster: Cluster, job: Job) -> None:
-    cluster.cut("node2")
-
-
-def drop_ssh(cluster: Cluster, job: Job) -> None:
-    cluster.drop_ssh("node2")
-
-
-def kill_host(cluster: Cluster, job: Job) -> None:
-    cluster.kill("node2")
 
 
 DISASTERS = {"link-cut": cut_link, "ssh-dropped": drop_ssh, "host-killed": kill_host}

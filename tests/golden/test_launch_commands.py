@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,13 +15,14 @@ from typing import Any
 import pytest
 
 from muster.core.batch import Batch
+from muster.core.errors import InventoryError, RecipeError
 from muster.core.inventory import parse_hosts
 from muster.core.job import Job, Placement, place
 from muster.core.recipe import Launch, Recipe
-from muster.launchers import local, ssh
-from muster.launchers.base import agent_source
+from muster.core.slurm import parse_ask
+from muster.launchers import local, openmpi, pdsh, slurm, ssh
+from muster.launchers.base import Home, Request, agent_source
 from muster.planner.decide import Decided
-from muster.shell import FakeShell, Process
 from muster.stages.orders import greeting, orders, torchrun_argv
 
 FOLDER = Path(__file__).parent
@@ -38,6 +40,14 @@ def places(hosts: str, slots: int = 1) -> tuple[Placement, ...]:
     return place([(host, host.slots or slots) for host in parse_hosts(hosts).hosts])
 
 
+HOME = Home(("10.0.0.9", "fd00::9"), 40000, "5ec4e7")
+
+
+def told(request: Request) -> list[str]:
+    """A request's environment, then its words."""
+    return [*(f"{name}={shlex.quote(value)}" for name, value in request.env.items()), *request.argv]
+
+
 def lines(*commands: list[str]) -> str:
     """One word a line, so that a difference is one line; a blank line between commands."""
     return "\n\n".join("\n".join(command) for command in commands)
@@ -52,6 +62,14 @@ LAUNCHES: list[tuple[str, ModuleType, str, dict[str, Any]]] = [
         "node1",
         {"ssh_options": ["-F", "/x/ssh config", "-p", "2222"], "lease": 60, "connect_timeout": 0.5},
     ),
+    ("pdsh.txt", pdsh, "node1:2,me@node2.example.org", {"ssh_options": ["-F", "/x/%d"], "options": ["-b"]}),
+    (
+        "openmpi.txt",
+        openmpi,
+        "node1:2,node2.example.org",
+        {"python": "/opt/python", "options": ["--mca", "a", "b"]},
+    ),
+    ("slurm.txt", slurm, "node[01-03]:8,gpu7", {"options": ["--gres=gpu:8"]}),
 ]
 
 
@@ -62,19 +80,66 @@ def test_the_command_that_starts_an_agent(
     name: str, launcher: ModuleType, hosts: str, launch: dict[str, Any]
 ) -> None:
     settings = Launch.model_validate(launch)
-    same_as_golden(name, lines(*(launcher.describe(place, settings, "job-1") for place in places(hosts))))
+    made = launcher.requests(places(hosts), settings, "job-1", HOME if launcher.DIALS else None)
+    assert [host for request in made for host in request.hosts] == [place.host for place in places(hosts)]
+    assert {request.dials for request in made} == {launcher.DIALS}
+    same_as_golden(name, lines(*map(told, made)))
 
 
-@pytest.mark.parametrize(("launcher", "hosts"), [(local, "local:1"), (ssh, "node1")], ids=["local", "ssh"])
-def test_what_is_described_is_what_is_started(launcher: ModuleType, hosts: str) -> None:
-    class Started:
-        pid = 1
+@pytest.mark.parametrize(
+    ("launcher", "hosts"), [(pdsh, "[fe80::1]"), (openmpi, "me@node1"), (openmpi, "node_1")]
+)
+def test_hosts_that_a_program_cannot_name(launcher: ModuleType, hosts: str) -> None:
+    with pytest.raises(InventoryError) as caught:
+        launcher.requests(places(hosts), Launch(), "job-1", HOME)
+    assert caught.value.hint
 
-    process: Process = Started()  # type: ignore[assignment]
-    shell = FakeShell(answer=lambda argv: process)
-    (only,) = places(hosts)
-    assert launcher.connect(only, Launch(), "job-1", shell) is process
-    assert shell.started == [launcher.describe(only, Launch(), "job-1")]
+
+@pytest.mark.parametrize("launcher", [pdsh, openmpi])
+def test_a_space_would_be_two_options(launcher: ModuleType) -> None:
+    with pytest.raises(RecipeError, match="splits at spaces"):
+        launcher.requests(places("node1"), Launch(ssh_options=["-F", "/x/ssh config"]), "job-1", HOME)
+
+
+def test_the_secret_is_no_argument_where_the_environment_can_bring_it() -> None:
+    for launcher in (openmpi, slurm):
+        for request in launcher.requests(places("node1,node2"), Launch(), "job-1", HOME):
+            assert HOME.secret not in " ".join(request.argv)
+            assert HOME.secret in request.env.values()
+
+
+BATCH = slurm.Batch(
+    python="/opt/venv/bin/python",
+    recipe="/runs/it's one/submitted.yaml",
+    run="/runs/it's one",
+    output="/runs/50%/job.log",
+    folder="/home/me and you",
+    name="it's one",
+    ticket="7ea",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "ask", "launch"),
+    [
+        ("batch.sh", "slurm:/3", {}),
+        (
+            "batch_all.sh",
+            "slurm:gpu/4x8",
+            {
+                "slurm": {
+                    "minutes": 90, "gres": "gpu:h100:8", "account": "a", "qos": "high",
+                    "constraint": "[r1|r2]",
+                    "whole_nodes": False, "requeue": True, "grace": 120,
+                }
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_the_batch_script(name: str, ask: str, launch: dict[str, Any]) -> None:
+    text = slurm.batch_script(parse_ask(ask), Launch.model_validate(launch), BATCH)
+    same_as_golden(name, text)
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
 def test_a_plain_command_on_a_host() -> None:

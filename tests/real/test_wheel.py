@@ -42,7 +42,7 @@ def test_control_side_without_torch(installed: Path, tmp_path: Path) -> None:
         run(installed, tmp_path, "train", "demo", "--hosts", "a:2,b:2", "--dry-run", "--json").stdout
     )
     assert plan["world_size"] == 4
-    assert [host["connect"][0] for host in plan["hosts"]] == ["ssh", "ssh"]
+    assert [each["command"][0] for each in plan["launch"]] == ["ssh", "ssh"]
     assert json.loads(run(installed, tmp_path, "schema", "recipe").stdout)["title"] == "Muster recipe"
     assert json.loads(run(installed, tmp_path, "ls", "--json").stdout) == []
     refused = run(installed, tmp_path, "train", "demo", "--hosts", "local:1")

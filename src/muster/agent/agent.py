@@ -35,6 +35,8 @@ GRACE = 1.5  # seconds between SIGTERM and SIGKILL
 OUT_LIMIT = (
     1 << 20
 )  # bytes waiting to be sent above which files are not read further: they keep what is unsent
+# What mpirun and srun tell the one process that they started: its ranks are others.
+NOT_THEIRS = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "SLURM_PROCID", "SLURM_LOCALID")
 PACKAGES = (
     "torch",
     "transformers",
@@ -297,6 +299,22 @@ def adopt_orphans() -> None:
         pass
 
 
+def reached_at() -> Optional[str]:
+    """This host's own address of the connection that it was reached by: the one it dialled, or ssh's.
+
+    In this order: Slurm gives a job the environment of where it was submitted, SSH_CONNECTION included.
+    """
+    try:
+        with socket.socket(fileno=os.dup(0)) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6):
+                address = str(connection.getsockname()[0])
+                return address[7:] if address.startswith("::ffff:") else address
+    except OSError:
+        pass
+    ssh = os.environ.get("SSH_CONNECTION", "").split()
+    return ssh[2] if len(ssh) == 4 else None
+
+
 def source_address(peer: str, port: int) -> Optional[str]:
     """The address from which this host reaches `peer`. Sends nothing: a datagram socket is only connected."""
     for info in _resolve(peer, port):
@@ -449,9 +467,6 @@ class Agent:
 
     def facts(self) -> Dict[str, Any]:
         memory = meminfo()
-        names = {}  # type: Dict[str, Optional[str]]
-        ssh = os.environ.get("SSH_CONNECTION", "").split()
-        names["ssh_address"] = ssh[2] if len(ssh) == 4 else None
         return {
             "hostname": socket.gethostname(),
             "system": platform.platform(),
@@ -459,7 +474,7 @@ class Agent:
             "memory_total": memory.get("MemTotal"),
             "gpus": gpu_facts(),
             "agent_python": platform.python_version(),
-            **names,
+            "address": reached_at(),
         }
 
     def find_python(self) -> str:
@@ -584,7 +599,7 @@ class Agent:
         """The ranks' environment: the host's, Muster's defaults where the host has none, the recipe's on
         top."""
         spec = self.spec
-        env = dict(os.environ)
+        env = {name: value for name, value in os.environ.items() if not name.startswith(NOT_THEIRS)}
         env["PYTHONUNBUFFERED"] = "1"
         env["OMP_NUM_THREADS"] = str(spec["threads"])
         env.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -709,6 +724,8 @@ class Agent:
             self.say("error", what="the agent failed: %s: %s" % (type(error).__name__, error), hint=None)
         self.end_ranks()
         self.drain()
+        if self.spec.get("scratch") and self.place:  # a folder of this job alone, not worth keeping
+            shutil.rmtree(self.base, ignore_errors=True)
         self.say("exit", code=code, why=self.why)
         self.send_all(min(10.0, float(self.spec.get("lease", 5))))
         return code if code is not None else 1

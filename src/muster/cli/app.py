@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from typing import Annotated, Any
@@ -9,8 +10,23 @@ from typing import Annotated, Any
 import typer
 
 from muster import __version__
-from muster.cli import ask, demo, ls, report, resume, schema, show, stop, train
 from muster.cli.output import fail
+
+VERBS = (
+    "demo",
+    "check",
+    "prepare",
+    "train",
+    "ask",
+    "resume",
+    "ls",
+    "show",
+    "stop",
+    "report",
+    "gather",
+    "join",
+    "schema",
+)
 
 app = typer.Typer(
     name="muster",
@@ -21,9 +37,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, train, ask, resume, ls, show, stop, report, schema):
-    name = verb.__name__.rpartition(".")[2]
-    app.command(name, epilog=verb.EXAMPLES)(getattr(verb, name))
+for name in VERBS:  # muster.cli.NAME has a function NAME and EXAMPLES
+    module = importlib.import_module(f"muster.cli.{name}")
+    app.command(name, epilog=module.EXAMPLES)(getattr(module, name))
 
 
 def _version(wanted: bool) -> None:

@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from muster.cli.options import Json, Root, Run
+
+if TYPE_CHECKING:
+    from muster.core.result import Result
+    from muster.store.runfolder import RunFolder
 
 EXAMPLES = """Examples:
 
   muster show last
 
+  muster show last --follow
+
   muster show last --json"""
 
 
-def show(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
+def show(
+    run: Run,
+    root: Root = Path("runs"),
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Watch it until it ends; Ctrl-C ends the watching alone.")
+    ] = False,
+    json: Json = False,
+) -> int:
     """Show a run: its result, or how far it has come."""
     from muster.cli.output import print_json, print_result
+    from muster.stages.runs import queued
     from muster.stages.runs import show as run_show
     from muster.store.runfolder import find_run
 
-    shown = run_show(find_run(run, root))
+    folder = find_run(run, root)
+    if follow:
+        watch(folder, stops=False)
+    shown = run_show(folder)
     if json:
         print_json(
             {
@@ -38,9 +58,21 @@ def show(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
         print_result(shown.result, shown.run)
     else:
         loss = f", loss {shown.loss:.4f}" if shown.loss is not None else ""
-        hosts = ", ".join(place["host"] for place in shown.job["placements"])
-        print(f"  {shown.state}: step {shown.step} of {shown.total_steps or '?'}{loss}; hosts {hosts}")
+        hosts = ", ".join(place["host"] for place in shown.job.get("placements", [])) or "not known yet"
+        step = f"step {shown.step} of {shown.total_steps or '?'}{loss}"
+        print(f"  {shown.state}: {queued(folder) or step}; hosts {hosts}")
     for name, path in (("folder", shown.run.path), ("report", shown.run.report), ("logs", shown.run.logs)):
         if path.exists():
             print(f"  {name:<22} {path}")
     return 0
+
+
+def watch(run: RunFolder, *, stops: bool) -> Result | None:
+    """Show a run's progress as it happens. `stops`: Ctrl-C stops the run."""
+    from muster.cli.output import err_console
+    from muster.cli.progress import ProgressView
+    from muster.stages.follow import follow
+
+    console = err_console()
+    with ProgressView(console) as view:
+        return follow(run, watch=view, announce=view.announce, say=console.print, stops=stops)

@@ -19,12 +19,19 @@ def stop(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
 
     folder = find_run(run, root)
     result = run_stop(folder)
+    cancelled = folder.state() == "cancelled"
     if json:
         print_json(
-            {"id": folder.id, "stopped": result is not None, "status": result.status if result else None}
+            {
+                "id": folder.id,
+                "stopped": result is not None or cancelled,
+                "status": "cancelled" if cancelled else result.status if result else None,
+            }
         )
+    elif cancelled:
+        print(f"{folder.id}: cancelled before it began")
     elif result is None:
         err_console().print("asked; the controller has not answered yet")
     else:
         print(f"{folder.id}: {result.status} at step {result.steps}")
-    return 0 if result is not None else 1
+    return 0 if result is not None or cancelled else 1

@@ -38,30 +38,58 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run, and start nothing.")
     ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="With slurm:, submit and return; `muster show RUN --follow`.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Run a recipe on hosts: one command, all hosts, one result."""
     from muster.stages.prepare import prepare
 
-    prepared = prepare(recipe, hosts, overrides or [])
+    prepared = prepare(recipe, hosts, overrides or [], waits=True)
+    run = _folder(prepared, output, root)
+    if prepared.inventory.ask is not None:
+        return _submit(prepared, run, detach=detach, dry_run=dry_run, json=json)
     if dry_run:
         return _dry_run(prepared, json)
-    return launch(prepared, output=output, root=root, json=json)
+    return launch(prepared, run, json=json)
 
 
-def launch(prepared: Prepared, *, output: Path | None, root: Path, json: bool) -> int:
+def _folder(prepared: Prepared, output: Path | None, root: Path) -> RunFolder:
+    from muster.store.runfolder import RunFolder, new_run_folder
+
+    if output:
+        return RunFolder(output.absolute())
+    model = (prepared.recipe.model.name or "custom").rstrip("/").rpartition("/")[2]
+    return new_run_folder(root, workload=prepared.recipe.workload, model=model)
+
+
+def _submit(prepared: Prepared, run: RunFolder, *, detach: bool, dry_run: bool, json: bool) -> int:
+    """Hand the job to Slurm, and watch it unless it is detached."""
+    from muster.cli.output import err_console, print_json
+    from muster.cli.show import watch
+    from muster.stages.submit import script, submit
+
+    if dry_run:
+        text = script(prepared, run, "<a ticket>")
+        print_json({"script": text}) if json else print(text, end="")
+        return 0
+    job = submit(prepared, run)
+    err_console().print(f"submitted as Slurm job {job}\nrun folder  {run.path}")
+    if not detach:
+        result = watch(run, stops=True)
+        assert result is not None  # Ctrl-C stops the job, so the watching ends with it
+        return finish(result, run, json=json)
+    print_json({"id": run.id, "path": str(run.path), "slurm_job": job}) if json else print(run.path)
+    return 0
+
+
+def launch(prepared: Prepared, run: RunFolder, *, json: bool) -> int:
     """Train with live progress, then print the result. -> exit code."""
     from muster.cli.output import err_console
     from muster.cli.progress import ProgressView
     from muster.stages.train import train as run_train
-    from muster.store.runfolder import RunFolder, new_run_folder
 
-    model = (prepared.recipe.model.name or "custom").rstrip("/").rpartition("/")[2]
-    run = (
-        RunFolder(output.absolute())
-        if output
-        else new_run_folder(root, workload=prepared.recipe.workload, model=model)
-    )
     console = err_console()
     with ProgressView(console) as view:
         result = run_train(prepared, run, watch=view, announce=view.announce)

@@ -1,19 +1,25 @@
-"""The hosts of a cluster, from any source: a hostfile, a plain list, `host1,host2:8`, `local:2`, `local:2x1`.
+"""The hosts of a cluster, from any source: a hostfile, a plain list, an inventory of `muster check`,
+`host1,host2:8`, `local:2`, `local:2x1`, `slurm:`.
 
 Parsing is pure; only `read_inventory` touches a file.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from muster.core.errors import InventoryError
+from muster.core.slurm import SlurmAsk, allocation, parse_ask
 
 MAX_SLOTS = 1024
 MAX_HOSTS = 100_000
+INVENTORY_VERSION = 1
 # No leading dash anywhere: ssh would take `-Ffile@host` for an option.
 _NAME = re.compile(
     r"(?:[A-Za-z0-9_.][A-Za-z0-9_.\-]*@)?"
@@ -48,6 +54,7 @@ class Inventory:
     hosts: tuple[Host, ...]
     launcher: str
     source: str
+    ask: SlurmAsk | None = None  # nodes that Slurm has yet to give: there are no hosts then
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,10 +62,11 @@ class Inventory:
         return tuple(host.label for host in self.hosts)
 
 
-def read_inventory(text: str) -> Inventory:
+def read_inventory(text: str, *, waits: bool = False) -> Inventory:
     """Whatever a user gives as HOSTS. A name of an existing file is read as a host file.
 
-    Raises InventoryError: nothing given, an unreadable or empty file, malformed slots, a duplicate host.
+    `waits`: nodes that Slurm has yet to give will do. Raises InventoryError: nothing given, an unreadable or
+    empty file, malformed slots, a duplicate host, no allocation.
     """
     text = text.strip()
     if not text:
@@ -77,18 +85,23 @@ def read_inventory(text: str) -> Inventory:
             ) from None
         except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name with a null byte
             raise InventoryError(f"cannot be read: {error}", where=text) from None
+        if content.lstrip().startswith("{"):
+            return parse_inventory(content, source=text)
         return parse_hostfile(content, source=text)
-    return parse_hosts(text)
-
-
-def parse_hosts(text: str) -> Inventory:
-    """HOSTS on the command line (see the module's first line). Pure."""
-    if text == "slurm:" or text.startswith("slurm:"):
+    inventory = parse_hosts(text, os.environ)
+    if inventory.ask is not None and not waits:
         raise InventoryError(
-            "hosts from Slurm are not supported yet",
+            "this is not inside a Slurm allocation, so there are no hosts yet",
             where=text,
-            hint="inside an allocation: --hosts $(scontrol show hostnames | paste -sd,)",
+            hint="salloc --nodes=N first; `muster train` submits a batch job by itself",
         )
+    return inventory
+
+
+def parse_hosts(text: str, env: Mapping[str, str] | None = None) -> Inventory:
+    """HOSTS on the command line (see the module's first line). Pure. `env`: of a process in a Slurm job."""
+    if text.startswith("slurm:"):
+        return _slurm(text, env or {})
     local = _LOCAL.fullmatch(text)
     if local:
         return _parse_local(text, local["a"], local["b"])
@@ -135,10 +148,60 @@ def parse_hostfile(content: str, *, source: str) -> Inventory:
     return _checked(hosts, launcher="ssh", source=source)
 
 
+def parse_inventory(content: str, *, source: str) -> Inventory:
+    """An inventory as `muster check` and `muster gather` write it: hosts with a name and slots. Pure."""
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InventoryError(f"is not valid JSON: {error}", where=source) from None
+    entries = data.get("hosts")
+    launcher = data.get("launcher", "ssh")
+    if data.get("muster") != "inventory" or not isinstance(entries, list) or not isinstance(launcher, str):
+        raise InventoryError(
+            "is not an inventory", where=source, hint="muster check HOSTS --output FILE writes one"
+        )
+    if data.get("version") != INVENTORY_VERSION:
+        raise InventoryError(f"is an inventory of version {data.get('version')!r}", where=source)
+    if not entries:
+        raise InventoryError("has no hosts", where=source)
+    hosts = []
+    for number, entry in enumerate(entries):
+        where = f"{source}: hosts[{number}]"
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise InventoryError(f"{name!r} is not a host name", where=where)
+        slots = entry.get("slots")
+        hosts.append(Host(name, None if slots is None else _slots(str(slots), where=where)))
+    return _checked(hosts, launcher=launcher, source=source)
+
+
+def inventory_document(hosts: Iterable[Host], launcher: str) -> dict[str, Any]:
+    """The hosts as `parse_inventory` reads them."""
+    entries = [{"name": host.name, "slots": host.slots} for host in hosts]
+    return {"muster": "inventory", "version": INVENTORY_VERSION, "launcher": launcher, "hosts": entries}
+
+
 def format_hostfile(hosts: Iterable[Host]) -> str:
     """The hosts as a DeepSpeed hostfile; `parse_hostfile` reads it back."""
     lines = (host.name if host.slots is None else f"{host.name} slots={host.slots}" for host in hosts)
     return "".join(f"{line}\n" for line in lines)
+
+
+def _slurm(text: str, env: Mapping[str, str]) -> Inventory:
+    """The allocation's nodes (the first ones, where fewer are asked for); outside of one, what is asked
+    for."""
+    ask = parse_ask(text)
+    given = allocation(env)
+    if given is None:
+        return Inventory((), "slurm", text, ask)
+    parts = _split_outside_brackets(given.nodelist)
+    names = [name for part in parts for name in _unfold(part, where="SLURM_JOB_NODELIST")]
+    if ask.nodes is not None and ask.nodes > len(names):
+        raise InventoryError(
+            f"asks for {ask.nodes} nodes, and the allocation of job {given.job} has {len(names)}", where=text
+        )
+    slots = ask.slots or given.slots
+    return _checked([Host(name, slots) for name in names[: ask.nodes]], launcher="slurm", source=text)
 
 
 def _is_file(text: str) -> bool:

@@ -69,3 +69,26 @@ def place(hosts: list[tuple[Host, int]]) -> tuple[Placement, ...]:
         placements.append(Placement(host.label, host.address, slots, rank))
         rank += slots
     return tuple(placements)
+
+
+def read_job(data: dict[str, Any]) -> Job | None:
+    """job.json as the job that it was written from; None where it is not one."""
+    try:
+        batch = data["batch"]
+        return Job(
+            id=data["id"],
+            launcher=data["launcher"],
+            placements=tuple(
+                Placement(each["host"], each["address"], each["slots"], each["first_rank"])
+                for each in data["placements"]
+            ),
+            batch=Batch(micro=batch["micro"], accumulation=batch["accumulation"], global_=batch["global"]),
+            precision=data["precision"],
+            device=data["device"],
+            recipe=data["recipe"],
+            attempt=data["attempt"],
+            resume_step=data["resume_step"],
+            decisions=tuple(Decision(d["field"], d["value"], d["why"]) for d in data["decisions"]),
+        )
+    except (KeyError, TypeError):
+        return None

@@ -18,6 +18,8 @@ def _number_as_text(value: Any) -> Any:
 Auto = BeforeValidator(_auto_is_none)
 EnvText = Annotated[str, BeforeValidator(_number_as_text)]  # NCCL_IB_DISABLE: 1 needs no quotes
 PositiveInt = Annotated[int, Field(ge=1)]
+# One word of a batch script's #SBATCH line: nothing that ends it, quotes, or begins another option.
+SlurmText = Annotated[str, Field(pattern=r"^[A-Za-z0-9_\[(*][A-Za-z0-9_.:,|&*=+@/()\[\]-]*$")]
 AutoInt = Annotated[Annotated[int, Field(ge=1)] | None, Auto]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -175,10 +177,28 @@ class Measure(Section):
     profile: Literal["none"] = "none"
 
 
+class Slurm(Section):
+    """What is asked of Slurm where there is no allocation yet."""
+
+    partition: SlurmText | None = None
+    minutes: PositiveInt | None = Field(None, description="time limit; None: the partition's")
+    gres: SlurmText | None = Field(None, description="per node, such as gpu:8")
+    account: SlurmText | None = None
+    qos: SlurmText | None = None
+    constraint: SlurmText | None = None
+    whole_nodes: bool = Field(True, description="share no node with another job (--exclusive)")
+    requeue: bool = Field(
+        False, description="go on from the newest checkpoint when Slurm starts the job again"
+    )
+    grace: PositiveInt = Field(
+        60, description="seconds before the time limit at which the job is ended cleanly"
+    )
+
+
 class Launch(Section):
     """How the job is started and held."""
 
-    launcher: str = Field("auto", description="auto, local, ssh, or a third party's")
+    launcher: str = Field("auto", description="auto, local, ssh, pdsh, openmpi, slurm, or a third party's")
     python: str | None = Field(
         None, description="the interpreter on the hosts; default: the one running muster"
     )
@@ -198,9 +218,18 @@ class Launch(Section):
     threads: PositiveInt | None = Field(
         None, description="OMP_NUM_THREADS of a rank; None: cores / ranks on the host"
     )
-    ssh_options: list[str] = Field(
-        default_factory=list, description="put before the host, such as [-F, FILE]"
+    fanout: PositiveInt = Field(64, description="connections that are being made at once")
+    home: str | None = Field(
+        None,
+        description="this machine's address as hosts see it (pdsh, openmpi, slurm); None: found out",
     )
+    ssh_options: list[str] = Field(
+        default_factory=list, description="of every ssh connection, such as [-F, FILE]"
+    )
+    options: list[str] = Field(
+        default_factory=list, description="further arguments of pdsh, mpirun, srun or sbatch"
+    )
+    slurm: Slurm = Field(default_factory=Slurm)
 
 
 class Recipe(Section):

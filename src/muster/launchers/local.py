@@ -6,10 +6,10 @@ import sys
 
 from muster.core.job import Placement
 from muster.core.recipe import Launch
-from muster.launchers.base import agent_argv
-from muster.shell import Process, Shell
+from muster.launchers.base import Home, Request, agent_argv
 
 ONE_MACHINE = True
+DIALS = False
 
 
 def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
@@ -17,11 +17,6 @@ def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
     return argv
 
 
-def describe(place: Placement, launch: Launch, job_id: str) -> list[str]:
-    """The agent's command."""
-    return agent_argv(sys.executable, job_id)
-
-
-def connect(place: Placement, launch: Launch, job_id: str, shell: Shell) -> Process:
-    """Start the agent's interpreter. Raises JobError."""
-    return shell.start(describe(place, launch, job_id))
+def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: Home | None) -> list[Request]:
+    """One interpreter per pretend host."""
+    return [Request((place.host,), tuple(agent_argv(sys.executable, job_id))) for place in places]

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.core.batch import Batch
 from muster.core.errors import RunFolderError
-from muster.core.job import Decision, Job, Placement
+from muster.core.job import read_job
 from muster.core.result import Result
 from muster.store import events
 from muster.store.runfolder import RunFolder
@@ -111,29 +110,6 @@ def so_far(folder: Folder, job: dict[str, Any], last: float | None) -> Result | 
     try:
         return make_result(folder, made, status="stopped", failure=None, ended=last)
     except ValueError:  # a recipe of another version of muster
-        return None
-
-
-def read_job(data: dict[str, Any]) -> Job | None:
-    """job.json as the job that it was written from; None where it is not one."""
-    try:
-        batch = data["batch"]
-        return Job(
-            id=data["id"],
-            launcher=data["launcher"],
-            placements=tuple(
-                Placement(each["host"], each["address"], each["slots"], each["first_rank"])
-                for each in data["placements"]
-            ),
-            batch=Batch(micro=batch["micro"], accumulation=batch["accumulation"], global_=batch["global"]),
-            precision=data["precision"],
-            device=data["device"],
-            recipe=data["recipe"],
-            attempt=data["attempt"],
-            resume_step=data["resume_step"],
-            decisions=tuple(Decision(d["field"], d["value"], d["why"]) for d in data["decisions"]),
-        )
-    except (KeyError, TypeError):
         return None
 
 

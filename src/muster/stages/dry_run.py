@@ -5,13 +5,16 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from muster.core.hostlist import fold_hosts
 from muster.core.job import Job, place
 from muster.core.recipes import dump_yaml
+from muster.launchers.base import Home
 from muster.planner.decide import decide
 from muster.stages.orders import orders
 from muster.stages.prepare import Prepared
 
 FREE_PORT = "<a free port of the first host>"
+HOME = Home(("<this machine>",), "<a free port>", "<a one-time secret>")
 
 
 def dry_run(prepared: Prepared) -> dict[str, Any]:
@@ -44,11 +47,14 @@ def dry_run(prepared: Prepared) -> dict[str, Any]:
     if not recipe.launch.threads:
         depends.append("OMP_NUM_THREADS = the host's cores / its ranks")
     return {
+        "launch": [
+            {"hosts": list(each.hosts), "command": list(each.argv), "environment": dict(each.env)}
+            for each in prepared.launcher.requests(job.placements, recipe.launch, job.id, HOME)
+        ],
         "hosts": [
             {
                 "host": p.host,
                 "ranks": list(p.ranks),
-                "connect": prepared.launcher.describe(p, recipe.launch, job.id),
                 "start": told[p.host]["host"]["argv"],
                 "environment": told[p.host]["host"]["env"],
             }
@@ -70,14 +76,12 @@ def format_dry_run(plan: dict[str, Any]) -> str:
     import json
 
     lines = []
+    for each in plan["launch"]:
+        lines += [f"# starts the agent of {fold_hosts(each['hosts'])}, which then gets its source from here"]
+        lines += [_command(each["environment"], each["command"]), ""]
     for host in plan["hosts"]:
-        lines.append(f"# {host['host']}: ranks {host['ranks'][0]} to {host['ranks'][-1]}")
-        lines.append("# the agent, which reads its own source from its standard input")
-        lines.append(shlex.join(host["connect"]))
-        lines.append("# the agent starts")
-        variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in host["environment"].items())
-        lines.append(f"{variables} {shlex.join(host['start'])}".strip())
-        lines.append("")
+        lines.append(f"# {host['host']}, ranks {host['ranks'][0]} to {host['ranks'][-1]}: the agent starts")
+        lines += [_command(host["environment"], host["start"]), ""]
     batch = plan["batch"]
     lines.append(
         f"# {plan['world_size']} ranks, {plan['precision']} on {plan['device']}, "
@@ -89,3 +93,8 @@ def format_dry_run(plan: dict[str, Any]) -> str:
         lines += ["", "# DeepSpeed's configuration", json.dumps(plan["deepspeed"], indent=2)]
     lines += ["", "# recipe.yaml", dump_yaml(plan["recipe"])]
     return "\n".join(lines)
+
+
+def _command(environment: dict[str, str], argv: list[str]) -> str:
+    variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
+    return f"{variables} {shlex.join(argv)}".strip()

@@ -32,13 +32,13 @@ class Prepared:
     env: dict[str, str]
 
 
-def prepare(source: str, hosts: str, overrides: list[str]) -> Prepared:
-    """Read and check everything that can be checked before a host is asked.
+def prepare(source: str, hosts: str, overrides: list[str], *, waits: bool = False) -> Prepared:
+    """Read and check everything that can be checked before a host is asked. `waits`: see read_inventory.
 
     Raises RecipeError, InventoryError, DataError.
     """
     recipe = absolute(load_recipe(source, overrides))
-    inventory = read_inventory(hosts)
+    inventory = read_inventory(hosts, waits=waits)
     return check(recipe, inventory)
 
 

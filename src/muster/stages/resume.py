@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 from muster.core.errors import RunFolderError
-from muster.core.inventory import Host, Inventory
+from muster.core.inventory import Host, Inventory, read_inventory
 from muster.core.job import Job
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe
 from muster.core.result import Result
+from muster.launchers.slurm import TICKET
 from muster.shell import Shell
 from muster.stages.prepare import check
 from muster.stages.recorder import Watcher
@@ -29,7 +31,8 @@ def resume(
     state = run.state()
     if state == "succeeded":
         raise RunFolderError("is finished: there is nothing to resume", where=run.id)
-    if state in ("running", "elsewhere"):
+    if state == "running" or (state == "elsewhere" and not run.waits_for(os.environ.get(TICKET))):
+        # (Slurm starts a batch job again only when its first start is over: what looks alive is not.)
         controller = run.read_json(run.controller)
         raise RunFolderError(
             f"is being run by process {controller.get('pid')} on {controller.get('machine')}",
@@ -44,8 +47,10 @@ def resume(
 
 
 def frozen_inventory(job: dict[str, Any]) -> Inventory:
-    """The hosts of a run as they were given."""
+    """The hosts of a run as they were given; those of Slurm as they are given now."""
     data = job["inventory"]
+    if data["source"].startswith("slurm:"):
+        return read_inventory(data["source"])
     hosts = tuple(Host(host["name"], host["slots"]) for host in data["hosts"])
     return Inventory(hosts, data["launcher"], data["source"])
 

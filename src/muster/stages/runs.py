@@ -9,6 +9,7 @@ from typing import Any
 
 from muster.core.errors import RunFolderError
 from muster.core.result import Result
+from muster.stages.submit import cancel, whereabouts
 from muster.store import events
 from muster.store.queries import runs_table
 from muster.store.runfolder import RunFolder
@@ -45,16 +46,20 @@ def show(run: RunFolder) -> Shown:
         step=max(folder.windows, default=0),
         total_steps=started.total_steps if started else None,
         loss=logs[-1].loss if logs else None,
-        job=run.read_json(run.job),
+        job=run.read_json(run.job) if run.job.exists() else {},
     )
 
 
 def stop(run: RunFolder, *, patience: float = 30) -> Result | None:
     """Ask the run's controller to stop the job on all hosts, and wait for the result.
 
-    None: it did not end within `patience` seconds (the request stands). Raises RunFolderError.
+    A run that Slurm has not begun is cancelled. None: that, or it did not end within `patience` seconds (the
+    request stands). Raises RunFolderError, and JobError where Slurm does not answer.
     """
     state = run.state()
+    if state == "submitted":
+        cancel(run)
+        return None
     if state not in ("running", "elsewhere"):
         raise RunFolderError(f"is not running: it is {state}", where=run.id)
     run.stop_request.touch()
@@ -71,3 +76,13 @@ def stop(run: RunFolder, *, patience: float = 30) -> Result | None:
             )
         time.sleep(0.2)
     return None
+
+
+def queued(run: RunFolder) -> str | None:
+    """What Slurm says of a run that it has not begun; None: no batch system has it, or it has begun."""
+    if run.state() != "submitted":
+        return None
+    about = whereabouts(run)
+    return f"Slurm job {about.job}, {(about.state or 'not known to Slurm any more').lower()}" + (
+        f": {about.reason}" if about.reason else ""
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import secrets
 import sys
@@ -19,6 +20,7 @@ from muster.core.recipes import dump_yaml
 from muster.core.result import Failure, Result
 from muster.core.secrets import masked
 from muster.core.zero import read_user_config
+from muster.launchers.slurm import TICKET
 from muster.planner.decide import Decided, check_disk, decide
 from muster.shell import RealShell, Shell
 from muster.stages.orders import code, greeting, orders
@@ -74,7 +76,8 @@ def train(
     """
     attempt = attempt or Attempt()
     shell = shell or RealShell()
-    if not attempt.resume and run.path.exists():
+    ticket = os.environ.get(TICKET)
+    if not attempt.resume and run.path.exists() and not ticket:
         run.create()  # raises: it is there already
     places = place([(host, host.slots or 1) for host in prepared.inventory.hosts])
     nonce = f".muster-{secrets.token_hex(8)}"
@@ -102,7 +105,7 @@ def train(
             )
             ready = agree(prepared, run, facts, attempt)
             if not attempt.resume:
-                run.create()
+                run.create(ticket)
             with claim or run.claim() as held:
                 return _run(prepared, run, held, supervisor, ready, facts, watch, announce, shell)
     finally:
@@ -172,13 +175,13 @@ def common_checkpoint(facts: Facts) -> int | None:
 
 
 def rendezvous_address(prepared: Prepared, facts: dict[str, Any], first: Placement) -> str:
-    """Where ranks meet: this machine, or the first host's address as its sshd was reached."""
+    """Where ranks meet: this machine, or the first host's address as it was reached."""
     if prepared.launcher.ONE_MACHINE:
         return "127.0.0.1"
-    address = facts.get("ssh_address") or first.host
+    address = facts.get("address") or first.host
     if len(prepared.inventory.hosts) > 1 and (address.startswith("127.") or address == "::1"):
         raise UsageError(
-            f"its sshd was reached at {address} (a forwarded port?), where the other hosts cannot meet it",
+            f"it was reached at {address} (a forwarded port?), where the other hosts cannot meet it",
             host=first.host,
             hint="launch.address=ADDRESS of the first host as the others see it",
         )

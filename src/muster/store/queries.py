@@ -37,7 +37,9 @@ def runs_table(root: Path, where: str | None = None) -> list[dict[str, Any]]:
     if where is None:
         known = {row["id"] for row in rows}
         rows += [
-            _unfinished(run.id, run.state(), run.read_json(run.job)) for run in runs if run.id not in known
+            _unfinished(run.id, run.state(), run.read_json(run.job) if run.job.exists() else {})
+            for run in runs
+            if run.id not in known
         ]
     return sorted(rows, key=lambda row: str(row["id"]))
 

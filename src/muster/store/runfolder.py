@@ -19,6 +19,7 @@ from muster.core.result import Result
 from muster.store.atomic import write_json
 
 DEFAULT_ROOT = Path("runs")
+_MARKS = ("submission.json", "job.json")  # a folder with one of them is a run's
 
 
 STALE = 60.0  # seconds after which a controller on another machine counts as gone
@@ -133,6 +134,26 @@ class RunFolder:
         """`muster stop` creates it; the controller obeys."""
         return self.path / "stop.request"
 
+    @property
+    def submission(self) -> Path:
+        """What was handed to a batch system: there before the job is, and the way to find it again."""
+        return self.path / "submission.json"
+
+    @property
+    def submitted_recipe(self) -> Path:
+        """The recipe that the batch job reads."""
+        return self.path / "submitted.yaml"
+
+    @property
+    def batch_script(self) -> Path:
+        """What the batch system runs."""
+        return self.path / "job.sh"
+
+    @property
+    def batch_output(self) -> Path:
+        """What the batch job printed."""
+        return self.path / "job.log"
+
     def host_log(self, host: str) -> Path:
         """What torchrun and the agent said on a host."""
         return self.logs / f"{_safe(host)}.log"
@@ -141,10 +162,14 @@ class RunFolder:
         """What a rank printed."""
         return self.logs / f"{_safe(host)}.rank{rank}.log"
 
-    def create(self) -> None:
-        """Make the folder. Raises RunFolderError where it is there already or cannot be made."""
+    def create(self, ticket: str | None = None) -> None:
+        """Make the folder. Raises RunFolderError where it is there already or cannot be made.
+
+        `ticket`: of the batch job that this is; a folder that was made for that job is its own.
+        """
         try:
-            self.path.mkdir(parents=True, exist_ok=False)
+            if self.job.exists() or not self.waits_for(ticket):
+                self.path.mkdir(parents=True, exist_ok=False)
             self.logs.mkdir()
         except FileExistsError:
             raise RunFolderError(
@@ -154,6 +179,12 @@ class RunFolder:
             ) from None
         except OSError as error:
             raise RunFolderError(f"cannot be made: {error.strerror}", where=str(self.path)) from None
+
+    def waits_for(self, ticket: str | None) -> bool:
+        """Whether the folder was made for the batch job with this ticket."""
+        if ticket is None or not self.submission.is_file():
+            return False
+        return bool(self.read_json(self.submission).get("ticket") == ticket)
 
     def claim(self) -> Claim:
         """Make this process the run's controller until it ends or gives it back. Raises RunFolderError."""
@@ -226,10 +257,12 @@ class RunFolder:
 
     def state(self) -> str:
         """succeeded, failed, stopped, timeout; running; interrupted (no result and no controller);
-        elsewhere."""
+        elsewhere; submitted (a batch system has it, and has not begun it), cancelled."""
         result = self.read_result()
         if result is not None:
             return result.status
+        if self.submission.is_file() and not self.job.exists():
+            return "cancelled" if self.read_json(self.submission).get("cancelled") else "submitted"
         alive = self.controller_alive()
         if alive is None:
             return "elsewhere"
@@ -247,7 +280,7 @@ def find_run(text: str, root: Path = DEFAULT_ROOT) -> RunFolder:
     """A run by path, by id under `root`, by a unique part of its id, or `last`. Raises RunFolderError."""
     try:
         path = Path(text).expanduser()
-        if (path / "job.json").is_file():
+        if any((path / name).is_file() for name in _MARKS):
             return RunFolder(path.absolute())
     except (OSError, RuntimeError):  # longer than a file name can be; ~nobody
         pass
@@ -270,13 +303,14 @@ def list_runs(root: Path = DEFAULT_ROOT) -> list[RunFolder]:
     """The runs under `root`, in the order of their (last) start: their names may be of the user's choice."""
     if not root.is_dir():
         return []
-    found = []
-    for path in root.glob("*/job.json"):
-        try:
-            found.append((path.stat().st_mtime_ns, path.parent.absolute()))
-        except FileNotFoundError:  # deleted just now
-            continue
-    return [RunFolder(path) for _, path in sorted(found)]
+    found: dict[Path, int] = {}
+    for name in _MARKS:  # the job's own mark is the later one
+        for path in root.glob(f"*/{name}"):
+            try:
+                found[path.parent.absolute()] = path.stat().st_mtime_ns
+            except FileNotFoundError:  # deleted just now
+                continue
+    return [RunFolder(path) for path, _ in sorted(found.items(), key=lambda item: (item[1], item[0]))]
 
 
 def _safe(name: str) -> str:

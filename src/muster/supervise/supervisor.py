@@ -6,7 +6,6 @@ Two phases, so that nothing starts unless everything can: `greet` connects and a
 
 from __future__ import annotations
 
-import selectors
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,10 +17,11 @@ from muster.core.job import Placement
 from muster.core.recipe import Launch
 from muster.launchers.base import agent_source
 from muster.shell import Shell
+from muster.supervise.doorbell import silent_hosts
+from muster.supervise.fleet import Fleet
 from muster.supervise.link import Link
 
-_TICK = 0.1
-_BEAT = 1.0
+_WORDS = 4.0  # seconds more for pdsh, mpirun or srun to say which host they did not reach
 _PARTING = 8.0  # seconds that agents get to clean up and say so, after they were told to stop
 
 
@@ -59,14 +59,9 @@ class Supervisor:
     def __init__(
         self, places: tuple[Placement, ...], launcher: ModuleType, launch: Launch, job_id: str, shell: Shell
     ) -> None:
-        self.launch = launch
-        self.launcher = launcher
-        self.job_id = job_id
-        self.shell = shell
-        self.places = places
-        self.links: list[Link] = []
-        self.selector = selectors.DefaultSelector()
-        self._beaten = 0.0
+        self.launch, self.launcher, self.shell = launch, launcher, shell
+        self.fleet = Fleet(places, launcher, launch, job_id, shell, agent_source())
+        self.links = self.fleet.links
 
     def __enter__(self) -> Supervisor:
         return self
@@ -77,14 +72,13 @@ class Supervisor:
         for link in self.links:
             link.tell("stop")
         limit = time.monotonic() + _PARTING
-        while time.monotonic() < limit and not all(link.ended for link in self.links):
-            self._turn(lambda link, message: self._note(link, message))
-        for link in self.links:
-            if not link.ended:
-                link.give_up("did not end in time")
-            link.close_input()
-            link.process.wait()
-        self.selector.close()
+        while time.monotonic() < limit and not all(link.ended for link in self._met()):
+            self.fleet.turn(self._note)
+        self.fleet.close()
+
+    def _met(self) -> list[Link]:
+        """Links to hosts that something was ever sent to."""
+        return [link for link in self.links if link.wire is not None]
 
     def greet(self, specs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """Connect to every host and hear its facts. Label -> facts.
@@ -92,32 +86,30 @@ class Supervisor:
         Every host gets its chance before an error is raised. Raises InventoryError (hosts that cannot be
         reached, with those that can) and UsageError (what an agent refuses: a port that is taken).
         """
-        for place in self.places:
-            link = Link(place, self.launcher.connect(place, self.launch, self.job_id, self.shell))
-            link.send(agent_source())
-            link.tell("spec", **specs[place.host])
-            self.links.append(link)
-            for descriptor in (link.output, link.errors):
-                self.selector.register(descriptor, selectors.EVENT_READ, link)
-        limit = time.monotonic() + self.launch.connect_timeout
+        for link in self.links:
+            link.tell("spec", **specs[link.place.host])
+        patience = self.launch.connect_timeout
+        # One process for all says what went wrong when its own connections have timed out, and not before.
+        extra = _WORDS if self.fleet.dials else 0.0
         while True:
             waiting = [link for link in self.links if not (link.facts or link.problem or link.ended)]
             if not waiting:
                 break
-            if time.monotonic() > limit:
-                for link in waiting:
-                    link.give_up(f"no answer within {self.launch.connect_timeout:g} s")
-                break
-            self._turn(lambda link, message: self._note(link, message))
+            for link in waiting:
+                if link.begun is not None and time.monotonic() > link.begun + patience + extra:
+                    self.fleet.give_up(link, f"no answer within {patience:g} s")
+            self.fleet.turn(self._note)
         self._raise_refusals()
         return {link.place.host: dict(link.facts or {}) for link in self.links}
 
     def _raise_refusals(self) -> None:
-        reached = [link.place.host for link in self.links if link.facts or link.problem]
         unreached = [link for link in self.links if not (link.facts or link.problem)]
         if unreached:
-            first = unreached[0]
-            more = f" (and {', '.join(link.place.host for link in unreached[1:])})" if unreached[1:] else ""
+            self._find_the_guilty(unreached)
+            unreached = [link for link in unreached if link.accused] or unreached
+            reached = [link.place.host for link in self.links if link not in unreached]
+            first, *others = unreached
+            more = f" (and {', '.join(link.place.host for link in others)})" if others else ""
             raise InventoryError(
                 f"cannot be reached: {first.why_unreachable()}{more}",
                 host=first.place.host,
@@ -126,6 +118,16 @@ class Supervisor:
         for link in self.links:
             if link.problem:
                 raise UsageError(link.problem[0], host=link.place.host, hint=link.problem[1])
+
+    def _find_the_guilty(self, unreached: list[Link]) -> None:
+        """One that was not reached keeps mpirun from starting any: find out which."""
+        if not self.fleet.dials or any(link.accused for link in unreached):
+            return
+        places = [link.place for link in unreached]
+        silent = silent_hosts(places, self.launcher, self.launch, self.shell)
+        for link in unreached:
+            if link.place.host in silent and len(silent) < len(unreached):
+                link.accused, link.lost = True, silent[link.place.host]
 
     def run(self, orders: Mapping[str, Mapping[str, Any]], listener: Listener) -> Outcome:
         """Start the ranks everywhere and stay until all agents have left.
@@ -138,7 +140,7 @@ class Supervisor:
             link.tell("start", **orders[link.place.host])
         parting: float | None = None
         while not all(link.ended for link in self.links):
-            self._turn(lambda link, message: self._hear(link, message, listener))
+            self.fleet.turn(lambda link, message: self._hear(link, message, listener))
             outcome.stopped = outcome.stopped or listener.tick()
             if parting is None:  # what ends later ends because of what ended it
                 self._notice(outcome)
@@ -150,7 +152,7 @@ class Supervisor:
             if parting is not None and time.monotonic() > parting:
                 for link in self.links:
                     if not link.ended:
-                        link.give_up("did not end in time")
+                        self.fleet.give_up(link, "did not end in time")
         for link in self.links:
             if link.exit is not None:
                 outcome.exits[link.place.host] = link.exit
@@ -166,29 +168,12 @@ class Supervisor:
             host = link.place.host
             silent = time.monotonic() - link.heard
             if link.exit is None and not link.ended and silent > self.launch.lease:
-                link.give_up(f"silent for {silent:.0f} s")
+                self.fleet.give_up(link, f"silent for {silent:.0f} s")
             if link.ended and link.exit is None and host not in outcome.lost:
                 outcome.lost[host] = link.why_unreachable()
             failed = link.exit is not None and link.exit != (0, None) and link.exit[1] != "stopped"
             if failed and outcome.first_failed is None:
                 outcome.first_failed = host
-
-    def _turn(self, handle: Callable[[Link, dict[str, Any]], None]) -> None:
-        """One look at every connection, at most `_TICK` long where nothing comes."""
-        now = time.monotonic()
-        if now - self._beaten > _BEAT:
-            self._beaten = now
-            for link in self.links:
-                if len(link.outgoing) < 1 << 16:
-                    link.tell("ping")
-        for link in self.links:
-            link.flush()
-        for key, _ in self.selector.select(_TICK):
-            link, descriptor = key.data, int(key.fd)
-            for message in link.read(descriptor):
-                handle(link, message)
-            if descriptor in link.closed:
-                self.selector.unregister(descriptor)
 
     def _note(self, link: Link, message: dict[str, Any]) -> None:
         """Messages that matter in every phase."""

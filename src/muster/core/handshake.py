@@ -1,0 +1,86 @@
+"""How two sides prove to each other that they know a secret, without sending it. Pure.
+
+One line each way, after the server's greeting:
+
+    server   muster1 NONCE                     32 hex digits, new for every connection
+    client   PROOF {"name":..., "nonce":...}   PROOF: HMAC-SHA256(secret, "client NONCE {...}"), 64 hex digits
+    server   PROOF {...}                       PROOF: of "server NONCE {...}", with the client's nonce
+         or  refused REASON
+
+Each side's proof covers what it says and a nonce of the other side, so that neither can be altered, replayed
+or thrown back. What is said later on the connection is no longer covered.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+MAX_LINE = 4096  # bytes, the line's end included
+_PROOF = re.compile(rb"[0-9a-f]{64}")
+_NONCE = re.compile(r"[0-9a-f]{32}")
+
+
+class Refusal(ValueError):
+    """A line that is not accepted; `str()` is the reason, fit for the other side's eyes."""
+
+
+def new_nonce() -> str:
+    """32 random hex digits."""
+    return secrets.token_hex(16)
+
+
+def prove(secret: str, side: str, nonce: str, said: bytes) -> bytes:
+    """The proof of `side` (client or server) for the JSON text `said`: 64 hex digits."""
+    text = f"{side} {nonce} ".encode() + said
+    return hmac.new(secret.encode(), text, "sha256").hexdigest().encode()
+
+
+def greeting(nonce: str) -> bytes:
+    """The server's first line."""
+    return f"muster1 {nonce}\n".encode()
+
+
+def read_claim(line: bytes, secret: str, nonce: str) -> dict[str, Any]:
+    """What the client's line (without its end) says, proven. `nonce`: the one that it was greeted with.
+
+    Raises Refusal: not the protocol, or another secret (which a replay looks like, too).
+    """
+    proof, space, said = line.partition(b" ")
+    if not space or not _PROOF.fullmatch(proof):
+        raise Refusal("garbage")
+    if not hmac.compare_digest(proof, prove(secret, "client", nonce, said)):
+        raise Refusal("wrong secret")
+    try:
+        claim = json.loads(said)
+    except (ValueError, RecursionError):
+        raise Refusal("garbage") from None
+    if (
+        not isinstance(claim, dict)
+        or not isinstance(claim.get("name"), str)
+        or not isinstance(claim.get("nonce"), str)
+        or not _NONCE.fullmatch(claim["nonce"])
+    ):
+        raise Refusal("garbage")
+    return claim
+
+
+def answer(reply: Mapping[str, Any], secret: str, nonce: str) -> bytes:
+    """The server's line to a client that has proven itself. `nonce`: the client's.
+
+    Raises ValueError where the line would be longer than MAX_LINE.
+    """
+    said = json.dumps(reply, separators=(",", ":")).encode()
+    line = prove(secret, "server", nonce, said) + b" " + said + b"\n"
+    if len(line) > MAX_LINE:
+        raise ValueError(f"an answer of {len(line)} bytes does not fit in a line of {MAX_LINE}")
+    return line
+
+
+def refusal(reason: str) -> bytes:
+    """The server's line to a client that it does not take: one line, whatever the reason holds."""
+    return b"refused " + " ".join(reason.split()).encode()[: MAX_LINE - 9] + b"\n"

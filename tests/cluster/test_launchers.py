@@ -1,0 +1,123 @@
+"""pdsh and mpirun, the real programs, on three hosts with disks of their own: the same promises as over
+ssh."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.scenarios import HOSTS, LEASE, all_gone, cut_link, kill_host, left, over_ssh
+from tests.jobs import ENDED, LONG, Job
+from tests.support import needs_torch, wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
+
+LAUNCHERS = {"pdsh": "pdsh", "openmpi": "mpirun"}  # and the program that stays on this machine
+
+
+def over(launcher: str, cluster: Cluster) -> list[str]:
+    return [*over_ssh(cluster), f"launch.launcher={launcher}"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_three_hosts_train(launcher: str, cluster: Cluster, tmp_path: Path) -> None:
+    """Live events, logs of every rank, the model and its answers: as over ssh."""
+    needs_torch()
+    overrides = [
+        "train.max_steps=8", "train.warmup=2", "measure.window=4", "checkpoint.every=4",
+        "evaluate.after=true", "batch.micro=4", f"launch.workdir={cluster.private_dir}/muster",
+        *over(launcher, cluster),
+    ]  # fmt: skip
+    with Job(cluster.private_dir / "runs" / f"{launcher}-three", HOSTS, *overrides) as job:
+        code, result = job.finish(200)
+        assert code == 0, result
+        assert job.gone_within()
+    assert result["samples"] == 8 * 4 * 3
+    assert [host["facts"]["hostname"] for host in result["hosts"]] == ["node1", "node2", "node3"]
+    assert result["quality"]["questions"] == 24
+    assert (job.run.model / "model.safetensors").stat().st_size > 0
+    assert {path.name for path in job.run.logs.iterdir()} >= {f"node{n}.rank{n - 1}.log" for n in (1, 2, 3)}
+    assert all_gone(cluster, job)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("disaster", [cut_link, kill_host])
+def test_a_host_is_lost(disaster, launcher: str, whole: Cluster, tmp_path: Path) -> None:
+    """The job ends on all hosts, soon, and names the lost one; the launcher's program does not stay."""
+    needs_torch()
+    overrides = [*LONG, *over(launcher, whole), f"launch.lease={LEASE}"]
+    with Job(tmp_path / f"{launcher}-{disaster.__name__}", HOSTS, *overrides) as job:
+        job.wait_for_steps(3)
+        assert len(left(whole, job)) >= 9  # an agent, a torchrun and a rank per host
+        disaster(whole, job)
+        assert all_gone(whole, job, within=ENDED), left(whole, job)
+        code, result = job.finish()
+        assert not job.local_processes()
+    assert (code, result["status"]) == (1, "failed")
+    assert result["failure"]["host"] == "node2"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_controller_killed(launcher: str, whole: Cluster, tmp_path: Path) -> None:
+    """kill -9 of the controller: the agents' connections close, and everything ends, here as well."""
+    needs_torch()
+    with Job(tmp_path / f"{launcher}-controller", HOSTS, *LONG, *over(launcher, whole)) as job:
+        job.wait_for_steps(3)
+        job.process.send_signal(signal.SIGKILL)
+        assert all_gone(whole, job), left(whole, job)
+        assert job.gone_within()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_launchers_program_is_killed(launcher: str, whole: Cluster, tmp_path: Path) -> None:
+    """Without pdsh the job can go on, for its agents have connections of their own; without mpirun it ends.
+    Either way `muster stop` or the end leaves nothing."""
+    needs_torch()
+    with Job(tmp_path / f"{launcher}-program", HOSTS, *LONG, *over(launcher, whole)) as job:
+        job.wait_for_steps(2)
+        (program,) = [pid for pid in job.local_processes() if is_program(pid, LAUNCHERS[launcher])]
+        os.kill(program, signal.SIGKILL)
+        if launcher == "pdsh":
+            before = job.windows()
+            assert wait_until(lambda: job.windows() > before, 60) or job.process.poll() is not None
+            job.process.send_signal(signal.SIGINT)
+        code, _ = job.finish()
+        assert code == 1
+        assert all_gone(whole, job), left(whole, job)
+        assert job.gone_within()
+
+
+def is_program(pid: int, name: str) -> bool:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode().rpartition("/")[2] == name
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_interrupt(launcher: str, whole: Cluster, tmp_path: Path) -> None:
+    """Ctrl-C ends the job on every host."""
+    needs_torch()
+    with Job(tmp_path / f"{launcher}-interrupt", HOSTS, *LONG, *over(launcher, whole)) as job:
+        job.wait_for_steps(2)
+        job.process.send_signal(signal.SIGINT)
+        assert all_gone(whole, job), left(whole, job)
+        code, result = job.finish()
+        assert job.gone_within()
+    assert (code, result["status"]) == (1, "stopped")
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_unreachable_host_is_named(launcher: str, whole: Cluster, tmp_path: Path) -> None:
+    """Nothing starts, and the host to mend is named."""
+    whole.kill("node3")
+    overrides = [*LONG, *over(launcher, whole), "launch.connect_timeout=4"]
+    with Job(tmp_path / f"{launcher}-unreachable", HOSTS, *overrides) as job:
+        code, document = job.finish()
+        assert job.gone_within()
+    assert code == 2
+    assert document["error"]["host"] == "node3", document
+    assert "node1, node2" in document["error"]["hint"]
+    assert not job.run.path.exists()
+    assert not left(whole, job)
