@@ -17,7 +17,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -62,6 +62,8 @@ class Cluster:
         # as holding a lock in the shared home, would be cut short by kill(). Empty; a test may write into it.
         self.bashrc = self.base / "bashrc"
         self.hosts: list[Node] = []
+        # Called with each host that has booted, the revived ones too: for daemons that a host is to have.
+        self.on_boot: list[Callable[[Node], None]] = []
         self._private_size = private_size
         self._owner = os.getpid()
         self._entry: registry.Entry | None = None
@@ -123,6 +125,18 @@ class Cluster:
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
         atexit.unregister(self.close)
+
+    @property
+    def number(self) -> int:
+        """The N of this cluster's 10.77.N.0/24: no other cluster on this machine has it."""
+        if self._entry is None:
+            raise ClusterError("the cluster is not running")
+        return self._entry.number
+
+    @property
+    def address(self) -> str:
+        """This machine's address in the cluster's network."""
+        return f"10.77.{self.number}.1"
 
     # What one does with a host.
 
@@ -275,6 +289,9 @@ class Cluster:
             self._running[node.name] = boot.settle(node, self._running[node.name], settings)
         for node in nodes:
             boot.await_sshd(node)
+        for node in nodes:
+            for hook in self.on_boot:
+                hook(node)
 
     def _end(self, name: str) -> None:
         boot.end(self._running[name])

@@ -40,6 +40,7 @@ def test_the_wheel_is_whole(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     for folder, pattern in (
         ("recipes", "*.yaml"),
+        ("profiles", "*.yaml"),
         ("report/templates", "*"),
         ("schemas", "*.json"),
         ("core", "*.json"),
@@ -47,6 +48,7 @@ def test_the_wheel_is_whole(wheel: zipfile.ZipFile) -> None:
         for path in (ROOT / "src/muster" / folder).glob(pattern):
             assert f"muster/{folder}/{path.name}" in names
     assert "muster/agent/agent.py" in names
+    assert "muster/agent/probe.py" in names
     assert "muster/py.typed" in names
 
 
@@ -63,7 +65,7 @@ def test_the_control_side_does_not_require_torch(wheel: zipfile.ZipFile) -> None
         assert not any(line.startswith(package) for line in required)
 
 
-@pytest.mark.parametrize("what", ["recipe", "result", "event"])
+@pytest.mark.parametrize("what", ["recipe", "result", "event", "inspection"])
 def test_schemas_are_current(what: str) -> None:
     """Renew with: muster schema WHAT > src/muster/schemas/WHAT.schema.json"""
     shipped = json.loads((ROOT / f"src/muster/schemas/{what}.schema.json").read_text(encoding="utf-8"))

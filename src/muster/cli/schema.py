@@ -20,10 +20,11 @@ class What(str, Enum):
     recipe = "recipe"
     result = "result"
     event = "event"
+    inspection = "inspection"
 
 
 def schema(what: Annotated[What, typer.Argument(help="Which document.")] = What.recipe) -> int:
-    """Print a JSON Schema: of recipes (for editors), of result.json, of events."""
+    """Print a JSON Schema: of recipes (for editors), of result.json, of events, of an inspection."""
     from muster.cli.output import print_json
     from muster.stages.schema import schema_of
 

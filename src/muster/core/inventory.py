@@ -74,7 +74,7 @@ def read_inventory(text: str, *, waits: bool = False) -> Inventory:
             "no hosts were given",
             hint="give --hosts host1,host2:8, --hosts local:2, or the path of a host file",
         )
-    if "," not in text and ("/" in text or _is_file(text)):
+    if not text.startswith("slurm:") and "," not in text and ("/" in text or _is_file(text)):
         try:
             content = Path(text).read_text(encoding="utf-8")
         except IsADirectoryError:

@@ -89,7 +89,7 @@ def read_layers(source: str, *, base: Path | None = None, chain: tuple[Path, ...
     if path in chain:
         names = " -> ".join(p.name for p in (*chain, path))
         raise RecipeError(f"inherits from itself: {names}", where=str(path))
-    data = _read_yaml(path)
+    data = read_yaml(path)
     parents = data.pop("inherit", [])
     if isinstance(parents, str):
         parents = [parents]
@@ -192,7 +192,8 @@ def _section(model: type[BaseModel] | None, key: str) -> type[BaseModel] | None:
     return None
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file that is a mapping. Raises RecipeError with the file and the line."""
     try:
         data = _parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

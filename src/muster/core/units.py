@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGTP])(i)?)?B?", re.IGNORECASE)
 
 
 def format_bytes(count: float | None) -> str:
@@ -15,6 +18,15 @@ def format_bytes(count: float | None) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     raise AssertionError("unreachable")
+
+
+def parse_bytes(text: str) -> int | None:
+    """A size as people write it: '2GB' (decimal), '1.5 TiB' (binary), '512' -> bytes. None: it is none."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        return None
+    power = "BKMGTP".index(match[2].upper()) if match[2] else 0
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
 def format_seconds(seconds: float | None) -> str:

@@ -29,13 +29,12 @@ _STEP = [
     "--kill-on-bad-exit=0",
     "--wait=0",
     "--unbuffered",
-    "--input=none",
     "--chdir=/",
 ]
 
 
 def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
-    """A step with that one task."""
+    """A step with that one task; its input is srun's."""
     return ["srun", "--nodes=1", "--ntasks=1", *_STEP, f"--nodelist={place.host}", *launch.options, *argv]
 
 
@@ -48,6 +47,7 @@ def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: H
         f"--nodes={len(places)}",
         f"--ntasks={len(places)}",
         *_STEP,
+        "--input=none",
         f"--nodelist={fold_hosts(place.address for place in places)}",
         f"--job-name=muster-{job_id}",
         *launch.options,

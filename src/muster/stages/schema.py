@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from muster.core.inspection import Inspection
 from muster.core.recipe import Recipe
 from muster.core.result import Result
 from muster.store.events import event_schema
 
 
 def schema_of(what: str) -> dict[str, Any]:
-    """The schema of a recipe file, a result or an event."""
+    """The schema of a recipe file, a result, an event or an inspection."""
+    if what == "inspection":
+        return Inspection.model_json_schema()
     if what == "result":
         return Result.model_json_schema()
     if what == "event":

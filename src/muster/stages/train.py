@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import os
-import platform
 import secrets
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from muster import __version__
 from muster.core.errors import JobError, RunFolderError, UsageError
 from muster.core.job import Job, Placement, place
 from muster.core.recipe import Recipe
-from muster.core.recipes import dump_yaml
 from muster.core.result import Failure, Result
-from muster.core.secrets import masked
-from muster.core.zero import read_user_config
 from muster.launchers.slurm import TICKET
 from muster.planner.decide import Decided, check_disk, decide
 from muster.shell import RealShell, Shell
+from muster.stages.freeze import freeze
 from muster.stages.orders import code, greeting, orders
 from muster.stages.prepare import Prepared
 from muster.stages.recorder import Recorder, Watcher
@@ -188,55 +182,6 @@ def rendezvous_address(prepared: Prepared, facts: dict[str, Any], first: Placeme
     return address
 
 
-def freeze(run: RunFolder, ready: Ready, prepared: Prepared) -> None:
-    """Write down everything that is fixed, before anything starts."""
-    job = ready.job
-    recipe = prepared.recipe.as_dict()
-    if prepared.recipe.engine.config and not run.deepspeed.exists():
-        write_json(run.deepspeed, read_user_config(prepared.recipe.engine.config))
-        recipe["engine"]["config"] = str(run.deepspeed)  # a resumed run reads what this one read
-    write_text(run.recipe, dump_yaml(recipe), private=bool(prepared.recipe.env))
-    decisions = [{"field": d.field, "value": d.value, "why": d.why} for d in job.decisions]
-    write_json(
-        run.plan, {"decisions": decisions, "batch": job.as_dict()["batch"], "precision": job.precision}
-    )
-    write_json(
-        run.env,
-        {
-            "muster": __version__,
-            "python": platform.python_version(),
-            "system": platform.platform(),
-            "controller": platform.node(),
-            "argv": sys.argv,
-            "versions": _versions(),
-            "rank_environment": masked(prepared.env),
-        },
-    )
-    hosts = {host: _recorded(order) for host, order in ready.orders.items()}
-    first = next(iter(ready.orders.values()))["job"]
-    inventory = prepared.inventory
-    source = {
-        "launcher": inventory.launcher,
-        "source": inventory.source,
-        "hosts": [{"name": host.name, "slots": host.slots} for host in inventory.hosts],
-    }
-    write_json(
-        run.job, {**_masked_job(job), "inventory": source, "orders": hosts, "deepspeed": first["deepspeed"]}
-    )
-
-
-def _masked_job(job: Job) -> dict[str, Any]:
-    """The job without secrets: a resumed run takes the recipe from recipe.yaml."""
-    data = job.as_dict()
-    return {**data, "recipe": {**data["recipe"], "env": masked(data["recipe"]["env"])}}
-
-
-def _recorded(order: dict[str, Any]) -> dict[str, Any]:
-    """A start order for job.json: without the job, which stands there once, and without secrets."""
-    own = {**order["host"], "env": masked(order["host"]["env"])}
-    return {**{key: value for key, value in order.items() if key != "job"}, "host": own}
-
-
 def _run(
     prepared: Prepared,
     run: RunFolder,
@@ -250,7 +195,7 @@ def _run(
 ) -> Result:
     run.set_result_aside()
     run.stop_request.unlink(missing_ok=True)
-    freeze(run, ready, prepared)
+    freeze(run, ready.job, ready.orders, prepared)
     job, launch = ready.job, prepared.recipe.launch
     announce(job)
     deadline = time.monotonic() + launch.timeout if launch.timeout else None
@@ -322,13 +267,3 @@ def _write_predictions(run: RunFolder, result: Result) -> None:
         write_text(
             run.predictions, "".join(answer.model_dump_json(include=include) + "\n" for answer in ordered)
         )
-
-
-def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for name in ("torch", "transformers", "deepspeed", "accelerate", "pydantic", "duckdb"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found

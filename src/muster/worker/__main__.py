@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Linux ends this rank when torchrun is gone, even by SIGKILL."""
     parent = os.getppid()
     try:
@@ -21,7 +21,7 @@ def _die_with_parent() -> None:
         raise SystemExit(1)
 
 
-def _own_log(place: Path, rank: int) -> None:
+def own_log(place: Path, rank: int) -> None:
     """Everything that this process prints, C libraries included, goes to the rank's log."""
     descriptor = os.open(place / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
@@ -31,9 +31,9 @@ def _own_log(place: Path, rank: int) -> None:
 
 def main() -> int:
     """Prepare the process, then train."""
-    _die_with_parent()
+    die_with_parent()
     spec = json.loads(Path(os.environ["MUSTER_SPEC"]).read_text(encoding="utf-8"))
-    _own_log(Path(spec["place"]), int(os.environ["RANK"]))
+    own_log(Path(spec["place"]), int(os.environ["RANK"]))
     from muster.worker.main import run
 
     return run(spec)

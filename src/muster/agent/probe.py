@@ -1,0 +1,259 @@
+"""The probe: asks a bare host what `muster check` wants to know, says it, and leaves nothing behind.
+
+One file, standard library alone, Python >= 3.8: it goes over the connection with the families' own probes. It
+speaks JSON lines:
+  in   probe, peers, bye
+  out  answers
+Every family's probe runs in a thread of its own and has the same time: one that hangs (a dead NFS mount, a
+dead driver) delays nobody and is answered by {"error": ...}. It ends when it is told to, when its input
+closes, and when nothing was asked for IDLE seconds; what it started ends with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import threading
+import time
+
+TYPE_CHECKING = False  # of typing, which takes longer to import than a family takes to answer
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+IDLE = 900.0  # seconds without a question after which the controller is taken for dead
+LIMIT = 1 << 20  # bytes that are kept of a file or of a program's output
+PARTING = 2.0  # seconds for what at_end was given
+
+_running: dict[int, Any] = {}
+_endings: list[Callable[[], Any]] = []
+_lock = threading.Lock()
+
+
+# --- what families may call ----------------------------------------------------------------------------
+
+
+def text(path: str, limit: int = LIMIT) -> str | None:
+    """A file's text without white space around it, or None where it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except (OSError, ValueError):
+        return None
+    try:
+        parts = []
+        while limit > 0:
+            part = os.read(descriptor, min(limit, 1 << 16))
+            if not part:
+                break
+            parts.append(part)
+            limit -= len(part)
+        return b"".join(parts).decode("utf-8", "replace").strip()
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def run(argv: list[str], seconds: float = 5.0) -> tuple[int | None, str, str]:
+    """Run a program -> (exit code, stdout, stderr). The code is None where it did not start, or did not
+    end in time: then it was killed with all that it started, and stderr says so."""
+    import subprocess
+
+    try:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=_dier(),
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return None, "", f"cannot start {argv[0]}: {getattr(error, 'strerror', None) or error}"
+    with _lock:
+        _running[child.pid] = child
+    try:
+        out, err = child.communicate(timeout=seconds)
+        code: int | None = child.returncode
+    except subprocess.TimeoutExpired:
+        _kill(child)
+        code, out, err = None, b"", f"{argv[0]} did not end within {seconds:g} s".encode()
+    finally:
+        with _lock:
+            _running.pop(child.pid, None)
+    return code, out[:LIMIT].decode("utf-8", "replace"), err[:LIMIT].decode("utf-8", "replace")
+
+
+def at_end(action: Callable[[], Any]) -> None:
+    """Call `action` before the probe leaves, such as to remove a file. The last one given is called first."""
+    with _lock:
+        _endings.append(action)
+
+
+# --- the program ---------------------------------------------------------------------------------------
+
+
+def _dier() -> Callable[[], None]:
+    """What a child calls, so that the kernel ends it when the probe is killed."""
+    try:
+        import ctypes
+
+        prctl = ctypes.CDLL(None).prctl
+    except (ImportError, OSError, AttributeError):
+        return lambda: None
+    return lambda: prctl(1, 9)
+
+
+def _kill(child: Any) -> None:
+    """End a program and its process group; it leads one of its own."""
+    try:
+        os.killpg(child.pid, 9)
+    except OSError:
+        pass
+    for stream in (child.stdout, child.stderr):
+        try:
+            stream.close()
+        except OSError:
+            pass
+    if child.poll() is None:
+        try:
+            child.wait(1.0)
+        except Exception:  # unkillable: in the kernel, on a dead device
+            pass
+
+
+class _Probe:
+    """Hears questions on descriptor 0, answers on descriptor 1."""
+
+    def __init__(self, families: dict[str, Any], heard: float) -> None:
+        self.families = families
+        self.heard = heard
+        self.partial = b""
+        self.closed = False
+        self.woken, self.waker = os.pipe()
+
+    def say(self, **message: Any) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        while data:
+            data = data[os.write(1, data) :]
+
+    def look(self, seconds: float) -> bool:
+        """Wait for input, the end of it, or a finished thread. True where there may be a whole line."""
+        ready = select.select([0, self.woken], [], [], max(0.0, seconds))[0]
+        if self.woken in ready:
+            os.read(self.woken, 1 << 16)
+        if 0 in ready:
+            data = os.read(0, 1 << 16)
+            self.closed = self.closed or not data
+            self.partial += data
+        return b"\n" in self.partial
+
+    def listen(self) -> dict[str, Any] | None:
+        """The next question, or None at the end."""
+        limit = time.monotonic() + IDLE
+        while b"\n" not in self.partial:
+            left = limit - time.monotonic()
+            if self.closed or left <= 0:
+                return None
+            self.look(left)
+        line, _, self.partial = self.partial.partition(b"\n")
+        message = json.loads(line.decode())
+        return None if message.get("op") == "bye" else message
+
+    def ask(self, name: str, function: Any, ask: dict[str, Any], answers: dict[str, Any]) -> None:
+        try:
+            answer = function(ask)
+            json.dumps(answer)
+        except BaseException as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers[name] = answer
+        try:
+            os.write(self.waker, b"x")
+        except OSError:
+            pass
+
+    def answer(self, functions: dict[str, Any], asks: dict[str, dict[str, Any]], seconds: float) -> None:
+        """Run the functions side by side for at most `seconds`, and say what they found."""
+        answers: dict[str, Any] = {}
+        started = time.monotonic()
+        for name, function in functions.items():
+            arguments = (name, function, asks[name], answers)
+            threading.Thread(target=self.ask, args=arguments, daemon=True).start()
+        while len(answers) < len(functions):
+            left = started + seconds - time.monotonic()
+            if self.closed:
+                return  # nobody is there to hear
+            if left <= 0:
+                break
+            self.look(left)
+        late = {"error": f"no answer within {seconds:g} s"}
+        found = {name: answers.get(name, late) for name in functions}
+        self.say(m="answers", answers=found, heard=self.heard)
+
+    def main(self) -> None:
+        """Answer until the controller has no more questions."""
+        while True:
+            message = self.listen()
+            if message is None:
+                return
+            second = message["op"] == "peers"
+            kind = "probe_peers" if second else "probe"
+            functions, asks = {}, {}
+            for name in message["families"]:
+                functions[name] = self.families[name][kind]
+                asks[name] = dict(message["ask"])
+                if second:
+                    asks[name]["peers"] = message["peers"].get(name, {})
+            self.answer(functions, asks, message["seconds"])
+            if not second and not message["stay"]:
+                return
+
+    def end(self) -> None:
+        """Clean up, and leave without waiting for threads that hang."""
+
+        def tidy() -> None:
+            while _endings:
+                try:
+                    _endings.pop()()
+                except Exception:
+                    pass
+
+        for child in list(_running.values()):
+            _kill(child)
+        if _endings:
+            thread = threading.Thread(target=tidy, daemon=True)
+            thread.start()
+            thread.join(PARTING)
+
+
+def _space(name: str, program: Any) -> dict[str, Any]:
+    """A family's functions, with the helpers that they may call."""
+    space: dict[str, Any] = {"__name__": "muster_probe_" + name, "text": text, "run": run, "at_end": at_end}
+    try:
+        exec(program, space)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+
+        def refuse(ask: dict[str, Any]) -> dict[str, Any]:
+            return {"error": why}
+
+        space["probe"] = space["probe_peers"] = refuse
+    return space
+
+
+def _main(families: dict[str, Any], heard: float) -> None:
+    """`families`: name -> what defines `probe`, `probe_peers` or both, as text or compiled. `heard`: when it
+    came, by this host's clock."""
+    probe = _Probe({name: _space(name, program) for name, program in families.items()}, heard)
+    status = 1
+    try:
+        probe.main()
+        status = 0
+    except (OSError, ValueError, KeyError) as error:  # the controller has left, or talks nonsense
+        sys.stderr.write(f"muster probe: {type(error).__name__}: {error}\n")
+        sys.stderr.flush()
+    finally:
+        probe.end()
+        os._exit(status)

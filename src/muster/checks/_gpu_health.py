@@ -1,0 +1,272 @@
+"""Judging whether GPUs are well: memory errors, Xid events, throttling, clocks, links, heat. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from muster.checks._judging import About, majority
+from muster.checks.base import Answers, Check, Context, Finding
+
+Judge = Callable[[About, Mapping[str, Any]], Finding]
+
+# Xid events that mean broken hardware (NVIDIA's catalogue of Xid errors; the health gates of A100 clusters),
+# with uncontained memory errors (95, 140) and a GPU system processor that does not answer (119, 120).
+_FATAL = [48, 56, 57, 58, 62, 63, 64, 65, 68, 69, 73, 74, 79, 80, 81, 92, 95, 119, 120, 140]
+_RESET = "sudo nvidia-smi --gpu-reset -i GPU when no job runs, or sudo reboot; leave the host out until then"
+
+CHECKS = (
+    Check(
+        "gpu.ecc",
+        "Uncorrected memory errors since the driver was loaded. mode: any, enabled or disabled.",
+        "The next one ends a rank with 'uncorrectable ECC error encountered', and the job with it.",
+        {"at_most": 0, "mode": "any"},
+    ),
+    Check(
+        "gpu.memory_repair",
+        "No retired page or remapped row that waits for a reset, and no failed remapping.",
+        "The broken memory is still in use until the GPU is reset; after a failure it stays in use.",
+    ),
+    Check(
+        "gpu.xid",
+        "Xid events of broken hardware in the kernel's log since boot. fatal: their numbers.",
+        "A GPU that has had one fails again under load.",
+        {"fatal": _FATAL},
+    ),
+    Check(
+        "gpu.throttling",
+        "Reasons for which the clocks are lowered now: heat, a power brake, a hardware slowdown.",
+        "One throttled GPU slows every step of every rank.",
+    ),
+    Check(
+        "gpu.clocks",
+        "The clock that applications get is the default; the highest clock and the power limit are those of "
+        "the same GPUs elsewhere.",
+        "A forgotten clock or power cap slows every step of every rank.",
+    ),
+    Check(
+        "gpu.pcie",
+        "PCIe lanes in use against the most that GPU and slot can do. width, gen: at least (0: not asked).",
+        "A GPU that is seated badly links at x8 or x4: copies and all-reduce take a multiple of the time.",
+        {"width": 0, "gen": 0},
+    ),
+    Check(
+        "gpu.temperature",
+        "Degrees Celsius, and the distance to where the GPU slows down (margin).",
+        "A GPU that is hot before the job begins throttles during it.",
+        {"at_most": 85, "margin": 5},
+    ),
+    Check(
+        "gpu.nvlink",
+        "Active NVLinks of every GPU: as many as its neighbours' and most hosts'; links: at least so many.",
+        "NCCL falls back to PCIe for the host, or does not start at all.",
+        {"links": 0},
+    ),
+)
+
+
+def judges(answers: Answers, context: Context) -> dict[str, Judge]:
+    """Check -> what judges a host that has GPUs."""
+    able = [answer for answer in answers.values() if answer.get("gpus")]
+    gpus = [gpu for answer in able for gpu in answer["gpus"]]
+    links = majority([_active(gpu) for gpu in gpus if gpu.get("links") is not None])
+    usual: dict[tuple[str, str], Any] = {}
+    for name in {str(gpu.get("name")) for gpu in gpus}:
+        for key in ("max_sm", "power_limit"):
+            values = [gpu[key] for gpu in gpus if gpu.get("name") == name and gpu.get(key)]
+            usual[name, key] = majority(values)
+    return {
+        "gpu.ecc": lambda at, a: _ecc(at, a, context),
+        "gpu.memory_repair": lambda at, a: _repair(at, a),
+        "gpu.xid": lambda at, a: _xid(at, a, context),
+        "gpu.throttling": lambda at, a: _throttling(at, a),
+        "gpu.clocks": lambda at, a: _clocks(at, a, usual),
+        "gpu.pcie": lambda at, a: _pcie(at, a, context),
+        "gpu.temperature": lambda at, a: _temperature(at, a, context),
+        "gpu.nvlink": lambda at, a: _nvlink(at, a, context, links),
+    }
+
+
+def _those(answer: Mapping[str, Any], words: Callable[[Mapping[str, Any]], str | None]) -> str:
+    """What `words` says about GPUs, each with its place on the bus."""
+    said = ((gpu["bus"], words(gpu)) for gpu in answer["gpus"])
+    return ", ".join(f"{bus}: {text}" for bus, text in said if text)
+
+
+def _ecc(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
+    most, mode = int(context.expect(about.check, "at_most")), str(context.expect(about.check, "mode"))
+    bad = _those(
+        answer, lambda gpu: f"{gpu['uncorrected']} errors" if (gpu.get("uncorrected") or 0) > most else None
+    )
+    if bad:
+        return about.fail("GPU memory has had errors that could not be corrected", bad, _RESET)
+    modes = {str(gpu["ecc"]).lower() for gpu in answer["gpus"] if gpu.get("ecc")}
+    if mode != "any" and modes - {mode}:
+        bit = int(mode == "enabled")
+        return about.warn(
+            "ECC is not as expected", ", ".join(sorted(modes)), f"sudo nvidia-smi -e {bit}; sudo reboot"
+        )
+    if len(modes) > 1:
+        return about.warn(
+            "ECC is on for some GPUs only", ", ".join(sorted(modes)), "sudo nvidia-smi -e 1; sudo reboot"
+        )
+    if not modes:
+        return about.not_applicable("the GPUs have no ECC")
+    return about.passed(modes.pop())
+
+
+def _repair(about: About, answer: Mapping[str, Any]) -> Finding:
+    failed = _those(answer, lambda gpu: "remapping failed" if gpu.get("remap_failure") == "Yes" else None)
+    if failed:
+        return about.fail("a GPU's broken memory could not be replaced", failed, "have the GPU exchanged")
+    waiting = _those(
+        answer, lambda gpu: "waits for a reset" if "Yes" in (gpu.get("pending"), gpu.get("reset")) else None
+    )
+    if waiting:
+        return about.fail("a GPU waits for a reset to replace broken memory", waiting, _RESET)
+    if all(gpu.get("pending") is None and gpu.get("remap_failure") is None for gpu in answer["gpus"]):
+        return about.not_applicable("the GPUs do not repair their memory")
+    return about.passed()
+
+
+def _xid(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
+    events = answer.get("xids")
+    if events is None:
+        return about.unknown(
+            "the kernel's log may not be read",
+            remedy="sudo sysctl kernel.dmesg_restrict=0, or sudo usermod -aG systemd-journal $USER",
+        )
+    fatal = {int(number) for number in context.expect(about.check, "fatal")}
+    bad = [event for event in events if event["xid"] in fatal]
+    if bad:
+        words = "; ".join(
+            f"Xid {one['xid']} at {one['bus']} ({one['count']}x): {one['text']}" for one in bad[:4]
+        )
+        return about.fail("the kernel has reported a GPU hardware fault (Xid)", words, _RESET)
+    return about.passed(f"{len(events)} of other kinds" if events else "none")
+
+
+def _throttling(about: About, answer: Mapping[str, Any]) -> Finding:
+    hard = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+    remedy = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; look at fans, air and power supplies"
+    failing = _those(answer, lambda gpu: " ".join(name for name in gpu["reasons"] if name in hard))
+    if failing:
+        return about.fail("GPU hardware lowers the clocks", failing, remedy)
+    warm = _those(
+        answer, lambda gpu: "sw_thermal_slowdown" if "sw_thermal_slowdown" in gpu["reasons"] else None
+    )
+    if warm:
+        return about.warn("the driver lowers GPU clocks because of heat", warm, remedy)
+    return about.passed()
+
+
+def _clocks(about: About, answer: Mapping[str, Any], usual: Mapping[tuple[str, str], Any]) -> Finding:
+    capped = _those(
+        answer,
+        lambda gpu: (
+            f"{gpu['set_sm']:g} of {gpu['default_sm']:g} MHz"
+            if (gpu.get("set_sm") or 0) < (gpu.get("default_sm") or 0) and gpu.get("set_sm")
+            else None
+        ),
+    )
+    if capped:
+        return about.warn(
+            "GPU clocks are set below the default", capped, "sudo nvidia-smi -rac; sudo nvidia-smi -rgc"
+        )
+    for key, unit, remedy in (
+        ("max_sm", "MHz", "sudo nvidia-smi -rgc"),
+        ("power_limit", "W", "sudo nvidia-smi -pl WATTS"),
+    ):
+        low = _those(answer, lambda gpu, key=key, unit=unit: _below(gpu, key, unit, usual))  # type: ignore[misc]
+        if low:
+            words = "highest clock" if key == "max_sm" else "power limit"
+            return about.warn(f"a GPU's {words} is lower than its peers'", low, remedy)
+    if not any(gpu.get("max_sm") for gpu in answer["gpus"]):
+        return about.unknown("the GPUs do not tell their clocks")
+    return about.passed(f"up to {max(gpu.get('max_sm') or 0 for gpu in answer['gpus']):g} MHz")
+
+
+def _below(gpu: Mapping[str, Any], key: str, unit: str, usual: Mapping[tuple[str, str], Any]) -> str | None:
+    most = usual.get((str(gpu.get("name")), key))
+    value = gpu.get(key)
+    return f"{value:g} {unit}, most have {most:g}" if most and value and value < most else None
+
+
+def _pcie(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
+    width, gen = (float(context.expect(about.check, key)) for key in ("width", "gen"))
+    remedy = "reseat the GPU or its riser; sudo lspci -vv -s BUS | grep LnkSta"
+    narrow = _those(
+        answer,
+        lambda gpu: (
+            f"x{gpu['width']:g}, x{width:g} expected" if gpu.get("width") and gpu["width"] < width else None
+        ),
+    )
+    slow = _those(
+        answer,
+        lambda gpu: f"gen {gpu['gen']:g}, {gen:g} expected" if gpu.get("gen") and gpu["gen"] < gen else None,
+    )
+    if narrow or slow:
+        return about.fail("PCIe is narrower or slower than expected", narrow or slow, remedy)
+    half = _those(
+        answer,
+        lambda gpu: (
+            f"x{gpu['width']:g} of x{gpu['max_width']:g}"
+            if gpu.get("width") and gpu.get("max_width") and gpu["width"] < gpu["max_width"] and not width
+            else None
+        ),
+    )
+    if half:
+        return about.warn("a GPU does not use all of its PCIe lanes", half, remedy)
+    known = [
+        f"gen {gpu['gen']:g} x{gpu['width']:g}"
+        for gpu in answer["gpus"]
+        if gpu.get("gen") and gpu.get("width")
+    ]
+    return about.passed(", ".join(sorted(set(known)))) if known else about.unknown("the GPUs do not tell")
+
+
+def _temperature(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
+    most, margin = (float(context.expect(about.check, key)) for key in ("at_most", "margin"))
+    known = [gpu["celsius"] for gpu in answer["gpus"] if gpu.get("celsius") is not None]
+    if not known:
+        return about.unknown("the GPUs do not tell their temperature")
+
+    def hot(gpu: Mapping[str, Any]) -> str | None:
+        value, slow, left = gpu.get("celsius"), gpu.get("slow_at"), gpu.get("left")
+        near = (slow is not None and value is not None and value > slow - margin) or (
+            left is not None and left < margin
+        )
+        return f"{value:g} C" if value is not None and (near or value > most) else None
+
+    bad = _those(answer, hot)
+    if bad:
+        return about.warn("a GPU is hot", bad, "nvidia-smi -q -d TEMPERATURE; look at fans and air")
+    return about.passed(f"up to {max(known):g} C")
+
+
+def _active(gpu: Mapping[str, Any]) -> int:
+    return len([speed for speed in gpu["links"] if speed > 0])
+
+
+def _nvlink(about: About, answer: Mapping[str, Any], context: Context, usual: int | None) -> Finding:
+    wanted = int(context.expect(about.check, "links"))
+    stuck = _those(
+        answer, lambda gpu: "in progress" if str(gpu.get("fabric")).lower() == "in progress" else None
+    )
+    if stuck and len(answer["gpus"]) > 1:
+        return about.fail("the NVLink fabric is not up", stuck, "sudo systemctl restart nvidia-fabricmanager")
+    counts = {gpu["bus"]: _active(gpu) for gpu in answer["gpus"] if gpu.get("links")}
+    if not any(counts.values()) and not wanted and not usual:
+        return about.not_applicable("no NVLink")
+    most = max([wanted, usual or 0, *counts.values()])
+    low = _those(
+        answer,
+        lambda gpu: f"{counts.get(gpu['bus'], 0)} active" if counts.get(gpu["bus"], 0) < most else None,
+    )
+    if low:
+        return about.fail(
+            "a GPU has fewer active NVLinks than it ought to",
+            f"{low}; {most} expected",
+            "nvidia-smi nvlink --status; sudo systemctl restart nvidia-fabricmanager; sudo reboot",
+        )
+    return about.passed(f"{most} links each")

@@ -1,0 +1,137 @@
+"""What is expected of hosts: the checks' own defaults, and a profile on top. A profile is a YAML file:
+
+about: one line for people
+inherit: another profile, by name or path (or a list of them); later keys win
+expect:
+  limits.open_files: {base: 65536}      numbers are numbers; of bytes also as text: 2GB, 1.5 TiB
+  gpu.ecc: skip                         this check does not apply here
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.checks.base import Check
+from muster.core.errors import UsageError
+from muster.core.near import did_you_mean
+from muster.core.recipes import read_yaml
+from muster.core.units import parse_bytes
+
+SHIPPED = Path(__file__).resolve().parent.parent / "profiles"
+SKIP = "skip"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Expectations: check -> key -> value, defaults included; and the checks that are left out."""
+
+    name: str
+    expects: Mapping[str, Mapping[str, Any]]
+    skipped: frozenset[str] = field(default_factory=frozenset)
+
+
+def shipped_profiles() -> dict[str, Path]:
+    """The profiles that come with Muster, by name."""
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.yaml"))}
+
+
+def load_profile(source: str | None, checks: Iterable[Check]) -> Profile:
+    """The profile of that name or file over the checks' defaults; None: the defaults alone.
+
+    Raises UsageError: no such profile, or one that names what no check has, with near names.
+    """
+    known = {check.name: check for check in checks}
+    expects: dict[str, dict[str, Any]] = {name: dict(check.expects) for name, check in known.items()}
+    skipped: set[str] = set()
+    for path, layer in _layers(source, Path()) if source else []:
+        for name, wanted in layer.items():
+            where = f"{path}: expect.{name}"
+            if name not in known:
+                raise UsageError(
+                    "there is no such check",
+                    where=where,
+                    hint=did_you_mean(name, known) or "muster check --list shows all",
+                )
+            if wanted == SKIP:
+                skipped.add(name)
+                continue
+            if not isinstance(wanted, Mapping):
+                raise UsageError("must be a mapping of expectations, or skip", where=where)
+            skipped.discard(name)
+            for key, value in wanted.items():
+                expects[name][key] = _fitting(known[name], str(key), value, where)
+    return Profile(source or "defaults", expects, frozenset(skipped))
+
+
+def _layers(source: str, folder: Path, chain: tuple[Path, ...] = ()) -> list[tuple[Path, Mapping[str, Any]]]:
+    """(file, what it expects) of a profile and of all that it inherits, the lowest layer first."""
+    path = _find(source, folder)
+    if path in chain:
+        names = " -> ".join(each.name for each in (*chain, path))
+        raise UsageError(f"inherits from itself: {names}", where=str(path))
+    data = read_yaml(path)
+    unknown = sorted(set(data) - {"about", "inherit", "expect"})
+    if unknown:
+        raise UsageError(
+            f"unknown key {unknown[0]!r}",
+            where=str(path),
+            hint=did_you_mean(unknown[0], ("about", "inherit", "expect")) or "about, inherit, expect",
+        )
+    parents = data.get("inherit") or []
+    parents = [parents] if isinstance(parents, str) else parents
+    expect = data.get("expect") or {}
+    if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
+        raise UsageError("must be the name or path of a profile, or a list of them", where=f"{path}: inherit")
+    if not isinstance(expect, Mapping) or not all(isinstance(name, str) for name in expect):
+        raise UsageError("must be a mapping of checks to expectations", where=f"{path}: expect")
+    below = [layer for parent in parents for layer in _layers(parent, path.parent, (*chain, path))]
+    return [*below, (path, expect)]
+
+
+def _find(source: str, folder: Path) -> Path:
+    """A file as given, a file beside the inheriting one, or a shipped name."""
+    shipped = shipped_profiles()
+    try:
+        given = Path(source).expanduser()
+        for candidate in (folder / given, given):
+            if candidate.is_file():
+                return candidate.resolve()
+    except (OSError, RuntimeError, ValueError):  # longer than a name can be; ~nobody; a null byte
+        pass
+    if source in shipped:
+        return shipped[source]
+    known = ", ".join(shipped) or "none"
+    raise UsageError(
+        "no such profile", where=source, hint=did_you_mean(source, shipped) or f"shipped profiles: {known}"
+    )
+
+
+def _fitting(check: Check, key: str, value: Any, where: str) -> Any:
+    """The value as the check's default is: a number stays a number."""
+    if key not in check.expects:
+        raise UsageError(
+            f"{check.name} expects nothing called {key!r}",
+            where=where,
+            hint=did_you_mean(key, check.expects) or f"it has: {', '.join(check.expects) or 'none'}",
+        )
+    default = check.expects[key]
+    if isinstance(default, bool):
+        fits, kind = isinstance(value, bool), "true or false"
+    elif isinstance(default, int | float):
+        if isinstance(value, str):
+            value = parse_bytes(value)
+        fits, kind = isinstance(value, int | float) and not isinstance(value, bool), "a number"
+    elif isinstance(default, str):
+        fits, kind = isinstance(value, str), "a text"
+    elif default is None:
+        fits, kind = value is None or isinstance(value, str | int | float), "a text or a number"
+    elif isinstance(default, Mapping):
+        fits, kind = isinstance(value, Mapping), "a mapping"
+    else:
+        fits, kind = isinstance(value, list), "a list"
+    if not fits:
+        raise UsageError(f"must be {kind}", where=f"{where}.{key}", hint=f"the default is {default!r}")
+    return value

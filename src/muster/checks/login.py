@@ -1,0 +1,38 @@
+"""What a login says that nobody asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from muster.checks._judging import About, each
+from muster.checks.base import Answers, Check, Context, Finding
+
+CHECKS = (
+    Check(
+        "login.noise",
+        "Lines that the login shell prints when a command runs over the connection.",
+        "scp, rsync, sftp and every launcher that reads a command's output take them for part of it.",
+        {"allowed": 0},
+    ),
+)
+
+
+def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
+    """From Transport.noise."""
+    hosts: Answers = answers or {host: {} for host in context.transport}  # there is no probe
+    return each("login.noise", hosts, lambda about, answer: _noise(about, answer, context))
+
+
+def _noise(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
+    transport = context.transport.get(about.host)
+    if transport is None:
+        return about.unknown("the connection did not tell what the login printed")
+    lines = transport.noise
+    if len(lines) <= int(context.expect(about.check, "allowed")):
+        return about.passed("silent" if not lines else f"{len(lines)} lines")
+    return about.warn(
+        "the login shell prints where nobody asked",
+        f"{len(lines)} lines, such as {lines[0].strip()[:120]!r}",
+        "at the top of ~/.bashrc, or of what prints: case $- in *i*) ;; *) return ;; esac",
+    )

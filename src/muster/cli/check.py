@@ -1,0 +1,109 @@
+"""muster check"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from muster.cli.options import Json
+
+if TYPE_CHECKING:
+    from muster.core.inspection import Inspection
+    from muster.core.recipe import Recipe
+
+EXAMPLES = """Examples:
+
+  muster check node[01-16]
+
+  muster check hostfile --recipe text2sql-t5-small --profile h100-8
+
+  muster check hostfile --output fit.json
+
+  muster check --list"""
+
+
+def check(
+    hosts: Annotated[
+        str, typer.Argument(metavar="HOSTS", help="host1,host2:8, node[01-16], local:2, or a file.")
+    ] = "",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as launch.connect_timeout=5."),
+    ] = None,
+    recipe: Annotated[
+        str, typer.Option("--recipe", "-r", help="Check for this recipe: a YAML file, or a shipped name.")
+    ] = "",
+    profile: Annotated[
+        str, typer.Option("--profile", "-p", help="What to expect: a YAML file, or a shipped name.")
+    ] = "",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the usable hosts here, for --hosts.")
+    ] = None,
+    expect_gpus: Annotated[
+        str, typer.Option("--expect-gpus", metavar="N|none", help="GPUs on each host.")
+    ] = "",
+    group: Annotated[
+        bool, typer.Option("--group/--no-group", help="Also let ranks on the fit hosts work together.")
+    ] = True,
+    list_: Annotated[bool, typer.Option("--list", help="Explain every check, and ask no host.")] = False,
+    json: Json = False,
+) -> int:
+    """Inspect hosts: what is wrong on which of them, with the evidence and a remedy."""
+    from muster.cli.inspection import ProgressLine, print_checks, print_inspection
+    from muster.cli.output import err_console, print_json
+    from muster.core.inventory import read_inventory
+    from muster.stages.check import Wanted, save_inventory
+    from muster.stages.check import check as inspect
+
+    if list_:
+        print_checks(profile or None, as_json=json)
+        return 0
+    wanted = Wanted(recipe or None, profile or None, _gpus(expect_gpus), group)
+    with ProgressLine(err_console()) as line:
+        settings = _settings(recipe, overrides or [])
+        found = inspect(read_inventory(hosts), settings, wanted, progress=line, announce=line.announce)
+    if json:
+        print_json(found.model_dump(mode="json"))
+    else:
+        print_inspection(found)
+    if output is not None:
+        _save(save_inventory(found, output), output, found)
+    return 0 if found.sound else 1
+
+
+def _settings(recipe: str, overrides: list[str]) -> Recipe:
+    """The recipe, or what a recipe is without a file."""
+    from muster.core.recipe import Recipe
+    from muster.core.recipes import load_recipe, merge, parse_override, validate
+    from muster.stages.prepare import absolute
+
+    if recipe:
+        return absolute(load_recipe(recipe, overrides))
+    data: dict[str, object] = {}
+    for override in overrides:
+        data = merge(data, parse_override(override), Recipe)
+    return validate(data, where="settings")
+
+
+def _gpus(text: str) -> int | None:
+    """--expect-gpus: none is 0, and None is not given."""
+    from muster.core.errors import UsageError
+
+    if not text:
+        return None
+    if text == "none":
+        return 0
+    if not text.isdecimal() or not 0 <= int(text) <= 64:
+        raise UsageError(f"is a number from 0 to 64, or none; not {text!r}", where="--expect-gpus")
+    return int(text)
+
+
+def _save(count: int, path: Path, found: Inspection) -> None:
+    from muster.cli.output import err_console
+
+    if count:
+        err_console().print(f"{count} of {len(found.hosts)} hosts are in {path}")
+    else:
+        err_console().print(f"no host is usable: {path} was not written")

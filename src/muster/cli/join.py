@@ -1,0 +1,68 @@
+"""muster join"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from muster.cli.options import Json
+
+EXAMPLES = """Examples:
+
+  muster join node1:7000 --token-file token
+
+  muster join 10.0.0.1:7000 --slots 4 --ssh-port 2222
+
+  muster join --script > join.py"""
+
+
+def join(
+    head: Annotated[str, typer.Argument(help="HEAD[,HEAD...]:PORT, as `muster gather` printed it.")] = "",
+    token: Annotated[
+        str | None,
+        typer.Option(help="The token; others on this machine see it in `ps`. Better: MUSTER_JOIN_TOKEN."),
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="A file with the token.")] = None,
+    slots: Annotated[int | None, typer.Option(help="Ranks on this machine; default: its GPUs, or 1.")] = None,
+    ssh_port: Annotated[int, typer.Option(help="The port of this machine's ssh server.")] = 22,
+    user: Annotated[str | None, typer.Option(help="Who to log in as; default: who runs this.")] = None,
+    address: Annotated[
+        list[str] | None,
+        typer.Option(help="How to reach this machine, where it cannot know. Repeatable."),
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds until the head is up and all have come.")] = 600.0,
+    script: Annotated[
+        bool, typer.Option("--script", help="Print a script that does this without muster, and end.")
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Register this machine with a head that runs `muster gather`, and wait until all have come."""
+    from muster.cli.output import err_console, print_json
+    from muster.core.errors import UsageError
+    from muster.stages.join import join as run_join
+    from muster.stages.join import script as script_text
+    from muster.stages.join_token import member_token
+
+    if script:
+        print(script_text(), end="")
+        return 0
+    if not head:
+        raise UsageError("no head was given", hint="the command that muster gather printed, as in node1:7000")
+    console = err_console()
+    joined = run_join(
+        head,
+        member_token(token, token_file),
+        slots=slots,
+        ssh_port=ssh_port,
+        user=user,
+        addresses=address or [],
+        timeout=timeout,
+        say=lambda text: console.print(text, markup=False),
+    )
+    if json:
+        print_json({"name": joined.name, "members": joined.members})
+    else:
+        print(f"in as {joined.name}, one of {joined.members}")
+    return 0

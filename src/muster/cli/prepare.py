@@ -1,0 +1,219 @@
+"""muster prepare"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from muster.cli.options import Json
+
+if TYPE_CHECKING:
+    from muster.stages.prepare import Prepared
+    from muster.stages.provision_plan import Options
+    from muster.stages.provision_result import HostReport, Provisioned
+
+EXAMPLES = """Examples:
+
+  muster prepare node1:8,node2:8 my.yaml
+
+  muster prepare hostfile my.yaml --wheels wheels/ --python python3.11
+
+  muster prepare hostfile my.yaml --no-env launch.python=/opt/conda/bin/python"""
+
+
+def prepare(
+    hosts: Annotated[str, typer.Argument(help="host1,host2:8, local:2, local:2x1, or a host file.")],
+    recipe: Annotated[str, typer.Argument(help="A recipe: a YAML file, or the name of a shipped one.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as engine.zero=3.")
+    ] = None,
+    wheels: Annotated[
+        Path | None, typer.Option(help="Install from the wheels of this folder, carried to the hosts.")
+    ] = None,
+    index: Annotated[str | None, typer.Option(help="The package index; default: the hosts' own.")] = None,
+    python: Annotated[
+        str | None, typer.Option(help="The hosts' interpreter, 3.10 or later. Default: python3.")
+    ] = None,
+    venv: Annotated[
+        str | None, typer.Option(help="Default: ~/.cache/muster/venvs/<hash of the pinned set>.")
+    ] = None,
+    constraints: Annotated[
+        Path | None, typer.Option(help="Take versions from this file instead of from this machine.")
+    ] = None,
+    requirements: Annotated[
+        Path | None, typer.Option(help="Install exactly these NAME==VERSION lines instead.")
+    ] = None,
+    kernel_cache: Annotated[
+        str | None,
+        typer.Option(help="A folder on each host's own disk; default: /tmp where home is a network's."),
+    ] = None,
+    no_env: Annotated[
+        bool, typer.Option("--no-env", help="The hosts have an environment: compare it, build none.")
+    ] = False,
+    no_warm: Annotated[bool, typer.Option("--no-warm", help="Leave out the one-step job.")] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds that each host gets for all of it.")] = 7200,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done.")] = False,
+    json: Json = False,
+) -> int:
+    """Make every host ready for a recipe: the same environment, its model and data, warm kernel caches.
+
+    The environment is what `pip install 'passmuster[train]'` needs, in the versions that are installed here.
+    Run it again after an interruption or for new hosts: what is done is not done again.
+    """
+    from muster.core.errors import UsageError
+    from muster.stages.prepare import prepare as read
+    from muster.stages.provision_plan import Options, make_plan, plan_as_dict, plan_text
+
+    for clash, names in (
+        (no_env and bool(wheels or index or venv or constraints or requirements), "--no-env and its kind"),
+        (bool(constraints and requirements), "--constraints and --requirements"),
+        (bool(wheels and index), "--wheels and --index"),
+    ):
+        if clash:
+            raise UsageError(f"{names} do not go together", hint="muster prepare --help")
+    prepared = read(recipe, hosts, overrides or [])
+    options = Options(
+        wheels=wheels,
+        index=index,
+        python=python,
+        venv=venv,
+        constraints=constraints,
+        requirements=requirements,
+        kernel_cache=kernel_cache,
+        environment=not no_env,
+        warm=not no_warm,
+        timeout=timeout,
+    )
+    if dry_run:
+        print(plan_text(plan_as_dict(make_plan(prepared, options), prepared, options)))
+        return 0
+    return _run(prepared, options, json)
+
+
+def _run(prepared: Prepared, options: Options, json: bool) -> int:
+    from muster.cli.output import err_console, print_json
+    from muster.core.errors import JobError
+    from muster.stages.provision import provision
+
+    try:
+        with _View(err_console()) as view:
+            done = provision(prepared, options, progress=view.show)
+    except KeyboardInterrupt as stop:
+        why = str(stop) or "interrupted"
+        raise JobError(why, hint="run it again: it goes on where it was") from None
+    if json:
+        print_json(done.as_dict())
+    else:
+        _print(done)
+    return 0 if done.ok else 1
+
+
+class _View:
+    """A line per host on a terminal; elsewhere a line for each new thing that a host does."""
+
+    def __init__(self, console: Any) -> None:
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self.console = console
+        self.live = console.is_terminal
+        self.said: dict[str, str] = {}
+        self.rows: dict[str, Any] = {}
+        self.bar = Progress(
+            TextColumn("[bold]{task.fields[host]}"),
+            BarColumn(bar_width=16),
+            DownloadColumn(binary_units=True),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=console,
+            transient=True,
+        )
+
+    def __enter__(self) -> _View:
+        if self.live:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.bar.stop()
+
+    def show(self, host: str, text: str, done: int, total: int) -> None:
+        """A host does something; of a copy, how many bytes of how many are on their way."""
+        if self.live:
+            if host not in self.rows:
+                self.rows[host] = self.bar.add_task(text, host=host, total=None)
+            self.bar.update(self.rows[host], description=text, completed=done, total=total or None)
+        elif self.said.get(host) != text:
+            self.console.print(f"{host}: {text}", markup=False)
+        self.said[host] = text
+
+
+def _print(done: Provisioned) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from muster.cli.output import err_console, out_console
+
+    table = Table()
+    for name in ("host", "environment", "copied", "warm", ""):
+        table.add_column(name, overflow="fold")
+    for report in done.hosts:
+        colour = "red" if report.failure else "green"
+        cells = [report.host, _environment(report), _copied(report), _warm(report)]
+        table.add_row(*map(escape, cells), f"[{colour}]{report.status}[/{colour}]")
+    console, errors = out_console(), err_console()
+    console.print(table)
+    for difference in done.differences:
+        console.print(f"differs  {difference}", markup=False)
+    for note in done.notes:
+        console.print(f"note     {note}", markup=False)
+    for report in done.hosts:
+        for note in report.notes:
+            console.print(f"note     {report.host}: {note}", markup=False)
+        if report.failure:
+            errors.print(f"failed   {report.host}: {report.failure['what']}", markup=False)
+            if report.failure["hint"]:
+                errors.print(f"hint:    {report.failure['hint']}", markup=False)
+    if done.use:
+        words = " ".join(map(_quoted, done.use))
+        console.print(f"use it   muster train RECIPE --hosts HOSTS {words}", markup=False)
+
+
+def _environment(report: HostReport) -> str:
+    from muster.core.units import format_seconds
+
+    about = report.environment
+    if not about:
+        return ""
+    took = f" in {format_seconds(about['seconds'])}" if about["status"] == "built" else ""
+    return f"{about['status']}{took}, {about['packages']} packages, {about['digest'][:12]}"
+
+
+def _copied(report: HostReport) -> str:
+    from muster.core.units import format_bytes, format_seconds
+
+    lines = []
+    for each in report.copied:
+        if each["status"] == "copied":
+            took = f"{format_bytes(each['bytes'])} in {format_seconds(each['seconds'])}"
+            lines.append(f"{each['what']}: {took}")
+        else:
+            lines.append(f"{each['what']}: {each['status']}")
+    return "\n".join(lines)
+
+
+def _warm(report: HostReport) -> str:
+    from muster.core.units import format_seconds
+
+    if not report.warm:
+        return ""
+    done = report.warm["status"] == "warmed"
+    return f"warmed in {format_seconds(report.warm['seconds'])}" if done else str(report.warm["status"])
+
+
+def _quoted(text: str) -> str:
+    import shlex
+
+    return text if text.startswith("launch.python=~") and " " not in text else shlex.quote(text)

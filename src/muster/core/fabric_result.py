@@ -1,0 +1,211 @@
+"""What a group of hosts with real ranks answered, in bytes, seconds, bytes/s and FLOP/s.
+
+An unknown figure is None.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from muster.core.result import Part
+
+SCHEMA_VERSION = 1
+
+
+class Spread(Part):
+    """Repeats of one measurement: none is thrown away."""
+
+    seconds: list[float] = Field(description="per repeat, of one operation")
+    median: float
+    best: float
+    variation: float | None = Field(description="coefficient of variation; None: a single repeat")
+
+
+def spread(seconds: Sequence[float]) -> Spread:
+    """Raises ValueError for no repeats."""
+    if not seconds:
+        raise ValueError("no repeats")
+    deviation = statistics.stdev(seconds) if len(seconds) > 1 else None
+    mean = statistics.fmean(seconds)
+    return Spread(
+        seconds=list(seconds),
+        median=statistics.median(seconds),
+        best=min(seconds),
+        variation=deviation / mean if deviation is not None and mean > 0 else None,
+    )
+
+
+class FabricHost(Part):
+    """A host of the group."""
+
+    host: str
+    ranks: list[int]
+    devices: list[str] = Field(default_factory=list, description="per rank that came so far, in order")
+    threads: int | None = None
+    torch: str | None = None
+
+
+class Rendezvous(Part):
+    """Meeting at the first host's port. `connect`: host -> seconds of its slowest rank's connection."""
+
+    address: str
+    port: int
+    connect: dict[str, float] = Field(default_factory=dict)
+    missing: list[str] = Field(default_factory=list, description="hosts that did not all arrive")
+
+
+class WrongValue(Part):
+    """One element that came out wrong, and who saw it. `source`: the rank it came from, where known."""
+
+    host: str
+    rank: int
+    operation: str
+    dtype: str
+    elements: int
+    index: int
+    got: float | None = Field(description="None: nan or an infinity")
+    expected: float | None
+    wrong_elements: int
+    source: int | None = None
+    source_host: str | None = None
+
+
+class ValueCheck(Part):
+    """An operation's results, compared element by element on every rank."""
+
+    operation: str
+    method: str = Field(description="what computed it: native, or what stood in for it")
+    ranks: int = Field(description="that compared")
+    elements: int = Field(description="compared by all ranks together")
+    wrong: int
+
+
+class Sweep(Part):
+    """One collective at one message size. A repeat's time is that of the slowest rank."""
+
+    operation: str
+    method: str
+    bytes: int
+    time: Spread
+    iterations: int = Field(description="operations per repeat")
+    algbw: float = Field(description="bytes/s at the median")
+    busbw: float = Field(description="bytes/s at the median; nccl-tests' formula")
+    busbw_best: float
+
+
+class Latency(Part):
+    """A small message among all ranks: the slowest rank's median of many."""
+
+    operation: str
+    bytes: int
+    median: float
+    best: float
+    count: int
+
+
+class Pair(Part):
+    """Messages from one rank to another: a direction of a link. `latency`: half a round trip."""
+
+    source: int
+    target: int
+    source_host: str
+    target_host: str
+    bytes: int
+    time: Spread
+    bandwidth: float = Field(description="bytes/s at the median")
+    bandwidth_best: float
+    latency_median: float | None = None
+    latency_best: float | None = None
+
+
+class Matmul(Part):
+    """Square matrix products on one device, all devices at the same time. FLOPs: 2 n^3."""
+
+    host: str
+    rank: int
+    device: str
+    precision: str
+    n: int
+    threads: int | None
+    best: float = Field(description="FLOP/s of the fastest product")
+    sustained: float = Field(description="FLOP/s, median of the second half")
+    products: int
+    seconds: float
+    right: bool = Field(description="an exact product (small whole numbers) came out exactly")
+    peak: float | None = Field(description="FLOP/s as stated by the maker")
+    peak_source: str | None = None
+
+
+class Copy(Part):
+    """Between host and device, pinned memory. bytes/s at the median."""
+
+    host: str
+    rank: int
+    bytes: int
+    to_device: Spread
+    to_host: Spread
+
+
+class Disk(Part):
+    """One file written, synced, and read back on a host. `cached`: the read may have come from memory."""
+
+    host: str
+    folder: str
+    bytes: int
+    write: float = Field(description="bytes/s, fsync included")
+    read: float = Field(description="bytes/s")
+    method: str
+    cached: bool
+    right: bool = Field(description="what was read is what was written")
+
+
+class MpiHello(Part):
+    """One MPI program over all hosts."""
+
+    command: list[str]
+    hosts: list[str] = Field(description="the ranks' own host names, in the order of the ranks")
+    asked: int
+    summed: bool | None = Field(description="MPI_Allreduce was right; None: libmpi could not be loaded")
+    seconds: float
+    problem: str | None = None
+
+
+class FabricFailure(Part):
+    """What went wrong on a host. `blamed`: it is this host's doing, and not the echo of another's."""
+
+    question: str
+    what: str
+    host: str
+    ranks: list[int] = Field(default_factory=list)
+    blamed: bool = True
+    hint: str | None = None
+
+
+class Fabric(Part):
+    """Everything that was measured, also where something failed on the way."""
+
+    schema_version: int = SCHEMA_VERSION
+    hosts: list[FabricHost]
+    world_size: int
+    device: Literal["cpu", "cuda"]
+    backend: str
+    launcher: str
+    seconds: float
+    asked: list[str]
+    rendezvous: Rendezvous
+    values: list[ValueCheck] = Field(default_factory=list)
+    wrong: list[WrongValue] = Field(default_factory=list)
+    sweeps: list[Sweep] = Field(default_factory=list)
+    latencies: list[Latency] = Field(default_factory=list)
+    pairs: list[Pair] = Field(default_factory=list)
+    matmul: list[Matmul] = Field(default_factory=list)
+    copies: list[Copy] = Field(default_factory=list)
+    disks: list[Disk] = Field(default_factory=list)
+    mpi: MpiHello | None = None
+    failures: list[FabricFailure] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+    stopped: str | None = Field(None, description="what ended it early: the time limit, or the user")

@@ -1,0 +1,185 @@
+"""Inspects hosts: all at once, over the connection that a job would use, with nothing installed on them."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from muster.checks._families import Family, checks_of, families
+from muster.checks._profiles import Profile, load_profile
+from muster.checks.base import Check, Context, Finding, Level
+from muster.core.inspection import Inspection
+from muster.core.inventory import Host, Inventory, inventory_document
+from muster.core.job import Placement
+from muster.core.recipe import Recipe
+from muster.shell import RealShell, Shell
+from muster.stages.group import GROUPED, together
+from muster.stages.prepare import Prepared
+from muster.stages.prepare import check as prepare_job
+from muster.stages.verdicts import ANSWERED, REACHED, inspection, judge, without
+from muster.store.atomic import write_json
+from muster.supervise.questions import Answered, Patience, Questions
+from muster.supervise.survey import Progress, sample, starter, survey
+from muster.supervise.unreachable import Unreached
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "datasets",
+    "peft",
+    "pydantic",
+    "tokenizers",
+    "numpy",
+)
+PROBING = 15.0  # seconds that all probes of a round have together
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a user asks of an inspection, besides hosts and settings."""
+
+    recipe: str | None = None  # the name of the one that was given; without one, judges look at none
+    profile: str | None = None
+    gpus: int | None = None  # expected on each host; 0: none; None: found out
+    group: bool = True  # also let ranks on the fit hosts work together
+
+
+def all_checks() -> tuple[Check, ...]:
+    """Everything that is asked, the frame's own questions first."""
+    return (REACHED, ANSWERED, GROUPED, *checks_of(families()))
+
+
+def check(
+    inventory: Inventory,
+    recipe: Recipe,
+    wanted: Wanted | None = None,
+    *,
+    progress: Progress = lambda done, total, unreached: None,
+    announce: Callable[[str], None] = lambda text: None,
+    shell: Shell | None = None,
+) -> Inspection:
+    """Ask every host, judge what they say, and fold it.
+
+    Raises UsageError for bad input, and JobError where nothing can be started here, or after Ctrl-C.
+    """
+    begun = time.monotonic()
+    wanted = wanted or Wanted()
+    job = _with_slots(prepare_job(recipe, inventory), wanted.gpus)
+    known = families()
+    profile = load_profile(wanted.profile, all_checks())
+    shell = shell or RealShell()
+    heard = _ask(job, known, shell, progress)
+    context = _context(job, profile, wanted, heard)
+    findings = without(judge(known, heard, context), profile.skipped)
+    measured: dict[str, Any] | None = None
+    if wanted.group:
+        fit = replace(job, inventory=_fit(job.inventory, findings, heard))
+        measured, more = together(fit, known, heard, context, announce, shell)
+        findings += without(more, profile.skipped)
+    found = inspection(job.inventory, heard, findings, {each.name: each.why for each in all_checks()})
+    return found.model_copy(
+        update={
+            "launcher": job.launcher_name,
+            "profile": profile.name,
+            "recipe": wanted.recipe,
+            "seconds": time.monotonic() - begun,
+            "group": measured,
+        }
+    )
+
+
+def save_inventory(found: Inspection, path: Path) -> int:
+    """Write the hosts that a job can run on, for `--hosts`. -> their number; 0: nothing was written."""
+    hosts = [Host(host.name, host.slots) for host in found.usable]
+    if hosts:
+        write_json(path, inventory_document(hosts, found.launcher))
+    return len(hosts)
+
+
+def _with_slots(job: Prepared, gpus: int | None) -> Prepared:
+    """Hosts without slots have one per expected GPU."""
+    if not gpus:
+        return job
+    hosts = tuple(replace(host, slots=host.slots or gpus) for host in job.inventory.hosts)
+    return replace(job, inventory=replace(job.inventory, hosts=hosts))
+
+
+def _fit(
+    inventory: Inventory, findings: Sequence[Finding], heard: Mapping[str, Answered | Unreached]
+) -> Inventory:
+    """The hosts on which nothing has failed."""
+    bad = {each.host for each in findings if each.level is Level.FAIL}
+    bad |= {host for host, one in heard.items() if isinstance(one, Unreached)}
+    return replace(inventory, hosts=tuple(host for host in inventory.hosts if host.label not in bad))
+
+
+def _ask(
+    job: Prepared, known: Sequence[Family], shell: Shell, progress: Progress
+) -> dict[str, Answered | Unreached]:
+    """Both rounds, on every host."""
+    launch = job.recipe.launch
+    places = [Placement(host.label, host.address, host.slots or 1, 0) for host in job.inventory.hosts]
+    interpreter = sys.executable if job.launcher.ONE_MACHINE else launch.python or "python3"
+    questions = Questions(
+        sources={family.name: family.source for family in known if family.source},
+        first=tuple(family.name for family in known if family.asks),
+        second=tuple(family.name for family in known if family.meets),
+        ask=_asker(job),
+        interpreter=interpreter,
+    )
+    patience = Patience(connect=launch.connect_timeout, probe=PROBING, fanout=launch.fanout)
+    start = starter(job.launcher, launch, shell, interpreter)
+    return survey(places, start, questions, patience, progress)
+
+
+def _asker(job: Prepared) -> Callable[[Placement], dict[str, Any]]:
+    """What every probe is told; see muster.checks.base."""
+    hosts = {host.label: host for host in job.inventory.hosts}
+    launch = job.recipe.launch
+    folders = [launch.workdir or "~/.cache/muster", "~/.cache/huggingface"]
+    common = {
+        "hosts": {label: hosts[label].address for label in sample(list(hosts))},
+        "world_size": _world_size(job.inventory.hosts),
+        "token": secrets.token_hex(16),
+        "launcher": job.launcher_name,
+        "one_machine": job.launcher.ONE_MACHINE,
+        "python": launch.python,
+        "controller_python": sys.executable,
+        "packages": list(PACKAGES),
+        "folders": [*folders, str(Path.cwd())] if job.launcher.ONE_MACHINE else folders,
+        "timeout": PROBING,
+        "port": launch.port,
+    }
+
+    def ask(place: Placement) -> dict[str, Any]:
+        return {**common, "host": place.host, "address": place.address, "slots": hosts[place.host].slots}
+
+    return ask
+
+
+def _context(
+    job: Prepared, profile: Profile, wanted: Wanted, heard: Mapping[str, Answered | Unreached]
+) -> Context:
+    return Context(
+        expects=profile.expects,
+        slots={host.label: host.slots for host in job.inventory.hosts},
+        world_size=_world_size(job.inventory.hosts),
+        gpus_expected=None if wanted.gpus is None else wanted.gpus > 0,
+        transport={host: one.transport for host, one in heard.items() if isinstance(one, Answered)},
+        recipe=job.recipe.as_dict() if wanted.recipe else {},
+        launcher=job.launcher_name,
+        one_machine=job.launcher.ONE_MACHINE,
+    )
+
+
+def _world_size(hosts: Sequence[Host]) -> int | None:
+    """The ranks of a job on these hosts, where all say how many they take."""
+    slots = [host.slots for host in hosts]
+    return None if None in slots else sum(count or 0 for count in slots)

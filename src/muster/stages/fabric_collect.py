@@ -1,0 +1,285 @@
+"""What ranks said during the group checks -> one typed result."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from muster.core.busbw import algbw, busbw
+from muster.core.fabric import Asked
+from muster.core.fabric_result import (
+    Copy,
+    Disk,
+    Fabric,
+    FabricHost,
+    Latency,
+    Matmul,
+    MpiHello,
+    Pair,
+    Rendezvous,
+    Sweep,
+    ValueCheck,
+    WrongValue,
+    spread,
+)
+from muster.core.job import Placement
+from muster.core.peaks import stated_peak
+from muster.stages.fabric_blame import Told, failures_of
+from muster.supervise.supervisor import Outcome
+
+Event = Mapping[str, Any]
+_GRACE = 5.0  # seconds of silence that mean nothing
+_WORDS = 20  # of a host's log, that explain an end without a word
+
+
+class Collector:
+    """Hears every event, and makes the result of it at the end."""
+
+    def __init__(
+        self,
+        places: tuple[Placement, ...],
+        asked: Asked,
+        device: str,
+        launcher: str,
+        address: str,
+        port: int,
+        watch: Callable[[str, Event], None],
+    ) -> None:
+        self.places = places
+        self.asked = asked
+        self.device = device
+        self.launcher = launcher
+        self.address, self.port = address, port
+        self.watch = watch
+        self.events: list[tuple[str, Event]] = []
+        self.notes: list[str] = []
+        self.heard = time.monotonic()
+        self.logs: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=_WORDS))
+
+    def event(self, host: str, line: str) -> None:
+        """A rank's line. One that a dying rank left unfinished is noted, not believed."""
+        if not line.strip():
+            return
+        try:
+            event = json.loads(line)
+            if not isinstance(event, dict) or not isinstance(event.get("rank"), int):
+                raise ValueError("not an event")
+        except ValueError:
+            self.notes.append(f"{host}: a line that cannot be read: {line[:200]}")
+            return
+        self.heard = time.monotonic()
+        self.events.append((host, event))
+        self.watch(host, event)
+
+    def log(self, host: str, rank: int | None, lines: list[str]) -> None:
+        """What a host's processes printed: the last words are kept."""
+        self.logs[host].extend(lines)
+
+    def in_vain(self) -> str | None:
+        """Why to wait no longer: some ranks are through, and those that are not have long been silent.
+
+        Sooner where the others have missed them already.
+        """
+        over = {event["rank"] for kind in ("done", "ended") for _, event in self.of(kind)}
+        left = set(range(self.world_size)) - over
+        missed = {rank for _, event in self.of("missing") for rank in event["ranks"]}
+        patience = 0.0 if left <= missed else max(self.asked.arrival, self.asked.patience, self.asked.seconds)
+        if not over or not left or time.monotonic() - self.heard < patience + _GRACE:
+            return None
+        hosts = sorted({self.host_of(rank) for rank in left})
+        return f"timeout: nothing more was heard of {', '.join(hosts)}"
+
+    @property
+    def world_size(self) -> int:
+        """Ranks on all hosts."""
+        return sum(each.slots for each in self.places)
+
+    def host_of(self, rank: int) -> str:
+        """The label of a rank's host."""
+        return next(each.host for each in self.places if rank in each.ranks)
+
+    def of(self, kind: str) -> list[tuple[str, Event]]:
+        """The events of one kind, in the order of their arrival."""
+        return [(host, event) for host, event in self.events if event["kind"] == kind]
+
+    def result(self, outcome: Outcome, seconds: float, hello: MpiHello | None) -> Fabric:
+        """Everything together. An event of another shape than expected is noted and left out."""
+        told = Told(self.places, self.events, {host: list(words) for host, words in self.logs.items()})
+        return Fabric(
+            hosts=[self._host(each) for each in self.places],
+            world_size=self.world_size,
+            device="cuda" if self.device == "cuda" else "cpu",
+            backend="nccl" if self.device == "cuda" else "gloo",
+            launcher=self.launcher,
+            seconds=seconds,
+            asked=list(self.asked.questions),
+            rendezvous=self._rendezvous(told),
+            values=self._values(),
+            wrong=self._wrong(),
+            sweeps=self._each("sweep", self._sweep),
+            latencies=self._each("latency", lambda host, e: Latency(**_content(e))),
+            pairs=self._pairs(),
+            matmul=self._each("matmul", self._matmul),
+            copies=self._each("copy", self._copy),
+            disks=self._each("disk", self._disk),
+            mpi=hello,
+            failures=failures_of(told, outcome),
+            notes=[*self.notes, *self._curtailed()],
+            stopped=outcome.stopped,
+        )
+
+    def _each(self, kind: str, make: Callable[[str, Event], Any]) -> list[Any]:
+        made = []
+        for host, event in self.of(kind):
+            try:
+                made.append(make(host, event))
+            except (KeyError, TypeError, ValueError, ValidationError) as error:
+                words = str(error).splitlines()[0]
+                self.notes.append(f"{host}: an event {kind} that cannot be read: {words}")
+        return made
+
+    def _host(self, where: Placement) -> FabricHost:
+        ready = {event["rank"]: event for host, event in self.of("ready") if host == where.host}
+        first = next(iter(ready.values()), {})
+        return FabricHost(
+            host=where.host,
+            ranks=list(where.ranks),
+            devices=[str(ready[rank]["device"]) for rank in sorted(ready)],
+            threads=first.get("threads"),
+            torch=first.get("torch"),
+        )
+
+    def _rendezvous(self, told: Told) -> Rendezvous:
+        connect: dict[str, float] = {}
+        for host, event in self.of("met"):
+            connect[host] = max(connect.get(host, 0.0), float(event["connect"]))
+        alone = self.world_size == 1
+        absent = set() if alone else {each.host for each in self.places} - set(connect)
+        missing = absent | told.accused("rendezvous")
+        return Rendezvous(
+            address=self.address,
+            port=self.port,
+            connect=connect,
+            missing=[each.host for each in self.places if each.host in missing],
+        )
+
+    def _values(self) -> list[ValueCheck]:
+        sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+        ranks: dict[tuple[str, str], set[int]] = defaultdict(set)
+        for _, event in self.of("values"):
+            key = (str(event["operation"]), str(event["method"]))
+            ranks[key].add(event["rank"])
+            sums[key][1] += int(event["elements"])
+            sums[key][2] += int(event["wrong"])
+        return [
+            ValueCheck(operation=key[0], method=key[1], ranks=len(ranks[key]), elements=total, wrong=wrong)
+            for key, (_, total, wrong) in sums.items()
+        ]
+
+    def _wrong(self) -> list[WrongValue]:
+        found = []
+        for host, event in self.of("values"):
+            for shown in event["shown"]:
+                source = shown.get("source")
+                found.append(
+                    WrongValue(
+                        host=host,
+                        rank=event["rank"],
+                        operation=event["operation"],
+                        source_host=None if source is None else self.host_of(source),
+                        **shown,
+                    )
+                )
+        return found
+
+    def _sweep(self, host: str, event: Event) -> Sweep:
+        took, size = spread(event["seconds"]), int(event["bytes"])
+        operation = str(event["operation"])
+        return Sweep(
+            operation=operation,
+            method=event["method"],
+            bytes=size,
+            time=took,
+            iterations=event["iterations"],
+            algbw=algbw(size, took.median),
+            busbw=busbw(operation, size, took.median, self.world_size),
+            busbw_best=busbw(operation, size, took.best, self.world_size),
+        )
+
+    def _pairs(self) -> list[Pair]:
+        """All passes over a direction of a link together."""
+        merged: dict[tuple[int, int], dict[str, Any]] = {}
+        for _, event in self.of("pair"):
+            into = merged.setdefault((event["source"], event["target"]), {**event})
+            if into["bytes"] == event["bytes"] and into["time"] != event["time"]:
+                into["seconds"] = [*into["seconds"], *event["seconds"]]
+                into["latencies"] = [*into["latencies"], *event["latencies"]]
+        return [self._pair(event) for event in merged.values()]
+
+    def _pair(self, event: Event) -> Pair:
+        took, size = spread(event["seconds"]), int(event["bytes"])
+        latency = spread(event["latencies"]) if event["latencies"] else None
+        return Pair(
+            source=event["source"],
+            target=event["target"],
+            source_host=self.host_of(event["source"]),
+            target_host=self.host_of(event["target"]),
+            bytes=size,
+            time=took,
+            bandwidth=algbw(size, took.median),
+            bandwidth_best=algbw(size, took.best),
+            latency_median=latency.median if latency else None,
+            latency_best=latency.best if latency else None,
+        )
+
+    def _matmul(self, host: str, event: Event) -> Matmul:
+        names = {e["rank"]: str(e["device"]) for _, e in self.of("ready")}
+        device = names.get(event["rank"], "unknown")
+        peak = stated_peak(device, event["precision"]) if self.device == "cuda" else None
+        return Matmul(
+            host=host,
+            rank=event["rank"],
+            device=device,
+            peak=peak.flops if peak else None,
+            peak_source=peak.source if peak else None,
+            **_content(event),
+        )
+
+    def _copy(self, host: str, event: Event) -> Copy:
+        return Copy(
+            host=host,
+            rank=event["rank"],
+            bytes=event["bytes"],
+            to_device=spread(event["to_device"]),
+            to_host=spread(event["to_host"]),
+        )
+
+    def _disk(self, host: str, event: Event) -> Disk:
+        size = int(event["bytes"])
+        return Disk(
+            host=host,
+            folder=re.sub(r"/[^/]*fabric-[0-9a-f]{8}-[^/]*$", "", event["folder"]),  # our own is gone by now
+            bytes=size,
+            write=algbw(size, event["write_seconds"]),
+            read=algbw(size, event["read_seconds"]),
+            method=event["method"],
+            cached=event["cached"],
+            right=event["right"],
+        )
+
+    def _curtailed(self) -> list[str]:
+        return [
+            f"{event['operation']}: not measured from {event['bytes']} bytes on: "
+            f"its {event['seconds']:.1f} s were used up"
+            for _, event in self.of("curtailed")
+        ]
+
+
+def _content(event: Event) -> dict[str, Any]:
+    return {key: value for key, value in event.items() if key not in ("kind", "rank", "time")}

@@ -1,0 +1,76 @@
+"""Writes down everything that is fixed, before anything starts: recipe.yaml, plan.json, env.json, job.json."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from muster import __version__
+from muster.core.job import Job
+from muster.core.recipes import dump_yaml
+from muster.core.secrets import masked
+from muster.core.zero import read_user_config
+from muster.stages.prepare import Prepared
+from muster.store.atomic import write_json, write_text
+from muster.store.runfolder import RunFolder
+
+
+def freeze(run: RunFolder, job: Job, orders: Mapping[str, Mapping[str, Any]], prepared: Prepared) -> None:
+    """`orders`: per host, what its agent is told."""
+    recipe = prepared.recipe.as_dict()
+    if prepared.recipe.engine.config and not run.deepspeed.exists():
+        write_json(run.deepspeed, read_user_config(prepared.recipe.engine.config))
+        recipe["engine"]["config"] = str(run.deepspeed)  # a resumed run reads what this one read
+    write_text(run.recipe, dump_yaml(recipe), private=bool(prepared.recipe.env))
+    decisions = [{"field": d.field, "value": d.value, "why": d.why} for d in job.decisions]
+    write_json(
+        run.plan, {"decisions": decisions, "batch": job.as_dict()["batch"], "precision": job.precision}
+    )
+    write_json(
+        run.env,
+        {
+            "muster": __version__,
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "controller": platform.node(),
+            "argv": sys.argv,
+            "versions": _versions(),
+            "rank_environment": masked(prepared.env),
+        },
+    )
+    hosts = {host: _recorded(order) for host, order in orders.items()}
+    first = next(iter(orders.values()))["job"]
+    inventory = prepared.inventory
+    source = {
+        "launcher": inventory.launcher,
+        "source": inventory.source,
+        "hosts": [{"name": host.name, "slots": host.slots} for host in inventory.hosts],
+    }
+    write_json(
+        run.job, {**_masked_job(job), "inventory": source, "orders": hosts, "deepspeed": first["deepspeed"]}
+    )
+
+
+def _masked_job(job: Job) -> dict[str, Any]:
+    """The job without secrets: a resumed run takes the recipe from recipe.yaml."""
+    data = job.as_dict()
+    return {**data, "recipe": {**data["recipe"], "env": masked(data["recipe"]["env"])}}
+
+
+def _recorded(order: Mapping[str, Any]) -> dict[str, Any]:
+    """A start order for job.json: without the job, which stands there once, and without secrets."""
+    own = {**order["host"], "env": masked(order["host"]["env"])}
+    return {**{key: value for key, value in order.items() if key != "job"}, "host": own}
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in ("torch", "transformers", "deepspeed", "accelerate", "pydantic", "duckdb"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found

@@ -1,0 +1,300 @@
+"""Waiting for machines that register themselves, until all are there: `muster gather`.
+
+The head knows nobody; who knows the token may come. A machine counts when the head has reached its ssh
+server, and for as long as its connection lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial as bind
+from typing import Any
+
+from muster.agent.member import own_addresses
+from muster.core.errors import JobError, UsageError
+from muster.core.handshake import answer
+from muster.core.members import Applicant, Member, by_name, candidates, name_members, read_applicant
+from muster.door import Door, Guest
+from muster.shell import RealShell, Shell
+from muster.stages.gathered import Gathered
+from muster.stages.reach import Found, Reach
+from muster.supervise.interrupts import Wish, interrupts
+
+MOST = 10_000  # machines
+BEAT = 3.0  # seconds between two signs of life
+SILENCE = 15.0  # seconds after which a machine that says nothing is given up
+LINGER = 2.0  # seconds after the last word in which late comers are told that it is over
+TICK = 0.1  # seconds between two looks at the clock
+
+
+@dataclass
+class _Seat:
+    """One connection of a machine that knows the token."""
+
+    guest: Guest
+    applicant: Applicant
+    heard: float
+    count: int = 0  # messages sent to it
+    member: Member | None = None  # once the head has reached it
+
+    def tell(self, **message: Any) -> bool:
+        """Say something, proven and numbered. -> False: the machine has left, or takes nothing in."""
+        message["count"] = self.count
+        self.count += 1
+        line = answer(message, self.guest.secret, self.guest.payload["nonce"])
+        try:
+            return self.guest.socket.send(line) == len(line)
+        except OSError:
+            return False
+
+
+@dataclass
+class _Gathering:
+    """The state of one gather; `watch` hears of changes."""
+
+    door: Door
+    wanted: int
+    shell: Shell
+    watch: Callable[[Gathered], None]
+    ours: tuple[str, ...]
+    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    seats: list[_Seat] = field(default_factory=list)
+    unusable: dict[str, str] = field(default_factory=dict)
+    turned_away: dict[str, int] = field(default_factory=dict)
+    lost: int = 0
+    over: str | None = None  # what late comers are told
+    beaten: float = 0.0
+    changed: bool = True
+
+    def __post_init__(self) -> None:
+        self.reach = Reach(self.selector, self.shell)
+        self.selector.register(self.door, selectors.EVENT_READ, lambda: None)  # polled each time anyway
+
+    @property
+    def here(self) -> int:
+        """How many machines are in."""
+        return sum(seat.member is not None for seat in self.seats)
+
+    def state(self) -> Gathered:
+        """How things stand."""
+        members = sorted((seat.member for seat in self.seats if seat.member), key=by_name)
+        refused = {reason: count for reason, count in self.door.refused.items() if reason != "left"}
+        return Gathered(
+            self.wanted, name_members(members), dict(self.unusable), refused | self.turned_away, self.lost
+        )
+
+    def step(self) -> None:
+        """Everything that has happened since the last step; waits a moment where nothing has."""
+        for key, _ in self.selector.select(TICK):
+            key.data()
+        for guest in self.door.poll():
+            self._admit(guest)
+        self.reach.tick()
+        now = time.monotonic()
+        for seat in [each for each in self.seats if now - each.heard > SILENCE]:
+            self._leave(seat)
+        if now - self.beaten > BEAT:
+            self.beaten = now
+            self._beat()
+        if self.changed:
+            self.changed = False
+            self.watch(self.state())
+
+    def _beat(self) -> None:
+        """A sign of life, with the state for people."""
+        here = self.here
+        for seat in list(self.seats):
+            say = f"in as {seat.member.address}; " if seat.member else ""
+            if not seat.tell(op="wait", say=f"{say}{here} of {self.wanted} are here"):
+                self._leave(seat)
+
+    # ---- one machine
+
+    def _admit(self, guest: Guest) -> None:
+        seat = _Seat(guest, Applicant("?", (), False, 22, "?", 1, ()), time.monotonic())
+        try:
+            if self.over:
+                self._dismiss(seat, "late", self.over)
+                return
+            seat.applicant = read_applicant(guest.payload)
+        except ValueError as error:
+            self._dismiss(seat, "not understood", f"not understood: {error}")
+            return
+        if not seat.tell(op="wait"):
+            guest.socket.close()
+            return
+        self.seats.append(seat)
+        self.selector.register(guest.socket, selectors.EVENT_READ, bind(self._hear, seat))
+        waves = candidates(seat.applicant, guest.peer, (*self.ours, guest.local))
+        self.reach.ask(waves, seat.applicant.port, seat.applicant.keys, bind(self._reached, seat))
+
+    def _reached(self, seat: _Seat, found: Found) -> None:
+        if seat not in self.seats:  # it left meanwhile
+            return
+        one = seat.applicant
+        if found.address is None:
+            self.unusable[one.hostname] = found.why
+            seat.tell(op="again", why=f"the head cannot reach this machine's ssh server: {found.why[:1500]}")
+            self._leave(seat)
+            self.changed = True
+            return
+        for other in [
+            each for each in self.seats if each.member and _place(each) == (found.address, one.port)
+        ]:
+            other.member = None  # the later connection counts: the earlier may be a dead one
+            self._dismiss(other, "again", "another join from this machine took its place")
+        if self.over or self.here >= self.wanted:
+            self._dismiss(seat, "late", f"closed: {self.wanted} have joined")
+            return
+        self.unusable.pop(one.hostname, None)
+        seat.member = Member(
+            "", one.hostname, found.address, one.port, one.user, one.slots, one.keys, found.verified
+        )
+        self.changed = True
+        seat.tell(op="wait", say=f"in as {found.address}; {self.here} of {self.wanted} are here")
+
+    def _dismiss(self, seat: _Seat, reason: str, why: str) -> None:
+        """The machine shall not try again."""
+        self.turned_away[reason] = self.turned_away.get(reason, 0) + 1
+        seat.tell(op="closed", why=why)
+        self._leave(seat)
+
+    def _hear(self, seat: _Seat) -> None:
+        """All that a machine says is that it lives."""
+        try:
+            data = seat.guest.socket.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            seat.heard = time.monotonic()
+        elif seat in self.seats:
+            self._leave(seat)
+
+    def _leave(self, seat: _Seat) -> None:
+        if seat in self.seats:
+            self.seats.remove(seat)
+            self.selector.unregister(seat.guest.socket)
+        _hang_up(seat.guest.socket)
+        if seat.member is not None and self.over is None:
+            self.lost += 1
+            self.changed = True
+
+    # ---- the end
+
+    def farewell(self, over: str, members: tuple[Member, ...], wish: Wish) -> None:
+        """The last word to everybody: those in `members` are in, the others are not. Then late comers."""
+        self.over = over
+        names = {(member.address, member.port): member.name for member in members}
+        for seat in list(self.seats):
+            place = _place(seat)
+            name = names.get(place) if place else None
+            if name is None:
+                self._dismiss(seat, "late" if members else "given up", over)
+            elif not seat.tell(op="done", name=name, members=len(members)):
+                self._leave(seat)
+        until = time.monotonic() + (LINGER if members else 0.0)
+        while time.monotonic() < until and wish.stop is None:
+            self.step()
+
+    def close(self) -> None:
+        """Every connection and search ends."""
+        self.reach.close()
+        for seat in self.seats:
+            _hang_up(seat.guest.socket)
+        self.seats.clear()
+        self.selector.close()
+
+
+def gather(
+    wanted: int,
+    token: str,
+    *,
+    address: str = "",
+    port: int = 0,
+    timeout: float = 600.0,
+    partial: bool = False,
+    save: Callable[[Gathered], None] = lambda gathered: None,
+    opened: Callable[[int], None] = lambda port: None,
+    watch: Callable[[Gathered], None] = lambda gathered: None,
+    shell: Shell | None = None,
+) -> Gathered:
+    """Wait until `wanted` machines are there; `save` what came of it, then let them go.
+
+    `opened` is told the port, once machines can come. `partial`: after `timeout` seconds fewer will do, but
+    at least one. Raises UsageError (a number or port that cannot be used) and JobError (too few in time, or
+    stopped); then `save` was not called, and the machines that came are told.
+    """
+    if not 1 <= wanted <= MOST:
+        raise UsageError(f"cannot wait for {wanted} machines", hint=f"a number from 1 to {MOST}")
+    with interrupts() as wish, _many_files(), Door(token, address=address, port=port) as door:
+        gathering = _Gathering(door, wanted, shell or RealShell(), watch, tuple(own_addresses()))
+        with contextlib.closing(gathering):
+            over = "closed: the head has ended"
+            found: Gathered | None = None
+            try:
+                opened(door.port)
+                state = _wait(gathering, time.monotonic() + timeout, wish)
+                if not (state.complete or (partial and state.members and wish.stop is None)):
+                    over = f"closed: the head gave up with {len(state.members)} of {wanted}"
+                    raise _too_few(state, timeout, wish.stop)
+                save(state)
+                found = state
+                over = f"closed: {len(state.members)} have joined"
+            finally:
+                gathering.farewell(over, found.members if found else (), wish)
+            return replace(found, turned_away=gathering.state().turned_away)  # those of the very end
+
+
+def _wait(gathering: _Gathering, deadline: float, wish: Wish) -> Gathered:
+    while True:
+        gathering.step()
+        if gathering.here >= gathering.wanted or wish.stop is not None or time.monotonic() > deadline:
+            return gathering.state()
+
+
+def _too_few(state: Gathered, timeout: float, stopped: str | None) -> JobError:
+    names = ", ".join(member.hostname for member in state.members[:20]) or "none"
+    there = f"{len(state.members)} of {state.wanted} machines are there ({names})"
+    trouble = [f"{name} cannot be reached: {why}" for name, why in list(state.unusable.items())[:3]]
+    if state.turned_away.get("wrong secret"):
+        trouble.append(f"{state.turned_away['wrong secret']} connections had another token")
+    hint = "; ".join(trouble) or "a longer --timeout, or --partial to go on with fewer"
+    if stopped:
+        return JobError(f"{stopped}: {there}; nothing was written")
+    return JobError(f"after {timeout:g} s {there}; nothing was written", hint=hint)
+
+
+def _place(seat: _Seat) -> tuple[str, int] | None:
+    return (seat.member.address, seat.member.port) if seat.member else None
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """Close so that what was said last still arrives: unread bytes would reset the connection."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(4096):
+            pass
+    connection.close()
+
+
+@contextlib.contextmanager
+def _many_files() -> Iterator[None]:
+    """A thousand machines are more connections than the usual soft limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = hard if hard != resource.RLIM_INFINITY else 65536
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(most, 65536)), hard))
+    except (OSError, ValueError):
+        pass
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

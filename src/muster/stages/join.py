@@ -1,0 +1,75 @@
+"""Registering this machine with a head: `muster join`. The work is done by muster/agent/member.py, which also
+runs where there is no Muster."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+from muster.agent import member
+from muster.core.errors import HostError, JobError, UsageError
+from muster.core.inventory import MAX_SLOTS
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The head's last word: what it calls this machine, and how many are in."""
+
+    name: str
+    members: int
+
+
+def script() -> str:
+    """The same as a file for any python3 >= 3.8."""
+    return resources.files("muster.agent").joinpath("member.py").read_text(encoding="utf-8")
+
+
+def join(
+    head: str,
+    token: str,
+    *,
+    slots: int | None = None,
+    ssh_port: int = 22,
+    user: str | None = None,
+    addresses: Sequence[str] = (),
+    timeout: float = 600.0,
+    say: Callable[[str], None] = lambda text: None,
+) -> Joined:
+    """Register at `HEAD[,HEAD...]:PORT`, trying until somebody answers there, and wait until all have come.
+
+    Raises UsageError (bad input, another token), JobError (the head says no) and HostError (not in time).
+    """
+    try:
+        heads, port = member.parse_heads(head)
+    except ValueError as error:
+        raise UsageError(
+            str(error), hint="the command that muster gather printed, as in node1:7000"
+        ) from None
+    if slots is not None and not 1 <= slots <= MAX_SLOTS:
+        raise UsageError(f"slots must be from 1 to {MAX_SLOTS}, not {slots}")
+    if not 1 <= ssh_port <= 65535:
+        raise UsageError(f"{ssh_port} is not a port", hint="ports go from 1 to 65535")
+    for address in addresses:
+        try:
+            ipaddress.ip_address(address.partition("%")[0])
+        except ValueError:
+            raise UsageError(f"{address!r} is not an IP address", where="--address") from None
+    try:
+        last = member.join(
+            heads, port, token, lambda: member.about(slots, ssh_port, user, list(addresses)), timeout, say
+        )
+    except member.Rejected as error:
+        if error.wrong_token:
+            raise UsageError(
+                "the head has another token", where=head, hint="each gather has its own"
+            ) from None
+        raise JobError(str(error), where=head) from None
+    except KeyboardInterrupt:
+        raise JobError("stopped by Ctrl-C", where=head) from None
+    except member.Unreachable as error:
+        raise HostError(
+            str(error), where=head, hint="is the head up, and does no firewall block it?"
+        ) from None
+    return Joined(str(last.get("name")), int(last.get("members", 0)))

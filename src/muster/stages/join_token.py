@@ -1,0 +1,72 @@
+"""The token of a gather: made, kept and found without standing in anybody's arguments."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.core.errors import UsageError
+from muster.store.atomic import write_text
+
+VARIABLE = "MUSTER_JOIN_TOKEN"
+SHORTEST = 16  # letters: who has recorded a handshake could guess a shorter one at leisure
+
+
+@dataclass(frozen=True)
+class Token:
+    """`before` and `after` stand around a member's command and give it the token."""
+
+    text: str
+    before: str = ""
+    after: str = ""
+
+
+def head_token(file: Path | None) -> Token:
+    """The token of `file`, which is made where it is not there; or of the environment; or a new one.
+
+    One that comes from elsewhere is not repeated there. Raises UsageError.
+    """
+    if file is not None:
+        after = f" --token-file {shlex.quote(str(file))}"
+        if file.exists():
+            return Token(_read(file), after=after)
+        text = secrets.token_hex(16)
+        try:
+            write_text(file, f"{text}\n", private=True)
+        except OSError as error:
+            raise UsageError(f"cannot be written: {error.strerror}", where=str(file)) from None
+        return Token(text, after=after)
+    if os.environ.get(VARIABLE):
+        return Token(_sound(os.environ[VARIABLE].strip(), VARIABLE), f"{VARIABLE}=${VARIABLE} ")
+    text = secrets.token_hex(16)
+    return Token(text, f"{VARIABLE}={text} ")
+
+
+def member_token(given: str | None, file: Path | None) -> str:
+    """The token from an option, a file or the environment, in this order. Raises UsageError."""
+    if given is not None:
+        return _sound(given.strip(), "--token")
+    if file is not None:
+        return _read(file)
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
+        raise UsageError(
+            "no token was given", hint=f"set {VARIABLE} or give --token-file, as muster gather says"
+        )
+    return _sound(text, VARIABLE)
+
+
+def _read(file: Path) -> str:
+    try:
+        return _sound(file.read_text(encoding="utf-8").strip(), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot be read: {error}", where=str(file)) from None
+
+
+def _sound(text: str, where: str) -> str:
+    if len(text) < SHORTEST:
+        raise UsageError(f"a token has at least {SHORTEST} letters", where=where)
+    return text

@@ -1,0 +1,178 @@
+"""From what hosts said to an Inspection. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from muster.checks._families import Family
+from muster.checks._folding import troubles, verdict
+from muster.checks.base import Answers, Check, Context, Finding, Level
+from muster.core.inspection import CheckResult, HostReport, Inspection, Trouble
+from muster.core.inventory import Host, Inventory
+from muster.supervise.questions import Answered, failed
+from muster.supervise.unreachable import Unreached, remedy_for
+
+REACHED = Check(
+    "host.reached",
+    "The host's name is known, its ssh port answers, with the right key, the login works, and there is a "
+    "Python >= 3.8.",
+    "A job starts on all its hosts or on none.",
+)
+ANSWERED = Check(
+    "host.answered",
+    "Every probe on the host comes to an end in time.",
+    "A disk, a driver or a name server at which a probe hangs will hang a job, too.",
+)
+Heard = Mapping[str, Answered | Unreached]
+
+
+def judge(known: Sequence[Family], heard: Heard, context: Context) -> list[Finding]:
+    """Every check on every host."""
+    findings = _frame(heard)
+    answered = {host: one for host, one in heard.items() if isinstance(one, Answered)}
+    for family in known:
+        # A family without a probe judges by the connection alone.
+        answers = {host: one.answers.get(family.name, {}) for host, one in answered.items()}
+        peers = {host: (one.peers or {}).get(family.name, {"error": ""}) for host, one in answered.items()}
+        lost = {host: str(answer["error"]) for host, answer in answers.items() if failed(answer)}
+        judged, nonsense = _judged(family, _whole(answers), _whole(peers), context)
+        findings += judged
+        findings += [
+            Finding(check.name, host, Level.UNKNOWN, "the probe gave no answer that could be judged", why)
+            for host, why in {**lost, **nonsense}.items()
+            for check in family.checks
+        ]
+    return findings
+
+
+def without(findings: Sequence[Finding], skipped: frozenset[str]) -> list[Finding]:
+    """The findings, but for checks that the profile leaves out."""
+    return [
+        Finding(each.check, each.host, Level.NOT_APPLICABLE, "skipped by the profile")
+        if each.check in skipped
+        else each
+        for each in findings
+    ]
+
+
+def inspection(
+    inventory: Inventory, heard: Heard, findings: Sequence[Finding], why: Mapping[str, str]
+) -> Inspection:
+    """Verdicts, and one entry per kind of trouble. What is not known here is left at its default."""
+    found: dict[str, list[Finding]] = {host.label: [] for host in inventory.hosts}
+    for each in findings:
+        found[each.host].append(each)
+    hosts = [_report(host, heard[host.label], found[host.label]) for host in inventory.hosts]
+    names = ("fit", "warning", "unfit", "unreachable")
+    usable = [host.slots for host in hosts if host.verdict in ("fit", "warning")]
+    return Inspection(
+        source=inventory.source,
+        world_size=None if None in usable else sum(slots or 0 for slots in usable),
+        summary={name: sum(host.verdict == name for host in hosts) for name in names},
+        hosts=hosts,
+        troubles=_troubles(inventory, findings, why),
+    )
+
+
+def _judged(
+    family: Family, answers: Answers, peers: Answers, context: Context
+) -> tuple[list[Finding], dict[str, str]]:
+    """Findings; and hosts whose answer the judge cannot read, with the reason: one host that talks nonsense
+    must not spoil the others' verdicts."""
+    try:
+        return family.judge(answers, peers, context), {}
+    except Exception:
+        nonsense = {}
+        for host, answer in answers.items():
+            try:
+                family.judge({host: answer}, {}, context)
+            except Exception as error:
+                nonsense[host] = f"{type(error).__name__}: {error}"
+        if not nonsense:
+            raise
+        sound = {host: answer for host, answer in answers.items() if host not in nonsense}
+        return family.judge(sound, peers, context), nonsense
+
+
+def _whole(answers: Answers) -> dict[str, Mapping[str, Any]]:
+    """Without the hosts whose probe failed."""
+    return {host: answer for host, answer in answers.items() if not failed(answer)}
+
+
+def _frame(heard: Heard) -> list[Finding]:
+    """Whether each host could be reached, and whether its probes came to an end."""
+    findings = []
+    for host, one in heard.items():
+        if isinstance(one, Unreached):
+            problem = f"unreachable ({one.stage.value}): {one.problem}"
+            findings.append(Finding(REACHED.name, host, Level.FAIL, problem, one.said, one.remedy))
+            continue
+        seen = f"{one.transport.seconds:.2f} s to the first word of Python {one.transport.python}"
+        findings.append(Finding(REACHED.name, host, Level.PASS, evidence=seen))
+        silent = [
+            f"{name}: {answer['error']}"
+            for answers in (one.answers, one.peers or {})
+            for name, answer in answers.items()
+            if failed(answer)
+        ]
+        if silent:
+            problem = "probes that did not come to an end"
+            remedy = "timeout 5 df; timeout 5 nvidia-smi; sudo dmesg | tail -n 50"
+            findings.append(Finding(ANSWERED.name, host, Level.WARN, problem, "; ".join(silent), remedy))
+        else:
+            findings.append(Finding(ANSWERED.name, host, Level.PASS))
+    return findings
+
+
+def _report(host: Host, heard: Answered | Unreached, findings: Sequence[Finding]) -> HostReport:
+    results = [
+        CheckResult(
+            check=each.check,
+            level=each.level.value,
+            problem=each.problem,
+            evidence=each.evidence,
+            remedy=remedy_for(each.remedy, [host.address])
+            if each.check == REACHED.name and each.remedy
+            else each.remedy,
+        )
+        for each in findings
+    ]
+    if isinstance(heard, Unreached):
+        return HostReport(
+            host=host.label,
+            name=host.name,
+            slots=host.slots,
+            verdict="unreachable",
+            stage=heard.stage.value,
+            checks=results,
+        )
+    way = heard.transport
+    gpus = heard.answers.get("gpu", {}).get("count")
+    return HostReport(
+        host=host.label,
+        name=host.name,
+        slots=host.slots or (gpus if isinstance(gpus, int) and gpus > 0 else None),
+        verdict=verdict(findings),
+        seconds=round(way.seconds, 3),
+        python=way.python,
+        clock_offset=way.clock_offset,
+        clock_error=way.clock_error,
+        checks=results,
+    )
+
+
+def _troubles(inventory: Inventory, findings: Sequence[Finding], why: Mapping[str, str]) -> list[Trouble]:
+    """As folded, with the hosts put into the remedies of those that were not reached."""
+    addresses = {host.label: host.address for host in inventory.hosts}
+    lost: dict[tuple[str, str | None], list[str]] = {}
+    for each in findings:
+        if each.check == REACHED.name and each.remedy:
+            lost.setdefault((each.problem, each.remedy), []).append(addresses[each.host])
+    found = troubles(findings, why)
+    return [
+        each.model_copy(update={"remedy": remedy_for(each.remedy, lost[each.problem, each.remedy])})
+        if each.check == REACHED.name and each.remedy
+        else each
+        for each in found
+    ]

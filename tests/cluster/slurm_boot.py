@@ -1,0 +1,139 @@
+"""Slurm's daemons: started so that they end with their owner, and ended for certain."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .boot import Node
+from .cluster import Cluster
+from .namespaces import TOOL_PATH, ClusterError, Process, enter_argv, tool
+from .registry import ProcessId, end_process, identify
+from .slurm_files import HEAD, Files, munged_argv
+
+START_SECONDS = 30.0
+INIT = Path(__file__).with_name("slurm_head.py")
+STEPS = {"slurmd", "stepd", "slurmstepd"}  # what a step's first process is called, from its fork on
+
+
+@dataclass(frozen=True)
+class Head:
+    """The controlling side's first process by this machine's PID, and the `unshare` above it."""
+
+    unshare: subprocess.Popen[str]
+    init: ProcessId
+
+    def end(self) -> None:
+        """End every daemon of the controlling side; on return the last one is gone."""
+        end_process(self.init)
+        self.unshare.wait(10)
+
+
+def start_head(files: Files, env: Mapping[str, str]) -> Head:
+    """munged and slurmctld, in namespaces that end with this process. Raises ClusterError."""
+    owner = os.pidfd_open(os.getpid())
+    argv = [tool("unshare"), "--mount", "--uts", "--pid", "--propagation", "private", "--fork"]
+    argv += ["--kill-child", "--", sys.executable, "-I", "-S", str(INIT), str(owner)]
+    try:
+        with files.log(HEAD).open("ab") as log:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd="/",
+                env={"PATH": TOOL_PATH, **env},
+                pass_fds=(owner,),
+                start_new_session=True,  # a Ctrl-C is for the owner, which then takes Slurm down
+            )
+    finally:
+        os.close(owner)
+    try:
+        init = identify(int(_hear(files, process)["pid"]))
+        if init is None:
+            raise ClusterError(f"Slurm's {HEAD} ended as it began: {files.log_tail(HEAD)}")
+        _tell(files, process)
+    except BaseException:
+        process.kill()  # its child goes with it
+        process.wait()
+        raise
+    finally:
+        for stream in (process.stdin, process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                if stream is not None and not stream.closed:
+                    stream.close()
+    return Head(process, init)
+
+
+def _hear(files: Files, process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], START_SECONDS)
+    line = process.stdout.readline() if ready else ""
+    if not line:
+        raise ClusterError(f"Slurm's {HEAD} did not start: {files.log_tail(HEAD)}")
+    said: dict[str, Any] = json.loads(line)
+    return said
+
+
+def _tell(files: Files, process: subprocess.Popen[str]) -> None:
+    """Say what to run; on return munged has made its socket, and slurmctld begins."""
+    munged = {"argv": munged_argv(files), "log": str(files.log("munged")), "makes": str(files.socket)}
+    slurmctld = {"argv": [tool("slurmctld"), "-D"], "log": str(files.log("slurmctld")), "makes": None}
+    config = {"name": HEAD, "hosts": str(files.hosts), "daemons": [munged, slurmctld]}
+    assert process.stdin is not None
+    try:
+        process.stdin.write(json.dumps(config))
+        process.stdin.close()
+    except BrokenPipeError as error:
+        raise ClusterError(f"Slurm's {HEAD} did not start: {files.log_tail(HEAD)}") from error
+    _hear(files, process)
+
+
+def start_slurmd(files: Files, env: Mapping[str, str], cluster: Cluster, node: Node) -> subprocess.Popen[str]:
+    """A host's slurmd. It ends with the host."""
+    argv = [tool("slurmd"), "-D", "-N", node.name, "-d", str(files.stepd)]
+    with files.log(f"slurmd-{node.name}").open("ab") as log:
+        return subprocess.Popen(
+            enter_argv(cluster.init_pid(node), argv, Path("/")),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            text=True,
+            env={"PATH": TOOL_PATH, **env},
+        )
+
+
+def end_steps(cluster: Cluster, node: Node) -> None:
+    """End every step of a host whose slurmd has ended, and what its processes have started."""
+    deadline = time.monotonic() + 10
+    while True:
+        steps, below = _steps(cluster.processes(node))
+        if not steps:
+            return
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{node.name}: Slurm's steps {steps} do not end")
+        # A step's first process goes last: it inherits what loses its parent, and so keeps it in sight.
+        pids = [str(pid) for pid in below or steps]
+        cluster.run(node, [tool("kill"), "-KILL", *pids])
+
+
+def _steps(processes: list[Process]) -> tuple[list[int], list[int]]:
+    """The first processes of all steps, and every process below one."""
+    alive = [process for process in processes if process.state not in "ZX"]
+    steps = [process.pid for process in alive if process.name in STEPS]
+    below: set[int] = set()
+    while True:
+        more = {process.pid for process in alive if process.ppid in below or process.ppid in steps}
+        if more - set(steps) <= below:
+            return steps, sorted(below)
+        below |= more - set(steps)

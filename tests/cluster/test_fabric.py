@@ -1,0 +1,154 @@
+"""The group checks on three hosts over ssh: healthy, with a slow link, a killed rank, a missing route;
+and MPI. Nothing is left behind."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from muster.checks.base import Context, Finding, Level
+from muster.checks.fabric import CHECKS, judge_group
+from muster.core.fabric import Asked
+from muster.core.fabric_result import Fabric
+from muster.core.inventory import parse_hosts
+from muster.core.recipe import Launch, Recipe
+from muster.core.registry import load_plugin
+from muster.shell import RealShell
+from muster.stages.fabric import measure
+from muster.stages.mpi_hello import mpi_hello
+from tests.cluster.cluster import Cluster
+from tests.cluster.namespaces import tool
+from tests.support import needs_torch, wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+
+HOSTS = parse_hosts("node1:1,node2:1,node3:1")
+MIB = 1 << 20
+Watch = Callable[[str, Mapping[str, Any]], None]
+
+
+def launch(cluster: Cluster) -> Launch:
+    work = f"{cluster.private_dir}/muster"  # every host has its own disk in this place
+    return Launch(ssh_options=["-F", str(cluster.ssh_config)], workdir=work, threads=1, device="cpu")
+
+
+def measured(cluster: Cluster, watch: Watch | None = None, **asked: Any) -> Fabric:
+    """The group checks; afterwards neither a process nor a file of them is on any host."""
+    needs_torch()
+    recipe = Recipe(launch=launch(cluster))
+    watching = {"watch": watch} if watch else {}
+    found = measure(HOSTS, recipe, load_plugin("muster.launchers", "ssh"), asked=Asked(**asked), **watching)
+    assert wait_until(lambda: not left(cluster), 10), left(cluster)
+    for node in cluster.hosts:
+        assert cluster.run(node, ["ls", "-A", f"{cluster.private_dir}/muster"]).stdout == ""
+    return found
+
+
+def left(cluster: Cluster) -> list[str]:
+    """Processes of the group checks on any host."""
+    return [
+        f"{node.name}: {process.pid} {process.argv[:5]}"
+        for node in cluster.hosts
+        for process in cluster.processes(node)
+        if process.environ.get("MUSTER_TOKEN", "").startswith("fabric-")
+    ]
+
+
+def levels(found: Fabric, least: Level = Level.WARN, **expects: Any) -> dict[tuple[str, str], Finding]:
+    """Findings of at least that level. Expectations are given as bandwidth={"at_least_gbit": 1}."""
+    known = {check.name: dict(check.expects) for check in CHECKS}
+    for name, values in expects.items():
+        known[f"fabric.{name}"].update(values)
+    context = Context(
+        expects=known, slots={}, world_size=3, gpus_expected=None, transport={}, recipe={}, launcher="ssh"
+    )
+    order = [Level.PASS, Level.NOT_APPLICABLE, Level.UNKNOWN, Level.WARN, Level.FAIL]
+    findings = judge_group(found, context)
+    return {(f.check, f.host): f for f in findings if order.index(f.level) >= order.index(least)}
+
+
+def test_a_healthy_group(cluster: Cluster) -> None:
+    """Everything is answered, by three hosts that share no folder, and nothing is complained of."""
+    found = measured(cluster, seconds=6, largest=4 * MIB, disk_bytes=16 * MIB)
+    assert (found.failures, found.wrong, found.stopped) == ([], [], None)
+    assert found.rendezvous.address == cluster.node("node1").address
+    assert len(found.pairs) == 6 and len(found.matmul) == 3 and len(found.disks) == 3
+    assert {each.operation for each in found.sweeps} == {
+        "all-reduce", "all-gather", "reduce-scatter", "broadcast",
+    }  # fmt: skip
+    assert all(each.cached for each in found.disks)  # a tmpfs here: said, not hidden
+    assert levels(found, Level.UNKNOWN) == {}
+    wanting = levels(found, bandwidth={"at_least_gbit": 100_000})
+    assert {(check, host) for check, host in wanting} == {
+        ("fabric.bandwidth", f"node{number}") for number in (1, 2, 3)
+    }
+
+
+def test_a_link_of_a_tenth(whole: Cluster) -> None:
+    """Every link has 200 Mbit/s, and node2's a tenth of that: node2 is named, and its peers are not."""
+    for node in whole.hosts:
+        whole.shape(node, "200mbit")
+    whole.shape("node2", "20mbit")
+    found = measured(whole, questions=("points",), seconds=30, point_bytes=MIB)
+    assert found.failures == []
+    slow = levels(found)
+    assert set(slow) == {("fabric.bandwidth", "node2")}
+    finding = slow["fabric.bandwidth", "node2"]
+    assert finding.level is Level.FAIL
+    rates = {(each.source_host, each.target_host): each.bandwidth * 8 / 1e6 for each in found.pairs}
+    assert rates["node1", "node3"] < 300 and rates["node1", "node2"] < 40  # what was set, bursts included
+
+
+def test_a_killed_rank(cluster: Cluster) -> None:
+    """kill -9 in the middle: the host is named, others are not, and what was measured before is kept."""
+
+    def watch(host: str, event: Mapping[str, Any]) -> None:
+        if event["kind"] == "sweep" and not killed:
+            ranks = [
+                process
+                for process in cluster.processes("node2")
+                if "MUSTER_FABRIC_LOCAL_RANK" in process.environ
+            ]
+            killed.extend(process.pid for process in ranks)
+            cluster.signal("node2", ranks[0].pid, signal.SIGKILL)
+
+    killed: list[int] = []
+    asked = {"questions": ("values", "all-reduce", "broadcast", "disk"), "seconds": 20, "patience": 3}
+    found = measured(cluster, watch, **asked, disk_bytes=8 * MIB)
+    assert len(killed) == 1
+    failed = levels(found)
+    assert set(failed) == {("fabric.ranks", "node2")}
+    assert "rank 1 was ended by SIGKILL (at all-reduce)" in failed["fabric.ranks", "node2"].evidence or (
+        "rank 1 was ended by SIGKILL (at broadcast)" in failed["fabric.ranks", "node2"].evidence
+    )
+    assert len(found.values) == 4 and found.sweeps
+    assert {each.host for each in found.disks} == {"node1", "node3"}
+
+
+def test_a_host_that_cannot_reach_the_first(whole: Cluster) -> None:
+    """The controller reaches it, its ranks do not reach the meeting place: named, with the reason."""
+    route = [tool("ip"), "route", "add", "prohibit", f"{whole.node('node1').address}/32"]
+    assert whole.run("node3", route).returncode == 0
+    try:
+        found = measured(whole, questions=("values", "disk"), seconds=2, arrival=8, disk_bytes=8 * MIB)
+    finally:
+        route[2] = "del"
+        assert whole.run("node3", route).returncode == 0
+    assert found.rendezvous.missing == ["node3"]
+    failed = levels(found)
+    assert set(failed) == {("fabric.rendezvous", "node3")}
+    assert "Permission denied" in failed["fabric.rendezvous", "node3"].evidence
+    assert {each.host for each in found.disks} == {"node1", "node2", "node3"}
+
+
+def test_mpi_hello(cluster: Cluster) -> None:
+    """One MPI program on three hosts, with a right sum."""
+    facts = {"node1": {"python": "python3"}}
+    hello = mpi_hello(HOSTS.hosts, launch(cluster), facts, 60, RealShell())
+    assert hello.problem is None
+    assert (hello.hosts, hello.summed) == (["node1", "node2", "node3"], True)
+    broken = mpi_hello(parse_hosts("node1,nowhere").hosts, launch(cluster), facts, 30, RealShell())
+    assert broken.problem is not None and broken.hosts == []

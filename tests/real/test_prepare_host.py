@@ -1,0 +1,234 @@
+"""`muster prepare` on this machine: real environments, interrupted, raced and damaged; a real warm-up job."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from muster.stages.provision_plan import own_pip
+from tests.hub import hub
+from tests.support import TINY, needs_torch, wait_until
+from tests.wheels import PROGRAM, Host, by_host, environment, finish, make_wheel, prepare_argv, start
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two tiny wheels in a folder with a space in its name, and the options that use them."""
+    folder = tmp_path_factory.mktemp("wheels of two")
+    make_wheel(folder, "tinya", "1.0")
+    make_wheel(folder, "tinyb", "2.0", requires=["tinya"])
+    (folder / "req.txt").write_text("tinyb==2.0\n")
+    return ["--wheels", str(folder), "--requirements", str(folder / "req.txt"), "--no-warm"]
+
+
+@pytest.fixture(scope="module")
+def ready(wheels: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
+    """A home folder that two pretend hosts share, prepared by two commands at once; and what they said."""
+    home = tmp_path_factory.mktemp("home of both")
+    both = [start(prepare_argv("local:2x1", *wheels), home) for _ in range(2)]
+    ends = [finish(process) for process in both]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    return home, [document for _, document, _ in ends]
+
+
+def venv_of(document: dict) -> Path:
+    return Path(by_host(document)["local0"]["environment"]["python"]).parents[1]
+
+
+def left_over(home: Path) -> list[int]:
+    """Processes of this machine whose home is that folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and f"HOME={home}".encode() in (process / "environ").read_bytes():
+                state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+                found += [int(process.name)] if state not in "ZX" else []
+        except OSError:
+            continue
+    return found
+
+
+def test_hosts_and_commands_that_share_a_home_build_once(ready: tuple[Path, list[dict]]) -> None:
+    """One builds, the others wait and verify; what was installed runs; nothing else is left."""
+    home, (document, other) = ready
+    environments = [report["environment"] for each in (document, other) for report in each["hosts"]]
+    assert sorted(each["status"] for each in environments) == ["built", *["present"] * 3]
+    assert len({each["digest"] for each in environments}) == 1
+    python = str(venv_of(document) / "bin/python")
+    said = subprocess.check_output(
+        [python, "-I", "-c", "import tinya, tinyb; print(tinyb.VERSION)"], text=True
+    )
+    assert said == "2.0\n"
+    assert document["use"] == [f"launch.python={python}"]
+    assert not left_over(home)
+    assert not list((home / ".cache/muster").rglob(".muster-*"))
+
+
+def test_a_second_time_nothing_is_done(ready: tuple[Path, list[dict]], wheels: list[str]) -> None:
+    home, (before, _) = ready
+    stamp = (venv_of(before) / "muster-complete.json").stat().st_mtime_ns
+    code, document, said = finish(start(prepare_argv("local:2x1", *wheels), home))
+    assert code == 0, said
+    for report in document["hosts"]:
+        assert report["environment"]["status"] == "present"
+        assert [(each["status"], each["bytes"]) for each in report["copied"]] == [("present", 0)]
+    assert (venv_of(document) / "muster-complete.json").stat().st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize("victim", ["controller", "host", "nobody: Ctrl-C"])
+def test_killed_in_the_middle_and_done_again(victim: str, wheels: list[str], tmp_path: Path) -> None:
+    """kill -9 while the environment is half made: it is not taken for whole, no lock stays, it is redone."""
+    process = start(prepare_argv("local:1", *wheels), tmp_path)
+    venvs = tmp_path / ".cache/muster/venvs"
+    assert wait_until(lambda: list(venvs.glob("*/muster-building.json")), 60, every=0.02)
+    if victim == "controller":
+        process.kill()
+        process.communicate()
+    elif victim != "host":
+        process.send_signal(signal.SIGINT)
+        code, document, _ = finish(process)
+        assert (code, document["error"]["message"]) == (1, "stopped by Ctrl-C")
+    else:
+        programs = [
+            pid for pid in left_over(tmp_path) if b"muster-agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        assert len(programs) == 1
+        os.kill(programs[0], signal.SIGKILL)
+        code, document, _ = finish(process)
+        assert code == 1
+        assert "was lost" in document["hosts"][0]["failure"]["what"]
+    assert wait_until(lambda: not left_over(tmp_path), 20), left_over(tmp_path)
+    assert not list(venvs.glob("*/muster-complete.json"))
+    code, document, said = finish(start(prepare_argv("local:1", *wheels), tmp_path))
+    assert (code, document["hosts"][0]["environment"]["status"]) == (0, "built"), said
+    assert [path.suffix for path in venvs.iterdir() if not path.is_dir()] == [".lock"]
+    assert len([path for path in venvs.iterdir() if path.is_dir()]) == 1  # the half one is gone
+
+
+def test_without_locks_one_builds_too(tmp_path: Path) -> None:
+    """A file system that has no locks: mkdir decides, and the pulse says that the builder is alive. One that
+    went silent on another machine is taken over from."""
+    text = PROGRAM.read_text()
+    for old, new in (
+        ("fcntl.lockf(self.file", "raise_it(OSError(errno.ENOLCK, 'no locks'), self.file"),
+        ("def raise_it(error: OSError) -> None:", "def raise_it(error: OSError, *_: Any) -> None:"),
+        ("PULSE = 2.0", "PULSE = 0.3"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    venv = tmp_path / "venv"
+    venv.mkdir()
+    (venv / "muster-building.json").write_text(json.dumps({"machine": "another", "count": 7}))
+    (venv / "half").write_text("made")
+    hosts = [Host(tmp_path, text) for _ in range(2)]
+    for host in hosts:
+        host.request("environment", **environment(venv))
+    replies = [host.reply() for host in hosts]
+    assert sorted(str(reply.get("status")) for reply in replies) == ["built", "present"], replies
+    assert not (venv / "half").exists()
+    assert [host.close() for host in hosts] == [0, 0]
+    assert not list(tmp_path.glob("venv.stale*"))
+
+
+def test_a_changed_environment_is_found(
+    ready: tuple[Path, list[dict]], wheels: list[str], tmp_path: Path
+) -> None:
+    """Somebody installs another version by hand: the package is named, with both versions."""
+    home = tmp_path / "home"
+    shutil.copytree(ready[0], home, symlinks=True)
+    metadata = next(home.rglob("tinya-1.0.dist-info")) / "METADATA"
+    metadata.write_text(metadata.read_text().replace("Version: 1.0", "Version: 9.9"))
+    code, document, _ = finish(start(prepare_argv("local:1", *wheels), home))
+    assert code == 1
+    assert "tinya was 1.0 and is 9.9" in document["hosts"][0]["failure"]["what"]
+    assert str(home) in document["hosts"][0]["failure"]["hint"]
+
+
+def test_a_python_without_ensurepip(wheels: list[str], tmp_path: Path) -> None:
+    """Debian's, until python3-venv is installed: this machine's own pip is carried there."""
+    if not own_pip():
+        pytest.skip("this Python carries no wheel of pip")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    (site,) = (tmp_path / "bare/lib").glob("python3*/site-packages")
+    (site / "sitecustomize.py").write_text("import sys; sys.modules['ensurepip'] = None\n")
+    words = [*wheels, "--python", str(tmp_path / "bare/bin/python")]
+    code, document, said = finish(start(prepare_argv("local:1", *words), tmp_path))
+    assert code == 0, (document, said)
+    report = document["hosts"][0]["environment"]
+    assert (report["status"], report["packages"]) == ("built", 2)
+
+
+def test_a_wheel_that_is_missing_is_named(tmp_path: Path, wheels: list[str]) -> None:
+    """pip's own words, and a remedy; the half environment is made anew when the wheel is there."""
+    (tmp_path / "req.txt").write_text("tinyc==3.0\n")
+    make_wheel(tmp_path / "w", "tinya", "1.0")
+    options = ["--wheels", str(tmp_path / "w"), "--requirements", str(tmp_path / "req.txt"), "--no-warm"]
+    options += ["--venv", str(tmp_path / "own place")]
+    code, document, _ = finish(start(prepare_argv("local:1", *options), tmp_path))
+    failure = document["hosts"][0]["failure"]
+    assert (code, failure["host"]) == (1, "local")
+    assert "tinyc==3.0" in failure["what"]
+    assert "pip download" in failure["hint"]
+    make_wheel(tmp_path / "w", "tinyc", "3.0")
+    code, document, _ = finish(start(prepare_argv("local:1", *options), tmp_path))
+    assert (code, venv_of({**document, "hosts": [{**document["hosts"][0], "host": "local0"}]})) == (
+        0,
+        tmp_path / "own place",
+    )
+
+
+@pytest.fixture
+def tiny_model() -> Iterator[dict[str, bytes]]:
+    yield {
+        "config.json": b'{"model_type": "t5"}',
+        "model.safetensors": os.urandom(5000),
+        "tf_model.h5": b"no",
+    }
+
+
+def test_a_model_is_downloaded_once(tiny_model: dict[str, bytes], tmp_path: Path) -> None:
+    """By real huggingface_hub, from a hub on loopback: what another framework needs is left out."""
+    pytest.importorskip("huggingface_hub")
+    with hub("org/tiny", tiny_model) as running:
+        words = ["--no-env", "--no-warm", f"env.HF_ENDPOINT={running.address}"]
+        words += [
+            "model.name=org/tiny",
+            "model.init=pretrained",
+            "model.config=null",
+            "model.tokenizer=train",
+        ]
+        for status in ("downloaded", "present"):
+            code, document, said = finish(start(prepare_argv("local:2x1", *words), tmp_path))
+            assert code == 0, (document, said)
+            assert [each["status"] for each in document["hosts"][0]["copied"]] == [status]
+            assert [each["status"] for each in document["hosts"][1]["copied"]] == ["present"]
+        assert running.fetched == {"config.json": 1, "model.safetensors": 1}
+    assert "env.HF_HUB_OFFLINE=1" in document["use"]
+    found = next((tmp_path / ".cache/huggingface/hub/models--org--tiny/snapshots").iterdir())
+    assert (found / "model.safetensors").read_bytes() == tiny_model["model.safetensors"]
+
+
+def test_the_warm_job_runs_once_for_a_machine(tmp_path: Path) -> None:
+    """One real step by the recipe's own engine; a second time nothing; what it wrote on the host is gone."""
+    needs_torch()
+    (tmp_path / "disk").mkdir()
+    words = ["--no-env", "--kernel-cache", str(tmp_path / "disk"), *TINY, "launch.threads=1"]
+    for status in ("warmed", "present"):
+        code, document, said = finish(start(prepare_argv("local:2x1", *words), tmp_path))
+        assert code == 0, (document, said)
+        assert [report["warm"]["status"] for report in document["hosts"]] == [status, "shared"]
+    use = dict(line.removeprefix("env.").split("=") for line in document["use"])
+    assert Path(use["TORCH_EXTENSIONS_DIR"]).is_dir()
+    assert Path(use["TRITON_CACHE_DIR"]).is_relative_to(tmp_path / "disk")
+    assert not list((tmp_path / ".cache/muster").glob("warm/*"))
+    json.dumps(document)

@@ -1,0 +1,222 @@
+"""GPUs: documents of several driver generations through a real process, and what is made of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit import gpu_documents as smi
+from tests.unit.judging import FAIL, NA, PASS, UNKNOWN, WARN, judged, probed
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Probe a host whose nvidia-smi prints these."""
+
+    def probe(xml: str, links: str = "", abilities: str = "", before: str = "", **ask: Any) -> dict[str, Any]:
+        monkeypatch.setenv("PATH", str(smi.install(tmp_path, xml, links, abilities, before)))
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        answer: dict[str, Any] = probed("gpu", **ask)
+        # This machine's own: its PCI bus and its kernel's log.
+        return {**answer, "pci": len(answer["gpus"]), "xids": []}
+
+    return probe
+
+
+def host(look: Any, *gpus: str, links: int | None = 18, **changes: Any) -> dict[str, Any]:
+    count = len(gpus)
+    shown = smi.nvlink(*[links] * count) if links is not None else ""
+    return {**look(smi.document(*gpus), shown, "9.0\n" * count), **changes}
+
+
+def levels(answer: dict[str, Any], **context: Any) -> dict[str, Any]:
+    return {check: each.level for (check, _), each in judged("gpu", {"n1": answer}, **context).items()}
+
+
+def test_a_healthy_server_passes_everything(look: Any) -> None:
+    answer = host(look, *(smi.hopper(index) for index in range(8)))
+    assert set(levels(answer).values()) == {PASS}
+    assert set(levels(answer, profile="h100-8", slots={"n1": 8}, recipe={"precision": "bf16"}).values()) == {
+        PASS
+    }
+    first = answer["gpus"][0]
+    assert (first["memory"], first["capability"], first["uncorrected"]) == (81559 << 20, [9, 0], 0)
+    assert (first["gen"], first["width"], first["reasons"]) == (5, 16, ["gpu_idle"])
+    assert first["links"] == [26.562] * 18 and first["bus"] == "00000000:18:00.0"
+
+
+@pytest.mark.parametrize(
+    ("check", "changes", "level"),
+    [
+        ("ecc", {"dram": 2}, FAIL),
+        ("ecc", {"sram": 1}, FAIL),
+        ("memory_repair", {"pending": "Yes"}, FAIL),
+        ("memory_repair", {"failure": "Yes"}, FAIL),
+        ("memory_repair", {"reset": "Yes"}, FAIL),
+        ("throttling", {"active": ("hw_thermal_slowdown",)}, FAIL),
+        ("throttling", {"active": ("hw_power_brake_slowdown", "hw_slowdown")}, FAIL),
+        ("throttling", {"active": ("sw_thermal_slowdown",)}, WARN),
+        ("throttling", {"active": ("sw_power_cap",)}, PASS),
+        ("temperature", {"celsius": 86}, WARN),
+        ("temperature", {"left": 2}, WARN),
+        ("pcie", {"width": 8}, WARN),
+        ("processes", {"pids": (4711, 4712)}, WARN),
+        ("processes", {"used": 40000}, WARN),
+        ("mig", {"mig": "Enabled"}, WARN),
+        ("persistence", {"persistence": "Disabled"}, WARN),
+        ("nvlink", {"fabric": "In Progress"}, FAIL),
+        ("clocks", {"clock": 1200}, WARN),
+        ("clocks", {"power": 400.0}, WARN),
+        ("model", {"name": "NVIDIA H100 NVL"}, WARN),
+    ],
+)
+def test_one_sick_gpu_of_four_is_found(look: Any, check: str, changes: dict[str, Any], level: object) -> None:
+    gpus = [smi.hopper(index) for index in range(4)]
+    gpus[2] = smi.hopper(2, **changes)
+    found = judged("gpu", {"n1": host(look, *gpus)})
+    assert {name: each.level for (name, _), each in found.items() if each.level != PASS} in (
+        {check: level},
+        {} if level == PASS else {check: level},
+    )
+    if level in (WARN, FAIL) and check not in ("processes", "mig", "persistence", "model"):
+        assert "00000000:1A:00.0" in found[check, "n1"].evidence
+    if level in (WARN, FAIL):
+        assert found[check, "n1"].remedy
+
+
+def test_old_drivers_say_the_same_in_other_words(look: Any) -> None:
+    fine = look(smi.document(smi.volta(), smi.volta(1), driver="470.103.01"), smi.nvlink(6, 6, most=6), "")
+    assert fine["driver"] == "470.103.01"
+    assert set(
+        levels({**fine, "gpus": [{**gpu, "capability": [7, 0]} for gpu in fine["gpus"]]}).values()
+    ) == {PASS, NA}
+    assert levels(fine)["precision"] == UNKNOWN  # neither capability nor architecture is told
+    broken = look(smi.document(smi.volta(double=3), smi.volta(1, retire="Yes")), smi.nvlink(6, 5, most=6))
+    found = levels(broken)
+    assert (found["ecc"], found["memory_repair"], found["nvlink"]) == (FAIL, FAIL, FAIL)
+    capped = look(smi.document(smi.volta(application=900)))
+    assert levels(capped)["clocks"] == WARN
+
+
+def test_what_a_consumer_gpu_does_not_have_is_not_passed(look: Any) -> None:
+    answer = look(smi.document(smi.geforce()))
+    found = levels(answer, profile="workstation")
+    assert [found[name] for name in ("ecc", "memory_repair", "mig", "nvlink")] == [NA] * 4
+    assert found["temperature"] == found["persistence"] == found["clocks"] == PASS
+    assert levels(answer)["pcie"] == WARN  # x8 of x16
+
+
+@pytest.mark.parametrize(
+    ("precision", "level"), [("fp32", PASS), ("auto", PASS), ("fp16", FAIL), ("bf16", FAIL)]
+)
+def test_precision_against_what_the_gpus_can_do(look: Any, precision: str, level: object) -> None:
+    answer = look(smi.document(smi.geforce()), abilities="6.1\n")
+    assert levels(answer, recipe={"precision": precision})["precision"] == level
+    assert (
+        levels({**answer, "gpus": [{**answer["gpus"][0], "capability": None}]})["precision"] == PASS
+    )  # Pascal
+
+
+def test_slots_count_profile_and_peers_against_gpus(look: Any) -> None:
+    four = host(look, *(smi.hopper(index) for index in range(4)))
+    three = host(look, *(smi.hopper(index) for index in range(3)))
+    assert levels(four, slots={"n1": 8})["count"] == FAIL
+    assert levels(four, slots={"n1": 2})["count"] == PASS
+    assert levels({**four, "mask": 1}, slots={"n1": 2})["count"] == FAIL
+    assert levels(four, expects={"gpu.count": {"count": 8}})["count"] == FAIL
+    assert levels({**four, "pci": 5, "bare": True})["count"] == FAIL
+    assert levels({**four, "pci": 8, "bare": False})["count"] == PASS  # a container was given some of them
+    found = judged("gpu", {"n1": four, "n2": four, "n3": three})
+    assert [found["count", name].level for name in ("n1", "n2", "n3")] == [PASS, PASS, FAIL]
+    assert found["count", "n3"].evidence == "3 GPUs, 4 on most hosts"
+
+
+def test_smaller_gpus_and_fewer_links_than_elsewhere(look: Any) -> None:
+    usual = host(look, smi.hopper())
+    small = {**usual, "gpus": [{**usual["gpus"][0], "memory": 40 * GIB}]}
+    unlinked = {**usual, "gpus": [{**usual["gpus"][0], "links": [0.0] * 18}]}
+    found = judged("gpu", {"n1": usual, "n2": small, "n3": unlinked})
+    assert (found["memory", "n2"].level, found["memory", "n3"].level) == (WARN, PASS)
+    assert "40.0 GiB here" in found["memory", "n2"].evidence
+    assert [found["nvlink", name].level for name in ("n1", "n2", "n3")] == [PASS, PASS, FAIL]
+    assert levels(usual, profile="h200-8")["model"] == FAIL
+    assert levels(usual, profile="h200-8")["memory"] == FAIL
+
+
+@pytest.mark.parametrize(("xid", "level"), [(79, FAIL), (48, FAIL), (13, PASS), (31, PASS)])
+def test_xids(look: Any, xid: int, level: object) -> None:
+    event = {"bus": "0000:3b:00", "xid": xid, "count": 2, "text": "pid=1, GPU has fallen off the bus."}
+    answer = host(look, smi.hopper(), xids=[event])
+    assert levels(answer)["xid"] == level
+    assert levels({**answer, "xids": None})["xid"] == UNKNOWN
+
+
+NONE = {"gpus": [], "pci": 0, "smi": False, "trouble": None, "xids": None, "driver": None, "mask": None}
+
+
+def test_where_no_gpu_is_expected_nothing_passes() -> None:
+    found = judged("gpu", {"n1": NONE, "n2": NONE})
+    assert {each.level for each in found.values()} == {NA}
+
+
+def test_gpus_that_are_not_expected_are_not_judged(look: Any) -> None:
+    answer = host(look, smi.hopper(dram=1))
+    assert set(levels(answer, gpus_expected=False).values()) == {NA}
+    assert set(levels(answer, recipe={"launch": {"device": "cpu"}}).values()) == {NA}
+
+
+def test_a_host_without_what_others_have_fails_once(look: Any) -> None:
+    found = judged("gpu", {"n1": host(look, smi.hopper()), "n2": NONE})
+    bad = {check for (check, name), each in found.items() if name == "n2" and each.level == FAIL}
+    assert bad == {"driver", "count"}
+    assert {each.level for (_, name), each in found.items() if name == "n2"} == {FAIL, NA}
+    alone = judged("gpu", {"n1": NONE}, gpus_expected=True)
+    assert alone["driver", "n1"].level == FAIL
+
+
+@pytest.mark.parametrize(
+    ("xml", "before", "words"),
+    [
+        (
+            "",
+            "echo 'NVIDIA-SMI has failed because it could not communicate with the driver.'; exit 9",
+            "has failed",
+        ),
+        ("<nvidia_smi_log><gpu", "", "XML cannot be read"),
+        (
+            "",
+            "echo 'Unable to determine the device handle for GPU0000:3B:00.0' >&2; exit 255",
+            "device handle",
+        ),
+    ],
+)
+def test_a_driver_that_fails_is_said_to(look: Any, xml: str, before: str, words: str) -> None:
+    answer = look(xml, before=before)
+    found = judged("gpu", {"n1": answer})
+    assert found["driver", "n1"].level == FAIL and words in found["driver", "n1"].evidence
+    assert {each.level for (check, _), each in found.items() if check != "driver"} == {UNKNOWN}
+
+
+def test_a_driver_that_hangs_does_not_hang_the_probe(look: Any, tmp_path: Path) -> None:
+    """Its process, which is not ours to wait for, is ended with what it started."""
+    answer = look("", before=f"echo $$ >> {tmp_path}/pids; sleep 1000", timeout=1.0)
+    found = judged("gpu", {"n1": answer})
+    assert (found["driver", "n1"].level, found["driver", "n1"].problem) == (FAIL, "the GPU driver hangs")
+    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 3
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_the_mask_is_counted(look: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(smi.install(tmp_path, smi.document(smi.hopper()))))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,GPU-1 , ")
+    assert probed("gpu")["mask"] == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert probed("gpu")["mask"] == 0

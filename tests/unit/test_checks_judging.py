@@ -1,0 +1,93 @@
+"""Which hosts hold which value, which is the majority, and numbers as numbers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.checks._judging import Differ, differing, majority, number, version_key, world_size
+from tests.unit.judging import FAIL, PASS, WARN, context
+
+DIFFER = Differ("another size than most hosts")
+
+
+def test_the_odd_host_is_named_with_what_it_and_the_others_have() -> None:
+    found = differing("x.y", {"n1": 8, "n2": 8, "n3": 4}, DIFFER)
+    assert [each.level for each in found] == [PASS, PASS, WARN]
+    assert found[2].host == "n3"
+    assert found[2].problem == "another size than most hosts"
+    assert found[2].evidence == "4 here (8 on n[1-2] (most); 4 on n3)"
+
+
+def test_without_a_majority_no_host_passes() -> None:
+    found = differing("x.y", {"n1": "a", "n2": "b"}, Differ("differs", FAIL))
+    assert {each.level for each in found} == {FAIL}
+    assert {each.problem for each in found} == {"differs, and no value has a majority"}
+    assert "most" not in found[0].evidence
+
+
+def test_a_lead_without_an_absolute_majority_is_a_majority() -> None:
+    found = differing("x.y", {"n1": 1, "n2": 1, "n3": 2, "n4": 3}, DIFFER)
+    assert [each.level for each in found] == [PASS, PASS, WARN, WARN]
+
+
+def test_numbers_are_close_or_not_and_text_is_not_a_number() -> None:
+    near = {"n1": 1000.0, "n2": 990.0, "n3": 900.0}
+    levels = [each.level for each in differing("x.y", near, Differ("p", tolerance=0.03))]
+    assert levels == [PASS, PASS, WARN]
+    assert [each.level for each in differing("x.y", {"n1": "3.1", "n2": "3.1", "n3": "3.10"}, DIFFER)][
+        2
+    ] == WARN
+
+
+def test_a_missing_value_is_a_difference() -> None:
+    found = differing("x.y", {"n1": "2.8", "n2": "2.8", "n3": None}, DIFFER)
+    assert found[2].evidence.startswith("not found here (2.8 on n[1-2] (most)")
+
+
+def test_one_host_differs_from_nobody_and_none_gives_nothing() -> None:
+    assert differing("x.y", {"n1": None}, DIFFER)[0].level == PASS
+    assert differing("x.y", {}, DIFFER) == []
+
+
+@given(
+    st.dictionaries(st.text("ab12", min_size=1), st.sampled_from([1, 2, 2.01, 3]), max_size=9),
+    st.floats(0, 0.1),
+)
+def test_every_host_has_one_finding_and_the_majority_passes(
+    values: dict[str, float], tolerance: float
+) -> None:
+    found = differing("x.y", values, Differ("p", tolerance=tolerance))
+    assert [each.host for each in found] == list(values)
+    if values and majority(values.values()) is not None and tolerance == 0:
+        assert {each.host for each in found if each.level == PASS} == {
+            host for host, value in values.items() if value == majority(values.values())
+        }
+
+
+@pytest.mark.parametrize(
+    ("value", "figure"),
+    [("98", 98.0), (228, 228.0), ("26.562", 26.562), ("N/A", None), (True, None), (None, None)],
+)
+def test_number(value: object, figure: float | None) -> None:
+    assert number(value) == figure
+
+
+def test_98_is_less_than_228_as_it_is_not_as_text() -> None:
+    assert (number("98") or 0) < (number("228") or 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("525.60.13", (525, 60, 13)), ("2.13.0+cpu", (2, 13, 0)), ("12.8", (12, 8)), (None, ()), ("none", ())],
+)
+def test_version_key(text: str | None, key: tuple[int, ...]) -> None:
+    assert version_key(text) == key
+
+
+def test_the_world_is_the_plan_or_the_slots_or_the_gpus() -> None:
+    answers = {"n1": {"gpus": 8}, "n2": {"gpus": 0}}
+    assert world_size(context(world_size=32), answers) == 32
+    assert world_size(context(slots={"n1": 2, "n2": None}), answers) == 3
+    assert world_size(context(), answers) == 9

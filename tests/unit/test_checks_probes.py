@@ -1,0 +1,170 @@
+"""Every family's probe as it runs on hosts: from its text, on old Pythons, without rights, on this
+machine."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.agent import probe as program
+from muster.checks._families import Family, families
+from muster.checks._profiles import load_profile, shipped_profiles
+from tests.unit.judging import ALL, ASK, NA, PASS, UNKNOWN, context, probed, transport
+
+FAMILIES = families()
+# What bare hosts may lack; a probe that imports anything else would fail there.
+LIBRARY = set(sys.stdlib_module_names)
+# An answer of a thousand hosts must fit into memory; bytes.
+MOST = 16_000
+
+
+def old_pythons() -> list[str]:
+    """Interpreters older than the control side's own, as far as this machine has them."""
+    found = [shutil.which(f"python3.{minor}") for minor in (8, 9, 10)]
+    found += [str(path) for path in Path.home().glob(".pyenv/versions/3.[89].*/bin/python3")]
+    return [path for path in found if path and "shims" not in path]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_the_source_is_python_3_8_and_imports_the_standard_library_inside(family: Family) -> None:
+    tree = ast.parse(family.source or "pass", feature_version=(3, 8))
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        assert {name.partition(".")[0] for name in names} <= LIBRARY
+
+
+def script() -> str:
+    """A program that asks every probe in both rounds and prints the answers, as text for any interpreter."""
+    sources = {family.name: family.source for family in FAMILIES if family.source}
+    asked = [[family.name for family in FAMILIES if family.asks], [f.name for f in FAMILIES if f.meets]]
+    return f"""{Path(program.__file__).read_text()}
+spaces, first, second = {{}}, {{}}, {{}}
+for name, source in {sources!r}.items():
+    spaces[name] = {{"text": text, "run": run, "at_end": at_end}}
+    exec(source, spaces[name])
+for name in {asked[0]!r}:
+    first[name] = spaces[name]["probe"]({ASK!r})
+for name in {asked[1]!r}:
+    second[name] = spaces[name]["probe_peers"](dict({ASK!r}, peers={{"a": first[name]}}))
+while _endings:
+    _endings.pop()()
+print(json.dumps([first, second]))
+"""
+
+
+def run_script(argv: list[str], **env: str) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [*argv, "-I", "-S", "-"],
+        input=script(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **env},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    rounds: list[dict[str, Any]] = json.loads(done.stdout)
+    assert set(rounds[0]) == {family.name for family in FAMILIES if family.asks}
+    return rounds
+
+
+def test_the_probes_run_under_old_pythons() -> None:
+    pythons = old_pythons()
+    if not pythons:
+        pytest.skip("no older Python here")
+    for python in pythons:
+        first, second = run_script([python])
+        assert second["firewall"] == {"reached": {}}
+        assert (
+            first["versions"]["python"]
+            == subprocess.run(
+                [python, "-c", "import platform; print(platform.python_version())"],
+                capture_output=True,
+                text=True,
+            ).stdout.strip()
+        )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_an_ordinary_user_gets_answers(tmp_path: Path) -> None:
+    """Every probe answers without rights, and says what the user may not do."""
+    python = shutil.which("python3", path="/usr/bin:/bin:/usr/local/bin")
+    if python is None:
+        pytest.skip("no interpreter that everybody may use")
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", python]
+    first, _ = run_script(nobody, PATH="/usr/bin:/bin", HOME=str(home), PYTHONPATH="")
+    assert first["limits"]["root"] is False and first["limits"]["may_lock"] is False
+    kernels = [folder for folder in first["disk"]["folders"] if folder["use"] == "kernels"]
+    assert kernels and not any(folder["writable"] for folder in kernels)
+
+
+def test_a_host_like_this_one_is_healthy() -> None:
+    """What this machine says is judged without a warning; other jobs that run here are its own business."""
+    own = {family.name: probed(family.name, python=sys.executable) for family in FAMILIES if family.asks}
+    assert all(len(json.dumps(answer)) < MOST for answer in own.values())
+    reached = {"a": transport(clock_offset=0.01, clock_error=0.02)}
+    for family in FAMILIES:
+        if family.name == "fabric":
+            continue  # its answers are those of ranks
+        module = importlib.import_module(f"muster.checks.{family.name}")
+        answers = {"a": own.get(family.name, {})}
+        for finding in module.judge(answers, {}, context(transport=reached, slots={"a": 1})):
+            if not finding.check.startswith("leftovers."):
+                assert finding.level in (PASS, NA, UNKNOWN), finding
+
+
+def test_probing_a_host_without_gpus_starts_no_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if shutil.which("nvidia-smi"):
+        pytest.skip("this machine has GPUs")
+    (tmp_path / "pyvenv.cfg").write_text("version = 3.11.9\n")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+
+    def refuse(*given: Any, **more: Any) -> None:
+        raise AssertionError(f"starts {given}")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    for family in FAMILIES:
+        if family.asks:
+            probed(family.name, python=str(tmp_path / "bin" / "python"))
+
+
+@pytest.mark.parametrize("name", shipped_profiles())
+def test_shipped_profiles_are_sound_and_raise_no_default_to_nonsense(name: str) -> None:
+    profile = load_profile(name, ALL)
+    path = shipped_profiles()[name]
+    assert path.read_text().startswith("about: ")
+    assert profile.expects["gpu.xid"]["fatal"]
+    if name.endswith("-8"):
+        assert profile.expects["gpu.count"]["count"] == 8
+        assert profile.expects["gpu.memory"]["at_least"] > 10 << 30
+
+
+def test_every_check_has_words_for_people() -> None:
+    names = [check.name for check in ALL]
+    assert len(names) == len(set(names))
+    for check in ALL:
+        assert check.asks.endswith(".") and check.why.endswith(".") and len(check.asks) > 20
+        assert all(isinstance(key, str) for key in check.expects)
+
+
+def test_nothing_is_left_where_the_probe_wrote(tmp_path: Path) -> None:
+    endings: list[Any] = []
+    probed("shared", folders=[str(tmp_path)], at_end=endings.append)
+    assert len(list(tmp_path.iterdir())) == 1
+    for end in endings:
+        end()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,283 @@
+"""What every family of checks and every profile keeps, whichever they are: those of tomorrow too."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import json
+import re
+import symtable
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.checks._families import Family, checks_of, families, family_of
+from muster.checks._profiles import load_profile, shipped_profiles
+from muster.checks.base import Context, Finding, Level, Transport
+from muster.core.job import Placement
+from muster.core.recipe import Launch, Recipe
+from muster.core.registry import load_plugin, plugin_names
+from muster.launchers import local
+from muster.shell import RealShell
+from muster.stages.check import PACKAGES, all_checks
+from muster.supervise.questions import Answered, Patience, Questions, failed
+from muster.supervise.survey import starter, survey
+
+FAMILIES = families()
+EACH = pytest.mark.parametrize("family", FAMILIES, ids=[family.name for family in FAMILIES])
+HELPERS = {"text", "run", "at_end"}
+HOSTS = ("n1", "n2", "n3")
+
+
+def asked(host: str, **more: Any) -> dict[str, Any]:
+    """What a probe is told."""
+    return {
+        "host": host,
+        "address": host,
+        "hosts": {name: name for name in HOSTS},
+        "slots": None,
+        "world_size": None,
+        "token": "0123456789abcdef",
+        "launcher": "local",
+        "one_machine": True,
+        "python": None,
+        "controller_python": sys.executable,
+        "packages": list(PACKAGES),
+        "folders": ["~/.cache/muster"],
+        "timeout": 20.0,
+        **more,
+    }
+
+
+@pytest.fixture(scope="module")
+def heard() -> dict[str, Answered]:
+    """Every family's answers, from three pretend hosts of this machine."""
+    asking = Questions(
+        sources={family.name: family.source for family in FAMILIES if family.source},
+        first=tuple(family.name for family in FAMILIES if family.asks),
+        second=tuple(family.name for family in FAMILIES if family.meets),
+        ask=lambda place: asked(place.host),
+    )
+    places = [Placement(name, name, 1, 0) for name in HOSTS]
+    start = starter(local, Launch(), RealShell(), sys.executable)
+    found = survey(places, start, asking, Patience(connect=30, probe=30, fanout=3))
+    assert all(isinstance(one, Answered) for one in found.values())
+    return {host: one for host, one in found.items() if isinstance(one, Answered)}
+
+
+def context(**changes: Any) -> Context:
+    facts: dict[str, Any] = {
+        "expects": load_profile(None, all_checks()).expects,
+        "slots": dict.fromkeys(HOSTS),
+        "world_size": None,
+        "gpus_expected": None,
+        "transport": {host: Transport(0.1, (), 0.0, 0.01, "3.11.2") for host in HOSTS},
+        "recipe": {},
+        "launcher": "ssh",
+    }
+    return Context(**{**facts, **changes})
+
+
+def test_a_family_is_in_by_being_there() -> None:
+    names = plugin_names("muster.checks")
+    assert [family.name for family in FAMILIES] == sorted(names)
+    assert not [name for name in names if name.startswith("_") or name == "base"]
+
+
+@EACH
+def test_a_family_explains_its_checks(family: Family) -> None:
+    assert family.checks
+    for check in family.checks:
+        assert re.fullmatch(rf"{family.name}\.[a-z][a-z0-9_]*", check.name), check.name
+        for words in (check.asks, check.why):
+            assert words[:1].strip() and words.endswith("."), (check.name, words)
+        json.dumps(dict(check.expects))
+    assert list(inspect.signature(family.judge).parameters) == ["answers", "peers", "context"]
+
+
+def test_every_check_has_a_name_of_its_own() -> None:
+    names = [check.name for check in all_checks()]
+    assert len(set(names)) == len(names)
+    assert {check.name for check in checks_of(FAMILIES)} < set(names)
+
+
+@EACH
+def test_a_probe_is_python_3_8_and_needs_nothing_but_what_goes_with_it(family: Family) -> None:
+    """Every name that it uses is its own, imported inside, built in, or a helper; imports are of the standard
+    library."""
+    if not family.source:
+        return
+    tree = ast.parse(family.source, feature_version=(3, 8))
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert functions <= {"probe", "probe_peers"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert all(alias.name.partition(".")[0] in sys.stdlib_module_names for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert (node.module or "").partition(".")[0] in sys.stdlib_module_names
+    # Annotations are never looked at, so that names in them are free to be ours.
+    bare = ast.unparse(_Bare().visit(tree))
+    missing = globals_of(symtable.symtable(bare, family.name, "exec")) - functions
+    assert missing <= HELPERS | set(dir(builtins)), missing
+
+
+class _Bare(ast.NodeTransformer):
+    """Takes annotations away."""
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        node.annotation = None
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        node.returns = None
+        self.generic_visit(node)
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        value = node.value or ast.Constant(None)
+        return ast.copy_location(ast.Assign([node.target], self.visit(value)), node)
+
+
+def globals_of(table: symtable.SymbolTable) -> set[str]:
+    found = {name.get_name() for name in table.get_symbols() if name.is_global() and name.is_referenced()}
+    return found.union(*(globals_of(child) for child in table.get_children()))
+
+
+@EACH
+def test_a_probe_answers_on_this_machine(family: Family, heard: dict[str, Answered]) -> None:
+    for one in heard.values():
+        if family.asks:
+            assert not failed(one.answers[family.name]), one.answers[family.name]
+        if family.meets:
+            assert one.peers is not None
+            assert not failed(one.peers[family.name]), one.peers[family.name]
+
+
+CONTEXTS: list[dict[str, Any]] = [
+    {"one_machine": True, "launcher": "local"},
+    {"recipe": Recipe().as_dict()},
+    {"gpus_expected": True, "slots": dict.fromkeys(HOSTS, 8), "world_size": 24},
+    {"gpus_expected": False, "launcher": "slurm"},
+    {"transport": {}},
+]
+
+
+def judged(family: Family, heard: dict[str, Answered], told: Context) -> list[Finding]:
+    answers = {host: one.answers.get(family.name, {}) for host, one in heard.items()}
+    peers = {host: (one.peers or {})[family.name] for host, one in heard.items() if family.meets}
+    return family.judge(answers, peers, told)
+
+
+@EACH
+@pytest.mark.parametrize("changes", CONTEXTS, ids=["local", "recipe", "gpus", "no gpus", "no transport"])
+def test_every_check_has_one_finding_per_host(
+    family: Family, changes: dict[str, Any], heard: dict[str, Answered]
+) -> None:
+    found = judged(family, heard, context(**changes))
+    if family.judge_group is not None:
+        assert found == []  # real ranks answer it
+        return
+    assert sorted((each.check, each.host) for each in found) == sorted(
+        (check.name, host) for check in family.checks for host in HOSTS
+    )
+    for each in found:
+        assert isinstance(each.level, Level)
+        if each.level in (Level.WARN, Level.FAIL):
+            assert each.problem and each.evidence and each.remedy, each
+        if each.level in (Level.UNKNOWN, Level.NOT_APPLICABLE):
+            assert each.problem, each
+        assert all(host not in each.problem for host in HOSTS), each  # hosts would not fold
+
+
+@EACH
+def test_a_family_has_no_findings_about_nobody(family: Family) -> None:
+    assert family.judge({}, {}, context(transport={})) == []
+
+
+@EACH
+def test_judging_changes_nothing_and_is_the_same_twice(family: Family, heard: dict[str, Answered]) -> None:
+    before = json.dumps([one.answers.get(family.name) for one in heard.values()])
+    assert judged(family, heard, context()) == judged(family, heard, context())
+    assert before == json.dumps([one.answers.get(family.name) for one in heard.values()])
+
+
+@EACH
+def test_where_no_gpu_is_expected_its_checks_do_not_pass(family: Family, heard: dict[str, Answered]) -> None:
+    if family.name != "gpu":
+        return
+    levels = {each.level for each in judged(family, heard, context(gpus_expected=False))}
+    assert Level.PASS not in levels
+
+
+# ---- profiles ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", shipped_profiles())
+def test_a_shipped_profile_is_valid(name: str) -> None:
+    chosen = load_profile(name, all_checks())
+    assert set(chosen.expects) == {check.name for check in all_checks()}
+    assert re.search(r"^about: \S.*$", shipped_profiles()[name].read_text(encoding="utf-8"), re.MULTILINE)
+
+
+# ---- third parties -----------------------------------------------------------------------------------------
+
+THEIRS = """\
+from muster.checks.base import Check, Finding, Level
+
+CHECKS = (Check("theirs.answer", "Whether it is 42.", "Nothing follows.", {"answer": 42}),)
+
+
+def probe(ask):
+    return {"answer": 41}
+
+
+def judge(answers, peers, context):
+    expected = context.expect("theirs.answer", "answer")
+    return [
+        Finding("theirs.answer", host, Level.PASS if answer["answer"] == expected else Level.FAIL, "not it")
+        for host, answer in answers.items()
+    ]
+"""
+
+
+def test_third_parties_bring_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an entry point; it is listed, asked and judged like ours."""
+    (tmp_path / "theirs_checks.py").write_text(THEIRS)
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[muster.checks]\ntheirs = theirs_checks\ngpu = theirs_checks\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        assert plugin_names("muster.checks")["gpu"] == "muster.checks.gpu"  # appended, never replaced
+        family = family_of("theirs", load_plugin("muster.checks", "theirs"))
+        assert "theirs.answer" in {check.name for check in all_checks()}
+        space: dict[str, Any] = {}
+        exec(family.source, space)
+        answers = {"n1": space["probe"](asked("n1"))}
+        told = context(expects={"theirs.answer": {"answer": 42}})
+        assert [each.level for each in family.judge(answers, {}, told)] == [Level.FAIL]
+    finally:
+        sys.modules.pop("theirs_checks", None)
+
+
+# ---- profiles of users -------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100)
+@given(st.sampled_from([check for check in all_checks() if check.expects]), st.data())
+def test_numbers_of_a_profile_stay_numbers(tmp_path_factory: Any, check: Any, data: st.DataObject) -> None:
+    key = data.draw(st.sampled_from(sorted(check.expects)))
+    value = data.draw(st.integers(0, 10**12))
+    folder = tmp_path_factory.mktemp("profile")
+    (folder / "p.yaml").write_text(f"expect:\n  {check.name}: {{{key}: {value}}}\n")
+    default = check.expects[key]
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        chosen = load_profile(str(folder / "p.yaml"), all_checks())
+        assert chosen.expects[check.name][key] == value
+        assert chosen.expects[check.name] == {**check.expects, key: value}

@@ -1,0 +1,174 @@
+"""`slurm:` as HOSTS, and what Slurm's programs answer (the real programs:
+tests/cluster/test_slurm_jobs.py)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.core.errors import InventoryError, JobError, RecipeError, RunFolderError
+from muster.core.inventory import parse_hosts, read_inventory
+from muster.core.slurm import SlurmAsk, allocation, parse_ask
+from muster.shell import FakeShell
+from muster.stages.follow import follow
+from muster.stages.prepare import prepare
+from muster.stages.runs import stop
+from muster.stages.submit import script, submit, whereabouts
+from muster.store.queries import runs_table
+from muster.store.runfolder import RunFolder, find_run
+from tests.support import TINY
+
+ALLOCATION = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NODELIST": "node[01-03,7],gpu[1-2]x",
+    "SLURM_NTASKS_PER_NODE": "4",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "ask"),
+    [
+        ("slurm:", SlurmAsk()),
+        ("slurm:gpu", SlurmAsk("gpu")),
+        ("slurm:/3", SlurmAsk(None, 3)),
+        ("slurm:gpu,cpu/4x8", SlurmAsk("gpu,cpu", 4, 8)),
+    ],
+)
+def test_asks(text: str, ask: SlurmAsk) -> None:
+    assert parse_ask(text) == ask
+    assert str(ask) == text
+
+
+@given(
+    st.none() | st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,9}", fullmatch=True),
+    st.none() | st.tuples(st.integers(1, 999_999), st.none() | st.integers(1, 9999)),
+)
+def test_an_ask_reads_back(partition: str | None, numbers: tuple[int, int | None] | None) -> None:
+    ask = SlurmAsk(partition, *(numbers or ()))
+    assert parse_ask(str(ask)) == ask
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "slurm:-p",
+        "slurm:gpu/",
+        "slurm:gpu/0",
+        "slurm:/3x0",
+        "slurm:a b",
+        "slurm:a\nb",
+        "slurm:$(x)",
+        "slurm:/3x",
+        "slurm:x/y",
+    ],
+)
+def test_what_is_no_ask(text: str) -> None:
+    with pytest.raises(InventoryError) as caught:
+        parse_hosts(text)
+    assert caught.value.hint
+
+
+def test_the_hosts_of_an_allocation() -> None:
+    found = parse_hosts("slurm:", ALLOCATION)
+    assert found.names == ("node01", "node02", "node03", "node7", "gpu1x", "gpu2x")
+    assert {host.slots for host in found.hosts} == {4}
+    assert found.launcher == "slurm" and found.ask is None
+    fewer = parse_hosts("slurm:/2x8", ALLOCATION)
+    assert [(host.name, host.slots) for host in fewer.hosts] == [("node01", 8), ("node02", 8)]
+    with pytest.raises(InventoryError, match="has 6"):
+        parse_hosts("slurm:/7", ALLOCATION)
+
+
+def test_no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert allocation({"SLURM_JOB_ID": "17"}) is None
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(InventoryError, match="not inside a Slurm allocation"):
+        read_inventory("slurm:gpu/2")
+    assert read_inventory("slurm:gpu/2", waits=True).ask == SlurmAsk("gpu", 2)
+
+
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def answering(**answers: tuple[int, str, str]) -> FakeShell:
+    def answer(argv: Sequence[str]) -> tuple[int, bytes, bytes]:
+        code, out, err = answers[argv[0]]
+        return code, out.encode(), err.encode()
+
+    return FakeShell(answer_run=answer)
+
+
+def test_a_submitted_run_is_found_shown_and_cancelled(
+    outside: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = prepare("demo", "slurm:gpu/2x1", TINY, waits=True)
+    run = RunFolder(tmp_path / "runs" / "one")
+    shell = answering(sbatch=(0, "17;cluster\n", ""))
+    assert submit(prepared, run, shell) == "17"
+    assert shell.started == [["sbatch", "--parsable", str(run.batch_script)]]
+    assert f"--hosts slurm:/2x1 --output {run.path}" in run.batch_script.read_text()
+    assert run.state() == "submitted"
+    assert find_run("last", tmp_path / "runs").id == "one"
+    assert [(row["id"], row["status"]) for row in runs_table(tmp_path / "runs")] == [("one", "submitted")]
+    pending = answering(squeue=(0, "PENDING|Resources|\n", ""), scancel=(0, "", ""))
+    about = whereabouts(run, pending)
+    assert (about.job, about.state, about.reason, about.over) == ("17", "PENDING", "Resources", False)
+    monkeypatch.setattr("muster.stages.submit.RealShell", lambda: pending)
+    assert stop(run) is None
+    assert pending.started[-1] == ["scancel", "17"]
+    assert run.state() == "cancelled"
+
+
+def test_a_folder_is_taken_over_by_its_own_job_alone(outside: None, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "one")
+    submit(prepare("demo", "slurm:/2", TINY, waits=True), run, answering(sbatch=(0, "17\n", "")))
+    ticket = json.loads(run.submission.read_text())["ticket"]
+    for wrong in (None, "another"):
+        with pytest.raises(RunFolderError, match="already there"):
+            run.create(wrong)
+    run.create(ticket)
+    run.job.write_text("{}")
+    with pytest.raises(RunFolderError, match="already there"):
+        run.create(ticket)
+
+
+def test_a_refusal_leaves_nothing(outside: None, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "one")
+    refusing = answering(sbatch=(1, "", "sbatch: error: invalid partition specified: gpu\n"))
+    with pytest.raises(JobError, match="invalid partition"):
+        submit(prepare("demo", "slurm:gpu/2", TINY, waits=True), run, refusing)
+    assert not run.path.exists()
+
+
+def test_how_many_nodes(outside: None, tmp_path: Path) -> None:
+    with pytest.raises(InventoryError, match="how many nodes"):
+        script(prepare("demo", "slurm:gpu", TINY, waits=True), RunFolder(tmp_path / "one"), "t")
+
+
+@pytest.mark.parametrize("value", ["a\nb", "--wrap=x", "a b", '"', "$(x)", ""])
+def test_what_a_script_line_cannot_hold(value: str, outside: None) -> None:
+    with pytest.raises(RecipeError):
+        prepare("demo", "slurm:/2", [*TINY, f"launch.slurm.account={json.dumps(value)}"], waits=True)
+
+
+def test_a_job_that_is_gone_without_a_result(outside: None, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "one")
+    submit(prepare("demo", "slurm:/2", TINY, waits=True), run, answering(sbatch=(0, "17\n", "")))
+    run.batch_output.write_text("starting\nbash: no such interpreter\n")
+    said: list[str] = []
+    with pytest.raises(JobError, match="no such interpreter"):
+        follow(run, say=said.append, shell=answering(squeue=(0, "CANCELLED|None|\n", "")))
+    assert said == ["Slurm job 17: cancelled"]
+    unknown = answering(squeue=(1, "", "slurm_load_jobs error: Invalid job id specified\n"))
+    assert whereabouts(run, unknown).state is None
+    silent = answering(squeue=(1, "", "slurm_load_jobs error: Unable to contact slurm controller\n"))
+    with pytest.raises(JobError, match="Unable to contact"):
+        whereabouts(run, silent)
