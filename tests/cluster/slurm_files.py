@@ -119,6 +119,7 @@ SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 GresTypes=gpu
 JobRequeue=1
+EnforcePartLimits=ALL
 KillWait=2
 MinJobAge=300
 SlurmdTimeout=10

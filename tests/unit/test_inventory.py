@@ -84,8 +84,8 @@ def test_this_machine(text: str, hosts: list[tuple[str, int | None]]) -> None:
         ("-oProxyCommand", "is not a host name"),
         ("-Ffile@host1", "is not a host name"),
         ("höst", "is not a host name"),
-        ("slurm:", "Slurm are not supported yet"),
-        ("slurm:gpu", "Slurm are not supported yet"),
+        ("slurm:-p", "is not understood"),
+        ("slurm:gpu/x", "is not understood"),
     ],
 )
 def test_mistakes_in_a_list(text: str, what: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from muster.core.errors import DataError, InventoryError, RecipeError
+from muster.core.inventory import Host, inventory_document
 from muster.core.recipe import Recipe
 from muster.stages.orders import code
 from muster.stages.prepare import absolute, environment, prepare, read_deepspeed_env
@@ -206,3 +208,16 @@ def test_a_deepspeed_file_for_another_engine(here: Path, engine: str) -> None:
     (here / "ds.json").write_text("{}")
     with pytest.raises(RecipeError):
         prepare("demo", "local:2", [f"engine.name={engine}", "engine.zero=0", "engine.config=ds.json"])
+
+
+def test_an_inventory_says_how_to_reach_its_hosts(tmp_path: Path) -> None:
+    """What `muster gather` writes: the file for ssh -F comes with it, unless the user gives options."""
+    hosts = [Host("10.0.0.1", 2), Host("10.0.0.2", 2)]
+    file = tmp_path / "hosts.json"
+    file.write_text(json.dumps(inventory_document(hosts, "ssh", "/home/me/hosts.ssh_config")))
+    assert prepare("demo", str(file), []).recipe.launch.ssh_options == ["-F", "/home/me/hosts.ssh_config"]
+    own = prepare("demo", str(file), ["launch.ssh_options=[-v]"])
+    assert own.recipe.launch.ssh_options == ["-v"]
+    file.write_text(json.dumps(inventory_document(hosts, "ssh", "-oProxyCommand=x")))
+    with pytest.raises(InventoryError, match="ssh_config"):
+        prepare("demo", str(file), [])

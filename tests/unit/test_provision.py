@@ -320,6 +320,19 @@ def test_compiled_code_is_kept_in_folders_of_ones_own(host: Host, tmp_path: Path
         assert "not ours alone" in host.ask("scratch", base=str(tmp_path), parts=[name, "k"])["error"]
 
 
+def test_a_stale_lock_of_a_killed_build_goes(host: Host, tmp_path: Path) -> None:
+    """PyTorch's own kind of lock: a file that its holder keeps open. A living builder's stays."""
+    torch_extensions = tmp_path / "kernels [x]"
+    held, stale = (torch_extensions / name / "lock" for name in ("fused_adam", "py311_cpu/cpu_adam"))
+    for lock in (held, stale):
+        lock.parent.mkdir(parents=True)
+        lock.touch()
+    with held.open():
+        reply = host.ask("unlock", env={"TORCH_EXTENSIONS_DIR": str(torch_extensions)})
+    assert reply["removed"] == [str(stale)]
+    assert (held.exists(), stale.exists()) == (True, False)
+
+
 def test_a_folder_of_somebody_else_is_left_alone(host: Host, tmp_path: Path) -> None:
     venv = tmp_path / "precious"
     venv.mkdir()

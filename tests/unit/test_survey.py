@@ -155,6 +155,22 @@ def test_no_more_are_made_at_once_than_the_fanout() -> None:
     assert hosts.none_left()
 
 
+def test_few_file_descriptors_are_enough(tmp_path: Path) -> None:
+    """Fewer can be open than hosts would stay: fewer stay, and all are asked."""
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
+        "from tests.unit.test_survey import *\n"
+        "source = ECHO + 'def probe_peers(ask):\\n    return {}\\n'\n"
+        "names = [f'n{number}' for number in range(40)]\n"
+        "found = survey(places(*names), Hosts(), questions({'echo': source}, second=('echo',)), QUICK)\n"
+        "assert all(isinstance(one, Answered) for one in found.values())\n"
+        "print(sum(one.peers is not None for one in found.values()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert 0 < int(done.stdout) < STAY
+
+
 def test_hosts_that_hang_lend_their_places() -> None:
     """Two dead hosts have all places there are, and the third need not wait until they are given up."""
     hosts = Hosts(dead1=["sleep", "1000"], dead2=["sleep", "1000"])

@@ -997,6 +997,34 @@ class Provision:
                 raise Problem("%s is not ours alone" % place, "remove it there: compiled code is run from it")
         return {"path": place, "new": new}
 
+    def do_unlock(self, message: dict[str, Any]) -> Step:
+        """Remove locks that killed builds of PyTorch's extensions left: everybody would wait for them for ever.
+
+        Who builds holds the lock file open, so one that nobody here has open is stale. On a network file
+        system somebody elsewhere may have it open: nothing is removed there.
+        """
+        env = dict(os.environ, **message["env"])
+        cache = os.path.expanduser(env.get("XDG_CACHE_HOME") or "~/.cache")
+        root = os.path.expanduser(env.get("TORCH_EXTENSIONS_DIR") or os.path.join(cache, "torch_extensions"))
+        found = []
+        for pattern in ("*/lock", "*/*/lock"):
+            found += [
+                each for each in glob.glob(os.path.join(glob.escape(root), pattern)) if os.path.isfile(each)
+            ]
+        if not found or file_system(root) in REMOTE:
+            return {"removed": []}
+        held = set()
+        for descriptor in glob.glob("/proc/[0-9]*/fd/*"):
+            try:
+                held.add(os.readlink(descriptor))
+            except OSError:  # it is closed by now, or another user's
+                pass
+            yield True
+        stale = [e for e in found if os.path.realpath(e) not in held and os.stat(e).st_uid == os.getuid()]
+        for each in stale:
+            os.unlink(each)
+        return {"removed": stale}
+
     def do_noted(self, message: dict[str, Any]) -> Step:
         """What was written down under a name."""
         yield True

@@ -101,9 +101,11 @@ def _conclude(gathered: Gathered, outputs: list[Path], json: bool, console: Cons
     for line in _remarks(gathered):
         console.print(line, markup=False)
     if config is not None:
+        reads_it = outputs[0].suffix == ".json"  # the document names the ssh_config; a host file cannot
+        options = "" if reads_it else f" 'launch.ssh_options=[-F, {config}]'"
         console.print(
             f"wrote {', '.join(str(path) for path in outputs)} and {config}\n"
-            f"next: muster train RECIPE --hosts {outputs[0]} 'launch.ssh_options=[-F, {config}]'",
+            f"next: muster train RECIPE --hosts {outputs[0]}{options}",
             markup=False,
         )
 

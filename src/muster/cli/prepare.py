@@ -209,8 +209,11 @@ def _warm(report: HostReport) -> str:
 
     if not report.warm:
         return ""
-    done = report.warm["status"] == "warmed"
-    return f"warmed in {format_seconds(report.warm['seconds'])}" if done else str(report.warm["status"])
+    if report.warm["status"] != "warmed":
+        return str(report.warm["status"])
+    stale = len(report.warm["stale_locks"])
+    locks = f", {stale} stale locks removed" if stale else ""
+    return f"warmed in {format_seconds(report.warm['seconds'])}{locks}"
 
 
 def _quoted(text: str) -> str:

@@ -69,6 +69,7 @@ class Inspection(Part):
     schema_version: int = SCHEMA_VERSION
     source: str = Field(description="the hosts as they were given")
     launcher: str = ""
+    ssh_config: str | None = Field(None, description="the file that the inventory names for ssh -F")
     profile: str = "defaults"
     recipe: str | None = None
     seconds: float = Field(0.0, description="that the inspection took")

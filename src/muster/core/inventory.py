@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class Inventory:
     launcher: str
     source: str
     ask: SlurmAsk | None = None  # nodes that Slurm has yet to give: there are no hosts then
+    ssh_config: str | None = None  # a file that says how to reach the hosts, for ssh -F
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -172,13 +173,23 @@ def parse_inventory(content: str, *, source: str) -> Inventory:
             raise InventoryError(f"{name!r} is not a host name", where=where)
         slots = entry.get("slots")
         hosts.append(Host(name, None if slots is None else _slots(str(slots), where=where)))
-    return _checked(hosts, launcher=launcher, source=source)
+    config = data.get("ssh_config")
+    if config is not None and not (isinstance(config, str) and config.startswith("/")):
+        raise InventoryError("ssh_config is not the absolute path of a file", where=source)
+    return replace(_checked(hosts, launcher=launcher, source=source), ssh_config=config)
 
 
-def inventory_document(hosts: Iterable[Host], launcher: str) -> dict[str, Any]:
+def inventory_document(
+    hosts: Iterable[Host], launcher: str, ssh_config: str | None = None
+) -> dict[str, Any]:
     """The hosts as `parse_inventory` reads them."""
-    entries = [{"name": host.name, "slots": host.slots} for host in hosts]
-    return {"muster": "inventory", "version": INVENTORY_VERSION, "launcher": launcher, "hosts": entries}
+    return {
+        "muster": "inventory",
+        "version": INVENTORY_VERSION,
+        "launcher": launcher,
+        "ssh_config": ssh_config,
+        "hosts": [{"name": host.name, "slots": host.slots} for host in hosts],
+    }
 
 
 def format_hostfile(hosts: Iterable[Host]) -> str:

@@ -87,6 +87,7 @@ def check(
     return found.model_copy(
         update={
             "launcher": job.launcher_name,
+            "ssh_config": inventory.ssh_config,
             "profile": profile.name,
             "recipe": wanted.recipe,
             "seconds": time.monotonic() - begun,
@@ -99,7 +100,7 @@ def save_inventory(found: Inspection, path: Path) -> int:
     """Write the hosts that a job can run on, for `--hosts`. -> their number; 0: nothing was written."""
     hosts = [Host(host.name, host.slots) for host in found.usable]
     if hosts:
-        write_json(path, inventory_document(hosts, found.launcher))
+        write_json(path, inventory_document(hosts, found.launcher, found.ssh_config))
     return len(hosts)
 
 

@@ -1,4 +1,4 @@
-"""Writes down everything that is fixed, before anything starts: recipe.yaml, plan.json, env.json, job.json."""
+"""Writes down what is fixed, before anything starts: recipe.yaml, plan.json, env.json, job.json."""
 
 from __future__ import annotations
 

@@ -44,6 +44,9 @@ def prepare(source: str, hosts: str, overrides: list[str], *, waits: bool = Fals
 
 def check(recipe: Recipe, inventory: Inventory) -> Prepared:
     """The launcher, the environment, and whether recipe and data make sense here."""
+    if inventory.ssh_config and not recipe.launch.ssh_options:
+        options = {"ssh_options": ["-F", inventory.ssh_config]}
+        recipe = recipe.model_copy(update={"launch": recipe.launch.model_copy(update=options)})
     name = recipe.launch.launcher if recipe.launch.launcher != "auto" else inventory.launcher
     if inventory.launcher == "local" and name != "local":
         raise RecipeError(

@@ -104,13 +104,15 @@ class Warmer:
         self.count += 1
         name = f"warm-{self.token}-{self.count}"
         try:
+            unlocked = yield from remote.ask("unlock", env=self.data["env"])
             self.progress(remote.host, "one step of training, to warm the kernel caches", 0, 0)
             yield from self._train(host, name)
         finally:
             self.running -= 1
         yield from remote.ask("remove", name=name)
         yield from remote.ask("note", marker=marker, content={"digest": digest})
-        return {"status": "warmed", "seconds": time.monotonic() - began}
+        seconds = time.monotonic() - began
+        return {"status": "warmed", "seconds": seconds, "stale_locks": unlocked["removed"]}
 
     def _key(self, digest: str) -> str:
         """What decides which kernels there are, and where they lie."""

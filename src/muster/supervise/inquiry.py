@@ -76,9 +76,14 @@ class Inquiry:
         questions: Questions,
         patience: Patience,
     ) -> None:
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        room = max(4, (soft - 64) // 3) if soft > 0 else 1 << 20  # each session has three descriptors
+        self.fanout = min(patience.fanout, room // 2)
+        self.most = min(4 * patience.fanout + len(stay), room)
         # Those that stay come first: their second round then runs beside the others' first.
         self.queue = deque(sorted(places, key=lambda place: place.host not in stay))
-        self.stay = stay if questions.second else frozenset()
+        kept = [place.host for place in self.queue if place.host in stay][: room // 2]
+        self.stay = frozenset(kept if questions.second else ())
         self.start = start
         self.questions = questions
         self.patience = patience
@@ -90,17 +95,14 @@ class Inquiry:
         self.begun = time.monotonic()
         self.answered = 0
         self.typical: float | None = None  # seconds of a session, a running mean
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        room = max(4, (soft - 64) // 3) if soft > 0 else 1 << 20
-        self.fanout = min(patience.fanout, room)
-        self.most = min(4 * patience.fanout + len(stay), room)
 
     def turn(self) -> bool:
         """One look at everything, of `_TICK` at most. False when all is done."""
         self._open()
         for session in self.sessions:
             self._flush(session)
-        for key, _ in self.selector.select(_TICK if self.sessions else 0):
+        ending = any(session.link.output_closed for session in self.sessions)
+        for key, _ in self.selector.select(_TICK / 10 if ending else _TICK if self.sessions else 0):
             self._read(key.data, int(key.fd))
         now = time.monotonic()
         for session in list(self.sessions):
