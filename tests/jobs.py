@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from muster.store import events
@@ -20,11 +21,23 @@ LONG = ["train.max_steps=100000", "measure.window=2", "engine.name=ddp", "engine
 
 
 class Job:
-    """`muster train` in a child process. A context manager: what is left of it is ended by id."""
+    """`muster train` in a child process. A context manager: what is left of it is ended by id.
 
-    def __init__(self, folder: Path, hosts: str, *overrides: str, recipe: str = "demo") -> None:
+    `before`: a command that runs it, such as salloc.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        hosts: str,
+        *overrides: str,
+        recipe: str = "demo",
+        before: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.run = RunFolder(folder)
         argv = [
+            *before,
             sys.executable,
             "-m",
             "muster",
@@ -41,6 +54,7 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env=None if env is None else dict(env),
             start_new_session=True,
         )
 

@@ -30,7 +30,7 @@ from muster.supervise.survey import STAY, sample, starter, survey
 from muster.supervise.unreachable import Ending, Stage, Unreached, explain, remedy_for
 from tests.support import wait_until
 
-QUICK = Patience(connect=10, probe=10, fanout=8)
+QUICK = Patience(connect=60, probe=60, fanout=8)  # nobody is expected to need it
 FUTURE = "from __future__ import annotations\n"
 ECHO = FUTURE + "def probe(ask):\n    return {'host': ask['host'], 'six': 6}\n"
 
@@ -83,7 +83,7 @@ def test_every_host_gets_an_answer_in_the_order_given() -> None:
         hanging=["sleep", "1000"],
     )
     names = ("a", "noisy", "missing", "hanging", "closed", "z")
-    patience = Patience(connect=0.1, probe=10, fanout=8)
+    patience = Patience(connect=4, probe=60, fanout=8)
     found = survey(places(*names), hosts, questions({"echo": ECHO}), patience)
     assert list(found) == list(names)
     for name in ("a", "noisy", "z"):
@@ -110,10 +110,10 @@ def test_a_family_that_hangs_or_breaks_is_answered_for_and_the_others_are_not_de
         "words": "def probe(ask):\n    return ask['host']\n",
         "leaves": "def probe(ask):\n    raise SystemExit(1)\n",
     }
-    found = survey(places("a"), Hosts(), questions(sources), Patience(connect=10, probe=1, fanout=1))["a"]
+    found = survey(places("a"), Hosts(), questions(sources), Patience(connect=60, probe=4, fanout=1))["a"]
     assert isinstance(found, Answered)
     assert found.answers["echo"] == {"host": "a", "six": 6}
-    assert found.answers["hangs"] == {"error": "no answer within 1 s"}
+    assert found.answers["hangs"] == {"error": "no answer within 4 s"}
     assert found.answers["breaks"] == {"error": "KeyError: 'no such key'"}
     assert "not JSON serializable" in found.answers["odd"]["error"]
     assert found.answers["words"] == {"error": "not an answer"}
@@ -149,13 +149,13 @@ def test_a_sample_stays_and_its_hosts_see_each_other(tmp_path: Path) -> None:
 def test_no_more_are_made_at_once_than_the_fanout() -> None:
     hosts = Hosts()
     names = [f"n{number}" for number in range(12)]
-    found = survey(places(*names), hosts, questions({"echo": ECHO}), Patience(10, 10, fanout=2))
+    found = survey(places(*names), hosts, questions({"echo": ECHO}), Patience(60, 60, fanout=2))
     assert all(isinstance(one, Answered) for one in found.values())
     assert hosts.most <= 2 + 2  # those that are leaving are no longer being made
     assert hosts.none_left()
 
 
-def test_few_file_descriptors_are_enough(tmp_path: Path) -> None:
+def test_few_file_descriptors_are_enough() -> None:
     """Fewer can be open than hosts would stay: fewer stay, and all are asked."""
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
@@ -175,15 +175,21 @@ def test_hosts_that_hang_lend_their_places() -> None:
     """Two dead hosts have all places there are, and the third need not wait until they are given up."""
     hosts = Hosts(dead1=["sleep", "1000"], dead2=["sleep", "1000"])
     counts: list[tuple[int, int, int]] = []
+    waiting: list[bool] = []
+
+    def start(place: Placement) -> Process:
+        waiting.append(all(each.poll() is None for each in hosts.started))
+        return hosts(place)
+
     found = survey(
         places("dead1", "dead2", "alive"),
-        hosts,
+        start,
         questions({"echo": ECHO}),
-        Patience(connect=1.0, probe=10, fanout=2),
+        Patience(connect=4, probe=60, fanout=2),
         lambda *each: counts.append(each),
     )
     assert isinstance(found["alive"], Answered)
-    assert counts[0] == (1, 3, 0)
+    assert waiting == [True, True, True]  # both were still there when the third was started
     assert counts[-1] == (3, 3, 2)
     assert hosts.none_left()
 
@@ -212,9 +218,9 @@ STARTS = (
 def test_programs_that_a_probe_started_end_with_it(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     asked = questions({"starts": STARTS.replace("{path}", str(pids)), "echo": ECHO})
-    found = survey(places("a"), Hosts(), asked, Patience(connect=10, probe=2, fanout=1))["a"]
+    found = survey(places("a"), Hosts(), asked, Patience(connect=60, probe=4, fanout=1))["a"]
     assert isinstance(found, Answered)
-    assert found.answers["starts"] == {"error": "no answer within 2 s"}
+    assert found.answers["starts"] == {"error": "no answer within 4 s"}
     started = [int(word) for word in pids.read_text().split()]
     assert len(started) == 2
     assert wait_until(lambda: not any(alive(pid) for pid in started), 10)
@@ -436,7 +442,7 @@ def test_the_real_ssh_says_what_the_table_expects(silent_port: int) -> None:
         "settings": ("127.0.0.1", ["-o", "NoSuchOption=1"]),
     }
     starts = {name: ssh_to(address, *options) for name, (address, options) in ways.items()}
-    patience = Patience(connect=10, probe=10, fanout=4)
+    patience = Patience(connect=60, probe=60, fanout=4)
     found = survey(places(*ways), lambda place: starts[place.host](place), questions({}), patience)
     got = {name: (one.stage, one.problem) for name, one in found.items() if isinstance(one, Unreached)}
     assert got == {

@@ -998,7 +998,7 @@ class Provision:
         return {"path": place, "new": new}
 
     def do_unlock(self, message: dict[str, Any]) -> Step:
-        """Remove locks that killed builds of PyTorch's extensions left: everybody would wait for them for ever.
+        """Remove locks that killed builds of PyTorch's extensions left: all would wait for them for ever.
 
         Who builds holds the lock file open, so one that nobody here has open is stale. On a network file
         system somebody elsewhere may have it open: nothing is removed there.
@@ -1006,11 +1006,8 @@ class Provision:
         env = dict(os.environ, **message["env"])
         cache = os.path.expanduser(env.get("XDG_CACHE_HOME") or "~/.cache")
         root = os.path.expanduser(env.get("TORCH_EXTENSIONS_DIR") or os.path.join(cache, "torch_extensions"))
-        found = []
-        for pattern in ("*/lock", "*/*/lock"):
-            found += [
-                each for each in glob.glob(os.path.join(glob.escape(root), pattern)) if os.path.isfile(each)
-            ]
+        patterns = [os.path.join(glob.escape(root), each) for each in ("*/lock", "*/*/lock")]
+        found = [each for pattern in patterns for each in glob.glob(pattern) if os.path.isfile(each)]
         if not found or file_system(root) in REMOTE:
             return {"removed": []}
         held = set()

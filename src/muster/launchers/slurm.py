@@ -28,7 +28,6 @@ _STEP = [
     "--export=ALL",
     "--kill-on-bad-exit=0",
     "--wait=0",
-    "--unbuffered",
     "--chdir=/",
 ]
 

@@ -100,7 +100,8 @@ class Inquiry:
         """One look at everything, of `_TICK` at most. False when all is done."""
         self._open()
         for session in self.sessions:
-            self._flush(session)
+            if session.writing or session.link.outgoing:
+                self._flush(session)
         ending = any(session.link.output_closed for session in self.sessions)
         for key, _ in self.selector.select(_TICK / 10 if ending else _TICK if self.sessions else 0):
             self._read(key.data, int(key.fd))

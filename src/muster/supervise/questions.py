@@ -17,7 +17,8 @@ from muster.core.job import Placement
 # The first words over there, for any Python: the launchers' bootstrap runs it, and left r(n), which reads n
 # bytes. The newline ends what a login script printed without one.
 _GREETING = b"""
-import sys, time
+import gc, sys, time
+gc.disable()
 v = sys.version_info
 magic = getattr(sys.modules.get("_frozen_importlib_external"), "MAGIC_NUMBER", b"")
 magic = "".join("%02x" % c for c in bytearray(magic))
