@@ -25,8 +25,8 @@ from types import TracebackType
 
 from .boot import Node
 from .cluster import Cluster
-from .namespaces import TOOL_PATH, ClusterError, end_entered
-from .slurm_boot import START_SECONDS, Head, end_steps, start_head, start_slurmd
+from .namespaces import TOOL_PATH, ClusterError
+from .slurm_boot import START_SECONDS, Head, end_slurmd, has_slurmd, start_head, start_slurmd
 from .slurm_files import HEAD, Files, write_files
 
 __all__ = ["Slurm", "unavailable"]
@@ -51,7 +51,6 @@ class Slurm:
         self.env: dict[str, str] = {"SLURM_CONF": str(self.files.conf)}
         self._owner = os.getpid()
         self._head: Head | None = None
-        self._slurmds: dict[str, subprocess.Popen[str]] = {}
 
     def __enter__(self) -> Slurm:
         self.start()
@@ -86,10 +85,9 @@ class Slurm:
         if self._head is not None:  # first, so that it starts nothing more
             self._head.end()
             self._head = None
-        for name in list(self._slurmds):
-            self._end_slurmd(name)
-            if self.cluster.is_alive(name):
-                end_steps(self.cluster, self.cluster.node(name))
+        for node in self.cluster.hosts:
+            if self.cluster.is_alive(node):
+                end_slurmd(self.cluster, node)
         shutil.rmtree(self.files.folder, ignore_errors=True)
 
     # What one does with it.
@@ -152,7 +150,7 @@ class Slurm:
     def heal(self, timeout: float = 60) -> None:
         """Cancel every job and have all hosts that live idle again. Raises ClusterError."""
         for node in self.cluster.hosts:
-            if self.cluster.is_alive(node) and self._slurmds[node.name].poll() is not None:
+            if self.cluster.is_alive(node) and not has_slurmd(self.cluster, node):
                 self._start_slurmd(node)
         self._await_idle(timeout)
 
@@ -169,13 +167,7 @@ class Slurm:
         return done.stdout
 
     def _start_slurmd(self, node: Node) -> None:
-        self._end_slurmd(node.name)
-        self._slurmds[node.name] = start_slurmd(self.files, self.env, self.cluster, node)
-
-    def _end_slurmd(self, name: str) -> None:
-        process = self._slurmds.pop(name, None)
-        if process is not None:
-            end_entered(process)
+        start_slurmd(self.files, self.env, self.cluster, node)
 
     def _await_idle(self, timeout: float) -> None:
         """Cancel what there is, and bring back what Slurm gave up, until every living host is idle."""

@@ -22,7 +22,7 @@ from .slurm_files import HEAD, Files, munged_argv
 
 START_SECONDS = 30.0
 INIT = Path(__file__).with_name("slurm_head.py")
-STEPS = {"slurmd", "stepd", "slurmstepd"}  # what a step's first process is called, from its fork on
+STEPS = {"slurmd", "stepd", "slurmstepd"}  # slurmd, and what a step's first process is called
 
 
 @dataclass(frozen=True)
@@ -99,36 +99,46 @@ def _tell(files: Files, process: subprocess.Popen[str]) -> None:
     _hear(files, process)
 
 
-def start_slurmd(files: Files, env: Mapping[str, str], cluster: Cluster, node: Node) -> subprocess.Popen[str]:
-    """A host's slurmd. It ends with the host."""
-    argv = [tool("slurmd"), "-D", "-N", node.name, "-d", str(files.stepd)]
-    with files.log(f"slurmd-{node.name}").open("ab") as log:
-        return subprocess.Popen(
+def start_slurmd(files: Files, env: Mapping[str, str], cluster: Cluster, node: Node) -> None:
+    """A host's slurmd, as a daemon there. It ends with the host. Raises ClusterError."""
+    argv = [tool("slurmd"), "-N", node.name, "-d", str(files.stepd)]
+    log_name = f"slurmd-{node.name}"
+    with files.log(log_name).open("ab") as log:
+        done = subprocess.run(
             enter_argv(cluster.init_pid(node), argv, Path("/")),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            text=True,
             env={"PATH": TOOL_PATH, **env},
+            timeout=START_SECONDS,
         )
+    if done.returncode != 0:
+        raise ClusterError(f"{node.name}: slurmd does not start: {files.log_tail(log_name)}")
 
 
-def end_steps(cluster: Cluster, node: Node) -> None:
-    """End every step of a host whose slurmd has ended, and what its processes have started."""
+def has_slurmd(cluster: Cluster, node: Node) -> bool:
+    return any(each.name == "slurmd" and each.state not in "ZX" for each in cluster.processes(node))
+
+
+def end_slurmd(cluster: Cluster, node: Node) -> None:
+    """End a host's slurmd and every step, with all that its processes have started.
+
+    Where slurmctld has ended, nothing more comes in the meantime.
+    """
     deadline = time.monotonic() + 10
     while True:
         steps, below = _steps(cluster.processes(node))
         if not steps:
             return
         if time.monotonic() > deadline:
-            raise ClusterError(f"{node.name}: Slurm's steps {steps} do not end")
+            raise ClusterError(f"{node.name}: Slurm's processes {steps} do not end")
         # A step's first process goes last: it inherits what loses its parent, and so keeps it in sight.
         pids = [str(pid) for pid in below or steps]
         cluster.run(node, [tool("kill"), "-KILL", *pids])
 
 
 def _steps(processes: list[Process]) -> tuple[list[int], list[int]]:
-    """The first processes of all steps, and every process below one."""
+    """slurmd and the first processes of all steps, and every process below one of them."""
     alive = [process for process in processes if process.state not in "ZX"]
     steps = [process.pid for process in alive if process.name in STEPS]
     below: set[int] = set()

@@ -137,6 +137,14 @@ def test_a_host_dies_and_comes_back(cluster: Cluster, whole_slurm: Slurm, tmp_pa
     assert sorted(done.stdout.split()) == ["node1", "node2", "node3"]
 
 
+def test_a_slurmd_that_died_is_started_again(cluster: Cluster, whole_slurm: Slurm) -> None:
+    (slurmd,) = [each.pid for each in cluster.processes("node2") if each.name == "slurmd"]
+    cluster.signal("node2", slurmd, signal.SIGKILL)
+    whole_slurm.heal()
+    done = whole_slurm.run(["srun", "--nodelist=node2", "hostname"])
+    assert done.stdout == "node2\n", done
+
+
 def test_nothing_is_left_after_the_end(cluster: Cluster, slurm: Slurm, tmp_path: Path) -> None:
     """Of a Slurm of its own, with a job that is running; the other one goes on."""
     with Cluster(size=2, base=tmp_path) as own:

@@ -130,8 +130,7 @@ def test_a_batch_job_is_followed_to_its_end(slurm: Slurm, tmp_path: Path) -> Non
         code, result = job.finish(200)
     assert code == 0, result
     assert (result["status"], result["samples"]) == ("succeeded", 8 * 4 * 3)
-    told = slurm.job(job.run.read_json(job.run.submission)["job"])
-    assert told["JobState"] in ("COMPLETED", "COMPLETING")
+    told = slurm.wait_job(job.run.read_json(job.run.submission)["job"], ["COMPLETED"])
     assert told["TimeLimit"] == "00:10:00" and told["Comment"].strip() == "ours"
     assert "gpu:1" in told["TresPerNode"]
 

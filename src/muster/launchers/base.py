@@ -110,6 +110,11 @@ class Request:
     dials: bool = False  # the agents dial home; otherwise the process's streams are the one agent's
 
 
+def interpreter(launch: Launch) -> str:
+    """What starts the agent. A path from the home folder is the host's to expand, which the agent does."""
+    return "python3" if not launch.python or launch.python.startswith("~") else launch.python
+
+
 @cache
 def agent_source() -> bytes:
     """The agent's text with the length that BOOTSTRAP expects before it."""

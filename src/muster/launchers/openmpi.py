@@ -18,6 +18,7 @@ from muster.launchers.base import (
     Request,
     dialling_argv,
     dialling_env,
+    interpreter,
     ssh_arguments,
     ssh_argv,
 )
@@ -44,7 +45,7 @@ def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: H
                 host=place.host,
                 hint="put the user or another name into ~/.ssh/config, or launch.launcher=ssh",
             )
-        agent = dialling_argv(launch.python or "python3", job_id, place.host, home, launch, told=False)
+        agent = dialling_argv(interpreter(launch), job_id, place.host, home, launch, told=False)
         context = [
             "-np",
             "1",

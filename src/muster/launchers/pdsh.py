@@ -10,7 +10,7 @@ import shlex
 from muster.core.errors import InventoryError, RecipeError
 from muster.core.job import Placement
 from muster.core.recipe import Launch
-from muster.launchers.base import Home, Request, dialling_argv, ssh_arguments, ssh_argv
+from muster.launchers.base import Home, Request, dialling_argv, interpreter, ssh_arguments, ssh_argv
 
 ONE_MACHINE = False
 DIALS = True
@@ -42,7 +42,7 @@ def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: H
             where="launch.ssh_options",
             hint="put the option into ~/.ssh/config, or launch.launcher=ssh",
         )
-    agent = dialling_argv(launch.python or "python3", job_id, _HOST, home, launch, told=True)
+    agent = dialling_argv(interpreter(launch), job_id, _HOST, home, launch, told=True)
     argv = [
         "pdsh",
         "-R", "ssh",

@@ -12,7 +12,7 @@ from muster.core.hostlist import fold_hosts
 from muster.core.job import Placement
 from muster.core.recipe import Launch
 from muster.core.slurm import SlurmAsk
-from muster.launchers.base import Home, Request, dialling_argv, dialling_env
+from muster.launchers.base import Home, Request, dialling_argv, dialling_env, interpreter
 
 ONE_MACHINE = False
 DIALS = True
@@ -40,7 +40,7 @@ def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
 def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: Home | None) -> list[Request]:
     """One srun for all nodes."""
     assert home is not None
-    agent = dialling_argv(launch.python or "python3", job_id, "$SLURMD_NODENAME", home, launch, told=False)
+    agent = dialling_argv(interpreter(launch), job_id, "$SLURMD_NODENAME", home, launch, told=False)
     argv = [
         "srun",
         f"--nodes={len(places)}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from muster.core.job import Placement
 from muster.core.recipe import Launch
-from muster.launchers.base import Home, Request, agent_argv, ssh_argv
+from muster.launchers.base import Home, Request, agent_argv, interpreter, ssh_argv
 
 ONE_MACHINE = False
 DIALS = False
@@ -18,5 +18,5 @@ def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
 
 def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: Home | None) -> list[Request]:
     """One ssh per host."""
-    agent = agent_argv(launch.python or "python3", job_id)
+    agent = agent_argv(interpreter(launch), job_id)
     return [Request((place.host,), tuple(ssh_argv(place, launch, agent))) for place in places]

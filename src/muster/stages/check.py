@@ -17,6 +17,7 @@ from muster.core.inspection import Inspection
 from muster.core.inventory import Host, Inventory, inventory_document
 from muster.core.job import Placement
 from muster.core.recipe import Recipe
+from muster.launchers.base import interpreter as starter_of
 from muster.shell import RealShell, Shell
 from muster.stages.group import GROUPED, together
 from muster.stages.prepare import Prepared
@@ -127,7 +128,7 @@ def _ask(
     """Both rounds, on every host."""
     launch = job.recipe.launch
     places = [Placement(host.label, host.address, host.slots or 1, 0) for host in job.inventory.hosts]
-    interpreter = sys.executable if job.launcher.ONE_MACHINE else launch.python or "python3"
+    interpreter = sys.executable if job.launcher.ONE_MACHINE else starter_of(launch)
     questions = Questions(
         sources={family.name: family.source for family in known if family.source},
         first=tuple(family.name for family in known if family.asks),

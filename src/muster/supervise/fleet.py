@@ -51,6 +51,8 @@ class Fleet:
         self._by_host = {link.place.host: link for link in self.links}
         self._shell = shell
         self._selector = selectors.DefaultSelector()
+        self._takers = selectors.DefaultSelector()
+        self._selector.register(self._takers.fileno(), selectors.EVENT_READ, None)
         self._starters: list[_Starter] = []
         self._door: Door | None = None
         self._beaten = 0.0
@@ -63,7 +65,7 @@ class Fleet:
     def _open_door(self, places: tuple[Placement, ...]) -> Home:
         secret = secrets.token_hex(16)
         self._door = Door(secret, patience=self.launch.connect_timeout)
-        self._selector.register(self._door.fileno(), selectors.EVENT_READ, self._door)
+        self._selector.register(self._door.fileno(), selectors.EVENT_READ, None)
         addresses = (self.launch.home,) if self.launch.home else own_addresses(places)
         return Home(addresses, self._door.port, secret)
 
@@ -78,9 +80,7 @@ class Fleet:
             for link in self.links:
                 if link.greeted and not link.ended and len(link.outgoing) < 1 << 16:
                     link.tell("ping")
-        for link in self.links:
-            if link.outgoing:
-                link.flush()
+        self._write()
         for key, _ in self._selector.select(TICK):
             self._look(key.data, int(key.fd), handle)
         if self._door is not None:  # it turns the slow ones away in time, whether or not anything comes
@@ -89,7 +89,16 @@ class Fleet:
         for starter in self._starters:
             self._check(starter)
 
-    def _look(self, source: Link | Door | _Starter, descriptor: int, handle: Handler) -> None:
+    def _write(self) -> None:
+        """Hand over what connections take now; those with more to send end the wait when they take more."""
+        for key in list(self._takers.get_map().values()):
+            self._takers.unregister(key.fd)
+        for link in self.links:
+            link.flush()
+            if link.wants_room and link.wire is not None:
+                self._takers.register(link.wire.input, selectors.EVENT_WRITE)
+
+    def _look(self, source: Link | _Starter | None, descriptor: int, handle: Handler) -> None:
         if isinstance(source, Link):
             messages, open_still = source.read(descriptor)
             for message in messages:
@@ -185,6 +194,7 @@ class Fleet:
             self._selector.unregister(self._door.fileno())
             self._door.close()
         self._selector.close()
+        self._takers.close()
 
 
 class _Starter:

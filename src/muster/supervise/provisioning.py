@@ -6,8 +6,6 @@ A host's work is a generator, which yields wherever it waits; `Crew.together` tu
 from __future__ import annotations
 
 import base64
-import select
-import selectors
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from muster.core.errors import HostError, MusterError
 from muster.core.job import Placement
 from muster.core.recipe import Launch
 from muster.shell import Shell
-from muster.supervise.fleet import Fleet, Handler
+from muster.supervise.fleet import Fleet
 from muster.supervise.link import Link
 
 _CHUNK = 1 << 18  # bytes of a file that are sent or fetched at a time
@@ -79,40 +77,6 @@ class Copied:
     files: int
     bytes: int
     seconds: float
-
-
-class _Pump(Fleet):
-    """A fleet that also wakes up when a connection takes more: files are longer than a few lines."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._takers = select.epoll()
-        self._selector.register(self._takers.fileno(), selectors.EVENT_READ, None)
-
-    def turn(self, handle: Handler) -> None:
-        """See Fleet."""
-        for link in self.links:
-            link.flush()
-            if link.outgoing and link.wire is not None and not link.ended:
-                self._wake_for(link.wire.input)
-        super().turn(handle)
-        self._takers.poll(0)
-
-    def _wake_for(self, descriptor: int) -> None:
-        """Once, when it takes more."""
-        events = select.EPOLLOUT | select.EPOLLONESHOT
-        try:
-            self._takers.modify(descriptor, events)
-        except FileNotFoundError:
-            self._takers.register(descriptor, events)
-        except OSError:  # closed: its link will say so
-            pass
-
-    def close(self) -> None:
-        """See Fleet."""
-        self._selector.unregister(self._takers.fileno())
-        super().close()
-        self._takers.close()
 
 
 class Remote:
@@ -221,7 +185,7 @@ class Crew:
         self.patience = patience
         self.progress = progress
         self.tick = tick
-        self.fleet = _Pump(places, launcher, launch, job_id, shell, provision_source())
+        self.fleet = Fleet(places, launcher, launch, job_id, shell, provision_source())
         self.remotes = {link.place.host: Remote(self, link) for link in self.fleet.links}
 
     def __enter__(self) -> Crew:
