@@ -48,7 +48,9 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         words = read("/proc/%s/cmdline" % name) if name.isdigit() and int(name) != os.getpid() else b""
         if not words:
             continue  # the kernel's own
-        marked = b"\0MUSTER_TOKEN=" in b"\0" + read("/proc/%s/environ" % name)
+        # Ranks and their helpers are Python's; reading everybody's environment would cost more than all else.
+        python = b"python" in words[:200]
+        marked = python and b"\0MUSTER_TOKEN=" in b"\0" + read("/proc/%s/environ" % name)
         program = words.split(b"\0")[1:2]
         if marked or any(mark in words for mark in marks) or (program and program[0].endswith(b"/torchrun")):
             shown = words.replace(b"\0", b" ").decode("utf-8", "replace").strip()[:80]

@@ -179,9 +179,7 @@ def parse_inventory(content: str, *, source: str) -> Inventory:
     return replace(_checked(hosts, launcher=launcher, source=source), ssh_config=config)
 
 
-def inventory_document(
-    hosts: Iterable[Host], launcher: str, ssh_config: str | None = None
-) -> dict[str, Any]:
+def inventory_document(hosts: Iterable[Host], launcher: str, ssh_config: str | None = None) -> dict[str, Any]:
     """The hosts as `parse_inventory` reads them."""
     return {
         "muster": "inventory",
