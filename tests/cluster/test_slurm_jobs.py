@@ -168,7 +168,7 @@ def test_scancel_ends_a_batch_job_cleanly(submitted: tuple[Slurm, RunFolder], cl
 def test_a_requeued_job_goes_on(submitted: tuple[Slurm, RunFolder]) -> None:
     """Slurm starts it again: from the newest checkpoint, as the next attempt of the same run."""
     slurm, run = submitted
-    slurm.run(["scontrol", "requeue", run.read_json(run.submission)["job"]])
+    slurm.requeue(run.read_json(run.submission)["job"])
 
     def second() -> bool:
         return run.job.exists() and run.read_json(run.job)["attempt"] == 2
