@@ -17,7 +17,7 @@ fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests/unit tests/property tests/golden
 
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -q tests/real tests/cluster
+	$(BIN)/python -m pytest -q tests/processes tests/real tests/cluster
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check src tests dev benchmarks

@@ -6,6 +6,8 @@ Commands are argument lists, never strings for a shell.
 from __future__ import annotations
 
 import contextlib
+import errno
+import resource
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,7 +70,7 @@ class RealShell:
                 start_new_session=True,
             )
         except OSError as error:
-            raise JobError(f"cannot start {argv[0]}: {error.strerror}", hint="is it installed?") from None
+            raise _cannot_start(argv[0], error) from None
 
     def run(
         self,
@@ -95,8 +97,31 @@ class RealShell:
             except subprocess.TimeoutExpired:
                 raise JobError(f"{argv[0]} did not answer within {timeout:g} s") from None
             except OSError as error:
-                raise JobError(f"cannot start {argv[0]}: {error.strerror}", hint="is it installed?") from None
+                raise _cannot_start(argv[0], error) from None
         return done.returncode, done.stdout or b"", done.stderr
+
+
+_HINTS = {
+    errno.ENOENT: "is it installed?",
+    errno.EMFILE: "raise the limit of open files here: ulimit -n",
+    errno.ENFILE: "this machine has no open files left",
+    errno.EAGAIN: "raise the limit of processes here: ulimit -u",
+    errno.E2BIG: "the command is too long for this machine: fewer hosts, or launch.launcher=ssh",
+}
+
+
+def _cannot_start(program: str, error: OSError) -> JobError:
+    return JobError(f"cannot start {program}: {error.strerror}", hint=_HINTS.get(error.errno or 0))
+
+
+def more_files(count: int) -> None:
+    """Raise this process's soft limit of open files, as far as it may, so that `count` more are possible."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 @dataclass

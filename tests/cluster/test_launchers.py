@@ -83,7 +83,7 @@ def test_the_launchers_program_is_killed(launcher: str, whole: Cluster, tmp_path
         os.kill(program, signal.SIGKILL)
         if launcher == "pdsh":
             before = job.windows()
-            assert wait_until(lambda: job.windows() > before, 60) or job.process.poll() is not None
+            assert wait_until(lambda: job.windows() > before + 1, 60), job.said()
             job.process.send_signal(signal.SIGINT)
         code, _ = job.finish()
         assert code == 1

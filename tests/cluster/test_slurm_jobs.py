@@ -158,7 +158,7 @@ def test_a_submitted_run_is_found_again(submitted: tuple[Slurm, RunFolder], clus
     assert not ranks_left(cluster, run)
 
 
-def test_scancel_ends_a_batch_job_cleanly(submitted: tuple[Slurm, RunFolder], cluster: Cluster) -> None:
+def test_scancel_leaves_nothing(submitted: tuple[Slurm, RunFolder], cluster: Cluster) -> None:
     slurm, run = submitted
     slurm.run(["scancel", run.read_json(run.submission)["job"]])
     assert wait_until(lambda: not slurm.jobs(), PATIENCE)
@@ -176,6 +176,17 @@ def test_a_requeued_job_goes_on(submitted: tuple[Slurm, RunFolder]) -> None:
     assert wait_until(second, 3 * PATIENCE), run.batch_output.read_text()[-3000:]
     assert run.read_json(run.job)["resume_step"] >= 5
     muster(slurm, "stop", str(run.path))
+
+
+def test_a_requeued_job_that_waits_is_cancelled(submitted: tuple[Slurm, RunFolder]) -> None:
+    """Its first start has left a result, and nobody supervises it: stop takes it out of the queue."""
+    slurm, run = submitted
+    job = run.read_json(run.submission)["job"]
+    slurm.run(["scontrol", "requeue", job])
+    slurm.wait_job(job, ["PENDING"])
+    assert wait_until(lambda: run.controller_alive() is False, 2 * PATIENCE)
+    assert muster(slurm, "stop", str(run.path))["status"] == "cancelled"
+    assert wait_until(lambda: not slurm.jobs(), PATIENCE)
 
 
 def test_a_waiting_job_is_cancelled(slurm: Slurm, whole_slurm: Slurm, tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 #!/bin/bash
 #SBATCH --job-name=muster-it_s_one
 #SBATCH --nodes=3
-#SBATCH --ntasks-per-node=1
 #SBATCH --output=/runs/50%%/job.log
 #SBATCH --open-mode=append
 #SBATCH --signal=B:TERM@60
 #SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --no-requeue
 export MUSTER_TICKET=7ea
 cd '/home/me and you' || exit 1

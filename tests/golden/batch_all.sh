@@ -1,7 +1,6 @@
 #!/bin/bash
 #SBATCH --job-name=muster-it_s_one
 #SBATCH --nodes=4
-#SBATCH --ntasks-per-node=1
 #SBATCH --partition=gpu
 #SBATCH --time=90
 #SBATCH --gres=gpu:h100:8

@@ -10,6 +10,7 @@ from muster.agent.probe import at_end, run, text
 from muster.checks._families import checks_of, families, family_of
 from muster.checks._profiles import load_profile
 from muster.checks.base import Context, Finding, Level, Transport
+from muster.checks.versions import PACKAGES
 
 PASS, NA, UNKNOWN, WARN, FAIL = (
     Level.PASS,
@@ -74,8 +75,8 @@ ASK: dict[str, Any] = {
     "one_machine": False,
     "python": None,
     "controller_python": None,
-    "packages": [],
-    "folders": [],
+    "packages": list(PACKAGES),
+    "folders": {},
     "timeout": 10.0,
 }
 

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,10 +70,12 @@ def test_a_lowered_limit_names_both_figures_and_what_to_paste() -> None:
         ("processes", {"processes": [500, 500], "root": True, "unbound": False}, 8, FAIL),
         ("cgroup_processes", {"pids": [100, 5]}, 1, FAIL),
         ("cgroup_processes", {"pids": [5000, 100]}, 8, PASS),
-        ("locked_memory", {"infiniband": 2}, 1, FAIL),
-        ("locked_memory", {"infiniband": 2, "may_lock": True}, 1, PASS),
-        ("locked_memory", {"infiniband": 2, "locked_memory": [-1, -1]}, 1, PASS),
-        ("locked_memory", {"infiniband": 2, "locked_memory": [64 * GIB, -1]}, 1, WARN),
+        ("locked_memory", {"infiniband": 2, "gpus": 1}, 1, FAIL),
+        ("locked_memory", {"infiniband": 2}, 1, NA),
+        ("locked_memory", {"infiniband": 2, "gpus": 1, "recipe": {"launch": {"device": "cpu"}}}, 1, NA),
+        ("locked_memory", {"infiniband": 2, "gpus": 1, "may_lock": True}, 1, PASS),
+        ("locked_memory", {"infiniband": 2, "gpus": 1, "locked_memory": [-1, -1]}, 1, PASS),
+        ("locked_memory", {"infiniband": 2, "gpus": 1, "locked_memory": [64 * GIB, -1]}, 1, WARN),
         ("locked_memory", {"infiniband": 2, "recipe": {"env": {"NCCL_IB_DISABLE": "1"}}}, 1, NA),
         ("map_count", {"map_count": 30000}, 1, WARN),
         ("map_count", {"map_count": None}, 1, UNKNOWN),
@@ -143,6 +146,20 @@ def test_disk(check: str, changes: dict[str, Any], level: object) -> None:
     found = judged("disk", answers)
     assert found[check, "n1"].level == level
     assert found[check, "n2"].level == PASS
+
+
+def test_the_folders_that_the_job_is_told_of_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", "/var/tmp")
+    folders = {"work": str(tmp_path), "TMPDIR": "/tmp", "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    found = {(each["path"], each["use"]) for each in probed("disk", folders=folders)["folders"]}
+    assert found >= {
+        (str(tmp_path), "data"),
+        ("/tmp", "temporary"),
+        (str(tmp_path / "triton"), "kernels"),
+    }
+    assert ("/var/tmp", "temporary") not in found
 
 
 def test_the_disk_must_take_the_recipes_checkpoints_but_tmp_need_not() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,12 @@ def test_the_host_that_sees_a_peer_elsewhere_is_named() -> None:
     four = {**views(n2={"n1": ["10.0.0.99"]}), "n4": {"views": {"n1": ["10.0.0.1"]}, "slow": False}}
     levels = {host: judged("names", answers, peers=four)["peers", host].level for host in answers}
     assert levels == {"n1": PASS, "n2": WARN, "n3": PASS, "n4": PASS}
+
+
+def test_views_that_share_an_address_agree() -> None:
+    """A host that also knows another address of a peer, such as one on a second network."""
+    both = views(n2={"n1": ["10.0.0.1", "10.1.0.1"]}, n3={"n1": ["10.0.0.1", "fd00::1"]})
+    assert [each.level for each in agreed(both)] == [PASS] * 3
 
 
 def test_a_name_that_one_host_does_not_know_and_one_that_nobody_knows() -> None:
@@ -161,6 +168,12 @@ def test_real_ports_and_a_stranger_on_one_of_them() -> None:
     assert "127.0.0.1" in closed["reached"]["b"]
 
 
+def test_a_peer_that_is_not_reached_is_told_for_each_address() -> None:
+    peer = {"port": 1, "addresses": ["127.0.0.2", "127.0.0.3"]}
+    wrong = probed("firewall", True, host="a", hosts={"a": "", "b": ""}, peers={"b": peer})["reached"]["b"]
+    assert "127.0.0.2: " in wrong and "; 127.0.0.3: " in wrong
+
+
 def test_a_folder_that_is_shared_and_one_that_is_not(tmp_path: Path) -> None:
     """Three hosts: two see one disk, the third has its own. Nothing stays behind."""
     endings: list[Any] = []
@@ -171,7 +184,7 @@ def test_a_folder_that_is_shared_and_one_that_is_not(tmp_path: Path) -> None:
         host: probed(
             "shared",
             host=host,
-            folders=[str(place / "later")],
+            folders={"work": str(place / "later")},
             hosts=dict.fromkeys(HOSTS, ""),
             at_end=endings.append,
         )
@@ -183,6 +196,33 @@ def test_a_folder_that_is_shared_and_one_that_is_not(tmp_path: Path) -> None:
     for end in endings:
         end()
     assert [*places["n1"].iterdir(), *places["n3"].iterdir()] == []
+
+
+def test_only_hosts_that_stay_leave_a_file(tmp_path: Path) -> None:
+    """One that leaves would take its file away while the others count."""
+    gone = probed("shared", host="n9", folders={"work": str(tmp_path)}, hosts=dict.fromkeys(HOSTS, ""))
+    assert gone == {"wrote": {}, "stays": False}
+    assert list(tmp_path.iterdir()) == []
+    stays = {"n1": {"wrote": {str(tmp_path): True}, "stays": True}}
+    assert judged("shared", {**stays, "n9": gone}, peers={})["folders", "n9"].level == NA
+
+
+def test_files_of_probes_that_were_killed_long_ago_are_removed(tmp_path: Path) -> None:
+    old, other, fresh = (tmp_path / name for name in (".muster-check-00-n1", "mine", ".muster-check-11-n1"))
+    for file in (old, other, fresh):
+        file.touch()
+    os.utime(old, (0, 0))
+    os.utime(other, (0, 0))
+    endings: list[Any] = []
+    probed("shared", folders={"work": str(tmp_path)}, at_end=endings.append)
+    for end in endings:
+        end()
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", fresh.name}
+
+
+def test_folders_for_kernels_and_temporary_files_need_not_be_shared(tmp_path: Path) -> None:
+    folders = {"TMPDIR": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path)}
+    assert probed("shared", folders=folders, at_end=lambda end: None)["wrote"] == {}
 
 
 def shared(groups: dict[str, list[Any] | None], **changes: Any) -> list[Any]:

@@ -163,7 +163,7 @@ def test_every_check_has_words_for_people() -> None:
 
 def test_nothing_is_left_where_the_probe_wrote(tmp_path: Path) -> None:
     endings: list[Any] = []
-    probed("shared", folders=[str(tmp_path)], at_end=endings.append)
+    probed("shared", folders={"work": str(tmp_path)}, at_end=endings.append)
     assert len(list(tmp_path.iterdir())) == 1
     for end in endings:
         end()

@@ -150,6 +150,13 @@ def test_the_odd_host_is_the_one(check: str, odd: dict[str, Any], level: object)
     assert [found[check, host].level for host in ("n1", "n2", "n3")] == [PASS, PASS, level]
 
 
+def test_a_package_that_the_recipe_does_without_may_be_missing() -> None:
+    found = three(other(deepspeed=None), recipe={"engine": {"name": "ddp"}})
+    assert [found["deepspeed", host].level for host in ("n1", "n2", "n3")] == [PASS, PASS, WARN]
+    assert found["deepspeed", "n3"].evidence == "n[1-2] have it"
+    assert three(other(deepspeed=None), recipe=DEEPSPEED)["deepspeed", "n3"].level == FAIL
+
+
 def test_versions_are_not_numbers() -> None:
     found = three(other(transformers="5.10"))["transformers", "n3"]
     assert found.level == FAIL

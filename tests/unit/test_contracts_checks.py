@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from muster.checks._families import Family, checks_of, families, family_of
 from muster.checks._profiles import load_profile, shipped_profiles
 from muster.checks.base import Context, Finding, Level, Transport
+from muster.checks.versions import PACKAGES
 from muster.core.job import Placement
 from muster.core.recipe import Launch, Recipe
 from muster.core.registry import load_plugin, plugin_names
 from muster.launchers import local
 from muster.shell import RealShell
-from muster.stages.check import PACKAGES, all_checks
+from muster.stages.check import all_checks
 from muster.supervise.questions import Answered, Patience, Questions, failed
 from muster.supervise.survey import starter, survey
 
@@ -48,7 +49,7 @@ def asked(host: str, **more: Any) -> dict[str, Any]:
         "python": None,
         "controller_python": sys.executable,
         "packages": list(PACKAGES),
-        "folders": ["~/.cache/muster"],
+        "folders": {"work": "~/.cache/muster"},
         "timeout": 20.0,
         **more,
     }

@@ -17,8 +17,11 @@ from muster.core.slurm import SlurmAsk, allocation, parse_ask
 from muster.shell import FakeShell
 from muster.stages.follow import follow
 from muster.stages.prepare import prepare
+from muster.stages.resume import resume
 from muster.stages.runs import stop
-from muster.stages.submit import script, submit, whereabouts
+from muster.stages.slurm_queue import whereabouts
+from muster.stages.submit import script, submit
+from muster.stages.train import train
 from muster.store.queries import runs_table
 from muster.store.runfolder import RunFolder, find_run
 from tests.support import TINY
@@ -121,9 +124,9 @@ def test_a_submitted_run_is_found_shown_and_cancelled(
     pending = answering(squeue=(0, "PENDING|Resources|\n", ""), scancel=(0, "", ""))
     about = whereabouts(run, pending)
     assert (about.job, about.state, about.reason, about.over) == ("17", "PENDING", "Resources", False)
-    monkeypatch.setattr("muster.stages.submit.RealShell", lambda: pending)
-    assert stop(run) is None
-    assert pending.started[-1] == ["scancel", "17"]
+    monkeypatch.setattr("muster.stages.slurm_queue.RealShell", lambda: pending)
+    assert stop(run).cancelled
+    assert pending.started[-1] == ["scancel", "--clusters=cluster", "17"]
     assert run.state() == "cancelled"
 
 
@@ -135,6 +138,7 @@ def test_a_folder_is_taken_over_by_its_own_job_alone(outside: None, tmp_path: Pa
         with pytest.raises(RunFolderError, match="already there"):
             run.create(wrong)
     run.create(ticket)
+    run.create(ticket)  # its first start died before it wrote anything
     run.job.write_text("{}")
     with pytest.raises(RunFolderError, match="already there"):
         run.create(ticket)
@@ -172,3 +176,67 @@ def test_a_job_that_is_gone_without_a_result(outside: None, tmp_path: Path) -> N
     silent = answering(squeue=(1, "", "slurm_load_jobs error: Unable to contact slurm controller\n"))
     with pytest.raises(JobError, match="Unable to contact"):
         whereabouts(run, silent)
+
+
+def test_silence_keeps_the_folder(outside: None, tmp_path: Path) -> None:
+    """Slurm may have taken the job: what it would run must be there."""
+
+    def silent(argv: Sequence[str]) -> tuple[int, bytes, bytes]:
+        raise JobError("sbatch did not answer within 60 s")
+
+    run = RunFolder(tmp_path / "one")
+    with pytest.raises(JobError, match="did not answer"):
+        submit(prepare("demo", "slurm:/2", TINY, waits=True), run, FakeShell(answer_run=silent))
+    assert run.submitted_recipe.exists()
+    with pytest.raises(RunFolderError, match="no job of Slurm"):
+        whereabouts(run)
+
+
+def test_options_are_sbatchs_and_not_srun_s(outside: None, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "one")
+    shell = answering(sbatch=(0, "17\n", ""))
+    prepared = prepare("demo", "slurm:/2", [*TINY, "launch.options=[--reservation=x]"], waits=True)
+    submit(prepared, run, shell)
+    assert shell.started == [["sbatch", "--parsable", "--reservation=x", str(run.batch_script)]]
+    again = prepare(str(run.submitted_recipe), "slurm:/2", [], waits=True)
+    assert again.recipe.launch.options == []
+    with pytest.raises(RecipeError, match="waits by itself"):
+        submit(prepare("demo", "slurm:/2", [*TINY, "launch.options=[--wait]"], waits=True), run, shell)
+
+
+def test_one_rank_per_gpu_where_nobody_says_how_many(outside: None, tmp_path: Path) -> None:
+    """The script asks for no number of tasks, so that its job takes what the nodes have."""
+    text = script(prepare("demo", "slurm:gpu/4", TINY, waits=True), RunFolder(tmp_path / "one"), "t")
+    assert "ntasks" not in text and "--hosts slurm:/4 " in text
+    found = parse_hosts("slurm:/4", {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-4]"})
+    assert {host.slots for host in found.hosts} == {None}
+
+
+def test_slurm_that_is_away_for_a_moment_does_not_end_the_watch(outside: None, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "one")
+    submit(prepare("demo", "slurm:/2", TINY, waits=True), run, answering(sbatch=(0, "17\n", "")))
+    away, over = (1, b"", b"Unable to contact slurm controller"), (0, b"CANCELLED|None|\n", b"")
+    answers = iter([away, over, over, over])
+    said: list[str] = []
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr("muster.stages.follow._ASK", 0.1)
+    try:
+        with pytest.raises(JobError, match="left no result"):
+            follow(run, say=said.append, shell=FakeShell(answer_run=lambda argv: next(answers)))
+    finally:
+        monkeypatch.undo()
+    assert "Slurm does not answer" in said[0] and said[1] == "Slurm job 17: cancelled"
+
+
+def test_a_run_that_has_not_begun_cannot_be_resumed(outside: None, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "one")
+    submit(prepare("demo", "slurm:/2", TINY, waits=True), run, answering(sbatch=(0, "17\n", "")))
+    with pytest.raises(RunFolderError, match="has not begun"):
+        resume(run)
+    assert not run.controller.exists()
+
+
+def test_srun_outside_an_allocation_would_ask_for_nodes(outside: None, tmp_path: Path) -> None:
+    prepared = prepare("demo", "node1,node2", [*TINY, "launch.launcher=slurm"])
+    with pytest.raises(InventoryError, match="inside an allocation"):
+        train(prepared, RunFolder(tmp_path / "one"))

@@ -30,6 +30,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 MAX_LINE = 4096  # bytes of a line, its end included
 BEAT = 3.0  # seconds between two signs of life
 SILENCE = 30.0  # seconds after which a head that says nothing is given up, and tried again
+HEARD = b"+"  # what a machine answers to "done"; a sign of life is another byte
 CONNECT = 3.0  # seconds for a connection: a head may have addresses that do not lead there from here
 ANSWER = 10.0  # seconds for a head to answer on it
 WORTH_RETRYING = ("crowded", "slow")  # a head's reasons not to let a machine in that pass
@@ -299,6 +300,7 @@ def wait(line: Line, message: Dict[str, Any], deadline: float, say: Callable[[st
     while True:
         kind = message.get("op")
         if kind == "done":
+            acknowledge(line)
             return message
         if kind == "closed":
             raise Rejected(str(message.get("why")))
@@ -313,11 +315,23 @@ def wait(line: Line, message: Dict[str, Any], deadline: float, say: Callable[[st
                 raise OSError("the others have not come yet")
             if now > heard + SILENCE:
                 raise OSError("the head has gone silent")
-            line.socket.sendall(b".")
+            try:
+                line.socket.sendall(b".")
+            except OSError:  # it has hung up: its last words may still be there to be read
+                pass
             if select.select([line.socket], [], [], min(BEAT, remaining(deadline)))[0]:
                 break
         message = line.read()
         heard = time.monotonic()
+
+
+def acknowledge(line: Line) -> None:
+    """Tell the head that its last word has come. A head that has ended does not need it."""
+    try:
+        line.socket.sendall(HEARD)
+        line.socket.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
 
 
 def main(argv: List[str]) -> int:
@@ -342,6 +356,8 @@ def main(argv: List[str]) -> int:
             secret = os.environ.get("MUSTER_JOIN_TOKEN", "").strip()
     except (OSError, ValueError) as error:
         parser.error(str(error))
+    if not 0 < given.timeout < float("inf"):  # NaN is neither
+        parser.error("--timeout must be above 0 and finite")
     if not secret:
         parser.error("no token: set MUSTER_JOIN_TOKEN or give --token-file")
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import sys
 import threading
 import time
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 IDLE = 900.0  # seconds without a question after which the controller is taken for dead
 LIMIT = 1 << 20  # bytes that are kept of a file or of a program's output
 PARTING = 2.0  # seconds for what at_end was given
+
+_ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 _running: dict[int, Any] = {}
 _endings: list[Callable[[], Any]] = []
@@ -174,22 +177,23 @@ class _Probe:
         except OSError:
             pass
 
-    def answer(self, functions: dict[str, Any], asks: dict[str, dict[str, Any]], seconds: float) -> None:
-        """Run the functions side by side for at most `seconds`, and say what they found."""
+    def answer(self, functions: dict[str, Any], asks: dict[str, dict[str, Any]], limits: Any) -> None:
+        """Run the functions side by side, each for at most its `limits` (seconds), and tell what came."""
         answers: dict[str, Any] = {}
         started = time.monotonic()
         for name, function in functions.items():
             arguments = (name, function, asks[name], answers)
             threading.Thread(target=self.ask, args=arguments, daemon=True).start()
         while len(answers) < len(functions):
-            left = started + seconds - time.monotonic()
+            waits = [limits[name] for name in functions if name not in answers]
+            left = started + max(waits, default=0.0) - time.monotonic()
             if self.closed:
                 return  # nobody is there to hear
             if left <= 0:
                 break
             self.look(left)
-        late = {"error": f"no answer within {seconds:g} s"}
-        found = {name: answers.get(name, late) for name in functions}
+        late = {name: {"error": f"no answer within {limits[name]:g} s"} for name in functions}
+        found = {name: answers.get(name, late[name]) for name in functions}
         self.say(m="answers", answers=found, heard=self.heard)
 
     def main(self) -> None:
@@ -200,18 +204,24 @@ class _Probe:
                 return
             second = message["op"] == "peers"
             kind = "probe_peers" if second else "probe"
-            functions, asks = {}, {}
+            functions, asks, limits = {}, {}, {}
+            longer = message.get("longer") or {}
             for name in message["families"]:
                 functions[name] = self.families[name][kind]
                 asks[name] = dict(message["ask"])
+                limits[name] = longer.get(name, message["seconds"])
+                if name in longer:
+                    asks[name]["timeout"] = longer[name]
                 if second:
                     asks[name]["peers"] = message["peers"].get(name, {})
-            self.answer(functions, asks, message["seconds"])
+            self.answer(functions, asks, limits)
             if not second and not message["stay"]:
                 return
 
     def end(self) -> None:
         """Clean up, and leave without waiting for threads that hang."""
+        for number in _ENDS:
+            signal.signal(number, signal.SIG_IGN)
 
         def tidy() -> None:
             while _endings:
@@ -226,6 +236,11 @@ class _Probe:
             thread = threading.Thread(target=tidy, daemon=True)
             thread.start()
             thread.join(PARTING)
+
+
+def _leave(number: int, frame: Any) -> None:
+    """A signal ends the probe, and not what it has to remove."""
+    raise SystemExit(1)
 
 
 def _space(name: str, program: Any) -> dict[str, Any]:
@@ -246,6 +261,8 @@ def _space(name: str, program: Any) -> dict[str, Any]:
 def _main(families: dict[str, Any], heard: float) -> None:
     """`families`: name -> what defines `probe`, `probe_peers` or both, as text or compiled. `heard`: when it
     came, by this host's clock."""
+    for number in _ENDS:
+        signal.signal(number, _leave)
     probe = _Probe({name: _space(name, program) for name, program in families.items()}, heard)
     status = 1
     try:

@@ -45,9 +45,10 @@ SYNC = 1 << 26  # bytes written between two syncs
 COMPLETE = "muster-complete.json"
 BUILDING = "muster-building.json"
 TELLING = ("Collecting ", "Downloading ", "Building ", "Installing ", "Fetching ", "Generating ")
+# How the types of file systems begin that several machines may share; the same as in muster/checks/disk.py.
 REMOTE = (
-    "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "9p", "afs", "glusterfs",
-    "fuse.glusterfs", "fuse.sshfs", "fuse.ceph", "fuse.juicefs", "panfs", "wekafs", "virtiofs", "orangefs",
+    "nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "9p", "afs", "gluster", "pvfs2",
+    "orangefs", "panfs", "weka", "virtiofs", "fuse.gluster", "fuse.sshfs", "fuse.ceph", "fuse.juicefs",
 )  # fmt: skip
 
 Step = Generator[bool, None, Any]  # yields whether there is more to do at once
@@ -594,7 +595,7 @@ class Provision:
             "cache": self.cache,
             "home": home,
             "home_file_system": file_system(home),
-            "home_is_remote": file_system(home) in REMOTE,
+            "home_is_remote": file_system(home).startswith(REMOTE),
             "uid": os.getuid(),
         }
 
@@ -867,8 +868,8 @@ class Provision:
         if size > free:
             what = "%s needs %.1f GB, and %.1f GB are free" % (root, size / 1e9, free / 1e9)
             raise Problem(what, "free some space there, or choose another disk")
-        os.makedirs(os.path.dirname(root), exist_ok=True)
-        lock = Lock(os.path.join(os.path.dirname(root), ".muster-%s.lock" % os.path.basename(root)))
+        os.makedirs(root, exist_ok=True)
+        lock = Lock(os.path.join(root, ".muster-tree.lock"))  # what is above may be somebody else's
         yield from lock.take(self.progress)
         receiver = Receiver(root, files, lock)
         try:
@@ -1008,7 +1009,7 @@ class Provision:
         root = os.path.expanduser(env.get("TORCH_EXTENSIONS_DIR") or os.path.join(cache, "torch_extensions"))
         patterns = [os.path.join(glob.escape(root), each) for each in ("*/lock", "*/*/lock")]
         found = [each for pattern in patterns for each in glob.glob(pattern) if os.path.isfile(each)]
-        if not found or file_system(root) in REMOTE:
+        if not found or file_system(root).startswith(REMOTE):
             return {"removed": []}
         held = set()
         for descriptor in glob.glob("/proc/[0-9]*/fd/*"):

@@ -9,6 +9,7 @@ from muster.checks._fabric_links import upper_median
 from muster.checks._judging import About, number
 from muster.checks.base import Context, Finding, Level
 from muster.core.fabric_result import Fabric, Matmul
+from muster.core.peaks import stated_peak
 
 _MATMUL = "fabric.matmul"
 
@@ -65,12 +66,18 @@ def _judged(
         problem = "a device is much slower than its peers"
         evidence = f"{words}, {100 * ratio:.0f} % of the median of the same devices"
         return about.at(level, problem, evidence, remedy or "top: what else runs there? the CPU governor")
-    weak = [each for each in own if each.peak and each.sustained < of_peak * each.peak]
+    weak = [each for each in own if each.peak and each.sustained < of_peak * each.peak and not _capped(each)]
     if weak:
         share = 100 * weak[0].sustained / (weak[0].peak or 1)
         evidence = f"{_words(weak[0])}, {share:.0f} % of the stated peak ({weak[0].peak_source})"
         return about.warn("a device stays far below its stated peak", evidence, remedy)
     return about.passed(words)
+
+
+def _capped(each: Matmul) -> bool:
+    """Whether its power limit keeps a sound device of this kind far below its peak."""
+    peak = stated_peak(each.device, each.precision)
+    return peak is not None and peak.power_capped
 
 
 def _words(each: Matmul) -> str:

@@ -26,6 +26,7 @@ class Family:
     asks: bool  # has a probe for the first round
     meets: bool  # has one for the second
     judge_group: Callable[[Mapping[str, Any], Context], list[Finding]] | None = None
+    seconds: float | None = None  # for its first probe; None: as long as any
 
 
 def families() -> tuple[Family, ...]:
@@ -48,6 +49,7 @@ def family_of(name: str, module: ModuleType) -> Family:
         asks=probes[0] is not None,
         meets=probes[1] is not None,
         judge_group=getattr(module, "judge_group", None),
+        seconds=getattr(module, "SECONDS", None),
     )
 
 

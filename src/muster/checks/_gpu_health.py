@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ Judge = Callable[[About, Mapping[str, Any]], Finding]
 # Xid events that mean broken hardware (NVIDIA's catalogue of Xid errors; the health gates of A100 clusters),
 # with uncontained memory errors (95, 140) and a GPU system processor that does not answer (119, 120).
 _FATAL = [48, 56, 57, 58, 62, 63, 64, 65, 68, 69, 73, 74, 79, 80, 81, 92, 95, 119, 120, 140]
+# Cards that a bridge links in pairs, or not at all; the others are linked by their board.
+_BRIDGED = re.compile(r"GeForce|RTX|Quadro|TITAN|PCIe|NVL\b|\bA[34]0\b", re.IGNORECASE)
 _RESET = "sudo nvidia-smi --gpu-reset -i GPU when no job runs, or sudo reboot; leave the host out until then"
 
 CHECKS = (
@@ -58,7 +61,8 @@ CHECKS = (
     ),
     Check(
         "gpu.nvlink",
-        "Active NVLinks of every GPU: as many as its neighbours' and most hosts'; links: at least so many.",
+        "Active NVLinks of every GPU: as many as those of the same model here and on most hosts; links: at "
+        "least so many. Where bridges link cards, a difference only warns.",
         "NCCL falls back to PCIe for the host, or does not start at all.",
         {"links": 0},
     ),
@@ -69,12 +73,13 @@ def judges(answers: Answers, context: Context) -> dict[str, Judge]:
     """Check -> what judges a host that has GPUs."""
     able = [answer for answer in answers.values() if answer.get("gpus")]
     gpus = [gpu for answer in able for gpu in answer["gpus"]]
-    links = majority([_active(gpu) for gpu in gpus if gpu.get("links") is not None])
     usual: dict[tuple[str, str], Any] = {}
     for name in {str(gpu.get("name")) for gpu in gpus}:
         for key in ("max_sm", "power_limit"):
             values = [gpu[key] for gpu in gpus if gpu.get("name") == name and gpu.get(key)]
             usual[name, key] = majority(values)
+        linked = [gpu for gpu in gpus if gpu.get("name") == name and gpu.get("links") is not None]
+        usual[name, "links"] = majority([_active(gpu) for gpu in linked])
     return {
         "gpu.ecc": lambda at, a: _ecc(at, a, context),
         "gpu.memory_repair": lambda at, a: _repair(at, a),
@@ -83,7 +88,7 @@ def judges(answers: Answers, context: Context) -> dict[str, Judge]:
         "gpu.clocks": lambda at, a: _clocks(at, a, usual),
         "gpu.pcie": lambda at, a: _pcie(at, a, context),
         "gpu.temperature": lambda at, a: _temperature(at, a, context),
-        "gpu.nvlink": lambda at, a: _nvlink(at, a, context, links),
+        "gpu.nvlink": lambda at, a: _nvlink(at, a, context, usual),
     }
 
 
@@ -248,25 +253,38 @@ def _active(gpu: Mapping[str, Any]) -> int:
     return len([speed for speed in gpu["links"] if speed > 0])
 
 
-def _nvlink(about: About, answer: Mapping[str, Any], context: Context, usual: int | None) -> Finding:
+def _nvlink(
+    about: About, answer: Mapping[str, Any], context: Context, usual: Mapping[tuple[str, str], Any]
+) -> Finding:
     wanted = int(context.expect(about.check, "links"))
     stuck = _those(
         answer, lambda gpu: "in progress" if str(gpu.get("fabric")).lower() == "in progress" else None
     )
     if stuck and len(answer["gpus"]) > 1:
         return about.fail("the NVLink fabric is not up", stuck, "sudo systemctl restart nvidia-fabricmanager")
-    counts = {gpu["bus"]: _active(gpu) for gpu in answer["gpus"] if gpu.get("links")}
-    if not any(counts.values()) and not wanted and not usual:
+    most: dict[str, int] = {}
+    for gpu in answer["gpus"]:
+        name = str(gpu.get("name"))
+        here = _active(gpu) if gpu.get("links") else 0
+        most[name] = max(most.get(name, 0), wanted, usual.get((name, "links")) or 0, here)
+    if not any(most.values()):
         return about.not_applicable("no NVLink")
-    most = max([wanted, usual or 0, *counts.values()])
-    low = _those(
-        answer,
-        lambda gpu: f"{counts.get(gpu['bus'], 0)} active" if counts.get(gpu["bus"], 0) < most else None,
-    )
-    if low:
-        return about.fail(
-            "a GPU has fewer active NVLinks than it ought to",
-            f"{low}; {most} expected",
-            "nvidia-smi nvlink --status; sudo systemctl restart nvidia-fabricmanager; sudo reboot",
+
+    def low(gpu: Mapping[str, Any], bound: int) -> str | None:
+        active = _active(gpu) if gpu.get("links") else 0
+        return f"{active} active, {bound} expected" if active < bound else None
+
+    def ought(gpu: Mapping[str, Any]) -> int:
+        name = str(gpu.get("name"))
+        return wanted if _BRIDGED.search(name) else most[name]
+
+    remedy = "nvidia-smi nvlink --status; sudo systemctl restart nvidia-fabricmanager; sudo reboot"
+    bad = _those(answer, lambda gpu: low(gpu, ought(gpu)))
+    if bad:
+        return about.fail("a GPU has fewer active NVLinks than it ought to", bad, remedy)
+    odd = _those(answer, lambda gpu: low(gpu, most[str(gpu.get("name"))]))
+    if odd:
+        return about.warn(
+            "not all GPUs have NVLink bridges", odd, "nvidia-smi topo -m; nvidia-smi nvlink --status"
         )
-    return about.passed(f"{most} links each")
+    return about.passed(f"{max(most.values())} links each")

@@ -28,8 +28,8 @@ _NEEDS = {"fp16": (7, 0), "bf16": (8, 0)}  # as the planner has it: native bf16,
 CHECKS = (
     Check(
         "gpu.count",
-        "GPUs that the driver has, against the slots, the PCI bus, the profile (count; 0: not asked) and the "
-        "other hosts.",
+        "GPUs that the driver has, against the slots, the PCI bus, the profile (count; 0: not asked) and, "
+        "where no slots are given, the other hosts.",
         "A rank without a GPU fails at its first tensor; two ranks on one GPU run out of memory.",
         {"count": 0},
     ),
@@ -73,13 +73,15 @@ CHECKS = (
 
 
 def expected(answers: Answers, context: Context) -> bool:
-    """Whether hosts ought to have GPUs: as asked, else where any of them has one."""
+    """Whether hosts ought to have GPUs: as asked, else where any of them has one, be it on the PCI bus
+    alone."""
     if context.gpus_expected is not None:
         return context.gpus_expected
     if (context.recipe.get("launch") or {}).get("device") == "cpu":
         return False
     return any(
-        answer.get("gpus") or (answer.get("smi") and answer.get("trouble")) for answer in answers.values()
+        answer.get("gpus") or answer.get("pci") or (answer.get("smi") and answer.get("trouble"))
+        for answer in answers.values()
     )
 
 
@@ -155,7 +157,7 @@ def _count(about: About, answer: Mapping[str, Any], context: Context, usual: int
         return about.fail(
             "fewer GPUs than slots", f"{seen}, {slots} slots", f"slots={usable}, or nvidia-smi -L"
         )
-    if usual is not None and have < usual and not wanted:
+    if usual is not None and have < usual and not wanted and not slots:
         return about.fail(
             "fewer GPUs than most hosts",
             f"{seen}, {usual} on most hosts",

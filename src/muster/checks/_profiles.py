@@ -120,18 +120,24 @@ def _fitting(check: Check, key: str, value: Any, where: str) -> Any:
     default = check.expects[key]
     if isinstance(default, bool):
         fits, kind = isinstance(value, bool), "true or false"
-    elif isinstance(default, int | float):
+    elif default is None and value is None:
+        return value
+    elif default is None or isinstance(default, int | float):
         if isinstance(value, str):
             value = parse_bytes(value)
-        fits, kind = isinstance(value, int | float) and not isinstance(value, bool), "a number"
+        fits, kind = _number(value), "a number"
     elif isinstance(default, str):
         fits, kind = isinstance(value, str), "a text"
-    elif default is None:
-        fits, kind = value is None or isinstance(value, str | int | float), "a text or a number"
     elif isinstance(default, Mapping):
         fits, kind = isinstance(value, Mapping), "a mapping"
     else:
-        fits, kind = isinstance(value, list), "a list"
+        numbers = bool(default) and all(_number(each) for each in default)
+        fits, kind = isinstance(value, list), "a list of numbers" if numbers else "a list"
+        fits = fits and all(_number(each) == numbers for each in value)
     if not fits:
         raise UsageError(f"must be {kind}", where=f"{where}.{key}", hint=f"the default is {default!r}")
     return value
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

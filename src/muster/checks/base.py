@@ -6,6 +6,8 @@
                                               optional
     judge(answers, peers, context)            pure: what the hosts said -> one Finding per host and check;
                                               without a probe each host's answer is empty
+    SECONDS: float                            for the first round's probe, where the usual time (15) is too
+                                              short; optional
     judge_group(data, context)                pure, optional: the same for what real ranks on the hosts
                                               measured (core.fabric_result.Fabric as plain data)
 
@@ -31,8 +33,9 @@ what muster.agent.probe ships with it, by these names:
     python           the ranks' interpreter where the recipe names one, else None
     controller_python  taken where `python` is None and this file is there; else it is the probe's own
     packages         names of the packages whose versions are asked for
-    folders          where checkpoints, caches and temporary files go; `~` is not expanded yet
-    timeout          seconds that all probes of the round have
+    folders          {name: path}: where checkpoints, caches and temporary files go, by the variable that
+                     moves them (HF_HOME, TMPDIR ...), `work` or `here`; `~` is not expanded yet
+    timeout          seconds that the family's probe has
     port             the recipe's rendezvous port, or None
     peers            second round: label -> the family's own first answer, of all hosts that stayed
 """

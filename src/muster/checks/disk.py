@@ -13,20 +13,11 @@ from muster.core.units import format_bytes
 
 # Weights, and Adam's two moments and fp32 master weights where they are apart: as the planner counts them.
 _CHECKPOINT_BYTES = 16
+# How the types of file systems begin that several machines may share; the same as in muster/agent/provision.py.
 _NETWORK = (
-    "nfs",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "ceph",
-    "cifs",
-    "smb3",
-    "9p",
-    "afs",
-    "gluster",
-    "pvfs2",
-    "weka",
-)
+    "nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "9p", "afs", "gluster", "pvfs2",
+    "orangefs", "panfs", "weka", "virtiofs", "fuse.gluster", "fuse.sshfs", "fuse.ceph", "fuse.juicefs",
+)  # fmt: skip
 _KERNEL_VARIABLES = ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 
 CHECKS = (
@@ -62,11 +53,14 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     import os
 
     home = os.path.expanduser("~")
-    given = ask.get("folders") or []
-    wanted = [(path, "data") for path in (given.values() if isinstance(given, dict) else given)]
-    wanted.append((os.environ.get("TMPDIR") or "/tmp", "temporary"))
-    wanted.append((os.environ.get("TRITON_CACHE_DIR") or home + "/.triton/cache", "kernels"))
-    wanted.append((os.environ.get("TORCH_EXTENSIONS_DIR") or home + "/.cache/torch_extensions", "kernels"))
+    given = dict(ask.get("folders") or {})
+    special = (
+        ("TMPDIR", "/tmp", "temporary"),
+        ("TRITON_CACHE_DIR", home + "/.triton/cache", "kernels"),
+        ("TORCH_EXTENSIONS_DIR", home + "/.cache/torch_extensions", "kernels"),
+    )
+    moved = [(given.pop(name, None) or os.environ.get(name) or usual, use) for name, usual, use in special]
+    wanted = [*((path, "data") for path in given.values()), *moved]
     mounts = {}
     for line in (text("/proc/self/mounts") or "").splitlines():
         words = line.split()

@@ -88,7 +88,7 @@ def probe_peers(ask: Mapping[str, Any]) -> dict[str, Any]:
     def dial(label: str) -> None:
         peer = peers[label]
         named = (ask.get("hosts") or {}).get(label, "").rpartition("@")[2].strip("[]")
-        wrong = "no address"
+        wrong = []
         deadline = time.monotonic() + limit
         # The address that the connection used comes first; each one has its share of the time that is left.
         candidates = [
@@ -103,11 +103,11 @@ def probe_peers(ask: Mapping[str, Any]) -> dict[str, Any]:
                 if said == [ask["token"], label]:
                     results[label] = None
                     return
-                wrong = "somebody else answers at " + address
+                wrong.append("somebody else answers at " + address)
             except (OSError, UnicodeError) as error:
                 words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                wrong = "%s: %s" % (address, words)
-        results[label] = wrong
+                wrong.append("%s: %s" % (address, words))
+        results[label] = "; ".join(wrong) or "no address"
 
     threads = [threading.Thread(target=dial, args=(label,), daemon=True) for label in targets]
     for thread in threads:

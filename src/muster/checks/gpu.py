@@ -11,6 +11,9 @@ from muster.checks._gpu_kind import expected
 from muster.checks._judging import About, each
 from muster.checks.base import Answers, Check, Context, Finding
 
+# Without persistence mode nvidia-smi starts the driver anew: 1 to 3 s for each GPU.
+SECONDS = 50.0
+
 CHECKS = (
     Check(
         "gpu.driver",
@@ -73,7 +76,7 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         log = held.raw[:count].decode("utf-8", "replace") if count > 0 else ""
         if count < 0:
             code, log, _ = run(
-                ["journalctl", "-k", "-b", "-q", "-o", "cat", "--no-pager", "-n", "20000"], limit
+                ["journalctl", "-k", "-b", "-q", "-o", "cat", "--no-pager", "-n", "20000"], min(limit, 10.0)
             )
             if code != 0 or not log.strip():
                 return
@@ -219,11 +222,16 @@ def _driver(about: About, answer: Mapping[str, Any], answers: Answers, context: 
     if not answer.get("smi"):
         seen = f"{answer.get('pci') or 'no'} NVIDIA GPUs on the PCI bus"
         return about.fail(
-            "there is no NVIDIA driver (nvidia-smi)", seen, "sudo apt-get install nvidia-driver-VERSION"
+            "there is no NVIDIA driver (nvidia-smi)",
+            seen,
+            "sudo apt-get install nvidia-driver-VERSION, docker run --gpus all, or --expect-gpus none",
         )
     if answer.get("hangs"):
         return about.fail(
-            "the GPU driver hangs", str(answer["trouble"]), "sudo reboot; leave the host out until then"
+            "nvidia-smi does not answer in time: the GPU driver hangs, or is loaded anew for each call (no "
+            "persistence mode)",
+            str(answer["trouble"]),
+            "sudo nvidia-smi -pm 1; if that hangs, too: sudo reboot, and leave the host out until then",
         )
     if answer.get("trouble"):
         return about.fail(

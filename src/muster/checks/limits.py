@@ -35,7 +35,7 @@ CHECKS = (
     ),
     Check(
         "limits.locked_memory",
-        "Locked memory (ulimit -l), where there is InfiniBand.",
+        "Locked memory (ulimit -l), where there are GPUs and InfiniBand.",
         "InfiniBand locks the memory that it moves: NCCL fails with 'Cannot allocate memory'. A limit below "
         "fail_below bytes fails, any other finite one warns.",
         {"fail_below": 1 << 30},
@@ -222,6 +222,9 @@ def _locked(about: About, answer: Mapping[str, Any], context: Context) -> Findin
         return about.not_applicable("no InfiniBand, which alone needs locked memory")
     if str(env.get("NCCL_IB_DISABLE", "0")) == "1":
         return about.not_applicable("the recipe switches InfiniBand off")
+    device = (context.recipe.get("launch") or {}).get("device")
+    if not answer.get("gpus") or device == "cpu" or context.gpus_expected is False:
+        return about.not_applicable("no GPUs, whose NCCL alone uses InfiniBand")
     pair = answer.get("locked_memory")
     if not pair:
         return about.unknown("the limit of locked memory could not be read")

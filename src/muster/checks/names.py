@@ -165,24 +165,31 @@ def _views(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
         return each(check, answers, lambda at, a: at.not_applicable("one host has no peers"))
     views = {host: answer.get("views") or {} for host, answer in peers.items()}
     usual: dict[str, Any] = {}
+    apart: set[str] = set()  # names of which two views share nothing
     for target in {target for view in views.values() for target in view}:
         # A host's view of itself does not count: loopback is usual there.
         seen = [tuple(view[target]) for host, view in views.items() if host != target and view.get(target)]
         if seen:
             usual[target] = majority(seen) or ()
+            if any(not set(one) & set(other) for one in seen for other in seen):
+                apart.add(target)
     return each(
-        check, answers, lambda at, a: _view(at, peers[at.host], usual) if at.host in peers else absent(at, a)
+        check,
+        answers,
+        lambda at, a: _view(at, peers[at.host], usual, apart) if at.host in peers else absent(at, a),
     )
 
 
-def _view(about: About, answer: Mapping[str, Any], usual: Mapping[str, tuple[str, ...]]) -> Finding:
+def _view(
+    about: About, answer: Mapping[str, Any], usual: Mapping[str, tuple[str, ...]], apart: set[str]
+) -> Finding:
     views = {target: view for target, view in (answer.get("views") or {}).items() if target != about.host}
     if not answer.get("views") and not answer.get("slow"):
         return about.not_applicable("the hosts are given by address")
     lost = [target for target, view in views.items() if target in usual and not view]
     if lost:
         return about.warn("names of peers are unknown here", fold_hosts(lost), _HOSTS_FILE)
-    odd = [t for t, view in views.items() if t in usual and tuple(view) != usual[t]]
+    odd = [t for t, view in views.items() if t in apart and not set(view) & set(usual[t])]
     if odd:
         words = f"{odd[0]} is {', '.join(views[odd[0]])} here"
         if usual[odd[0]]:

@@ -23,32 +23,50 @@ CHECKS = (
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave an empty file in each folder that exists; it goes when the probe does."""
+    """Leave an empty file in each folder that exists; it goes when the probe does. Hosts that leave before
+    the second round leave none: the others would count it or not, as it happens."""
     import os
+    import time
 
-    given = ask.get("folders") or []
+    if ask["host"] not in (ask.get("hosts") or {}):
+        return {"wrote": {}, "stays": False}
+    own = ("TMPDIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")  # these need not be shared
     wrote: dict[str, Any] = {}
     files: list[str] = []
-    for path in given.values() if isinstance(given, dict) else given:
+
+    def remove() -> None:
+        for file in files:
+            try:
+                os.unlink(file)
+            except OSError:
+                pass
+
+    def sweep(folder: str) -> None:
+        """Remove what a probe has left that was killed a day ago or before."""
+        for name in os.listdir(folder):
+            file = os.path.join(folder, name)
+            if name.startswith(".muster-check-") and time.time() - os.lstat(file).st_mtime > 86400:
+                os.unlink(file)
+
+    at_end(remove)
+    for path in [path for name, path in (ask.get("folders") or {}).items() if name not in own]:
         folder = os.path.abspath(os.path.expanduser(path or "~"))
         while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
             folder = os.path.dirname(folder)
         if folder in wrote or folder == "/":
             continue
         file = os.path.join(folder, ".muster-check-%s-%s" % (ask["token"], ask["host"]))
+        files.append(file)
         try:
             os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             wrote[folder] = True
-            files.append(file)
         except OSError as error:
             wrote[folder] = error.strerror or "cannot be written"
-
-    def remove() -> None:
-        for file in files:
-            os.unlink(file)
-
-    at_end(remove)
-    return {"wrote": wrote, "stays": ask["host"] in (ask.get("hosts") or {})}
+        try:
+            sweep(folder)
+        except OSError:
+            pass
+    return {"wrote": wrote, "stays": True}
 
 
 def probe_peers(ask: Mapping[str, Any]) -> dict[str, Any]:

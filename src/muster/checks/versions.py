@@ -10,10 +10,13 @@ from muster.checks._judging import NO_MAJORITY, About, Differ, differing, each, 
 from muster.checks._toolchain import CHECKS as TOOLCHAIN
 from muster.checks._toolchain import judge_toolchain
 from muster.checks.base import Answers, Check, Context, Finding, Level
+from muster.core.hostlist import fold_hosts
 
 # What ranks' messages, checkpoints and numbers depend on: a difference breaks a job, or spoils it.
 _MUST = ("torch", "deepspeed", "transformers", "accelerate")
-_MAY = (
+# What hosts are asked for.
+PACKAGES = (
+    *_MUST,
     "numpy",
     "datasets",
     "tokenizers",
@@ -148,18 +151,7 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     if answer["driver"] is None:
         told = re.search(r"Module(?: for \S+)? +(\d+\.[\d.]+)", text("/proc/driver/nvidia/version") or "")
         answer["driver"] = told.group(1) if told else None
-    keep = {
-        "torch",
-        "deepspeed",
-        "transformers",
-        "accelerate",
-        "numpy",
-        "datasets",
-        "tokenizers",
-        "peft",
-        "trl",
-    }
-    keep.update(["safetensors", "sentencepiece", "triton", "pydantic", *(ask.get("packages") or [])])
+    keep = set(ask.get("packages") or [])
     answer["packages"] = {key: value for key, value in answer["packages"].items() if key in keep}
     return answer
 
@@ -213,11 +205,18 @@ def _python(answers: Answers, context: Context) -> list[Finding]:
 
 def _package(check: str, name: str, values: Mapping[str, str | None], context: Context) -> list[Finding]:
     """A package that all must have in one version. Missing everywhere is no difference."""
-    if any(value is not None for value in values.values()):
-        return differing(
-            check, values, Differ(f"another version of {name} than most hosts", Level.FAIL, _SAME)
-        )
-    if name in _wanted(context):
+    differ = Differ(f"another version of {name} than most hosts", Level.FAIL, _SAME)
+    have = {host: value for host, value in values.items() if value is not None}
+    if have and name in _needed(context):
+        return differing(check, values, differ)
+    if have:
+        evidence = f"{fold_hosts(have)} {'has' if len(have) == 1 else 'have'} it"
+        return differing(check, have, differ) + [
+            About(check, host).warn(f"{name} is installed on other hosts only", evidence, _SAME)
+            for host in values
+            if host not in have
+        ]
+    if context.recipe and name in _needed(context):
         evidence = f"no {name} for the ranks' interpreter"
         return [
             About(check, host).warn("what the recipe needs is not installed", evidence, _SAME)
@@ -226,10 +225,8 @@ def _package(check: str, name: str, values: Mapping[str, str | None], context: C
     return [About(check, host).not_applicable("installed on no host") for host in values]
 
 
-def _wanted(context: Context) -> tuple[str, ...]:
-    """What a recipe's ranks import."""
-    if not context.recipe:
-        return ()
+def _needed(context: Context) -> tuple[str, ...]:
+    """What a recipe's ranks import; without a recipe, what those of any do."""
     name = (context.recipe.get("engine") or {}).get("name")
     return _MUST if name == "deepspeed" else tuple(each for each in _MUST if each != "deepspeed")
 

@@ -112,12 +112,16 @@ def _conclude(gathered: Gathered, outputs: list[Path], json: bool, console: Cons
 
 def _remarks(gathered: Gathered) -> list[str]:
     """The summary, one line for each thing worth knowing."""
+    from muster.core.hostlist import fold_hosts
+
     slots = sum(member.slots for member in gathered.members)
     lines = [f"{len(gathered.members)} of {gathered.wanted} machines, {slots} slots"]
     lines += [f"not usable: {name}: {why}" for name, why in gathered.unusable.items()]
     if gathered.turned_away:
         counts = ", ".join(f"{reason} {count}" for reason, count in sorted(gathered.turned_away.items()))
         lines.append(f"turned away: {counts}")
+    if gathered.unheard:
+        lines.append(f"may not know that it is in, for its connection broke: {fold_hosts(gathered.unheard)}")
     unproven = [member.name for member in gathered.members if not member.verified]
     if unproven:
         lines.append(

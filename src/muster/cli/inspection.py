@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from muster.cli.output import out_console, print_json
+from muster.core.hostlist import fold_hosts
 from muster.core.inspection import Inspection, Trouble
 from muster.core.units import format_seconds
 
@@ -76,7 +77,25 @@ def print_inspection(found: Inspection) -> None:
     ranks = f"; slots for {found.world_size} ranks" if found.world_size else ""
     hosts = "host" if len(found.hosts) == 1 else "hosts"
     seconds = format_seconds(found.seconds)
+    alone = _ungrouped(found)
+    if alone:
+        where = "everywhere" if len(alone) == len(found.hosts) else f"on {escape(fold_hosts(alone))}"
+        console.print(
+            f"[dim]torch is not installed for the ranks {where}: no group checks there; "
+            "muster prepare installs it[/dim]"
+        )
     console.print(f"{len(found.hosts)} {hosts}: {', '.join(parts)}{ranks} ({seconds})")
+
+
+def _ungrouped(found: Inspection) -> list[str]:
+    """Hosts that were left out of the group checks for want of torch."""
+    from muster.stages.group import GROUPED, NO_TORCH
+
+    return [
+        host.host
+        for host in found.hosts
+        if any(each.check == GROUPED.name and each.problem == NO_TORCH for each in host.checks)
+    ]
 
 
 def _print_trouble(console: Console, trouble: Trouble) -> None:

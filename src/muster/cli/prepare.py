@@ -53,7 +53,7 @@ def prepare(
         bool, typer.Option("--no-env", help="The hosts have an environment: compare it, build none.")
     ] = False,
     no_warm: Annotated[bool, typer.Option("--no-warm", help="Leave out the one-step job.")] = False,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds that each host gets for all of it.")] = 7200,
+    timeout: Annotated[float, typer.Option(help="Seconds that each host gets for all of it.")] = 7200,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done.")] = False,
     json: Json = False,
 ) -> int:
@@ -63,6 +63,7 @@ def prepare(
     Run it again after an interruption or for new hosts: what is done is not done again.
     """
     from muster.core.errors import UsageError
+    from muster.core.units import check_seconds
     from muster.stages.prepare import prepare as read
     from muster.stages.provision_plan import Options, make_plan, plan_as_dict, plan_text
 
@@ -73,6 +74,7 @@ def prepare(
     ):
         if clash:
             raise UsageError(f"{names} do not go together", hint="muster prepare --help")
+    check_seconds(timeout, "--timeout")
     prepared = read(recipe, hosts, overrides or [])
     options = Options(
         wheels=wheels,

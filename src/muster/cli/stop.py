@@ -18,20 +18,16 @@ def stop(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
     from muster.store.runfolder import find_run
 
     folder = find_run(run, root)
-    result = run_stop(folder)
-    cancelled = folder.state() == "cancelled"
+    stopped = run_stop(folder)
+    result, cancelled = stopped.result, stopped.cancelled
+    ended = result is not None or cancelled
+    status = "cancelled" if cancelled else result.status if result else None
     if json:
-        print_json(
-            {
-                "id": folder.id,
-                "stopped": result is not None or cancelled,
-                "status": "cancelled" if cancelled else result.status if result else None,
-            }
-        )
+        print_json({"id": folder.id, "stopped": ended, "status": status})
     elif cancelled:
-        print(f"{folder.id}: cancelled before it began")
+        print(f"{folder.id}: cancelled while it waited for Slurm")
     elif result is None:
         err_console().print("asked; the controller has not answered yet")
     else:
         print(f"{folder.id}: {result.status} at step {result.steps}")
-    return 0 if result is not None or cancelled else 1
+    return 0 if ended else 1

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
+
+from muster.core.errors import UsageError
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGTP])(i)?)?B?", re.IGNORECASE)
@@ -59,3 +62,10 @@ def format_count(count: float | None) -> str:
         if abs(count) >= least:
             return f"{count / scale:.1f}{suffix}"
     return f"{count:g}" if count == int(count) else f"{count:.2f}"
+
+
+def check_seconds(seconds: float, where: str) -> float:
+    """The same seconds. Raises UsageError unless they are finite and above zero."""
+    if not 0 < seconds < math.inf:  # NaN is neither
+        raise UsageError(f"must be a finite number of seconds above 0, not {seconds:g}", where=where)
+    return seconds

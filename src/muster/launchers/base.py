@@ -48,6 +48,7 @@ def line(s):
     return got.strip()
 def dial(address, port):
     s = socket.create_connection((address, port), 5)
+    s.settimeout(float(patience))  # a controller that starts a thousand is busy
     try:
         word, _, theirs = line(s).partition(b" ")
         if word != b"muster1":
@@ -60,14 +61,14 @@ def dial(address, port):
             raise SystemExit("muster: the controller refused: " + reply.decode("utf-8", "replace"))
         if not hmac.compare_digest(answer, proof(b"server", mine, reply)):
             raise OSError("not our controller")
-        s.settimeout(None)
+        s.settimeout(None)  # from here on the agent waits as long as it wants
         s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return s
     except BaseException:
         s.close()
         raise
 addresses, _, port = home.rpartition(":")
-end = time.time() + float(patience)
+end = time.monotonic() + float(patience)
 found = None
 while not found:
     why = ""
@@ -77,7 +78,7 @@ while not found:
             break
         except (OSError, ValueError) as error:
             why += " %s: %s;" % (address, error)
-    if not found and time.time() > end:
+    if not found and time.monotonic() > end:
         raise SystemExit("muster: the controller cannot be reached from here:" + why)
     if not found:
         time.sleep(0.5)

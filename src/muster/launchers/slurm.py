@@ -19,6 +19,12 @@ DIALS = True
 
 TICKET = "MUSTER_TICKET"  # tells a batch job's muster that the run folder was made for it
 
+# What the allocation was asked for per task is not for the one task that starts a node's ranks (srun(1)).
+_PER_TASK = (
+    "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_EXACT",
+    "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_DISTRIBUTION",
+)  # fmt: skip
+_SRUN = ["env", *(word for name in _PER_TASK for word in ("-u", name)), "srun"]
 # One task per node, with everything that the job has there; what ends it is ours to decide.
 _STEP = [
     "--ntasks-per-node=1",
@@ -34,7 +40,7 @@ _STEP = [
 
 def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
     """A step with that one task; its input is srun's."""
-    return ["srun", "--nodes=1", "--ntasks=1", *_STEP, f"--nodelist={place.host}", *launch.options, *argv]
+    return [*_SRUN, "--nodes=1", "--ntasks=1", *_STEP, f"--nodelist={place.host}", *launch.options, *argv]
 
 
 def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: Home | None) -> list[Request]:
@@ -42,7 +48,7 @@ def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: H
     assert home is not None
     agent = dialling_argv(interpreter(launch), job_id, "$SLURMD_NODENAME", home, launch, told=False)
     argv = [
-        "srun",
+        *_SRUN,
         f"--nodes={len(places)}",
         f"--ntasks={len(places)}",
         *_STEP,
@@ -77,7 +83,6 @@ def batch_script(ask: SlurmAsk, launch: Launch, batch: Batch) -> str:
     wanted = {
         "job-name": f"muster-{re.sub(r'[^A-Za-z0-9_.-]', '_', batch.name)}",
         "nodes": str(ask.nodes),
-        "ntasks-per-node": "1",
         "partition": ask.partition or slurm.partition,
         "time": str(slurm.minutes) if slurm.minutes else None,
         "gres": slurm.gres,
@@ -88,7 +93,7 @@ def batch_script(ask: SlurmAsk, launch: Launch, batch: Batch) -> str:
         "open-mode": "append",
         "signal": f"B:TERM@{slurm.grace}",
     }
-    flags = ["exclusive"] if slurm.whole_nodes else []
+    flags = ["exclusive", "mem=0"] if slurm.whole_nodes else []  # all CPUs, and all memory
     flags.append("requeue" if slurm.requeue else "no-requeue")
     lines = [f"#SBATCH --{key}={value}" for key, value in wanted.items() if value]
     lines += [f"#SBATCH --{flag}" for flag in flags]
@@ -113,7 +118,7 @@ def batch_script(ask: SlurmAsk, launch: Launch, batch: Batch) -> str:
 
 def _path(text: str) -> str:
     """A file name as a #SBATCH line takes it."""
-    if re.search(r"[\s\"'\\]", text):
+    if re.search(r"[\s\"'\\#]", text):
         raise RecipeError(
             "has a character that an #SBATCH line cannot hold", where=text, hint="another --output or --runs"
         )

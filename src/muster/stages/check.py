@@ -13,6 +13,8 @@ from typing import Any
 from muster.checks._families import Family, checks_of, families
 from muster.checks._profiles import Profile, load_profile
 from muster.checks.base import Check, Context, Finding, Level
+from muster.checks.versions import PACKAGES
+from muster.core.errors import JobError
 from muster.core.inspection import Inspection
 from muster.core.inventory import Host, Inventory, inventory_document
 from muster.core.job import Placement
@@ -28,17 +30,6 @@ from muster.supervise.questions import Answered, Patience, Questions
 from muster.supervise.survey import Progress, sample, starter, survey
 from muster.supervise.unreachable import Unreached
 
-PACKAGES = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "deepspeed",
-    "datasets",
-    "peft",
-    "pydantic",
-    "tokenizers",
-    "numpy",
-)
 PROBING = 15.0  # seconds that all probes of a round have together
 
 
@@ -98,10 +89,16 @@ def check(
 
 
 def save_inventory(found: Inspection, path: Path) -> int:
-    """Write the hosts that a job can run on, for `--hosts`. -> their number; 0: nothing was written."""
+    """Write the hosts that a job can run on, for `--hosts`. -> their number; 0: nothing was written.
+
+    Raises JobError where the file cannot be written.
+    """
     hosts = [Host(host.name, host.slots) for host in found.usable]
     if hosts:
-        write_json(path, inventory_document(hosts, found.launcher, found.ssh_config))
+        try:
+            write_json(path, inventory_document(hosts, found.launcher, found.ssh_config))
+        except OSError as error:
+            raise JobError(f"cannot be written: {error.strerror}", where=str(path)) from None
     return len(hosts)
 
 
@@ -135,6 +132,7 @@ def _ask(
         second=tuple(family.name for family in known if family.meets),
         ask=_asker(job),
         interpreter=interpreter,
+        longer={family.name: family.seconds for family in known if family.seconds is not None},
     )
     patience = Patience(connect=launch.connect_timeout, probe=PROBING, fanout=launch.fanout)
     start = starter(job.launcher, launch, shell, interpreter)
@@ -145,7 +143,6 @@ def _asker(job: Prepared) -> Callable[[Placement], dict[str, Any]]:
     """What every probe is told; see muster.checks.base."""
     hosts = {host.label: host for host in job.inventory.hosts}
     launch = job.recipe.launch
-    folders = [launch.workdir or "~/.cache/muster", "~/.cache/huggingface"]
     common = {
         "hosts": {label: hosts[label].address for label in sample(list(hosts))},
         "world_size": _world_size(job.inventory.hosts),
@@ -155,7 +152,7 @@ def _asker(job: Prepared) -> Callable[[Placement], dict[str, Any]]:
         "python": launch.python,
         "controller_python": sys.executable,
         "packages": list(PACKAGES),
-        "folders": [*folders, str(Path.cwd())] if job.launcher.ONE_MACHINE else folders,
+        "folders": _folders(job),
         "timeout": PROBING,
         "port": launch.port,
     }
@@ -164,6 +161,19 @@ def _asker(job: Prepared) -> Callable[[Placement], dict[str, Any]]:
         return {**common, "host": place.host, "address": place.address, "slots": hosts[place.host].slots}
 
     return ask
+
+
+def _folders(job: Prepared) -> dict[str, str]:
+    """What the ranks write to, by the variable that moves it where there is one. What is not set here, the
+    host's own environment decides."""
+    folders = {
+        "work": job.recipe.launch.workdir or "~/.cache/muster",
+        "HF_HOME": "~/.cache/huggingface",
+    }
+    if job.launcher.ONE_MACHINE:
+        folders["here"] = str(Path.cwd())
+    names = ("HF_HOME", "TMPDIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
+    return folders | {name: job.env[name] for name in names if job.env.get(name)}
 
 
 def _context(

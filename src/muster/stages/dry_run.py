@@ -14,7 +14,6 @@ from muster.stages.orders import orders
 from muster.stages.prepare import Prepared
 
 FREE_PORT = "<a free port of the first host>"
-HOME = Home(("<this machine>",), "<a free port>", "<a one-time secret>")
 
 
 def dry_run(prepared: Prepared) -> dict[str, Any]:
@@ -38,6 +37,8 @@ def dry_run(prepared: Prepared) -> dict[str, Any]:
     address = recipe.launch.address or ("127.0.0.1" if prepared.launcher.ONE_MACHINE else first.host)
     port = recipe.launch.port or FREE_PORT
     told = orders(job, recipe, decided, prepared.env, address=address, port=port)
+    addresses = (recipe.launch.home or "<this machine>",)
+    home = Home(addresses, "<a free port>", "<a one-time secret>")
     open_fields = {d.field for d in decided.decisions}
     depends = [
         f"{name} = {value} (assumed: no GPU; decided when the hosts have answered)"
@@ -49,7 +50,7 @@ def dry_run(prepared: Prepared) -> dict[str, Any]:
     return {
         "launch": [
             {"hosts": list(each.hosts), "command": list(each.argv), "environment": dict(each.env)}
-            for each in prepared.launcher.requests(job.placements, recipe.launch, job.id, HOME)
+            for each in prepared.launcher.requests(job.placements, recipe.launch, job.id, home)
         ],
         "hosts": [
             {

@@ -68,7 +68,9 @@ class Collector:
             return
         try:
             event = json.loads(line)
-            if not isinstance(event, dict) or not isinstance(event.get("rank"), int):
+            if not isinstance(event, dict) or not isinstance(event.get("kind"), str):
+                raise ValueError("not an event")
+            if not isinstance(event.get("rank"), int):
                 raise ValueError("not an event")
         except ValueError:
             self.notes.append(f"{host}: a line that cannot be read: {line[:200]}")

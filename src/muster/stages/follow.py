@@ -10,7 +10,14 @@ from muster.core.job import Job, read_job
 from muster.core.result import Result
 from muster.shell import RealShell, Shell
 from muster.stages.recorder import Watcher
-from muster.stages.submit import Whereabouts, cancel, ended_without_result, is_submitted, whereabouts
+from muster.stages.slurm_queue import (
+    Whereabouts,
+    cancel,
+    ended_without_result,
+    is_submitted,
+    waits,
+    whereabouts,
+)
 from muster.stages.train import nobody
 from muster.store import events
 from muster.store.runfolder import RunFolder
@@ -18,6 +25,7 @@ from muster.supervise.interrupts import interrupts
 
 _LOOK = 0.3  # seconds between two looks at the run folder
 _ASK = 5.0  # seconds between two questions to Slurm
+_SILENCE = 300.0  # seconds that Slurm may be away: its controller restarts, and the job goes on
 _LATE = 30.0  # seconds in which the last files of a job that is over may still appear on a shared disk
 
 
@@ -94,43 +102,49 @@ class _Queue:
 
     def __init__(self, run: RunFolder, shell: Shell, say: Callable[[str], None]) -> None:
         self._run, self._shell, self._say = run, shell, say
-        self._asked = 0.0
+        self._asked: float | None = None
         self._known: Whereabouts | None = None
+        self._silent_since: float | None = None
         self._told: str | None = None
         self._over_since: float | None = None
 
     def over(self) -> bool:
-        """Whether Slurm will not start the job again: a requeued one goes on with what it left."""
-        return self._about().over
+        """Whether Slurm will not start the job again: a requeued one goes on with what it left. Where Slurm
+        does not answer, what it left is taken for its end."""
+        about = self._about()
+        return about is None or self._silent_since is not None or about.over
 
     def look(self) -> None:
-        """Raises JobError where the job has been over for a while."""
+        """Raises JobError where the job has been over for a while, or Slurm away for long."""
         about = self._about()
         now = time.monotonic()
-        if not about.over:
+        if about is None or not about.over:
             self._over_since = None
         elif self._over_since is None:
             self._over_since = now
         elif now - self._over_since > _LATE or about.state == "CANCELLED":
             raise ended_without_result(self._run, about)
 
-    def _about(self) -> Whereabouts:
+    def _about(self) -> Whereabouts | None:
         now = time.monotonic()
-        if self._known is None or now - self._asked >= _ASK:
-            self._asked = now
+        if self._asked is not None and now - self._asked < _ASK:
+            return self._known
+        self._asked = now
+        try:
             self._known = whereabouts(self._run, self._shell)
-            text = _describe(self._known)
-            if text != self._told:
-                self._told = text
-                self._say(text)
+            self._silent_since = None
+            self._tell(str(self._known))
+        except JobError as error:
+            self._silent_since = self._silent_since or now
+            if now - self._silent_since > _SILENCE:
+                raise
+            self._tell(f"Slurm does not answer ({error}); the job is not touched by that")
         return self._known
 
-
-def _describe(about: Whereabouts) -> str:
-    state = (about.state or "gone").lower()
-    where = f" on {about.nodes}" if about.nodes else ""
-    why = f" ({about.reason})" if about.reason and about.state == "PENDING" else ""
-    return f"Slurm job {about.job}: {state}{where}{why}"
+    def _tell(self, text: str) -> None:
+        if text != self._told:
+            self._told = text
+            self._say(text)
 
 
 def _check_alive(run: RunFolder, queue: _Queue | None) -> None:
@@ -143,8 +157,8 @@ def _check_alive(run: RunFolder, queue: _Queue | None) -> None:
 
 
 def _stop(run: RunFolder, say: Callable[[str], None], shell: Shell) -> None:
-    if run.state() == "submitted":
+    if waits(run, shell):
         cancel(run, shell)
-        raise JobError("cancelled before it began", where=run.id)
+        raise JobError("cancelled while it waited for Slurm", where=run.id)
     say("stopping ...")
     run.stop_request.touch()

@@ -7,51 +7,32 @@ server, and for as long as its connection lives.
 from __future__ import annotations
 
 import contextlib
-import resource
 import selectors
-import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial as bind
-from typing import Any
 
-from muster.agent.member import own_addresses
+from muster.agent.member import HEARD
 from muster.core.errors import JobError, UsageError
-from muster.core.handshake import answer
 from muster.core.members import Applicant, Member, by_name, candidates, name_members, read_applicant
+from muster.core.units import check_seconds
 from muster.door import Door, Guest
 from muster.shell import RealShell, Shell
 from muster.stages.gathered import Gathered
 from muster.stages.reach import Found, Reach
+from muster.stages.seat import Seat, hang_up, many_files, place_of
+from muster.supervise.addresses import own_addresses
 from muster.supervise.interrupts import Wish, interrupts
 
 MOST = 10_000  # machines
 BEAT = 3.0  # seconds between two signs of life
 SILENCE = 15.0  # seconds after which a machine that says nothing is given up
+GRACE = (
+    40.0  # seconds for members to say that they have heard the end: one finds out in 30 that its line is dead
+)
 LINGER = 2.0  # seconds after the last word in which late comers are told that it is over
 TICK = 0.1  # seconds between two looks at the clock
-
-
-@dataclass
-class _Seat:
-    """One connection of a machine that knows the token."""
-
-    guest: Guest
-    applicant: Applicant
-    heard: float
-    count: int = 0  # messages sent to it
-    member: Member | None = None  # once the head has reached it
-
-    def tell(self, **message: Any) -> bool:
-        """Say something, proven and numbered. -> False: the machine has left, or takes nothing in."""
-        message["count"] = self.count
-        self.count += 1
-        line = answer(message, self.guest.secret, self.guest.payload["nonce"])
-        try:
-            return self.guest.socket.send(line) == len(line)
-        except OSError:
-            return False
 
 
 @dataclass
@@ -64,11 +45,13 @@ class _Gathering:
     watch: Callable[[Gathered], None]
     ours: tuple[str, ...]
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    seats: list[_Seat] = field(default_factory=list)
+    seats: list[Seat] = field(default_factory=list)
     unusable: dict[str, str] = field(default_factory=dict)
     turned_away: dict[str, int] = field(default_factory=dict)
     lost: int = 0
     over: str | None = None  # what late comers are told
+    unheard: dict[tuple[str, int], Member] = field(default_factory=dict)  # are in, and may not know it yet
+    count: int = 0  # members, once it is over
     beaten: float = 0.0
     changed: bool = True
 
@@ -109,7 +92,7 @@ class _Gathering:
     def _beat(self) -> None:
         """A sign of life, with the state for people."""
         here = self.here
-        for seat in list(self.seats):
+        for seat in [each for each in self.seats if not each.told]:
             say = f"in as {seat.member.address}; " if seat.member else ""
             if not seat.tell(op="wait", say=f"{say}{here} of {self.wanted} are here"):
                 self._leave(seat)
@@ -117,25 +100,28 @@ class _Gathering:
     # ---- one machine
 
     def _admit(self, guest: Guest) -> None:
-        seat = _Seat(guest, Applicant("?", (), False, 22, "?", 1, ()), time.monotonic())
+        seat = Seat(guest, Applicant("?", (), False, 22, "?", 1, ()), time.monotonic())
         try:
-            if self.over:
-                self._dismiss(seat, "late", self.over)
-                return
             seat.applicant = read_applicant(guest.payload)
         except ValueError as error:
             self._dismiss(seat, "not understood", f"not understood: {error}")
             return
-        if not seat.tell(op="wait"):
-            guest.socket.close()
-            return
         self.seats.append(seat)
         self.selector.register(guest.socket, selectors.EVENT_READ, bind(self._hear, seat))
-        waves = candidates(seat.applicant, guest.peer, (*self.ours, guest.local))
-        self.reach.ask(waves, seat.applicant.port, seat.applicant.keys, bind(self._reached, seat))
+        if self.over:
+            self._conclude(seat)
+            return
+        if not seat.tell(op="wait"):
+            self._leave(seat)
+            return
+        self.reach.ask(self._waves(seat), seat.applicant.port, seat.applicant.keys, bind(self._reached, seat))
 
-    def _reached(self, seat: _Seat, found: Found) -> None:
-        if seat not in self.seats:  # it left meanwhile
+    def _waves(self, seat: Seat) -> list[list[str]]:
+        """The addresses at which this machine may be."""
+        return candidates(seat.applicant, seat.guest.peer, (*self.ours, seat.guest.local))
+
+    def _reached(self, seat: Seat, found: Found) -> None:
+        if seat not in self.seats or seat.told:  # it left meanwhile, or all is decided
             return
         one = seat.applicant
         if found.address is None:
@@ -145,11 +131,11 @@ class _Gathering:
             self.changed = True
             return
         for other in [
-            each for each in self.seats if each.member and _place(each) == (found.address, one.port)
+            each for each in self.seats if each.member and place_of(each) == (found.address, one.port)
         ]:
             other.member = None  # the later connection counts: the earlier may be a dead one
             self._dismiss(other, "again", "another join from this machine took its place")
-        if self.over or self.here >= self.wanted:
+        if self.here >= self.wanted:
             self._dismiss(seat, "late", f"closed: {self.wanted} have joined")
             return
         self.unusable.pop(one.hostname, None)
@@ -159,14 +145,14 @@ class _Gathering:
         self.changed = True
         seat.tell(op="wait", say=f"in as {found.address}; {self.here} of {self.wanted} are here")
 
-    def _dismiss(self, seat: _Seat, reason: str, why: str) -> None:
+    def _dismiss(self, seat: Seat, reason: str, why: str) -> None:
         """The machine shall not try again."""
         self.turned_away[reason] = self.turned_away.get(reason, 0) + 1
         seat.tell(op="closed", why=why)
         self._leave(seat)
 
-    def _hear(self, seat: _Seat) -> None:
-        """All that a machine says is that it lives."""
+    def _hear(self, seat: Seat) -> None:
+        """All that a machine says is that it lives, and that it has heard the end."""
         try:
             data = seat.guest.socket.recv(4096)
         except BlockingIOError:
@@ -175,14 +161,17 @@ class _Gathering:
             data = b""
         if data:
             seat.heard = time.monotonic()
+            place = place_of(seat)
+            if seat.told and place and HEARD in data:
+                self.unheard.pop(place, None)
         elif seat in self.seats:
             self._leave(seat)
 
-    def _leave(self, seat: _Seat) -> None:
+    def _leave(self, seat: Seat) -> None:
         if seat in self.seats:
             self.seats.remove(seat)
             self.selector.unregister(seat.guest.socket)
-        _hang_up(seat.guest.socket)
+        hang_up(seat.guest.socket)
         if seat.member is not None and self.over is None:
             self.lost += 1
             self.changed = True
@@ -190,25 +179,51 @@ class _Gathering:
     # ---- the end
 
     def farewell(self, over: str, members: tuple[Member, ...], wish: Wish) -> None:
-        """The last word to everybody: those in `members` are in, the others are not. Then late comers."""
+        """The last word to everybody: those in `members` are in, the others are not.
+
+        Then late comers; and the door stays open for members that have not said yet that they heard it: one
+        whose connection broke comes again.
+        """
         self.over = over
-        names = {(member.address, member.port): member.name for member in members}
+        self.unheard = {(member.address, member.port): member for member in members}
+        self.count = len(members)
         for seat in list(self.seats):
-            place = _place(seat)
-            name = names.get(place) if place else None
-            if name is None:
-                self._dismiss(seat, "late" if members else "given up", over)
-            elif not seat.tell(op="done", name=name, members=len(members)):
-                self._leave(seat)
-        until = time.monotonic() + (LINGER if members else 0.0)
-        while time.monotonic() < until and wish.stop is None:
+            self._conclude(seat)
+        now = time.monotonic()
+        late, last = now + (LINGER if members else 0.0), now + GRACE
+        while wish.stop is None and time.monotonic() < (last if self.unheard else late):
             self.step()
+
+    def _conclude(self, seat: Seat) -> None:
+        """Tell one machine how it ended."""
+        member = self._who(seat)
+        if member is None:
+            self._dismiss(seat, "late" if self.count else "given up", self.over or "closed")
+            return
+        seat.member, seat.told = member, True
+        if not seat.tell(op="done", name=member.name, members=self.count):
+            self._leave(seat)
+
+    def _who(self, seat: Seat) -> Member | None:
+        """Which of those that may not know yet it is; over a new connection it is known by its addresses."""
+        place = place_of(seat)
+        if place:
+            return self.unheard.get(place)
+        one, known = seat.applicant, {address for wave in self._waves(seat) for address in wave}
+        return next(
+            (
+                each
+                for each in self.unheard.values()
+                if each.address in known and (each.hostname, each.port) == (one.hostname, one.port)
+            ),
+            None,
+        )
 
     def close(self) -> None:
         """Every connection and search ends."""
         self.reach.close()
         for seat in self.seats:
-            _hang_up(seat.guest.socket)
+            hang_up(seat.guest.socket)
         self.seats.clear()
         self.selector.close()
 
@@ -234,8 +249,9 @@ def gather(
     """
     if not 1 <= wanted <= MOST:
         raise UsageError(f"cannot wait for {wanted} machines", hint=f"a number from 1 to {MOST}")
-    with interrupts() as wish, _many_files(), Door(token, address=address, port=port) as door:
-        gathering = _Gathering(door, wanted, shell or RealShell(), watch, tuple(own_addresses()))
+    check_seconds(timeout, "--timeout")
+    with interrupts() as wish, many_files(), Door(token, address=address, port=port) as door:
+        gathering = _Gathering(door, wanted, shell or RealShell(), watch, own_addresses(()))
         with contextlib.closing(gathering):
             over = "closed: the head has ended"
             found: Gathered | None = None
@@ -250,7 +266,10 @@ def gather(
                 over = f"closed: {len(state.members)} have joined"
             finally:
                 gathering.farewell(over, found.members if found else (), wish)
-            return replace(found, turned_away=gathering.state().turned_away)  # those of the very end
+            unheard = tuple(member.name for member in gathering.unheard.values())
+            return replace(
+                found, turned_away=gathering.state().turned_away, unheard=unheard
+            )  # of the very end
 
 
 def _wait(gathering: _Gathering, deadline: float, wish: Wish) -> Gathered:
@@ -270,31 +289,3 @@ def _too_few(state: Gathered, timeout: float, stopped: str | None) -> JobError:
     if stopped:
         return JobError(f"{stopped}: {there}; nothing was written")
     return JobError(f"after {timeout:g} s {there}; nothing was written", hint=hint)
-
-
-def _place(seat: _Seat) -> tuple[str, int] | None:
-    return (seat.member.address, seat.member.port) if seat.member else None
-
-
-def _hang_up(connection: socket.socket) -> None:
-    """Close so that what was said last still arrives: unread bytes would reset the connection."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_WR)
-        while connection.recv(4096):
-            pass
-    connection.close()
-
-
-@contextlib.contextmanager
-def _many_files() -> Iterator[None]:
-    """A thousand machines are more connections than the usual soft limit allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = hard if hard != resource.RLIM_INFINITY else 65536
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(most, 65536)), hard))
-    except (OSError, ValueError):
-        pass
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -23,6 +23,7 @@ class Gathered:
     unusable: Mapping[str, str]  # host name -> why the head cannot reach it
     turned_away: Mapping[str, int]  # reason -> how many connections
     lost: int = 0  # were in, and left before the end
+    unheard: tuple[str, ...] = ()  # are in, and have not said that they heard the end
 
     @property
     def complete(self) -> bool:
@@ -42,6 +43,7 @@ def document(gathered: Gathered, config: Path | None) -> dict[str, Any]:
             "unusable": dict(gathered.unusable),
             "turned_away": dict(gathered.turned_away),
             "lost": gathered.lost,
+            "unheard": list(gathered.unheard),
         },
     }
 

@@ -22,6 +22,7 @@ GROUPED = Check(
     "The host takes part in the group checks: its agent starts, and its ranks can be placed.",
     "A job would not start on it.",
 )
+NO_TORCH = "torch is not installed for the ranks"
 _TRIES = 4  # a host that cannot take part is left out, and the others try again
 
 
@@ -39,22 +40,20 @@ def together(
     """
     hosts = [host for host in job.inventory.hosts if _has_torch(heard.get(host.label))]
     findings = [
-        Finding(GROUPED.name, host.label, Level.NOT_APPLICABLE, "torch is not installed for the ranks")
+        Finding(GROUPED.name, host.label, Level.NOT_APPLICABLE, NO_TORCH)
         for host in job.inventory.hosts
         if host not in hosts
     ]
-    for _ in range(_TRIES):
-        if not hosts:
-            break
+    tries = 0
+    while hosts and tries < _TRIES:
+        tries += 1
         announce(f"ranks on {len(hosts)} host{'s' if len(hosts) > 1 else ''} measure together ...")
         try:
             data, stopped = _measure(job, hosts, shell)
         except MusterError as error:
             blamed = [host for host in hosts if host.label == error.host]
             findings += _refused(error, blamed, hosts)
-            if not blamed:
-                break
-            hosts = [host for host in hosts if host not in blamed]
+            hosts = [host for host in hosts if host not in blamed] if blamed else []
             continue
         if stopped:
             raise JobError(stopped, hint="nothing of the check is left on the hosts")
@@ -63,7 +62,10 @@ def together(
             if family.judge_group is not None:
                 findings += family.judge_group(data, context)
         return data, findings
-    return None, findings
+    problem = "the group checks were given up"
+    evidence = f"{_TRIES} hosts could not take part"
+    left = [Finding(GROUPED.name, host.label, Level.UNKNOWN, problem, evidence) for host in hosts]
+    return None, findings + left
 
 
 def _measure(job: Prepared, hosts: Sequence[Host], shell: Shell) -> tuple[dict[str, Any], str | None]:

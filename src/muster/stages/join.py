@@ -11,6 +11,7 @@ from importlib import resources
 from muster.agent import member
 from muster.core.errors import HostError, JobError, UsageError
 from muster.core.inventory import MAX_SLOTS
+from muster.core.units import check_seconds
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ def join(
         raise UsageError(f"slots must be from 1 to {MAX_SLOTS}, not {slots}")
     if not 1 <= ssh_port <= 65535:
         raise UsageError(f"{ssh_port} is not a port", hint="ports go from 1 to 65535")
+    check_seconds(timeout, "--timeout")
     for address in addresses:
         try:
             ipaddress.ip_address(address.partition("%")[0])

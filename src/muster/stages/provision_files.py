@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from muster.core.errors import HostError, MusterError
+from muster.core.errors import HostError, JobError, MusterError
+from muster.core.units import format_bytes
 from muster.stages.provision_hosts import HERE, Hosts
 from muster.supervise.provisioning import Entry, Remote, Steps, Tree, safe_path
 
@@ -65,9 +68,32 @@ def _pass_on(hosts: Hosts, request: Mapping[str, Any], source: str, found: Mappi
     if not any(lacking.values()):
         _spread(hosts, tree, what, but=source)
         return
-    with tempfile.TemporaryDirectory(prefix="muster-hub-") as folder:
-        fetched = hosts.one(source, hosts.crew.remotes[source].fetch(tree, Path(folder)))
+    with waypoint(tree, what) as folder:
+        fetched = hosts.one(source, hosts.crew.remotes[source].fetch(tree, folder))
         _spread(hosts, fetched, what, but=source)
+
+
+@contextmanager
+def waypoint(tree: Tree, what: str) -> Iterator[Path]:
+    """A folder on this machine for a tree that goes from one host to others; it is gone at the end.
+
+    Beside the cache, for /tmp is often small, or memory. Raises JobError where the tree has no room.
+    """
+    cache = Path("~/.cache/muster").expanduser()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(cache).free
+        if tree.size > free:
+            needs = f"needs {format_bytes(tree.size)} here on its way, and {format_bytes(free)} are free"
+            hint = "free some space, or run prepare on a machine that has it"
+            raise JobError(f"{what} {needs}", where=str(cache), hint=hint)
+        folder = tempfile.mkdtemp(prefix="waypoint-", dir=cache)
+    except OSError as error:
+        raise JobError(f"cannot be written: {error.strerror}", where=str(cache)) from None
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lacks(remote: Remote, tree: Tree, *, but: str) -> Steps[bool]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from muster.core.hostlist import fold_hosts
+
 
 @dataclass
 class HostReport:
@@ -38,7 +40,7 @@ class Difference:
         return [host for value, hosts in self.values.items() if value != self.majority for host in hosts]
 
     def __str__(self) -> str:
-        parts = [f"{value} on {', '.join(hosts)}" for value, hosts in self.values.items()]
+        parts = [f"{value} on {fold_hosts(hosts)}" for value, hosts in self.values.items()]
         return f"{self.name}: {'; '.join(parts)}"
 
 

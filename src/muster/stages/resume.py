@@ -12,7 +12,6 @@ from muster.core.job import Job
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe
 from muster.core.result import Result
-from muster.launchers.slurm import TICKET
 from muster.shell import Shell
 from muster.stages.prepare import check
 from muster.stages.recorder import Watcher
@@ -31,15 +30,19 @@ def resume(
     state = run.state()
     if state == "succeeded":
         raise RunFolderError("is finished: there is nothing to resume", where=run.id)
-    if state == "running" or (state == "elsewhere" and not run.waits_for(os.environ.get(TICKET))):
-        # (Slurm starts a batch job again only when its first start is over: what looks alive is not.)
-        controller = run.read_json(run.controller)
+    if not run.job.exists():
+        raise RunFolderError("has not begun: there is nothing to resume", where=run.id)
+    controller = run.read_json(run.controller) if state in ("running", "elsewhere") else {}
+    # Slurm starts a job again only when its first start is over: what looks alive on a dead node is not.
+    own = os.environ.get("SLURM_JOB_ID")
+    again = state == "elsewhere" and own is not None and controller.get("batch_job") == own
+    if controller and not again:
         raise RunFolderError(
             f"is being run by process {controller.get('pid')} on {controller.get('machine')}",
             where=run.id,
             hint=f"`muster stop {run.id}` first",
         )
-    with run.claim() as claim:  # before any host is asked: two resumes at once must not both start
+    with run.claim(own) as claim:  # before any host is asked: two resumes at once must not both start
         job = run.read_json(run.job)
         prepared = check(frozen_recipe(run), frozen_inventory(job))
         attempt = Attempt(int(job["attempt"]) + 1, resume=True)

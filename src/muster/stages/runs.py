@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.core.errors import RunFolderError
+from muster.core.errors import MusterError, RunFolderError
 from muster.core.result import Result
-from muster.stages.submit import cancel, whereabouts
+from muster.stages.slurm_queue import cancel, waits, whereabouts
 from muster.store import events
 from muster.store.queries import runs_table
 from muster.store.runfolder import RunFolder
@@ -50,16 +50,23 @@ def show(run: RunFolder) -> Shown:
     )
 
 
-def stop(run: RunFolder, *, patience: float = 30) -> Result | None:
-    """Ask the run's controller to stop the job on all hosts, and wait for the result.
+@dataclass(frozen=True)
+class Stopped:
+    """What a wish to stop came to. Neither: it has not ended yet, and the request stands."""
 
-    A run that Slurm has not begun is cancelled. None: that, or it did not end within `patience` seconds (the
-    request stands). Raises RunFolderError, and JobError where Slurm does not answer.
+    result: Result | None = None
+    cancelled: bool = False  # it waited for Slurm, and was taken back
+
+
+def stop(run: RunFolder, *, patience: float = 30) -> Stopped:
+    """Ask the run's controller to stop the job on all hosts, and wait for the result at most so many seconds.
+
+    A run that waits for Slurm is cancelled. Raises RunFolderError, and JobError where Slurm does not answer.
     """
     state = run.state()
-    if state == "submitted":
+    if state != "succeeded" and waits(run):
         cancel(run)
-        return None
+        return Stopped(run.read_result(), cancelled=True)
     if state not in ("running", "elsewhere"):
         raise RunFolderError(f"is not running: it is {state}", where=run.id)
     run.stop_request.touch()
@@ -67,7 +74,7 @@ def stop(run: RunFolder, *, patience: float = 30) -> Result | None:
     while time.monotonic() < limit:
         result = run.read_result()
         if result is not None:
-            return result
+            return Stopped(result)
         if run.controller_alive() is False:
             raise RunFolderError(
                 "its controller is gone; the agents have ended the ranks by themselves",
@@ -75,14 +82,14 @@ def stop(run: RunFolder, *, patience: float = 30) -> Result | None:
                 hint=f"`muster resume {run.id}`",
             )
         time.sleep(0.2)
-    return None
+    return Stopped()
 
 
 def queued(run: RunFolder) -> str | None:
     """What Slurm says of a run that it has not begun; None: no batch system has it, or it has begun."""
     if run.state() != "submitted":
         return None
-    about = whereabouts(run)
-    return f"Slurm job {about.job}, {(about.state or 'not known to Slurm any more').lower()}" + (
-        f": {about.reason}" if about.reason else ""
-    )
+    try:
+        return str(whereabouts(run))
+    except MusterError as error:
+        return str(error)

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from muster.core.errors import JobError, RunFolderError, UsageError
+from muster.core.errors import InventoryError, JobError, RunFolderError, UsageError
 from muster.core.job import Job, Placement, place
 from muster.core.recipe import Recipe
 from muster.core.result import Failure, Result
+from muster.core.slurm import allocation
 from muster.launchers.slurm import TICKET
 from muster.planner.decide import Decided, check_disk, decide
 from muster.shell import RealShell, Shell
@@ -71,6 +72,12 @@ def train(
     attempt = attempt or Attempt()
     shell = shell or RealShell()
     ticket = os.environ.get(TICKET)
+    if prepared.launcher_name == "slurm" and allocation(os.environ) is None:
+        raise InventoryError(
+            "launch.launcher=slurm works inside an allocation",
+            where=prepared.inventory.source,
+            hint="salloc first, or --hosts slurm:/NODES, which submits a batch job",
+        )
     if not attempt.resume and run.path.exists() and not ticket:
         run.create()  # raises: it is there already
     places = place([(host, host.slots or 1) for host in prepared.inventory.hosts])
@@ -100,10 +107,19 @@ def train(
             ready = agree(prepared, run, facts, attempt)
             if not attempt.resume:
                 run.create(ticket)
-            with claim or run.claim() as held:
+            with claim or run.claim(os.environ.get("SLURM_JOB_ID")) as held:
+                note_batch_job(run, ticket)
                 return _run(prepared, run, held, supervisor, ready, facts, watch, announce, shell)
     finally:
         mark.unlink(missing_ok=True)
+
+
+def note_batch_job(run: RunFolder, ticket: str | None) -> None:
+    """Make sure that the folder of a batch job knows the job's id: its submitter may have ended too soon."""
+    if run.waits_for(ticket):
+        written = run.read_json(run.submission)
+        if not written.get("job"):
+            write_json(run.submission, {**written, "job": os.environ.get("SLURM_JOB_ID")})
 
 
 def agree(prepared: Prepared, run: RunFolder, facts: Facts, attempt: Attempt) -> Ready:
@@ -194,7 +210,8 @@ def _run(
     shell: Shell,
 ) -> Result:
     run.set_result_aside()
-    run.stop_request.unlink(missing_ok=True)
+    if not os.environ.get(TICKET):  # a job that Slurm starts again obeys what was asked of its first start
+        run.stop_request.unlink(missing_ok=True)
     freeze(run, ready.job, ready.orders, prepared)
     job, launch = ready.job, prepared.recipe.launch
     announce(job)

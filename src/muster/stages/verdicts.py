@@ -78,21 +78,30 @@ def inspection(
 def _judged(
     family: Family, answers: Answers, peers: Answers, context: Context
 ) -> tuple[list[Finding], dict[str, str]]:
-    """Findings; and hosts whose answer the judge cannot read, with the reason: one host that talks nonsense
-    must not spoil the others' verdicts."""
-    try:
-        return family.judge(answers, peers, context), {}
-    except Exception:
-        nonsense = {}
-        for host, answer in answers.items():
-            try:
-                family.judge({host: answer}, {}, context)
-            except Exception as error:
-                nonsense[host] = f"{type(error).__name__}: {error}"
-        if not nonsense:
-            raise
-        sound = {host: answer for host, answer in answers.items() if host not in nonsense}
-        return family.judge(sound, peers, context), nonsense
+    """Findings; and hosts whose answers the judge cannot read, with the reason: one host that talks nonsense,
+    in either round, must not spoil the others' verdicts."""
+    nonsense: dict[str, str] = {}
+
+    def judged(answers: Answers, peers: Answers, suspects: Sequence[str]) -> list[Finding]:
+        try:
+            return family.judge(answers, peers, context)
+        except Exception as error:
+            nonsense.update(dict.fromkeys(suspects, f"{type(error).__name__}: {error}"))
+            return []
+
+    def sound(said: Answers) -> Answers:
+        return {host: answer for host, answer in said.items() if host not in nonsense}
+
+    findings = judged(answers, peers, list(answers))
+    if not nonsense:
+        return findings, {}
+    nonsense.clear()
+    for host, answer in answers.items():
+        judged({host: answer}, {host: peers[host]} if host in peers else {}, [host])
+    for host in sound(peers):  # judges look at second answers where there are several hosts
+        judged(sound(answers), {host: peers[host]}, [host])
+    left = list(sound(answers))
+    return judged(sound(answers), sound(peers), left), nonsense
 
 
 def _whole(answers: Answers) -> dict[str, Mapping[str, Any]]:
@@ -148,11 +157,10 @@ def _report(host: Host, heard: Answered | Unreached, findings: Sequence[Finding]
             checks=results,
         )
     way = heard.transport
-    gpus = heard.answers.get("gpu", {}).get("count")
     return HostReport(
         host=host.label,
         name=host.name,
-        slots=host.slots or (gpus if isinstance(gpus, int) and gpus > 0 else None),
+        slots=host.slots or _gpus(heard.answers.get("gpu", {})),
         verdict=verdict(findings),
         seconds=round(way.seconds, 3),
         python=way.python,
@@ -160,6 +168,15 @@ def _report(host: Host, heard: Answered | Unreached, findings: Sequence[Finding]
         clock_error=way.clock_error,
         checks=results,
     )
+
+
+def _gpus(answer: Mapping[str, Any]) -> int | None:
+    """Slots of a host for which none were given: its GPUs, as far as CUDA_VISIBLE_DEVICES lets them be seen.
+    None: it has none."""
+    gpus, mask = answer.get("gpus"), answer.get("mask")
+    if not isinstance(gpus, list):
+        return None
+    return (min(len(gpus), mask) if isinstance(mask, int) else len(gpus)) or None
 
 
 def _troubles(inventory: Inventory, findings: Sequence[Finding], why: Mapping[str, str]) -> list[Trouble]:

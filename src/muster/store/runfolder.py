@@ -168,9 +168,11 @@ class RunFolder:
         `ticket`: of the batch job that this is; a folder that was made for that job is its own.
         """
         try:
-            if self.job.exists() or not self.waits_for(ticket):
+            if not self.job.exists() and self.waits_for(ticket):
+                self.logs.mkdir(exist_ok=True)  # the job's first start may have died here
+            else:
                 self.path.mkdir(parents=True, exist_ok=False)
-            self.logs.mkdir()
+                self.logs.mkdir()
         except FileExistsError:
             raise RunFolderError(
                 "is already there, and a run never writes over another",
@@ -186,8 +188,11 @@ class RunFolder:
             return False
         return bool(self.read_json(self.submission).get("ticket") == ticket)
 
-    def claim(self) -> Claim:
-        """Make this process the run's controller until it ends or gives it back. Raises RunFolderError."""
+    def claim(self, batch_job: str | None = None) -> Claim:
+        """Make this process the run's controller until it ends or gives it back. Raises RunFolderError.
+
+        `batch_job`: the id of the batch system's job that this process belongs to.
+        """
         try:
             lock = (self.path / "controller.lock").open("a")
         except OSError as error:
@@ -199,7 +204,8 @@ class RunFolder:
             raise RunFolderError(
                 "another process supervises this run", where=self.id, hint=f"`muster stop {self.id}` first"
             ) from None
-        write_json(self.controller, {"pid": os.getpid(), "machine": os.uname().nodename})
+        about = {"pid": os.getpid(), "machine": os.uname().nodename, "batch_job": batch_job}
+        write_json(self.controller, about)
         return Claim(lock, self.controller)
 
     def controller_alive(self) -> bool | None:

@@ -18,13 +18,14 @@ from muster.core.job import Placement
 from muster.core.recipe import Launch
 from muster.door import Door, Guest
 from muster.launchers.base import Home, Request
-from muster.shell import Process, Shell
+from muster.shell import Process, Shell, more_files
 from muster.supervise.addresses import own_addresses
-from muster.supervise.link import Link
+from muster.supervise.link import NOISE, Link
 from muster.supervise.wires import PipeWire, SocketWire
 
 TICK = 0.1
 BEAT = 1.0
+WORDS = 4.0
 _LEAVE = (
     4.0  # seconds that a process which started many agents gets to end after them, and again after SIGTERM
 )
@@ -45,6 +46,7 @@ class Fleet:
         shell: Shell,
         source: bytes,
     ) -> None:
+        more_files(4 * len(places))
         self.launch = launch
         self.dials: bool = launcher.DIALS
         self.links = [Link(place) for place in places]
@@ -157,6 +159,26 @@ class Fleet:
 
     # --- the end -------------------------------------------------------------------------------------------
 
+    def overdue(self, link: Link, patience: float) -> bool:
+        """Whether a host has had its time to answer.
+
+        Where one process starts all, hosts come one after the other: what counts is the time since the last
+        one came, and the first one may take as long as all would by ssh. `WORDS` seconds more are for the
+        process to say which host it did not reach: its own connections must time out first.
+        """
+        if link.begun is None:
+            return False
+        if not self.dials:
+            return time.monotonic() > link.begun + patience
+        came = [each.came for each in self.links if each.came is not None]
+        waves = 1 if came else -(-len(self.links) // self.launch.fanout)
+        since = link.came or max([link.begun, *came])
+        return time.monotonic() > since + patience * waves + WORDS
+
+    def hold(self) -> None:
+        """Start nothing more."""
+        self._waiting.clear()
+
     def release(self, link: Link) -> None:
         """End one connection and forget about it: nothing more is wanted from that host."""
         link.close_input()
@@ -182,7 +204,7 @@ class Fleet:
         if self._closed:
             return
         self._closed = True
-        self._waiting.clear()
+        self.hold()
         for link in self.links:
             if not link.ended:
                 self.give_up(link, "did not end in time")
@@ -232,7 +254,7 @@ class _Starter:
                 named = set(self._names.findall(text))
                 for host in named or self.request.hosts:
                     noise = descriptor == self._output
-                    links[host].accused |= bool(named) and not noise
+                    links[host].accused |= bool(named) and not noise and not text.startswith(NOISE)
                     _say(links[host], text, noise=noise)
         return bool(data)
 

@@ -112,7 +112,18 @@ class Inquiry:
         return bool(self.queue or self.sessions)
 
     def close(self) -> None:
-        """End what is still there, by its own process id."""
+        """End what is still there, by its own process id. Probes that run are first let go, so that they
+        remove what they have left on their hosts."""
+        running = [session for session in self.sessions if session.python is not None]
+        for session in running:
+            wire = session.link.wire
+            if session.writing and wire is not None:
+                self.selector.unregister(wire.input)
+                session.writing = False
+            session.link.close_input()
+        limit = time.monotonic() + _PARTING
+        while any(each.process.poll() is None for each in running) and time.monotonic() < limit:
+            time.sleep(_TICK / 10)
         for session in list(self.sessions):
             self._drop(session)
         self.selector.close()
@@ -122,7 +133,7 @@ class Inquiry:
         its place to the next."""
         now = time.monotonic()
         busy = (_State.CONNECTING, _State.PROBING)
-        slow = max(_BRISK, 3 * self.typical) if self.typical else self.patience.connect
+        slow = max(_BRISK, 3 * (self.typical or 0))  # until one has answered, dead ones delay nobody
         making = sum(each.state in busy and now - each.begun < slow for each in self.sessions)
         window = self._window(now - self.begun)
         while self.queue and making < window and len(self.sessions) < self.most:
@@ -183,8 +194,9 @@ class Inquiry:
         budget = self.patience.probe
         session.tell(
             "probe",
-            budget + _GRACE,
+            max([budget, *self.questions.longer.values()]) + _GRACE,
             families=self.questions.first,
+            longer=dict(self.questions.longer),
             ask=self.questions.ask(session.place),
             seconds=budget,
             stay=session.stays,

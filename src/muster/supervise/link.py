@@ -13,7 +13,7 @@ from muster.supervise.wires import Wire
 
 _CHUNK = 1 << 16
 _LONGEST = 1 << 26  # bytes of a line
-_NOISE = ("Warning: Permanently added",)
+NOISE = ("Warning: Permanently added",)
 
 
 class Link:
@@ -26,6 +26,7 @@ class Link:
         self.place = place
         self.wire: Wire | None = None
         self.begun: float | None = None  # when its launcher's process was started
+        self.came: float | None = None  # when there was a connection
         self.greeted = False  # the far side has said something of ours
         self.outgoing = bytearray()
         self.complaints: deque[str] = deque(maxlen=200)  # stderr
@@ -43,7 +44,7 @@ class Link:
     def attach(self, wire: Wire) -> None:
         """The connection is there."""
         self.wire = wire
-        self.heard = time.monotonic()
+        self.heard = self.came = time.monotonic()
 
     @property
     def ended(self) -> bool:
@@ -128,7 +129,7 @@ class Link:
 
     def why_unreachable(self) -> str:
         """Why it was given up, and the last thing that was complained about; or how it ended."""
-        words = [line for line in self.complaints if not line.startswith(_NOISE)] or list(self.noise)
+        words = [line for line in self.complaints if not line.startswith(NOISE)] or list(self.noise)
         if self.lost:
             return f"{self.lost} ({words[-1]})" if words and words[-1] not in self.lost else self.lost
         if words:

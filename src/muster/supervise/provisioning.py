@@ -152,7 +152,7 @@ class Remote:
         if link.ended:
             pass
         elif not link.greeted:
-            if link.begun is not None and now > link.begun + crew.launch.connect_timeout:
+            if crew.fleet.overdue(link, crew.launch.connect_timeout):
                 crew.fleet.give_up(link, f"no answer within {crew.launch.connect_timeout:g} s")
         elif now - link.heard > crew.launch.lease:
             crew.fleet.give_up(link, f"silent for {crew.launch.lease:g} s")
@@ -194,13 +194,16 @@ class Crew:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        limit = time.monotonic() + _PARTING
-        links = [link for link in self.fleet.links if link.wire is not None]
-        for link in links:
-            link.tell("bye")
-        while time.monotonic() < limit and not all(link.ended for link in links):
-            self.fleet.turn(self._hear)
-        self.fleet.close()
+        self.fleet.hold()
+        try:
+            limit = time.monotonic() + _PARTING
+            links = [link for link in self.fleet.links if link.wire is not None]
+            for link in links:
+                link.tell("bye")
+            while time.monotonic() < limit and not all(link.ended for link in links):
+                self.fleet.turn(self._hear)
+        finally:
+            self.fleet.close()
 
     def together(self, jobs: Mapping[str, Steps[T]]) -> Results[T]:
         """Do all jobs at once -> per host what it returned, or the error that ended it.

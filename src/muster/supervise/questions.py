@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import marshal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
 from importlib.util import MAGIC_NUMBER
@@ -48,7 +48,7 @@ class Patience:
     """Seconds for each step of a host, and how many sessions are made at once."""
 
     connect: float = 20.0  # connection, login, and python's first word
-    probe: float = 15.0  # all probes of a round
+    probe: float = 15.0  # all probes of a round, but for those that have longer
     fanout: int = 64
 
 
@@ -70,6 +70,9 @@ class Questions:
     second: tuple[str, ...]
     ask: Callable[[Placement], dict[str, Any]]
     interpreter: str = "python3"
+    longer: Mapping[str, float] = field(
+        default_factory=dict
+    )  # family -> seconds, where that is too short
 
     def program(self, magic: str) -> bytes:
         """The probe and the families; compiled where the host's Python is of our kind."""

@@ -21,7 +21,6 @@ from muster.supervise.doorbell import silent_hosts
 from muster.supervise.fleet import Fleet
 from muster.supervise.link import Link
 
-_WORDS = 4.0  # seconds more for pdsh, mpirun or srun to say which host they did not reach
 _PARTING = 8.0  # seconds that agents get to clean up and say so, after they were told to stop
 
 
@@ -69,12 +68,15 @@ class Supervisor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for link in self.links:
-            link.tell("stop")
-        limit = time.monotonic() + _PARTING
-        while time.monotonic() < limit and not all(link.ended for link in self._met()):
-            self.fleet.turn(self._note)
-        self.fleet.close()
+        self.fleet.hold()
+        try:
+            for link in self.links:
+                link.tell("stop")
+            limit = time.monotonic() + _PARTING
+            while time.monotonic() < limit and not all(link.ended for link in self._met()):
+                self.fleet.turn(self._note)
+        finally:
+            self.fleet.close()
 
     def _met(self) -> list[Link]:
         """Links to hosts that something was ever sent to."""
@@ -89,14 +91,12 @@ class Supervisor:
         for link in self.links:
             link.tell("spec", **specs[link.place.host])
         patience = self.launch.connect_timeout
-        # One process for all says what went wrong when its own connections have timed out, and not before.
-        extra = _WORDS if self.fleet.dials else 0.0
         while True:
             waiting = [link for link in self.links if not (link.facts or link.problem or link.ended)]
             if not waiting:
                 break
             for link in waiting:
-                if link.begun is not None and time.monotonic() > link.begun + patience + extra:
+                if self.fleet.overdue(link, patience):
                     self.fleet.give_up(link, f"no answer within {patience:g} s")
             self.fleet.turn(self._note)
         self._raise_refusals()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -17,11 +18,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import muster.stages.check as stage
+import muster.stages.group as group
 from muster.checks._families import Family
 from muster.checks._folding import troubles, verdict
 from muster.checks._profiles import load_profile, shipped_profiles
-from muster.checks.base import Answers, Check, Context, Finding, Level
-from muster.core.errors import InventoryError, UsageError
+from muster.checks.base import Answers, Check, Context, Finding, Level, Transport
+from muster.cli.inspection import print_inspection
+from muster.core.errors import HostError, InventoryError, UsageError
 from muster.core.inspection import Inspection
 from muster.core.inventory import (
     Host,
@@ -35,7 +38,12 @@ from muster.core.recipe import Launch, Recipe
 from muster.core.registry import load_plugin
 from muster.shell import RealShell
 from muster.stages.check import Wanted, all_checks, check, save_inventory
+from muster.stages.prepare import check as prepare_job
+from muster.stages.verdicts import Heard, inspection
+from muster.stages.verdicts import judge as judge_all
+from muster.supervise.questions import Answered
 from tests.support import wait_until
+from tests.unit.judging import probed
 
 CHECK = [sys.executable, "-m", "muster", "check"]
 
@@ -69,7 +77,7 @@ MADE = Family(
             "made.number",
             "The host's number.",
             "Nothing.",
-            {"most": 9, "word": "a", "free": None, "on": True},
+            {"most": 9, "word": "a", "free": None, "on": True, "some": [1, 2]},
         ),
     ),
     judge,
@@ -138,6 +146,111 @@ def test_a_judge_that_cannot_read_one_host_judges_the_others(
     assert by_check == {"local0": "pass", "local1": "unknown", "local2": "pass"}, levels
 
 
+def heard(first: dict[str, Any], second: dict[str, Any] | None = None, family: str = "made") -> Heard:
+    return {
+        host: Answered(Transport(0.1), {family: answer}, {family: second[host]} if second else None)
+        for host, answer in first.items()
+    }
+
+
+def told(expects: Any = None) -> Context:
+    return Context(expects or {"made.number": {"most": 9}}, {}, None, None, {}, {}, "ssh")
+
+
+def test_a_second_answer_that_cannot_be_read_spoils_no_other_host() -> None:
+    def together(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
+        if len(answers) > 1:
+            assert all(answer["seen"] >= 0 for answer in peers.values())
+        return judge(answers, peers, context)
+
+    family = Family("made", MADE.checks, together, SOURCE, asks=True, meets=True)
+    first = {f"n{number}": {"number": number} for number in range(3)}
+    seen = {"n0": {"seen": 1}, "n1": {"seen": "x"}, "n2": {"seen": 2}}
+    found = judge_all([family], heard(first, seen), told())
+    levels = {each.host: each.level for each in found if each.check == "made.number"}
+    assert levels == {"n0": Level.PASS, "n1": Level.UNKNOWN, "n2": Level.PASS}
+
+
+def test_a_judge_that_cannot_read_anything_leaves_unknown() -> None:
+    def breaks(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
+        if len(answers) > 1:
+            raise ValueError("together")
+        return judge(answers, peers, context)
+
+    family = Family("made", MADE.checks, breaks, SOURCE, asks=True, meets=True)
+    found = judge_all([family], heard({"n0": {"number": 0}, "n1": {"number": 1}}), told())
+    assert {each.level for each in found if each.check == "made.number"} == {Level.UNKNOWN}
+
+
+@pytest.mark.parametrize(("mask", "slots"), [(None, 4), (2, 2), (9, 4), (0, None)])
+def test_gpus_that_were_found_are_slots(mask: int | None, slots: int | None) -> None:
+    """Of an answer as the probe gives it."""
+    answer = {**probed("gpu"), "gpus": [{"bus": str(number)} for number in range(4)], "mask": mask}
+    found = inspection(parse_hosts("n1"), heard({"n1": answer}, family="gpu"), [], {})
+    assert (found.hosts[0].slots, found.world_size) == (slots, slots)
+
+
+def test_hosts_that_refuse_group_checks_leave_no_host_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = prepare_job(Recipe(), parse_hosts("n[1-7]"))
+
+    def refuse(job: Any, hosts: Sequence[Host], shell: Any) -> Any:
+        raise HostError("its agent does not start", host=hosts[0].label)
+
+    monkeypatch.setattr(group, "_measure", refuse)
+    ready = {host.label: {"packages": {"torch": "2.8"}} for host in job.inventory.hosts}
+    data, found = group.together(
+        job, [], heard(ready, family="versions"), told(), lambda text: None, RealShell()
+    )
+    assert data is None
+    assert [each.level for each in found] == [Level.FAIL] * 4 + [Level.UNKNOWN] * 3
+    assert {each.host for each in found} == set(ready)
+
+
+def test_hosts_without_torch_are_told_in_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    bare = Finding("host.grouped", "n2", Level.NOT_APPLICABLE, group.NO_TORCH)
+    said = heard({"n1": {}, "n2": {}})
+    print_inspection(inspection(parse_hosts("n[1-2]"), said, [bare], {}))
+    assert "torch is not installed for the ranks on n2" in capsys.readouterr().out
+    print_inspection(inspection(parse_hosts("n[1-2]"), said, [], {}))
+    assert "torch" not in capsys.readouterr().out
+
+
+def test_the_recipes_variables_say_which_folders_are_measured() -> None:
+    env = {"HF_HOME": "/data/hub", "TMPDIR": "/scratch", "TRITON_CACHE_DIR": "/t", "OTHER": "/o"}
+    recipe = Recipe.model_validate({"env": env, "launch": {"workdir": "/w"}})
+    asker = stage._asker(prepare_job(recipe, parse_hosts("n1")))
+    folders = asker(Placement("n1", "n1", 1, 0))["folders"]
+    assert folders == {
+        "work": "/w",
+        "HF_HOME": "/data/hub",
+        "TMPDIR": "/scratch",
+        "TRITON_CACHE_DIR": "/t",
+    }
+
+
+def test_ctrl_c_leaves_no_files(tmp_path: Path) -> None:
+    """While nvidia-smi hangs, every host has its file."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "home").mkdir()
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nexec sleep 1000\n")
+    tool.chmod(0o755)
+    env = {**os.environ, "HOME": str(tmp_path / "home"), "PATH": f"{tool.parent}:{os.environ['PATH']}"}
+    argv = [*CHECK, "local:8x1", "--no-group"]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=tmp_path)
+    try:
+        assert wait_until(lambda: len(list(tmp_path.glob(".muster-check-*"))) == 8, 60)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    assert list(tmp_path.rglob(".muster-check-*")) == []
+
+
 def test_a_probe_that_fails_is_unknown_and_never_a_pass(made: None, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Family("made", MADE.checks, judge, "def probe(ask):\n    return 1 / 0\n", asks=True, meets=False)
     monkeypatch.setattr(stage, "families", lambda: (broken,))
@@ -191,7 +304,9 @@ WRONG = [
     ("expect: {made.number: {most: [1]}}", "must be a number", "default is 9"),
     ("expect: {made.number: {word: 3}}", "must be a text", "default is 'a'"),
     ("expect: {made.number: {on: 1}}", "must be true or false", "default is True"),
-    ("expect: {made.number: {free: [1]}}", "must be a text or a number", "default is None"),
+    ("expect: {made.number: {free: [1]}}", "must be a number", "default is None"),
+    ("expect: {made.number: {free: lots}}", "must be a number", "default is None"),
+    ("expect: {made.number: {some: [1, two]}}", "must be a list of numbers", "default is [1, 2]"),
     ("expect: {made.number: 3}", "must be a mapping of expectations, or skip", None),
     ("expect: [1]", "must be a mapping", None),
     ("expects: {}", "unknown key 'expects'", "expect"),
@@ -202,7 +317,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "what", "hint"), WRONG, ids=[what for _, what, _ in WRONG])
+@pytest.mark.parametrize(("text", "what", "hint"), WRONG, ids=[text for text, _, _ in WRONG])
 def test_a_wrong_profile_is_an_error_of_one_line(
     text: str, what: str, hint: str | None, tmp_path: Path
 ) -> None:
@@ -219,7 +334,7 @@ def test_profiles_inherit_and_later_keys_win(tmp_path: Path) -> None:
     chosen = load_profile(
         profile(tmp_path, "inherit: low.yaml\nexpect: {made.number: {word: x}}"), MADE.checks
     )
-    expected = {"most": 2_000_000_000, "word": "x", "free": None, "on": True}
+    expected = {"most": 2_000_000_000, "word": "x", "free": None, "on": True, "some": [1, 2]}
     assert chosen.expects["made.number"] == expected
     assert not chosen.skipped
     both = load_profile(profile(tmp_path, "inherit: [low.yaml, skips.yaml]"), MADE.checks)
@@ -322,6 +437,8 @@ def test_the_list_explains_every_check() -> None:
     "arguments",
     [
         [],
+        ["local:2", "--output", "/"],
+        ["local:2", "--output", "nosuchfolder/fit.json"],
         ["nosuchfile/hosts"],
         ["local:2", "--profile", "nosuchprofile"],
         ["local:2", "--recipe", "nosuchrecipe"],
@@ -335,6 +452,7 @@ def test_bad_input_is_exit_code_2_and_one_line(arguments: list[str]) -> None:
     assert done.returncode == 2, done
     assert done.stdout == ""
     assert "Traceback" not in done.stderr and done.stderr.startswith("error: ")
+    assert "--hosts" not in done.stderr
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="needs the ssh client")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,9 @@ from typing import Any
 import pytest
 
 from muster.agent import member
+from muster.core.handshake import answer
 from muster.core.inventory import read_inventory
+from muster.stages import gather
 from tests.support import wait_until
 
 TOKEN = "0123456789abcdef-of-the-tests"
@@ -380,7 +385,48 @@ def last_word(line: member.Line) -> dict[str, Any]:
     line.socket.settimeout(60)
     while (message := line.read())["op"] == "wait":
         line.socket.sendall(b".")
+    line.socket.sendall(member.HEARD)
     return message
+
+
+def reset(line: member.Line) -> None:
+    """The connection breaks: what was not read is lost, on both sides."""
+    line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    line.close()
+
+
+def test_the_last_word_is_heard_though_the_connection_broke(sshd: Sshd, tmp_path: Path) -> None:
+    """A member that has not confirmed the end may come again; the head stays until it has."""
+    with Head(tmp_path, "2", "--json") as head:
+        broken = register(head, name="m2", addresses=["127.0.0.2"], port=sshd.port)
+        wait_for_say(broken, "in as")
+        other = machine(sshd, head, 3)
+        assert isinstance(other.finish(), dict)  # the head has said it to all
+        reset(broken)
+        assert not wait_until(lambda: head.process.poll() is not None, gather.LINGER + 2)
+        again = machine(sshd, head, 2).finish()
+        assert isinstance(again, dict) and (again["op"], again["name"]) == ("done", "127.0.0.2")
+        code, out, _ = head.finish()
+    data = json.loads(out)
+    assert (code, data["gathered"]["unheard"], data["gathered"]["turned_away"]) == (0, [], {})
+    assert [host["name"] for host in data["hosts"]] == ["127.0.0.2", "127.0.0.3"]
+
+
+def test_the_last_word_is_read_though_the_head_has_hung_up() -> None:
+    """It came, and so did the head's end, while the member was busy: nothing can be sent any more."""
+    nonce = "0" * 32
+    with socket.create_server((HERE, 0)) as listener:
+        line = member.Line(socket.create_connection(listener.getsockname()), TOKEN, nonce)
+        head, _ = listener.accept()
+    line.socket.sendall(b".")
+    select.select([head], [], [], 60)  # unread: so closing resets the connection
+    head.sendall(answer({"op": "done", "count": 0, "name": "m"}, TOKEN, nonce))
+    head.close()
+    poll = select.poll()
+    poll.register(line.socket, 0)
+    assert poll.poll(60_000)  # the reset is here
+    assert member.wait(line, {"op": "wait"}, time.monotonic() + 60, print)["name"] == "m"
+    line.close()
 
 
 def test_one_who_leaves_does_not_count(sshd: Sshd, tmp_path: Path) -> None:
@@ -451,6 +497,11 @@ def test_ctrl_c_on_a_member(tmp_path: Path) -> None:
         (["join", "h:1", "--address", "name"], "is not an IP address"),
         (["join", "h:1", "--token", "short"], "at least 16"),
         (["join", "h:1", "--token-file", "not-there"], "cannot be read"),
+        *[
+            ([*verb, f"--timeout={seconds}"], "--timeout: must be a finite number of seconds above 0")
+            for verb in (["gather", "2"], ["join", "h:1"], ["prepare", "local:1", "no.yaml"])
+            for seconds in ("nan", "-1", "inf")
+        ],
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
@@ -522,4 +573,4 @@ def test_a_thousand_machines_at_once(tmp_path: Path, many_files: None) -> None:
     assert code == 0, err
     data = json.loads(out)
     assert [host["hostname"] for host in data["hosts"]] == [f"m{n}" for n in range(count)]  # m2 before m10
-    assert not data["gathered"]["turned_away"]
+    assert not data["gathered"]["turned_away"] and not data["gathered"]["unheard"]

@@ -28,7 +28,7 @@ ECHO = b"""
 import json, os, sys
 def say(**what):
     os.write(1, json.dumps(what).encode() + b"\\n")
-say(m="here", argv=sys.argv, secrets=[n for n in os.environ if n.startswith("MUSTER_")])
+say(m="here", secrets=[name for name in ("MUSTER_SECRET", "MUSTER_CODE") if name in os.environ])
 rest = b""
 while True:
     data = os.read(0, 65536)
@@ -219,3 +219,32 @@ def test_at_most_fanout_connections_are_in_the_making() -> None:
 def test_own_addresses() -> None:
     assert own_addresses(place([(host, 1) for host in parse_hosts("127.0.0.1").hosts]))
     json.dumps(own_addresses(THREE))
+
+
+def test_hold_starts_nothing_more() -> None:
+    """Stopping must not open the connections that are still to be made."""
+
+    def requests(places: tuple[Placement, ...], *_: object) -> list[Request]:
+        return [Request((p.host,), ("sleep", "60")) for p in places]
+
+    places = place([(host, 1) for host in parse_hosts("h[0-7]").hosts])
+    made: Any = SimpleNamespace(ONE_MACHINE=False, DIALS=False, requests=requests)
+    fleet = Fleet(places, made, Launch(fanout=3), "job-1", RealShell(), b"")
+    try:
+        fleet.turn(lambda link, message: None)
+        fleet.hold()
+        for link in fleet.links[:3]:
+            fleet.give_up(link, "stopped")
+        fleet.turn(lambda link, message: None)
+        assert [link.begun is not None for link in fleet.links] == [True] * 3 + [False] * 5
+    finally:
+        fleet.close()
+
+
+def test_noise_accuses_nobody(opened: Callable[..., Fleet]) -> None:
+    def make(home: Home, places: tuple[Placement, ...]) -> str:
+        return "echo \"Warning: Permanently added 'node1' to the list\" >&2; echo node2 is down >&2; exit 1"
+
+    fleet = opened(launcher(make))
+    turn_until(fleet, everyone(fleet, lambda link: link.ended))
+    assert [link.accused for link in fleet.links] == [False, True, False]

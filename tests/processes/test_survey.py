@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from muster.core.recipe import Launch
 from muster.launchers import local
 from muster.launchers.base import BOOTSTRAP
 from muster.shell import Process, RealShell
+from muster.supervise.inquiry import Inquiry
 from muster.supervise.questions import OPENING, Answered, Patience, Questions, clock, failed, well_formed
 from muster.supervise.survey import STAY, sample, starter, survey
 from muster.supervise.unreachable import Ending, Stage, Unreached, explain, remedy_for
@@ -159,7 +161,7 @@ def test_few_file_descriptors_are_enough() -> None:
     """Fewer can be open than hosts would stay: fewer stay, and all are asked."""
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
-        "from tests.unit.test_survey import *\n"
+        "from tests.processes.test_survey import *\n"
         "source = ECHO + 'def probe_peers(ask):\\n    return {}\\n'\n"
         "names = [f'n{number}' for number in range(40)]\n"
         "found = survey(places(*names), Hosts(), questions({'echo': source}, second=('echo',)), QUICK)\n"
@@ -192,6 +194,35 @@ def test_hosts_that_hang_lend_their_places() -> None:
     assert waiting == [True, True, True]  # both were still there when the third was started
     assert counts[-1] == (3, 3, 2)
     assert hosts.none_left()
+
+
+def test_dead_hosts_in_front_delay_nobody() -> None:
+    """All places are taken by hosts of which nothing is known yet."""
+    hosts = Hosts(**{f"dead{number}": ["sleep", "1000"] for number in range(4)})
+    names = [*hosts.commands, "alive"]
+    inquiry = Inquiry(places(*names), frozenset(), hosts, questions({"echo": ECHO}), Patience(1000, 60, 4))
+    try:
+        assert wait_until(lambda: not inquiry.turn() or "alive" in inquiry.results, 60, every=0)
+        assert set(inquiry.results) == {"alive"}
+    finally:
+        inquiry.close()
+    assert hosts.none_left()
+
+
+def test_a_family_that_needs_longer_has_longer() -> None:
+    tells = "def probe(ask):\n    return {'timeout': ask['timeout']}\n"
+    hangs = "def probe(ask):\n    import threading\n    threading.Event().wait()\n"
+    asked = replace(
+        questions({"slow": tells, "usual": tells, "hangs": hangs}, timeout=2.0), longer={"slow": 400.0}
+    )
+    one = survey(places("a"), Hosts(), asked, Patience(connect=60, probe=2, fanout=1))["a"]
+    assert isinstance(one, Answered)
+    assert one.answers["slow"] == {"timeout": 400.0} and one.answers["usual"] == {"timeout": 2.0}
+    assert one.answers["hangs"] == {"error": "no answer within 2 s"}  # and the others' time is not added
+    waits = "def probe(ask):\n    import time\n    time.sleep(4)\n    return {}\n"
+    later = replace(questions({"slow": waits}), longer={"slow": 60.0})
+    one = survey(places("a"), Hosts(), later, Patience(connect=60, probe=1, fanout=1))["a"]
+    assert isinstance(one, Answered) and one.answers == {"slow": {}}
 
 
 # ---- what is left behind -----------------------------------------------------------------------------------
@@ -248,6 +279,48 @@ def test_a_probe_whose_connection_breaks_cleans_up(tmp_path: Path) -> None:
     process.stdin.close()
     assert process.wait(20) == 0
     assert not mark.exists()
+
+
+MARKS = (
+    "def probe(ask):\n"
+    "    import os, threading\n"
+    "    path = {path} + ask['host']\n"
+    "    open(path, 'w').close()\n"
+    "    at_end(lambda: os.remove(path))\n"
+    "    threading.Event().wait()\n"
+)
+
+
+def test_an_interrupted_survey_leaves_no_files(tmp_path: Path) -> None:
+    """The probes are let go before anything is killed."""
+    hosts = Hosts()
+    asked = questions({"marks": MARKS.replace("{path}", repr(f"{tmp_path}/"))})
+    inquiry = Inquiry(places("a", "b"), frozenset(), hosts, asked, Patience(60, 900, 4))
+    try:
+        assert wait_until(lambda: inquiry.turn() and len(list(tmp_path.iterdir())) == 2, 60, every=0)
+    finally:
+        inquiry.close()
+    assert list(tmp_path.iterdir()) == []
+    assert hosts.none_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_probe_that_is_told_to_end_cleans_up(tmp_path: Path, number: signal.Signals) -> None:
+    process = Hosts()(places("a")[0])
+    assert process.stdin is not None
+    asked = questions({"marks": MARKS.replace("{path}", repr(f"{tmp_path}/"))})
+    process.stdin.write(OPENING + asked.program(""))
+    process.stdin.write(
+        b'{"op": "probe", "families": ["marks"], "ask": {"host": "a"}, "seconds": 900, "stay": true}\n'
+    )
+    process.stdin.flush()
+    try:
+        assert wait_until((tmp_path / "a").exists, 20)
+        os.kill(process.pid, number)
+        assert process.wait(20) == 1
+    finally:
+        process.kill()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupted_survey_leaves_nobody(tmp_path: Path) -> None:
