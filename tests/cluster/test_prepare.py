@@ -155,7 +155,7 @@ def test_a_differing_package_is_found_and_named(fleet: Fleet, prepared: dict) ->
         assert (found["name"], found["majority"]) == ("tinya", "1.0")
         assert found["values"] == {"1.0": ["node1", "node3"], "9.9": ["node2"]}
         failure = by_host(document)["node2"]["failure"]
-        assert "tinya: 1.0 on node1, node3; 9.9 on node2" in failure["what"]
+        assert "tinya: 1.0 on node[1,3]; 9.9 on node2" in failure["what"]
     finally:
         fleet.cluster.run("node2", [python, "-c", PLANT, "Version: 9.9", "Version: 1.0"])
 

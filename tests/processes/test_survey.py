@@ -304,6 +304,23 @@ def test_an_interrupted_survey_leaves_no_files(tmp_path: Path) -> None:
     assert hosts.none_left()
 
 
+def test_a_probe_that_is_given_up_leaves_no_file(tmp_path: Path) -> None:
+    """Its time is over: the controller hangs up, and the probe has time to clean up."""
+    hosts = Hosts()
+    asked = questions({"marks": MARKS.replace("{path}", repr(f"{tmp_path}/"))})
+    inquiry = Inquiry(places("a"), frozenset(), hosts, asked, Patience(60, 900, 4))
+    try:
+        assert wait_until(lambda: inquiry.turn() and (tmp_path / "a").exists(), 60, every=0)
+        inquiry.sessions[0].limit = 0.0
+        assert wait_until(lambda: not inquiry.turn(), 60, every=0)
+    finally:
+        inquiry.close()
+    assert list(tmp_path.iterdir()) == []
+    one = inquiry.results["a"]
+    assert isinstance(one, Unreached) and one.stage is Stage.PYTHON
+    assert hosts.none_left()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_probe_that_is_told_to_end_cleans_up(tmp_path: Path, number: signal.Signals) -> None:
     process = Hosts()(places("a")[0])

@@ -67,6 +67,15 @@ def test_nonsense_is_refused() -> None:
         ("NVIDIA L40S", "fp32", 91.6),
         ("Tesla V100-SXM2-16GB", "bf16", None),  # it has none
         ("NVIDIA A10G", "bf16", None),  # not an A10
+        ("GRID A100-10C", "bf16", None),  # a share of one, as the next
+        ("NVIDIA A10-24Q", "bf16", None),
+        ("GRID A100-4-20CME", "bf16", None),
+        ("GRID P40-2B4", "fp32", None),
+        ("GRID T4-16A", "fp16", None),
+        ("Tesla P4", "fp32", 5.5),
+        ("NVIDIA GeForce GTX 1070", "fp32", 6.5),
+        ("NVIDIA GeForce GTX 1070 Ti", "fp32", None),
+        ("NVIDIA GeForce RTX 3070", "fp32", 20.3),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None),
         ("NVIDIA GeForce RTX 4090 D", "bf16", None),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16", None),
@@ -121,6 +130,8 @@ def test_asked() -> None:
     asked = Asked(questions=("values", "points"), pairs="all", seconds=3)
     assert read_asked(asked.as_dict()) == asked
     assert sum(Asked().share(question) for question in QUESTIONS) == pytest.approx(Asked().seconds)
+    assert Asked().grown(1024).patience == pytest.approx(20 + 102.4)
+    assert Asked().grown(1024).limit > Asked().limit + 200
     with pytest.raises(UsageError, match="unknown question 'valus'") as caught:
         Asked(questions=("valus",))
     assert caught.value.hint == "did you mean values?"

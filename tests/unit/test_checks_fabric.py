@@ -180,6 +180,14 @@ def test_only_the_same_devices_are_compared() -> None:
     assert "32 % of the stated peak (its data sheet)" in weak["n1"].evidence
 
 
+def test_a_power_limit_is_no_fault() -> None:
+    """A T4 of 70 W sustains a third of its peak and is sound; among its like, a slow one is still found."""
+    cards = [product(host, 21e12, "Tesla T4", precision="fp16", peak=65e12) for host in range(3)]
+    assert level(judged(group(3, device="cuda", matmul=cards), "fabric.matmul")) == {}
+    cards[1] = product(1, 9e12, "Tesla T4", precision="fp16", peak=65e12)
+    assert level(judged(group(3, device="cuda", matmul=cards), "fabric.matmul")) == {"n1": "fail"}
+
+
 def test_cpus_are_judged_by_their_best() -> None:
     """Sustained rates suffer from whatever else runs on a CPU."""
     cpu = {"device": "AMD EPYC", "peak": None, "peak_source": None, "threads": 1}
@@ -362,10 +370,18 @@ def test_what_all_report_is_told_of_all() -> None:
 def test_lines_that_are_no_events_are_noted() -> None:
     places = place([(Host("n0"), 1)])
     collector = Collector(places, Asked(), "cpu", "ssh", "10.0.0.1", 1, lambda host, event: None)
-    for line in ("", '{"kind": "sweep", "rank', "[1]", '{"kind": "disk", "rank": 0}'):
+    lines = (
+        '{"kind": "sweep", "rank',
+        "[1]",
+        '{"kind": "disk", "rank": 0}',
+        '{"rank": 0}',
+        '{"kind": 1, "rank": 0}',
+    )
+    for line in ("", *lines):
         collector.event("n0", line)
+    assert collector.in_vain() is None
     notes = collector.result(Outcome(), 1.0, None).notes
-    assert len(notes) == 3 and all(note.startswith("n0: ") for note in notes)
+    assert len(notes) == 5 and all(note.startswith("n0: ") for note in notes)
 
 
 def _done(count: int) -> list[tuple[int, dict[str, Any]]]:

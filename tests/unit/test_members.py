@@ -151,3 +151,14 @@ def test_the_inventory_is_written_last(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="cannot be written"):
         save(Gathered(1, name_members([one()]), {}, {}), [tmp_path / "hosts.json"])
     assert not (tmp_path / "hosts.json").exists()
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "0", "inf"])
+def test_the_script_s_time_is_finite(
+    seconds: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MUSTER_JOIN_TOKEN", TOKEN)
+    with pytest.raises(SystemExit) as stopped:
+        member.main(["127.0.0.1:1", f"--timeout={seconds}"])
+    assert stopped.value.code == 2
+    assert "--timeout must be above 0 and finite" in capsys.readouterr().err

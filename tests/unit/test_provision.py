@@ -14,13 +14,16 @@ from typing import Any
 
 import pytest
 
-from muster.core.errors import HostError, UsageError
+from muster.agent.provision import REMOTE
+from muster.checks import disk
+from muster.core.errors import HostError, JobError, UsageError
 from muster.stages.pinned import pinned_here, read_requirements
 from muster.stages.prepare import prepare
+from muster.stages.provision_files import waypoint
 from muster.stages.provision_plan import Options, make_plan, plan_as_dict
 from muster.stages.provision_result import differences
 from muster.stages.warm import kernel_folders, warm_recipe
-from muster.supervise.provisioning import safe_path
+from muster.supervise.provisioning import Entry, Tree, safe_path
 from tests.wheels import PROGRAM, Host, environment, make_wheel
 
 # --- what is pinned --------------------------------------------------------------------------------------
@@ -184,7 +187,7 @@ def test_what_differs_is_named_with_its_majority() -> None:
         ("a", "1", ["n2"]),
         ("c", "absent", ["n3"]),
     ]
-    assert str(found[0]) == "a: 1 on n1, n3; 2 on n2"
+    assert str(found[0]) == "a: 1 on n[1,3]; 2 on n2"
     assert differences({"n1": about(a="1"), "n2": about("3.11.9", a="1")}) == []
 
 
@@ -216,6 +219,8 @@ def test_files_arrive_whole_and_once(host: Host, tmp_path: Path) -> None:
     request = {"root": ["path", str(root)], "marker": "m", "files": files}
     opened = host.ask("compare", **request)
     assert opened["lacks"] == [[0, 0], [1, 0], [2, 0]]
+    assert not [each.name for each in tmp_path.iterdir() if ".muster" in each.name]  # the lock is its own
+    assert (root / ".muster-tree.lock").exists()
     for index, data in enumerate(contents.values()):
         host.put(index, data[:10])
         if data[10:]:
@@ -226,6 +231,29 @@ def test_files_arrive_whole_and_once(host: Host, tmp_path: Path) -> None:
     assert host.ask("compare", **request)["lacks"] == []
     left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if ".muster" in p.name}
     assert left == set()  # neither parts nor locks
+
+
+def test_a_tree_that_passes_through_has_a_folder_beside_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with waypoint(Tree(("hub", "x"), "m", (Entry("a", 5, ""),)), "model x") as folder:
+        assert folder.parent == tmp_path / ".cache/muster"
+        (folder / "a").write_text("12345")
+    assert not folder.exists()
+    huge = Tree(("hub", "x"), "m", (Entry("a", 1 << 60, ""),))
+    with pytest.raises(JobError, match=r"model x needs 1024.0 PiB here on its way, and .* are free"):
+        waypoint(huge, "model x").__enter__()
+
+
+def test_one_list_of_shared_file_systems() -> None:
+    """What is shipped to hosts is one file each, so the list stands in both."""
+    assert disk._NETWORK == REMOTE
+    for kind in ("nfs4", "fuse.sshfs", "glusterfs", "fuse.glusterfs", "wekafs", "pvfs2", "smb3"):
+        assert kind.startswith(REMOTE)
+    assert not any(
+        kind.startswith(REMOTE) for kind in ("ext4", "xfs", "tmpfs", "overlay", "zfs", "fuse.snapfuse")
+    )
 
 
 def test_a_cut_file_goes_on_where_it_was(host: Host, tmp_path: Path) -> None:

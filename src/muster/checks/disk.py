@@ -13,7 +13,7 @@ from muster.core.units import format_bytes
 
 # Weights, and Adam's two moments and fp32 master weights where they are apart: as the planner counts them.
 _CHECKPOINT_BYTES = 16
-# How the types of file systems begin that several machines may share; the same as in muster/agent/provision.py.
+# How the types of file systems begin that several machines may share; the same as in agent/provision.py.
 _NETWORK = (
     "nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "9p", "afs", "gluster", "pvfs2",
     "orangefs", "panfs", "weka", "virtiofs", "fuse.gluster", "fuse.sshfs", "fuse.ceph", "fuse.juicefs",

@@ -6,7 +6,7 @@ Without pydantic: ranks read it on hosts that have torch alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from muster.core.busbw import COLLECTIVES
@@ -28,6 +28,7 @@ _SHARES = {
     "points": 0.18,
     "disk": 0.10,
 }
+_FORMING = 0.1  # seconds that each rank adds to the forming of an NCCL group, with a wide margin
 MIB = 1 << 20
 
 
@@ -61,6 +62,14 @@ class Asked:
     def limit(self) -> float:
         """Seconds after which everything is ended: measuring, starting, and two waits for one that hangs."""
         return 2 * self.seconds + self.arrival + 2 * self.patience + 60
+
+    def grown(self, ranks: int) -> Asked:
+        """The same for so many ranks on GPUs: 0.1 s more patience for each.
+
+        A new group's first operation also forms it in NCCL: every rank meets the root and connects, which
+        takes longer the more there are. So 8 ranks have 20.8 s, 1,024 have 122 s.
+        """
+        return replace(self, patience=self.patience + _FORMING * ranks)
 
     def share(self, question: str) -> float:
         """The seconds that a question may take."""

@@ -26,6 +26,7 @@ from muster.stages.train import Facts, rendezvous_address
 from muster.supervise.supervisor import Listener, Supervisor
 
 WORKER = "muster.worker.fabric"  # the ranks' module
+_MOST_SLOTS = 16  # GPUs of one host
 
 Watcher = Callable[[str, Mapping[str, Any]], None]  # host, one event of a rank as it comes
 
@@ -57,7 +58,8 @@ def measure(
     """
     asked, shell = asked or Asked(), shell or RealShell()
     name = launcher.__name__.rpartition(".")[2].replace("_", "-")
-    launch = recipe.launch.model_copy(update={"timeout": asked.limit})
+    most = sum(host.slots or _MOST_SLOTS for host in inventory.hosts)  # how many it will be is not known yet
+    launch = recipe.launch.model_copy(update={"timeout": asked.grown(most).limit})
     bare = Recipe(launch=launch)
     prepared = Prepared(bare, inventory, launcher, name, dict(env or {}))
     job_id = f"fabric-{secrets.token_hex(4)}"
@@ -70,12 +72,13 @@ def measure(
         places = place(list(zip(inventory.hosts, decided.slots, strict=True)))
         address = launch.address or rendezvous_address(prepared, facts[places[0].host], places[0])
         port = int(facts[places[0].host]["port"])
-        told = _orders(places, decided, prepared.env, asked, address=address, port=port)
-        collector = Collector(places, asked, decided.device, name, address, port, watch)
+        patient = asked.grown(sum(decided.slots)) if decided.device == "cuda" else asked
+        told = _orders(places, decided, prepared.env, patient, address=address, port=port)
+        collector = Collector(places, patient, decided.device, name, address, port, watch)
 
         def tick() -> str | None:
-            if time.monotonic() - began > asked.limit + launch.connect_timeout:
-                return f"timeout: the group checks took longer than {asked.limit:g} s"
+            if time.monotonic() - began > patient.limit + launch.connect_timeout:
+                return f"timeout: the group checks took longer than {patient.limit:g} s"
             return collector.in_vain() or stop()
 
         listener = Listener(collector.event, collector.log, lambda host, sample: None, tick)

@@ -116,11 +116,7 @@ class Inquiry:
         remove what they have left on their hosts."""
         running = [session for session in self.sessions if session.python is not None]
         for session in running:
-            wire = session.link.wire
-            if session.writing and wire is not None:
-                self.selector.unregister(wire.input)
-                session.writing = False
-            session.link.close_input()
+            self._hang_up(session)
         limit = time.monotonic() + _PARTING
         while any(each.process.poll() is None for each in running) and time.monotonic() < limit:
             time.sleep(_TICK / 10)
@@ -233,7 +229,11 @@ class Inquiry:
         ended = session.link.output_closed and session.process.poll() is not None
         if not ended and (now < session.limit or session.state in (_State.WAITING, _State.MET)):
             return
-        session.impatient = not ended
+        if not ended and session.python is not None and session.state is not _State.LEAVING:
+            self._hang_up(session)  # its probe may still remove what it has left there
+            session.state, session.limit, session.impatient = _State.LEAVING, now + _PARTING, True
+            return
+        session.impatient = session.impatient or not ended
         self._drop(session)
 
     def _meet(self) -> None:
@@ -266,6 +266,14 @@ class Inquiry:
             ask = self.questions.ask(session.place)
             families = self.questions.second
             session.tell("peers", budget + _GRACE, families=families, ask=ask, peers=peers, seconds=budget)
+
+    def _hang_up(self, session: _Session) -> None:
+        """Say nothing more to it, not even what is queued."""
+        if session.writing:
+            assert session.link.wire is not None
+            self.selector.unregister(session.link.wire.input)
+            session.writing = False
+        session.link.close_input()
 
     def _let_go(self, session: _Session) -> None:
         """It has said everything: its probe leaves by itself."""
