@@ -70,9 +70,7 @@ class Questions:
     second: tuple[str, ...]
     ask: Callable[[Placement], dict[str, Any]]
     interpreter: str = "python3"
-    longer: Mapping[str, float] = field(
-        default_factory=dict
-    )  # family -> seconds, where that is too short
+    longer: Mapping[str, float] = field(default_factory=dict)  # family -> seconds, where that is too short
 
     def program(self, magic: str) -> bytes:
         """The probe and the families; compiled where the host's Python is of our kind."""
