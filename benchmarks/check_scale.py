@@ -254,7 +254,7 @@ def measure(reach: Range, fanout: int) -> dict[str, Any]:
         "seconds_beyond_pdsh": round(ours.seconds - best.seconds, 2),
         "summary": found["summary"],
         "troubles": [
-            f"{each['level']} {each['check']}: {each['problem']} on {each['count']}: {each['seen'][:1]}"
+            f"{each['level']} {each['check']}: {each['problem']} on {each['count']}"
             for each in found["troubles"]
         ],
         "wrongly_judged": sorted(reach.dead ^ unreachable),
