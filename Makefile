@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: demo test fast slow real cluster check wheel clean
+.PHONY: demo test fast slow check wheel clean
 
 demo: $(VENV)/.train
 	$(BIN)/muster demo
@@ -16,16 +16,9 @@ test: fast slow
 fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests/unit tests/property tests/golden
 
-# Real processes first; then real ranks and the cluster of hosts beside each other: both wait more than they work.
+# One after the other: beside each other they fight for the cores, and nothing is won.
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -q tests/processes
-	$(MAKE) --no-print-directory -j2 --output-sync=target real cluster
-
-real: $(VENV)/.dev
-	$(BIN)/python -m pytest -q tests/real
-
-cluster: $(VENV)/.dev
-	$(BIN)/python -m pytest -q tests/cluster
+	$(BIN)/python -m pytest -q tests/processes tests/real tests/cluster
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check src tests dev benchmarks

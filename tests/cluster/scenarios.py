@@ -10,6 +10,7 @@ from tests.jobs import ENDED, Job
 from tests.support import wait_until
 
 HOSTS = "node1:1,node2:1,node3:1"
+PAIR = "node1:1,node2:1"  # enough to lose one of
 LEASE = 2.5
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import losses, needs_torch, run
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 STEPS = ["train.max_steps=20", "train.warmup=5", "measure.window=1", "measure.warmup=3"]
 ENGINES = {
