@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 
+from muster.core.errors import RecipeError
 from muster.core.job import Placement
 from muster.core.recipe import Launch
 
@@ -164,6 +165,19 @@ def ssh_arguments(launch: Launch) -> list[str]:
         "-o", "ClearAllForwardings=yes",
         *launch.ssh_options,
     ]  # fmt: skip
+
+
+def ssh_words(launch: Launch, program: str) -> str:
+    """The options as one text, for a program that splits it at spaces. Raises RecipeError for one with spaces."""
+    arguments = ssh_arguments(launch)
+    spaced = [word for word in arguments if len(word.split()) != 1]
+    if spaced:
+        raise RecipeError(
+            f"{program} cannot pass {spaced[0]!r} on to ssh: it splits at spaces",
+            where="launch.ssh_options",
+            hint="put the option into ~/.ssh/config, or launch.launcher=ssh",
+        )
+    return " ".join(arguments)
 
 
 def ssh_argv(place: Placement, launch: Launch, argv: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from muster.core.errors import InventoryError, RecipeError
+from muster.core.errors import InventoryError
 from muster.core.job import Placement
 from muster.core.recipe import Launch
 from muster.launchers.base import (
@@ -19,8 +19,8 @@ from muster.launchers.base import (
     dialling_argv,
     dialling_env,
     interpreter,
-    ssh_arguments,
     ssh_argv,
+    ssh_words,
 )
 
 ONE_MACHINE = False
@@ -63,21 +63,14 @@ def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: H
 
 
 def _mpirun(launch: Launch, hosts: int) -> list[str]:
-    arguments = ssh_arguments(launch)
-    spaced = [word for word in arguments if len(word.split()) != 1]
-    if spaced:
-        raise RecipeError(
-            f"mpirun cannot pass {spaced[0]!r} on to ssh: it splits at spaces",
-            where="launch.ssh_options",
-            hint="put the option into ~/.ssh/config, or launch.launcher=ssh",
-        )
+    arguments = ssh_words(launch, "mpirun")
     return [
         "mpirun",
         "--allow-run-as-root",  # as every other launcher does
         "--bind-to", "none",  # an agent's ranks are not to share the one core that MPI would bind it to
         "--wdir", "/",
         "--mca", "plm_rsh_agent", "ssh",
-        "--mca", "plm_rsh_args", " ".join(arguments),
+        "--mca", "plm_rsh_args", arguments,
         "--mca", "plm_rsh_no_tree_spawn", "1",  # hosts need not reach each other by ssh
         "--mca", "plm_rsh_num_concurrent", str(min(launch.fanout, hosts)),
         "--mca", "orte_keep_fqdn_hostnames", "1",

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import shlex
 
-from muster.core.errors import InventoryError, RecipeError
+from muster.core.errors import InventoryError
 from muster.core.job import Placement
 from muster.core.recipe import Launch
-from muster.launchers.base import Home, Request, dialling_argv, interpreter, ssh_arguments, ssh_argv
+from muster.launchers.base import Home, Request, dialling_argv, interpreter, ssh_argv, ssh_words
 
 ONE_MACHINE = False
 DIALS = True
@@ -34,14 +34,7 @@ def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: H
                 host=place.host,
                 hint="a name of the host, or launch.launcher=ssh",
             )
-    arguments = ssh_arguments(launch)
-    spaced = [word for word in arguments if len(word.split()) != 1]
-    if spaced:
-        raise RecipeError(
-            f"pdsh cannot pass {spaced[0]!r} on to ssh: it splits at spaces",
-            where="launch.ssh_options",
-            hint="put the option into ~/.ssh/config, or launch.launcher=ssh",
-        )
+    arguments = ssh_words(launch, "pdsh")
     agent = dialling_argv(interpreter(launch), job_id, _HOST, home, launch, told=True)
     argv = [
         "pdsh",
@@ -52,5 +45,5 @@ def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: H
         *launch.options,
         shlex.join(agent).replace("%", "%%").replace(_HOST, "%h"),
     ]  # fmt: skip
-    env = {"PDSH_SSH_ARGS_APPEND": " ".join(arguments)}
+    env = {"PDSH_SSH_ARGS_APPEND": arguments}
     return [Request(tuple(place.host for place in places), tuple(argv), env, dials=True)]

@@ -179,11 +179,6 @@ class Fleet:
         """Start nothing more."""
         self._waiting.clear()
 
-    def release(self, link: Link) -> None:
-        """End one connection and forget about it: nothing more is wanted from that host."""
-        link.close_input()
-        self._detach(link)
-
     def give_up(self, link: Link, why: str) -> None:
         """Declare a host lost, and end our side of its connection."""
         link.give_up(why)
