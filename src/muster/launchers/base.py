@@ -168,7 +168,7 @@ def ssh_arguments(launch: Launch) -> list[str]:
 
 
 def ssh_words(launch: Launch, program: str) -> str:
-    """The options as one text, for a program that splits it at spaces. Raises RecipeError for one with spaces."""
+    """The options as one text, for a program that splits it at spaces. Raises RecipeError: one has spaces."""
     arguments = ssh_arguments(launch)
     spaced = [word for word in arguments if len(word.split()) != 1]
     if spaced:
