@@ -1,6 +1,6 @@
 """Run the demo with several seeds of data and model; write accuracy and seconds to benchmarks/results/.
 
-    .venv/bin/python benchmarks/demo_seeds.py 1 2 3
+.venv/bin/python benchmarks/demo_seeds.py 1 2 3
 """
 
 from __future__ import annotations

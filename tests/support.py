@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from muster.core.result import Result
-from muster.stages.prepare import prepare
+from muster.stages.inputs import read_inputs
 from muster.stages.train import train
 from muster.store import events
 from muster.store.runfolder import RunFolder
@@ -40,7 +40,7 @@ def needs_torch() -> None:
 def run(folder: Path, hosts: str, *overrides: str, recipe: str = "demo") -> tuple[RunFolder, Result]:
     """Train the tiny model."""
     target = RunFolder(folder)
-    result = train(prepare(recipe, hosts, [*TINY, *overrides]), target)
+    result = train(read_inputs(recipe, hosts, [*TINY, *overrides]), target)
     return target, result
 
 

@@ -18,7 +18,7 @@ from muster.core.batch import Batch
 from muster.core.errors import InventoryError, RecipeError
 from muster.core.inventory import parse_hosts
 from muster.core.job import Job, Placement, place
-from muster.core.recipe import Launch, Recipe
+from muster.core.recipe import Launch, Recipe, recipe_from
 from muster.core.slurm import parse_ask
 from muster.launchers import local, openmpi, pdsh, slurm, ssh
 from muster.launchers.base import Home, Request, agent_source
@@ -172,7 +172,7 @@ def test_torchrun() -> None:
 
 def test_the_orders_of_a_job() -> None:
     made = job("node1:2,node2:3")
-    recipe = Recipe.model_validate({"engine": {"name": "deepspeed", "zero": 3, "offload": "optimizer+param"}})
+    recipe = recipe_from({"engine": {"name": "deepspeed", "zero": 3, "offload": "optimizer+param"}})
     decided = Decided((2, 3), "cuda", "fp32", made.batch, (8, 4), ((0, 1), None), ())
     told = orders(made, recipe, decided, {"NCCL_DEBUG": "INFO"}, address="10.0.0.1", port=29500)
     for order in told.values():
@@ -181,7 +181,7 @@ def test_the_orders_of_a_job() -> None:
 
 
 def test_the_greeting_of_a_job() -> None:
-    recipe = Recipe.model_validate({"launch": {"workdir": "/scratch/", "port": 4711, "timeout": 60}})
+    recipe = recipe_from({"launch": {"workdir": "/scratch/", "port": 4711, "timeout": 60}})
     told = greeting(
         recipe,
         places("node1:2,node2"),

@@ -34,11 +34,11 @@ from muster.core.inventory import (
     read_inventory,
 )
 from muster.core.job import Placement
-from muster.core.recipe import Launch, Recipe
+from muster.core.recipe import Launch, Recipe, recipe_from
 from muster.core.registry import load_plugin
 from muster.shell import RealShell
 from muster.stages.check import Wanted, all_checks, check, save_inventory
-from muster.stages.prepare import check as prepare_job
+from muster.stages.inputs import check as prepare_job
 from muster.stages.verdicts import Heard, inspection
 from muster.stages.verdicts import judge as judge_all
 from muster.supervise.questions import Answered
@@ -219,7 +219,7 @@ def test_hosts_without_torch_are_told_in_the_summary(capsys: pytest.CaptureFixtu
 
 def test_the_recipes_variables_say_which_folders_are_measured() -> None:
     env = {"HF_HOME": "/data/hub", "TMPDIR": "/scratch", "TRITON_CACHE_DIR": "/t", "OTHER": "/o"}
-    recipe = Recipe.model_validate({"env": env, "launch": {"workdir": "/w"}})
+    recipe = recipe_from({"env": env, "launch": {"workdir": "/w"}})
     asker = stage._asker(prepare_job(recipe, parse_hosts("n1")))
     folders = asker(Placement("n1", "n1", 1, 0))["folders"]
     assert folders == {

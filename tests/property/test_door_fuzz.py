@@ -17,9 +17,6 @@ from muster.core.members import Member, known_hosts, name_members, read_applican
 from muster.door import Door
 from tests.support import wait_until
 
-settings.register_profile("muster", deadline=None, max_examples=200, derandomize=True)
-settings.load_profile("muster")
-
 SECRET = "a secret of the fuzzer"
 NONCE = "0123456789abcdef" * 2
 JSON = st.recursive(

@@ -24,11 +24,8 @@ from muster.core.inventory import (
     parse_hosts,
     read_inventory,
 )
-from muster.core.recipe import Recipe
+from muster.core.recipe import Recipe, TextToSqlRecipe
 from muster.core.recipes import dump_yaml, field_paths, load_recipe, merge, parse_override, validate
-
-settings.register_profile("muster", deadline=None, max_examples=200, derandomize=True)
-settings.load_profile("muster")
 
 # ---- host lists --------------------------------------------------------------------------------------------
 
@@ -117,7 +114,7 @@ def test_a_range_of_hosts_is_every_host_of_it(low: int, more: int, width: int) -
 
 # ---- recipes -----------------------------------------------------------------------------------------------
 
-PATHS = field_paths()
+PATHS = field_paths(TextToSqlRecipe)
 VALUES = st.one_of(
     st.text(max_size=20),
     st.text(st.sampled_from("[]{}:,&*!?|>'\"%@`-#.~0123456789eExob_ atruefls"), max_size=15),

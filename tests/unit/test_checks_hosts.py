@@ -13,6 +13,7 @@ import pytest
 
 from muster.checks.disk import checkpoint_bytes
 from muster.core.recipes import load_recipe
+from tests.support import wait_until
 from tests.unit.judging import FAIL, NA, PASS, UNKNOWN, WARN, judged, probed, transport
 
 GIB = 1 << 30
@@ -295,6 +296,7 @@ def test_a_job_that_really_runs_and_a_port_that_is_really_held_are_found() -> No
     command = [sys.executable, "-c", "import time; time.sleep(1000)", "-m", "muster.worker"]
     job = subprocess.Popen(command, env={**os.environ, "MUSTER_TOKEN": "0" * 32})
     try:
+        wait_until(lambda: b"muster.worker" in Path(f"/proc/{job.pid}/cmdline").read_bytes(), 10)
         with socket.socket() as held:
             held.bind(("127.0.0.1", 0))
             held.listen()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from muster.core.errors import InventoryError, RecipeError, UsageError
+from muster.core.families import t5
 from muster.core.inventory import Inventory, parse_hosts
 from muster.core.job import Decision
-from muster.core.recipe import Recipe
-from muster.core.t5 import t5_parameters
+from muster.core.recipe import recipe_from
 from muster.planner.decide import Decided, check_disk, decide, disk_needed, parameters
 
 H100, A100, T4, P100 = (9, 0), (8, 0), (7, 5), (6, 0)
@@ -33,7 +33,7 @@ def on(
     about: dict[str, dict[str, Any]], *, hosts: str | None = None, one_machine: bool = False, **recipe: Any
 ) -> Decided:
     inventory: Inventory = parse_hosts(hosts or ",".join(about))
-    return decide(Recipe.model_validate(recipe), inventory, about, one_machine=one_machine)
+    return decide(recipe_from(recipe), inventory, about, one_machine=one_machine)
 
 
 def why(decided: Decided, field: str) -> str:
@@ -220,7 +220,7 @@ def test_hosts_without_the_gpus_are_bad_input(
     ],
 )
 def test_parameters_of_the_published_sizes(name: str, count: int) -> None:
-    assert parameters(Recipe.model_validate({"model": {"name": name}})) == count
+    assert parameters(recipe_from({"model": {"name": name}})) == count
 
 
 def test_parameters_of_a_gated_untied_decoder_of_another_depth() -> None:
@@ -232,11 +232,11 @@ def test_parameters_of_a_gated_untied_decoder_of_another_depth() -> None:
     attention, feed_forward, norm = 4 * 4 * 6, 3 * 4 * 5, 4
     encoder = (attention + norm) + (feed_forward + norm) + norm
     decoder = 2 * (2 * (attention + norm) + (feed_forward + norm)) + norm
-    assert t5_parameters(config) == encoder + decoder + 2 * (8 * 2) + 2 * 7 * 4
+    assert t5.parameters(config) == encoder + decoder + 2 * (8 * 2) + 2 * 7 * 4
 
 
 def test_parameters_come_from_a_local_folder(tmp_path: Path) -> None:
-    recipe = Recipe.model_validate({"model": {"name": str(tmp_path)}})
+    recipe = recipe_from({"model": {"name": str(tmp_path)}})
     assert parameters(recipe) is None
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "t5", "vocab_size": 32128, "d_model": 512})
@@ -256,7 +256,7 @@ def test_parameters_come_from_a_local_folder(tmp_path: Path) -> None:
     [({}, 4), ({"every": 10, "keep": 1}, 4 + 2 * 16), ({"every": 10, "keep": 3}, 4 + 4 * 16)],
 )
 def test_the_disk_that_a_run_needs(checkpoint: dict[str, int], need: int) -> None:
-    recipe = Recipe.model_validate({"model": {"name": "t5-small"}, "checkpoint": checkpoint})
+    recipe = recipe_from({"model": {"name": "t5-small"}, "checkpoint": checkpoint})
     assert disk_needed(1, recipe) == need
     bytes_needed = need * 60_506_624
     about = {"a": {"disk_free": None, "base": "/x"}, "b": {"disk_free": bytes_needed, "base": "/y"}}

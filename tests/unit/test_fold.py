@@ -9,7 +9,7 @@ import pytest
 from muster.core.batch import Batch
 from muster.core.inventory import Host
 from muster.core.job import Job, place
-from muster.core.recipe import Recipe
+from muster.core.recipe import recipe_from
 from muster.core.result import Result
 from muster.store import events
 from muster.supervise.fold import Folder, engine_name, fold, make_result, model_name, percentile, throughput
@@ -39,7 +39,7 @@ def job(*, ranks: int = 2, warmup: int = 10, attempt: int = 1, **recipe: Any) ->
         batch=Batch(8, 1, 8 * ranks),
         precision="fp32",
         device="cpu",
-        recipe=Recipe.model_validate({"measure": {"warmup": warmup}, **recipe}).as_dict(),
+        recipe=recipe_from({"measure": {"warmup": warmup}, **recipe}).as_dict(),
         attempt=attempt,
     )
 
@@ -273,7 +273,7 @@ def test_execution_match_is_unknown_where_one_rank_has_no_database() -> None:
     ],
 )
 def test_the_engines_name(engine: dict[str, Any], name: str) -> None:
-    assert engine_name(Recipe.model_validate({"engine": engine})) == name
+    assert engine_name(recipe_from({"engine": engine})) == name
 
 
 @pytest.mark.parametrize(
@@ -285,4 +285,4 @@ def test_the_engines_name(engine: dict[str, Any], name: str) -> None:
     ],
 )
 def test_the_models_name(model: dict[str, Any], name: str) -> None:
-    assert model_name(Recipe.model_validate({"model": model})) == name
+    assert model_name(recipe_from({"model": model})) == name

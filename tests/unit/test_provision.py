@@ -17,8 +17,8 @@ import pytest
 from muster.agent.provision import REMOTE
 from muster.checks import disk
 from muster.core.errors import HostError, JobError, UsageError
+from muster.stages.inputs import read_inputs
 from muster.stages.pinned import pinned_here, read_requirements
-from muster.stages.prepare import prepare
 from muster.stages.provision_files import waypoint
 from muster.stages.provision_plan import Options, make_plan, plan_as_dict
 from muster.stages.provision_result import differences
@@ -107,15 +107,17 @@ def test_a_plan_names_what_the_recipe_reads(tmp_path: Path, options: Options) ->
     data.mkdir()
     (data / "train.jsonl").write_text('{"question": "q", "sql": "s"}\n')
     overrides = [f"model.name={model}", f"data.path={data}", "model.init=pretrained"]
-    prepared = prepare("demo", "node1,node2", [*overrides, "model.config=null"])
-    plan = make_plan(prepared, options)
+    inputs = read_inputs("demo", "node1,node2", [*overrides, "model.config=null"])
+    plan = make_plan(inputs, options)
     assert plan.local == (str(model), str(data))
     assert plan.hub == ()
     assert plan.venv == f"~/.cache/muster/venvs/{plan.key}"
     name = hashlib.sha256((tmp_path / "wheels/tinya-1.0-py3-none-any.whl").read_bytes()).hexdigest()[:16]
     assert [entry.path for entry in plan.wheels] == [f"{name}/tinya-1.0-py3-none-any.whl"]
-    json.dumps(plan_as_dict(plan, prepared, options))
-    assert make_plan(prepare("demo", "local:2x1", overrides), options).local == ()  # they are this machine
+    json.dumps(plan_as_dict(plan, inputs, options))
+    assert (
+        make_plan(read_inputs("demo", "local:2x1", overrides), options).local == ()
+    )  # they are this machine
 
 
 @pytest.mark.parametrize(
@@ -131,33 +133,33 @@ def test_a_plan_names_what_the_recipe_reads(tmp_path: Path, options: Options) ->
 def test_a_plan_names_what_comes_from_the_hub(
     options: Options, overrides: list[str], hub: list[tuple[str, str]]
 ) -> None:
-    plan = make_plan(prepare("demo", "node1", ["model.tokenizer=train", *overrides]), options)
+    plan = make_plan(read_inputs("demo", "node1", ["model.tokenizer=train", *overrides]), options)
     assert list(plan.hub) == hub
 
 
 @pytest.mark.parametrize("index", ["--trusted-host", "ftp://x", "simple", "https://a b"])
 def test_an_index_is_an_address(options: Options, index: str) -> None:
     with pytest.raises(UsageError, match="is not an index"):
-        make_plan(prepare("demo", "node1", []), Options(index=index, requirements=options.requirements))
+        make_plan(read_inputs("demo", "node1", []), Options(index=index, requirements=options.requirements))
 
 
 def test_a_dry_run_hides_an_index_password(options: Options) -> None:
     given = Options(index="https://me:hush@host/simple", requirements=options.requirements)
-    prepared = prepare("demo", "node1", [])
-    assert "hush" not in json.dumps(plan_as_dict(make_plan(prepared, given), prepared, given))
+    inputs = read_inputs("demo", "node1", [])
+    assert "hush" not in json.dumps(plan_as_dict(make_plan(inputs, given), inputs, given))
 
 
 def test_the_warm_job_is_one_step_of_one_rank() -> None:
     """It stays a valid recipe, with the engine, width and precision of the real one."""
     overrides = ["batch.global=512", "engine.zero=3", "train.epochs=9", "model.config.num_layers=40"]
-    prepared = prepare(
+    inputs = read_inputs(
         "text2sql-t5-large-zero3-offload", "node1:8", [*overrides, "data.generated.train=9000"]
     )
-    data = warm_recipe(prepared, ["launch.python=/v e/python", "env.A=1"], "~/c", 60)
-    recipe = type(prepared.recipe).model_validate(data)
+    data = warm_recipe(inputs, ["launch.python=/v e/python", "env.A=1"], "~/c", 60)
+    recipe = type(inputs.recipe).model_validate(data)
     assert (recipe.train.max_steps, recipe.batch.global_, recipe.batch.micro) == (1, None, 32)
     assert (recipe.model.init, recipe.model.config) == ("random", {"num_layers": 1, "num_decoder_layers": 1})
-    assert recipe.engine == prepared.recipe.engine
+    assert recipe.engine == inputs.recipe.engine
     assert recipe.data.generated and recipe.data.generated.train == 256
     assert (recipe.launch.python, recipe.env["A"], recipe.launch.workdir) == ("/v e/python", "1", "~/c/warm")
 

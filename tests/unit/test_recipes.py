@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from muster.core.errors import RecipeError
-from muster.core.recipe import Recipe
+from muster.core.recipe import Recipe, TextToSqlRecipe
 from muster.core.recipes import (
     dump_yaml,
     field_paths,
@@ -234,7 +234,7 @@ def test_a_file_that_is_not_text(tmp_path: Path) -> None:
 
 def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
     write(tmp_path, a="")
-    assert load_recipe(str(tmp_path / "a.yaml")) == Recipe()
+    assert load_recipe(str(tmp_path / "a.yaml")) == TextToSqlRecipe()
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_a_recipe_is_read_back_as_it_was_written(tmp_path: Path, word: str) -> N
 
 
 def test_field_paths_are_what_a_user_types() -> None:
-    paths = field_paths()
+    paths = field_paths(TextToSqlRecipe)
     assert {"batch.global", "engine.zero", "data.generated.seed", "lora.rank", "force"} <= set(paths)
     assert "batch.global_" not in paths
     assert len(paths) == len(set(paths))

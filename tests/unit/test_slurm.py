@@ -16,7 +16,7 @@ from muster.core.inventory import parse_hosts, read_inventory
 from muster.core.slurm import SlurmAsk, allocation, parse_ask
 from muster.shell import FakeShell
 from muster.stages.follow import follow
-from muster.stages.prepare import prepare
+from muster.stages.inputs import read_inputs
 from muster.stages.resume import resume
 from muster.stages.runs import stop
 from muster.stages.slurm_queue import whereabouts
@@ -112,10 +112,10 @@ def answering(**answers: tuple[int, str, str]) -> FakeShell:
 def test_a_submitted_run_is_found_shown_and_cancelled(
     outside: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepared = prepare("demo", "slurm:gpu/2x1", TINY, waits=True)
+    inputs = read_inputs("demo", "slurm:gpu/2x1", TINY, waits=True)
     run = RunFolder(tmp_path / "runs" / "one")
     shell = answering(sbatch=(0, "17;cluster\n", ""))
-    assert submit(prepared, run, shell) == "17"
+    assert submit(inputs, run, shell) == "17"
     assert shell.started == [["sbatch", "--parsable", str(run.batch_script)]]
     assert f"--hosts slurm:/2x1 --output {run.path}" in run.batch_script.read_text()
     assert run.state() == "submitted"
@@ -132,7 +132,7 @@ def test_a_submitted_run_is_found_shown_and_cancelled(
 
 def test_a_folder_is_taken_over_by_its_own_job_alone(outside: None, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "one")
-    submit(prepare("demo", "slurm:/2", TINY, waits=True), run, answering(sbatch=(0, "17\n", "")))
+    submit(read_inputs("demo", "slurm:/2", TINY, waits=True), run, answering(sbatch=(0, "17\n", "")))
     ticket = json.loads(run.submission.read_text())["ticket"]
     for wrong in (None, "another"):
         with pytest.raises(RunFolderError, match="already there"):
@@ -148,24 +148,24 @@ def test_a_refusal_leaves_nothing(outside: None, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "one")
     refusing = answering(sbatch=(1, "", "sbatch: error: invalid partition specified: gpu\n"))
     with pytest.raises(JobError, match="invalid partition"):
-        submit(prepare("demo", "slurm:gpu/2", TINY, waits=True), run, refusing)
+        submit(read_inputs("demo", "slurm:gpu/2", TINY, waits=True), run, refusing)
     assert not run.path.exists()
 
 
 def test_how_many_nodes(outside: None, tmp_path: Path) -> None:
     with pytest.raises(InventoryError, match="how many nodes"):
-        script(prepare("demo", "slurm:gpu", TINY, waits=True), RunFolder(tmp_path / "one"), "t")
+        script(read_inputs("demo", "slurm:gpu", TINY, waits=True), RunFolder(tmp_path / "one"), "t")
 
 
 @pytest.mark.parametrize("value", ["a\nb", "--wrap=x", "a b", '"', "$(x)", ""])
 def test_what_a_script_line_cannot_hold(value: str, outside: None) -> None:
     with pytest.raises(RecipeError):
-        prepare("demo", "slurm:/2", [*TINY, f"launch.slurm.account={json.dumps(value)}"], waits=True)
+        read_inputs("demo", "slurm:/2", [*TINY, f"launch.slurm.account={json.dumps(value)}"], waits=True)
 
 
 def test_a_job_that_is_gone_without_a_result(outside: None, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "one")
-    submit(prepare("demo", "slurm:/2", TINY, waits=True), run, answering(sbatch=(0, "17\n", "")))
+    submit(read_inputs("demo", "slurm:/2", TINY, waits=True), run, answering(sbatch=(0, "17\n", "")))
     run.batch_output.write_text("starting\nbash: no such interpreter\n")
     said: list[str] = []
     with pytest.raises(JobError, match="no such interpreter"):
@@ -186,7 +186,7 @@ def test_silence_keeps_the_folder(outside: None, tmp_path: Path) -> None:
 
     run = RunFolder(tmp_path / "one")
     with pytest.raises(JobError, match="did not answer"):
-        submit(prepare("demo", "slurm:/2", TINY, waits=True), run, FakeShell(answer_run=silent))
+        submit(read_inputs("demo", "slurm:/2", TINY, waits=True), run, FakeShell(answer_run=silent))
     assert run.submitted_recipe.exists()
     with pytest.raises(RunFolderError, match="no job of Slurm"):
         whereabouts(run)
@@ -195,18 +195,18 @@ def test_silence_keeps_the_folder(outside: None, tmp_path: Path) -> None:
 def test_options_are_sbatchs_and_not_srun_s(outside: None, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "one")
     shell = answering(sbatch=(0, "17\n", ""))
-    prepared = prepare("demo", "slurm:/2", [*TINY, "launch.options=[--reservation=x]"], waits=True)
-    submit(prepared, run, shell)
+    inputs = read_inputs("demo", "slurm:/2", [*TINY, "launch.options=[--reservation=x]"], waits=True)
+    submit(inputs, run, shell)
     assert shell.started == [["sbatch", "--parsable", "--reservation=x", str(run.batch_script)]]
-    again = prepare(str(run.submitted_recipe), "slurm:/2", [], waits=True)
+    again = read_inputs(str(run.submitted_recipe), "slurm:/2", [], waits=True)
     assert again.recipe.launch.options == []
     with pytest.raises(RecipeError, match="waits by itself"):
-        submit(prepare("demo", "slurm:/2", [*TINY, "launch.options=[--wait]"], waits=True), run, shell)
+        submit(read_inputs("demo", "slurm:/2", [*TINY, "launch.options=[--wait]"], waits=True), run, shell)
 
 
 def test_one_rank_per_gpu_where_nobody_says_how_many(outside: None, tmp_path: Path) -> None:
     """The script asks for no number of tasks, so that its job takes what the nodes have."""
-    text = script(prepare("demo", "slurm:gpu/4", TINY, waits=True), RunFolder(tmp_path / "one"), "t")
+    text = script(read_inputs("demo", "slurm:gpu/4", TINY, waits=True), RunFolder(tmp_path / "one"), "t")
     assert "ntasks" not in text and "--hosts slurm:/4 " in text
     found = parse_hosts("slurm:/4", {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-4]"})
     assert {host.slots for host in found.hosts} == {None}
@@ -214,7 +214,7 @@ def test_one_rank_per_gpu_where_nobody_says_how_many(outside: None, tmp_path: Pa
 
 def test_slurm_that_is_away_for_a_moment_does_not_end_the_watch(outside: None, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "one")
-    submit(prepare("demo", "slurm:/2", TINY, waits=True), run, answering(sbatch=(0, "17\n", "")))
+    submit(read_inputs("demo", "slurm:/2", TINY, waits=True), run, answering(sbatch=(0, "17\n", "")))
     away, over = (1, b"", b"Unable to contact slurm controller"), (0, b"CANCELLED|None|\n", b"")
     answers = iter([away, over, over, over])
     said: list[str] = []
@@ -230,13 +230,13 @@ def test_slurm_that_is_away_for_a_moment_does_not_end_the_watch(outside: None, t
 
 def test_a_run_that_has_not_begun_cannot_be_resumed(outside: None, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "one")
-    submit(prepare("demo", "slurm:/2", TINY, waits=True), run, answering(sbatch=(0, "17\n", "")))
+    submit(read_inputs("demo", "slurm:/2", TINY, waits=True), run, answering(sbatch=(0, "17\n", "")))
     with pytest.raises(RunFolderError, match="has not begun"):
         resume(run)
     assert not run.controller.exists()
 
 
 def test_srun_outside_an_allocation_would_ask_for_nodes(outside: None, tmp_path: Path) -> None:
-    prepared = prepare("demo", "node1,node2", [*TINY, "launch.launcher=slurm"])
+    inputs = read_inputs("demo", "node1,node2", [*TINY, "launch.launcher=slurm"])
     with pytest.raises(InventoryError, match="inside an allocation"):
-        train(prepared, RunFolder(tmp_path / "one"))
+        train(inputs, RunFolder(tmp_path / "one"))

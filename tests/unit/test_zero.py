@@ -11,7 +11,7 @@ import pytest
 
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError
-from muster.core.recipe import Recipe
+from muster.core.recipe import recipe_from
 from muster.core.zero import (
     check_keys,
     deepspeed_config,
@@ -26,7 +26,7 @@ BATCH = Batch(micro=4, accumulation=2, global_=24)
 
 
 def config(precision: str = "fp32", /, **recipe: Any) -> dict[str, Any]:
-    return deepspeed_config(Recipe.model_validate(recipe), BATCH, precision)
+    return deepspeed_config(recipe_from(recipe), BATCH, precision)
 
 
 def own(tmp_path: Path, content: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from muster.agent.probe import text
 from muster.checks._judging import About, each
 from muster.checks.base import Answers, Check, Context, Finding
-from muster.core.t5 import t5_parameters, t5_size
+from muster.core import families
 from muster.core.units import format_bytes
 
 # Weights, and Adam's two moments and fp32 master weights where they are apart: as the planner counts them.
@@ -105,13 +105,17 @@ def checkpoint_bytes(recipe: Mapping[str, Any]) -> int | None:
     """Bytes for the model in fp32 and keep + 1 checkpoints (a new one is whole before an old one goes); None:
     the model's size cannot be told here, or there is no recipe."""
     model, kept = recipe.get("model") or {}, recipe.get("checkpoint") or {}
-    base = t5_size(model.get("name"))
-    config = {**(base or {}), **(model.get("config") or {})}
-    if base is None and (not model.get("config") or recipe.get("workload") != "text2sql"):
+    base = families.size(model.get("name"))
+    if base is None and (model.get("name") or not model.get("config")):
         return None
+    kind = {"model_type": "t5"} if recipe.get("workload", "text2sql") == "text2sql" else {}
     try:
-        count = t5_parameters({"vocab_size": model.get("vocab_size"), **config})
+        count = families.parameters(
+            {**kind, "vocab_size": model.get("vocab_size"), **(base or {}), **(model.get("config") or {})}
+        )
     except (KeyError, TypeError):
+        return None
+    if count is None:
         return None
     return 4 * count + (int(kept.get("keep", 2)) + 1 if kept.get("every") else 0) * _CHECKPOINT_BYTES * count
 

@@ -82,7 +82,7 @@ def _settings(recipe: str, overrides: list[str]) -> Recipe:
     """The recipe, or what a recipe is without a file."""
     from muster.core.recipe import Recipe
     from muster.core.recipes import load_recipe, merge, parse_override, validate
-    from muster.stages.prepare import absolute
+    from muster.stages.inputs import absolute
 
     if recipe:
         return absolute(load_recipe(recipe, overrides))

@@ -27,26 +27,26 @@ def demo(
     from muster.cli.progress import ProgressView
     from muster.cli.train import finish
     from muster.stages.demo import answers_of
-    from muster.stages.prepare import prepare
+    from muster.stages.inputs import read_inputs
     from muster.stages.train import train
     from muster.store.runfolder import new_run_folder
 
     console = err_console()
-    prepared = prepare("demo", hosts, overrides or [])
-    generated = prepared.recipe.data.generated
+    inputs = read_inputs("demo", hosts, overrides or [])
+    generated = getattr(inputs.recipe.data, "generated", None)
     if generated:
         console.print(
             f"A small T5 learns from scratch to translate {generated.train} generated questions into SQL "
             "over real SQLite tables,\n"
-            f"with DeepSpeed ZeRO-{prepared.recipe.engine.zero} "
-            f"on {len(prepared.inventory.hosts)} pretend hosts of this machine;\n"
+            f"with DeepSpeed ZeRO-{inputs.recipe.engine.zero} "
+            f"on {len(inputs.inventory.hosts)} pretend hosts of this machine;\n"
             f"then it answers {generated.validation} questions that it has never seen, "
             "and both its SQL and the expected SQL are executed:\n"
             "an answer is right where the rows are the same."
         )
     run = new_run_folder(root, workload="demo", model="t5")
     with ProgressView(console) as view:
-        result = train(prepared, run, watch=view, announce=view.announce)
+        result = train(inputs, run, watch=view, announce=view.announce)
     if not json:
         print_answers(answers_of(run, 5))
     code = finish(result, run, json=json)

@@ -10,7 +10,7 @@ import typer
 from muster.cli.options import Json
 
 if TYPE_CHECKING:
-    from muster.stages.prepare import Prepared
+    from muster.stages.inputs import Inputs
     from muster.stages.provision_plan import Options
     from muster.stages.provision_result import HostReport, Provisioned
 
@@ -64,7 +64,7 @@ def prepare(
     """
     from muster.core.errors import UsageError
     from muster.core.units import check_seconds
-    from muster.stages.prepare import prepare as read
+    from muster.stages.inputs import read_inputs
     from muster.stages.provision_plan import Options, make_plan, plan_as_dict, plan_text
 
     for clash, names in (
@@ -75,7 +75,7 @@ def prepare(
         if clash:
             raise UsageError(f"{names} do not go together", hint="muster prepare --help")
     check_seconds(timeout, "--timeout")
-    prepared = read(recipe, hosts, overrides or [])
+    inputs = read_inputs(recipe, hosts, overrides or [])
     options = Options(
         wheels=wheels,
         index=index,
@@ -89,19 +89,19 @@ def prepare(
         timeout=timeout,
     )
     if dry_run:
-        print(plan_text(plan_as_dict(make_plan(prepared, options), prepared, options)))
+        print(plan_text(plan_as_dict(make_plan(inputs, options), inputs, options)))
         return 0
-    return _run(prepared, options, json)
+    return _run(inputs, options, json)
 
 
-def _run(prepared: Prepared, options: Options, json: bool) -> int:
+def _run(inputs: Inputs, options: Options, json: bool) -> int:
     from muster.cli.output import err_console, print_json
     from muster.core.errors import JobError
     from muster.stages.provision import provision
 
     try:
         with _View(err_console()) as view:
-            done = provision(prepared, options, progress=view.show)
+            done = provision(inputs, options, progress=view.show)
     except KeyboardInterrupt as stop:
         why = str(stop) or "interrupted"
         raise JobError(why, hint="run it again: it goes on where it was") from None

@@ -11,7 +11,7 @@ from muster.cli.options import Json, Root
 
 if TYPE_CHECKING:
     from muster.core.result import Result
-    from muster.stages.prepare import Prepared
+    from muster.stages.inputs import Inputs
     from muster.store.runfolder import RunFolder
 
 EXAMPLES = """Examples:
@@ -44,37 +44,37 @@ def train(
     json: Json = False,
 ) -> int:
     """Run a recipe on hosts: one command, all hosts, one result."""
-    from muster.stages.prepare import prepare
+    from muster.stages.inputs import read_inputs
 
-    prepared = prepare(recipe, hosts, overrides or [], waits=True)
-    run = _folder(prepared, output, root)
-    if prepared.inventory.ask is not None:
-        return _submit(prepared, run, detach=detach, dry_run=dry_run, json=json)
+    inputs = read_inputs(recipe, hosts, overrides or [], waits=True)
+    run = _folder(inputs, output, root)
+    if inputs.inventory.ask is not None:
+        return _submit(inputs, run, detach=detach, dry_run=dry_run, json=json)
     if dry_run:
-        return _dry_run(prepared, json)
-    return launch(prepared, run, json=json)
+        return _dry_run(inputs, json)
+    return launch(inputs, run, json=json)
 
 
-def _folder(prepared: Prepared, output: Path | None, root: Path) -> RunFolder:
+def _folder(inputs: Inputs, output: Path | None, root: Path) -> RunFolder:
     from muster.store.runfolder import RunFolder, new_run_folder
 
     if output:
         return RunFolder(output.absolute())
-    model = (prepared.recipe.model.name or "custom").rstrip("/").rpartition("/")[2]
-    return new_run_folder(root, workload=prepared.recipe.workload, model=model)
+    model = (inputs.recipe.model.name or "custom").rstrip("/").rpartition("/")[2]
+    return new_run_folder(root, workload=inputs.recipe.workload, model=model)
 
 
-def _submit(prepared: Prepared, run: RunFolder, *, detach: bool, dry_run: bool, json: bool) -> int:
+def _submit(inputs: Inputs, run: RunFolder, *, detach: bool, dry_run: bool, json: bool) -> int:
     """Hand the job to Slurm, and watch it unless it is detached."""
     from muster.cli.output import err_console, print_json
     from muster.cli.show import watch
     from muster.stages.submit import script, submit
 
     if dry_run:
-        text = script(prepared, run, "<a ticket>")
+        text = script(inputs, run, "<a ticket>")
         print_json({"script": text}) if json else print(text, end="")
         return 0
-    job = submit(prepared, run)
+    job = submit(inputs, run)
     err_console().print(f"submitted as Slurm job {job}\nrun folder  {run.path}")
     if not detach:
         result = watch(run, stops=True)
@@ -84,7 +84,7 @@ def _submit(prepared: Prepared, run: RunFolder, *, detach: bool, dry_run: bool, 
     return 0
 
 
-def launch(prepared: Prepared, run: RunFolder, *, json: bool) -> int:
+def launch(inputs: Inputs, run: RunFolder, *, json: bool) -> int:
     """Train with live progress, then print the result. -> exit code."""
     from muster.cli.output import err_console
     from muster.cli.progress import ProgressView
@@ -92,7 +92,7 @@ def launch(prepared: Prepared, run: RunFolder, *, json: bool) -> int:
 
     console = err_console()
     with ProgressView(console) as view:
-        result = run_train(prepared, run, watch=view, announce=view.announce)
+        result = run_train(inputs, run, watch=view, announce=view.announce)
     return finish(result, run, json=json)
 
 
@@ -112,11 +112,11 @@ def finish(result: Result, run: RunFolder, *, json: bool) -> int:
     return 2 if result.failure and result.failure.usage else 1
 
 
-def _dry_run(prepared: Prepared, json: bool) -> int:
+def _dry_run(inputs: Inputs, json: bool) -> int:
     from muster.cli.output import print_json
     from muster.stages.dry_run import dry_run, format_dry_run
 
-    plan = dry_run(prepared)
+    plan = dry_run(inputs)
     if json:
         print_json(plan)
     else:

@@ -2,40 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import Field
 
-
-def _auto_is_none(value: Any) -> Any:
-    return None if value == "auto" else value
-
-
-def _number_as_text(value: Any) -> Any:
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-Auto = BeforeValidator(_auto_is_none)
-EnvText = Annotated[str, BeforeValidator(_number_as_text)]  # NCCL_IB_DISABLE: 1 needs no quotes
-PositiveInt = Annotated[int, Field(ge=1)]
-# One word of a batch script's #SBATCH line: nothing that ends it, quotes, or begins another option.
-SlurmText = Annotated[str, Field(pattern=r"^[A-Za-z0-9_\[(*][A-Za-z0-9_.:,|&*=+@/()\[\]-]*$")]
-AutoInt = Annotated[Annotated[int, Field(ge=1)] | None, Auto]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-
-
-class Section(BaseModel):
-    """A part of a recipe. Unknown keys are errors; values never change after they were read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
-    # Keys of which at most one is set: when a later layer sets one, the others of earlier layers are dropped.
-    exclusive: ClassVar[tuple[str, ...]] = ()
-
-    @model_validator(mode="after")
-    def _at_most_one(self) -> Section:
-        if sum(getattr(self, name) is not None for name in self.exclusive) > 1:
-            raise ValueError(f"at most one of {', '.join(self.exclusive)} can be given")
-        return self
+from muster.core.data import Data, FabricData, ImageData, TextData, TextToSqlData
+from muster.core.section import AutoInt, EnvText, Fraction, PositiveInt, Section, SlurmText
 
 
 class Model(Section):
@@ -59,39 +32,6 @@ class Model(Section):
     )
 
 
-class Generated(Section):
-    """The generated text-to-SQL set: how many questions, and the seed that makes them."""
-
-    train: PositiveInt = 8000
-    validation: PositiveInt = 300
-    seed: int = 0
-
-
-class Data(Section):
-    """Where the samples come from: one of name, path, generated."""
-
-    exclusive: ClassVar[tuple[str, ...]] = ("name", "path", "generated")
-
-    name: str | None = Field(None, description="a Hugging Face data set")
-    path: str | None = Field(
-        None, description="a JSON-lines file, or a folder with train and validation files"
-    )
-    generated: Generated | None = None
-    question: str = Field("question", description="the field that holds the input")
-    sql: str = Field("sql", description="the field that holds the answer")
-    prefix: str = Field("translate to SQL: ", description="put before every question")
-    max_source: PositiveInt = Field(96, description="tokens; longer inputs are cut, and counted")
-    max_target: PositiveInt = Field(96, description="tokens; longer answers are cut, and counted")
-    padding: Literal["dynamic", "fixed"] = Field(
-        "dynamic",
-        description="dynamic: to the longest of a batch of similar lengths; fixed: to max_source/target",
-    )
-    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.05, description="held out where the data has no validation part of its own"
-    )
-    limit: PositiveInt | None = Field(None, description="use the first so many training samples only")
-
-
 class Engine(Section):
     """How the model is spread over the ranks."""
 
@@ -112,6 +52,10 @@ class BatchSpec(Section):
     micro: AutoInt = Field(None, description="samples per rank and forward pass")
     global_: AutoInt = Field(None, alias="global", description="samples per optimizer step")
     accumulation: AutoInt = Field(None, description="forward passes per optimizer step")
+    split: Literal["even", "measured"] = Field(
+        "even",
+        description="measured: each host gets a share of the global batch in proportion to its speed (ddp)",
+    )
 
 
 class Train(Section):
@@ -151,18 +95,22 @@ class Lora(Section):
 class Checkpoint(Section):
     """Checkpoints to resume from; the final model is always saved."""
 
-    every: PositiveInt | None = Field(None, description="optimizer steps; None: no checkpoints")
+    every: PositiveInt | list[tuple[PositiveInt, PositiveInt | None]] | None = Field(
+        None,
+        description="optimizer steps; or pairs [every, until], the last until null for the rest; None: no "
+        "checkpoints",
+    )
     keep: PositiveInt = Field(2, description="the last complete ones that stay on disk")
 
 
 class Evaluate(Section):
-    """Held-out loss during training, and answers of the trained model after it."""
+    """Held-out loss during training, and what the trained model can do after it."""
 
     every: PositiveInt | None = Field(None, description="optimizer steps between held-out losses")
     after: bool = Field(True, description="answer held-out questions when training ends")
     limit: PositiveInt | None = Field(None, description="at most so many held-out samples")
     batch: PositiveInt = 64
-    max_new_tokens: PositiveInt | None = Field(None, description="default: data.max_target")
+    max_new_tokens: PositiveInt | None = Field(None, description="default: the workload's")
     beams: PositiveInt = 1
 
 
@@ -174,7 +122,30 @@ class Measure(Section):
         10, description="optimizer steps left out of the throughput (no more than a third of the run)"
     )
     hardware_seconds: Annotated[float, Field(gt=0)] = Field(5, description="between two samples of a host")
-    profile: Literal["none"] = "none"
+    profile: Literal["none", "flops", "trace"] = Field(
+        "none",
+        description="into the run folder. flops: DeepSpeed's breakdown by module; trace: PyTorch's profiler",
+    )
+    profile_step: PositiveInt = Field(
+        5, description="the optimizer step that is profiled, or the first of them"
+    )
+    profile_steps: PositiveInt = Field(1, description="how many steps a trace covers")
+    profile_ranks: list[Annotated[int, Field(ge=0)]] = Field([0], description="ranks that are traced")
+    flops: bool = Field(True, description="count the model's FLOPs, for MFU")
+    attention: bool = Field(
+        False, description="largest and smallest scaled attention logit of each layer, once per window"
+    )
+
+
+class Fabric(Section):
+    """What the fabric workload measures; None: as much as `muster check` does."""
+
+    largest: PositiveInt | None = Field(None, description="bytes of the largest message")
+    pairs: Literal["sample", "all"] = Field(
+        "all", description="pairs of hosts that are measured point to point"
+    )
+    matmul: bool = True
+    seconds: Annotated[float, Field(gt=0)] | None = Field(None, description="of sustained matrix products")
 
 
 class Slurm(Section):
@@ -256,3 +227,49 @@ class Recipe(Section):
     def as_dict(self) -> dict[str, Any]:
         """The recipe as plain data, as it stands in a file."""
         return self.model_dump(mode="json", by_alias=True)
+
+
+class TextToSqlRecipe(Recipe):
+    """An encoder-decoder model learns to translate questions."""
+
+    data: TextToSqlData = Field(default_factory=TextToSqlData)
+
+
+class CausalLmRecipe(Recipe):
+    """A language model learns to go on with text."""
+
+    workload: str = "causal-lm"
+    data: TextData = Field(default_factory=TextData)
+
+
+class ImageRecipe(Recipe):
+    """A vision model learns to name what is on an image."""
+
+    workload: str = "image-classification"
+    data: ImageData = Field(default_factory=ImageData)
+
+
+class FabricRecipe(Recipe):
+    """The hosts' collectives, links and matrix products are measured; nothing is trained."""
+
+    workload: str = "fabric"
+    data: FabricData = Field(default_factory=FabricData)
+    fabric: Fabric = Field(default_factory=Fabric)
+
+
+RECIPES: dict[str, type[Recipe]] = {
+    "text2sql": TextToSqlRecipe,
+    "causal-lm": CausalLmRecipe,
+    "image-classification": ImageRecipe,
+    "fabric": FabricRecipe,
+}
+
+
+def recipe_class(workload: Any) -> type[Recipe]:
+    """What a workload's recipe may hold; a third party's holds what all may."""
+    return RECIPES.get(str(workload or "text2sql").replace("_", "-"), Recipe)
+
+
+def recipe_from(data: Mapping[str, Any]) -> Recipe:
+    """Plain data -> a recipe of its workload. Raises pydantic's ValidationError."""
+    return recipe_class(data.get("workload")).model_validate(dict(data))

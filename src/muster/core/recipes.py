@@ -14,7 +14,8 @@ from pydantic import BaseModel, ValidationError
 
 from muster.core.errors import RecipeError
 from muster.core.near import did_you_mean
-from muster.core.recipe import Recipe, Section
+from muster.core.recipe import Recipe, recipe_class, recipe_from
+from muster.core.section import Section
 
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
 
@@ -78,9 +79,9 @@ def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
 def validate(data: Mapping[str, Any], *, where: str) -> Recipe:
     """Plain data -> Recipe, or one RecipeError about the first thing that is wrong."""
     try:
-        return Recipe.model_validate(dict(data))
+        return recipe_from(data)
     except ValidationError as error:
-        raise _explain(error, where) from None
+        raise _explain(error, where, recipe_class(data.get("workload"))) from None
 
 
 def read_layers(source: str, *, base: Path | None = None, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -158,7 +159,7 @@ def merge(
     return merged
 
 
-def field_paths(model: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:
+def field_paths(model: type[BaseModel], prefix: str = "") -> list[str]:
     """Every field of a recipe by its full dotted path."""
     paths = []
     for name, field in model.model_fields.items():
@@ -210,20 +211,20 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return data
 
 
-def _explain(error: ValidationError, where: str) -> RecipeError:
+def _explain(error: ValidationError, where: str, model: type[Recipe]) -> RecipeError:
     """pydantic's first complaint as one line with the field's full path and, where it helps, a hint."""
     first = error.errors(include_url=False)[0]
     location = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-"))
     if first["type"] == "extra_forbidden":
-        siblings = [p for p in field_paths() if p.rpartition(".")[0] == location.rpartition(".")[0]]
-        elsewhere = [p for p in field_paths() if not location.startswith(f"{p}.")]
+        siblings = [p for p in field_paths(model) if p.rpartition(".")[0] == location.rpartition(".")[0]]
+        elsewhere = [p for p in field_paths(model) if not location.startswith(f"{p}.")]
         hint = did_you_mean(location, siblings) or did_you_mean(location, elsewhere)
         return RecipeError(
             f"unknown key {location!r}",
             where=where,
             hint=hint or f"known keys here: {', '.join(p.rpartition('.')[2] for p in siblings)}",
         )
-    known = field_paths()
+    known = field_paths(model)
     while location not in known and "." in location:  # drop pydantic's own parts behind the field's path
         location = location.rpartition(".")[0]
     if first["type"] == "value_error":  # a section's own words

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from muster.core import families
 from muster.core.batch import Batch, resolve_batch
 from muster.core.errors import InventoryError, RecipeError, UsageError
 from muster.core.inventory import Host, Inventory
 from muster.core.job import Decision
 from muster.core.recipe import Recipe
-from muster.core.t5 import t5_parameters, t5_size
 from muster.core.units import format_bytes
 from muster.core.zero import read_user_config, user_batch, user_precision, user_training
 
@@ -129,7 +129,7 @@ def is_t5(recipe: Recipe) -> bool:
 
 def model_config(recipe: Recipe) -> dict[str, Any] | None:
     """The model's configuration where it is known here: a size by name, a local folder, the recipe's own."""
-    base = t5_size(recipe.model.name)
+    base = families.size(recipe.model.name)
     if base is None and recipe.model.name:
         file = Path(recipe.model.name).expanduser() / "config.json"
         if not file.is_file():
@@ -148,9 +148,11 @@ def model_config(recipe: Recipe) -> dict[str, Any] | None:
 def parameters(recipe: Recipe) -> int | None:
     """The number of parameters, or None where it cannot be told without loading the model."""
     config = model_config(recipe)
-    if config is None or not is_t5(recipe):
+    if config is None:
         return None
-    return t5_parameters({"vocab_size": recipe.model.vocab_size, **config})
+    if is_t5(recipe):
+        config = {"model_type": "t5", "vocab_size": recipe.model.vocab_size, **config}
+    return families.parameters(config)
 
 
 def decide_precision(

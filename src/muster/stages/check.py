@@ -22,8 +22,8 @@ from muster.core.recipe import Recipe
 from muster.launchers.base import interpreter as starter_of
 from muster.shell import RealShell, Shell
 from muster.stages.group import GROUPED, together
-from muster.stages.prepare import Prepared
-from muster.stages.prepare import check as prepare_job
+from muster.stages.inputs import Inputs
+from muster.stages.inputs import check as prepare_job
 from muster.stages.verdicts import ANSWERED, REACHED, inspection, judge, without
 from muster.store.atomic import write_json
 from muster.supervise.questions import Answered, Patience, Questions
@@ -102,7 +102,7 @@ def save_inventory(found: Inspection, path: Path) -> int:
     return len(hosts)
 
 
-def _with_slots(job: Prepared, gpus: int | None) -> Prepared:
+def _with_slots(job: Inputs, gpus: int | None) -> Inputs:
     """Hosts without slots have one per expected GPU."""
     if not gpus:
         return job
@@ -120,7 +120,7 @@ def _fit(
 
 
 def _ask(
-    job: Prepared, known: Sequence[Family], shell: Shell, progress: Progress
+    job: Inputs, known: Sequence[Family], shell: Shell, progress: Progress
 ) -> dict[str, Answered | Unreached]:
     """Both rounds, on every host."""
     launch = job.recipe.launch
@@ -139,7 +139,7 @@ def _ask(
     return survey(places, start, questions, patience, progress)
 
 
-def _asker(job: Prepared) -> Callable[[Placement], dict[str, Any]]:
+def _asker(job: Inputs) -> Callable[[Placement], dict[str, Any]]:
     """What every probe is told; see muster.checks.base."""
     hosts = {host.label: host for host in job.inventory.hosts}
     launch = job.recipe.launch
@@ -163,7 +163,7 @@ def _asker(job: Prepared) -> Callable[[Placement], dict[str, Any]]:
     return ask
 
 
-def _folders(job: Prepared) -> dict[str, str]:
+def _folders(job: Inputs) -> dict[str, str]:
     """What the ranks write to, by the variable that moves it where there is one. What is not set here, the
     host's own environment decides."""
     folders = {
@@ -177,7 +177,7 @@ def _folders(job: Prepared) -> dict[str, str]:
 
 
 def _context(
-    job: Prepared, profile: Profile, wanted: Wanted, heard: Mapping[str, Answered | Unreached]
+    job: Inputs, profile: Profile, wanted: Wanted, heard: Mapping[str, Answered | Unreached]
 ) -> Context:
     return Context(
         expects=profile.expects,

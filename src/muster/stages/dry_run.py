@@ -10,23 +10,23 @@ from muster.core.job import Job, place
 from muster.core.recipes import dump_yaml
 from muster.launchers.base import Home
 from muster.planner.decide import decide
+from muster.stages.inputs import Inputs
 from muster.stages.orders import orders
-from muster.stages.prepare import Prepared
 
 FREE_PORT = "<a free port of the first host>"
 
 
-def dry_run(prepared: Prepared) -> dict[str, Any]:
+def dry_run(inputs: Inputs) -> dict[str, Any]:
     """Commands, environment and files per host. What only the hosts can tell is assumed, and listed."""
     assumed: dict[str, dict[str, Any]] = {
-        host.label: {"gpus": [], "cores": None} for host in prepared.inventory.hosts
+        host.label: {"gpus": [], "cores": None} for host in inputs.inventory.hosts
     }
-    recipe = prepared.recipe
-    decided = decide(recipe, prepared.inventory, assumed, one_machine=prepared.launcher.ONE_MACHINE)
+    recipe = inputs.recipe
+    decided = decide(recipe, inputs.inventory, assumed, one_machine=inputs.launcher.ONE_MACHINE)
     job = Job(
         id="<run id>",
-        launcher=prepared.launcher_name,
-        placements=place(list(zip(prepared.inventory.hosts, decided.slots, strict=True))),
+        launcher=inputs.launcher_name,
+        placements=place(list(zip(inputs.inventory.hosts, decided.slots, strict=True))),
         batch=decided.batch,
         precision=decided.precision,
         device=decided.device,
@@ -34,9 +34,9 @@ def dry_run(prepared: Prepared) -> dict[str, Any]:
         decisions=decided.decisions,
     )
     first = job.placements[0]
-    address = recipe.launch.address or ("127.0.0.1" if prepared.launcher.ONE_MACHINE else first.host)
+    address = recipe.launch.address or ("127.0.0.1" if inputs.launcher.ONE_MACHINE else first.host)
     port = recipe.launch.port or FREE_PORT
-    told = orders(job, recipe, decided, prepared.env, address=address, port=port)
+    told = orders(job, recipe, decided, inputs.env, address=address, port=port)
     addresses = (recipe.launch.home or "<this machine>",)
     home = Home(addresses, "<a free port>", "<a one-time secret>")
     open_fields = {d.field for d in decided.decisions}
@@ -50,7 +50,7 @@ def dry_run(prepared: Prepared) -> dict[str, Any]:
     return {
         "launch": [
             {"hosts": list(each.hosts), "command": list(each.argv), "environment": dict(each.env)}
-            for each in prepared.launcher.requests(job.placements, recipe.launch, job.id, home)
+            for each in inputs.launcher.requests(job.placements, recipe.launch, job.id, home)
         ],
         "hosts": [
             {

@@ -19,9 +19,9 @@ from muster.core.recipe import Recipe
 from muster.planner.decide import Decided, decide
 from muster.shell import RealShell, Shell
 from muster.stages.fabric_collect import Collector
+from muster.stages.inputs import Inputs
 from muster.stages.mpi_hello import mpi_hello
 from muster.stages.orders import code, greeting
-from muster.stages.prepare import Prepared
 from muster.stages.train import Facts, rendezvous_address
 from muster.supervise.supervisor import Listener, Supervisor
 
@@ -61,7 +61,7 @@ def measure(
     most = sum(host.slots or _MOST_SLOTS for host in inventory.hosts)  # how many it will be is not known yet
     launch = recipe.launch.model_copy(update={"timeout": asked.grown(most).limit})
     bare = Recipe(launch=launch)
-    prepared = Prepared(bare, inventory, launcher, name, dict(env or {}))
+    inputs = Inputs(bare, inventory, launcher, name, dict(env or {}))
     job_id = f"fabric-{secrets.token_hex(4)}"
     places = place([(host, host.slots or 1) for host in inventory.hosts])
     began = time.monotonic()
@@ -70,10 +70,10 @@ def measure(
         _check_torch(facts)
         decided = decide(bare, inventory, facts, one_machine=launcher.ONE_MACHINE)
         places = place(list(zip(inventory.hosts, decided.slots, strict=True)))
-        address = launch.address or rendezvous_address(prepared, facts[places[0].host], places[0])
+        address = launch.address or rendezvous_address(inputs, facts[places[0].host], places[0])
         port = int(facts[places[0].host]["port"])
         patient = asked.grown(sum(decided.slots)) if decided.device == "cuda" else asked
-        told = _orders(places, decided, prepared.env, patient, address=address, port=port)
+        told = _orders(places, decided, inputs.env, patient, address=address, port=port)
         collector = Collector(places, patient, decided.device, name, address, port, watch)
 
         def tick() -> str | None:

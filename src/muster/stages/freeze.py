@@ -13,18 +13,18 @@ from muster.core.job import Job
 from muster.core.recipes import dump_yaml
 from muster.core.secrets import masked
 from muster.core.zero import read_user_config
-from muster.stages.prepare import Prepared
+from muster.stages.inputs import Inputs
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder
 
 
-def freeze(run: RunFolder, job: Job, orders: Mapping[str, Mapping[str, Any]], prepared: Prepared) -> None:
+def freeze(run: RunFolder, job: Job, orders: Mapping[str, Mapping[str, Any]], inputs: Inputs) -> None:
     """`orders`: per host, what its agent is told."""
-    recipe = prepared.recipe.as_dict()
-    if prepared.recipe.engine.config and not run.deepspeed.exists():
-        write_json(run.deepspeed, read_user_config(prepared.recipe.engine.config))
+    recipe = inputs.recipe.as_dict()
+    if inputs.recipe.engine.config and not run.deepspeed.exists():
+        write_json(run.deepspeed, read_user_config(inputs.recipe.engine.config))
         recipe["engine"]["config"] = str(run.deepspeed)  # a resumed run reads what this one read
-    write_text(run.recipe, dump_yaml(recipe), private=bool(prepared.recipe.env))
+    write_text(run.recipe, dump_yaml(recipe), private=bool(inputs.recipe.env))
     decisions = [{"field": d.field, "value": d.value, "why": d.why} for d in job.decisions]
     write_json(
         run.plan, {"decisions": decisions, "batch": job.as_dict()["batch"], "precision": job.precision}
@@ -38,12 +38,12 @@ def freeze(run: RunFolder, job: Job, orders: Mapping[str, Mapping[str, Any]], pr
             "controller": platform.node(),
             "argv": sys.argv,
             "versions": _versions(),
-            "rank_environment": masked(prepared.env),
+            "rank_environment": masked(inputs.env),
         },
     )
     hosts = {host: _recorded(order) for host, order in orders.items()}
     first = next(iter(orders.values()))["job"]
-    inventory = prepared.inventory
+    inventory = inputs.inventory
     source = {
         "launcher": inventory.launcher,
         "source": inventory.source,

@@ -12,7 +12,7 @@ from muster.core.errors import JobError, MusterError
 from muster.core.inventory import Host
 from muster.shell import Shell
 from muster.stages.fabric import measure
-from muster.stages.prepare import Prepared
+from muster.stages.inputs import Inputs
 from muster.supervise.interrupts import interrupts
 from muster.supervise.questions import Answered
 from muster.supervise.unreachable import Unreached
@@ -27,7 +27,7 @@ _TRIES = 4  # a host that cannot take part is left out, and the others try again
 
 
 def together(
-    job: Prepared,
+    job: Inputs,
     known: Sequence[Family],
     heard: Mapping[str, Answered | Unreached],
     context: Context,
@@ -68,7 +68,7 @@ def together(
     return None, findings + left
 
 
-def _measure(job: Prepared, hosts: Sequence[Host], shell: Shell) -> tuple[dict[str, Any], str | None]:
+def _measure(job: Inputs, hosts: Sequence[Host], shell: Shell) -> tuple[dict[str, Any], str | None]:
     """-> (what was measured, why the user ended it)."""
     inventory = replace(job.inventory, hosts=tuple(hosts))
     with interrupts() as wish:

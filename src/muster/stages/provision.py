@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from muster.shell import RealShell, Shell
-from muster.stages.prepare import Prepared
+from muster.stages.inputs import Inputs
 from muster.stages.provision_environment import compare_environments, settle_environment
 from muster.stages.provision_files import copy_hub, copy_local
 from muster.stages.provision_hosts import Hosts
@@ -23,17 +23,17 @@ from muster.supervise.provisioning import Progress, Remote, Steps
 
 
 def provision(
-    prepared: Prepared,
+    inputs: Inputs,
     options: Options,
     *,
     progress: Progress = lambda host, text, done, total: None,
     shell: Shell | None = None,
 ) -> Provisioned:
     """Make every host ready -> what became of each. Raises UsageError before anything was begun."""
-    plan = make_plan(prepared, options)
+    plan = make_plan(inputs, options)
     with (
         interrupts() as wish,
-        Hosts(prepared, options, plan, progress, shell or RealShell(), lambda: wish.stop) as hosts,
+        Hosts(inputs, options, plan, progress, shell or RealShell(), lambda: wish.stop) as hosts,
     ):
         hosts.each(lambda remote: settle_environment(hosts, remote))
         differences = compare_environments(hosts)
@@ -62,7 +62,7 @@ def _kernels(hosts: Hosts) -> tuple[set[str], list[str]]:
         shown = pythons.pop() if len(pythons) == 1 else f"{plan.venv}/bin/python"
         use.append(f"launch.python={shown}")
     digest = str((good[0].environment or {})["digest"])
-    folders = kernel_folders(hosts.facts, hosts.prepared.env, hosts.options.kernel_cache, digest)
+    folders = kernel_folders(hosts.facts, hosts.inputs.env, hosts.options.kernel_cache, digest)
     made = hosts.each(lambda remote: _scratch(remote, folders)) if folders else {}
     use += [f"env.{name}={'/'.join(parts)}" for name, parts in folders.items()]
     if plan.hub:
@@ -82,12 +82,12 @@ def _scratch(remote: Remote, folders: Mapping[str, tuple[str, ...]]) -> Steps[bo
 def _warm(hosts: Hosts, use: list[str], fresh: set[str]) -> None:
     """One short job on each host alone, before many start. Pretend hosts share one machine's caches."""
     folder = Path(tempfile.mkdtemp(prefix="muster-warm-"))
-    names = {host.label: host for host in hosts.prepared.inventory.hosts}
+    names = {host.label: host for host in hosts.inputs.inventory.hosts}
     first = next(iter(hosts.alive()), None)
 
     def work(remote: Remote) -> Steps[None]:
         report = hosts.reports[remote.host]
-        if hosts.prepared.launcher.ONE_MACHINE and remote.host != first:
+        if hosts.inputs.launcher.ONE_MACHINE and remote.host != first:
             report.warm = {"status": "shared", "seconds": 0.0}
             return
         digest = str((report.environment or {})["digest"])
@@ -96,7 +96,7 @@ def _warm(hosts: Hosts, use: list[str], fresh: set[str]) -> None:
 
     try:
         warmer = Warmer(
-            hosts.prepared,
+            hosts.inputs,
             use,
             hosts.plan.cache,
             hosts.options.timeout,

@@ -18,7 +18,7 @@ LEAST_PYTHON = (3, 10)  # of the ranks
 
 
 def settle_environment(hosts: Hosts, remote: Remote) -> Steps[None]:
-    report, plan, launch = hosts.reports[remote.host], hosts.plan, hosts.prepared.recipe.launch
+    report, plan, launch = hosts.reports[remote.host], hosts.plan, hosts.inputs.recipe.launch
     facts = yield from remote.ask("hello", **hosts.greeting(), python=hosts.options.python)
     hosts.facts[remote.host] = facts
     if plan.pinned is None:

@@ -112,7 +112,7 @@ def _download(hosts: Hosts, request: Mapping[str, Any]) -> tuple[str, dict[str, 
         if reply["root"]:
             return host, {**reply, "status": "present"}
     refusals: list[MusterError] = []
-    if not hosts.prepared.launcher.ONE_MACHINE:
+    if not hosts.inputs.launcher.ONE_MACHINE:
         try:
             return HERE, hosts.here("download", python=sys.executable, **request)
         except MusterError as error:

@@ -13,7 +13,7 @@ from muster.core.inventory import Host
 from muster.core.job import place
 from muster.core.registry import load_plugin
 from muster.shell import Shell
-from muster.stages.prepare import Prepared
+from muster.stages.inputs import Inputs
 from muster.stages.provision_plan import Options, Plan
 from muster.stages.provision_result import HostReport
 from muster.supervise.provisioning import Copied, Crew, Progress, Remote, Steps
@@ -27,18 +27,18 @@ class Hosts:
 
     def __init__(
         self,
-        prepared: Prepared,
+        inputs: Inputs,
         options: Options,
         plan: Plan,
         progress: Progress,
         shell: Shell,
         tick: Callable[[], str | None],
     ) -> None:
-        self.prepared, self.options, self.plan = prepared, options, plan
+        self.inputs, self.options, self.plan = inputs, options, plan
         self.progress, self.shell, self.tick = progress, shell, tick
         self.token = secrets.token_hex(4)
-        self.crew = self._connect(prepared.inventory.hosts, prepared.launcher, tick)
-        self.reports = {host.label: HostReport(host.label) for host in prepared.inventory.hosts}
+        self.crew = self._connect(inputs.inventory.hosts, inputs.launcher, tick)
+        self.reports = {host.label: HostReport(host.label) for host in inputs.inventory.hosts}
         self.facts: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> Hosts:
@@ -52,7 +52,7 @@ class Hosts:
 
     def _connect(self, hosts: tuple[Host, ...], launcher: ModuleType, tick: Callable[[], str | None]) -> Crew:
         """Connections by the interpreter that makes the environment: the ranks' may not be there yet."""
-        launch = self.prepared.recipe.launch.model_copy(update={"python": self.options.python})
+        launch = self.inputs.recipe.launch.model_copy(update={"python": self.options.python})
         return Crew(
             place([(host, 1) for host in hosts]),
             launcher,
@@ -107,8 +107,8 @@ class Hosts:
 
     def greeting(self) -> dict[str, Any]:
         """What the program is told first."""
-        launch = self.prepared.recipe.launch
-        return {"cache": self.plan.cache, "env": self.prepared.env, "lease": launch.lease}
+        launch = self.inputs.recipe.launch
+        return {"cache": self.plan.cache, "env": self.inputs.env, "lease": launch.lease}
 
     def fail(self, host: str, error: MusterError) -> None:
         """Leave a host behind; its first failure stays."""

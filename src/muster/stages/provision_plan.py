@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from muster.core import families
 from muster.core.errors import UsageError
-from muster.core.t5 import t5_size
+from muster.stages.inputs import WORDS, Inputs
 from muster.stages.pinned import Pinned, pinned_here, read_requirements
-from muster.stages.prepare import WORDS, Prepared
 from muster.supervise.provisioning import Entry
 
 
@@ -47,7 +47,7 @@ class Plan:
     notes: tuple[str, ...]
 
 
-def make_plan(prepared: Prepared, options: Options) -> Plan:
+def make_plan(inputs: Inputs, options: Options) -> Plan:
     """What is to be done, from the recipe, the options and this machine. Raises UsageError."""
     if options.index is not None and not re.fullmatch(r"(https?|file)://\S+", options.index):
         raise UsageError("is not an index", where=options.index, hint="--index https://HOST/simple")
@@ -62,32 +62,32 @@ def make_plan(prepared: Prepared, options: Options) -> Plan:
         pinned = None
     wheels = _wheels(options.wheels) if options.wheels else ()
     key = pinned.key([(e.path, e.sha256) for e in wheels], options.python) if pinned else ""
-    cache = (prepared.recipe.launch.workdir or "~/.cache/muster").rstrip("/")
-    local, hub, notes = _needs(prepared)
+    cache = (inputs.recipe.launch.workdir or "~/.cache/muster").rstrip("/")
+    local, hub, notes = _needs(inputs)
     venv = (options.venv or f"{cache}/venvs/{key}") if pinned else None
     return Plan(pinned, key, venv, cache, wheels, local, hub, notes)
 
 
-def _needs(prepared: Prepared) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...], tuple[str, ...]]:
+def _needs(inputs: Inputs) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...], tuple[str, ...]]:
     """What a recipe reads: paths, things of the hub, and notes about the rest."""
-    model, data = prepared.recipe.model, prepared.recipe.data
+    model, data = inputs.recipe.model, inputs.recipe.data
     local, hub, notes = [], [], []
     tokenizer = model.tokenizer if model.tokenizer not in WORDS else None
     for name, kind in ((model.name, "model"), (tokenizer, "tokenizer"), (data.path, "data")):
         if name and (kind == "data" or name.startswith("/")):
             if not Path(name).exists():
                 notes.append(f"{name} is not on this machine: the hosts have to have it")
-            elif not prepared.launcher.ONE_MACHINE:
+            elif not inputs.launcher.ONE_MACHINE:
                 local.append(name)
         elif name and kind == "model" and model.init == "random":
-            if t5_size(name) is None:
+            if families.size(name) is None:
                 hub.append(("tokenizer", name))  # its configuration alone
         elif name:
             hub.append((kind, name))
     if data.name:
         hub.append(("dataset", data.name))
-    if not (data.name or data.path):
-        notes.append("the data is generated: the first rank on each disk does that as a run begins")
+    if data.embedded and not (data.name or data.path):
+        notes.append("the data is made on the spot: the first rank on each disk does that as a run begins")
     return tuple(dict.fromkeys(local)), tuple(dict.fromkeys(hub)), tuple(notes)
 
 
@@ -124,11 +124,11 @@ def own_pip() -> tuple[Entry, ...]:
     return (make_wheel(found[0]),) if found else ()
 
 
-def plan_as_dict(plan: Plan, prepared: Prepared, options: Options) -> dict[str, Any]:
+def plan_as_dict(plan: Plan, inputs: Inputs, options: Options) -> dict[str, Any]:
     """The plan for `--dry-run`: plain data, without the password of an index."""
     return {
-        "hosts": list(prepared.inventory.names),
-        "launcher": prepared.launcher_name,
+        "hosts": list(inputs.inventory.names),
+        "launcher": inputs.launcher_name,
         "environment": plan.venv,
         "source": plan.pinned.source if plan.pinned else "as it is on the hosts",
         "requirements": list(plan.pinned.requirements) if plan.pinned else [],

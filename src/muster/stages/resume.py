@@ -13,7 +13,7 @@ from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe
 from muster.core.result import Result
 from muster.shell import Shell
-from muster.stages.prepare import check
+from muster.stages.inputs import check
 from muster.stages.recorder import Watcher
 from muster.stages.train import Attempt, nobody, train
 from muster.store.runfolder import RunFolder
@@ -44,9 +44,9 @@ def resume(
         )
     with run.claim(own) as claim:  # before any host is asked: two resumes at once must not both start
         job = run.read_json(run.job)
-        prepared = check(frozen_recipe(run), frozen_inventory(job))
+        inputs = check(frozen_recipe(run), frozen_inventory(job))
         attempt = Attempt(int(job["attempt"]) + 1, resume=True)
-        return train(prepared, run, attempt=attempt, claim=claim, watch=watch, announce=announce, shell=shell)
+        return train(inputs, run, attempt=attempt, claim=claim, watch=watch, announce=announce, shell=shell)
 
 
 def frozen_inventory(job: dict[str, Any]) -> Inventory:

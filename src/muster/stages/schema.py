@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from muster.core.inspection import Inspection
-from muster.core.recipe import Recipe
+from muster.core.recipe import RECIPES
 from muster.core.result import Result
 from muster.store.events import event_schema
 
@@ -18,10 +21,19 @@ def schema_of(what: str) -> dict[str, Any]:
         return Result.model_json_schema()
     if what == "event":
         return event_schema()
-    schema = Recipe.model_json_schema(by_alias=True)
-    schema["title"] = "Muster recipe"
-    schema["properties"]["inherit"] = {
-        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
-        "description": "another recipe, by name or path; later keys win",
-    }
-    return schema
+    return recipe_schema()
+
+
+def recipe_schema() -> dict[str, Any]:
+    """A recipe file's: one of the workloads' recipes, each with its own `data`."""
+    models: list[tuple[type[BaseModel], Literal["validation"]]]
+    models = [(model, "validation") for model in RECIPES.values()]
+    refs, schema = models_json_schema(models, by_alias=True)
+    for workload, model in RECIPES.items():
+        properties = schema["$defs"][model.__name__]["properties"]
+        properties["workload"] |= {"enum": sorted({workload, workload.replace("-", "_")})}
+        properties["inherit"] = {
+            "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+            "description": "another recipe, by name or path; later keys win",
+        }
+    return {"title": "Muster recipe", "anyOf": [refs[model] for model in models], **schema}

@@ -12,23 +12,23 @@ from muster.core.recipes import dump_yaml
 from muster.core.slurm import SlurmAsk
 from muster.launchers.slurm import Batch, batch_script
 from muster.shell import RealShell, Shell
-from muster.stages.prepare import Prepared
+from muster.stages.inputs import Inputs
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder
 
 _PATIENCE = 60.0  # seconds for an answer of Slurm's controller
 
 
-def script(prepared: Prepared, run: RunFolder, ticket: str) -> str:
+def script(inputs: Inputs, run: RunFolder, ticket: str) -> str:
     """The batch script of a run. Pure but for this process's interpreter and folder. Raises
     InventoryError."""
-    ask = prepared.inventory.ask
+    ask = inputs.inventory.ask
     assert ask is not None
     if ask.nodes is None:
         example = SlurmAsk(ask.partition, 2, ask.slots)
         raise InventoryError(
             "is not inside an allocation, and does not say how many nodes it wants",
-            where=prepared.inventory.source,
+            where=inputs.inventory.source,
             hint=f"such as {example}, or salloc first",
         )
     batch = Batch(
@@ -40,17 +40,17 @@ def script(prepared: Prepared, run: RunFolder, ticket: str) -> str:
         name=run.id,
         ticket=ticket,
     )
-    return batch_script(ask, prepared.recipe.launch, batch)
+    return batch_script(ask, inputs.recipe.launch, batch)
 
 
-def submit(prepared: Prepared, run: RunFolder, shell: Shell | None = None) -> str:
+def submit(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> str:
     """Hand the run to Slurm -> its job id. A refusal leaves no folder behind; silence does, for the job may
     be in the queue.
 
     Raises RunFolderError, InventoryError, RecipeError, and JobError with what sbatch said.
     """
     shell = shell or RealShell()
-    launch, ticket = prepared.recipe.launch, secrets.token_hex(8)
+    launch, ticket = inputs.recipe.launch, secrets.token_hex(8)
     waiting = {"--wait", "-W"} & set(launch.options)
     if waiting:
         raise RecipeError(
@@ -58,14 +58,14 @@ def submit(prepared: Prepared, run: RunFolder, shell: Shell | None = None) -> st
             where="launch.options",
             hint="leave it out; --detach does not wait",
         )
-    text = script(prepared, run, ticket)
+    text = script(inputs, run, ticket)
     try:
         run.path.mkdir(parents=True)
     except OSError:
         run.create()  # raises, in words
-    recipe = prepared.recipe.as_dict()
+    recipe = inputs.recipe.as_dict()
     recipe["launch"]["options"] = []  # they are sbatch's, not srun's
-    write_text(run.submitted_recipe, dump_yaml(recipe), private=bool(prepared.recipe.env))
+    write_text(run.submitted_recipe, dump_yaml(recipe), private=bool(inputs.recipe.env))
     write_text(run.batch_script, text)
     note = {"scheduler": "slurm", "ticket": ticket, "job": None, "cluster": None}
     write_json(run.submission, note)

@@ -18,8 +18,8 @@ from muster.launchers.slurm import TICKET
 from muster.planner.decide import Decided, check_disk, decide
 from muster.shell import RealShell, Shell
 from muster.stages.freeze import freeze
+from muster.stages.inputs import Inputs
 from muster.stages.orders import code, greeting, orders
-from muster.stages.prepare import Prepared
 from muster.stages.recorder import Recorder, Watcher
 from muster.store import events
 from muster.store.atomic import write_json, write_text
@@ -56,7 +56,7 @@ class Ready:
 
 
 def train(
-    prepared: Prepared,
+    inputs: Inputs,
     run: RunFolder,
     *,
     attempt: Attempt | None = None,
@@ -72,15 +72,15 @@ def train(
     attempt = attempt or Attempt()
     shell = shell or RealShell()
     ticket = os.environ.get(TICKET)
-    if prepared.launcher_name == "slurm" and allocation(os.environ) is None:
+    if inputs.launcher_name == "slurm" and allocation(os.environ) is None:
         raise InventoryError(
             "launch.launcher=slurm works inside an allocation",
-            where=prepared.inventory.source,
+            where=inputs.inventory.source,
             hint="salloc first, or --hosts slurm:/NODES, which submits a batch job",
         )
     if not attempt.resume and run.path.exists() and not ticket:
         run.create()  # raises: it is there already
-    places = place([(host, host.slots or 1) for host in prepared.inventory.hosts])
+    places = place([(host, host.slots or 1) for host in inputs.inventory.hosts])
     nonce = f".muster-{secrets.token_hex(8)}"
     mark = run.path.parent / nonce  # hosts that see it share this file system
     try:
@@ -93,10 +93,10 @@ def train(
             hint="choose another --output or --runs",
         ) from None
     try:
-        with Supervisor(places, prepared.launcher, prepared.recipe.launch, run.id, shell) as supervisor:
+        with Supervisor(places, inputs.launcher, inputs.recipe.launch, run.id, shell) as supervisor:
             facts = supervisor.greet(
                 greeting(
-                    prepared.recipe,
+                    inputs.recipe,
                     places,
                     run_dir=run.path,
                     nonce=nonce,
@@ -104,12 +104,12 @@ def train(
                     attempt=attempt.number,
                 )
             )
-            ready = agree(prepared, run, facts, attempt)
+            ready = agree(inputs, run, facts, attempt)
             if not attempt.resume:
                 run.create(ticket)
             with claim or run.claim(os.environ.get("SLURM_JOB_ID")) as held:
                 note_batch_job(run, ticket)
-                return _run(prepared, run, held, supervisor, ready, facts, watch, announce, shell)
+                return _run(inputs, run, held, supervisor, ready, facts, watch, announce, shell)
     finally:
         mark.unlink(missing_ok=True)
 
@@ -122,16 +122,16 @@ def note_batch_job(run: RunFolder, ticket: str | None) -> None:
             write_json(run.submission, {**written, "job": os.environ.get("SLURM_JOB_ID")})
 
 
-def agree(prepared: Prepared, run: RunFolder, facts: Facts, attempt: Attempt) -> Ready:
+def agree(inputs: Inputs, run: RunFolder, facts: Facts, attempt: Attempt) -> Ready:
     """Decide everything that was open, from what the hosts are. Raises UsageError."""
-    recipe, inventory = prepared.recipe, prepared.inventory
+    recipe, inventory = inputs.recipe, inputs.inventory
     check_hosts(facts, recipe.engine.name)
-    decided = decide(recipe, inventory, facts, one_machine=prepared.launcher.ONE_MACHINE)
+    decided = decide(recipe, inventory, facts, one_machine=inputs.launcher.ONE_MACHINE)
     check_disk(recipe, facts)
     check_sharing(recipe, facts)
     job = Job(
         id=run.id,
-        launcher=prepared.launcher_name,
+        launcher=inputs.launcher_name,
         placements=place(list(zip(inventory.hosts, decided.slots, strict=True))),
         batch=decided.batch,
         precision=decided.precision,
@@ -142,9 +142,9 @@ def agree(prepared: Prepared, run: RunFolder, facts: Facts, attempt: Attempt) ->
         decisions=decided.decisions,
     )
     first = job.placements[0]
-    address = recipe.launch.address or rendezvous_address(prepared, facts[first.host], first)
+    address = recipe.launch.address or rendezvous_address(inputs, facts[first.host], first)
     port = int(facts[first.host]["port"])
-    return Ready(job, decided, orders(job, recipe, decided, prepared.env, address=address, port=port))
+    return Ready(job, decided, orders(job, recipe, decided, inputs.env, address=address, port=port))
 
 
 def check_hosts(facts: Facts, engine: str) -> None:
@@ -184,12 +184,12 @@ def common_checkpoint(facts: Facts) -> int | None:
     return max(common, default=None)
 
 
-def rendezvous_address(prepared: Prepared, facts: dict[str, Any], first: Placement) -> str:
+def rendezvous_address(inputs: Inputs, facts: dict[str, Any], first: Placement) -> str:
     """Where ranks meet: this machine, or the first host's address as it was reached."""
-    if prepared.launcher.ONE_MACHINE:
+    if inputs.launcher.ONE_MACHINE:
         return "127.0.0.1"
     address = facts.get("address") or first.host
-    if len(prepared.inventory.hosts) > 1 and (address.startswith("127.") or address == "::1"):
+    if len(inputs.inventory.hosts) > 1 and (address.startswith("127.") or address == "::1"):
         raise UsageError(
             f"it was reached at {address} (a forwarded port?), where the other hosts cannot meet it",
             host=first.host,
@@ -199,7 +199,7 @@ def rendezvous_address(prepared: Prepared, facts: dict[str, Any], first: Placeme
 
 
 def _run(
-    prepared: Prepared,
+    inputs: Inputs,
     run: RunFolder,
     claim: Claim,
     supervisor: Supervisor,
@@ -212,8 +212,8 @@ def _run(
     run.set_result_aside()
     if not os.environ.get(TICKET):  # a job that Slurm starts again obeys what was asked of its first start
         run.stop_request.unlink(missing_ok=True)
-    freeze(run, ready.job, ready.orders, prepared)
-    job, launch = ready.job, prepared.recipe.launch
+    freeze(run, ready.job, ready.orders, inputs)
+    job, launch = ready.job, inputs.recipe.launch
     announce(job)
     deadline = time.monotonic() + launch.timeout if launch.timeout else None
 
@@ -234,7 +234,7 @@ def _run(
             recorder.host_facts(host, {k: v for k, v in about.items() if k != "port"})
         listener = Listener(recorder.event, recorder.log, recorder.hardware, tick)
         outcome = supervisor.run(_with_code(ready.orders), listener)
-        result = _conclude(prepared, run, job, recorder, outcome, facts, shell)
+        result = _conclude(inputs, run, job, recorder, outcome, facts, shell)
         recorder.state("end", status=result.status)
         _write_predictions(run, result)
         write_json(run.result, result.model_dump(mode="json"))
@@ -247,7 +247,7 @@ def _with_code(by_host: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _conclude(
-    prepared: Prepared,
+    inputs: Inputs,
     run: RunFolder,
     job: Job,
     recorder: Recorder,
@@ -261,9 +261,7 @@ def _conclude(
     first = job.placements[0]
     if status == "succeeded" and not facts[first.host]["shared"]:
         try:
-            fetch_model(
-                prepared.launcher, first, prepared.recipe.launch, facts[first.host]["base"], run, shell
-            )
+            fetch_model(inputs.launcher, first, inputs.recipe.launch, facts[first.host]["base"], run, shell)
         except JobError as error:
             status, failure = "failed", Failure.model_validate(error.as_dict())
     if run.model.is_dir():

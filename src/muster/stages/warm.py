@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from muster.core.data import TextToSqlData
 from muster.core.errors import HostError
 from muster.core.inventory import Host
 from muster.core.recipes import dump_yaml, merge, parse_override
 from muster.planner.decide import is_t5
 from muster.shell import Process, Shell
-from muster.stages.prepare import Prepared
+from muster.stages.inputs import Inputs
 from muster.store.atomic import write_text
 from muster.supervise.provisioning import Progress, Remote, Steps
 
@@ -41,12 +42,12 @@ def kernel_folders(
     return {name: (*above, folder) for name, folder in FOLDERS.items() if name not in env}
 
 
-def warm_recipe(prepared: Prepared, use: list[str], cache: str, timeout: float) -> dict[str, Any]:
+def warm_recipe(inputs: Inputs, use: list[str], cache: str, timeout: float) -> dict[str, Any]:
     """The recipe as a job of one rank and one step; T5 with one layer of its width: that has every kernel.
 
     The weights are random: nothing is loaded, and a model that needs many ranks fits into one.
     """
-    recipe = prepared.recipe
+    recipe = inputs.recipe
     data = recipe.as_dict()
     for override in use:
         key, _, value = override.partition("=")
@@ -58,14 +59,14 @@ def warm_recipe(prepared: Prepared, use: list[str], cache: str, timeout: float) 
     data["checkpoint"] |= {"every": None}
     data["measure"] |= {"window": 1, "warmup": 0}
     data["data"]["limit"] = min(samples, recipe.data.limit or samples)
-    if recipe.data.generated:
+    if isinstance(recipe.data, TextToSqlData) and recipe.data.generated:
         data["data"]["generated"] |= {"train": samples, "validation": 8}
     if is_t5(recipe):
         data["model"]["init"] = "random"
         data["model"]["config"] = {**(recipe.model.config or {}), "num_layers": 1, "num_decoder_layers": 1}
     data["launch"] |= {"workdir": f"{cache}/warm", "port": None, "address": None, "timeout": timeout}
-    if not prepared.launcher.ONE_MACHINE:
-        data["launch"]["launcher"] = prepared.launcher_name
+    if not inputs.launcher.ONE_MACHINE:
+        data["launch"]["launcher"] = inputs.launcher_name
     return data
 
 
@@ -74,7 +75,7 @@ class Warmer:
 
     def __init__(
         self,
-        prepared: Prepared,
+        inputs: Inputs,
         use: list[str],
         cache: str,
         timeout: float,
@@ -83,9 +84,9 @@ class Warmer:
         shell: Shell,
         progress: Progress,
     ) -> None:
-        self.prepared, self.folder, self.token = prepared, folder, token
+        self.inputs, self.folder, self.token = inputs, folder, token
         self.shell, self.progress = shell, progress
-        self.data = warm_recipe(prepared, use, cache, timeout)
+        self.data = warm_recipe(inputs, use, cache, timeout)
         self.recipe = folder / "recipe.yaml"
         write_text(self.recipe, dump_yaml(self.data), private=True)  # its env may hold secrets
         self.running = 0
@@ -122,7 +123,7 @@ class Warmer:
 
     def _train(self, host: Host, name: str) -> Steps[None]:
         """`muster train` in a process of its own: many at once do not share one interpreter."""
-        hosts = "local:1" if self.prepared.launcher.ONE_MACHINE else f"{host.name}:1"
+        hosts = "local:1" if self.inputs.launcher.ONE_MACHINE else f"{host.name}:1"
         argv = [sys.executable, "-m", "muster", "train", str(self.recipe), "--hosts", hosts]
         process = self.shell.start([*argv, "--output", str(self.folder / name), "--json"])
         assert process.stdin

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster.core.job import Job
-from muster.core.recipe import Recipe
+from muster.core.recipe import Recipe, recipe_from
 from muster.core.result import Failure, HostReport, Memory, Quality, Result, Seconds, Status, Throughput
 from muster.store import events
 
@@ -106,7 +106,7 @@ def fold(stream: Iterable[events.Event]) -> Folder:
 
 def make_result(folder: Folder, job: Job, *, status: Status, failure: Failure | None, ended: float) -> Result:
     """What a run came to, from its events."""
-    recipe = Recipe.model_validate(job.recipe)
+    recipe = recipe_from(job.recipe)
     windows = folder.ordered_windows()
     first = folder.started.get(0)
     logs = [folder.logs[step] for step in sorted(folder.logs)]

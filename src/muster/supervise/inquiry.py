@@ -17,6 +17,7 @@ from muster.checks.base import Transport
 from muster.core.job import Placement
 from muster.shell import Process
 from muster.supervise.link import Link
+from muster.supervise.pace import Pace
 from muster.supervise.questions import OPENING, Answered, Patience, Questions, clock, failed, well_formed
 from muster.supervise.unreachable import Ending, Unreached, explain
 from muster.supervise.wires import PipeWire
@@ -26,8 +27,6 @@ _SLACK = 3.0  # seconds beyond ssh's own patience, so that it is ssh that says w
 _GRACE = 5.0  # seconds beyond the probes' time for what they found to arrive
 _PARTING = 3.0  # seconds for a host that was let go to leave by itself
 _BRISK = 3.0  # seconds that a session may take at least before it counts as slow
-_FIRST = 16  # sessions that are made at once before anything is known of their speed
-_FEWEST = 8  # and at least
 
 
 class _State(Enum):
@@ -78,7 +77,7 @@ class Inquiry:
     ) -> None:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         room = max(4, (soft - 64) // 3) if soft > 0 else 1 << 20  # each session has three descriptors
-        self.fanout = min(patience.fanout, room // 2)
+        self.pace = Pace(min(patience.fanout, room // 2), patience.connect)
         self.most = min(4 * patience.fanout + len(stay), room)
         # Those that stay come first: their second round then runs beside the others' first.
         self.queue = deque(sorted(places, key=lambda place: place.host not in stay))
@@ -92,8 +91,6 @@ class Inquiry:
         self.sessions: list[_Session] = []
         self.selector = selectors.DefaultSelector()
         self.met = False
-        self.begun = time.monotonic()
-        self.answered = 0
         self.typical: float | None = None  # seconds of a session, a running mean
 
     def turn(self) -> bool:
@@ -131,7 +128,8 @@ class Inquiry:
         busy = (_State.CONNECTING, _State.PROBING)
         slow = max(_BRISK, 3 * (self.typical or 0))  # until one has answered, dead ones delay nobody
         making = sum(each.state in busy and now - each.begun < slow for each in self.sessions)
-        window = self._window(now - self.begun)
+        window = self.pace.window(now)
+        self.pace.began(now)
         while self.queue and making < window and len(self.sessions) < self.most:
             place = self.queue.popleft()
             process = self.start(place)
@@ -145,14 +143,6 @@ class Inquiry:
                 assert descriptor is not None
                 self.selector.register(descriptor, selectors.EVENT_READ, session)
             making += 1
-
-    def _window(self, elapsed: float) -> int:
-        """How many sessions are made at once. By Little's law a session takes window / rate: where this
-        machine or its network is the bottleneck, more of them would only run into their timeouts."""
-        if not self.answered:
-            return min(self.fanout, _FIRST)
-        rate = self.answered / elapsed
-        return min(self.fanout, max(_FEWEST, int(rate * self.patience.connect / 3)))
 
     def _flush(self, session: _Session) -> None:
         """Send what is queued, and be woken when the rest can go."""
@@ -218,7 +208,7 @@ class Inquiry:
         self.results[host] = Answered(transport, answers)
         took = time.monotonic() - session.begun
         self.typical = 0.8 * self.typical + 0.2 * took if self.typical else took
-        self.answered += 1
+        self.pace.answered(time.monotonic())
         if session.stays and not self.met:
             session.state = _State.WAITING
         else:

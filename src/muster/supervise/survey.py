@@ -3,6 +3,7 @@ other."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
@@ -16,6 +17,7 @@ from muster.supervise.interrupts import interrupts
 from muster.supervise.questions import Answered, Patience, Questions
 from muster.supervise.unreachable import Unreached
 
+_EITHER = 'other=$1; shift; test -x "$0" && exec "$0" "$@"; exec "$other" "$@"'
 STAY = 32  # hosts that stay for the second round
 
 Progress = Callable[[int, int, int], None]  # hosts done, all hosts, those of the done that gave no answer
@@ -62,11 +64,15 @@ def starter(
     """How a probe's interpreter is started on a host: the way that the launcher has for plain commands.
 
     -I -S: nothing in PYTHONPATH, in site-packages or in the folder where a login begins takes the place of a
-    module, or takes time.
+    module, or takes time. Where the recipe names no interpreter, it is the controller's where that is there
+    too, as for ranks: a `python3` may be a script that looks for one, and takes longer than the probe.
     """
+    words = [interpreter]
+    if not launcher.ONE_MACHINE and not launch.python:
+        words = ["sh", "-c", _EITHER, sys.executable, interpreter]
 
     def start(place: Placement) -> Process:
-        argv = [interpreter, "-I", "-S", "-c", BOOTSTRAP, "muster-probe"]
+        argv = [*words, "-I", "-S", "-c", BOOTSTRAP, "muster-probe"]
         return shell.start(launcher.remote(place, launch, argv))
 
     return start

@@ -9,10 +9,11 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from muster.core.errors import DataError, MusterError
-from muster.core.recipe import Recipe
+from muster.core.recipe import Recipe, recipe_from
 from muster.core.registry import load_plugin
 from muster.worker.workloads.base import HeldOut
 
@@ -37,12 +38,12 @@ def answer(request: dict[str, Any]) -> list[dict[str, Any]]:
     """The answers to request["questions"], or to the held-out set where request["evaluate"] is true."""
     import torch
 
-    recipe = Recipe.model_validate(request["recipe"])
+    recipe = recipe_from(request["recipe"])
     workload = load_plugin("muster.worker.workloads", recipe.workload)
     device = "cuda" if torch.cuda.is_available() and recipe.launch.device != "cpu" else "cpu"
     answerer = workload.Answerer(Path(request["model"]), recipe, device)
     if request.get("evaluate"):
-        questions = _held_out(recipe, Path(request["cache"]), request.get("limit"))
+        questions = _held_out(workload, recipe, Path(request["cache"]), request.get("limit"))
     else:
         questions = [HeldOut(text, "") for text in request["questions"]]
     answers, seconds = answerer.answer([q.question for q in questions])
@@ -65,13 +66,11 @@ def answer(request: dict[str, Any]) -> list[dict[str, Any]]:
     return [*lines, {"seconds": seconds, "questions": len(questions), "device": device}]
 
 
-def _held_out(recipe: Recipe, cache: Path, limit: int | None) -> list[HeldOut]:
-    from muster.worker.data.text2sql import held_out, load_pairs
-
-    _, held = load_pairs(recipe.data, cache, may_write=True, seed=recipe.train.seed)
+def _held_out(workload: ModuleType, recipe: Recipe, cache: Path, limit: int | None) -> list[HeldOut]:
+    held: list[HeldOut] = workload.questions(recipe, cache)
     if not held:
         raise DataError("has no held-out questions", where="data")
-    return held_out(held)[:limit]
+    return held[:limit]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.core.batch import Batch
-from muster.core.recipe import Recipe
+from muster.core.recipe import Recipe, recipe_from
 from muster.store import events
 
 
@@ -81,7 +81,7 @@ def read_context(spec: dict[str, Any]) -> Context:
     rank = int(os.environ["RANK"])
     place = Path(spec["place"])
     return Context(
-        recipe=Recipe.model_validate(job["recipe"]),
+        recipe=recipe_from(job["recipe"]),
         batch=Batch(job["batch"]["micro"], job["batch"]["accumulation"], job["batch"]["global"]),
         precision=job["precision"],
         device=job["device"],

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from muster.core.data import Generated
+from muster.core.data import TextToSqlData as Data
 from muster.core.errors import DataError
-from muster.core.recipe import Data, Generated
 from muster.store.records import find_data, read_records
+from muster.worker.loss import IGNORED
 from muster.worker.workloads.base import Counts, HeldOut
-
-IGNORED = -100  # labels that never count in a loss
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn import functional
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -17,19 +16,29 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from muster.core.errors import MusterError, RecipeError
-from muster.core.t5 import t5_size
+from muster.core import families
+from muster.core.data import TextToSqlData
+from muster.core.errors import RecipeError
+from muster.core.recipe import Recipe
 from muster.worker.context import Context
 from muster.worker.data.sampler import GroupedSampler
-from muster.worker.data.text2sql import IGNORED, Collator, Encoded, Pair, count_batch, held_out, load_pairs
+from muster.worker.data.text2sql import Collator, Encoded, Pair, count_batch, held_out, load_pairs
 from muster.worker.data.tokenizer import train_tokenizer
+from muster.worker.loss import token_loss
+from muster.worker.models import add_lora, config_for, load_from
 from muster.worker.together import first_on_disk
-from muster.worker.workloads.base import Built
+from muster.worker.workloads.base import Built, HeldOut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 EVALUATION_SAMPLES = 2000  # for the loss during training, which wants to be cheap
+
+
+def data_of(recipe: Recipe) -> TextToSqlData:
+    """The recipe's data section, which is this workload's."""
+    assert isinstance(recipe.data, TextToSqlData)
+    return recipe.data
 
 
 class _Trainer(Seq2SeqTrainer):  # type: ignore[misc]
@@ -43,7 +52,7 @@ class _Trainer(Seq2SeqTrainer):  # type: ignore[misc]
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
     """The trainer for the recipe: data, tokenizer, model, loss. Raises DataError and RecipeError."""
-    recipe, data = context.recipe, context.recipe.data
+    recipe, data = context.recipe, data_of(context.recipe)
     with first_on_disk(context) as first:
         train, held = load_pairs(data, context.cache, may_write=first, seed=recipe.train.seed)
     limit = recipe.evaluate.limit
@@ -83,27 +92,6 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     return Built(trainer, count_batch, len(encoded), held_out(held), encoded.cut + encoded_held.cut, notes)
 
 
-def token_loss(smoothing: Callable[[], float]) -> Callable[..., torch.Tensor]:
-    """Cross entropy over the real target tokens of the whole global batch: sum / their number on all ranks.
-
-    So the gradient is that of the global batch, however the tokens fall on ranks and micro-batches.
-    """
-
-    def loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
-        logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-        summed = functional.cross_entropy(
-            logits.float().view(-1, logits.size(-1)),
-            labels.reshape(-1),
-            ignore_index=IGNORED,
-            label_smoothing=smoothing(),
-            reduction="sum",
-        )
-        count = num_items_in_batch if num_items_in_batch is not None else (labels != IGNORED).sum()
-        return summed / count
-
-    return loss
-
-
 def make_tokenizer(context: Context, train: Sequence[Pair]) -> Any:
     """The model's own tokenizer, or one trained on the data (the same on every rank: same data, no
     chance)."""
@@ -113,7 +101,7 @@ def make_tokenizer(context: Context, train: Sequence[Pair]) -> Any:
         own = model.name if model.name and (model.init == "pretrained" or Path(model.name).is_dir()) else None
         choice = own or "train"
     if choice == "train":
-        prefix = context.recipe.data.prefix
+        prefix = data_of(context.recipe).prefix
         return train_tokenizer(
             (text for pair in train for text in (prefix + pair.question, pair.sql)), model.vocab_size
         )
@@ -151,7 +139,7 @@ def make_model(context: Context, tokenizer: Any) -> Any:
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         model.resize_token_embeddings(len(tokenizer))
     if recipe.lora:
-        model = add_lora(context, model)
+        model = add_lora(context, model, "SEQ_2_SEQ_LM")
     if recipe.train.gradient_checkpointing:
         model.config.use_cache = False
     return model
@@ -188,56 +176,23 @@ def make_config(context: Context, tokenizer: Any) -> Any:
     """A configuration from a size's name, a folder or hub name, and the recipe's own fields on top."""
     spec = context.recipe.model
     fields = dict(spec.config or {})
-    known = t5_size(spec.name)
+    known = families.size(spec.name)
     if known is None and spec.name:
         return load_from(AutoConfig.from_pretrained, spec.name, "model.name", **fields)
-    kind = fields.pop("model_type", "t5")
-    fields = {**(known or {}), **fields}
+    fields = {"model_type": "t5", **(known or {}), **fields}
+    kind = fields.pop("model_type")
     fields["vocab_size"] = max(len(tokenizer), int(fields.get("vocab_size", 0)) if known else 0)
     if tokenizer.pad_token_id is not None:
         fields.setdefault("pad_token_id", tokenizer.pad_token_id)
         fields.setdefault("decoder_start_token_id", tokenizer.pad_token_id)
     if tokenizer.eos_token_id is not None:
         fields.setdefault("eos_token_id", tokenizer.eos_token_id)
-    try:
-        return AutoConfig.for_model(kind, **fields)
-    except (ValueError, TypeError) as error:
-        raise RecipeError(f"does not make a model: {error}", where="model.config") from None
+    return config_for(kind, fields)
 
 
-def add_lora(context: Context, model: Any) -> Any:
-    """Low-rank adapters by PEFT; the base stays as it is."""
-    from peft import LoraConfig, TaskType, get_peft_model
-
-    lora = context.recipe.lora
-    assert lora is not None
-    config = LoraConfig(
-        task_type=TaskType.SEQ_2_SEQ_LM,
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=lora.targets,
-    )
-    if context.recipe.train.gradient_checkpointing:
-        model.enable_input_require_grads()
-    try:
-        return get_peft_model(model, config)
-    except ValueError as error:
-        raise RecipeError(str(error).splitlines()[0], where="lora.targets") from None
-
-
-def load_from(loader: Callable[..., Any], name: str, where: str, **fields: Any) -> Any:
-    """Transformers' from_pretrained with its many errors made one."""
-    try:
-        return loader(name, **fields)
-    except MusterError:
-        raise
-    except (OSError, ValueError) as error:
-        raise RecipeError(
-            f"{name} cannot be loaded: {str(error).strip().splitlines()[0]}",
-            where=where,
-            hint="a local folder works without network access; model.init=random needs no weights",
-        ) from None
+def questions(recipe: Recipe, cache: Path) -> list[HeldOut]:
+    """All held-out questions. Raises DataError."""
+    return held_out(load_pairs(data_of(recipe), cache, may_write=True, seed=recipe.train.seed)[1])
 
 
 class Answerer:
@@ -255,7 +210,7 @@ class Answerer:
     def answer(self, questions: Sequence[str]) -> tuple[list[str], float]:
         """Answers in the order of the questions, and the seconds they took (tokenizing to text)."""
         began = time.perf_counter()
-        data, evaluate = self.recipe.data, self.recipe.evaluate
+        data, evaluate = data_of(self.recipe), self.recipe.evaluate
         order = sorted(range(len(questions)), key=lambda i: len(questions[i]))
         answers = [""] * len(questions)
         for start in range(0, len(order), evaluate.batch):

@@ -8,7 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 from muster.core.batch import Batch
-from muster.core.errors import RecipeError
+from muster.core.data import TextToSqlData
+from muster.core.errors import DataError, RecipeError
 from muster.core.inventory import Inventory, read_inventory
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe, validate
@@ -22,7 +23,7 @@ WORDS = ("auto", "train")  # of model.tokenizer: never a folder of that name
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Inputs:
     """A recipe and its hosts, checked as far as this machine can."""
 
     recipe: Recipe
@@ -32,7 +33,7 @@ class Prepared:
     env: dict[str, str]
 
 
-def prepare(source: str, hosts: str, overrides: list[str], *, waits: bool = False) -> Prepared:
+def read_inputs(source: str, hosts: str, overrides: list[str], *, waits: bool = False) -> Inputs:
     """Read and check everything that can be checked before a host is asked. `waits`: see read_inventory.
 
     Raises RecipeError, InventoryError, DataError.
@@ -42,7 +43,7 @@ def prepare(source: str, hosts: str, overrides: list[str], *, waits: bool = Fals
     return check(recipe, inventory)
 
 
-def check(recipe: Recipe, inventory: Inventory) -> Prepared:
+def check(recipe: Recipe, inventory: Inventory) -> Inputs:
     """The launcher, the environment, and whether recipe and data make sense here."""
     if inventory.ssh_config and not recipe.launch.ssh_options:
         options = {"ssh_options": ["-F", inventory.ssh_config]}
@@ -74,7 +75,7 @@ def check(recipe: Recipe, inventory: Inventory) -> Prepared:
             "DDP offloads nothing", where="engine.offload", hint="engine.name=deepspeed or fsdp"
         )
     check_data(recipe, here=launcher.ONE_MACHINE)
-    return Prepared(recipe, inventory, launcher, name, environment(recipe))
+    return Inputs(recipe, inventory, launcher, name, environment(recipe))
 
 
 def absolute(recipe: Recipe) -> Recipe:
@@ -82,8 +83,8 @@ def absolute(recipe: Recipe) -> Recipe:
     data = recipe.as_dict()
     if data["data"]["path"]:
         data["data"]["path"] = str(Path(data["data"]["path"]).expanduser().absolute())
-    if not any(data["data"][key] for key in ("name", "path", "generated")):
-        data["data"]["generated"] = {}
+    if recipe.data.source is None and recipe.data.embedded:
+        data["data"][recipe.data.embedded] = {}
     for section, key in (("model", "name"), ("model", "tokenizer"), ("engine", "config")):
         value = data[section][key]
         if (
@@ -100,13 +101,15 @@ def check_data(recipe: Recipe, *, here: bool) -> None:
     if not recipe.data.path:
         return
     path = Path(recipe.data.path)
-    if not here and not path.exists():
+    if not path.exists():
+        if here:
+            raise DataError("no such data", where=str(path), hint="data.path=FILE or FOLDER")
         return  # on the hosts, whose ranks will say so if it is not
-    files = find_data(path)
-    fields = (recipe.data.question, recipe.data.sql)
-    for file in (files.train, files.validation):
-        if file is not None:
-            for _ in read_records(file, fields):
+    if isinstance(recipe.data, TextToSqlData):
+        fields = (recipe.data.question, recipe.data.sql)
+        files = find_data(path)
+        for file in (files.train, files.validation):
+            for _ in read_records(file, fields) if file else ():
                 pass
 
 

@@ -1,14 +1,20 @@
-"""T5's published sizes, and its parameter count in closed form. Pure: the control side needs no torch for
-it."""
+"""T5: an encoder and a decoder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+MODEL_TYPES = ("t5", "mt5", "umt5")
 # Raffel et al. 2020, table in section 3.7; vocabulary and layout as in the checkpoints t5-small ... t5-3b.
-_COMMON = {"vocab_size": 32128, "feed_forward_proj": "relu", "tie_word_embeddings": True, "dropout_rate": 0.1}
-T5_SIZES: dict[str, dict[str, Any]] = {
+_COMMON = {
+    "model_type": "t5",
+    "vocab_size": 32128,
+    "feed_forward_proj": "relu",
+    "tie_word_embeddings": True,
+    "dropout_rate": 0.1,
+}
+SIZES: dict[str, dict[str, Any]] = {
     "t5-small": {**_COMMON, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
     "t5-base": {**_COMMON, "d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
     "t5-large": {**_COMMON, "d_model": 1024, "d_kv": 64, "d_ff": 4096, "num_layers": 24, "num_heads": 16},
@@ -16,13 +22,7 @@ T5_SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def t5_size(name: str | None) -> dict[str, Any] | None:
-    """The configuration of a size by its name, with or without a hub's owner: t5-small,
-    google-t5/t5-small."""
-    return T5_SIZES.get((name or "").rpartition("/")[2])
-
-
-def t5_parameters(config: Mapping[str, Any]) -> int:
+def parameters(config: Mapping[str, Any]) -> int:
     """Trainable parameters of T5ForConditionalGeneration.
 
     Two stacks; per layer four d_model x (heads x d_kv) projections an attention (the decoder has two), two or

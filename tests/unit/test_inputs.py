@@ -14,9 +14,9 @@ import pytest
 
 from muster.core.errors import DataError, InventoryError, RecipeError
 from muster.core.inventory import Host, inventory_document
-from muster.core.recipe import Recipe
+from muster.core.recipe import Recipe, recipe_from
+from muster.stages.inputs import absolute, environment, read_deepspeed_env, read_inputs
 from muster.stages.orders import code
-from muster.stages.prepare import absolute, environment, prepare, read_deepspeed_env
 
 GOOD = '{"question": "q", "sql": "s"}\n'
 
@@ -32,7 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def recipe(**fields: Any) -> Recipe:
-    return Recipe.model_validate(fields)
+    return recipe_from(fields)
 
 
 def test_deepspeed_env_files(here: Path) -> None:
@@ -97,13 +97,13 @@ def test_without_data_it_is_generated() -> None:
 
 def test_everything_together(here: Path) -> None:
     (here / "data.jsonl").write_text(GOOD)
-    made = prepare("demo", "local:2x1", ["data.path=data.jsonl", "env.A=1"])
+    made = read_inputs("demo", "local:2x1", ["data.path=data.jsonl", "env.A=1"])
     assert made.launcher_name == "local"
     assert made.launcher.ONE_MACHINE
     assert made.inventory.names == ("local0", "local1")
     assert made.recipe.data.path == str(here / "data.jsonl")
     assert made.env == {"A": "1"}
-    assert prepare("demo", "node1,node2:4", []).launcher_name == "ssh"
+    assert read_inputs("demo", "node1,node2:4", []).launcher_name == "ssh"
 
 
 @pytest.mark.parametrize(("name", "line"), [("train", 3), ("validation", 2)])
@@ -112,14 +112,17 @@ def test_a_fault_in_the_data_is_found_with_its_line(here: Path, name: str, line:
         (here / f"{part}.jsonl").write_text(GOOD * 5)
     (here / f"{name}.jsonl").write_text(GOOD * (line - 1) + '{"question": "q"}\n')
     with pytest.raises(DataError, match="field 'sql' is missing") as caught:
-        prepare("demo", "local:2", ["data.path=."])
+        read_inputs("demo", "local:2", ["data.path=."])
     assert caught.value.where == f"{here / name}.jsonl:{line}"
 
 
 def test_data_must_be_here_unless_it_may_be_on_the_hosts(here: Path) -> None:
     with pytest.raises(DataError, match="no such data"):
-        prepare("demo", "local:2", ["data.path=nowhere"])
-    assert prepare("demo", "node1", ["data.path=/data/of/the/hosts"]).recipe.data.path == "/data/of/the/hosts"
+        read_inputs("demo", "local:2", ["data.path=nowhere"])
+    assert (
+        read_inputs("demo", "node1", ["data.path=/data/of/the/hosts"]).recipe.data.path
+        == "/data/of/the/hosts"
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,16 +147,16 @@ def test_data_must_be_here_unless_it_may_be_on_the_hosts(here: Path) -> None:
 )
 def test_what_can_never_work(overrides: list[str], where: str | None, what: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        prepare("demo", "local:2", overrides)
+        read_inputs("demo", "local:2", overrides)
     assert what in caught.value.what
     assert where is None or caught.value.where == where
 
 
 def test_mistakes_in_the_hosts_and_in_the_recipe() -> None:
     with pytest.raises(InventoryError):
-        prepare("demo", "node1:x", [])
+        read_inputs("demo", "node1:x", [])
     with pytest.raises(RecipeError, match=r"unknown key 'engine\.zerro'"):
-        prepare("demo", "local:2", ["engine.zerro=1"])
+        read_inputs("demo", "local:2", ["engine.zerro=1"])
 
 
 def sent() -> dict[str, bytes]:
@@ -207,7 +210,7 @@ def test_a_folder_does_not_change_what_a_word_means(here: Path, word: str) -> No
 def test_a_deepspeed_file_for_another_engine(here: Path, engine: str) -> None:
     (here / "ds.json").write_text("{}")
     with pytest.raises(RecipeError):
-        prepare("demo", "local:2", [f"engine.name={engine}", "engine.zero=0", "engine.config=ds.json"])
+        read_inputs("demo", "local:2", [f"engine.name={engine}", "engine.zero=0", "engine.config=ds.json"])
 
 
 def test_an_inventory_says_how_to_reach_its_hosts(tmp_path: Path) -> None:
@@ -215,9 +218,9 @@ def test_an_inventory_says_how_to_reach_its_hosts(tmp_path: Path) -> None:
     hosts = [Host("10.0.0.1", 2), Host("10.0.0.2", 2)]
     file = tmp_path / "hosts.json"
     file.write_text(json.dumps(inventory_document(hosts, "ssh", "/home/me/hosts.ssh_config")))
-    assert prepare("demo", str(file), []).recipe.launch.ssh_options == ["-F", "/home/me/hosts.ssh_config"]
-    own = prepare("demo", str(file), ["launch.ssh_options=[-v]"])
+    assert read_inputs("demo", str(file), []).recipe.launch.ssh_options == ["-F", "/home/me/hosts.ssh_config"]
+    own = read_inputs("demo", str(file), ["launch.ssh_options=[-v]"])
     assert own.recipe.launch.ssh_options == ["-v"]
     file.write_text(json.dumps(inventory_document(hosts, "ssh", "-oProxyCommand=x")))
     with pytest.raises(InventoryError, match="ssh_config"):
-        prepare("demo", str(file), [])
+        read_inputs("demo", str(file), [])

@@ -1,0 +1,48 @@
+"""Model families whose sizes and parameter counts are known in closed form: no torch is needed for them.
+
+A module per family has
+
+MODEL_TYPES                  Transformers' names for it
+SIZES: name -> fields        configurations of known sizes, with `model_type`
+parameters(config) -> int    trainable parameters, of a configuration's fields
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from muster.core.families import gpt2, llama, opt, t5, vit
+
+FAMILIES: tuple[ModuleType, ...] = (t5, gpt2, opt, llama, vit)
+OWNERS = ("google-t5", "openai-community", "facebook", "google", "meta-llama")
+
+
+def size(name: str | None) -> dict[str, Any] | None:
+    """The configuration of a known size by its name, as it is or with a hub owner's before it."""
+    owner, _, bare = (name or "").rpartition("/")
+    for family in FAMILIES:
+        found = family.SIZES.get(name) or (family.SIZES.get(bare) if owner in OWNERS else None)
+        if found:
+            return dict(found)
+    return None
+
+
+def sizes(*model_types: str) -> list[str]:
+    """Names of the known sizes of some families."""
+    return [
+        name for family in FAMILIES if set(model_types) & set(family.MODEL_TYPES) for name in family.SIZES
+    ]
+
+
+def family_of(config: Mapping[str, Any]) -> ModuleType | None:
+    """The family of a configuration; None where it is none of these."""
+    kind = str(config.get("model_type", "")).lower()
+    return next((family for family in FAMILIES if kind in family.MODEL_TYPES), None)
+
+
+def parameters(config: Mapping[str, Any]) -> int | None:
+    """The number of trainable parameters; None for a family that is not known."""
+    family = family_of(config)
+    return family.parameters(config) if family else None

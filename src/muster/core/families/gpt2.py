@@ -1,0 +1,46 @@
+"""GPT-2: a decoder with learned positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MODEL_TYPES = ("gpt2",)
+
+
+def _size(layers: int, heads: int, width: int, positions: int = 1024) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "n_layer": layers,
+        "n_head": heads,
+        "n_embd": width,
+        "n_positions": positions,
+        "vocab_size": 50257,
+    }
+
+
+# Radford et al. 2019, table 2, and Mistral's gpt2-micro.
+SIZES: dict[str, dict[str, Any]] = {
+    "gpt2-micro": _size(2, 2, 768, 256),
+    "gpt2-small": _size(12, 12, 768),
+    "gpt2": _size(12, 12, 768),
+    "gpt2-medium": _size(24, 16, 1024),
+    "gpt2-large": _size(36, 20, 1280),
+    "gpt2-xl": _size(48, 25, 1600),
+}
+
+
+def parameters(config: Mapping[str, Any]) -> int:
+    """Token and position embeddings (the first is the output as well); per layer two norms, an attention of
+    four width x width matrices and a feed-forward of two, with biases; a last norm.
+
+    Source: transformers/models/gpt2/modeling_gpt2.py.
+    """
+    width = int(config.get("n_embd", 768))
+    inner = int(config.get("n_inner") or 4 * width)
+    vocab, positions = int(config.get("vocab_size", 50257)), int(config.get("n_positions", 1024))
+    attention = 4 * width * width + 4 * width
+    feed_forward = 2 * width * inner + inner + width
+    layers = int(config.get("n_layer", 12)) * (attention + feed_forward + 4 * width)
+    untied = 0 if config.get("tie_word_embeddings", True) else vocab * width
+    return vocab * width + positions * width + layers + 2 * width + untied

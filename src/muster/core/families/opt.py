@@ -1,0 +1,70 @@
+"""OPT: a decoder with learned positions and ReLU, from 8 million to 175 billion parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MODEL_TYPES = ("opt",)
+
+
+def _size(layers: int, width: int, heads: int, **others: Any) -> dict[str, Any]:
+    return {
+        "model_type": "opt",
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "ffn_dim": 4 * width,
+        "num_attention_heads": heads,
+        "word_embed_proj_dim": width,
+        "max_position_embeddings": 2048,
+        "vocab_size": 51200,
+        **others,
+    }
+
+
+# metaseq's table (opt_baselines), with the vocabulary of its benchmark; and what the hub's checkpoints have.
+SIZES: dict[str, dict[str, Any]] = {
+    "opt-8m": _size(4, 128, 2),
+    "opt-125m": _size(12, 768, 12),
+    "opt-350m": _size(24, 1024, 16),
+    "opt-760m": _size(24, 1536, 16),
+    "opt-1.3b": _size(24, 2048, 32),
+    "opt-2.7b": _size(32, 2560, 32),
+    "opt-6.7b": _size(32, 4096, 32),
+    "opt-13b": _size(40, 5120, 40),
+    "opt-30b": _size(48, 7168, 56),
+    "opt-66b": _size(64, 9216, 72),
+    "opt-175b": _size(96, 12288, 96),
+    "facebook/opt-125m": _size(12, 768, 12, vocab_size=50272),
+    "facebook/opt-350m": _size(
+        24, 1024, 16, vocab_size=50272, word_embed_proj_dim=512, do_layer_norm_before=False
+    ),
+    "facebook/opt-1.3b": _size(24, 2048, 32, vocab_size=50272),
+    "facebook/opt-2.7b": _size(32, 2560, 32, vocab_size=50272),
+    "facebook/opt-6.7b": _size(32, 4096, 32, vocab_size=50272),
+    "facebook/opt-13b": _size(40, 5120, 40, vocab_size=50272),
+    "facebook/opt-30b": _size(48, 7168, 56, vocab_size=50272),
+    "facebook/opt-66b": _size(64, 9216, 72, vocab_size=50272),
+}
+
+
+def parameters(config: Mapping[str, Any]) -> int:
+    """Token embeddings (the output as well), two matrices where they are narrower than the model, positions
+    (two more than are used); per layer two norms, an attention of four width x width matrices and a
+    feed-forward of two, with biases; a last norm where norms come first.
+
+    Source: transformers/models/opt/modeling_opt.py.
+    """
+    width = int(config.get("hidden_size", 768))
+    inner = int(config.get("ffn_dim", 3072))
+    vocab = int(config.get("vocab_size", 50272))
+    narrow = int(config.get("word_embed_proj_dim") or width)
+    bias = 1 if config.get("enable_bias", True) else 0
+    attention = 4 * (width * width + bias * width)
+    feed_forward = 2 * width * inner + bias * (inner + width)
+    layers = int(config.get("num_hidden_layers", 12)) * (attention + feed_forward + 4 * width)
+    embeddings = vocab * narrow * (1 if config.get("tie_word_embeddings", True) else 2)
+    projections = 2 * narrow * width if narrow != width else 0
+    before = config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm", False)
+    positions = (int(config.get("max_position_embeddings", 2048)) + 2) * width
+    return embeddings + projections + positions + layers + (2 * width if before else 0)

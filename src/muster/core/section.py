@@ -1,0 +1,39 @@
+"""What a recipe's parts are made of: frozen, validated sections, and the kinds of values in them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+
+def _auto_is_none(value: Any) -> Any:
+    return None if value == "auto" else value
+
+
+def _number_as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Auto = BeforeValidator(_auto_is_none)
+EnvText = Annotated[str, BeforeValidator(_number_as_text)]  # NCCL_IB_DISABLE: 1 needs no quotes
+PositiveInt = Annotated[int, Field(ge=1)]
+# One word of a batch script's #SBATCH line: nothing that ends it, quotes, or begins another option.
+SlurmText = Annotated[str, Field(pattern=r"^[A-Za-z0-9_\[(*][A-Za-z0-9_.:,|&*=+@/()\[\]-]*$")]
+AutoInt = Annotated[Annotated[int, Field(ge=1)] | None, Auto]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A part of a recipe. Unknown keys are errors; values never change after they were read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+    # Keys of which at most one is set: when a later layer sets one, the others of earlier layers are dropped.
+    exclusive: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="after")
+    def _at_most_one(self) -> Section:
+        names = [name for name in self.exclusive if name in type(self).model_fields]
+        if sum(getattr(self, name) is not None for name in names) > 1:
+            raise ValueError(f"at most one of {', '.join(names)} can be given")
+        return self
