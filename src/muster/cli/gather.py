@@ -76,9 +76,10 @@ def gather(
 
 def _invitation(address: str, port: int, token: Token) -> str:
     """What to run on the members."""
-    from muster.agent.member import own_addresses
+    from muster.supervise.addresses import own_addresses
 
-    known = [f"[{each}]" if ":" in each else each for each in ([address] if address else own_addresses()[:8])]
+    shown = [address] if address else own_addresses(())[:8]
+    known = [f"[{each}]" if ":" in each else each for each in shown]
     head = shlex.quote(f"{','.join(known) or '127.0.0.1'}:{port}")
     return (
         f"on each machine:       {token.before}muster join {head}{token.after}\n"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import socket
-import struct
 from collections.abc import Iterable
 
+from muster.agent.member import own_addresses as interfaces
 from muster.core.job import Placement
 
 _ASKED = 16  # hosts that are enough to find the networks of all
@@ -17,7 +16,7 @@ def own_addresses(places: tuple[Placement, ...]) -> tuple[str, ...]:
     """This machine's addresses, the likeliest first: those that routes to the hosts begin at, then what its
     own name means, then those of its interfaces. Loopback only where nothing else is known. Sends nothing."""
     found = [address for place in places[:_ASKED] for address in _towards(place.address)]
-    found += [*_resolved(socket.gethostname()), *_interfaces()]
+    found += [*_resolved(socket.gethostname()), *interfaces()]
     unique = list(dict.fromkeys(found))
     beyond = [
         address for address in unique if not ipaddress.ip_address(address.partition("%")[0]).is_loopback
@@ -46,14 +45,3 @@ def _resolved(name: str) -> list[str]:
         return [str(info[4][0]) for info in socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)]
     except OSError:
         return []
-
-
-def _interfaces() -> Iterable[str]:
-    """The first IPv4 address of every interface (Linux: SIOCGIFADDR)."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                packed = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))
-            except OSError:
-                continue
-            yield socket.inet_ntoa(packed[20:24])
