@@ -18,9 +18,14 @@ from muster.core.recipe import Launch, Recipe
 from muster.core.registry import load_plugin
 from muster.shell import RealShell
 from muster.stages.fabric import measure
+from muster.stages.inputs import read_inputs
 from muster.stages.mpi_hello import mpi_hello
+from muster.stages.report import report
+from muster.stages.train import train
+from muster.store.runfolder import RunFolder
 from tests.cluster.cluster import Cluster
 from tests.cluster.namespaces import tool
+from tests.cluster.scenarios import over_ssh
 from tests.support import needs_torch, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
@@ -47,13 +52,13 @@ def measured(cluster: Cluster, watch: Watch | None = None, **asked: Any) -> Fabr
     return found
 
 
-def left(cluster: Cluster) -> list[str]:
-    """Processes of the group checks on any host."""
+def left(cluster: Cluster, job: str = "fabric-") -> list[str]:
+    """Processes of the group checks, or of a job, on any host."""
     return [
         f"{node.name}: {process.pid} {process.argv[:5]}"
         for node in cluster.hosts
         for process in cluster.processes(node)
-        if process.environ.get("MUSTER_TOKEN", "").startswith("fabric-")
+        if process.environ.get("MUSTER_TOKEN", "").startswith(job)
     ]
 
 
@@ -152,3 +157,35 @@ def test_mpi_hello(cluster: Cluster) -> None:
     assert (hello.hosts, hello.summed) == (["node1", "node2", "node3"], True)
     broken = mpi_hello(parse_hosts("node1,nowhere").hosts, launch(cluster), facts, 30, RealShell())
     assert broken.problem is not None and broken.hosts == []
+
+
+def test_the_workload_shows_a_slow_link(whole: Cluster) -> None:
+    """`muster train fabric` over ssh, hosts without a shared disk: the slow host's four directions are the
+    matrix's slowest, in the result, in the file and on the page; nothing is left on the hosts."""
+    needs_torch()
+    for node in whole.hosts:
+        whole.shape(node, "200mbit")
+    whole.shape("node2", "20mbit")
+    run = RunFolder(whole.private_dir / "runs" / "slow-link")  # every host has its own disk in this place
+    options = ["fabric.seconds=24", "fabric.largest=1MiB", "fabric.matmul=false", *over_ssh(whole)]
+    options += [f"launch.workdir={whole.private_dir}/muster", "launch.device=cpu"]
+    result = train(read_inputs("fabric", "node1:1,node2:1,node3:1", options), run)
+    assert (result.status, result.failure) == ("succeeded", None)
+    assert result.fabric is not None and result.fabric.pairs is not None
+    link, host = result.fabric.slowest
+    assert "node2" in (link.host, link.other)  # four of six directions are slow, and so is the median
+    assert host.name == "node2" and host.ratio < 0.5
+    rates = {
+        (source, target): rate
+        for source, row in zip(result.fabric.pairs.names, result.fabric.pairs.bandwidth, strict=True)
+        for target, rate in zip(result.fabric.pairs.names, row, strict=True)
+        if rate is not None
+    }
+    assert len(rates) == 6
+    slow = sorted(rates, key=lambda pair: rates[pair])[:4]
+    assert all("node2" in pair for pair in slow)
+    assert rates["node1", "node2"] * 8 / 1e6 < 40  # what was set, bursts included
+    assert run.fabric.joinpath("bandwidth.csv").read_text().splitlines()[0].endswith(",node1,node2,node3")
+    heat = report(run).read_text(encoding="utf-8").partition('<svg class="heat"')[2].partition("</svg>")[0]
+    assert heat.count("<rect") == 6 and heat.count('class="slow"') == 4
+    assert wait_until(lambda: not left(whole, "slow-link"), 10), left(whole, "slow-link")

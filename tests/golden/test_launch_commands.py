@@ -173,7 +173,7 @@ def test_torchrun() -> None:
 def test_the_orders_of_a_job() -> None:
     made = job("node1:2,node2:3")
     recipe = recipe_from({"engine": {"name": "deepspeed", "zero": 3, "offload": "optimizer+param"}})
-    decided = Decided((2, 3), "cuda", "fp32", made.batch, (8, 4), ((0, 1), None), ())
+    decided = Decided((2, 3), "cuda", "fp32", made.batch, (8, 4), ((0, 1), None), (), recipe)
     told = orders(made, recipe, decided, {"NCCL_DEBUG": "INFO"}, address="10.0.0.1", port=29500)
     for order in told.values():
         order["job"] = {"deepspeed": order["job"]["deepspeed"]}  # the recipe's defaults have their own tests

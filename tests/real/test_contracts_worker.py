@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import socket
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from muster.core.errors import RecipeError
-from muster.core.recipe import Engine
+from muster.core.recipe import Engine, recipe_from
+from muster.core.recipes import load_recipe, shipped_recipes
 from muster.core.registry import load_plugin, plugin_names
+from muster.store import events
 from tests.support import needs_torch
 from tests.unit.test_contracts import promised
 
@@ -46,10 +51,90 @@ def test_a_workload_has_what_is_promised(name: str) -> None:
     promises = promised(muster.worker.workloads.__doc__ or "")
     assert set(promises) == {"build", "Answerer"}
     module = load_plugin("muster.worker.workloads", name)
+    if hasattr(module, "measure"):  # it trains nothing
+        assert list(inspect.signature(module.measure).parameters) == ["context"]
+        assert inspect.getdoc(module.measure) and not hasattr(module, "build")
+        return
     for promise, parameters in promises.items():
         assert list(inspect.signature(getattr(module, promise)).parameters) == parameters
         assert inspect.getdoc(getattr(module, promise))
     inspect.signature(module.Answerer.answer).bind("self", ["question"])
+    assert hasattr(module, "questions") != hasattr(module, "score")  # what `muster ask --evaluate` needs
+
+
+# What keeps a source small; one that is not here is taken as its recipe has it.
+SMALL = {"generated": {"train": 64, "validation": 4}, "library": {"megabytes": 0.2}}
+
+
+def smallest_recipe(workload: str) -> dict[str, Any]:
+    """A shipped recipe of the workload that needs no file and no network, as plain data."""
+    for name in shipped_recipes():
+        recipe = load_recipe(name)
+        offline = recipe.data.source == recipe.data.embedded and recipe.model.init == "random"
+        if recipe.workload.replace("-", "_") == workload and recipe.trains and offline:
+            data = recipe.as_dict()
+            source = str(recipe.data.source)
+            data["data"] |= {source: {**data["data"][source], **SMALL.get(source, {})}, "limit": 64}
+            data["engine"] = {"name": "ddp"}
+            data["train"] |= {"max_steps": 3, "warmup": 0}
+            data["evaluate"] |= {"limit": 4, "every": 2}
+            data["measure"] |= {"window": 1}
+            return data
+    raise AssertionError(f"{workload} has no recipe that runs anywhere")
+
+
+@pytest.mark.parametrize("name", sorted(plugin_names("muster.worker.workloads")))
+def test_a_workload_trains_measures_and_answers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank, in this process: its events, its saved model, and an answer of that."""
+    from accelerate.state import AcceleratorState
+
+    from muster.worker.main import run
+
+    module = load_plugin("muster.worker.workloads", name)
+    if hasattr(module, "measure"):
+        pytest.skip("it trains nothing")
+    data = smallest_recipe(name)
+    data["launch"]["workdir"] = str(tmp_path / "work")
+    job = {
+        "recipe": data, "batch": {"micro": 4, "accumulation": 1, "global": 4}, "precision": "fp32",
+        "device": "cpu", "attempt": 1, "resume_step": None,
+    }  # fmt: skip
+    spec = {"job": job, "place": str(tmp_path), "base": str(tmp_path), "shared": True}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    alone = {
+        "OMP_NUM_THREADS": 1,
+        "RANK": 0,
+        "LOCAL_RANK": 0,
+        "WORLD_SIZE": 1,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    for variable, value in alone.items():
+        monkeypatch.setenv(variable, str(value))
+    try:
+        assert run(spec) == 0
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)  # of this process: the next one begins anew
+    told = list(events.read_events(tmp_path / "rank0.events.jsonl"))
+    windows = [event for event in told if isinstance(event, events.Window)]
+    assert [window.samples for window in windows] == [4, 4, 4]
+    assert all(0 < window.tokens <= window.padded_tokens for window in windows)
+    assert any(isinstance(event, events.Evaluated) and event.step == 2 for event in told)
+    assert isinstance(told[-1], events.Done) and told[-1].step == 3
+    recipe = recipe_from(data)
+    answerer = module.Answerer(tmp_path / "model", recipe, "cpu")
+    if hasattr(module, "score"):
+        question = "def"
+        assert module.score(answerer, tmp_path / "data", 4)["seconds"] > 0
+    else:
+        question = module.questions(recipe, tmp_path / "data")[0].question
+    answers, seconds = answerer.answer([question])
+    assert len(answers) == 1 and isinstance(answers[0], str)
+    assert seconds > 0
 
 
 def test_a_number_that_transformers_would_contradict_is_bad_input() -> None:

@@ -14,10 +14,11 @@ STEPS = ["train.max_steps=20", "train.warmup=5", "measure.window=1", "measure.wa
 ENGINES = {
     "ddp": ["engine.name=ddp", "engine.zero=0"],
     "fsdp": ["engine.name=fsdp", "engine.zero=0"],
+    "fsdp-sharded": ["engine.name=fsdp", "engine.zero=0", "model.create=sharded"],
     "zero0": ["engine.name=deepspeed", "engine.zero=0"],
     "zero1": ["engine.name=deepspeed", "engine.zero=1"],
     "zero2": ["engine.name=deepspeed", "engine.zero=2"],
-    "zero3": ["engine.name=deepspeed", "engine.zero=3"],
+    "zero3": ["engine.name=deepspeed", "engine.zero=3", "model.create=sharded"],
     "zero3-offload": ["engine.name=deepspeed", "engine.zero=3", "engine.offload=optimizer+param"],
 }
 
@@ -39,7 +40,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 def test_two_ranks_follow_one_process(engine: str, reference: list[float], tmp_path: Path) -> None:
     """Micro-batch 4 with accumulation 2 on two ranks is the global batch of 16, token for token."""
     overrides = [*STEPS, *ENGINES[engine], "batch.micro=4", "batch.accumulation=2"]
-    if engine in ("ddp", "fsdp"):
+    if engine in ("ddp", "fsdp", "fsdp-sharded"):
         overrides += ["batch.micro=8", "batch.accumulation=1"]
     done, result = run(tmp_path / "run", "local:2x1", *overrides)
     assert result.status == "succeeded", result.failure

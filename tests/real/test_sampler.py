@@ -58,3 +58,35 @@ def test_ranks_share_what_one_process_sees(count: int, world: int, micro: int) -
     ]
     together = [sorted(index for batch in step for index in batch) for step in zip(*shards, strict=True)]
     assert together == whole
+
+
+@pytest.mark.parametrize(
+    ("count", "shares", "accumulation"), [(401, (11, 5), 1), (415, (1, 9, 2), 2), (130, (8, 8), 3)]
+)
+def test_unequal_shares_are_cuts_of_the_same_micro_steps(
+    count: int, shares: tuple[int, ...], accumulation: int
+) -> None:
+    """Rank by rank in the order of the even split, to the end of the epoch; also from the middle, as after a
+    resume, and with other shares from there on."""
+    from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
+
+    from muster.worker.data.sampler import Dealt, GroupedSampler
+
+    step = sum(shares)
+    lengths = [5 + (7919 * i) % 90 for i in range(count)]
+    sampler = GroupedSampler(lengths, step * accumulation, 1)
+    indices = list(sampler)
+    whole = [indices[i : i + step] for i in range(0, len(indices), step)]
+
+    def together(cut: tuple[int, ...], skip: int = 0) -> list[list[int]]:
+        dealt = Dealt(sampler, cut)
+        shards = [BatchSamplerShard(dealt, len(cut), rank) for rank in range(len(cut))]
+        rest = [list(SkipBatchSampler(shard, skip)) for shard in shards]
+        assert [len(shard) - skip for shard in shards] == [len(batches) for batches in rest]
+        for share, batches in zip(cut, rest, strict=True):
+            assert {len(batch) for batch in batches} == {share}
+        return [[index for batch in parts for index in batch] for parts in zip(*rest, strict=True)]
+
+    assert together(shares) == whole
+    other = (shares[0] - 1 or shares[0], *shares[1:-1], shares[-1] + (shares[0] > 1))
+    assert together(shares)[:accumulation] + together(other, accumulation) == whole

@@ -279,3 +279,26 @@ def test_gpus_that_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert agent.gpu_mask() == []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-4f1a")
     assert agent.gpu_mask() == ["2", "GPU-4f1a"]
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "limit"),
+    [
+        ("0::/a/b\n", {"a/memory.max": "4096\n", "a/b/memory.max": "max\n"}, 4096),
+        ("0::/a/b\n", {"memory.max": "1000\n", "a/b/memory.max": "2000\n"}, 1000),
+        ("0::/\n", {}, None),
+        ("5:cpu:/x\n4:memory,hugetlb:/job\n", {"memory/job/memory.limit_in_bytes": "8192\n"}, 8192),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": f"{(1 << 63) - 4096}\n"}, None),
+        ("5:cpu:/x\n", {"x/memory.max": "7\n"}, None),
+        ("nonsense\n", {}, None),
+    ],
+)
+def test_the_memory_that_control_groups_allow(
+    own: str, files: dict[str, str], limit: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "own").write_text(own)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert agent.memory_limit(str(tmp_path), str(tmp_path / "own")) == limit
+    assert agent.memory_limit(str(tmp_path), str(tmp_path / "nowhere")) is None

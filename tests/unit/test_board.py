@@ -43,6 +43,17 @@ def test_scalars(tmp_path: Path) -> None:
             step_seconds=[],
         )
     )
+    board.add(
+        events.Attention(
+            time=2.5,
+            rank=0,
+            step=10,
+            layers=["layer0", "decoder.layer1.cross"],
+            largest=[7.5, None],
+            smallest=[-3.0, -4.5],
+            seconds=0.1,
+        )
+    )
     board.add(events.Hardware(time=7.0, host="node1", cpu_percent=50.0, memory_used=1024))
     board.close()
     assert scalars(tmp_path) == {
@@ -51,6 +62,9 @@ def test_scalars(tmp_path: Path) -> None:
         ("held_out/loss", 10): 3.5,
         ("samples_per_second/rank1", 10): 20.0,
         ("tokens_per_second/rank1", 10): 200.0,
+        ("activations/layer0_attention_weight_max", 10): 7.5,
+        ("activations/layer0_attention_weight_min", 10): -3.0,
+        ("activations/decoder_layer1_cross_attention_weight_min", 10): -4.5,
         ("cpu_percent/node1", 7): 50.0,
         ("memory_used/node1", 7): 1024.0,
     }

@@ -98,7 +98,7 @@ def test_every_peak_has_its_source_and_is_ordered() -> None:
         assert found is not None and found.flops == pytest.approx(entry["tflops"]["fp32"] * 1e12)
 
 
-@pytest.mark.parametrize("count", range(2, 12))
+@pytest.mark.parametrize("count", range(2, 18))
 @pytest.mark.parametrize("pairs", ["ring", "all"])
 def test_rounds(count: int, pairs: str) -> None:
     """Everyone at most once a round; every pair exactly once; no more rounds than it takes."""

@@ -65,6 +65,13 @@ OTHER = {"workload": "causal-lm", "model": {"name": "gpt2"}}  # not T5
             "fp32",
             "GPU of b has compute capability 6.0: no bf16; no useful fp16",
         ),
+        (
+            {"a": [(6, 1)], "b": [(8, 6)], "c": [(6, 1)]},
+            OTHER,
+            "fp32",
+            "GPU of a has compute capability 6.1: no bf16; no useful fp16",
+        ),
+        ({"a": [H100], "b": [None]}, OTHER, "fp32", "GPU of b does not tell its compute capability"),
         ({"a": [None]}, {}, "fp32", "no host told its GPUs' compute capability"),
     ],
 )

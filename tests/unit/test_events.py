@@ -20,10 +20,17 @@ SAMPLES: list[events.Event] = [
     events.DataRead(**WHEN, train=10, validation=2, cut=1),
     events.Window(
         **WHEN, step=20, steps=10, skipped=1, seconds=1.5, samples=80, tokens=9, padded_tokens=10,
-        step_seconds=[0.1, 0.2], resident_peak=5,
+        step_seconds=[0.1, 0.2], resident_peak=5, model_flops=10**18, hardware_flops=None, profiled=True,
     ),
+    events.FlopsCounted(
+        **WHEN, seconds=0.5, runs=2, method="formula", samples=4, lengths=[96, 64], model=6, hardware=8,
+        formula=None,
+    ),
+    events.Profiled(**WHEN, what="trace", first_step=5, last_step=6, path="/x/profile/t.json.gz", bytes=9),
     events.Log(**WHEN, step=20, epoch=0.5, loss=3.25, learning_rate=5e-5, gradient_norm=None),
     events.Evaluated(**WHEN, step=20, loss=2.5),
+    events.Attention(**WHEN, step=20, layers=["layer0"], largest=[9.5], smallest=[None], seconds=0.25),
+    events.Split(**WHEN, shares=[11, 5], speeds=[100.5, 49.75], seconds=3.25),
     events.Saved(**WHEN, step=None, path="/x/model", bytes=7, seconds=0.5),
     events.Answered(**WHEN, questions=5, exact=3, executed=None, seconds=1.0),
     events.Answer(
@@ -32,6 +39,7 @@ SAMPLES: list[events.Event] = [
     ),
     events.Phase(**WHEN, name="train"),
     events.Noted(**WHEN, text="mind this"),
+    events.Measured(**WHEN, what="pair", content={"source": 0, "target": 1, "seconds": [0.5], "bytes": 4}),
     events.Failed(**WHEN, what="broke", usage=True, traceback="a\nb"),
     events.Done(**WHEN, step=20, skipped=1, seconds={"training": 1.5}),
     events.JobState(**WHEN, state="begin", detail={"resume_step": 10}),

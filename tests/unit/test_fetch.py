@@ -1,4 +1,4 @@
-"""The model from a host without a shared folder: whole, or not at all."""
+"""Model and profiles from a host without a shared folder: whole, or not at all."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from muster.core.batch import Batch
 from muster.core.errors import HostError
-from muster.core.job import Placement
+from muster.core.inventory import Host
+from muster.core.job import Job, Placement, place
 from muster.core.recipe import Launch
 from muster.launchers import ssh
 from muster.shell import FakeShell
+from muster.store import events
 from muster.store.runfolder import RunFolder
-from muster.supervise.fetch import fetch_model
+from muster.supervise.fetch import fetch_model, fetch_profiles
 
 MARK = b"--- muster: the model follows ---\n"
 NODE = Placement("node1", "me@node1", 1, 0)
@@ -80,3 +83,59 @@ def test_anything_else_is_refused_and_nothing_stays(out: bytes, tmp_path: Path) 
 def test_a_host_that_says_why(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="No space left on device"):
         fetch(tmp_path, 2, MARK, b"tar: cannot write: No space left on device\n")
+
+
+# --- profiles ----------------------------------------------------------------------------------------------
+
+
+def profiled(host: str, rank: int) -> events.Profiled:
+    path = f"/far/base/profile/trace-rank{rank}.json.gz"
+    return events.Profiled(
+        time=1, host=host, rank=rank, what="trace", first_step=5, last_step=5, path=path, bytes=4
+    )
+
+
+def fetched_profiles(tmp_path: Path, answer: object, *, shared: bool = False) -> tuple[RunFolder, list[str]]:
+    """Two hosts, a rank each; the run folder has the first one's profile already."""
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    run.profile.mkdir()
+    (run.profile / "trace-rank0.json.gz").write_bytes(b"here")
+    job = Job(
+        id="one",
+        launcher="ssh",
+        placements=place([(Host("node0"), 1), (Host("node1"), 1)]),
+        batch=Batch(1, 1, 2),
+        precision="fp32",
+        device="cpu",
+        recipe={},
+    )
+    facts = {
+        "node0": {"shared": True, "base": str(run.path)},
+        "node1": {"shared": shared, "base": "/far/base"},
+    }
+    told = [profiled("node0", 0), profiled("node1", 1)]
+    shell = FakeShell(answer_run=lambda argv: answer)  # type: ignore[arg-type, return-value]
+    fetch_profiles(ssh, job, Launch(), facts, run, shell, told)
+    assert len(shell.started) == (0 if shared else 1)
+    assert sorted(path.name for path in run.path.iterdir()) == ["logs", "profile"]
+    return run, [event.path for event in told]
+
+
+def test_profiles_come_beside_those_that_are_there(tmp_path: Path) -> None:
+    run, paths = fetched_profiles(tmp_path, (0, MARK + packed(["profile/trace-rank1.json.gz"]), b""))
+    assert (run.profile / "trace-rank0.json.gz").read_bytes() == b"here"
+    assert (run.profile / "trace-rank1.json.gz").read_bytes() == b"data"
+    assert paths[1] == str(run.profile / "trace-rank1.json.gz")
+
+
+@pytest.mark.parametrize("answer", [(255, b"", b"connection refused"), (0, b"noise", b"")])
+def test_where_a_host_cannot_be_asked_its_place_is_told(answer: object, tmp_path: Path) -> None:
+    _, paths = fetched_profiles(tmp_path, answer)
+    assert paths[0] == "/far/base/profile/trace-rank0.json.gz"  # of a host that shares the folder: as it is
+    assert paths[1] == "node1:/far/base/profile/trace-rank1.json.gz"
+
+
+def test_hosts_that_share_the_folder_are_not_asked(tmp_path: Path) -> None:
+    _, paths = fetched_profiles(tmp_path, None, shared=True)
+    assert paths == [f"/far/base/profile/trace-rank{rank}.json.gz" for rank in (0, 1)]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from muster.core.batch import Batch
 from muster.core.inventory import Host
-from muster.core.job import Job, place
+from muster.core.job import PASSED_OVER, Decision, Job, place
 from muster.core.recipe import recipe_from
-from muster.core.result import Result
+from muster.core.result import Extreme, Result
 from muster.store import events
-from muster.supervise.fold import Folder, engine_name, fold, make_result, model_name, percentile, throughput
+from muster.supervise.fold import Folder, engine_name, fold, make_result, model_name
+from muster.supervise.speed import percentile, throughput
 
 FEW = "the throughput rests on 10 steps alone"
 
@@ -286,3 +288,35 @@ def test_the_engines_name(engine: dict[str, Any], name: str) -> None:
 )
 def test_the_models_name(model: dict[str, Any], name: str) -> None:
     assert model_name(recipe_from({"model": model})) == name
+
+
+def seen(step: int, largest: list[float | None], smallest: list[float | None]) -> events.Attention:
+    return events.Attention(
+        time=1, step=step, layers=["layer0", "layer1"], largest=largest, smallest=smallest, seconds=0.5
+    )
+
+
+def test_the_extremes_of_the_attention_logits() -> None:
+    """Over all windows, with what looking cost; a later attempt replaces what it does again."""
+    parts = [
+        begin(), *both(10), seen(10, [3.0, 4.0], [-1.0, -9.5]),
+        *both(20), seen(20, [99.0, None], [-99.0, None]),
+        begin(2, resume_step=10), *both(20), seen(20, [2.0, None], [-8.0, None]),
+    ]  # fmt: skip
+    made = result(fold(parts))
+    assert made.attention and made.seconds.training
+    assert (made.attention.largest, made.attention.smallest) == (
+        Extreme(logit=4.0, layer="layer1", step=10), Extreme(logit=-9.5, layer="layer1", step=10),
+    )  # fmt: skip
+    assert (made.attention.windows, made.attention.seconds) == (2, 1.0)
+    assert made.attention.share == pytest.approx(1.0 / made.seconds.training)
+    assert result(fold([begin(), *both(10)])).attention is None
+    blank = result(fold([begin(), *both(10), seen(10, [None, None], [None, None])])).attention
+    assert blank and blank.largest is None and blank.smallest is None
+
+
+def test_checkpoints_that_were_passed_over_are_noted() -> None:
+    decision = Decision("checkpoint-40", PASSED_OVER, "model.safetensors has 9 of 10 bytes on a")
+    of = dataclasses.replace(job(attempt=2), decisions=(decision, Decision("slots of a", 1, "one")))
+    (note,) = [note for note in result(fold([begin(2), *both(10)]), of).notes if "passed over" in note]
+    assert note.startswith("checkpoint-40 was passed over") and note.endswith("has 9 of 10 bytes on a")

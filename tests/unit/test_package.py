@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from muster.core.recipe import RECIPES
 from muster.core.recipes import load_recipe, shipped_recipes
+from muster.core.registry import plugin_names
 from muster.stages.schema import schema_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +78,8 @@ def test_schemas_are_current(what: str) -> None:
 def test_shipped_recipes_are_valid(name: str) -> None:
     """Each loads, with what it inherits."""
     recipe = load_recipe(name)
-    assert recipe.workload == "text2sql"
+    assert recipe.workload.replace("-", "_") in plugin_names("muster.worker.workloads")
+    assert type(recipe) is RECIPES[recipe.workload]
 
 
 def test_published_settings_of_the_t5_recipes() -> None:

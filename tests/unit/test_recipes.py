@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from muster.core.errors import RecipeError
-from muster.core.recipe import Recipe, TextToSqlRecipe
+from muster.core.recipe import Recipe, TextToSqlRecipe, recipe_class
 from muster.core.recipes import (
     dump_yaml,
     field_paths,
@@ -36,7 +36,8 @@ def failure(source: str, *overrides: str) -> RecipeError:
 
 @pytest.mark.parametrize("name", sorted(shipped_recipes()))
 def test_every_shipped_recipe_loads(name: str) -> None:
-    assert load_recipe(name).workload == "text2sql"
+    recipe = load_recipe(name)
+    assert type(recipe) is recipe_class(recipe.workload)
 
 
 def test_where_a_recipe_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +147,7 @@ def test_not_an_override(text: str) -> None:
         ("zero=3", "unknown key 'zero'", "engine.zero"),
         ("lora.rnak=3", "unknown key 'lora.rnak'", "lora.rank"),
         ("data.generated.sead=3", "unknown key 'data.generated.sead'", "data.generated.seed"),
-        ("batch.quux=3", "unknown key 'batch.quux'", "known keys here: micro, global, accumulation"),
+        ("batch.quux=3", "unknown key 'batch.quux'", "known keys here: micro, global, tokens, accumulation"),
     ],
 )
 def test_an_unknown_key_has_its_full_path_and_near_names(override: str, what: str, hint: str) -> None:

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from muster.core.result import Failure, HostReport, Memory, Quality, Result, Seconds, Throughput
+from muster.core.result import Attention, Failure, HostReport, Memory, Quality, Result, Seconds, Throughput
 from muster.report import answers, charts, tables, words
 from muster.report.gather import Prediction, RunData, gather, read_stream
 from muster.report.page import render
@@ -480,3 +480,27 @@ def test_an_empty_folder(tmp_path):
     data = gather(run)
     assert data.folder == Folder() and data.figures is None
     check(data)
+
+
+def test_attention_logits_have_two_pictures():
+    """A line per layer where they are few, their range where they are many; none where nobody looked."""
+    assert "attention logit" not in check(a_run()).words
+
+    def watched(layers):
+        data = a_run()
+        for step in (10, 20):
+            data.folder.attention[step] = events.Attention(
+                time=1000.0 + step,
+                step=step,
+                layers=[f"layer{index}" for index in range(layers)],
+                largest=[float(step + index) if index else None for index in range(layers)],
+                smallest=[-float(step + 2 * index) for index in range(layers)],
+                seconds=0.1,
+            )
+        seen = Attention(largest=None, smallest=None, windows=2, seconds=0.2, share=0.014)
+        return replace(data, figures=data.figures.model_copy(update={"attention": seen}))
+
+    words = check(watched(3)).words
+    assert "Largest attention logit of each layer" in words and "Smallest attention logit" in words
+    assert "Looking took 1.4 % of the training." in words and "layer2" in words
+    assert "lowest to highest of 96 layers" in check(watched(96)).words

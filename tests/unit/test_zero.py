@@ -18,6 +18,7 @@ from muster.core.zero import (
     known_keys,
     read_user_config,
     user_batch,
+    user_decisions,
     user_precision,
     user_training,
 )
@@ -148,7 +149,7 @@ def test_a_users_own_file_keeps_what_it_says(tmp_path: Path) -> None:
         },
     }
     made = config("bf16", engine=own(tmp_path, content))
-    for key in ("optimizer", "scheduler", "zero_optimization", "gradient_clipping", "steps_per_print"):
+    for key in ("optimizer", "zero_optimization", "gradient_clipping", "steps_per_print"):
         assert made[key] == content[key]
     assert made["train_micro_batch_size_per_gpu"] == 4
     assert made["gradient_accumulation_steps"] == 2
@@ -276,3 +277,87 @@ def test_zero_3_gathers_the_model_when_it_is_saved(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="could not be saved whole") as caught:
         zero(stage=3, **{key: False})
     assert caught.value.where == f"zero_optimization.{key}"
+
+
+AUTO_RATES = {"warmup_min_lr": "auto", "warmup_max_lr": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "made"),
+    [
+        (
+            "WarmupDecayLR",
+            {},
+            {"warmup_type": "linear", "warmup_num_steps": "auto", "total_num_steps": "auto", **AUTO_RATES},
+        ),
+        ("WarmupLR", {}, {"warmup_type": "linear", "warmup_num_steps": "auto", **AUTO_RATES}),
+        (
+            "WarmupCosineLR",
+            {"cos_min_ratio": 0.1},
+            {
+                "cos_min_ratio": 0.1,
+                "warmup_type": "linear",
+                "warmup_num_steps": "auto",
+                "total_num_steps": "auto",
+            },
+        ),
+        (
+            "WarmupDecayLR",
+            {"warmup_max_lr": 6e-4, "warmup_min_lr": 0, "warmup_num_steps": 4000, "total_num_steps": 400_000},
+            {
+                "warmup_max_lr": 6e-4,
+                "warmup_min_lr": 0,
+                "warmup_num_steps": 4000,
+                "total_num_steps": 400_000,
+                "warmup_type": "linear",
+            },
+        ),
+        (
+            "WarmupLR",
+            {"warmup_type": "log", "warmup_num_steps": 10},
+            {"warmup_type": "log", "warmup_num_steps": 10, **AUTO_RATES},
+        ),
+        ("OneCycle", {"cycle_min_lr": 0}, {"cycle_min_lr": 0}),
+    ],
+)
+def test_what_a_scheduler_leaves_out_is_the_recipes(
+    kind: str, params: dict[str, Any], made: dict[str, Any], tmp_path: Path
+) -> None:
+    """DeepSpeed would take a logarithmic warm-up, 1000 steps of it, and a rate of 0.001."""
+    content = {"scheduler": {"type": kind, "params": params}}
+    for engine in (
+        own(tmp_path, content),
+        {"name": "deepspeed", "zero": 1, "options": content},
+    ):
+        assert config(engine=engine)["scheduler"] == {"type": kind, "params": made}
+    assert config(engine={"name": "deepspeed", "options": {"scheduler": {"type": kind}}})["scheduler"]
+
+
+def test_the_plan_says_whose_schedule_it_is(tmp_path: Path) -> None:
+    """A warm-up that is made linear, one that stays logarithmic, and the numbers of file and options."""
+
+    def said(engine: dict[str, Any]) -> dict[str, tuple[Any, str]]:
+        recipe = recipe_from({"engine": engine})
+        return {each.field: (each.value, each.why) for each in user_decisions(recipe)}
+
+    open_ = own(tmp_path, {"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 8}}})
+    found = said(open_)
+    assert found["train.schedule"][0] == "WarmupDecayLR of DeepSpeed: linear warm-up, then linear to 0"
+    assert "ds.json says so; warmup_type is left out" in found["train.schedule"][1]
+    assert found["train.warmup"][0] == 8
+    chosen = own(tmp_path, {"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "log"}}})
+    value, why = said(chosen)["train.schedule"]
+    assert value == "WarmupLR of DeepSpeed: logarithmic warm-up, then constant"
+    assert why.endswith("says so")
+    options = {"scheduler": {"type": "OneCycle"}, "optimizer": {"type": "Adam", "params": {"lr": 0.5}}}
+    found = said({"name": "deepspeed", "options": options})
+    assert found["train.schedule"] == ("OneCycle of DeepSpeed", "engine.options says so")
+    assert found["train.learning_rate"] == (0.5, "engine.options says so")
+    assert said({"name": "deepspeed", "zero": 2}) == {}
+
+
+def test_a_warm_up_that_deepspeed_does_not_know(tmp_path: Path) -> None:
+    """It would say so in a log, and take its logarithmic one."""
+    content = {"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "linera"}}}
+    with pytest.raises(RecipeError, match="'linera' is none of linear, log"):
+        config(engine=own(tmp_path, content))

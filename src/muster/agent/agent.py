@@ -237,6 +237,30 @@ def meminfo() -> Dict[str, int]:
         return {}
 
 
+def memory_limit(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> Optional[int]:
+    """The least memory that this process's control groups, or those above them, allow; None: no limit."""
+    found = []
+    try:
+        with open(own) as file:
+            groups = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return None
+    for _, controllers, path in (group for group in groups if len(group) == 3):
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, name = (root + "/memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+        parts = [part for part in path.split("/") if part]
+        for depth in range(len(parts) + 1):
+            try:
+                with open(os.path.join(top, *parts[:depth], name)) as file:
+                    text = file.read().strip()
+            except OSError:
+                continue
+            if text.isdigit() and int(text) < 1 << 60:  # version 1 says so where there is none
+                found.append(int(text))
+    return min(found) if found else None
+
+
 def proc_table() -> Dict[int, int]:
     """Process id -> parent's id, of everything that lives (zombies left out)."""
     table = {}
@@ -352,6 +376,42 @@ def interface_of(address: str) -> Optional[str]:
     return None
 
 
+def network_speeds(address: Optional[str]) -> Dict[str, Any]:
+    """Mbit/s that the kernel states for the card with this address, and for the fastest InfiniBand (or RoCE)
+    port that is up; None where it states none, as for most virtual cards."""
+    name = interface_of(address) if address else None
+    speed = first_number(read_text("/sys/class/net/%s/speed" % name)) if name else None
+    fastest = None  # type: Optional[float]
+    root = "/sys/class/infiniband"
+    for device in sorted(os.listdir(root)) if os.path.isdir(root) else []:
+        ports = os.path.join(root, device, "ports")
+        for port in sorted(os.listdir(ports)) if os.path.isdir(ports) else []:
+            state = read_text(os.path.join(ports, port, "state")) or ""
+            rate = first_number(read_text(os.path.join(ports, port, "rate")))  # "200 Gb/sec (4X HDR)"
+            if "ACTIVE" in state and rate and rate > 0:
+                fastest = max(fastest or 0.0, 1000.0 * rate)
+    return {
+        "interface": name,
+        "megabits": speed if speed and speed > 0 else None,
+        "infiniband_megabits": fastest,
+    }
+
+
+def read_text(path: str) -> Optional[str]:
+    try:
+        with open(path) as file:
+            return file.read()
+    except (OSError, ValueError):  # a card that is down answers with EINVAL
+        return None
+
+
+def first_number(text: Optional[str]) -> Optional[float]:
+    try:
+        return float((text or "").split()[0])
+    except (IndexError, ValueError):
+        return None
+
+
 def bound(family: int, port: int) -> socket.socket:
     """A listening socket on every address of a family. Raises OSError."""
     holder = socket.socket(family, socket.SOCK_STREAM)
@@ -365,6 +425,29 @@ def bound(family: int, port: int) -> socket.socket:
         holder.close()
         raise
     return holder
+
+
+def what_is_wrong(folder: str) -> Optional[str]:
+    """None for a complete checkpoint: its manifest, written last, lists files, and each has its size."""
+    import glob
+
+    manifests = glob.glob(os.path.join(glob.escape(folder), "complete*.json"))
+    if not manifests:
+        return "it has no manifest: writing it was not finished"
+    for manifest in manifests:
+        try:
+            with open(manifest) as file:
+                listed = dict(json.load(file)["files"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "its manifest cannot be read"
+        for name, size in sorted(listed.items()):
+            try:
+                there = os.path.getsize(os.path.join(folder, name))
+            except OSError:
+                return "%s is missing" % name
+            if there != size:
+                return "%s has %d of %s bytes" % (name, there, size)
+    return None
 
 
 def port_problem(port: int, error: OSError) -> Problem:
@@ -457,7 +540,9 @@ class Agent:
         while not os.path.isdir(holder) and os.path.dirname(holder) != holder:
             holder = os.path.dirname(holder)
         facts["disk_free"] = shutil.disk_usage(holder).free
-        facts["checkpoints"] = self.checkpoints()
+        found = self.checkpoints()
+        facts["checkpoints"] = sorted(step for step, wrong in found.items() if wrong is None)
+        facts["damaged_checkpoints"] = {str(step): wrong for step, wrong in found.items() if wrong}
         self.python = self.find_python()
         facts["python"] = self.python
         facts["versions"] = self.versions()
@@ -467,14 +552,17 @@ class Agent:
 
     def facts(self) -> Dict[str, Any]:
         memory = meminfo()
+        address = reached_at()
         return {
             "hostname": socket.gethostname(),
             "system": platform.platform(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "memory_total": memory.get("MemTotal"),
+            "memory_limit": memory_limit(),
             "gpus": gpu_facts(),
             "agent_python": platform.python_version(),
-            "address": reached_at(),
+            "address": address,
+            "network": network_speeds(address),
         }
 
     def find_python(self) -> str:
@@ -512,35 +600,15 @@ class Agent:
             )
         return dict(json.loads(done.stdout.decode().splitlines()[-1]))
 
-    def checkpoints(self) -> List[int]:
-        """Steps of the complete checkpoints on this host."""
+    def checkpoints(self) -> Dict[int, Optional[str]]:
+        """Steps of the checkpoints on this host; None: complete, or what is wrong with one."""
         folder = os.path.join(self.base, "checkpoints")
-        steps = []
+        steps = {}
         for name in os.listdir(folder) if os.path.isdir(folder) else []:
             step = name[len("checkpoint-") :]
-            if (
-                name.startswith("checkpoint-")
-                and step.isdigit()
-                and self.is_complete(os.path.join(folder, name))
-            ):
-                steps.append(int(step))
-        return sorted(steps)
-
-    @staticmethod
-    def is_complete(folder: str) -> bool:
-        """The manifest is written last; every file that it lists is there with its size."""
-        import glob
-
-        manifests = glob.glob(os.path.join(glob.escape(folder), "complete*.json"))
-        try:
-            for manifest in manifests:
-                with open(manifest) as file:
-                    listed = json.load(file)["files"]
-                if any(os.path.getsize(os.path.join(folder, name)) != size for name, size in listed.items()):
-                    return False
-        except (OSError, ValueError, KeyError):
-            return False
-        return bool(manifests)
+            if name.startswith("checkpoint-") and step.isdigit():
+                steps[int(step)] = what_is_wrong(os.path.join(folder, name))
+        return steps
 
     def hold_port(self, wanted: int) -> int:
         """A port for the rendezvous, held until the start so that no other job takes it."""

@@ -205,6 +205,30 @@ def hash_file(path: str, digest: Any, limit: int | None = None) -> Step:
             yield True
 
 
+def remove_stale(path: str) -> bool:
+    """Remove a lock of ours that nobody has open, as far as the kernel tells. -> whether it was removed."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # its builder is done, or it is another user's
+        return False
+    try:
+        if os.fstat(file).st_uid != os.getuid():
+            return False
+        try:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except OSError as error:
+            if error.errno == errno.EAGAIN:
+                return False
+        if os.stat(path).st_ino != os.fstat(file).st_ino:
+            return False  # released, and made anew by the next builder
+        os.unlink(path)
+        return True
+    except FileNotFoundError:
+        return False
+    finally:
+        os.close(file)
+
+
 class Lock:
     """An exclusive lock on a file. `supported` is False where the file system has none: go on with care."""
 
@@ -1001,8 +1025,9 @@ class Provision:
     def do_unlock(self, message: dict[str, Any]) -> Step:
         """Remove locks that killed builds of PyTorch's extensions left: all would wait for them for ever.
 
-        Who builds holds the lock file open, so one that nobody here has open is stale. On a network file
-        system somebody elsewhere may have it open: nothing is removed there.
+        Who builds holds the lock file open, so one that nobody has open is stale. The kernel tells: it grants
+        a write lease only where nobody else has the file open, in any container; /proc tells of those that
+        can be seen. On a network file system somebody elsewhere may have it open: nothing is removed there.
         """
         env = dict(os.environ, **message["env"])
         cache = os.path.expanduser(env.get("XDG_CACHE_HOME") or "~/.cache")
@@ -1018,10 +1043,7 @@ class Provision:
             except OSError:  # it is closed by now, or another user's
                 pass
             yield True
-        stale = [e for e in found if os.path.realpath(e) not in held and os.stat(e).st_uid == os.getuid()]
-        for each in stale:
-            os.unlink(each)
-        return {"removed": stale}
+        return {"removed": [e for e in found if os.path.realpath(e) not in held and remove_stale(e)]}
 
     def do_noted(self, message: dict[str, Any]) -> Step:
         """What was written down under a name."""

@@ -9,10 +9,9 @@ from muster.agent.probe import text
 from muster.checks._judging import About, each
 from muster.checks.base import Answers, Check, Context, Finding
 from muster.core import families
+from muster.core.checkpoints import bytes_needed
 from muster.core.units import format_bytes
 
-# Weights, and Adam's two moments and fp32 master weights where they are apart: as the planner counts them.
-_CHECKPOINT_BYTES = 16
 # How the types of file systems begin that several machines may share; the same as in agent/provision.py.
 _NETWORK = (
     "nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "9p", "afs", "gluster", "pvfs2",
@@ -102,8 +101,8 @@ def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
 
 
 def checkpoint_bytes(recipe: Mapping[str, Any]) -> int | None:
-    """Bytes for the model in fp32 and keep + 1 checkpoints (a new one is whole before an old one goes); None:
-    the model's size cannot be told here, or there is no recipe."""
+    """Bytes for the model in fp32 and the checkpoints that lie beside each other, as the planner counts them;
+    None: the model's size cannot be told here, or there is no recipe."""
     model, kept = recipe.get("model") or {}, recipe.get("checkpoint") or {}
     base = families.size(model.get("name"))
     if base is None and (model.get("name") or not model.get("config")):
@@ -117,7 +116,8 @@ def checkpoint_bytes(recipe: Mapping[str, Any]) -> int | None:
         return None
     if count is None:
         return None
-    return 4 * count + (int(kept.get("keep", 2)) + 1 if kept.get("every") else 0) * _CHECKPOINT_BYTES * count
+    steps = (recipe.get("train") or {}).get("max_steps")
+    return bytes_needed(count, kept.get("every"), kept.get("keep", 2), steps)
 
 
 def _data(answer: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:

@@ -8,7 +8,7 @@ says so. The peers' reference is the upper median (the better one of two): one b
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from muster.checks import _fabric_devices as devices
@@ -188,15 +188,15 @@ def _ranks(found: Fabric, context: Context) -> list[Finding]:
 
 
 def _values(found: Fabric, context: Context) -> list[Finding]:
-    suspects = _suspects(found)
+    accused = suspects(found.wrong)
     elements = sum(each.elements for each in found.values)
     complete = {each.operation for each in found.values if each.ranks == found.world_size}
     findings = []
     for host in (each.host for each in found.hosts):
         about = About("fabric.values", host)
         seen = [each for each in found.wrong if host in (each.host, each.source_host)]
-        if host in suspects:
-            evidence = "; ".join(_wrong_words(each) for each in seen[:3])
+        if host in accused:
+            evidence = "; ".join(wrong_words(each) for each in seen[:3])
             remedy = "leave the host out; test its memory, device and network card"
             findings.append(about.fail("wrong values", evidence, remedy))
         elif not found.values:
@@ -210,14 +210,14 @@ def _values(found: Fabric, context: Context) -> list[Finding]:
     return findings
 
 
-def _suspects(found: Fabric) -> set[str]:
+def suspects(wrong: Sequence[WrongValue]) -> set[str]:
     """The hosts that wrong values point at.
 
     An element with a known source accuses it and who saw it: a host that is part of all such elements is the
     one. An element of a sum accuses who saw it, as far as the others do not say otherwise.
     """
-    sourced = [{each.host, each.source_host} for each in found.wrong if each.source_host is not None]
-    observers = {each.host for each in found.wrong if each.source_host is None}
+    sourced = [{each.host, each.source_host} for each in wrong if each.source_host is not None]
+    observers = {each.host for each in wrong if each.source_host is None}
     if not sourced:
         return observers
     common = {str(host) for host in set.intersection(*sourced)}
@@ -226,7 +226,8 @@ def _suspects(found: Fabric) -> set[str]:
     return common & observers or common
 
 
-def _wrong_words(wrong: WrongValue) -> str:
+def wrong_words(wrong: WrongValue) -> str:
+    """One wrong element: who saw what, and where it came from."""
     source = "" if wrong.source is None else f", from rank {wrong.source} on {wrong.source_host}"
     return (
         f"{wrong.operation} of {wrong.elements} {wrong.dtype}: rank {wrong.rank} on {wrong.host} got "

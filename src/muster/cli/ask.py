@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from muster.cli.options import Json, Root, Run
+
+if TYPE_CHECKING:
+    from muster.stages.ask import Answers
 
 EXAMPLES = """Examples:
 
@@ -15,7 +18,11 @@ EXAMPLES = """Examples:
 
   muster ask last --file questions.txt --json
 
-  muster ask last --evaluate --limit 100"""
+  muster ask last --evaluate --limit 100
+
+  muster ask last "def main(" (a language model goes on with the text)
+
+  muster ask last cat.png dog.jpg (a vision model names what is on them)"""
 
 
 def ask(
@@ -53,8 +60,11 @@ def ask(
         "milliseconds_per_question": 1000 * answers.seconds / max(1, count),
         "device": answers.device,
     }
+    if answers.figures:
+        return _print_score(answers, as_json=json)
     if evaluate:
         summary |= {"exact_match": answers.exact_match, "execution_match": answers.execution_match}
+        summary |= {"metric": answers.metric}
     if json:
         print_json({**summary, "answers": answers.rows})
         return 0
@@ -65,8 +75,23 @@ def ask(
     each = f"{summary['milliseconds_per_question']:.0f} ms each, {answers.device}"
     parts = [f"{count} questions in {answers.seconds:.2f} s ({each})"]
     if evaluate and answers.exact_match is not None:
-        parts.append(f"exact match {100 * answers.exact_match:.1f} %")
+        parts.append(f"{answers.metric} {100 * answers.exact_match:.1f} %")
     if evaluate and answers.execution_match is not None:
         parts.append(f"same rows from the database {100 * answers.execution_match:.1f} %")
     err_console().print("; ".join(parts))
+    return 0
+
+
+def _print_score(answers: Answers, *, as_json: bool) -> int:
+    """How well a language model predicts the held-out text."""
+    from muster.cli.output import out_console, print_json
+    from muster.core.units import format_seconds
+
+    if as_json:
+        print_json({**answers.figures, "seconds": answers.seconds, "device": answers.device})
+        return 0
+    for name, value in answers.figures.items():
+        shown = f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
+        out_console().print(f"  [dim]{name:<12}[/dim] {shown}")
+    out_console().print(f"  [dim]{'time':<12}[/dim] {format_seconds(answers.seconds)}, {answers.device}")
     return 0

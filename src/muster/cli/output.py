@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from muster.core.result import Result
+    from muster.core.result import Flops, Result
     from muster.store.runfolder import RunFolder
 
 
@@ -48,9 +48,14 @@ def print_result(result: Result, run: RunFolder) -> None:
     """A result for a person."""
     from rich.markup import escape
 
+    from muster.cli.fabric import print_tables
+
     console = out_console()
     for name, value in result_rows(result):
         console.print(f"  [dim]{name:<22}[/dim] {escape(value)}")
+    if result.fabric:
+        print_tables(console, result.fabric)
+        console.print()
     for note in result.notes:
         console.print(f"  [yellow]note[/yellow]{'':<19}{escape(note)}")
     if result.failure:
@@ -65,8 +70,11 @@ def print_result(result: Result, run: RunFolder) -> None:
 
 def result_rows(result: Result) -> list[tuple[str, str]]:
     """The figures of a result as (name, text); unknown ones are left out."""
+    from muster.cli.fabric import fabric_rows
     from muster.core.units import format_bytes, format_count, format_seconds
 
+    if result.fabric:
+        return fabric_rows(result, result.fabric)
     rows = [
         ("status", result.status),
         ("model", f"{result.model}, {format_count(result.parameters)} parameters"),
@@ -79,14 +87,17 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     if result.loss_final is not None:
         rows.append(("loss", f"{result.loss_first:.4f} -> {result.loss_final:.4f}"))
     if result.evaluation_loss is not None:
-        rows.append(("held-out loss", f"{result.evaluation_loss:.4f}"))
+        told = f" (perplexity {result.perplexity:.2f})" if result.perplexity is not None else ""
+        rows.append(("held-out loss", f"{result.evaluation_loss:.4f}{told}"))
     speed = result.throughput
     if speed:
         spread = f" (varies by {100 * speed.variation:.1f} %)" if speed.variation is not None else ""
-        tokens = f"{format_count(speed.tokens_per_second)} tokens/s"
-        rows.append(("throughput", f"{speed.samples_per_second:.1f} samples/s, {tokens}{spread}"))
+        tokens = f", {format_count(speed.tokens_per_second)} tokens/s" if speed.tokens_per_second else ""
+        rows.append(("throughput", f"{speed.samples_per_second:.1f} samples/s{tokens}{spread}"))
         median, p95 = 1000 * speed.step_seconds_median, 1000 * speed.step_seconds_p95
         rows.append(("step time", f"{median:.0f} ms median, {p95:.0f} ms p95"))
+    if result.flops:
+        rows.append(("model FLOPs", flops_words(result.flops)))
     peak = result.memory.allocator_peak or result.memory.resident_peak
     if peak:
         kind = "allocator" if result.memory.allocator_peak else "resident"
@@ -99,7 +110,10 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
             else ""
         )
         rows.append(
-            ("held-out questions", f"{quality.questions}: {100 * quality.exact_match:.1f} % exact{executed}")
+            (
+                "held-out questions",
+                f"{quality.questions}: {100 * quality.exact_match:.1f} % {quality.metric}{executed}",
+            )
         )
     seconds = result.seconds
     parts = [
@@ -120,6 +134,19 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
         )
     )
     return rows
+
+
+def flops_words(flops: Flops) -> str:
+    """FLOP/s of a device, and what share of its peak that is; hardware's too where it does more."""
+    from muster.core.units import format_flops
+
+    more = flops.hardware_per_second > flops.model_per_second
+    words = f"{format_flops(flops.model_per_second)} per device"
+    if flops.mfu is None or flops.peak is None:
+        again = f" ({format_flops(flops.hardware_per_second)} with recomputation)" if more else ""
+        return f"{words}{again}, MFU unknown: no peak is known of a device"
+    hfu = f", HFU {100 * flops.hfu:.1f} %" if more and flops.hfu is not None else ""
+    return f"{words}, MFU {100 * flops.mfu:.1f} %{hfu} of {format_flops(flops.peak)} ({flops.peak_source})"
 
 
 def print_answers(rows: list[dict[str, Any]], limit: int | None = None) -> None:

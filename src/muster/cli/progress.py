@@ -9,8 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from muster.core.job import Job
-from muster.core.units import format_bytes, format_seconds
+from muster.core.job import SLOWER, Job
+from muster.core.recipe import recipe_class
+from muster.core.units import format_bytes, format_count, format_seconds
 from muster.store import events
 
 QUIET = 5.0  # seconds between two lines where there is no terminal
@@ -18,8 +19,15 @@ _PHASES = {
     "load": "loading data and model",
     "train": "preparing the ranks",
     "steps": "training",
+    "evaluate": "measuring the held-out loss",
     "save": "saving the model",
     "answer": "answering held-out questions",
+    "rendezvous": "the ranks meet",
+    "matmul": "matrix products on every device",
+    "values": "comparing values",
+    "latency": "latency of a small all-reduce",
+    "points": "pairs of hosts, point to point",
+    "product": "one matrix product over all ranks",
 }
 
 
@@ -43,8 +51,10 @@ class ProgressView:
         self.windows: dict[int, list[events.Window]] = {}
         self.loss: float | None = None
         self.rate: float | None = None
+        self.tokens = 0.0  # per second; images have none
         self.said = 0.0
         self.phases: set[str] = set()
+        self.names = _PHASES
 
     def __enter__(self) -> ProgressView:
         if self.live:
@@ -63,16 +73,24 @@ class ProgressView:
         hosts = ", ".join(f"{place.host} ({place.slots})" for place in job.placements[:8])
         more = f" and {len(job.placements) - 8} more" if len(job.placements) > 8 else ""
         batch = job.batch
-        self.console.print(
-            f"{job.world_size} ranks on {len(job.placements)} hosts: {hosts}{more}; "
+        trains = recipe_class(job.recipe.get("workload")).trains
+        self.names = _PHASES if trains else {**_PHASES, "load": "loading torch"}
+        what = (
             f"{job.precision} on {job.device}; "
             f"global batch {batch.global_} = {batch.micro} x {batch.accumulation} x {job.world_size}"
         )
+        where = f"{job.world_size} ranks on {len(job.placements)} hosts: {hosts}{more}"
+        self.console.print(f"{where}; {what if trains else job.device}")
         for decision in job.decisions:
-            self.console.print(f"  [dim]{decision.field} = {decision.value}: {decision.why}[/dim]")
+            if decision.value == SLOWER:
+                self.console.print(
+                    f"[yellow]warning: {decision.field} {decision.value}: {decision.why}[/yellow]"
+                )
+            else:
+                self.console.print(f"  [dim]{decision.field} = {decision.value}: {decision.why}[/dim]")
         if job.resume_step:
             self.console.print(f"resuming from the checkpoint of step {job.resume_step}")
-        elif job.attempt > 1:
+        elif job.attempt > 1 and trains:
             self.console.print("no complete checkpoint on every host: starting from the first step")
 
     def __call__(self, event: events.Event) -> None:
@@ -86,15 +104,19 @@ class ProgressView:
             self._window(event)
         elif isinstance(event, events.Phase) and event.rank == 0 and event.name not in self.phases:
             self.phases.add(event.name)
-            self.console.print(f"[dim]{_PHASES.get(event.name, event.name)} ...[/dim]")
+            self.console.print(f"[dim]{self.names.get(event.name, event.name)} ...[/dim]")
         elif isinstance(event, events.DataRead):
             cut = f", {event.cut} cut to length" if event.cut else ""
-            self.console.print(f"{event.train} training samples, {event.validation} held out{cut}")
+            skipped = f", {event.skipped} skipped" if event.skipped else ""
+            self.console.print(f"{event.train} training samples, {event.validation} held out{cut}{skipped}")
         elif isinstance(event, events.Saved) and event.step is not None:
             size, seconds = format_bytes(event.bytes), format_seconds(event.seconds)
             self.console.print(f"[dim]checkpoint at step {event.step}: {size} in {seconds}[/dim]")
+        elif isinstance(event, events.Split):
+            self.console.print(f"[dim]samples of a micro-step per rank: {_listed(event.shares)}[/dim]")
         elif isinstance(event, events.Evaluated):
-            self.console.print(f"held-out loss {event.loss:.4f} at step {event.step}")
+            told = f", perplexity {event.perplexity:.2f}," if event.perplexity is not None else ""
+            self.console.print(f"held-out loss {event.loss:.4f}{told} at step {event.step}")
 
     def _window(self, window: events.Window) -> None:
         """The rate of a window counts when every rank has told of it."""
@@ -104,12 +126,14 @@ class ProgressView:
             del self.windows[window.step]
             seconds = max(part.seconds for part in parts)
             self.rate = sum(part.samples for part in parts) / seconds if seconds > 0 else None
+            self.tokens = sum(part.tokens for part in parts) / seconds if seconds > 0 else 0.0
             if self.live:
                 self._refresh(window.step)
 
     def _refresh(self, step: int) -> None:
         figures = [f"loss {self.loss:.4f}"] if self.loss is not None else []
         figures += [f"{self.rate:.1f} samples/s"] if self.rate is not None else []
+        figures += [f"{format_count(self.tokens)} tokens/s"] if self.tokens else []
         text = ", ".join(figures)
         if self.live and self.task is not None:
             self.bar.update(self.task, completed=step, figures=text)
@@ -117,3 +141,8 @@ class ProgressView:
             self.said = time.monotonic()
             total = int(self.bar.tasks[0].total or 0) if self.bar.tasks else "?"
             self.console.print(f"step {step}/{total}: {text}")
+
+
+def _listed(shares: list[int], most: int = 16) -> str:
+    more = f" ... ({len(shares)} ranks)" if len(shares) > most else ""
+    return ", ".join(str(share) for share in shares[:most]) + more

@@ -32,6 +32,7 @@ def show(
 ) -> int:
     """Show a run: its result, or how far it has come."""
     from muster.cli.output import print_json, print_result
+    from muster.core.recipe import recipe_class
     from muster.stages.runs import queued
     from muster.stages.runs import show as run_show
     from muster.store.runfolder import find_run
@@ -60,8 +61,12 @@ def show(
         loss = f", loss {shown.loss:.4f}" if shown.loss is not None else ""
         hosts = ", ".join(place["host"] for place in shown.job.get("placements", [])) or "not known yet"
         step = f"step {shown.step} of {shown.total_steps or '?'}{loss}"
+        if not recipe_class((shown.job.get("recipe") or {}).get("workload")).trains:
+            step = "measuring"
         print(f"  {shown.state}: {queued(folder) or step}; hosts {hosts}")
-    for name, path in (("folder", shown.run.path), ("report", shown.run.report), ("logs", shown.run.logs)):
+    at = shown.run
+    places = (("folder", at.path), ("report", at.report), ("logs", at.logs), ("profile", at.profile))
+    for name, path in places:
         if path.exists():
             print(f"  {name:<22} {path}")
     return 0

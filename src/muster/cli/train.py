@@ -60,7 +60,8 @@ def _folder(inputs: Inputs, output: Path | None, root: Path) -> RunFolder:
 
     if output:
         return RunFolder(output.absolute())
-    model = (inputs.recipe.model.name or "custom").rstrip("/").rpartition("/")[2]
+    model = (inputs.recipe.model.name or ("custom" if inputs.recipe.trains else "")).rstrip("/")
+    model = model.rpartition("/")[2]
     return new_run_folder(root, workload=inputs.recipe.workload, model=model)
 
 

@@ -21,12 +21,18 @@ class Batch:
 
 
 def resolve_batch(
-    micro: int | None, accumulation: int | None, global_: int | None, *, world_size: int
+    micro: int | None,
+    accumulation: int | None,
+    global_: int | None,
+    *,
+    world_size: int,
+    largest: int = DEFAULT_MICRO,
 ) -> Batch:
     """Derive what is not given (None). The result is exact: micro x accumulation x world_size == global.
 
-    With fewer than two given, accumulation is 1 where that works out, and the micro-batch is DEFAULT_MICRO
-    where nothing determines it. Raises RecipeError, with numbers that would fit, where none can.
+    With fewer than two given, accumulation is 1 where that works out, and the micro-batch is `largest` or, of
+    a given global batch, its largest divisor up to that. Raises RecipeError, with numbers that would fit,
+    where none can.
     """
     for name, value in (("micro", micro), ("accumulation", accumulation), ("global", global_)):
         if value is not None and value < 1:
@@ -34,7 +40,7 @@ def resolve_batch(
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, not {world_size}")
     if global_ is None:
-        chosen_micro = micro or DEFAULT_MICRO
+        chosen_micro = micro or largest
         chosen_accumulation = accumulation or 1
         return Batch(chosen_micro, chosen_accumulation, chosen_micro * chosen_accumulation * world_size)
     if global_ % world_size:
@@ -52,7 +58,7 @@ def resolve_batch(
         if share % accumulation:
             raise _impossible(micro, accumulation, global_, world_size)
         return Batch(share // accumulation, accumulation, global_)
-    chosen_micro = next(size for size in range(DEFAULT_MICRO, 0, -1) if share % size == 0)
+    chosen_micro = next(size for size in range(min(largest, share), 0, -1) if share % size == 0)
     return Batch(chosen_micro, share // chosen_micro, global_)
 
 

@@ -104,10 +104,12 @@ class ImageData(Data):
     label: str = Field("label", description="the column that holds its class")
     subset: str | None = Field(None, description="the configuration of a hub data set")
     size: PositiveInt | None = Field(
-        None, description="pixels of a side after resizing; None: the model's image_size"
+        None, description="pixels of a side after resizing; None: the model's image_size, or 224"
     )
-    mean: list[float] | None = Field(None, description="per channel, of values in 0..1; None: 0.5")
-    std: list[Annotated[float, Field(gt=0)]] | None = Field(None, description="per channel; None: 0.5")
+    mean: list[float] | None = Field(
+        None, description="per channel, of values in 0..1; None: the pretrained model's own, else 0.5"
+    )
+    std: list[Annotated[float, Field(gt=0)]] | None = Field(None, description="per channel; None: as mean")
     flip: bool = Field(False, description="mirror half of the training images")
     crop: Annotated[int, Field(ge=0)] = Field(
         0, description="pixels of padding, of which a random part is cut off again (training)"

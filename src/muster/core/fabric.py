@@ -16,7 +16,9 @@ from muster.core.near import did_you_mean
 # In the order in which they are asked. What a rank can answer alone comes early, but for the disk: whoever
 # hangs on it holds nobody up.
 QUESTIONS = ("matmul", "copy", "values", "latency", *COLLECTIVES, "points", "disk", "mpi")
-TOGETHER = ("values", "latency", *COLLECTIVES, "points")  # need all ranks
+PRODUCT = "product"  # one matrix product split over all ranks: the fabric workload asks it, a check does not
+ANSWERABLE = (*QUESTIONS, PRODUCT)
+TOGETHER = ("values", "latency", *COLLECTIVES, "points", PRODUCT)  # need all ranks
 _SHARES = {
     "matmul": 0.15,
     "copy": 0.04,
@@ -27,6 +29,7 @@ _SHARES = {
     "broadcast": 0.08,
     "points": 0.18,
     "disk": 0.10,
+    PRODUCT: 0.12,
 }
 _FORMING = 0.1  # seconds that each rank adds to the forming of an NCCL group, with a wide margin
 MIB = 1 << 20
@@ -49,8 +52,8 @@ class Asked:
 
     def __post_init__(self) -> None:
         for name in self.questions:
-            if name not in QUESTIONS:
-                hint = did_you_mean(name, QUESTIONS) or f"known: {', '.join(QUESTIONS)}"
+            if name not in ANSWERABLE:
+                hint = did_you_mean(name, ANSWERABLE) or f"known: {', '.join(ANSWERABLE)}"
                 raise UsageError(f"unknown question {name!r}", where="fabric", hint=hint)
         if self.pairs not in ("ring", "all"):
             raise UsageError(f"pairs are ring or all, not {self.pairs!r}", where="fabric")

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from muster.core.result import Part
+from muster.core.part import Part
 
 SCHEMA_VERSION = 1
 
@@ -185,8 +185,35 @@ class FabricFailure(Part):
     hint: str | None = None
 
 
-class Fabric(Part):
-    """Everything that was measured, also where something failed on the way."""
+class Product(Part):
+    """One matrix product split over all ranks: A and B (n x n, fp32) are broadcast by rank 0, every rank
+    multiplies a block of A's rows with B, and all blocks are gathered on every rank. Each part begins with
+    a barrier, which no figure contains. FLOPs: 2 n^3. Seconds are medians over the repeats."""
+
+    n: int
+    rows: int = Field(description="of a rank's block")
+    repeats: int
+    total: float = Field(description="seconds of all parts, each of the slowest rank")
+    compute: float = Field(description="seconds of the multiplication, of the slowest rank")
+    communication: float = Field(description="seconds of broadcasts and gathering, of the slowest rank")
+    compute_by_rank: list[float] = Field(description="seconds of the multiplication, in the order of ranks")
+    flops: float = Field(description="FLOP/s of all ranks together, communication included")
+    method: str = Field(description="what gathered: native, or what stood in for it")
+
+
+class Figures(Part):
+    """What ranks measure together and alone."""
+
+    values: list[ValueCheck] = Field(default_factory=list)
+    wrong: list[WrongValue] = Field(default_factory=list)
+    sweeps: list[Sweep] = Field(default_factory=list)
+    latencies: list[Latency] = Field(default_factory=list)
+    matmul: list[Matmul] = Field(default_factory=list)
+    products: list[Product] = Field(default_factory=list)
+
+
+class Fabric(Figures):
+    """Everything that a group check measured, also where something failed on the way."""
 
     schema_version: int = SCHEMA_VERSION
     hosts: list[FabricHost]
@@ -197,15 +224,51 @@ class Fabric(Part):
     seconds: float
     asked: list[str]
     rendezvous: Rendezvous
-    values: list[ValueCheck] = Field(default_factory=list)
-    wrong: list[WrongValue] = Field(default_factory=list)
-    sweeps: list[Sweep] = Field(default_factory=list)
-    latencies: list[Latency] = Field(default_factory=list)
     pairs: list[Pair] = Field(default_factory=list)
-    matmul: list[Matmul] = Field(default_factory=list)
     copies: list[Copy] = Field(default_factory=list)
     disks: list[Disk] = Field(default_factory=list)
     mpi: MpiHello | None = None
     failures: list[FabricFailure] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     stopped: str | None = Field(None, description="what ended it early: the time limit, or the user")
+
+
+class PairMatrix(Part):
+    """Point to point: row = sender, column = receiver, in the order of `names`. None: not measured.
+
+    All repeats of every pair stand in events.jsonl.
+    """
+
+    names: list[str] = Field(description="hosts; ranks where there is one host alone")
+    ranks: list[int] = Field(description="who spoke for each name")
+    bytes: int = Field(description="of the largest message; pairs for which time was short had smaller ones")
+    bandwidth: list[list[float | None]] = Field(description="bytes/s, median of the messages")
+    bandwidth_best: list[list[float | None]] = Field(description="bytes/s, the fastest message")
+    latency: list[list[float | None]] = Field(description="seconds, best half round trip; symmetric")
+
+
+class Slowest(Part):
+    """Who is slowest, against the median of all: 1 is like the others, 0.1 a tenth of them."""
+
+    what: Literal["pair", "links", "matmul"] = Field(
+        description="pair: one direction; links: a host's best link, the worse of out and in; matmul: a "
+        "host's slowest device"
+    )
+    name: str
+    host: str = Field(description="of a pair: the sender")
+    other: str | None = Field(None, description="of a pair: the receiver")
+    precision: str | None = Field(None, description="of a matrix product")
+    value: float = Field(description="bytes/s, or FLOP/s")
+    median: float
+    ratio: float = Field(description="value / median")
+
+
+class FabricRun(Figures):
+    """What the fabric workload found: `result.json`'s part of its own."""
+
+    device: Literal["cpu", "cuda"]
+    backend: str
+    devices: dict[str, list[str]] = Field(description="per host, in the order of its ranks")
+    pairs: PairMatrix | None = Field(None, description="None: nobody to talk with, or not measured yet")
+    slowest: list[Slowest] = Field(default_factory=list)
+    seconds: dict[str, float] = Field(description="per question, from its begin to its end on rank 0")

@@ -24,6 +24,10 @@ class Placement:
         return range(self.first_rank, self.first_rank + self.slots)
 
 
+SLOWER = "makes it slower"  # the value of a decision about a host that a job would be faster without
+PASSED_OVER = "passed over"  # the value of a decision about a checkpoint that a run does not go on from
+
+
 @dataclass(frozen=True)
 class Decision:
     """A value that the recipe left open (or that could not stay), and why it is what it is."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
+from muster.core.checkpoints import check_pairs
 from muster.core.data import Data, FabricData, ImageData, TextData, TextToSqlData
-from muster.core.section import AutoInt, EnvText, Fraction, PositiveInt, Section, SlurmText
+from muster.core.section import AutoInt, Bytes, EnvText, Fraction, PositiveInt, Section, SlurmText
 
 
 class Model(Section):
@@ -21,6 +22,11 @@ class Model(Section):
     )
     config: dict[str, Any] | None = Field(
         None, description="fields of the model's configuration; without `name`, the whole of it"
+    )
+    create: Literal["auto", "whole", "sharded"] = Field(
+        "auto",
+        description="whole: by every rank in its host's memory; sharded (ZeRO-3, FSDP): no rank but FSDP's "
+        "first ever holds all of it; auto: sharded where the whole would not fit well",
     )
     position_std: Annotated[float, Field(gt=0)] | None = Field(
         None,
@@ -49,12 +55,20 @@ class Engine(Section):
 class BatchSpec(Section):
     """Two given, the third derived: global = micro x accumulation x world size."""
 
+    exclusive: ClassVar[tuple[str, ...]] = ("global", "tokens")
+
     micro: AutoInt = Field(None, description="samples per rank and forward pass")
     global_: AutoInt = Field(None, alias="global", description="samples per optimizer step")
+    tokens: PositiveInt | Literal["auto"] | None = Field(
+        None,
+        description="tokens per optimizer step, in place of `global`; auto: those that a published size was "
+        "trained with",
+    )
     accumulation: AutoInt = Field(None, description="forward passes per optimizer step")
-    split: Literal["even", "measured"] = Field(
+    split: Literal["even", "measured"] | list[PositiveInt] = Field(
         "even",
-        description="measured: each host gets a share of the global batch in proportion to its speed (ddp)",
+        description="measured: each rank gets a share of every micro-step in proportion to its speed; or "
+        "the shares themselves, one number of samples per rank (ddp)",
     )
 
 
@@ -66,7 +80,9 @@ class Train(Section):
     max_minutes: Annotated[float, Field(gt=0)] | None = Field(
         None, description="stop after so much training time, as a success"
     )
-    learning_rate: Annotated[float, Field(gt=0)] = 5e-5
+    learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        5e-5, description="auto: the one that a published size was trained with"
+    )
     schedule: Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"] = "linear"
     warmup: Annotated[float, Field(ge=0)] = Field(0, description="steps; below 1: a fraction of all steps")
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
@@ -79,6 +95,19 @@ class Train(Section):
     gradient_checkpointing: bool = False
     compile: bool = Field(False, description="torch.compile")
     workers: Annotated[int, Field(ge=0)] = Field(0, description="data loader processes per rank")
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of a job, whose plan has decided what was auto."""
+        if self.learning_rate == "auto":
+            raise ValueError("the learning rate is not decided yet")
+        return self.learning_rate
+
+    @model_validator(mode="after")
+    def _warms_up(self) -> Train:
+        if self.schedule == "constant" and self.warmup:
+            raise ValueError("schedule constant has no warm-up: schedule=constant_with_warmup, or warmup=0")
+        return self
 
 
 class Lora(Section):
@@ -93,14 +122,24 @@ class Lora(Section):
 
 
 class Checkpoint(Section):
-    """Checkpoints to resume from; the final model is always saved."""
+    """Checkpoints to resume from, and the trained model."""
 
     every: PositiveInt | list[tuple[PositiveInt, PositiveInt | None]] | None = Field(
         None,
         description="optimizer steps; or pairs [every, until], the last until null for the rest; None: no "
         "checkpoints",
     )
-    keep: PositiveInt = Field(2, description="the last complete ones that stay on disk")
+    keep: PositiveInt | Literal["all"] = Field(
+        2, description="the last complete ones that stay on disk; all: every one"
+    )
+    model: bool = Field(True, description="save the trained model at the end; a benchmark needs none")
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _is_a_schedule(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            check_pairs(value)
+        return value
 
 
 class Evaluate(Section):
@@ -130,22 +169,36 @@ class Measure(Section):
         5, description="the optimizer step that is profiled, or the first of them"
     )
     profile_steps: PositiveInt = Field(1, description="how many steps a trace covers")
-    profile_ranks: list[Annotated[int, Field(ge=0)]] = Field([0], description="ranks that are traced")
+    profile_ranks: list[Annotated[int, Field(ge=0)]] = Field([0], description="ranks that are profiled")
     flops: bool = Field(True, description="count the model's FLOPs, for MFU")
+    peak_tflops: Annotated[float, Field(gt=0)] | dict[str, Annotated[float, Field(gt=0)]] | None = Field(
+        None,
+        description="of a device, as `muster check` measured it, or {host: number}; None: the maker's figure",
+    )
     attention: bool = Field(
         False, description="largest and smallest scaled attention logit of each layer, once per window"
     )
 
+    @property
+    def profiled(self) -> range:
+        """The optimizer steps that run under a profiler."""
+        count = {"none": 0, "flops": 1, "trace": self.profile_steps}[self.profile]
+        return range(self.profile_step, self.profile_step + count)
+
 
 class Fabric(Section):
-    """What the fabric workload measures; None: as much as `muster check` does."""
+    """What the fabric workload measures."""
 
-    largest: PositiveInt | None = Field(None, description="bytes of the largest message")
-    pairs: Literal["sample", "all"] = Field(
-        "all", description="pairs of hosts that are measured point to point"
+    largest: Bytes | None = Field(
+        None, description="message, in bytes or such as 64MiB; None: 64 MiB on CPUs, 1 GiB on GPUs"
     )
-    matmul: bool = True
-    seconds: Annotated[float, Field(gt=0)] | None = Field(None, description="of sustained matrix products")
+    pairs: Literal["sample", "all"] = Field(
+        "all", description="of hosts, point to point. sample: neighbours in a ring"
+    )
+    matmul: bool = Field(True, description="matrix products: on each device, and one split over all ranks")
+    seconds: Annotated[float, Field(gt=0)] = Field(
+        60, description="of measuring in all, divided among the measurements"
+    )
 
 
 class Slurm(Section):
@@ -206,6 +259,8 @@ class Launch(Section):
 class Recipe(Section):
     """What to train: everything that decides the result, in one place."""
 
+    trains: ClassVar[bool] = True  # else model, engine, batch and the like mean nothing
+
     workload: str = "text2sql"
     model: Model = Field(default_factory=Model)
     data: Data = Field(default_factory=Data)
@@ -222,7 +277,9 @@ class Recipe(Section):
     measure: Measure = Field(default_factory=Measure)
     launch: Launch = Field(default_factory=Launch)
     env: dict[str, EnvText] = Field(default_factory=dict, description="environment variables of the ranks")
-    force: bool = Field(False, description="go on where Muster would refuse (T5 in fp16, too little disk)")
+    force: bool = Field(
+        False, description="go on where Muster would refuse (T5 in fp16, too little disk or memory)"
+    )
 
     def as_dict(self) -> dict[str, Any]:
         """The recipe as plain data, as it stands in a file."""
@@ -251,6 +308,8 @@ class ImageRecipe(Recipe):
 
 class FabricRecipe(Recipe):
     """The hosts' collectives, links and matrix products are measured; nothing is trained."""
+
+    trains: ClassVar[bool] = False
 
     workload: str = "fabric"
     data: FabricData = Field(default_factory=FabricData)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from muster.core.fabric_result import FabricRun
+from muster.core.part import Part
 
 SCHEMA_VERSION = 1
 Status = Literal["succeeded", "failed", "stopped", "timeout"]
-
-
-class Part(BaseModel):
-    """A part of a result."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Seconds(Part):
@@ -41,6 +38,22 @@ class Throughput(Part):
     measured_steps: int
 
 
+class Flops(Part):
+    """Floating-point operations of the model, over the windows of the throughput; per device, their mean.
+
+    Matrix products alone, forward and backward, by shapes with padding; attention in full.
+    """
+
+    model_per_second: float = Field(description="per device: what the gradient needs")
+    hardware_per_second: float = Field(description="per device: with what gradient checkpointing repeats")
+    peak: float | None = Field(None, description="mean of the devices; None: not known (CPUs)")
+    peak_source: str | None = None
+    arithmetic: str | None = Field(None, description="that the peak is of: fp32, tf32, bf16, fp16")
+    mfu: float | None = Field(None, description="model FLOPs utilization: model_per_second / peak")
+    hfu: float | None = Field(None, description="hardware FLOPs utilization: hardware_per_second / peak")
+    counting_seconds: float | None = Field(None, description="what counting them cost a rank, beside training")
+
+
 class Memory(Part):
     """Peaks in bytes, the highest of all ranks."""
 
@@ -53,9 +66,28 @@ class Quality(Part):
     """How the trained model answered held-out questions."""
 
     questions: int
-    exact_match: float
+    exact_match: float = Field(description="share of right answers: see metric")
+    metric: str = Field("exact match", description="what that is called: exact match, top-1 accuracy")
     execution_match: float | None = Field(None, description="same rows from the database; None without one")
     seconds: float | None = None
+
+
+class Extreme(Part):
+    """An attention logit, and where it was."""
+
+    logit: float
+    layer: str
+    step: int
+
+
+class Attention(Part):
+    """The attention logits of the whole run, as far as `measure.attention` looked, and what looking cost."""
+
+    largest: Extreme | None = Field(description="None: no finite one")
+    smallest: Extreme | None
+    windows: int
+    seconds: float = Field(description="spent measuring, all windows, on the slowest ranks")
+    share: float | None = Field(description="of the training seconds")
 
 
 class Failure(Part):
@@ -77,6 +109,12 @@ class HostReport(Part):
     cpu_percent_mean: float | None = None
     memory_used_peak: int | None = None
     gpu_percent_mean: float | None = None
+    share: int | None = Field(
+        None, description="samples of every micro-step that its ranks took; None: as many as all others"
+    )
+    speed: float | None = Field(
+        None, description="samples/s of its ranks as measured before the training, without the others"
+    )
 
 
 class Result(Part):
@@ -88,12 +126,12 @@ class Result(Part):
     failure: Failure | None = None
     attempt: int
     workload: str
-    model: str
+    model: str | None = Field(description="None: nothing is trained")
     parameters: int | None = None
-    engine: str
-    precision: str
+    engine: str | None
+    precision: str | None
     world_size: int
-    global_batch: int
+    global_batch: int | None
     started: float = Field(description="Unix time")
     ended: float
     seconds: Seconds
@@ -104,9 +142,13 @@ class Result(Part):
     loss_first: float | None = None
     loss_final: float | None = None
     evaluation_loss: float | None = None
+    perplexity: float | None = Field(None, description="of language models: exp of the evaluation loss per token")
     throughput: Throughput | None = None
+    flops: Flops | None = Field(None, description="None: not counted")
     memory: Memory
     quality: Quality | None = None
+    attention: Attention | None = None
+    fabric: FabricRun | None = Field(None, description="of the fabric workload, which trains nothing")
     hosts: list[HostReport]
     versions: dict[str, str] = Field(default_factory=dict)
     model_path: str | None = None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from muster.core.units import parse_bytes
 
 
 def _auto_is_none(value: Any) -> Any:
@@ -15,7 +17,18 @@ def _number_as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def _size_as_bytes(value: Any) -> Any:
+    return parse_bytes(value) or value if isinstance(value, str) else value
+
+
 Auto = BeforeValidator(_auto_is_none)
+# 65536, or as people write it: 64KiB.
+Bytes = Annotated[
+    int,
+    Field(ge=4),
+    BeforeValidator(_size_as_bytes),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 4}, {"type": "string"}]}),
+]
 EnvText = Annotated[str, BeforeValidator(_number_as_text)]  # NCCL_IB_DISABLE: 1 needs no quotes
 PositiveInt = Annotated[int, Field(ge=1)]
 # One word of a batch script's #SBATCH line: nothing that ends it, quotes, or begins another option.
@@ -33,7 +46,8 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _at_most_one(self) -> Section:
-        names = [name for name in self.exclusive if name in type(self).model_fields]
-        if sum(getattr(self, name) is not None for name in names) > 1:
+        fields = {field.alias or name: name for name, field in type(self).model_fields.items()}
+        names = [name for name in self.exclusive if name in fields]
+        if sum(getattr(self, fields[name]) is not None for name in names) > 1:
             raise ValueError(f"at most one of {', '.join(names)} can be given")
         return self

@@ -64,6 +64,16 @@ def format_count(count: float | None) -> str:
     return f"{count:g}" if count == int(count) else f"{count:.2f}"
 
 
+def format_flops(per_second: float | None) -> str:
+    """Operations per second with a decimal prefix: 4.123e14 -> '412.3 TFLOP/s'. None -> 'unknown'."""
+    if per_second is None:
+        return "unknown"
+    for scale, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G")):
+        if abs(per_second) >= scale:
+            return f"{per_second / scale:.4g} {prefix}FLOP/s"
+    return f"{per_second / 1e6:.4g} MFLOP/s"
+
+
 def check_seconds(seconds: float, where: str) -> float:
     """The same seconds. Raises UsageError unless they are finite and above zero."""
     if not 0 < seconds < math.inf:  # NaN is neither

@@ -15,6 +15,7 @@ from typing import Any
 
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError
+from muster.core.job import Decision
 from muster.core.near import did_you_mean
 from muster.core.recipe import Recipe
 
@@ -22,6 +23,14 @@ _BATCH_KEYS = {
     "train_micro_batch_size_per_gpu": "micro",
     "gradient_accumulation_steps": "accumulation",
     "train_batch_size": "global",
+}
+_WARMUPS = {"linear": "linear warm-up", "log": "logarithmic warm-up"}
+_RATES = ("warmup_min_lr", "warmup_max_lr")
+# Its schedulers with a warm-up: what comes after that, and what Transformers fills where it is "auto".
+_SCHEDULERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "WarmupLR": ("then constant", ("warmup_num_steps", *_RATES)),
+    "WarmupDecayLR": ("then linear to 0", ("warmup_num_steps", "total_num_steps", *_RATES)),
+    "WarmupCosineLR": ("then cosine", ("warmup_num_steps", "total_num_steps")),
 }
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 
@@ -94,6 +103,58 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value != "auto"}
 
 
+def given_config(recipe: Recipe) -> dict[str, Any]:
+    """What the user says to DeepSpeed itself: the own file, if any, with engine.options laid over it."""
+    engine = recipe.engine
+    return _lay(read_user_config(engine.config) if engine.config else {}, engine.options)
+
+
+def user_schedule(config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The scheduler that a user's configuration has: (what it does, what it leaves to Muster); None: the
+    recipe's schedule. Raises RecipeError for a warm-up that DeepSpeed does not know."""
+    scheduler = _part(config, "scheduler")
+    name = scheduler.get("type")
+    if not name:
+        return None
+    if name not in _SCHEDULERS:
+        return f"{name} of DeepSpeed", ""
+    kind = _part(scheduler, "params").get("warmup_type", "auto")
+    if kind not in ("auto", *_WARMUPS):
+        raise RecipeError(
+            f"warmup_type {kind!r} is none of {', '.join(_WARMUPS)}, and DeepSpeed would take log",
+            where="the DeepSpeed configuration",
+        )
+    said = f"{name} of DeepSpeed: {_WARMUPS[kind if kind != 'auto' else 'linear']}, {_SCHEDULERS[name][0]}"
+    open_ = "warmup_type is left out, which DeepSpeed would make logarithmic; the recipe's warm-up is linear"
+    return said, open_ if kind == "auto" else ""
+
+
+def user_decisions(recipe: Recipe) -> list[Decision]:
+    """Numbers and the schedule, where the user's own DeepSpeed configuration has them: they win."""
+    given, source = given_config(recipe), recipe.engine.config or "engine.options"
+    numbers = user_training(given).items()
+    made = [Decision(f"train.{name}", value, f"{source} says so") for name, value in numbers]
+    scheduler = user_schedule(given)
+    if scheduler:
+        why = "; ".join(filter(None, (f"{source} says so", scheduler[1])))
+        made.append(Decision("train.schedule", scheduler[0], why))
+    return made
+
+
+def _complete_scheduler(config: dict[str, Any]) -> None:
+    """What a scheduler of DeepSpeed leaves out becomes the recipe's, where DeepSpeed has a default of its
+    own: a logarithmic warm-up, 1000 steps of it, a rate of 0.001."""
+    scheduler = _part(config, "scheduler")
+    if scheduler.get("type") not in _SCHEDULERS:
+        return
+    params = _part(scheduler, "params")
+    for name in _SCHEDULERS[scheduler["type"]][1]:
+        params.setdefault(name, "auto")
+    if params.get("warmup_type", "auto") == "auto":
+        params["warmup_type"] = "linear"
+    config["scheduler"] = {**scheduler, "params": params}
+
+
 def _pair(value: Any) -> tuple[Any, Any]:
     return (value[0], value[1]) if isinstance(value, list) and len(value) == 2 else (value, value)
 
@@ -115,6 +176,8 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
         config = _own_config(recipe)
     _check_options(recipe.engine.options)
     config = _lay(config, recipe.engine.options)
+    user_schedule(config)
+    _complete_scheduler(config)
     config["train_micro_batch_size_per_gpu"] = batch.micro
     config["gradient_accumulation_steps"] = batch.accumulation
     config["train_batch_size"] = batch.global_

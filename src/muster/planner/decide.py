@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from muster.core import families
-from muster.core.batch import Batch, resolve_batch
+from muster.core.batch import Batch
+from muster.core.checkpoints import bytes_needed
 from muster.core.errors import InventoryError, RecipeError, UsageError
 from muster.core.inventory import Host, Inventory
 from muster.core.job import Decision
 from muster.core.recipe import Recipe
+from muster.core.shares import check_given_shares
 from muster.core.units import format_bytes
-from muster.core.zero import read_user_config, user_batch, user_precision, user_training
+from muster.core.zero import read_user_config, user_decisions, user_precision
+from muster.planner.setting import room_of
+from muster.planner.sizing import Sized, size
 
 CPU_FACTS: dict[str, Any] = {"gpus": [], "cores": None}
-# A checkpoint: weights, and Adam's two moments and fp32 master weights where they are apart.
-CHECKPOINT_BYTES_PER_PARAMETER = 16
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Decided:
     threads: tuple[int, ...]
     visible_gpus: tuple[tuple[int, ...] | None, ...]  # numbers within CUDA_VISIBLE_DEVICES; None: as it is
     decisions: tuple[Decision, ...]
+    recipe: Recipe  # with what was auto in its model and training
 
 
 def decide(
@@ -44,11 +47,17 @@ def decide(
     decisions: list[Decision] = []
     device, slots = _device(recipe, inventory, facts, one_machine, decisions)
     world_size = sum(slots)
-    precision = decide_precision(recipe, device, facts, decisions)
-    batch = decide_batch(recipe, world_size, decisions)
-    if recipe.engine.config:
-        for name, value in user_training(read_user_config(recipe.engine.config)).items():
-            decisions.append(Decision(f"train.{name}", value, f"{recipe.engine.config} says so"))
+    # What trains nothing has neither: the values below are shown nowhere.
+    precision = decide_precision(recipe, device, facts, decisions) if recipe.trains else "fp32"
+    sized = Sized(Batch(1, 1, world_size), recipe)
+    if recipe.trains:
+        room = room_of(facts, inventory.hosts, slots, device, shared=one_machine)
+        sized = size(recipe, whole_config(recipe), precision, device, slots, room, decisions)
+    recipe, batch = sized.recipe, sized.batch
+    if isinstance(recipe.batch.split, list) and recipe.trains:
+        check_given_shares(recipe.batch.split, world_size=world_size, micro=batch.micro)
+    if recipe.engine.name == "deepspeed":
+        decisions.extend(user_decisions(recipe))
     sharing = sum(slots) if one_machine else None
     threads = []
     for host, count in zip(inventory.hosts, slots, strict=True):
@@ -60,7 +69,9 @@ def decide(
         for index, count in enumerate(slots):
             visible[index] = tuple(range(first, first + count))
             first += count
-    return Decided(tuple(slots), device, precision, batch, tuple(threads), tuple(visible), tuple(decisions))
+    return Decided(
+        tuple(slots), device, precision, batch, tuple(threads), tuple(visible), tuple(decisions), recipe
+    )
 
 
 def _device(
@@ -145,14 +156,18 @@ def model_config(recipe: Recipe) -> dict[str, Any] | None:
     return {**(base or {}), **(recipe.model.config or {})}
 
 
+def whole_config(recipe: Recipe) -> dict[str, Any] | None:
+    """The model's configuration with what a T5 recipe leaves to the workload."""
+    config = model_config(recipe)
+    if config is not None and is_t5(recipe):
+        return {"model_type": "t5", "vocab_size": recipe.model.vocab_size, **config}
+    return config
+
+
 def parameters(recipe: Recipe) -> int | None:
     """The number of parameters, or None where it cannot be told without loading the model."""
-    config = model_config(recipe)
-    if config is None:
-        return None
-    if is_t5(recipe):
-        config = {"model_type": "t5", "vocab_size": recipe.model.vocab_size, **config}
-    return families.parameters(config)
+    config = whole_config(recipe)
+    return None if config is None else families.parameters(config)
 
 
 def decide_precision(
@@ -175,6 +190,8 @@ def decide_precision(
     weakest, capability = _weakest(facts) if device == "cuda" else (None, None)
     if wanted == "auto":
         chosen, why = _auto_precision(recipe, device, weakest, capability)
+        if chosen != "fp32" and (silent := _silent(facts)):
+            chosen, why = "fp32", f"{silent} does not tell its compute capability"
         decisions.append(Decision("precision", chosen, why))
         return chosen
     refusal = _refusal(recipe, wanted, device, weakest, capability)
@@ -196,6 +213,15 @@ def _weakest(facts: Mapping[str, Mapping[str, Any]]) -> tuple[str | None, tuple[
         return None, None
     capability, name = min(known)
     return name, (int(capability[0]), int(capability[1]))
+
+
+def _silent(facts: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """A GPU that does not tell its compute capability, as under an old driver."""
+    for host, about in facts.items():
+        for gpu in about.get("gpus") or []:
+            if not gpu.get("capability"):
+                return f"{gpu.get('name') or 'a GPU'} of {host}"
+    return None
 
 
 def _auto_precision(
@@ -234,43 +260,13 @@ def _refusal(
     return None
 
 
-def decide_batch(recipe: Recipe, world_size: int, decisions: list[Decision]) -> Batch:
-    """The three batch numbers; a user's DeepSpeed file counts as given where the recipe leaves them open."""
-    given = {
-        "micro": recipe.batch.micro,
-        "accumulation": recipe.batch.accumulation,
-        "global": recipe.batch.global_,
-    }
-    if recipe.engine.config:
-        for name, value in user_batch(read_user_config(recipe.engine.config)).items():
-            if given[name] not in (None, value):
-                raise RecipeError(
-                    f"is {given[name]}, but {recipe.engine.config} says {value}",
-                    where=f"batch.{name}",
-                    hint=f'put "auto" there, or batch.{name}=auto here',
-                )
-            given[name] = value
-    batch = resolve_batch(given["micro"], given["accumulation"], given["global"], world_size=world_size)
-    made = {"micro": batch.micro, "accumulation": batch.accumulation, "global": batch.global_}
-    for name, value in made.items():
-        if given[name] is None:
-            decisions.append(
-                Decision(
-                    f"batch.{name}",
-                    value,
-                    f"{batch.micro} x {batch.accumulation} x {world_size} ranks = {batch.global_}",
-                )
-            )
-    return batch
-
-
 def check_disk(recipe: Recipe, facts: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise UsageError where checkpoints and the model cannot fit on a host's disk."""
     count = parameters(recipe)
     if count is None or recipe.force:
         return
-    need = disk_needed(count, recipe)
     for host, about in facts.items():
+        need = disk_needed(count, recipe, present=len(about.get("checkpoints") or []))
         free = about.get("disk_free")
         if free is not None and free < need:
             raise UsageError(
@@ -278,11 +274,13 @@ def check_disk(recipe: Recipe, facts: Mapping[str, Mapping[str, Any]]) -> None:
                 f"{format_bytes(need)}",
                 host=host,
                 where=str(about.get("base")),
-                hint="make room, lower checkpoint.keep, or choose another --output or launch.workdir",
+                hint="make room, lower checkpoint.keep, save less often, or choose another --output or "
+                "launch.workdir",
             )
 
 
-def disk_needed(count: int, recipe: Recipe) -> int:
-    """Bytes for the model in fp32 and `keep` + 1 checkpoints (a new one is whole before an old one goes)."""
-    kept = recipe.checkpoint.keep + 1 if recipe.checkpoint.every else 0
-    return 4 * count + kept * CHECKPOINT_BYTES_PER_PARAMETER * count
+def disk_needed(count: int, recipe: Recipe, *, present: int = 0) -> int:
+    """Bytes for the model and as many checkpoints as will lie there at once, less those that do already."""
+    kept = recipe.checkpoint
+    need = bytes_needed(count, kept.every, kept.keep, recipe.train.max_steps, present=present)
+    return need if kept.model else need - 4 * count

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muster.report.gather import Prediction
 
@@ -39,6 +39,8 @@ KINDS = (
     Kind("same", "≈", "other text, same rows", True, lambda p: not p.exact and p.executed is True),
     Kind("exact", "✓", "exact", True, lambda p: p.exact),
 )
+# What a kind is called where answers are not texts: (metric, key) -> name.
+NAMES = {("top-1 accuracy", "text"): "another class", ("top-1 accuracy", "exact"): "the right class"}
 
 
 @dataclass(frozen=True)
@@ -65,18 +67,21 @@ def kind_of(prediction: Prediction) -> Kind:
     return next(kind for kind in KINDS if kind.test(prediction))
 
 
-def choose(predictions: Sequence[Prediction], most: int = SHOWN) -> tuple[list[Shown], list[Count]]:
+def choose(
+    predictions: Sequence[Prediction], most: int = SHOWN, metric: str = "exact match"
+) -> tuple[list[Shown], list[Count]]:
     """All kinds of wrong first, then a few that are right; and the counts of all, shown or not."""
+    kinds = [replace(kind, name=NAMES.get((metric, kind.key), kind.name)) for kind in KINDS]
     groups: dict[str, list[Prediction]] = {kind.key: [] for kind in KINDS}
     for each in predictions:
         groups[kind_of(each).key].append(each)
     share = _shares({key: len(group) for key, group in groups.items()}, most)
     shown = [
         Shown(each, kind, *compare(clip(each.predicted), clip(each.expected)))
-        for kind in KINDS
+        for kind in kinds
         for each in groups[kind.key][: share[kind.key]]
     ]
-    counts = [Count(kind, len(groups[kind.key]), share[kind.key]) for kind in KINDS if groups[kind.key]]
+    counts = [Count(kind, len(groups[kind.key]), share[kind.key]) for kind in kinds if groups[kind.key]]
     return shown, counts
 
 

@@ -47,6 +47,7 @@ class Chart:
     shade: tuple[float, float] | None = None  # steps that no figure counts
     note: str = ""
     nothing: str = "Nothing was measured."
+    x_names: tuple[tuple[float, str], ...] = ()  # places on the x axis with words, instead of numbers
 
 
 @dataclass(frozen=True)
@@ -221,9 +222,9 @@ def _grid(
             LEFT - 8, at + 4, short(value, step)
         )
     x_step = x_ticks[1] - x_ticks[0] if len(x_ticks) > 1 else None
-    for value in x_ticks:
+    for value, name in chart.x_names or [(value, short(value, x_step)) for value in x_ticks]:
         yield Markup('<text class="x" x="{:.1f}" y="{:.1f}">{}</text>').format(
-            x.at(value), HEIGHT - BOTTOM + 17, short(value, x_step)
+            x.at(value), HEIGHT - BOTTOM + 17, name
         )
     yield Markup('<text class="unit" x="{:.1f}" y="14">{}</text>').format(0, chart.unit)
     yield Markup('<text class="unit end" x="{:.1f}" y="{:.1f}">{}</text>').format(
@@ -269,7 +270,8 @@ def _hover(chart: Chart, series: Series, x: Scale, y: Scale) -> Iterator[Markup]
     """Places that say their value when pointed at."""
     for at, value in series.points:
         if value is not None:
-            words = escape(f"{series.name}: {short(value)} {chart.unit} at {chart.x_label} {short(at)}")
+            where = dict(chart.x_names).get(at) or short(at)
+            words = escape(f"{series.name}: {short(value)} {chart.unit} at {chart.x_label} {where}")
             yield Markup(
                 '<circle class="touch" cx="{:.1f}" cy="{:.1f}" r="7"><title>{}</title></circle>'
             ).format(x.at(at), y.at(value), words)

@@ -12,7 +12,7 @@ from muster.report.charts import Chart, Point, Series, usable
 from muster.report.gather import RunData
 from muster.report.lines import Clock, lines_chart, memory_chart
 from muster.store import events
-from muster.supervise.fold import percentile
+from muster.supervise.speed import percentile
 
 UNITS = (("seconds", 1, 180.0), ("minutes", 60, 10800.0), ("hours", 3600, math.inf))
 
@@ -26,11 +26,16 @@ def charts(data: RunData) -> list[Chart]:
         throughput(data, windows),
         *rank_throughput(data, windows),
         step_time(data, windows),
+        *attention(data),
         *rank_memory(data, windows, clock),
-        host_memory(data, clock),
-        cpu_use(data, clock),
-        gpu_use(data, clock),
+        *host_charts(data),
     ]
+
+
+def host_charts(data: RunData) -> list[Chart]:
+    """What the hosts were doing, whatever ran on them."""
+    clock = clock_of(data)
+    return [host_memory(data, clock), cpu_use(data, clock), gpu_use(data, clock)]
 
 
 def clock_of(data: RunData) -> Clock:
@@ -71,11 +76,12 @@ def loss(data: RunData) -> Chart:
 
 
 def throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Chart:
-    """Samples per second of all ranks together; a gap where a rank did not tell its share."""
+    """Samples per second of all ranks together; a gap where a rank did not tell its share, and where a
+    profiler ran."""
     points: list[Point] = []
     for each in windows:
         seconds = max(window.seconds for window in each)
-        whole = len(each) == data.world_size and usable(seconds) and seconds > 0
+        whole = len(each) == data.world_size and usable(seconds) and seconds > 0 and not each[0].profiled
         points.append(
             (float(each[0].step), sum(window.samples for window in each) / seconds if whole else None)
         )
@@ -97,7 +103,7 @@ def rank_throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -
     lines: dict[int, list[Point]] = defaultdict(list)
     for each in windows:
         for window in each:
-            good = usable(window.seconds) and window.seconds > 0
+            good = usable(window.seconds) and window.seconds > 0 and not window.profiled
             rank = window.rank if window.rank is not None else -1
             lines[rank].append((float(window.step), window.samples / window.seconds if good else None))
     if len(lines) < 2:
@@ -111,12 +117,12 @@ def rank_throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -
 
 
 def warm_up(data: RunData, windows: Sequence[Sequence[events.Window]]) -> tuple[float, float] | None:
-    """The steps that the fold leaves out of the figures (the rule of supervise.fold.throughput)."""
+    """The steps that the fold leaves out of the figures (the rule of supervise.speed.measured)."""
     warmup = data.measure("warmup")
     whole = [each for each in windows if len(each) == data.world_size]
     if not isinstance(warmup, int) or len(whole) < 2:
         return None
-    skip = min(warmup, sum(each[0].steps for each in whole) // 3)
+    skip = min(warmup, sum(each[0].steps for each in whole if not each[0].profiled) // 3)
     passed, last = 0, None
     for each in whole:
         if passed >= skip:
@@ -152,6 +158,24 @@ def step_time(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Char
         note="Of the slowest rank in each window.",
         nothing="No window of optimizer steps was finished.",
     )
+
+
+def attention(data: RunData) -> list[Chart]:
+    """The largest and the smallest attention logit of each layer, where the run looked at them."""
+    seen = [data.folder.attention[step] for step in sorted(data.folder.attention)]
+    about = data.figures.attention if data.figures else None
+    cost = f"Looking took {100 * about.share:.2g} % of the training." if about and about.share else ""
+    made = []
+    for name, values in (("Largest", "largest"), ("Smallest", "smallest")) if seen else ():
+        lines: dict[str, list[Point]] = {}
+        for each in seen:
+            for layer, value in zip(each.layers, getattr(each, values), strict=False):
+                lines.setdefault(layer, []).append((float(each.step), value))
+        axis, nothing = ("step", steps_of(data)), "No logit was a finite number."
+        title = f"{name} attention logit of each layer"
+        chart = lines_chart(title, "before mask and softmax", lines, axis, "layers", nothing)
+        made.append(replace(chart, zero=False, note=f"{chart.note} {cost}".strip()))
+    return made
 
 
 def rank_memory(data: RunData, windows: Sequence[Sequence[events.Window]], clock: Clock) -> list[Chart]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from muster.report import answers, curves, tables, words
+from muster.report import answers, curves, fabric, tables, words
 from muster.report.charts import Chart, has_points, line_chart, stacked_bar
 from muster.report.gather import RunData
 
@@ -24,14 +24,22 @@ class Picture:
 
 def render(data: RunData) -> str:
     """The report of a run as HTML: the same data gives the same text."""
-    shown, counts = answers.choose(data.predictions)
-    bar, parts, time_note = tables.time_parts(data)
-    charts = curves.charts(data)
+    figures, measured = data.figures, data.figures.fabric if data.figures else None
+    quality = figures.quality if figures else None
+    shown, counts = answers.choose(data.predictions, metric=quality.metric if quality else "exact match")
+    if figures and measured:
+        bar, parts, time_note = fabric.time_parts(figures, measured)
+        charts = curves.host_charts(data)
+        groups, subject = fabric.key_figures(figures, measured), fabric.subject(figures, measured)
+    else:
+        bar, parts, time_note = tables.time_parts(data)
+        charts = curves.charts(data)
+        groups, subject = words.key_figures(data), words.subject(data)
     html = template().render(
         data=data,
         headline=words.headline(data),
-        subject=words.subject(data),
-        groups=words.key_figures(data),
+        subject=subject,
+        groups=groups,
         notes=notes(data),
         pictures=[draw(chart) for chart in charts if has_points(chart)],
         missing=[chart for chart in charts if not has_points(chart)],
@@ -42,6 +50,8 @@ def render(data: RunData) -> str:
         hosts=tables.host_table(data),
         shown=shown,
         counts=counts,
+        fabric=fabric.section(measured) if measured else None,
+        sweep=[draw(chart) for chart in fabric.charts(measured) if has_points(chart)] if measured else [],
         decisions=tables.decision_rows(data),
         recipe=tables.recipe_text(data),
         versions=tables.version_table(data),

@@ -17,6 +17,7 @@ from muster.report.charts import usable
 from muster.report.gather import RunData
 from muster.report.words import UNKNOWN, number, ranges, seconds
 
+SPLIT = ("Share of a micro-step", "Speed, alone")  # where hosts' shares need not be equal
 COLOURS = ("c5", "c0", "c2", "c3", "c4", "rest")  # training has the page's main colour
 
 
@@ -81,6 +82,7 @@ def host_table(data: RunData) -> HostTable:
     versions = {each.host: _versions(each) for each in hosts}
     names = sorted({name for found in versions.values() for name in found})
     differ = [name for name in names if len({found.get(name) for found in versions.values()}) > 1]
+    split = any(each.share is not None for each in hosts)
     rows = tuple(
         (
             each.host,
@@ -91,6 +93,7 @@ def host_table(data: RunData) -> HostTable:
             _percent(each.cpu_percent_mean),
             _percent(each.gpu_percent_mean),
             _bytes(each.memory_used_peak),
+            *(_split(each) if split else ()),
             *(versions[each.host].get(name) or UNKNOWN for name in differ),
         )
         for each in hosts
@@ -104,12 +107,19 @@ def host_table(data: RunData) -> HostTable:
         "CPU, mean",
         "GPU, mean",
         "Memory used, peak",
+        *(SPLIT if split else ()),
         *differ,
     )
     notes = [_same_machine(hosts)]
     if len(hosts) > 1 and not differ:
         notes.append("All hosts have the same versions; they are listed below.")
     return HostTable(columns, rows, tuple(note for note in notes if note))
+
+
+def _split(host: HostReport) -> tuple[str, str]:
+    """The host's part of every micro-step, and its own speed before the training."""
+    share = UNKNOWN if host.share is None else str(host.share)
+    return share, UNKNOWN if host.speed is None else f"{number(host.speed, 4)} samples/s"
 
 
 def gpus(found: Any) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from muster.core.result import Result
-from muster.core.units import format_bytes, format_count, format_seconds
+from muster.core.result import Flops, Result
+from muster.core.units import format_bytes, format_count, format_flops, format_seconds
 from muster.report.gather import RunData
 
 UNKNOWN = "not measured"
@@ -111,6 +111,8 @@ def headline(data: RunData) -> Headline:
     steps = (
         count(figures.steps, "optimizer step") if figures and figures.steps else "no finished optimizer step"
     )
+    if figures and figures.fabric:
+        steps = count(len(set(figures.fabric.seconds) - {"rendezvous"}), "measurement")
     if data.state == "succeeded" and figures:
         return Headline("✓", "good", f"The run succeeded: {steps} in {format_seconds(figures.seconds.total)}")
     if data.state == "running":
@@ -190,34 +192,55 @@ def _speed(figures: Result) -> list[Figure]:
     found = figures.throughput
     names = ("Throughput", "Real tokens", "Step time, median", "Step time, 95th percentile")
     if found is None:
-        return [Figure(name) for name in names]
+        return [Figure(name) for name in names] + _utilization(figures.flops)
     windows = count(found.windows, "window")
     spread = f"spread {UNKNOWN}: {windows}"
     if found.variation is not None and math.isfinite(found.variation):
         spread = f"± {100 * found.variation:.1f} % over {windows}"
     padded = found.padded_tokens_per_second
-    share = f"; {100 * (1 - found.tokens_per_second / padded):.0f} % is padding" if padded > 0 else ""
+    if padded > found.tokens_per_second:
+        share = f"{100 * (1 - found.tokens_per_second / padded):.0f} % is padding"
+        padding = f"{number(padded)} with padding; {share}"
+    else:
+        padding = "no padding" if padded > 0 else ""
+    tokens = number(found.tokens_per_second) if padded > 0 else UNKNOWN  # images of which no tokens are made
     return [
         Figure(names[0], number(found.samples_per_second), "samples/s", spread),
-        Figure(
-            names[1], number(found.tokens_per_second), "tokens/s", f"{number(padded)} with padding{share}"
-        ),
+        Figure(names[1], tokens, "tokens/s", padding),
         Figure(
             names[2],
             seconds(found.step_seconds_median),
             note=f"over {count(found.measured_steps, 'measured step')}",
         ),
         Figure(names[3], seconds(found.step_seconds_p95), note="of the slowest rank"),
+        *_utilization(figures.flops),
     ]
+
+
+def _utilization(flops: Flops | None) -> list[Figure]:
+    """Model FLOP/s per device and its share of the peak; the hardware's where it computes more."""
+    names = ("Model FLOPs, per device", "MFU")
+    if flops is None:
+        return [Figure(name) for name in names]
+    value, _, unit = format_flops(flops.model_per_second).partition(" ")
+    if flops.mfu is None or flops.peak is None:
+        return [Figure(names[0], value, unit), Figure(names[1], note="no peak is known of a device")]
+    peak = f"of {format_flops(flops.peak)}: {flops.peak_source}"
+    found = [Figure(names[0], value, unit), Figure(names[1], percent(flops.mfu), "%", peak)]
+    if flops.hardware_per_second > flops.model_per_second:
+        done = f"{format_flops(flops.hardware_per_second)} with what gradient checkpointing repeats"
+        found.append(Figure("HFU", percent(flops.hfu), "%", done))
+    return found
 
 
 def _learning(data: RunData, figures: Result) -> list[Figure]:
     first = f"{number(figures.loss_first)} at first" if figures.loss_first is not None else ""
     held = data.folder.evaluated[-1].step if data.folder.evaluated else None
     quality = figures.quality
-    exact, same = Figure("Exact match"), Figure("Execution accuracy")
+    metric = quality.metric if quality else "exact match"
+    exact, same = Figure(metric[:1].upper() + metric[1:]), Figure("Execution accuracy")
     if quality is not None:
-        asked = f"of {count(quality.questions, 'question')}"
+        asked = f"of {count(quality.questions, 'question' if metric == 'exact match' else 'sample')}"
         right = round(quality.exact_match * quality.questions)
         exact = Figure(
             exact.name,
@@ -229,6 +252,9 @@ def _learning(data: RunData, figures: Result) -> list[Figure]:
             rows = round(quality.execution_match * quality.questions)
             told = f"{rows:,} {asked}; {interval(quality.execution_match, quality.questions)}"
             same = Figure(same.name, percent(quality.execution_match), "%", told)
+    learned = [exact, same] if metric == "exact match" else [exact]
+    if figures.workload == "causal-lm":
+        learned = [Figure("Held-out perplexity", number(figures.perplexity), note="exp of the held-out loss")]
     return [
         Figure("Training loss, last", number(figures.loss_final), note=first),
         Figure(
@@ -236,8 +262,7 @@ def _learning(data: RunData, figures: Result) -> list[Figure]:
             number(figures.evaluation_loss),
             note=f"at step {held:,}" if held is not None else "",
         ),
-        exact,
-        same,
+        *learned,
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from muster.core.errors import JobError, MusterError, RunFolderError, UsageError
@@ -20,6 +20,8 @@ class Answers:
     rows: list[dict[str, Any]]
     seconds: float
     device: str
+    figures: dict[str, float] = field(default_factory=dict)  # of a held-out set that is not questions
+    metric: str = "exact match"  # what the share of right answers is called
 
     @property
     def exact_match(self) -> float | None:
@@ -44,6 +46,12 @@ def ask(
     """Answer `questions`, or the held-out set. Raises RunFolderError where there is no model, JobError."""
     if not run.model.is_dir():
         state = run.state()
+        if run.recipe.exists() and not frozen_recipe(run).trains:
+            raise RunFolderError(
+                "has no model: nothing was trained", where=run.id, hint=f"`muster show {run.id}`"
+            )
+        if run.recipe.exists() and not frozen_recipe(run).checkpoint.model:
+            raise RunFolderError("kept no model", where=run.id, hint="train it with checkpoint.model=true")
         raise RunFolderError(
             f"has no trained model: the run is {state}",
             where=run.id,
@@ -72,7 +80,13 @@ def ask(
     if code != 0 or not lines:
         raise _explain(err.decode("utf-8", "replace"))
     summary = lines.pop()
-    return Answers(lines, summary["seconds"], summary["device"])
+    return Answers(
+        lines,
+        summary["seconds"],
+        summary["device"],
+        summary.get("figures") or {},
+        summary.get("metric", "exact match"),
+    )
 
 
 def _raised(kind: type[MusterError], problem: dict[str, Any]) -> MusterError:

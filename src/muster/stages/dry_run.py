@@ -30,7 +30,7 @@ def dry_run(inputs: Inputs) -> dict[str, Any]:
         batch=decided.batch,
         precision=decided.precision,
         device=decided.device,
-        recipe=recipe.as_dict(),
+        recipe=decided.recipe.as_dict(),
         decisions=decided.decisions,
     )
     first = job.placements[0]
@@ -42,9 +42,15 @@ def dry_run(inputs: Inputs) -> dict[str, Any]:
     open_fields = {d.field for d in decided.decisions}
     depends = [
         f"{name} = {value} (assumed: no GPU; decided when the hosts have answered)"
-        for name, value in (("launch.device", job.device), ("precision", job.precision))
-        if name in open_fields
+        for name, value in (
+            ("launch.device", job.device),
+            ("precision", job.precision),
+            ("batch.micro", job.batch.micro),
+        )
+        if name in open_fields and (recipe.trains or name != "precision")
     ]
+    if recipe.batch.split == "measured":
+        depends.append("each rank's share of a micro-step: by its measured speed, just before the training")
     if not recipe.launch.threads:
         depends.append("OMP_NUM_THREADS = the host's cores / its ranks")
     return {
@@ -61,8 +67,8 @@ def dry_run(inputs: Inputs) -> dict[str, Any]:
             }
             for p in job.placements
         ],
-        "batch": job.as_dict()["batch"],
-        "precision": job.precision,
+        "batch": job.as_dict()["batch"] if recipe.trains else None,
+        "precision": job.precision if recipe.trains else None,
         "device": job.device,
         "world_size": job.world_size,
         "deepspeed": told[first.host]["job"]["deepspeed"],
@@ -84,11 +90,14 @@ def format_dry_run(plan: dict[str, Any]) -> str:
         lines.append(f"# {host['host']}, ranks {host['ranks'][0]} to {host['ranks'][-1]}: the agent starts")
         lines += [_command(host["environment"], host["start"]), ""]
     batch = plan["batch"]
-    lines.append(
-        f"# {plan['world_size']} ranks, {plan['precision']} on {plan['device']}, "
-        f"global batch {batch['global']} = micro-batch {batch['micro']} "
-        f"x accumulation {batch['accumulation']} x {plan['world_size']} ranks"
-    )
+    if batch is None:
+        lines.append(f"# {plan['world_size']} ranks on {plan['device']}; nothing is trained")
+    else:
+        lines.append(
+            f"# {plan['world_size']} ranks, {plan['precision']} on {plan['device']}, "
+            f"global batch {batch['global']} = micro-batch {batch['micro']} "
+            f"x accumulation {batch['accumulation']} x {plan['world_size']} ranks"
+        )
     lines += [f"# {text}" for text in plan["depends_on_hosts"]]
     if plan["deepspeed"]:
         lines += ["", "# DeepSpeed's configuration", json.dumps(plan["deepspeed"], indent=2)]

@@ -15,7 +15,7 @@ from muster.core.fabric import Asked
 from muster.core.fabric_result import Fabric
 from muster.core.inventory import Inventory
 from muster.core.job import Placement, place
-from muster.core.recipe import Recipe
+from muster.core.recipe import FabricRecipe, Recipe
 from muster.planner.decide import Decided, decide
 from muster.shell import RealShell, Shell
 from muster.stages.fabric_collect import Collector
@@ -60,7 +60,7 @@ def measure(
     name = launcher.__name__.rpartition(".")[2].replace("_", "-")
     most = sum(host.slots or _MOST_SLOTS for host in inventory.hosts)  # how many it will be is not known yet
     launch = recipe.launch.model_copy(update={"timeout": asked.grown(most).limit})
-    bare = Recipe(launch=launch)
+    bare = FabricRecipe(launch=launch)
     inputs = Inputs(bare, inventory, launcher, name, dict(env or {}))
     job_id = f"fabric-{secrets.token_hex(4)}"
     places = place([(host, host.slots or 1) for host in inventory.hosts])

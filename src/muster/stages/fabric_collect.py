@@ -6,34 +6,16 @@ import json
 import re
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-from pydantic import ValidationError
-
-from muster.core.busbw import algbw, busbw
+from muster.core.busbw import algbw
 from muster.core.fabric import Asked
-from muster.core.fabric_result import (
-    Copy,
-    Disk,
-    Fabric,
-    FabricHost,
-    Latency,
-    Matmul,
-    MpiHello,
-    Pair,
-    Rendezvous,
-    Sweep,
-    ValueCheck,
-    WrongValue,
-    spread,
-)
+from muster.core.fabric_figures import Event, Reader
+from muster.core.fabric_result import Copy, Disk, Fabric, FabricHost, MpiHello, Rendezvous, spread
 from muster.core.job import Placement
-from muster.core.peaks import stated_peak
 from muster.stages.fabric_blame import Told, failures_of
 from muster.supervise.supervisor import Outcome
 
-Event = Mapping[str, Any]
 _GRACE = 5.0  # seconds of silence that mean nothing
 _WORDS = 20  # of a host's log, that explain an end without a word
 
@@ -113,8 +95,9 @@ class Collector:
     def result(self, outcome: Outcome, seconds: float, hello: MpiHello | None) -> Fabric:
         """Everything together. An event of another shape than expected is noted and left out."""
         told = Told(self.places, self.events, {host: list(words) for host, words in self.logs.items()})
+        read = Reader(self.places, self.device, self.events)
         return Fabric(
-            hosts=[self._host(each) for each in self.places],
+            hosts=[self._host(each, read) for each in self.places],
             world_size=self.world_size,
             device="cuda" if self.device == "cuda" else "cpu",
             backend="nccl" if self.device == "cuda" else "gloo",
@@ -122,37 +105,23 @@ class Collector:
             seconds=seconds,
             asked=list(self.asked.questions),
             rendezvous=self._rendezvous(told),
-            values=self._values(),
-            wrong=self._wrong(),
-            sweeps=self._each("sweep", self._sweep),
-            latencies=self._each("latency", lambda host, e: Latency(**_content(e))),
-            pairs=self._pairs(),
-            matmul=self._each("matmul", self._matmul),
-            copies=self._each("copy", self._copy),
-            disks=self._each("disk", self._disk),
+            **read.figures(),
+            pairs=read.pairs(),
+            copies=read.each("copy", self._copy),
+            disks=read.each("disk", self._disk),
             mpi=hello,
             failures=failures_of(told, outcome),
-            notes=[*self.notes, *self._curtailed()],
+            notes=[*self.notes, *read.notes, *read.curtailed()],
             stopped=outcome.stopped,
         )
 
-    def _each(self, kind: str, make: Callable[[str, Event], Any]) -> list[Any]:
-        made = []
-        for host, event in self.of(kind):
-            try:
-                made.append(make(host, event))
-            except (KeyError, TypeError, ValueError, ValidationError) as error:
-                words = str(error).splitlines()[0]
-                self.notes.append(f"{host}: an event {kind} that cannot be read: {words}")
-        return made
-
-    def _host(self, where: Placement) -> FabricHost:
+    def _host(self, where: Placement, read: Reader) -> FabricHost:
         ready = {event["rank"]: event for host, event in self.of("ready") if host == where.host}
         first = next(iter(ready.values()), {})
         return FabricHost(
             host=where.host,
             ranks=list(where.ranks),
-            devices=[str(ready[rank]["device"]) for rank in sorted(ready)],
+            devices=read.devices(where.host),
             threads=first.get("threads"),
             torch=first.get("torch"),
         )
@@ -169,88 +138,6 @@ class Collector:
             port=self.port,
             connect=connect,
             missing=[each.host for each in self.places if each.host in missing],
-        )
-
-    def _values(self) -> list[ValueCheck]:
-        sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
-        ranks: dict[tuple[str, str], set[int]] = defaultdict(set)
-        for _, event in self.of("values"):
-            key = (str(event["operation"]), str(event["method"]))
-            ranks[key].add(event["rank"])
-            sums[key][1] += int(event["elements"])
-            sums[key][2] += int(event["wrong"])
-        return [
-            ValueCheck(operation=key[0], method=key[1], ranks=len(ranks[key]), elements=total, wrong=wrong)
-            for key, (_, total, wrong) in sums.items()
-        ]
-
-    def _wrong(self) -> list[WrongValue]:
-        found = []
-        for host, event in self.of("values"):
-            for shown in event["shown"]:
-                source = shown.get("source")
-                found.append(
-                    WrongValue(
-                        host=host,
-                        rank=event["rank"],
-                        operation=event["operation"],
-                        source_host=None if source is None else self.host_of(source),
-                        **shown,
-                    )
-                )
-        return found
-
-    def _sweep(self, host: str, event: Event) -> Sweep:
-        took, size = spread(event["seconds"]), int(event["bytes"])
-        operation = str(event["operation"])
-        return Sweep(
-            operation=operation,
-            method=event["method"],
-            bytes=size,
-            time=took,
-            iterations=event["iterations"],
-            algbw=algbw(size, took.median),
-            busbw=busbw(operation, size, took.median, self.world_size),
-            busbw_best=busbw(operation, size, took.best, self.world_size),
-        )
-
-    def _pairs(self) -> list[Pair]:
-        """All passes over a direction of a link together."""
-        merged: dict[tuple[int, int], dict[str, Any]] = {}
-        for _, event in self.of("pair"):
-            into = merged.setdefault((event["source"], event["target"]), {**event})
-            if into["bytes"] == event["bytes"] and into["time"] != event["time"]:
-                into["seconds"] = [*into["seconds"], *event["seconds"]]
-                into["latencies"] = [*into["latencies"], *event["latencies"]]
-        return [self._pair(event) for event in merged.values()]
-
-    def _pair(self, event: Event) -> Pair:
-        took, size = spread(event["seconds"]), int(event["bytes"])
-        latency = spread(event["latencies"]) if event["latencies"] else None
-        return Pair(
-            source=event["source"],
-            target=event["target"],
-            source_host=self.host_of(event["source"]),
-            target_host=self.host_of(event["target"]),
-            bytes=size,
-            time=took,
-            bandwidth=algbw(size, took.median),
-            bandwidth_best=algbw(size, took.best),
-            latency_median=latency.median if latency else None,
-            latency_best=latency.best if latency else None,
-        )
-
-    def _matmul(self, host: str, event: Event) -> Matmul:
-        names = {e["rank"]: str(e["device"]) for _, e in self.of("ready")}
-        device = names.get(event["rank"], "unknown")
-        peak = stated_peak(device, event["precision"]) if self.device == "cuda" else None
-        return Matmul(
-            host=host,
-            rank=event["rank"],
-            device=device,
-            peak=peak.flops if peak else None,
-            peak_source=peak.source if peak else None,
-            **_content(event),
         )
 
     def _copy(self, host: str, event: Event) -> Copy:
@@ -274,14 +161,3 @@ class Collector:
             cached=event["cached"],
             right=event["right"],
         )
-
-    def _curtailed(self) -> list[str]:
-        return [
-            f"{event['operation']}: not measured from {event['bytes']} bytes on: "
-            f"its {event['seconds']:.1f} s were used up"
-            for _, event in self.of("curtailed")
-        ]
-
-
-def _content(event: Event) -> dict[str, Any]:
-    return {key: value for key, value in event.items() if key not in ("kind", "rank", "time")}

@@ -26,9 +26,10 @@ def freeze(run: RunFolder, job: Job, orders: Mapping[str, Mapping[str, Any]], in
         recipe["engine"]["config"] = str(run.deepspeed)  # a resumed run reads what this one read
     write_text(run.recipe, dump_yaml(recipe), private=bool(inputs.recipe.env))
     decisions = [{"field": d.field, "value": d.value, "why": d.why} for d in job.decisions]
-    write_json(
-        run.plan, {"decisions": decisions, "batch": job.as_dict()["batch"], "precision": job.precision}
-    )
+    plan: dict[str, Any] = {"decisions": decisions}
+    if inputs.recipe.trains:
+        plan |= {"batch": job.as_dict()["batch"], "precision": job.precision}
+    write_json(run.plan, plan)
     write_json(
         run.env,
         {

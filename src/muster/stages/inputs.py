@@ -8,13 +8,16 @@ from pathlib import Path
 from types import ModuleType
 
 from muster.core.batch import Batch
-from muster.core.data import TextToSqlData
+from muster.core.data import ImageData, TextData, TextToSqlData
 from muster.core.errors import DataError, RecipeError
+from muster.core.idle import check_idle
 from muster.core.inventory import Inventory, read_inventory
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe, validate
 from muster.core.registry import load_plugin
 from muster.core.zero import deepspeed_config, read_user_config
+from muster.stages.image_inputs import check_images
+from muster.stages.text_inputs import check_sequence, check_text
 from muster.store.records import find_data, read_records
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -54,6 +57,7 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
             f"is {name}, but the hosts are pretend hosts of this machine", where="launch.launcher"
         )
     launcher = load_plugin("muster.launchers", name)
+    check_idle(recipe)
     if recipe.engine.config:
         if recipe.engine.name != "deepspeed":
             raise RecipeError(
@@ -73,6 +77,18 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
     if recipe.engine.name == "ddp" and recipe.engine.offload != "none":
         raise RecipeError(
             "DDP offloads nothing", where="engine.offload", hint="engine.name=deepspeed or fsdp"
+        )
+    if recipe.measure.attention and recipe.train.compile:
+        raise RecipeError(
+            "torch.compile leaves no attention function to look into",
+            where="measure.attention",
+            hint="train.compile=false, or measure.attention=false",
+        )
+    if recipe.batch.split == "measured" and recipe.engine.name != "ddp":
+        raise RecipeError(
+            f"each rank's speed is measured with the whole model, and {recipe.engine.name} spreads it",
+            where="batch.split",
+            hint="engine.name=ddp; or the shares themselves, such as batch.split=[11,5]",
         )
     check_data(recipe, here=launcher.ONE_MACHINE)
     return Inputs(recipe, inventory, launcher, name, environment(recipe))
@@ -98,6 +114,8 @@ def absolute(recipe: Recipe) -> Recipe:
 
 def check_data(recipe: Recipe, *, here: bool) -> None:
     """Read the data where this machine has it. `here`: it must have it. Raises DataError."""
+    if isinstance(recipe.data, TextData):
+        check_sequence(recipe, recipe.data)
     if not recipe.data.path:
         return
     path = Path(recipe.data.path)
@@ -105,6 +123,10 @@ def check_data(recipe: Recipe, *, here: bool) -> None:
         if here:
             raise DataError("no such data", where=str(path), hint="data.path=FILE or FOLDER")
         return  # on the hosts, whose ranks will say so if it is not
+    if isinstance(recipe.data, TextData):
+        check_text(recipe.data)
+    if isinstance(recipe.data, ImageData):
+        check_images(recipe, recipe.data)
     if isinstance(recipe.data, TextToSqlData):
         fields = (recipe.data.question, recipe.data.sql)
         files = find_data(path)

@@ -102,7 +102,7 @@ def code() -> str:
 
 def _add_tree(archive: zipfile.ZipFile, folder: Path, name: str) -> None:
     for path in sorted(folder.rglob("*")):
-        if path.suffix in (".py", ".json") and "__pycache__" not in path.parts:
+        if path.suffix in (".py", ".json", ".gz") and "__pycache__" not in path.parts:
             _add(archive, path, f"{name}/{path.relative_to(folder).as_posix()}")
 
 

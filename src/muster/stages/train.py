@@ -9,14 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from muster.core.errors import InventoryError, JobError, RunFolderError, UsageError
-from muster.core.job import Job, Placement, place
+from muster.core.errors import InventoryError, JobError, RecipeError, RunFolderError, UsageError
+from muster.core.job import PASSED_OVER, Decision, Job, Placement, place
 from muster.core.recipe import Recipe
 from muster.core.result import Failure, Result
 from muster.core.slurm import allocation
 from muster.launchers.slurm import TICKET
+from muster.planner.advice import advise
 from muster.planner.decide import Decided, check_disk, decide
 from muster.shell import RealShell, Shell
+from muster.stages.fabric_run import judged, write_tables
 from muster.stages.freeze import freeze
 from muster.stages.inputs import Inputs
 from muster.stages.orders import code, greeting, orders
@@ -25,7 +27,7 @@ from muster.store import events
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import Claim, RunFolder
 from muster.supervise.cause import judge_outcome
-from muster.supervise.fetch import fetch_model
+from muster.supervise.fetch import fetch_model, fetch_profiles
 from muster.supervise.fold import make_result
 from muster.supervise.interrupts import interrupts
 from muster.supervise.supervisor import Listener, Outcome, Supervisor
@@ -125,10 +127,15 @@ def note_batch_job(run: RunFolder, ticket: str | None) -> None:
 def agree(inputs: Inputs, run: RunFolder, facts: Facts, attempt: Attempt) -> Ready:
     """Decide everything that was open, from what the hosts are. Raises UsageError."""
     recipe, inventory = inputs.recipe, inputs.inventory
-    check_hosts(facts, recipe.engine.name)
+    check_hosts(facts, recipe)
     decided = decide(recipe, inventory, facts, one_machine=inputs.launcher.ONE_MACHINE)
     check_disk(recipe, facts)
     check_sharing(recipe, facts)
+    check_profile(recipe, sum(decided.slots))
+    apart = recipe.trains and not inputs.launcher.ONE_MACHINE
+    advice = advise(recipe, inventory, facts, decided, inputs.env) if apart else []
+    resume_step = common_checkpoint(facts) if attempt.resume else None
+    passed_over = damaged_checkpoints(facts, resume_step) if attempt.resume else ()
     job = Job(
         id=run.id,
         launcher=inputs.launcher_name,
@@ -136,10 +143,10 @@ def agree(inputs: Inputs, run: RunFolder, facts: Facts, attempt: Attempt) -> Rea
         batch=decided.batch,
         precision=decided.precision,
         device=decided.device,
-        recipe=recipe.as_dict(),
+        recipe=decided.recipe.as_dict(),
         attempt=attempt.number,
-        resume_step=common_checkpoint(facts) if attempt.resume else None,
-        decisions=decided.decisions,
+        resume_step=resume_step,
+        decisions=(*decided.decisions, *advice, *passed_over),
     )
     first = job.placements[0]
     address = recipe.launch.address or rendezvous_address(inputs, facts[first.host], first)
@@ -147,9 +154,13 @@ def agree(inputs: Inputs, run: RunFolder, facts: Facts, attempt: Attempt) -> Rea
     return Ready(job, decided, orders(job, recipe, decided, inputs.env, address=address, port=port))
 
 
-def check_hosts(facts: Facts, engine: str) -> None:
+def check_hosts(facts: Facts, recipe: Recipe) -> None:
     """Every host has what ranks import, in the same versions. Raises UsageError naming the host."""
-    needed = [*NEEDED, *(["deepspeed"] if engine == "deepspeed" else [])]
+    needed = [*NEEDED, *(["deepspeed"] if recipe.engine.name == "deepspeed" else [])]
+    if recipe.measure.profile == "flops" and recipe.engine.name != "deepspeed":
+        needed.append("deepspeed")  # whose profiler it is
+    if not recipe.trains:
+        needed = ["torch", "pydantic"]
     for host, about in facts.items():
         missing = [name for name in needed if not about["versions"].get(name)]
         if missing:
@@ -178,10 +189,40 @@ def check_sharing(recipe: Recipe, facts: Facts) -> None:
         )
 
 
+def check_profile(recipe: Recipe, world_size: int) -> None:
+    """What is to be profiled is there. Raises RecipeError."""
+    measure, last = recipe.measure, recipe.train.max_steps
+    if not measure.profiled or not recipe.trains:
+        return
+    missing = [rank for rank in measure.profile_ranks if rank >= world_size]
+    if missing or not measure.profile_ranks:
+        raise RecipeError(
+            f"there is no rank {missing[0]}" if missing else "no rank is to be profiled",
+            where="measure.profile_ranks",
+            hint=f"ranks are 0 to {world_size - 1}",
+        )
+    if last is not None and measure.profiled.start > last:
+        raise RecipeError(
+            f"the run has {last} steps, so step {measure.profiled.start} is never done",
+            where="measure.profile_step",
+            hint=f"at most {last}, or more train.max_steps",
+        )
+
+
 def common_checkpoint(facts: Facts) -> int | None:
     """The newest step whose checkpoint is complete on every host; None: from the beginning."""
     common = set.intersection(*(set(about["checkpoints"]) for about in facts.values()))
     return max(common, default=None)
+
+
+def damaged_checkpoints(facts: Facts, resume_step: int | None) -> tuple[Decision, ...]:
+    """Newer checkpoints than the one that the run goes on from, and what is wrong with each."""
+    found: dict[int, str] = {}
+    for host, about in facts.items():
+        for step, wrong in (about.get("damaged_checkpoints") or {}).items():
+            if int(step) > (resume_step or 0):
+                found.setdefault(int(step), f"{wrong} on {host}")
+    return tuple(Decision(f"checkpoint-{step}", PASSED_OVER, found[step]) for step in sorted(found))
 
 
 def rendezvous_address(inputs: Inputs, facts: dict[str, Any], first: Placement) -> str:
@@ -237,6 +278,7 @@ def _run(
         result = _conclude(inputs, run, job, recorder, outcome, facts, shell)
         recorder.state("end", status=result.status)
         _write_predictions(run, result)
+        write_tables(run, result)
         write_json(run.result, result.model_dump(mode="json"))
     run.stop_request.unlink(missing_ok=True)
     return result
@@ -259,14 +301,18 @@ def _conclude(
     logs = {p.host: recorder.host_words(p.host) for p in job.placements}
     status, failure = judge_outcome(outcome, folder.failed, folder.done, job.world_size, logs)
     first = job.placements[0]
-    if status == "succeeded" and not facts[first.host]["shared"]:
+    trains = inputs.recipe.trains
+    saved = trains and inputs.recipe.checkpoint.model
+    if saved and status == "succeeded" and not facts[first.host]["shared"]:
         try:
             fetch_model(inputs.launcher, first, inputs.recipe.launch, facts[first.host]["base"], run, shell)
         except JobError as error:
             status, failure = "failed", Failure.model_validate(error.as_dict())
     if run.model.is_dir():
         folder.model_path = str(run.model)
-    return make_result(folder, job, status=status, failure=failure, ended=time.time())
+    fetch_profiles(inputs.launcher, job, inputs.recipe.launch, facts, run, shell, folder.profiled)
+    result = make_result(folder, job, status=status, failure=failure, ended=time.time())
+    return result if trains else judged(result, folder, job)
 
 
 def _write_predictions(run: RunFolder, result: Result) -> None:

@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from muster.core.data import TextToSqlData
+from muster.core import families
+from muster.core.data import TextData, TextToSqlData
 from muster.core.errors import HostError
 from muster.core.inventory import Host
+from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml, merge, parse_override
-from muster.planner.decide import is_t5
+from muster.planner.decide import is_t5, model_config
 from muster.shell import Process, Shell
 from muster.stages.inputs import Inputs
 from muster.store.atomic import write_text
@@ -25,6 +27,12 @@ from muster.supervise.provisioning import Progress, Remote, Steps
 FOLDERS = {"TORCH_EXTENSIONS_DIR": "torch_extensions", "TRITON_CACHE_DIR": "triton"}
 AT_ONCE = 16  # jobs that this machine supervises at the same time
 SAMPLES = 256
+LAYERS: tuple[tuple[tuple[str, ...], dict[str, int]], ...] = (  # what makes a family's models one layer deep
+    (families.t5.MODEL_TYPES, {"num_layers": 1, "num_decoder_layers": 1}),
+    (families.gpt2.MODEL_TYPES, {"n_layer": 1}),
+    (families.opt.MODEL_TYPES + families.llama.MODEL_TYPES, {"num_hidden_layers": 1}),
+    (families.vit.MODEL_TYPES, {"num_hidden_layers": 1}),
+)
 
 
 def kernel_folders(
@@ -43,7 +51,7 @@ def kernel_folders(
 
 
 def warm_recipe(inputs: Inputs, use: list[str], cache: str, timeout: float) -> dict[str, Any]:
-    """The recipe as a job of one rank and one step; T5 with one layer of its width: that has every kernel.
+    """The recipe as a job of one rank and one step; a model with one layer of its width has every kernel.
 
     The weights are random: nothing is loaded, and a model that needs many ranks fits into one.
     """
@@ -61,13 +69,25 @@ def warm_recipe(inputs: Inputs, use: list[str], cache: str, timeout: float) -> d
     data["data"]["limit"] = min(samples, recipe.data.limit or samples)
     if isinstance(recipe.data, TextToSqlData) and recipe.data.generated:
         data["data"]["generated"] |= {"train": samples, "validation": 8}
-    if is_t5(recipe):
+    if isinstance(recipe.data, TextData):  # the same kernels, and no text is tokenized for them
+        none = dict.fromkeys(("name", "path", "library", "limit"))
+        data["data"] |= {**none, "synthetic": {"samples": samples, "validation": 1}}
+    layers = next((fields for kinds, fields in LAYERS if _kind(recipe) in kinds), None)
+    if layers:
         data["model"]["init"] = "random"
-        data["model"]["config"] = {**(recipe.model.config or {}), "num_layers": 1, "num_decoder_layers": 1}
+        data["model"]["config"] = {**(recipe.model.config or {}), **layers}
     data["launch"] |= {"workdir": f"{cache}/warm", "port": None, "address": None, "timeout": timeout}
     if not inputs.launcher.ONE_MACHINE:
         data["launch"]["launcher"] = inputs.launcher_name
     return data
+
+
+def _kind(recipe: Recipe) -> str:
+    """Transformers' name for the model's family; empty where it cannot be told here."""
+    if is_t5(recipe):
+        return "t5"
+    default = "gpt2" if isinstance(recipe.data, TextData) and not recipe.model.name else ""
+    return str((model_config(recipe) or {}).get("model_type") or default).lower()
 
 
 class Warmer:

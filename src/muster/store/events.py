@@ -52,17 +52,19 @@ class Started(_Event):
     parameters: int
     trainable: int
     total_steps: int
+    arithmetic: str | None = Field(None, description="of matrix products: fp32, tf32, bf16 or fp16")
     versions: dict[str, str] = Field(default_factory=dict)
     notes: list[str] = Field(default_factory=list)
 
 
 class DataRead(_Event):
-    """How many samples there are, and how many were cut to fit."""
+    """How many samples there are, how many were cut to fit, and how many were left out as unusable."""
 
     kind: Literal["data"] = "data"
     train: int
     validation: int
     cut: int = 0
+    skipped: int = 0
 
 
 class Window(_Event):
@@ -80,9 +82,39 @@ class Window(_Event):
     tokens: int
     padded_tokens: int
     step_seconds: list[float]
+    profiled: bool = Field(False, description="a profiler ran: it counts for no throughput")
+    model_flops: int | None = Field(None, description="forward and backward, by shapes with padding")
+    hardware_flops: int | None = Field(
+        None, description="with what gradient checkpointing computes again"
+    )
     allocator_peak: int | None = None
     device_peak: int | None = None
     resident_peak: int | None = None
+
+
+class FlopsCounted(_Event):
+    """A rank has counted the operations of its batches, between two windows."""
+
+    kind: Literal["flops"] = "flops"
+    seconds: float = Field(description="that counting took")
+    runs: int = Field(description="forward and backward passes of a model without weights")
+    method: str = Field(description="for further lengths: formula, polynomial or counted")
+    samples: int = Field(description="of one micro-batch, as an example")
+    lengths: list[int] = Field(description="its tokens per sample; of two stacks: both")
+    model: int = Field(description="its operations")
+    hardware: int
+    formula: int | None = Field(description="its operations by the family's formula; None: there is none")
+
+
+class Profiled(_Event):
+    """A rank wrote a profile of some steps."""
+
+    kind: Literal["profiled"] = "profiled"
+    what: Literal["flops", "trace"]
+    first_step: int
+    last_step: int
+    path: str
+    bytes: int
 
 
 class Log(_Event):
@@ -102,7 +134,31 @@ class Evaluated(_Event):
     kind: Literal["evaluated"] = "evaluated"
     step: int
     loss: float
+    perplexity: float | None = Field(None, description="of language models: exp of the loss per token")
     seconds: float | None = None
+
+
+class Split(_Event):
+    """How every micro-step is cut: the ranks' shares, in samples, where they need not be equal."""
+
+    kind: Literal["split"] = "split"
+    shares: list[int] = Field(description="per rank")
+    speeds: list[float] | None = Field(
+        None, description="per rank, samples per second as measured; None: the recipe gave the shares"
+    )
+    seconds: float = Field(0.0, description="that measuring took")
+
+
+class Attention(_Event):
+    """The extremes of each layer's attention logits (q.k times the scale, plus the position bias; before mask
+    and softmax) in the last micro-step of a window, over all ranks."""
+
+    kind: Literal["attention"] = "attention"
+    step: int
+    layers: list[str]
+    largest: list[float | None] = Field(description="per layer; None: not a finite number")
+    smallest: list[float | None] = Field(description="per layer")
+    seconds: float = Field(description="that measuring took in this window, on the slowest rank")
 
 
 class Saved(_Event):
@@ -119,6 +175,7 @@ class Answered(_Event):
     """A rank's share of the held-out questions, answered by the trained model."""
 
     kind: Literal["answered"] = "answered"
+    metric: str = Field("exact match", description="what the share of right answers is called")
     questions: int
     exact: int
     executed: int | None = Field(None, description="questions with the same rows; None without a database")
@@ -138,7 +195,8 @@ class Answer(_Event):
 
 
 class Phase(_Event):
-    """A rank entered a part of its work: load, train, steps (the first one begins), save, answer."""
+    """A rank entered a part of its work: load, train, steps (the first one begins), evaluate, save,
+    answer."""
 
     kind: Literal["phase"] = "phase"
     name: str
@@ -149,6 +207,14 @@ class Noted(_Event):
 
     kind: Literal["noted"] = "noted"
     text: str
+
+
+class Measured(_Event):
+    """What the fabric workload's ranks say of what they measure: core.fabric_figures reads it."""
+
+    kind: Literal["measured"] = "measured"
+    what: str
+    content: dict[str, Any] = Field(default_factory=dict)
 
 
 class Failed(_Event):
@@ -185,13 +251,18 @@ Event = (
     | Started
     | DataRead
     | Window
+    | FlopsCounted
+    | Profiled
     | Log
     | Evaluated
+    | Attention
+    | Split
     | Saved
     | Answered
     | Answer
     | Phase
     | Failed
+    | Measured
     | Noted
     | Done
     | JobState

@@ -13,8 +13,8 @@ from typing import Any
 from muster.core.errors import DataError
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".ndjson", ".ndjson.gz")
-_TRAIN = ("train", "training")
-_HELD_OUT = ("validation", "valid", "val", "dev", "test", "eval", "heldout")
+TRAIN_NAMES = ("train", "training")
+HELD_OUT_NAMES = ("validation", "valid", "val", "dev", "test", "eval", "heldout")
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ def find_data(path: Path) -> DataFiles:
         )
     files = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES) and p.is_file())
     by_stem = {p.name.partition(".")[0].lower(): p for p in files}
-    train = next((by_stem[name] for name in _TRAIN if name in by_stem), None)
-    held_out = next((by_stem[name] for name in _HELD_OUT if name in by_stem), None)
+    train = next((by_stem[name] for name in TRAIN_NAMES if name in by_stem), None)
+    held_out = next((by_stem[name] for name in HELD_OUT_NAMES if name in by_stem), None)
     if train is None and len(files) == 1:
         train, held_out = files[0], None
     if train is None:

@@ -117,6 +117,11 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
+    def profile(self) -> Path:
+        """Profiles that were asked for: breakdowns by module and traces, a file per rank."""
+        return self.path / "profile"
+
+    @property
     def report(self) -> Path:
         """The page."""
         return self.path / "report.html"
@@ -125,6 +130,11 @@ class RunFolder:
     def predictions(self) -> Path:
         """Held-out questions with the model's answers, one JSON object per line."""
         return self.path / "predictions.jsonl"
+
+    @property
+    def fabric(self) -> Path:
+        """The fabric workload's tables, as CSV files."""
+        return self.path / "fabric"
 
     @property
     def controller(self) -> Path:

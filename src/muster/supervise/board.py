@@ -41,6 +41,10 @@ class Board:
                     self.writer.add_scalar(name, value, event.step, event.time)
         elif isinstance(event, events.Evaluated):
             self.writer.add_scalar("held_out/loss", event.loss, event.step, event.time)
+            if event.perplexity is not None:
+                self.writer.add_scalar("held_out/perplexity", event.perplexity, event.step, event.time)
+        elif isinstance(event, events.Attention):
+            self._attention(event)
         elif isinstance(event, events.Window) and event.seconds > 0:
             rank = f"rank{event.rank}"
             self.writer.add_scalar(
@@ -55,6 +59,14 @@ class Board:
                 self.writer.add_scalar(f"cpu_percent/{event.host}", event.cpu_percent, second, event.time)
             if event.memory_used is not None:
                 self.writer.add_scalar(f"memory_used/{event.host}", event.memory_used, second, event.time)
+
+    def _attention(self, event: events.Attention) -> None:
+        """Under Mistral's names: activations/layer0_attention_weight_max."""
+        for end, values in (("max", event.largest), ("min", event.smallest)):
+            for layer, value in zip(event.layers, values, strict=False):
+                if value is not None:
+                    name = f"activations/{layer.replace('.', '_')}_attention_weight_{end}"
+                    self.writer.add_scalar(name, value, event.step, event.time)
 
     def close(self) -> None:
         """Write what is left."""

@@ -1,21 +1,24 @@
-"""Bring the trained model from a first host that does not share the run folder. Whole, or not at all."""
+"""Bring what hosts wrote that do not share the run folder: model and profiles. Whole, or not at all."""
 
 from __future__ import annotations
 
 import shlex
 import shutil
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from types import ModuleType
+from typing import Any
 
 from muster.core.errors import HostError, JobError
-from muster.core.job import Placement
+from muster.core.job import Job, Placement
 from muster.core.recipe import Launch
 from muster.shell import Shell
+from muster.store import events
 from muster.store.runfolder import RunFolder
 
 _MARK = b"--- muster: the model follows ---\n"  # what a login script prints comes before it
-_SCRIPT = 'echo "--- muster: the model follows ---"; exec tar -C "$1" -cf - model'
+_SCRIPT = 'echo "--- muster: the model follows ---"; exec tar -C "$1" -cf - "$2"'
 _HOURS = 6
 
 
@@ -23,9 +26,47 @@ def fetch_model(
     launcher: ModuleType, place: Placement, launch: Launch, base: str, run: RunFolder, shell: Shell
 ) -> None:
     """Copy `base`/model into the run folder, by way of a file: models can be large. Raises HostError."""
-    argv = launcher.remote(place, launch, ["sh", "-c", _SCRIPT, "sh", base])
-    received, partial = run.path / "model.tar", run.path / "model.fetched"
     hint = f"it is still there: {place.address}:{shlex.quote(base)}/model"
+    try:
+        _fetch(launcher, place, launch, base, "model", run, shell)
+    except (JobError, tarfile.TarError, OSError, ValueError) as error:
+        what = getattr(error, "what", None) or str(error)
+        raise HostError(f"the model could not be fetched: {what}", host=place.host, hint=hint) from None
+
+
+def fetch_profiles(
+    launcher: ModuleType,
+    job: Job,
+    launch: Launch,
+    facts: Mapping[str, Mapping[str, Any]],
+    run: RunFolder,
+    shell: Shell,
+    profiled: list[events.Profiled],
+) -> None:
+    """Copy profiles into the run folder. The events' paths become those in it; where a host cannot be asked,
+    the place on that host."""
+    for place in job.placements:
+        of_host = [i for i, event in enumerate(profiled) if event.host == place.host]
+        if not of_host or facts[place.host]["shared"]:
+            continue
+        there = f"{place.address}:"
+        try:
+            _fetch(launcher, place, launch, facts[place.host]["base"], "profile", run, shell)
+            there = ""
+        except (JobError, tarfile.TarError, OSError, ValueError):
+            pass  # the run is what it is without it; the note says where it lies
+        for i in of_host:
+            path = PurePosixPath(profiled[i].path)
+            where = there + str(path) if there else str(run.profile / path.name)
+            profiled[i] = profiled[i].model_copy(update={"path": where})
+
+
+def _fetch(
+    launcher: ModuleType, place: Placement, launch: Launch, base: str, name: str, run: RunFolder, shell: Shell
+) -> None:
+    """`base`/`name` -> the run folder's `name`; a folder's files beside those that are there already."""
+    argv = launcher.remote(place, launch, ["sh", "-c", _SCRIPT, "sh", base, name])
+    received, partial = run.path / f"{name}.tar", run.path / f"{name}.fetched"
     try:
         code, _, err = shell.run(argv, timeout=_HOURS * 3600, output=received)
         if code != 0:
@@ -33,10 +74,11 @@ def fetch_model(
             raise HostError(words[-1], host=place.host)
         shutil.rmtree(partial, ignore_errors=True)
         _unpack(received, partial)
-        (partial / "model").replace(run.model)
-    except (JobError, tarfile.TarError, OSError, ValueError) as error:
-        what = getattr(error, "what", None) or str(error)
-        raise HostError(f"the model could not be fetched: {what}", host=place.host, hint=hint) from None
+        if (run.path / name).is_dir() and name != "model":
+            for file in (partial / name).iterdir():
+                file.replace(run.path / name / file.name)
+        else:
+            (partial / name).replace(run.path / name)
     finally:
         received.unlink(missing_ok=True)
         shutil.rmtree(partial, ignore_errors=True)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from muster.core.job import Job
+from muster.core.job import PASSED_OVER, Job
 from muster.core.recipe import Recipe, recipe_from
-from muster.core.result import Failure, HostReport, Memory, Quality, Result, Seconds, Status, Throughput
+from muster.core.result import Failure, Memory, Quality, Result, Seconds, Status
 from muster.store import events
+from muster.supervise.attention import attention_report
+from muster.supervise.fold_fabric import measured_alone
+from muster.supervise.fold_hosts import host_reports, pace_notes, split_note
+from muster.supervise.speed import flops, throughput
 
 FEW_STEPS = 20  # measured steps below which a throughput carries a note
+DIFFERS = 0.02  # of counted FLOPs from a formula: a note
 
 
 @dataclass
@@ -27,10 +31,15 @@ class Folder:
     answered: dict[int, events.Answered] = field(default_factory=dict)
     failed: list[events.Failed] = field(default_factory=list)  # in the order of arrival
     noted: list[str] = field(default_factory=list)
+    measured: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # the fabric's: (host, event)
     evaluated: list[events.Evaluated] = field(default_factory=list)
+    attention: dict[int, events.Attention] = field(default_factory=dict)
     hardware: dict[str, list[events.Hardware]] = field(default_factory=lambda: defaultdict(list))
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     data: events.DataRead | None = None
+    split: events.Split | None = None
+    counted: dict[int, events.FlopsCounted] = field(default_factory=dict)
+    profiled: list[events.Profiled] = field(default_factory=list)
     model_path: str | None = None
     began: float | None = None
     attempt_began: float | None = None
@@ -56,18 +65,30 @@ class Folder:
             self.answered[rank] = event
         elif isinstance(event, events.Phase) and event.name == "steps":
             self.stepping[rank] = event.time
+        elif isinstance(event, events.Measured):
+            told = {**event.content, "kind": event.what, "rank": rank, "time": event.time}
+            self.measured.append((event.host or "", told))
+        elif isinstance(event, events.FlopsCounted):
+            self.counted[rank] = event
+        elif isinstance(event, events.Profiled):
+            self.profiled.append(event)
         elif isinstance(event, events.Noted):
-            self.noted.append(event.text)
+            if event.text not in self.noted:
+                self.noted.append(event.text)
         elif isinstance(event, events.Failed):
             self.failed.append(event)
         elif isinstance(event, events.Evaluated):
             self.evaluated.append(event)
+        elif isinstance(event, events.Attention):
+            self.attention[event.step] = event
         elif isinstance(event, events.Hardware):
             self.hardware[event.host or ""].append(event)
         elif isinstance(event, events.HostFacts):
             self.facts[event.host or ""] = event.facts
         elif isinstance(event, events.DataRead):
             self.data = event
+        elif isinstance(event, events.Split):
+            self.split = event
         elif isinstance(event, events.Saved) and event.step is None:
             self.model_path = event.path
         elif isinstance(event, events.JobState) and event.state == "begin":
@@ -82,12 +103,14 @@ class Folder:
         self.attempt_began = event.time
         self.stepping.clear()
         resume = event.detail.get("resume_step") or 0
-        for table in (self.windows, self.logs):
+        for table in (self.windows, self.logs, self.attention):
             for step in [step for step in table if step > resume]:
                 del table[step]
         self.evaluated = [each for each in self.evaluated if each.step <= resume]
         self.failed.clear()
         self.noted.clear()
+        self.measured.clear()
+        self.split = None
         self.done.clear()
         self.answered.clear()
 
@@ -114,17 +137,27 @@ def make_result(folder: Folder, job: Job, *, status: Status, failure: Failure | 
     began = folder.began or ended
     last_step = max(folder.windows, default=0)
     notes = [*(first.notes if first else []), *folder.noted]
+    if told := split_note(job, folder.split):
+        notes.append(told)
+    notes += pace_notes(job, recipe, folder.facts, folder.split, first, folder.data)
     skipped = sum(max(w.skipped for w in each) for each in windows)
     if skipped:
         notes.append(f"{skipped} of {last_step} steps were skipped by the loss scaler and do not count")
     if folder.data and folder.data.cut:
         notes.append(f"{folder.data.cut} samples were cut to data.max_source or data.max_target")
+    if folder.data and folder.data.skipped:
+        notes.append(f"{folder.data.skipped} samples cannot be used and were skipped")
     speed = throughput(windows, recipe.measure.warmup, job.world_size)
     if speed and speed.measured_steps < FEW_STEPS:
         notes.append(f"the throughput rests on {speed.measured_steps} steps alone")
+    notes += [*_counting(folder.counted.get(0)), *_profiles(folder.profiled)]
     if folder.attempt > 1:
         notes.append(f"this run was resumed: attempt {folder.attempt}")
-    return Result(
+    for each in job.decisions:
+        if each.value == PASSED_OVER:
+            notes.append(f"{each.field} was passed over when the run was resumed: {each.why}")
+    seconds = _seconds(folder, folder.earlier_seconds + ended - (folder.attempt_began or began))
+    made = Result(
         id=job.id,
         status=status,
         failure=failure,
@@ -138,7 +171,7 @@ def make_result(folder: Folder, job: Job, *, status: Status, failure: Failure | 
         global_batch=job.batch.global_,
         started=began,
         ended=ended,
-        seconds=_seconds(folder, folder.earlier_seconds + ended - (folder.attempt_began or began)),
+        seconds=seconds,
         steps=last_step,
         skipped_steps=skipped,
         samples=sum(w.samples for each in windows for w in each),
@@ -146,21 +179,26 @@ def make_result(folder: Folder, job: Job, *, status: Status, failure: Failure | 
         loss_first=losses[0] if losses else None,
         loss_final=losses[-1] if losses else None,
         evaluation_loss=folder.evaluated[-1].loss if folder.evaluated else None,
+        perplexity=folder.evaluated[-1].perplexity if folder.evaluated else None,
         throughput=speed,
+        flops=flops(windows, folder.started, folder.counted, job, recipe.measure),
         memory=_memory(windows),
         quality=_quality(folder),
-        hosts=_hosts(folder, job),
+        attention=attention_report(list(folder.attention.values()), seconds.training),
+        hosts=host_reports(job, folder.facts, folder.hardware, folder.split),
         versions=dict(first.versions) if first else {},
         model_path=folder.model_path,
         notes=notes,
     )
+    return made if recipe.trains else measured_alone(made, folder.measured, job)
 
 
 def model_name(recipe: Recipe) -> str:
     """What to call the recipe's model."""
     if recipe.model.name:
         return recipe.model.name
-    kind = (recipe.model.config or {}).get("model_type", "t5")
+    usual = {"causal-lm": "gpt2", "image-classification": "vit"}.get(recipe.workload, "t5")
+    kind = (recipe.model.config or {}).get("model_type", usual)
     return f"{kind} from a configuration"
 
 
@@ -176,57 +214,24 @@ def engine_name(recipe: Recipe) -> str:
     )
 
 
-def throughput(windows: Sequence[Sequence[events.Window]], warmup: int, world_size: int) -> Throughput | None:
-    """Samples, tokens and steps per second over the windows after the warm-up.
-
-    The warm-up is at most a third of the steps, and never the last window. A window counts
-    only where every rank told of it; its time is that of the slowest rank. Skipped steps cost time and count
-    for nothing else. None where nothing is left.
-    """
-    whole = [each for each in windows if len(each) == world_size]
-    total = sum(each[0].steps for each in whole)
-    skip = min(warmup, total // 3)
-    measured, passed = [], 0
-    for each in whole:
-        if passed >= skip or each is whole[-1]:
-            measured.append(each)
-        passed += each[0].steps
-    if not measured:
-        return None
-    seconds = [max(w.seconds for w in each) for each in measured]
-    duration = sum(seconds)
-    if duration <= 0:
-        return None
-    longest = max(each[0].steps for each in measured)
-    even = [
-        sum(w.samples for w in each) / s
-        for each, s in zip(measured, seconds, strict=True)
-        if s > 0 and each[0].steps == longest
-    ]
-    steps = sorted(s for each in measured for s in max(each, key=lambda w: w.seconds).step_seconds)
-    mean = duration / max(1, sum(each[0].steps for each in measured))
-    return Throughput(
-        samples_per_second=sum(w.samples for each in measured for w in each) / duration,
-        tokens_per_second=sum(w.tokens for each in measured for w in each) / duration,
-        padded_tokens_per_second=sum(w.padded_tokens for each in measured for w in each) / duration,
-        step_seconds_median=statistics.median(steps) if steps else mean,
-        step_seconds_p95=percentile(steps, 0.95) if steps else mean,
-        variation=_variation(even),
-        windows=len(measured),
-        measured_steps=sum(each[0].steps - max(w.skipped for w in each) for each in measured),
-    )
+def _counting(counted: events.FlopsCounted | None) -> list[str]:
+    """A note where what was counted is not what the family's formula says."""
+    if counted is None or not counted.formula or abs(counted.model / counted.formula - 1) <= DIFFERS:
+        return []
+    ratio = counted.model / counted.formula
+    return [f"the model's FLOPs, as counted, are {ratio:.3f} times what the formula of its family says"]
 
 
-def _variation(values: Sequence[float]) -> float | None:
-    """The coefficient of variation, or None where there is none."""
-    mean = statistics.mean(values) if values else 0.0
-    return statistics.stdev(values) / mean if len(values) > 1 and mean else None
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value that `share` of the ordered values do not exceed (nearest rank)."""
-    index = max(0, min(len(ordered) - 1, -int(-share * len(ordered) // 1) - 1))
-    return ordered[index]
+def _profiles(profiled: Sequence[events.Profiled]) -> list[str]:
+    notes = []
+    for what in sorted({each.what for each in profiled}):
+        some = [each for each in profiled if each.what == what]
+        first, last = some[0].first_step, some[0].last_step
+        steps = f"step {first} ran" if first == last else f"steps {first} to {last} ran"
+        name = {"flops": "breakdown by module", "trace": "trace"}[what]
+        places = ", ".join(each.path for each in some)
+        notes.append(f"{steps} under a profiler, outside every throughput; {name}: {places}")
+    return notes
 
 
 def _seconds(folder: Folder, total: float) -> Seconds:
@@ -270,26 +275,7 @@ def _quality(folder: Folder) -> Quality | None:
     return Quality(
         questions=count,
         exact_match=sum(part.exact for part in parts) / count,
+        metric=parts[0].metric,
         execution_match=sum(executed) / count if len(executed) == len(parts) else None,
         seconds=max(part.seconds for part in parts),
     )
-
-
-def _hosts(folder: Folder, job: Job) -> list[HostReport]:
-    reports = []
-    for place in job.placements:
-        samples = folder.hardware.get(place.host, [])
-        cpu = [s.cpu_percent for s in samples if s.cpu_percent is not None]
-        used = [s.memory_used for s in samples if s.memory_used is not None]
-        gpu = [g["percent"] for s in samples for g in s.gpus if g.get("percent") is not None]
-        reports.append(
-            HostReport(
-                host=place.host,
-                ranks=list(place.ranks),
-                facts=folder.facts.get(place.host, {}),
-                cpu_percent_mean=statistics.mean(cpu) if cpu else None,
-                memory_used_peak=max(used) if used else None,
-                gpu_percent_mean=statistics.mean([float(g) for g in gpu if g is not None]) if gpu else None,
-            )
-        )
-    return reports

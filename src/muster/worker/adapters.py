@@ -30,4 +30,5 @@ def save_merged(trainer: Any, folder: Path, *, main: bool) -> None:
     whole = twin.merge_and_unload()
     whole.generation_config = base.generation_config
     whole.save_pretrained(str(folder))
-    trainer.processing_class.save_pretrained(str(folder))
+    if trainer.processing_class is not None:
+        trainer.processing_class.save_pretrained(str(folder))

@@ -6,6 +6,8 @@ from typing import Any
 
 from muster.worker.context import Context
 
+NEVER = 1 << 62  # a step that no run reaches
+
 
 def training_arguments(context: Context) -> dict[str, Any]:
     """Keyword arguments; an engine's come on top."""
@@ -18,7 +20,7 @@ def training_arguments(context: Context) -> dict[str, Any]:
         "gradient_accumulation_steps": context.batch.accumulation,
         "num_train_epochs": train.epochs,
         "max_steps": train.max_steps or -1,
-        "learning_rate": train.learning_rate,
+        "learning_rate": train.rate,
         "lr_scheduler_type": train.schedule,
         "warmup_steps": train.warmup if train.warmup < 1 else int(train.warmup),
         "weight_decay": train.weight_decay,
@@ -39,7 +41,7 @@ def training_arguments(context: Context) -> dict[str, Any]:
         "logging_steps": recipe.measure.window,
         "logging_nan_inf_filter": False,  # a loss that is nan is to be seen
         "save_strategy": "steps" if checkpoint.every else "no",
-        "save_steps": checkpoint.every or 500,
+        "save_steps": NEVER,  # the keeper asks for what is due; the trainer for the last step alone
         "save_on_each_node": not context.shared,  # each disk gets all that its ranks need to resume
         "eval_strategy": "steps" if evaluate.every else "no",
         "eval_steps": evaluate.every,

@@ -35,13 +35,19 @@ def main() -> int:
 
 
 def answer(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """The answers to request["questions"], or to the held-out set where request["evaluate"] is true."""
+    """The answers to request["questions"], or to the held-out set where request["evaluate"] is true.
+
+    A workload whose held-out set is not questions has `score` for it.
+    """
     import torch
 
     recipe = recipe_from(request["recipe"])
     workload = load_plugin("muster.worker.workloads", recipe.workload)
     device = "cuda" if torch.cuda.is_available() and recipe.launch.device != "cpu" else "cpu"
     answerer = workload.Answerer(Path(request["model"]), recipe, device)
+    if request.get("evaluate") and hasattr(workload, "score"):
+        figures = workload.score(answerer, Path(request["cache"]), request.get("limit"))
+        return [{"seconds": figures.pop("seconds"), "questions": 0, "device": device, "figures": figures}]
     if request.get("evaluate"):
         questions = _held_out(workload, recipe, Path(request["cache"]), request.get("limit"))
     else:
@@ -63,7 +69,8 @@ def answer(request: dict[str, Any]) -> list[dict[str, Any]]:
             )
     else:
         lines = [{"question": q.question, "predicted": a} for q, a in zip(questions, answers, strict=True)]
-    return [*lines, {"seconds": seconds, "questions": len(questions), "device": device}]
+    metric = getattr(workload, "METRIC", "exact match")
+    return [*lines, {"seconds": seconds, "questions": len(questions), "device": device, "metric": metric}]
 
 
 def _held_out(workload: ModuleType, recipe: Recipe, cache: Path, limit: int | None) -> list[HeldOut]:

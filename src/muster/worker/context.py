@@ -48,6 +48,7 @@ class Context:
     local_rank: int
     world_size: int
     emit: Emitter = field(repr=False)
+    hosts: tuple[tuple[str, int, int], ...] = ()  # (label, first rank, slots) of every host, in order
 
     @property
     def main(self) -> bool:
@@ -95,4 +96,5 @@ def read_context(spec: dict[str, Any]) -> Context:
         local_rank=int(os.environ["LOCAL_RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
         emit=Emitter(place / f"rank{rank}.events.jsonl", rank=rank, attempt=job["attempt"]),
+        hosts=tuple((each["host"], each["first_rank"], each["slots"]) for each in job.get("placements", ())),
     )

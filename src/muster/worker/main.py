@@ -18,6 +18,7 @@ from muster.core.registry import load_plugin
 from muster.store import events
 from muster.worker.arguments import training_arguments
 from muster.worker.context import Context, read_context
+from muster.worker.locks import clear_stale_locks
 from muster.worker.workloads.base import HeldOut
 
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "peft", "numpy")
@@ -70,11 +71,16 @@ def explain(error: Exception) -> MusterError:
 def _run(context: Context) -> None:
     context.emit(events.Phase, name="load")
     prepare_process(context)
-    engine = load_plugin("muster.worker.engines", context.recipe.engine.name)
-    engine.join(context)
     workload = load_plugin("muster.worker.workloads", context.recipe.workload)
+    if hasattr(workload, "measure"):  # nothing is trained: it forms its own group, and says what it finds
+        workload.measure(context)
+        context.emit(events.Done, step=0)
+        return
+    engine = load_plugin("muster.worker.engines", context.recipe.engine.name)
+    clear_stale_locks(context)
+    engine.join(context)
     trained = _train(context, workload, engine)
-    if context.recipe.evaluate.after and trained.held_out:
+    if context.recipe.evaluate.after and context.recipe.checkpoint.model and trained.held_out:
         context.emit(events.Phase, name="answer")
         _answer(context, workload, trained.held_out)
     _leave()
@@ -92,21 +98,34 @@ class _Trained:
 
 
 def _train(context: Context, workload: ModuleType, engine: ModuleType) -> _Trained:
+    from muster.worker.uneven import settle_shares
+
     built = workload.build(context, {**training_arguments(context), **engine.arguments(context)})
     set_loss_scale(context, built.trainer)
+    settle_shares(context, built.trainer)  # before the instruments: what it tries out is nobody's figure
     trainer, meter = _instrument(context, built)
     _started(context, built)
     context.emit(events.Phase, name="train")
     resume = str(context.checkpoints / f"checkpoint-{context.resume_step}") if context.resume_step else None
     trainer.train(resume_from_checkpoint=resume)
-    context.emit(events.Phase, name="save")
-    saving = _save(context, trainer)
+    if context.recipe.evaluate.after and built.held_samples and not evaluated_last(trainer.state):
+        context.emit(events.Phase, name="evaluate")
+        trainer.evaluate()
+    saving = 0.0
+    if context.recipe.checkpoint.model:
+        context.emit(events.Phase, name="save")
+        saving = _save(context, trainer)
     seconds = {
         "training": meter.training_seconds,
         "evaluation": meter.evaluation_seconds,
         "saving": meter.saving_seconds + saving,
     }
     return _Trained(int(trainer.state.global_step), meter.total_skipped, seconds, built.held_out)
+
+
+def evaluated_last(state: Any) -> bool:
+    """Whether the held-out loss was measured after the last step."""
+    return any("eval_loss" in entry and entry["step"] == state.global_step for entry in state.log_history)
 
 
 def prepare_process(context: Context) -> None:
@@ -130,15 +149,28 @@ def set_loss_scale(context: Context, trainer: Any) -> None:
 
 
 def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
+    from muster.worker.instruments.attention import AttentionMonitor
+    from muster.worker.instruments.flops import Flops
     from muster.worker.instruments.keeper import Keeper
     from muster.worker.instruments.logbook import Logbook
     from muster.worker.instruments.meter import Meter
+    from muster.worker.instruments.profile import Profiler
+    from muster.worker.schedule import ScheduleWatch
 
-    recipe = context.recipe
-    meter = Meter(context.emit, built.count, recipe.measure.window, context.device)
+    recipe, measure = context.recipe, context.recipe.measure
     trainer = built.trainer
+    again = recipe.train.gradient_checkpointing
+    flops = Flops(context.emit, trainer.model, checkpointing=again, main=context.main) if measure.flops else None
+    meter = Meter(context.emit, built.count, measure.window, context.device, flops, measure.profiled)
     trainer.add_callback(Keeper(context))
+    trainer.add_callback(ScheduleWatch(context))
+    if recipe.measure.attention:
+        every = recipe.measure.window
+        monitor = AttentionMonitor(context.emit, main=context.main, window=every, device=context.device)
+        monitor.attach(trainer)
     trainer.add_callback(Logbook(context.emit, main=context.main, max_minutes=recipe.train.max_minutes))
+    if measure.profiled:
+        Profiler(context).attach(trainer)
     meter.attach(trainer)  # last: what the others do after a step is not the step's
     return trainer, meter
 
@@ -152,13 +184,18 @@ def _started(context: Context, built: Any) -> None:
         device=_device_name(context),
         parameters=sum(count for count, _ in parameters),
         trainable=sum(count for count, trained in parameters if trained),
+        arithmetic=_arithmetic(context),
         total_steps=_total_steps(context, built.train_samples),
         versions=_versions(),
         notes=built.notes,
     )
     if context.main:
         context.emit(
-            events.DataRead, train=built.train_samples, validation=len(built.held_out), cut=built.cut
+            events.DataRead,
+            train=built.train_samples,
+            validation=len(built.held_out) if built.held_samples is None else built.held_samples,
+            cut=built.cut,
+            skipped=built.skipped,
         )
 
 
@@ -177,6 +214,16 @@ def _device_name(context: Context) -> str:
 
         return str(torch.cuda.get_device_name())
     return "cpu"
+
+
+def _arithmetic(context: Context) -> str:
+    """What matrix products compute in; fp32 on a GPU may be the faster TF32."""
+    if context.precision != "fp32" or context.device != "cuda":
+        return context.precision
+    import torch
+
+    forced = {"0": "fp32", "1": "tf32"}.get(os.environ.get("NVIDIA_TF32_OVERRIDE", ""))
+    return forced or ("fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32")
 
 
 def _versions() -> dict[str, str]:
@@ -266,6 +313,7 @@ def _answer_share(context: Context, workload: Any, share: list[tuple[int, HeldOu
     executed = [each.executed for each in judged if each.executed is not None]
     context.emit(
         events.Answered,
+        metric=getattr(workload, "METRIC", "exact match"),
         questions=len(judged),
         exact=sum(each.exact for each in judged),
         executed=sum(executed) if len(executed) == len(judged) and judged else None,

@@ -5,6 +5,8 @@ A module per family has
 MODEL_TYPES                  Transformers' names for it
 SIZES: name -> fields        configurations of known sizes, with `model_type`
 parameters(config) -> int    trainable parameters, of a configuration's fields
+products(config, shape)      multiply-accumulates of a forward pass over a batch of some shape
+PUBLISHED (where known)      name -> the learning rate and tokens per optimizer step of a size
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from muster.core.families import gpt2, llama, opt, t5, vit
+from muster.core.families.published import Published
+from muster.core.flops import Products, Shape
 
 FAMILIES: tuple[ModuleType, ...] = (t5, gpt2, opt, llama, vit)
 OWNERS = ("google-t5", "openai-community", "facebook", "google", "meta-llama")
@@ -27,6 +31,15 @@ def size(name: str | None) -> dict[str, Any] | None:
         if found:
             return dict(found)
     return None
+
+
+def published(name: str | None) -> Published | None:
+    """How a known size was trained, by its name with or without a hub owner's; None: not published here."""
+    owner, _, bare = (name or "").rpartition("/")
+    if owner and owner not in OWNERS:
+        return None
+    tables = (getattr(family, "PUBLISHED", {}) for family in FAMILIES)
+    return next((table[bare] for table in tables if bare in table), None)
 
 
 def sizes(*model_types: str) -> list[str]:
@@ -46,3 +59,12 @@ def parameters(config: Mapping[str, Any]) -> int | None:
     """The number of trainable parameters; None for a family that is not known."""
     family = family_of(config)
     return family.parameters(config) if family else None
+
+
+def products(config: Mapping[str, Any], shape: Shape) -> Products | None:
+    """Multiply-accumulates of a forward pass over a batch; None for a family that is not known.
+
+    Attention counts in full. `core/flops.py` makes floating-point operations of them.
+    """
+    family = family_of(config)
+    return family.products(config, shape) if family else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from muster.core.flops import Products, Shape
+
 MODEL_TYPES = ("gpt2",)
 
 
@@ -44,3 +46,13 @@ def parameters(config: Mapping[str, Any]) -> int:
     layers = int(config.get("n_layer", 12)) * (attention + feed_forward + 4 * width)
     untied = 0 if config.get("tie_word_embeddings", True) else vocab * width
     return vocab * width + positions * width + layers + 2 * width + untied
+
+
+def products(config: Mapping[str, Any], shape: Shape) -> Products:
+    """Per token all matrices of the blocks and the output; an attention of tokens x tokens a layer."""
+    width = int(config.get("n_embd", 768))
+    inner = int(config.get("n_inner") or 4 * width)
+    layers, tokens = int(config.get("n_layer", 12)), shape.samples * shape.tokens
+    head = tokens * width * int(config.get("vocab_size", 50257))
+    blocks = tokens * layers * (4 * width * width + 2 * width * inner)
+    return Products(weights=blocks + head, attention=layers * 2 * tokens * shape.tokens * width, outside=head)

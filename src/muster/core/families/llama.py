@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from muster.core.flops import Products, Shape
+
 MODEL_TYPES = ("llama", "mistral")
 
 
@@ -49,3 +51,22 @@ def parameters(config: Mapping[str, Any]) -> int:
     layers = int(config.get("num_hidden_layers", 32)) * (attention + 3 * width * inner + 2 * width)
     embeddings = vocab * width * (1 if config.get("tie_word_embeddings", False) else 2)
     return embeddings + layers + width
+
+
+def products(config: Mapping[str, Any], shape: Shape) -> Products:
+    """Per token all matrices of the blocks and the output; an attention of tokens x tokens a layer, over all
+    heads however few keys there are.
+    """
+    width = int(config.get("hidden_size", 4096))
+    heads = int(config.get("num_attention_heads", 32))
+    keys = int(config.get("num_key_value_heads") or heads)
+    head_width = int(config.get("head_dim") or width // heads)
+    inner = int(config.get("intermediate_size", 11008))
+    layers, tokens = int(config.get("num_hidden_layers", 32)), shape.samples * shape.tokens
+    matrices = 2 * width * heads * head_width + 2 * width * keys * head_width + 3 * width * inner
+    head = tokens * width * int(config.get("vocab_size", 32000))
+    return Products(
+        weights=tokens * layers * matrices + head,
+        attention=layers * 2 * tokens * shape.tokens * heads * head_width,
+        outside=head,
+    )

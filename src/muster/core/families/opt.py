@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from muster.core.families.published import Published
+from muster.core.flops import Products, Shape
+
 MODEL_TYPES = ("opt",)
 
 
@@ -47,6 +50,22 @@ SIZES: dict[str, dict[str, Any]] = {
     "facebook/opt-66b": _size(64, 9216, 72, vocab_size=50272),
 }
 
+# Learning rate and tokens per optimizer step of each size (Zhang et al. 2022, table 1; metaseq's
+# opt_baselines); the hub's checkpoints of a size share them.
+PUBLISHED: dict[str, Published] = {
+    "opt-8m": Published(1e-3, 2**17),
+    "opt-125m": Published(6e-4, 2**19),
+    "opt-350m": Published(3e-4, 2**19),
+    "opt-760m": Published(2.5e-4, 2**19),
+    "opt-1.3b": Published(2e-4, 2**20),
+    "opt-2.7b": Published(1.6e-4, 2**20),
+    "opt-6.7b": Published(1.2e-4, 2**21),
+    "opt-13b": Published(1e-4, 2**22),
+    "opt-30b": Published(1e-4, 2**22),
+    "opt-66b": Published(8e-5, 2**21),
+    "opt-175b": Published(3e-5, 2**21),
+}
+
 
 def parameters(config: Mapping[str, Any]) -> int:
     """Token embeddings (the output as well), two matrices where they are narrower than the model, positions
@@ -68,3 +87,21 @@ def parameters(config: Mapping[str, Any]) -> int:
     before = config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm", False)
     positions = (int(config.get("max_position_embeddings", 2048)) + 2) * width
     return embeddings + projections + positions + layers + (2 * width if before else 0)
+
+
+def products(config: Mapping[str, Any], shape: Shape) -> Products:
+    """Per token all matrices of the blocks and the output, with the two that narrow embeddings need; an
+    attention of tokens x tokens a layer.
+    """
+    width = int(config.get("hidden_size", 768))
+    inner = int(config.get("ffn_dim", 3072))
+    narrow = int(config.get("word_embed_proj_dim") or width)
+    layers, tokens = int(config.get("num_hidden_layers", 12)), shape.samples * shape.tokens
+    head = tokens * narrow * int(config.get("vocab_size", 50272))
+    projections = 2 * tokens * narrow * width if narrow != width else 0
+    blocks = tokens * layers * (4 * width * width + 2 * width * inner)
+    return Products(
+        weights=blocks + projections + head,
+        attention=layers * 2 * tokens * shape.tokens * width,
+        outside=projections + head,
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from muster.core.flops import Products, Shape
+
 MODEL_TYPES = ("t5", "mt5", "umt5")
 # Raffel et al. 2020, table in section 3.7; vocabulary and layout as in the checkpoints t5-small ... t5-3b.
 _COMMON = {
@@ -43,3 +45,26 @@ def parameters(config: Mapping[str, Any]) -> int:
     positions = 2 * int(config.get("relative_attention_num_buckets", 32)) * int(config.get("num_heads", 8))
     embeddings = vocab * d_model * (1 if config.get("tie_word_embeddings", True) else 2)
     return encoder + decoder + positions + 2 * d_model + embeddings
+
+
+def products(config: Mapping[str, Any], shape: Shape) -> Products:
+    """Per encoder token the encoder's matrices, and the decoder's keys and values of the cross attention; per
+    decoder token the other decoder matrices and the output; three attentions of source x source, target x
+    target and target x source.
+    """
+    d_model = int(config.get("d_model", 512))
+    inner = int(config.get("num_heads", 8)) * int(config.get("d_kv", 64))
+    layers = int(config.get("num_layers", 6))
+    decoder_layers = int(config.get("num_decoder_layers") or layers)
+    gated = str(config.get("feed_forward_proj", "relu")).startswith("gated")
+    feed_forward = (3 if gated else 2) * d_model * int(config.get("d_ff", 2048))
+    source, target = shape.tokens, shape.target
+    encoder = source * layers * (4 * d_model * inner + feed_forward)
+    decoder = decoder_layers * (target * (6 * d_model * inner + feed_forward) + source * 2 * d_model * inner)
+    head = target * d_model * int(config.get("vocab_size", 32128))
+    attention = 2 * inner * (layers * source * source + decoder_layers * (target * target + target * source))
+    return Products(
+        weights=shape.samples * (encoder + decoder + head),
+        attention=shape.samples * attention,
+        outside=shape.samples * head,
+    )

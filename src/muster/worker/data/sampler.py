@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -63,3 +64,28 @@ class GroupedSampler(Sampler[int]):  # type: ignore[misc]
         batches.insert(0, batches.pop(longest))
         for batch in batches:
             yield from batch.tolist()
+
+
+class Dealt(Sampler[list[int]]):  # type: ignore[misc]
+    """Cuts an order of samples into micro-steps, and each of them into one batch per rank, of that rank's
+    share.
+
+    Batches come in the order of the ranks, as accelerate deals them (rank r of W takes every W-th batch), so
+    all ranks together see the micro-steps of the even split, sample for sample. Only whole micro-steps are
+    dealt; GroupedSampler has no other.
+    """
+
+    batch_size = None  # accelerate's word for batches of unequal size
+
+    def __init__(self, order: Sampler[int], shares: Sequence[int]) -> None:
+        self.order = order
+        self.shares = tuple(shares)
+
+    def __len__(self) -> int:
+        return len(self.order) // sum(self.shares) * len(self.shares)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        indices = iter(self.order)
+        for _ in range(len(self) // len(self.shares)):
+            for share in self.shares:
+                yield list(itertools.islice(indices, share))

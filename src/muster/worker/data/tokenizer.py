@@ -52,3 +52,34 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
         clean_up_tokenization_spaces=False,
         split_special_tokens=True,  # "</s>" typed by a user is text
     )
+
+
+TEXT_END = "<|endoftext|>"
+
+
+def train_text_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer in GPT-2's style: any text comes back unchanged, nothing is added to it.
+
+    Entry 0 is `<|endoftext|>`, which joins documents. The same texts give the same tokenizer. There are fewer
+    entries than `vocab_size` where the texts have no more pairs to merge.
+    """
+    smallest = 1 + len(pre_tokenizers.ByteLevel.alphabet())
+    if vocab_size < smallest:
+        raise ValueError(f"a byte-level vocabulary needs at least {smallest} tokens, not {vocab_size}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[TEXT_END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=TEXT_END,
+        eos_token=TEXT_END,
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,  # "<|endoftext|>" in a text is text
+    )

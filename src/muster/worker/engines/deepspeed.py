@@ -44,8 +44,8 @@ def arguments(context: Context) -> dict[str, Any]:
     config = dict(context.deepspeed or {})
     if not context.shared:
         config["checkpoint"] = {**config.get("checkpoint", {}), "use_node_local_storage": True}
-    # What a user's file fixes wins; Transformers wants its own arguments to say the same.
-    fixed = user_training(config) if context.recipe.engine.config else {}
+    # What a user's file or options fix wins; Transformers wants its own arguments to say the same.
+    fixed = user_training(config)
     arguments: dict[str, Any] = {"deepspeed": config, **{_NAMES[name]: fixed[name] for name in fixed}}
     if "scheduler" in config:
         arguments["lr_scheduler_type"] = "linear"  # Transformers wants one; DeepSpeed's own is used

@@ -33,6 +33,7 @@ def arguments(context: Context) -> dict[str, Any]:
         "state_dict_type": "FULL_STATE_DICT",
         "reshard_after_forward": True,
         "cpu_offload": engine.offload == "optimizer+param",
+        "cpu_ram_efficient_loading": context.recipe.model.create == "sharded",
         "activation_checkpointing": context.recipe.train.gradient_checkpointing,
     }
     return {

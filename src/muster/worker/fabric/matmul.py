@@ -91,12 +91,13 @@ def _is_right(team: Team, n: int, dtype: torch.dtype) -> bool:
     far below 256, up to which bfloat16 has every whole number. Compared by its effect on a vector of whole
     numbers in float64 (Freivalds' check), row by row."""
     generator = torch.Generator().manual_seed(n)
-    left, right = (_sparse(n, generator).to(team.device) for _ in range(2))
+    left, right = (sparse(n, generator).to(team.device) for _ in range(2))
     vector = torch.randint(-9, 10, (n, 1), generator=generator).to(team.device, torch.float64)
     product = torch.mm(left.to(dtype), right.to(dtype))
     return bool(torch.equal(product.double() @ vector, left.double() @ (right.double() @ vector)))
 
 
-def _sparse(n: int, generator: torch.Generator) -> torch.Tensor:
+def sparse(n: int, generator: torch.Generator) -> torch.Tensor:
+    """Elements of -1, 0 and 1; 1 in 8 is not 0."""
     dice = torch.randint(0, 16, (n, n), generator=generator, dtype=torch.int8)
     return (dice == 0).to(torch.float32) - (dice == 1).to(torch.float32)

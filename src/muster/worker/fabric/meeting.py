@@ -41,20 +41,25 @@ class Meeting:
         """Reach the store: rank 0 opens it. Raises WorkerError with the system's own reason."""
         place = self.place
         try:
-            self.store = dist.TCPStore(
-                place.address,
-                place.port,
-                None,
-                place.rank == 0,
-                timeout=timedelta(seconds=place.asked.arrival),
-                wait_for_workers=False,
-            )
+            self.store = self.open_store()
         except Exception as error:
             raise WorkerError(
                 f"the rendezvous at {place.address}:{place.port} cannot be reached: {self._reason(error)}",
                 hint="a firewall, a wrong route, or an address that only the first host knows "
                 "(launch.address=ADDRESS, launch.port=PORT)",
             ) from None
+
+    def open_store(self) -> Any:
+        """The store, held by rank 0. Raises what torch raises."""
+        place = self.place
+        return dist.TCPStore(
+            place.address,
+            place.port,
+            None,
+            place.rank == 0,
+            timeout=timedelta(seconds=place.asked.arrival),
+            wait_for_workers=False,
+        )
 
     def _reason(self, error: Exception) -> str:
         try:

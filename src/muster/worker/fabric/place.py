@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,10 @@ def read_place(spec: dict[str, Any], local_rank: int) -> Place:
     )
 
 
-class Voice:
+Voice = Callable[..., None]  # kind, and what belongs to it by name
+
+
+class FileVoice:
     """Writes a rank's events to its own file, one JSON line each, flushed: the agent forwards them."""
 
     def __init__(self, place: Place) -> None:

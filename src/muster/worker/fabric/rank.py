@@ -8,34 +8,39 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muster.core.errors import MusterError
-from muster.core.fabric import TOGETHER
-from muster.worker.fabric.place import Place, Voice
+from muster.core.fabric import PRODUCT, TOGETHER
+from muster.worker.fabric.place import FileVoice, Place, Voice
+
+if TYPE_CHECKING:
+    from muster.worker.fabric.meeting import Meeting
 
 _GRACE = 5.0  # seconds beyond an operation's patience
 
 
 def run(place: Place) -> int:
     """Exit code 0 where this rank came to its end, whatever it met; 1 where it could not begin."""
-    say = Voice(place)
+    say = FileVoice(place)
     try:
         import torch
 
-        device = _open_device(place)
+        device = open_device(place)
     except Exception as error:
         traceback.print_exc()
         say("failed", question="device", **_told(error))
         return 0
     threads = None if place.device == "cuda" else torch.get_num_threads()
     say("ready", device=device, torch=str(torch.__version__), threads=threads)
-    _Round(place, say).run()
+    from muster.worker.fabric.meeting import Meeting
+
+    Round(place, say, Meeting(place)).run()
     say("done")
     return 0
 
 
-def _open_device(place: Place) -> str:
+def open_device(place: Place) -> str:
     """Choose the device, and do something on it. -> its name."""
     import torch
 
@@ -65,16 +70,16 @@ def _told(error: Exception) -> dict[str, Any]:
     return {"what": first_line(error), "hint": None}
 
 
-class _Round:
+class Round:
     """All questions, in order. A question that fails costs itself; a rank that is gone costs those that need
     everyone."""
 
-    def __init__(self, place: Place, say: Voice) -> None:
-        from muster.worker.fabric.meeting import Meeting, Team
+    def __init__(self, place: Place, say: Voice, meeting: Meeting) -> None:
+        from muster.worker.fabric.meeting import Team
 
         self.place = place
         self.say = say
-        self.meeting = Meeting(place)
+        self.meeting = meeting
         self.team = Team(place)
         self.together = False  # whether there is a group of all ranks
 
@@ -94,6 +99,7 @@ class _Round:
         from muster.worker.fabric.disk import check_disk
         from muster.worker.fabric.matmul import check_matmul
         from muster.worker.fabric.points import check_points
+        from muster.worker.fabric.product import check_product
         from muster.worker.fabric.transfer import check_copy
         from muster.worker.fabric.values import check_values
 
@@ -107,6 +113,7 @@ class _Round:
             "matmul": lambda: check_matmul(team, say, budget),
             "copy": lambda: check_copy(team, say, budget),
             "disk": lambda: check_disk(self.place, say, budget),
+            PRODUCT: lambda: check_product(team, say, budget),
         }.get(question)
 
     def _meet(self) -> None:

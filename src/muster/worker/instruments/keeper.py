@@ -1,7 +1,7 @@
 """The keeper: a checkpoint counts as complete only when every rank has written its part, and old ones go.
 
-The trainer writes; the keeper then waits for all ranks and writes a manifest of files and sizes, last. A
-folder
+The keeper asks for a checkpoint where the recipe's schedule has one; the trainer writes it, and one of its
+last step; the keeper then waits for all ranks and writes a manifest of files and sizes, last. A folder
 without its manifest, or with a file missing or short, is never resumed from.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from muster.core.checkpoints import due
 from muster.core.errors import WorkerError
 from muster.store import events
 from muster.store.atomic import write_json, write_text
@@ -27,15 +28,21 @@ STATE = "trainer_state.json"
 
 
 class Keeper(TrainerCallback):  # type: ignore[misc]
-    """Marks checkpoints complete and keeps the last `keep` of them."""
+    """Asks for checkpoints, marks them complete and keeps the last `keep` of them, or all."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self.began = 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Remember when saving may begin."""
+        """Ask for a checkpoint where one is due, and remember when saving may begin."""
+        if due(self.context.recipe.checkpoint.every, state.global_step):
+            control.should_save = True
         self.began = time.perf_counter()
+        if control.should_save and self.context.attempt > 1:
+            if self.context.saver:  # of an attempt that went further: damaged, or of this disk alone
+                drop(self.context.checkpoints / f"{PREFIX}{state.global_step}")
+            barrier()
 
     def on_save(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """All ranks have written: seal the folder, then drop the oldest."""
@@ -51,7 +58,7 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
             )
         barrier()  # nobody drops an old checkpoint before the new one is complete on every disk
         if self.context.saver:
-            prune(self.context.checkpoints, self.context.recipe.checkpoint.keep)
+            prune(self.context.checkpoints, self.context.recipe.checkpoint.keep, state.global_step)
 
 
 def write_what_is_missing(folder: Path, engine: str, model: Any) -> None:
@@ -84,17 +91,25 @@ def seal(folder: Path) -> int:
     return sum(files.values())
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove all but the last `keep` complete checkpoints, and incomplete ones that are older than those."""
+def prune(folder: Path, keep: int | str, newest: int) -> None:
+    """Remove all but the last `keep` complete checkpoints up to step `newest`, and older incomplete ones.
+
+    What is newer is of an attempt that went further: not this one's, and replaced when it comes there.
+    """
     numbered = sorted(
         (int(path.name.removeprefix(PREFIX)), path)
         for path in folder.glob(f"{PREFIX}*")
         if path.name.removeprefix(PREFIX).isdigit()
     )
-    complete = [(step, path) for step, path in numbered if (path / MANIFEST).is_file()]
-    kept = {step for step, _ in complete[-keep:]}
-    newest = complete[-1][0] if complete else -1
-    for step, path in numbered:
+    past = [(step, path) for step, path in numbered if step <= newest]
+    complete = [step for step, path in past if (path / MANIFEST).is_file()]
+    kept = set(complete if isinstance(keep, str) else complete[-keep:])
+    for step, path in past:
         if step not in kept and step < newest:
-            (path / MANIFEST).unlink(missing_ok=True)  # first: from here on it is incomplete
-            shutil.rmtree(path, ignore_errors=True)
+            drop(path)
+
+
+def drop(folder: Path) -> None:
+    """Remove a checkpoint, where there is one."""
+    (folder / MANIFEST).unlink(missing_ok=True)  # first: from here on it is incomplete
+    shutil.rmtree(folder, ignore_errors=True)

@@ -21,6 +21,12 @@ class Logbook(TrainerCallback):  # type: ignore[misc]
         self.main = main
         self.deadline = time.monotonic() + 60 * max_minutes if max_minutes else None
         self.out_of_time = False
+        self.rate: float | None = None
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        """The learning rate that this step will use; after it, engines differ in which one they tell."""
+        if optimizer is not None:
+            self.rate = float(optimizer.param_groups[0]["lr"])
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
@@ -33,7 +39,7 @@ class Logbook(TrainerCallback):  # type: ignore[misc]
                 step=state.global_step,
                 epoch=state.epoch,
                 loss=finite(logs["loss"]),
-                learning_rate=finite(logs.get("learning_rate")),
+                learning_rate=finite(self.rate),
                 gradient_norm=finite(logs.get("grad_norm")),
             )
         if "loss" in logs and not math.isfinite(float(logs["loss"])):
@@ -50,7 +56,11 @@ class Logbook(TrainerCallback):  # type: ignore[misc]
         loss = finite(metrics.get("eval_loss"))
         if self.main and loss is not None:
             self.emit(
-                events.Evaluated, step=state.global_step, loss=loss, seconds=metrics.get("eval_runtime")
+                events.Evaluated,
+                step=state.global_step,
+                loss=loss,
+                perplexity=finite(metrics.get("eval_perplexity")),
+                seconds=metrics.get("eval_runtime"),
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 
 from muster.store import events
 from muster.worker.context import Emitter
+from muster.worker.instruments.flops import Flops
 from muster.worker.workloads.base import Counts
 
 
@@ -64,12 +65,20 @@ class Meter(TrainerCallback):  # type: ignore[misc]
     """Counts what each optimizer step used and emits a Window event for every `window` steps."""
 
     def __init__(
-        self, emit: Emitter, count: Callable[[Mapping[str, Any]], Counts], window: int, device: str
+        self,
+        emit: Emitter,
+        count: Callable[[Mapping[str, Any]], Counts],
+        window: int,
+        device: str,
+        flops: Flops | None = None,
+        profiled: range = range(0),
     ) -> None:
         self.emit = emit
         self.count = count
         self.window = window
         self.device = device
+        self.flops = flops
+        self.profiled = profiled  # steps that get a window of their own
         self.trainer: Any = None
         self.clock = Clock(device)
         self.began = 0.0
@@ -95,6 +104,8 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         def training_step(model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
             counts = self.count(inputs)
             self.in_step = _plus(self.in_step, counts)
+            if self.flops:
+                self.flops.see(inputs)
             return original(model, inputs, *rest, **named)
 
         trainer.training_step = training_step
@@ -114,7 +125,10 @@ class Meter(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """An optimizer step is over: a skipped one (loss scale) counts as skipped and nothing else."""
         self.clock.mark()
-        if self._was_skipped():
+        skipped = self._was_skipped()
+        if self.flops:
+            self.flops.step(used=not skipped)
+        if skipped:
             self.skips.add(self.window_steps)
         else:
             self.in_window = _plus(self.in_window, self.in_step)
@@ -125,6 +139,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             state.global_step % self.window == 0
             or state.global_step >= state.max_steps
             or control.should_save
+            or state.global_step + 1 in (self.profiled.start, self.profiled.stop)
         ):
             self._close(state.global_step)
             control.should_log = True
@@ -179,8 +194,11 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             tokens=int(self.in_window.tokens),  # the device was waited for above
             padded_tokens=self.in_window.padded_tokens,
             step_seconds=[s for i, s in enumerate(intervals) if i not in self.skips],
+            profiled=step in self.profiled,
             **memory_peaks(self.device),
+            **(self.flops.close() if self.flops else {}),
         )
+        self.clock.restart()  # what the line above counted is nobody's time
         self._open()
 
     def _was_skipped(self) -> bool:

@@ -2,4 +2,7 @@
 
 build(context, arguments) -> Built      the trainer, its data and how to count a batch
 Answerer(folder, recipe, device)        the saved model; its answer(questions) -> (answers, seconds)
+
+One that trains nothing, such as `fabric`, has measure instead, which takes the context, forms its own
+process group, and emits what it finds as events; no model is saved then.
 """

@@ -1,4 +1,7 @@
-"""What a workload gives to the worker, and what every workload may use."""
+"""What a workload gives to the worker, and what every workload may use.
+
+A workload that trains nothing has `measure(context) -> None` instead of `build`: see workloads/fabric.py.
+"""
 
 from __future__ import annotations
 
@@ -40,4 +43,6 @@ class Built:
     train_samples: int
     held_out: list[HeldOut]
     cut: int = 0
+    skipped: int = 0  # samples that cannot be used, and are left out
+    held_samples: int | None = None  # held out for the loss, where nothing of it is answered; None: as above
     notes: list[str] = field(default_factory=list)

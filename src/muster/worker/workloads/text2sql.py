@@ -25,8 +25,9 @@ from muster.worker.data.sampler import GroupedSampler
 from muster.worker.data.text2sql import Collator, Encoded, Pair, count_batch, held_out, load_pairs
 from muster.worker.data.tokenizer import train_tokenizer
 from muster.worker.loss import token_loss
-from muster.worker.models import add_lora, config_for, load_from
+from muster.worker.models import add_lora, config_for, create, fit_vocabulary, gathered, load, load_from
 from muster.worker.together import first_on_disk
+from muster.worker.trainer import OrderedSamples
 from muster.worker.workloads.base import Built, HeldOut
 
 if TYPE_CHECKING:
@@ -41,13 +42,8 @@ def data_of(recipe: Recipe) -> TextToSqlData:
     return recipe.data
 
 
-class _Trainer(Seq2SeqTrainer):  # type: ignore[misc]
+class _Trainer(OrderedSamples, Seq2SeqTrainer):  # type: ignore[misc]
     """Transformers' trainer with Muster's order of samples."""
-
-    sampler: GroupedSampler
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> GroupedSampler:
-        return self.sampler
 
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
@@ -89,7 +85,8 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         grouped=data.padding == "dynamic",
         epoch=lambda: int(trainer.state.epoch or 0),
     )
-    return Built(trainer, count_batch, len(encoded), held_out(held), encoded.cut + encoded_held.cut, notes)
+    cut = encoded.cut + encoded_held.cut
+    return Built(trainer, count_batch, len(encoded), held_out(held), cut, notes=notes)
 
 
 def make_tokenizer(context: Context, train: Sequence[Pair]) -> Any:
@@ -124,20 +121,14 @@ def cover_characters(tokenizer: Any, texts: Sequence[str]) -> list[str]:
 def make_model(context: Context, tokenizer: Any) -> Any:
     """The network: pretrained, or from a configuration; with adapters where the recipe says so."""
     recipe = context.recipe
-    torch.manual_seed(recipe.train.seed)  # the same first weights on every rank and with every engine
     if recipe.model.init == "pretrained" and recipe.model.name:
-        model = load_from(
-            AutoModelForSeq2SeqLM.from_pretrained,
-            recipe.model.name,
-            "model.name",
-            **(recipe.model.config or {}),
-        )
+        model = load(context, AutoModelForSeq2SeqLM, recipe.model.name, **(recipe.model.config or {}))
     else:
         config = make_config(context, tokenizer)
-        model = type_of(config)(config)
+        kind = type_of(config)
+        model = create(context, lambda: kind._from_config(config, dtype=torch.float32))
         spread_positions(model, recipe.model.position_std)
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        model.resize_token_embeddings(len(tokenizer))
+    fit_vocabulary(context, model, tokenizer)
     if recipe.lora:
         model = add_lora(context, model, "SEQ_2_SEQ_LM")
     if recipe.train.gradient_checkpointing:
@@ -156,7 +147,9 @@ def spread_positions(model: Any, std: float | None) -> None:
         return
     for name, parameter in model.named_parameters():
         if "relative_attention_bias" in name:
-            torch.nn.init.normal_(parameter, 0.0, std)
+            with gathered([parameter]) as mine:
+                if mine:
+                    torch.nn.init.normal_(parameter, 0.0, std)
 
 
 def type_of(config: Any) -> Any:

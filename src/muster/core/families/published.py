@@ -1,0 +1,13 @@
+"""How a size was trained when it was published."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Published:
+    """What `auto` takes for a published size. `tokens`: per optimizer step."""
+
+    learning_rate: float
+    tokens: int

@@ -1,0 +1,40 @@
+"""The learning rate of every optimizer step, from the recipe alone. Pure.
+
+The formulas are those of Transformers' schedulers (transformers/optimization.py), which do the work; the rank
+holds what it really trains with against them (worker/schedule.py).
+"""
+
+from __future__ import annotations
+
+import math
+
+from muster.core.recipe import Train
+
+TIMESCALE = 10_000  # of inverse_sqrt without a warm-up
+
+
+def warmup_steps(train: Train, total: int) -> int:
+    """The steps of the warm-up: a number of them, or below 1 a fraction of all, rounded up."""
+    return int(train.warmup) if train.warmup >= 1 else math.ceil(total * train.warmup)
+
+
+def learning_rate(train: Train, step: int, total: int) -> float:
+    """The rate of optimizer step `step` (1 is the first) of `total`. A warm-up begins with rate 0."""
+    return train.rate * _factor(train, step - 1, total)
+
+
+def _factor(train: Train, done: int, total: int) -> float:
+    warmup = warmup_steps(train, total)
+    if train.schedule == "constant":
+        return 1.0
+    if done < warmup:
+        return done / warmup
+    if train.schedule == "constant_with_warmup":
+        return 1.0
+    if train.schedule == "inverse_sqrt":
+        scale = warmup or TIMESCALE
+        return 1.0 / math.sqrt((done - warmup + scale) / scale)
+    left = max(1, total - warmup)
+    if train.schedule == "cosine":
+        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * (done - warmup) / left)))
+    return max(0.0, (total - done) / left)

@@ -1,0 +1,237 @@
+"""What a forward pass keeps for the backward pass, in bytes: a closed form per family of models. Pure.
+
+The terms are those of Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer
+Models", equations 1 and 2), counted anew for what Transformers' modules keep: dropout masks only where there
+is dropout, ReLU's output only once, and no term in the square of a length where attention runs as fused
+kernels (SDPA). tests/real/test_fit.py holds the forms against what real models keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from muster.core import families
+from muster.core.families import vit
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of a sample, with padding. `target`: the decoder's, where there are two stacks."""
+
+    tokens: int
+    target: int = 0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How values are kept. `element`: bytes of one; `mixed`: by autocast, which leaves what runs between
+    matrix products in fp32; `fused`: attention without its matrix of probabilities."""
+
+    element: int
+    mixed: bool = False
+    fused: bool = True
+    mask: int = 1  # bytes of a dropout mask's element: 1 on CUDA, a whole value on a CPU
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers that are alike. `attentions`: per attention of a layer how many tokens it looks at."""
+
+    layers: int
+    tokens: int
+    attentions: tuple[int, ...]
+    width: int
+    heads: int
+    query: int  # heads x head size
+    keys: int  # of grouped keys: key heads x head size
+    inner: int
+    per_inner: int  # values kept per inner unit of the feed-forward
+    norm: float  # values kept per unit of width by a norm, in elements of fp32
+    norm_bytes: int  # and bytes in half precision
+    upcast: bool  # the softmax runs in fp32 where attention is not fused
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    inner_dropout: float = 0.0
+
+
+# Values kept per inner unit. ReLU: its output; GELU: input and output; the tanh form, written out in Python:
+# five; gated by SiLU: gate, its activation, the other half, their product; gated by the tanh form: seven.
+_ACTIVATIONS = {"relu": 1, "gelu": 2, "gelu_new": 5, "gelu_pytorch_tanh": 2, "silu": 2, "swish": 2, "tanh": 1}
+
+
+def _plain(config: Mapping[str, Any], **fields: Any) -> Stack:
+    """A block with two LayerNorms (input and output of each are kept) and one attention."""
+    common = {"norm": 2, "norm_bytes": 4, "upcast": True, **fields}
+    return Stack(query=common["width"], keys=common["width"], **common)
+
+
+def _opt(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
+    kind = str(config.get("activation_function", "relu"))
+    width = int(config.get("hidden_size", 768))
+    stack = _plain(
+        config,
+        layers=int(config.get("num_hidden_layers", 12)),
+        tokens=lengths.tokens,
+        attentions=(lengths.tokens,),
+        width=width,
+        heads=int(config.get("num_attention_heads", 12)),
+        inner=int(config.get("ffn_dim", 3072)),
+        per_inner=_ACTIVATIONS.get(kind, 5),
+        dropout=float(config.get("dropout", 0.1)),
+        attention_dropout=float(config.get("attention_dropout", 0.0)),
+    )
+    return [stack]
+
+
+def _gpt2(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
+    width = int(config.get("n_embd", 768))
+    stack = _plain(
+        config,
+        layers=int(config.get("n_layer", 12)),
+        tokens=lengths.tokens,
+        attentions=(lengths.tokens,),
+        width=width,
+        heads=int(config.get("n_head", 12)),
+        inner=int(config.get("n_inner") or 4 * width),
+        per_inner=_ACTIVATIONS.get(str(config.get("activation_function", "gelu_new")), 5),
+        upcast=False,
+        dropout=float(config.get("resid_pdrop", 0.1)),
+        attention_dropout=float(config.get("attn_pdrop", 0.1)),
+    )
+    return [stack]
+
+
+def _vit(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
+    tokens = vit.tokens(config)
+    stack = _plain(
+        config,
+        layers=int(config.get("num_hidden_layers", 12)),
+        tokens=tokens,
+        attentions=(tokens,),
+        width=int(config.get("hidden_size", 768)),
+        heads=int(config.get("num_attention_heads", 12)),
+        inner=int(config.get("intermediate_size", 3072)),
+        per_inner=_ACTIVATIONS.get(str(config.get("hidden_act", "gelu")), 5),
+        dropout=float(config.get("hidden_dropout_prob", 0.0)),
+        attention_dropout=float(config.get("attention_probs_dropout_prob", 0.0)),
+    )
+    return [stack]
+
+
+def _llama(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
+    width = int(config.get("hidden_size", 4096))
+    heads = int(config.get("num_attention_heads", 32))
+    keys = int(config.get("num_key_value_heads") or heads)
+    head = int(config.get("head_dim") or width // heads)
+    stack = Stack(
+        layers=int(config.get("num_hidden_layers", 32)),
+        tokens=lengths.tokens,
+        attentions=(lengths.tokens,),
+        width=width,
+        heads=heads,
+        query=heads * head,
+        keys=keys * head,
+        inner=int(config.get("intermediate_size", 11008)),
+        per_inner=4,
+        norm=3,
+        norm_bytes=8,  # an RMS norm computes in fp32: its input there, the normed values, the output
+        upcast=True,
+        attention_dropout=float(config.get("attention_dropout", 0.0)),
+    )
+    return [stack]
+
+
+def _t5(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
+    gated = str(config.get("feed_forward_proj", "relu")).startswith("gated")
+    layers, rate = int(config.get("num_layers", 6)), float(config.get("dropout_rate", 0.1))
+    inner = int(config.get("num_heads", 8)) * int(config.get("d_kv", 64))
+    common: dict[str, Any] = {
+        "width": int(config.get("d_model", 512)),
+        "heads": int(config.get("num_heads", 8)),
+        "query": inner,
+        "keys": inner,
+        "inner": int(config.get("d_ff", 2048)),
+        "per_inner": 7 if gated else 1,
+        "norm": 3,
+        "norm_bytes": 10,
+        "upcast": False,
+        "dropout": rate,
+        "attention_dropout": rate,
+        "inner_dropout": rate,
+    }
+    decoder = int(config.get("num_decoder_layers") or layers)
+    return [
+        Stack(layers=layers, tokens=lengths.tokens, attentions=(lengths.tokens,), **common),
+        Stack(layers=decoder, tokens=lengths.target, attentions=(lengths.target, lengths.tokens), **common),
+    ]
+
+
+_FORMS = {"opt": _opt, "gpt2": _gpt2, "vit": _vit, "llama": _llama, "t5": _t5}
+
+
+def stacks(config: Mapping[str, Any], lengths: Lengths) -> list[Stack] | None:
+    """The model as stacks of layers; None for a family that is not known."""
+    family = families.family_of(config)
+    form = _FORMS.get(family.MODEL_TYPES[0]) if family else None
+    return form(config, lengths) if form else None
+
+
+def layer_bytes(stack: Stack, kept: Kept) -> int:
+    """What one layer keeps for one sample.
+
+    Per token: norms; queries, keys, values and output of each attention; the feed-forward; dropout's masks
+    and outputs. Where attention is not fused: its probabilities, heads x tokens x tokens, in fp32 as well
+    where the softmax runs in it.
+    """
+    element, half = kept.element, kept.element == 2
+    norms = 1 + len(stack.attentions)
+    norm = stack.norm_bytes if half else 4 * stack.norm
+    total = stack.tokens * norms * norm * stack.width
+    # Autocast: norms and residuals in fp32, and a cast copy of the input for each projection.
+    total += stack.tokens * (norms * 4 * stack.width if kept.mixed else 0)
+    for seen in stack.attentions:
+        total += element * (2 * stack.tokens * stack.query + 2 * seen * stack.keys)
+        if not kept.fused:
+            probabilities = element + (4 if half and (stack.upcast or kept.mixed) else 0)
+            dropped = element + kept.mask if stack.attention_dropout else 0
+            total += stack.heads * stack.tokens * seen * (probabilities + dropped)
+    total += element * stack.tokens * stack.per_inner * stack.inner
+    if stack.dropout:
+        total += stack.tokens * norms * stack.width * kept.mask
+    if stack.inner_dropout:
+        total += stack.tokens * stack.inner * (element + kept.mask)
+    return int(total)
+
+
+def activation_bytes(
+    config: Mapping[str, Any], lengths: Lengths, kept: Kept, *, checkpointing: bool
+) -> int | None:
+    """What a model keeps for one sample between its forward and its backward pass, without logits and loss.
+
+    With checkpointing: every layer's input, and one layer whole while it is computed again (Korthikanti et
+    al. 2022, section 5). None for a family that is not known.
+    """
+    found = stacks(config, lengths)
+    if found is None:
+        return None
+    residual = 4 if kept.mixed else kept.element
+    total = largest = 0
+    for stack in found:
+        layer = layer_bytes(stack, kept)
+        # The gradients that flow through one layer: of its widest values, twice.
+        flow = 2 * kept.element * stack.tokens * max(stack.inner, 3 * stack.query)
+        largest = max(largest, flow + (layer if checkpointing else 0))
+        inputs = residual * stack.tokens * stack.width
+        total += inputs + (stack.layers * inputs if checkpointing else stack.layers * layer)
+    return total + largest
+
+
+def logit_bytes(config: Mapping[str, Any], lengths: Lengths, kept: Kept) -> int:
+    """Logits and loss of one sample: the logits, and three fp32 tensors of their size (their logarithms, two
+    gradients) at the peak, which is inside the loss's backward pass. Nothing to speak of for images."""
+    if "vocab_size" not in config:
+        return 0
+    tokens = lengths.target or lengths.tokens
+    return int(config["vocab_size"]) * tokens * (kept.element + 12)

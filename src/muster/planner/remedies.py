@@ -1,0 +1,182 @@
+"""What would make a job fit that does not: the smallest changes, each tried by the same arithmetic. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from muster.core import families
+from muster.core.errors import UsageError
+from muster.core.units import format_bytes
+from muster.planner.fit import Need, Room, Setting, fits, lacking, largest_micro, need
+
+MOST_RANKS = 65536
+Change = tuple[dict[str, str], Setting]  # overrides of the recipe, and what they come to
+
+
+def refusal(setting: Setting, room: Room, found: Need, model: str) -> UsageError:
+    """The error for a job that does not fit: what it needs, what there is, and what would fit."""
+    where = lacking(found, setting, room)
+    cpu = setting.device == "cpu"
+    parts = found.device if where == "device" else found.host
+    has = room.device if where == "device" else room.host
+    name = room.device_name if where == "device" and not cpu else room.host_name
+    extra = found.first_host // setting.ranks_per_host if where == "host" or cpu else 0
+    total = sum(parts.values()) + extra
+    largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
+    words = ", ".join(f"{part} {size_words(value)}" for part, value in largest)
+    kind = "of memory" if where == "device" else "of host memory"
+    what = (
+        f"{model} needs about {size_words(total)} {kind} per rank with {engine_words(setting)} on "
+        f"{setting.ranks:,} rank{'' if setting.ranks == 1 else 's'} at micro-batch "
+        f"{setting.micro} ({words}), and {name} has {size_words(has or 0)} for each"
+    )
+    ways = remedies(setting, room, model)
+    hint = f"would fit: {'; or '.join(ways)}; " if ways else "nothing that was tried would fit; "
+    return UsageError(what, where="memory", hint=f"{hint}force=true goes on all the same")
+
+
+def size_words(value: int) -> str:
+    """Bytes in GB of 10^9, as makers of GPUs count; small ones as elsewhere."""
+    return f"{value / 1e9:.1f} GB" if value >= 1e8 else format_bytes(value)
+
+
+def engine_words(setting: Setting) -> str:
+    """The engine and what belongs to it, for people."""
+    words = {"ddp": "DDP", "fsdp": "FSDP"}.get(setting.engine, f"ZeRO-{setting.stage}")
+    if setting.offload != "none":
+        words += f" and offload of {setting.offload.replace('+', ' and ')}"
+    return words + (" and gradient checkpointing" if setting.checkpointing else "")
+
+
+def remedies(setting: Setting, room: Room, model: str) -> list[str]:
+    """Overrides that would fit: the fewest on these hosts, then on more ranks, then another size."""
+    ways = []
+    here = next((each for each in changes(setting) if fits(each[1], room)), None)
+    if here:
+        ways.append(_words(_with_large_micro(*here, setting, room)))
+    more = _more_ranks(setting, room, zero3=here is None or "engine.offload" in here[0])
+    if more:
+        ways.append(more)
+    smaller = _smaller(setting, room, model)
+    if smaller:
+        ways.append(f"model.name={smaller}")
+    return ways
+
+
+def _with_large_micro(way: dict[str, str], fitting: Setting, before: Setting, room: Room) -> dict[str, str]:
+    """Where the micro-batch has to shrink: not to 1, but to the largest power of two that fits."""
+    if "batch.micro" not in way:
+        return way
+    most = largest_micro(fitting, room, before.micro - 1)
+    return {**way, "batch.micro": str(1 << (most.bit_length() - 1))}
+
+
+def changes(setting: Setting) -> Iterator[Change]:
+    """Every other way to train the same model on the same ranks, those with fewest and mildest changes
+    first: a smaller micro-batch, checkpointing, a higher ZeRO stage, offload."""
+    micro = [{}, {"batch.micro": "1"}] if setting.micro > 1 else [{}]
+    checkpointing = [{}] if setting.checkpointing else [{}, {"train.gradient_checkpointing": "true"}]
+    spread = list(_spreads(setting))
+    every = itertools.product(micro, checkpointing, spread)
+    ways = [{**a, **b, **c} for a, b, c in every if a or b or c]
+
+    def cost(way: dict[str, str]) -> tuple[int, int, bool]:
+        return len(way), spread.index(_spread_of(way)), "train.gradient_checkpointing" in way
+
+    for way in sorted(ways, key=cost):
+        yield way, apply(setting, way)
+
+
+def _spreads(setting: Setting) -> Iterator[dict[str, str]]:
+    """Nothing; then higher stages; then offload, from the present stage on."""
+    yield {}
+    if setting.engine == "fsdp":
+        if setting.offload == "none":
+            yield {"engine.offload": "optimizer+param"}
+        return
+    first = {} if setting.engine == "deepspeed" else {"engine.name": "deepspeed"}
+    now = setting.stage if setting.engine == "deepspeed" else 0
+    for stage in range(now + 1, 4):
+        yield {**first, "engine.zero": str(stage)}
+    for stage in range(max(1, now), 4):
+        zero = {} if stage == now and not first else {"engine.zero": str(stage)}
+        for offload in ("optimizer", "optimizer+param") if stage == 3 else ("optimizer",):
+            if offload != setting.offload and setting.offload != "optimizer+param":
+                yield {**first, **zero, "engine.offload": offload}
+
+
+def _spread_of(way: dict[str, str]) -> dict[str, str]:
+    return {key: value for key, value in way.items() if key.startswith("engine.")}
+
+
+def apply(setting: Setting, way: dict[str, str]) -> Setting:
+    """The setting with overrides laid over it."""
+    engine = way.get("engine.name", setting.engine)
+    stage = int(way.get("engine.zero", setting.stage))
+    shards = (stage == 3 and engine == "deepspeed") or engine == "fsdp"
+    changed = replace(
+        setting,
+        micro=int(way.get("batch.micro", setting.micro)),
+        checkpointing=setting.checkpointing or "train.gradient_checkpointing" in way,
+        engine=engine,
+        stage=stage,
+        offload=way.get("engine.offload", setting.offload),
+        create="sharded" if shards else setting.create,  # what auto would come to
+    )
+    return replace(changed, bucket=default_bucket(changed)) if "engine.zero" in way else changed
+
+
+def default_bucket(setting: Setting) -> int:
+    """Elements of the reduce bucket that Muster's configuration for DeepSpeed asks for: 5e8 for stages 1 and
+    2, Transformers' hidden size squared for stage 3, none otherwise."""
+    if setting.engine != "deepspeed" or setting.stage == 0:
+        return 0
+    if setting.stage < 3:
+        return 500_000_000
+    names = ("hidden_size", "d_model", "n_embd")
+    return int(next((setting.config[name] for name in names if name in setting.config), 0)) ** 2
+
+
+def _more_ranks(setting: Setting, room: Room, *, zero3: bool) -> str | None:
+    """The fewest ranks, by doubling, on which the engine as it is fits, or ZeRO-3 where asked to try it."""
+    ways: list[dict[str, str]] = [{}]
+    if zero3 and not (setting.engine == "fsdp" or setting.stage == 3):
+        name = {} if setting.engine == "deepspeed" else {"engine.name": "deepspeed"}
+        ways.append({**name, "engine.zero": "3"})
+    if setting.micro > 1:
+        ways += [{**way, "batch.micro": "1"} for way in ways]
+    best: tuple[int, str] | None = None
+    for way in ways:
+        ranks = setting.ranks * 2
+        base = apply(setting, way)
+        while ranks <= MOST_RANKS and not fits(replace(base, ranks=ranks), room):
+            ranks *= 2
+        if ranks <= MOST_RANKS and (best is None or ranks < best[0]):
+            best = (ranks, f"{_words(way)} on {ranks} such ranks" if way else f"{ranks} such ranks")
+    return best[1] if best else None
+
+
+def _smaller(setting: Setting, room: Room, model: str) -> str | None:
+    """The largest smaller size of the same family that fits as everything else is."""
+    owner, _, _ = model.rpartition("/")
+    family = families.family_of(setting.config)
+    if family is None or model not in family.SIZES:
+        return None
+    sizes = {
+        name: family.parameters(config)
+        for name, config in family.SIZES.items()
+        if name.rpartition("/")[0] == owner and family.parameters(config) < setting.parameters
+    }
+    for name, count in sorted(sizes.items(), key=lambda size: -size[1]):
+        share = setting.trainable / setting.parameters
+        config = {**setting.config, **family.SIZES[name]}
+        smaller = replace(setting, config=config, parameters=count, trainable=round(count * share))
+        if fits(smaller, room) and need(smaller) is not None:
+            return str(name)
+    return None
+
+
+def _words(way: dict[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in way.items())

@@ -1,0 +1,235 @@
+"""How much at once: learning rate and batch of a published size, a micro-batch that fits, how the model is
+made; and what cannot fit is refused. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from muster.core import families
+from muster.core.batch import DEFAULT_MICRO, Batch, resolve_batch
+from muster.core.errors import RecipeError
+from muster.core.job import Decision
+from muster.core.recipe import Recipe
+from muster.core.zero import given_config, read_user_config, user_batch, user_training
+from muster.planner.fit import Room, Setting, lacking, largest_micro, need
+from muster.planner.remedies import refusal, size_words
+from muster.planner.setting import sequence_of, setting_of
+
+# A model is made in shards where the whole of it in fp32 takes more than this of what a rank may use.
+WHOLE_AT_MOST = 0.25
+
+
+@dataclass(frozen=True)
+class Sized:
+    """The batch, and the recipe with what was `auto` in its model and training."""
+
+    batch: Batch
+    recipe: Recipe
+
+
+def size(
+    recipe: Recipe,
+    config: Mapping[str, Any] | None,
+    precision: str,
+    device: str,
+    slots: Sequence[int],
+    room: Room,
+    decisions: list[Decision],
+) -> Sized:
+    """Everything that depends on how large the model is. `config`: None where it is not known here.
+
+    Raises RecipeError for numbers that contradict each other, UsageError for what cannot fit.
+    """
+    recipe = _learning_rate(recipe, decisions)
+    setting = setting_of(recipe, config, precision, device, slots)
+    recipe, setting = _creation(recipe, setting, room, decisions)
+    batch = _batch(recipe, config, sum(slots), setting, room, decisions)
+    if setting is not None:
+        _check_fit(recipe, replace(setting, micro=batch.micro), room, decisions)
+    return Sized(batch, recipe)
+
+
+def _learning_rate(recipe: Recipe, decisions: list[Decision]) -> Recipe:
+    """`auto`: the published one of the size. Raises RecipeError where there is none."""
+    if recipe.train.learning_rate != "auto":
+        return recipe
+    fixed = user_training(given_config(recipe)).get("learning_rate")
+    if fixed is None:
+        found = families.published(recipe.model.name)
+        if found is None:
+            raise _not_published(recipe, "train.learning_rate", "train.learning_rate=5e-5")
+        fixed = found.learning_rate
+        why = f"{recipe.model.name} was trained with it"
+        decisions.append(Decision("train.learning_rate", fixed, why))
+    train = recipe.train.model_copy(update={"learning_rate": float(fixed)})
+    return recipe.model_copy(update={"train": train})
+
+
+def _not_published(recipe: Recipe, where: str, instead: str) -> RecipeError:
+    return RecipeError(
+        f"is auto, and how {recipe.model.name or 'a model of your own'} was trained is not known",
+        where=where,
+        hint=f"{instead}, or a size with a published one, such as opt-125m",
+    )
+
+
+def _creation(
+    recipe: Recipe, setting: Setting | None, room: Room, decisions: list[Decision]
+) -> tuple[Recipe, Setting | None]:
+    """Whole or in shards. In shards where the engine can, and the whole is much of what a rank may use."""
+    shards = setting is not None and (setting.stage == 3 or (setting.engine == "fsdp" and setting.ranks > 1))
+    choice = recipe.model.create
+    if choice == "sharded" and setting is not None and not shards and setting.engine != "fsdp":
+        raise RecipeError(
+            "is sharded, and every rank of this engine holds the whole model",
+            where="model.create",
+            hint="engine.name=deepspeed engine.zero=3, or engine.name=fsdp",
+        )
+    if choice == "auto":
+        choice = "whole"
+        share = room.host if room.host is not None else room.device
+        whole = 4 * setting.parameters if setting else 0
+        if shards and share is not None and whole > WHOLE_AT_MOST * share:
+            choice = "sharded"
+            why = (
+                f"the whole of it would take {whole / 1e9:.1f} GB of {room.host_name}'s memory for each rank"
+            )
+            decisions.append(Decision("model.create", choice, why))
+    model = recipe.model.model_copy(update={"create": choice})
+    made = replace(setting, create=choice) if setting else None
+    return recipe.model_copy(update={"model": model}), made
+
+
+def _batch(
+    recipe: Recipe,
+    config: Mapping[str, Any] | None,
+    world_size: int,
+    setting: Setting | None,
+    room: Room,
+    decisions: list[Decision],
+) -> Batch:
+    """The three batch numbers; a user's DeepSpeed file counts as given where the recipe leaves them open."""
+    given = _given(recipe)
+    wanted = _wanted(recipe, config, given["global"])
+    top = DEFAULT_MICRO
+    if setting is not None and setting.device == "cuda" and wanted and room.device is not None:
+        top = max(1, wanted // world_size)  # GPUs gain by large micro-batches, CPUs do not
+    largest = top
+    if setting is not None and given["micro"] is None:
+        largest = max(1, largest_micro(setting, room, top))
+    micro, target = given["micro"], given["global"]
+    if recipe.batch.tokens is not None and wanted is not None:
+        micro, target = _nearest(wanted, micro, given["accumulation"], world_size, largest)
+    elif micro is None and given["accumulation"] is None and target is None:
+        target = DEFAULT_MICRO * world_size  # what memory allows does not change what is trained
+    batch = resolve_batch(micro, given["accumulation"], target, world_size=world_size, largest=largest)
+    product = f"{batch.micro} x {batch.accumulation} x {world_size} ranks = {batch.global_}"
+    why = {"micro": product, "accumulation": product, "global": product}
+    if setting is not None and room.device is not None and largest < top:
+        why["micro"] += f"; {largest} is the largest that fits"
+    elif top != DEFAULT_MICRO:
+        why["micro"] += "; all of a rank's share fits at once"
+    if recipe.batch.tokens is not None and wanted is not None:
+        why["global"] += _about_tokens(recipe, config, wanted, batch)
+    for name, value in (
+        ("micro", batch.micro),
+        ("accumulation", batch.accumulation),
+        ("global", batch.global_),
+    ):
+        if given[name] is None:
+            decisions.append(Decision(f"batch.{name}", value, why[name]))
+    return batch
+
+
+def _given(recipe: Recipe) -> dict[str, int | None]:
+    given = {
+        "micro": recipe.batch.micro,
+        "accumulation": recipe.batch.accumulation,
+        "global": recipe.batch.global_,
+    }
+    path = recipe.engine.config
+    for name, value in user_batch(read_user_config(path)).items() if path else ():
+        if given[name] not in (None, value):
+            raise RecipeError(
+                f"is {given[name]}, but {path} says {value}",
+                where=f"batch.{name}",
+                hint=f'put "auto" there, or batch.{name}=auto here',
+            )
+        if name == "global" and recipe.batch.tokens is not None:
+            raise RecipeError(
+                f"is given, and {path} fixes the global batch",
+                where="batch.tokens",
+                hint='put "auto" there, or batch.tokens=null here',
+            )
+        given[name] = value
+    return given
+
+
+def _wanted(recipe: Recipe, config: Mapping[str, Any] | None, given: int | None) -> int | None:
+    """Samples of a global batch that was asked for, in samples or in tokens; None: neither.
+
+    Raises RecipeError where tokens have no meaning, or `auto` finds no published number.
+    """
+    tokens = recipe.batch.tokens
+    if tokens is None:
+        return given
+    sequence = sequence_of(recipe, config)
+    if sequence is None:
+        raise RecipeError(
+            "counts packed sequences, and how long they are is not known here",
+            where="batch.tokens",
+            hint="data.sequence=N for a language model, or batch.global=N samples",
+        )
+    if tokens == "auto":
+        found = families.published(recipe.model.name)
+        if found is None:
+            raise _not_published(recipe, "batch.tokens", "batch.global=N")
+        tokens = found.tokens
+    return max(1, round(tokens / sequence))
+
+
+def _nearest(
+    wanted: int, micro: int | None, accumulation: int | None, world_size: int, largest: int
+) -> tuple[int | None, int]:
+    """Micro-batch and the multiple of what a micro-step takes that is nearest to `wanted` samples.
+
+    The micro-batch, where it is open: the largest power of two that fits, or half of it where that alone
+    makes `wanted` exactly.
+    """
+    if micro is None and accumulation is None:
+        most = min(largest, max(1, wanted // world_size))
+        power: int = 1 << (most.bit_length() - 1)
+        exact = [m for m in (power, power // 2) if m and wanted % (m * world_size) == 0]
+        micro = exact[0] if exact else power
+    unit = (micro or 1) * (accumulation or 1) * world_size
+    return micro, max(1, round(wanted / unit)) * unit
+
+
+def _about_tokens(recipe: Recipe, config: Mapping[str, Any] | None, wanted: int, batch: Batch) -> str:
+    sequence = sequence_of(recipe, config) or 0
+    source = f"as {recipe.model.name} was trained" if recipe.batch.tokens == "auto" else "as asked for"
+    asked = wanted * sequence if recipe.batch.tokens == "auto" else recipe.batch.tokens
+    if batch.global_ == wanted:
+        return f"; {asked:,} tokens, {source}"
+    off = 100 * (batch.global_ / wanted - 1)
+    return f"; the multiple nearest to {wanted} samples ({asked:,} tokens, {source}): {off:+.1f} %"
+
+
+def _check_fit(recipe: Recipe, setting: Setting, room: Room, decisions: list[Decision]) -> None:
+    """Refuse what cannot fit, and record what is needed. Raises UsageError."""
+    found = need(setting)
+    if found is None or room.device is None:
+        return
+    if lacking(found, setting, room):
+        error = refusal(setting, room, found, recipe.model.name or "the model")
+        if not recipe.force:
+            raise error
+        decisions.append(Decision("force", True, f"although {error.what}"))
+        return
+    total = sum(found.device.values())
+    parts = sorted(found.device.items(), key=lambda part: -part[1])[:3]
+    words = ", ".join(f"{name} {size_words(value)}" for name, value in parts if value > total / 100)
+    why = f"estimated, of {size_words(room.device)} for each: {words}"
+    decisions.append(Decision("memory of a rank", f"about {size_words(total)}", why))

@@ -1,0 +1,212 @@
+"""The fabric on the page: key figures, the sweep as pictures, the pairs as a heat map. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from muster.core.fabric_result import FabricRun, Matmul, PairMatrix
+from muster.core.result import Result
+from muster.core.units import format_bytes
+from muster.report.charts import COLOURS, Chart, Series, style_of
+from muster.report.fabric_tables import gbit, micro, slowest_words, sweep_rows, tflops
+from muster.report.heat import heat_map
+from muster.report.tables import Part
+from muster.report.words import Figure, count, moment, number, seconds
+
+MOST_HOSTS = 96  # rows that are drawn: those of the slowest links, where there are more
+MOST_PRODUCTS = 32  # hosts of a precision: the slowest; all are in fabric/matmul.csv
+TICKS = 8  # message sizes that are written below a picture
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the page's template shows."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    map: Markup
+    map_note: str
+    slowest: list[tuple[str, str]]
+    products: list[tuple[str, ...]]
+
+
+def section(fabric: FabricRun) -> Section:
+    """Everything of the fabric but its pictures."""
+    columns, rows = sweep_rows(fabric)
+    shown, note = _shown(fabric.pairs) if fabric.pairs else (None, "")
+    return Section(
+        columns=columns,
+        rows=rows,
+        map=heat_map(shown) if shown else Markup(""),
+        map_note=note,
+        slowest=[slowest_words(each) for each in fabric.slowest],
+        products=_products(fabric),
+    )
+
+
+def key_figures(figures: Result, fabric: FabricRun) -> list[tuple[str, list[Figure]]]:
+    """In groups, as words.key_figures gives them for a training."""
+    tops = []
+    for name in ("all-reduce", "all-gather", "reduce-scatter", "broadcast"):
+        found = [each for each in fabric.sweeps if each.operation == name]
+        best = max(found, key=lambda each: each.busbw, default=None)
+        note = f"bus bandwidth, highest, at {format_bytes(best.bytes)}" if best else ""
+        tops.append(Figure(name, gbit(best.busbw), note=note) if best else Figure(name))
+    small = fabric.latencies[0] if fabric.latencies else None
+    pair = next((each for each in fabric.slowest if each.what == "pair"), None)
+    split = fabric.products[0] if fabric.products else None
+    return [
+        (
+            "Run",
+            [
+                Figure("Ranks", f"{figures.world_size:,}", note=count(len(figures.hosts), "host")),
+                Figure("Duration", seconds(figures.seconds.total), note=f"from {moment(figures.started)}"),
+                Figure("Values compared", f"{sum(v.elements for v in fabric.values):,}",
+                       note=f"{sum(v.wrong for v in fabric.values):,} wrong"),
+                Figure("Attempt", str(figures.attempt)),
+            ],
+        ),
+        ("Collectives", tops),
+        (
+            "Between hosts, and products",
+            [
+                Figure("All-reduce latency", micro(small.median), note=f"{small.bytes} bytes; best "
+                       f"{micro(small.best)}") if small else Figure("All-reduce latency"),
+                Figure("Slowest pair", gbit(pair.value), note=f"{pair.name}; {number(pair.ratio, 3)} of the "
+                       "median") if pair else Figure("Slowest pair"),
+                _devices(fabric),
+                Figure("Product over all ranks", tflops(split.flops), note=f"n = {split.n:,}; "
+                       f"{100 * split.communication / split.total:.0f} % communication")
+                if split else Figure("Product over all ranks"),
+            ],
+        ),
+    ]  # fmt: skip
+
+
+def _devices(fabric: FabricRun) -> Figure:
+    name = "Slowest device"
+    if not fabric.matmul:
+        return Figure(name)
+    precision = fabric.matmul[0].precision
+    slowest = min(
+        (each for each in fabric.matmul if each.precision == precision), key=lambda each: each.sustained
+    )
+    of_peak = f"; {100 * slowest.sustained / slowest.peak:.0f} % of the stated peak" if slowest.peak else ""
+    return Figure(
+        name, tflops(slowest.sustained), note=f"rank {slowest.rank} on {slowest.host}, {precision}{of_peak}"
+    )
+
+
+def charts(fabric: FabricRun) -> list[Chart]:
+    """Bus bandwidth and time of every operation over the message size, in powers of two."""
+    rates, times, sizes = [], [], set()
+    for index, operation in enumerate(dict.fromkeys(each.operation for each in fabric.sweeps)):
+        found = sorted(
+            (each for each in fabric.sweeps if each.operation == operation), key=lambda each: each.bytes
+        )
+        at = [math.log2(each.bytes) for each in found]
+        sizes |= {round(x) for x in at}
+        rates.append(
+            Series(
+                operation, tuple(zip(at, (s.busbw * 8 / 1e9 for s in found), strict=True)), style_of(index)
+            )
+        )
+        times.append(
+            Series(
+                operation, tuple(zip(at, (1e3 * s.time.median for s in found), strict=True)), style_of(index)
+            )
+        )
+    names = tuple((float(power), format_bytes(2**power)) for power in sorted(sizes))
+    names = names[:: max(1, -(-len(names) // TICKS))]
+    return [
+        Chart("Bus bandwidth", "Gbit/s", "message size", tuple(rates), x_names=names),
+        Chart("Time of one operation, median", "milliseconds", "message size", tuple(times), x_names=names),
+    ]
+
+
+def _products(fabric: FabricRun) -> list[tuple[str, ...]]:
+    """A row per precision and host, the slowest first: its slowest device, and its best product."""
+    hosts: dict[tuple[str, str], list[Matmul]] = {}
+    for each in fabric.matmul:
+        hosts.setdefault((each.precision, each.host), []).append(each)
+    rows: list[tuple[str, ...]] = []
+    for precision in sorted({key[0] for key in hosts}):
+        of_hosts = {host: found for (of, host), found in hosts.items() if of == precision}
+        slow = {host: min(found, key=lambda each: each.sustained) for host, found in of_hosts.items()}
+        for host in sorted(slow, key=lambda each: slow[each].sustained)[:MOST_PRODUCTS]:
+            low, devices = slow[host], of_hosts[host]
+            share = f"{100 * low.sustained / low.peak:.0f} %" if low.peak else "not stated"
+            best = tflops(max(each.best for each in devices))
+            rows.append((host, precision, count(len(devices), "device"), tflops(low.sustained), best, share))
+    return rows
+
+
+def _shown(pairs: PairMatrix) -> tuple[PairMatrix, str]:
+    """The whole matrix, or the rows of the hosts with the slowest links where it is too large to look at."""
+    if len(pairs.names) <= MOST_HOSTS:
+        return pairs, ""
+    kept = sorted(_slowest(pairs))
+
+    def cut(cells: Sequence[Sequence[float | None]]) -> list[list[float | None]]:
+        return [[cells[row][column] for column in kept] for row in kept]
+
+    smaller = pairs.model_copy(
+        update={
+            "names": [pairs.names[index] for index in kept],
+            "bandwidth": cut(pairs.bandwidth),
+            "latency": cut(pairs.latency),
+        }
+    )
+    note = f"{len(kept)} of {len(pairs.names):,} are drawn: those of the slowest links. "
+    return smaller, note + "All are in fabric/bandwidth.csv."
+
+
+def _slowest(pairs: PairMatrix) -> set[int]:
+    """Half of what is drawn: the hosts with the lowest rates on average. Then the slowest links' ends."""
+    known = [
+        (rate, row, column)
+        for row, rates in enumerate(pairs.bandwidth)
+        for column, rate in enumerate(rates)
+        if rate is not None
+    ]
+    sums: dict[int, list[float]] = {}
+    for rate, row, column in known:
+        sums.setdefault(row, []).append(rate)
+        sums.setdefault(column, []).append(rate)
+    means = sorted(sums, key=lambda index: statistics.fmean(sums[index]))
+    kept = set(means[: MOST_HOSTS // 2])
+    for _, row, column in sorted(known):
+        kept |= {row, column}
+        if len(kept) >= MOST_HOSTS - 1:
+            break
+    return kept
+
+
+def subject(figures: Result, fabric: FabricRun) -> str:
+    """What ran on what, in a line."""
+    kinds = sorted({device for found in fabric.devices.values() for device in found})
+    return (
+        f"{figures.workload}: collectives, links and matrix products over {fabric.backend}, "
+        f"{count(figures.world_size, 'rank')} of {count(len(figures.hosts), 'host')}"
+        + (f", {', '.join(kinds)}" if kinds else "")
+    )
+
+
+def time_parts(figures: Result, fabric: FabricRun) -> tuple[list[tuple[str, float, str]], list[Part], str]:
+    """As tables.time_parts: what each question took on rank 0, and the rest."""
+    whole = figures.seconds.total
+    spent = [
+        (name, value, f"c{index % COLOURS}") for index, (name, value) in enumerate(fabric.seconds.items())
+    ]
+    rest = whole - sum(value for _, value, _ in spent)
+    spent += [("rest", rest, "rest")] if rest > 0 else []
+    parts = [
+        Part(name, seconds(value), f"{100 * value / whole:.1f} %" if whole > 0 else "", style)
+        for name, value, style in spent
+    ]
+    return spent, parts, "Rest: starting the processes, loading torch, ending."

@@ -1,0 +1,31 @@
+"""What can be told of a language model's recipe before a host is asked: its text, and its sequences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from muster.core.data import TextData
+from muster.core.errors import RecipeError
+from muster.core.recipe import Recipe
+from muster.planner.decide import model_config
+from muster.store.texts import check_texts
+
+CHECKED = 1 << 30  # bytes of text that are read here; the ranks read all of it, and say the same
+
+
+def check_text(data: TextData) -> None:
+    """Read data.path. Raises DataError with the file and the line."""
+    assert data.path
+    check_texts(Path(data.path), data.field, data.bad, CHECKED)
+
+
+def check_sequence(recipe: Recipe, data: TextData) -> None:
+    """Raise RecipeError where the model is known here and has fewer positions than a sample has tokens."""
+    config = model_config(recipe) or {}
+    positions = config.get("n_positions") or config.get("max_position_embeddings")
+    if data.sequence and isinstance(positions, int) and data.sequence > positions:
+        raise RecipeError(
+            f"is {data.sequence:,}, and the model has {positions:,} positions",
+            where="data.sequence",
+            hint=f"data.sequence={positions}, or a model from scratch with more of them",
+        )

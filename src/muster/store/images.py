@@ -1,0 +1,233 @@
+"""Image data on disk: Parquet files, or a folder of images per class; and which labels there may be.
+
+Standard library alone: the control side checks with it what the ranks read with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from muster.core.data import ImageData
+from muster.core.errors import DataError
+from muster.store.records import HELD_OUT_NAMES, TRAIN_NAMES
+
+PARQUET = ".parquet"
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+METADATA = "huggingface"
+LAYOUT = "train/CLASS/*.png and validation/CLASS/*.png, or train*.parquet and test*.parquet"
+IMAGE_COLUMNS = ("image", "img", "picture", "jpg", "png")
+LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "cls")
+
+
+@dataclass(frozen=True)
+class ParquetFiles:
+    """The parts of a data set in Parquet; `held_out` is empty where it must be split off."""
+
+    train: tuple[Path, ...]
+    held_out: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class ImageFolders:
+    """Image files with the numbers of their classes, whose names are those of the folders."""
+
+    names: tuple[str, ...]
+    train: tuple[tuple[Path, int], ...]
+    held_out: tuple[tuple[Path, int], ...]
+
+
+def find_images(path: Path) -> ParquetFiles | ImageFolders:
+    """What is in a file or folder. Raises DataError, which names the file or folder."""
+    if path.is_file():
+        if path.suffix.lower() != PARQUET:
+            raise DataError("is not a Parquet file", where=str(path), hint=f"or a folder: {LAYOUT}")
+        return ParquetFiles((path,), ())
+    if not path.is_dir():
+        raise DataError("no such data", where=str(path), hint=f"a Parquet file, or a folder: {LAYOUT}")
+    train = _part(path, TRAIN_NAMES)
+    if train is None or not _folders(train):
+        files = [file for file in _visible(path) if file.suffix.lower() == PARQUET]
+        files = files or [
+            file for folder in _folders(path) for file in _visible(folder) if file.suffix.lower() == PARQUET
+        ]
+        if files:
+            return _parquet(path, files)
+    held_out = _part(path, HELD_OUT_NAMES)
+    if train is None and held_out is not None:
+        raise DataError("has no train folder", where=str(path), hint=f"expected {LAYOUT}")
+    return _image_folders(train or path, held_out)
+
+
+def _visible(folder: Path) -> list[Path]:
+    try:
+        return sorted(entry for entry in folder.iterdir() if not entry.name.startswith((".", "_")))
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", where=str(folder)) from None
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [entry for entry in _visible(folder) if entry.is_dir()]
+
+
+def _part(path: Path, names: Sequence[str]) -> Path | None:
+    """The folder of a part: the first of `names` that is there."""
+    by_name = {folder.name.lower(): folder for folder in _folders(path)}
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def _parquet(path: Path, files: list[Path]) -> ParquetFiles:
+    """By the first word of a file's name (train-00000-of-00001), else by its folder's name."""
+    parts: dict[str, list[Path]] = {}
+    for file in files:
+        word = re.split(r"[-_.]", file.stem)[0].lower()
+        known = word in (*TRAIN_NAMES, *HELD_OUT_NAMES)
+        parts.setdefault(word if known else file.parent.name.lower(), []).append(file)
+    train = next((parts[name] for name in TRAIN_NAMES if name in parts), None)
+    held_out = next((parts[name] for name in HELD_OUT_NAMES if name in parts), [])
+    if train is None and not held_out:
+        train = files
+    if train is None:
+        raise DataError("has no train*.parquet", where=str(path), hint=f"expected {LAYOUT}")
+    return ParquetFiles(tuple(train), tuple(held_out))
+
+
+def _image_folders(train: Path, held_out: Path | None) -> ImageFolders:
+    names = tuple(folder.name for folder in _folders(train))
+    if not names:
+        raise DataError("has no images", where=str(train), hint=f"expected {LAYOUT}")
+    numbers = {name: number for number, name in enumerate(names)}
+    others = [folder for folder in _folders(held_out) if folder.name not in numbers] if held_out else []
+    if others:
+        raise DataError(
+            "is a class that no training image has",
+            where=str(others[0]),
+            hint=f"the classes in {train.name}: {', '.join(names[:10])}",
+        )
+    return ImageFolders(
+        names,
+        tuple(_in_turn(train, numbers, empty=False)),
+        tuple(_in_turn(held_out, numbers, empty=True)) if held_out else (),
+    )
+
+
+def _in_turn(part: Path, numbers: dict[str, int], *, empty: bool) -> Iterator[tuple[Path, int]]:
+    """One image of each class after the other, so that the first so many are of all classes.
+
+    `empty`: a class may be without images.
+    """
+    classes = []
+    for folder in _folders(part):
+        files = [(file, numbers[folder.name]) for file in _image_files(folder)]
+        if not files and not empty:
+            raise DataError(
+                "has no images", where=str(folder), hint=f"files that end in {', '.join(SUFFIXES)}"
+            )
+        classes.append(files)
+    for row in zip_longest(*classes):
+        yield from (each for each in row if each is not None)
+
+
+def _image_files(folder: Path) -> list[Path]:
+    """The images of a class, in sub-folders too."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [
+            Path(place, name)
+            for name in files
+            if name.lower().endswith(SUFFIXES) and not name.startswith(".")
+        ]
+    return sorted(found)
+
+
+def image_column(data: ImageData, names: Sequence[str], where: str) -> str:
+    """The column with the images: the recipe's, or where that is the default a usual name."""
+    return _column("image", data.image, IMAGE_COLUMNS, names, where)
+
+
+def label_column(data: ImageData, names: Sequence[str], where: str) -> str:
+    """The column with the classes: the recipe's, or where that is the default a usual name."""
+    return _column("label", data.label, LABEL_COLUMNS, names, where)
+
+
+def _column(field: str, wanted: str, usual: Sequence[str], names: Sequence[str], where: str) -> str:
+    if wanted in names:
+        return wanted
+    default = ImageData.model_fields[field].default
+    found = next((name for name in usual if name in names), None) if wanted == default else None
+    if found is None:
+        raise DataError(
+            f"has no column {wanted!r}",
+            where=where,
+            hint=f"its columns: {', '.join(names)}; data.image and data.label name those to use",
+        )
+    return found
+
+
+def class_names(metadata: bytes | None, column: str) -> list[str] | None:
+    """The names of a column's classes, from what the datasets library writes into a Parquet file about it
+    (the value of the key METADATA); None where it does not say."""
+    try:
+        features = json.loads((metadata or b"").decode())["info"]["features"]
+        return [str(name) for name in features[column]["names"]]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def row_of(file: Path | str, row: int) -> str:
+    """What to call a row: its number counts from 0, as in a data frame."""
+    return f"{file}[{row}]"
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of a data set. Labels are numbers from 0, or for `texts` names."""
+
+    names: tuple[str, ...]
+    texts: bool
+
+    def number(self, label: object) -> int | None:
+        """The class of a label; None for one that is out of range."""
+        if self.texts:
+            return self.names.index(label) if isinstance(label, str) and label in self.names else None
+        if isinstance(label, int) and 0 <= label < len(self.names):
+            return label
+        return None
+
+    def fault(self, label: object) -> DataError:
+        """What is wrong with a label that has no number."""
+        if label is None:
+            return DataError("has no label")
+        if self.texts:
+            return DataError(f"label {label!r} is none of the training images' {len(self.names)} classes")
+        if not self.names:
+            return DataError(
+                f"label {label} is out of range: no image has label 0", hint="labels count from 0"
+            )
+        return DataError(
+            f"label {label} is out of range: {len(self.names)} classes, 0 to {len(self.names) - 1}",
+            hint="model.config.num_labels=N where there are more classes than the training images show",
+        )
+
+
+def classes_of(labels: Iterable[object], names: Sequence[str] | None, number: int | None) -> Classes:
+    """The classes: the data's own names, else so many as the recipe says, else those without a gap from 0.
+
+    labels: those of the training images, each once or more.
+    """
+    if names:
+        return Classes(tuple(names), texts=False)
+    found = set(labels)
+    if any(isinstance(label, str) for label in found):
+        return Classes(tuple(sorted(label for label in found if isinstance(label, str))), texts=True)
+    if number is None:
+        number = 0
+        while number in found:
+            number += 1
+    return Classes(tuple(str(each) for each in range(number)), texts=False)

@@ -1,0 +1,288 @@
+"""Text on disk: which files are for training and which are held out, and their documents, piece by piece.
+
+A document is a plain text file, or a line of a JSON-lines file.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import os
+import re
+import sysconfig
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+from muster.core.errors import DataError
+from muster.core.units import format_bytes
+from muster.store.records import SUFFIXES
+
+PLAIN = (".txt", ".text", ".md", ".rst", ".py", ".raw", ".tokens")
+TRAIN = ("train", "training")
+HELD_OUT = ("validation", "valid", "val", "dev", "heldout", "eval", "test")  # the first that is there
+LONGEST_LINE = 16 << 20  # bytes; what is longer is no text that anybody wrote
+PIECE = 1 << 16  # characters; see `cut`
+_LINE_END = re.compile(r"(?<=\S)\n(?=\S)")
+# Of the standard library: what distributions pack apart, or what is of this machine alone.
+_NOT_LIBRARY = {
+    "__pycache__", "ensurepip", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages", "test",
+    "tests", "tkinter", "turtledemo", "venv",
+}  # fmt: skip
+_NOT_MODULES = ("_sysconfigdata", "_sysconfig_vars", "sitecustomize", "usercustomize")
+
+OnBad = Literal["error", "skip"]
+Document = Iterator[str]
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """The files of a text data set, in order; `validation` is empty where it must be split off."""
+
+    train: tuple[Path, ...]
+    validation: tuple[Path, ...] = ()
+
+
+@dataclass
+class Skipped:
+    """What was left out because it could not be read, with the first of its places."""
+
+    count: int = 0
+    first: str | None = None
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.count, self.first = 0, None
+
+    def add(self, error: DataError) -> None:
+        """One more."""
+        self.count += 1
+        self.first = self.first or f"{error.where}: {error.what}"
+
+
+def find_texts(path: Path) -> TextFiles:
+    """The training and held-out files of a folder, or a single file. Raises DataError.
+
+    In a folder: what is named train (`train.txt`, `wiki.train.raw`, `train/`) is for training, and the first
+    of HELD_OUT that is there is held out. Without anything named train, all files but those of a part of just
+    that name (`valid.txt`, not `test`) are for training.
+    """
+    if path.is_file():
+        return TextFiles((path,))
+    if not path.is_dir():
+        raise DataError("no such data", where=str(path), hint="a text file, JSON lines, or a folder of them")
+    files = _text_files(path)
+    if not files:
+        kinds = ", ".join((*PLAIN, SUFFIXES[0]))
+        raise DataError("has no text files", where=str(path), hint=f"files of {kinds}, or .gz of these")
+    parts = {file: _words(file.relative_to(path)) for file in files}
+    train = tuple(file for file, words in parts.items() if words & set(TRAIN))
+    if train:
+        held = _first_named(parts, HELD_OUT, exclude=set(train))
+        return TextFiles(train, held)
+    exact = {file: {_stem(file.relative_to(path))} for file in files}
+    held = _first_named(exact, HELD_OUT[:-1], exclude=set())
+    rest = tuple(file for file in files if file not in held)
+    return TextFiles(rest, held) if rest else TextFiles(held)
+
+
+def library_files() -> tuple[Path, list[Path]]:
+    """The Python standard library's folder and its sources in order: the same for the same Python version."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    found: list[Path] = []
+    for folder, below, files in os.walk(root):
+        below[:] = [name for name in below if name not in _NOT_LIBRARY and not name.startswith("config-")]
+        names = (name for name in files if name.endswith(".py") and not name.startswith(_NOT_MODULES))
+        found += [Path(folder, name) for name in names]
+    if not found:
+        raise DataError("has no Python sources", where=str(root), hint="data.path=FILE or FOLDER")
+    return root, sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def documents(file: Path, field: str, skip: Callable[[DataError], None] | None = None) -> Iterator[Document]:
+    """The documents of a file, each as its pieces; read one before the next. gzip by its name.
+
+    `skip` is told of each line that cannot be read, which is then left out; None: DataError is raised, with
+    the file and the line.
+    """
+    lines = _lines(file, skip)
+    if file.name.endswith(SUFFIXES):
+        for number, line in lines:
+            try:
+                yield iter((_field(line, field, f"{file}:{number}"),))
+            except DataError as error:
+                if skip is None:
+                    raise
+                skip(error)
+    else:
+        yield _pieces(lines)
+
+
+def check_texts(path: Path, field: str, bad: OnBad, most: int) -> None:
+    """Read the files, up to `most` bytes of them on disk. Raises DataError, also where there is no text."""
+    files = find_texts(path)
+    skipped = Skipped()
+    for part in (files.train, files.validation):
+        found = read = 0
+        for file in part:
+            for document in documents(file, field, None if bad == "error" else skipped.add):
+                found += sum(1 for piece in document if piece.strip())
+            if not found and len(part) == 1:
+                why = f"; {skipped.count} skipped, the first: {skipped.first}" if skipped.count else ""
+                raise DataError(f"has no text{why}", where=str(file))
+            read += file.stat().st_size
+            if read > most:
+                break
+        if part and not found:
+            raise DataError(f"its {len(part)} files have no text", where=str(path))
+
+
+def cut(text: str) -> Iterator[str]:
+    """Text as pieces of PIECE to 2 * PIECE characters, the last one shorter.
+
+    They end where a line ends between two words, if there is such a place: there a tokenizer of GPT-2's kind
+    makes the same tokens of the pieces as of the whole.
+    """
+    start = 0
+    while len(text) - start > 2 * PIECE:
+        low, high = start + PIECE, start + 2 * PIECE
+        found = _LINE_END.search(text, low, high)
+        end = found.start() + 1 if found else text.rfind("\n", low, high) + 1
+        end = end or high
+        yield text[start:end]
+        start = end
+    if start < len(text):
+        yield text[start:]
+
+
+def _pieces(lines: Iterator[tuple[int, str]]) -> Document:
+    waiting: list[str] = []
+    size = 0
+    for _, line in lines:
+        waiting.append(line)
+        size += len(line)
+        if size > 4 * PIECE:
+            *ready, rest = cut("".join(waiting))
+            yield from ready
+            waiting, size = [rest], len(rest)
+    yield from cut("".join(waiting))
+
+
+def _lines(file: Path, skip: Callable[[DataError], None] | None) -> Iterator[tuple[int, str]]:
+    """(number, line with its end) of every line that can be read."""
+    try:
+        opener = gzip.open if file.name.endswith(".gz") else open
+        with opener(file, "rb") as stream:
+            yield from _decoded(stream, file, skip)
+    except FileNotFoundError:
+        raise DataError("no such file", where=str(file)) from None
+    except (OSError, EOFError, zlib.error) as error:
+        broken = DataError(f"cannot be read: {error}", where=str(file))
+        if skip is None:
+            raise broken from None
+        skip(broken)
+
+
+def _decoded(
+    stream: IO[bytes] | gzip.GzipFile, file: Path, skip: Callable[[DataError], None] | None
+) -> Iterator[tuple[int, str]]:
+    number = offset = 0
+    while raw := stream.readline(LONGEST_LINE + 1):
+        number += 1
+        where, size = f"{file}:{number}", len(raw)
+        if size > LONGEST_LINE:
+            while (more := stream.readline(LONGEST_LINE)) and not more.endswith(b"\n"):
+                size += len(more)
+            size += len(more)
+            error = DataError(
+                f"a line of {format_bytes(size)}, where {format_bytes(LONGEST_LINE)} is the most",
+                where=where,
+                hint="break it into lines; data.bad=skip leaves it out",
+            )
+        else:
+            try:
+                text = (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).decode("utf-8")
+                offset += size
+                yield number, text
+                continue
+            except UnicodeDecodeError as wrong:
+                byte = raw[wrong.start] if wrong.start < size else 0
+                error = DataError(
+                    f"is not UTF-8: byte 0x{byte:02x} at {offset + wrong.start} of the file",
+                    where=where,
+                    hint="iconv -t UTF-8 changes a file's encoding; data.bad=skip leaves such lines out",
+                )
+        offset += size
+        if skip is None:
+            raise error
+        skip(error)
+
+
+def _field(line: str, field: str, where: str) -> str:
+    """The text of a JSON line; empty for a blank line."""
+    if not line.strip():
+        return ""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"is not JSON: {error}", where=where, hint="one JSON object per line") from None
+    if not isinstance(record, dict):
+        raise DataError(f"is not a JSON object but {type(record).__name__}", where=where)
+    text = record.get(field)
+    if not isinstance(text, str):
+        has = ", ".join(list(record)[:6])
+        raise DataError(
+            f"field {field!r} is missing or not text",
+            where=where,
+            hint=f"the fields of this line are: {has}; data.field names the one to use",
+        )
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as wrong:  # "\ud800": half of a pair
+        raise DataError(f"is not Unicode text: {wrong.reason}", where=where) from None
+    return text
+
+
+def _text_files(folder: Path) -> list[Path]:
+    """Plain text files below a folder; JSON lines where there are none."""
+    suffixes = tuple(suffix + end for suffix in PLAIN for end in ("", ".gz"))
+    found = [
+        path
+        for path in folder.rglob("*")
+        if path.is_file()
+        and not any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(folder).parts)
+    ]
+    plain = [path for path in found if path.name.endswith(suffixes)]
+    lines = [path for path in found if path.name.endswith(SUFFIXES)]
+    named = [path for path in lines if _words(path.relative_to(folder)) & set(TRAIN)]
+    chosen = plain if plain and not named else lines
+    return sorted(chosen, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def _words(path: Path) -> set[str]:
+    """What the first part of a path is made of: wiki.train-00.txt -> wiki, train, 00, txt. Nothing for a
+    program: train.py is text like its neighbours."""
+    if len(path.parts) == 1 and path.name.endswith((".py", ".py.gz")):
+        return set()
+    name = path.parts[0].lower()
+    for sign in "._- ":
+        name = name.replace(sign, "/")
+    return set(name.split("/"))
+
+
+def _stem(path: Path) -> str:
+    program = len(path.parts) == 1 and path.name.endswith((".py", ".py.gz"))
+    return "" if program else path.parts[0].partition(".")[0].lower()
+
+
+def _first_named(
+    words: dict[Path, set[str]], names: tuple[str, ...], *, exclude: set[Path]
+) -> tuple[Path, ...]:
+    for name in names:
+        found = tuple(file for file, has in words.items() if name in has and file not in exclude)
+        if found:
+            return found
+    return ()

@@ -1,0 +1,73 @@
+"""What each host of a run did, from its events. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from muster.core.job import SLOWER, Decision, Job
+from muster.core.recipe import Recipe
+from muster.core.result import HostReport
+from muster.planner.advice import FASTEST, review
+from muster.store import events
+
+NAMED = 8  # hosts that a note names one by one
+
+
+def host_reports(
+    job: Job,
+    facts: Mapping[str, dict[str, Any]],
+    hardware: Mapping[str, Sequence[events.Hardware]],
+    split: events.Split | None,
+) -> list[HostReport]:
+    """A report per host, in the order of the ranks."""
+    reports = []
+    for place in job.placements:
+        samples = hardware.get(place.host, [])
+        cpu = [s.cpu_percent for s in samples if s.cpu_percent is not None]
+        used = [s.memory_used for s in samples if s.memory_used is not None]
+        gpu = [g["percent"] for s in samples for g in s.gpus if g.get("percent") is not None]
+        reports.append(
+            HostReport(
+                host=place.host,
+                ranks=list(place.ranks),
+                facts=facts.get(place.host, {}),
+                cpu_percent_mean=statistics.mean(cpu) if cpu else None,
+                memory_used_peak=max(used) if used else None,
+                gpu_percent_mean=statistics.mean([float(g) for g in gpu if g is not None]) if gpu else None,
+                share=sum(split.shares[rank] for rank in place.ranks) if split else None,
+                speed=sum(split.speeds[rank] for rank in place.ranks) if split and split.speeds else None,
+            )
+        )
+    return reports
+
+
+def split_note(job: Job, split: events.Split | None) -> str | None:
+    """How micro-steps were split over the hosts; None where every rank took the same."""
+    if split is None:
+        return None
+    words = []
+    for place in job.placements[:NAMED]:
+        share = sum(split.shares[rank] for rank in place.ranks)
+        speed = sum(split.speeds[rank] for rank in place.ranks) if split.speeds else None
+        words.append(f"{place.host} {share}" + (f" ({speed:.4g} samples/s)" if speed is not None else ""))
+    more = f" and {len(job.placements) - NAMED} more hosts" if len(job.placements) > NAMED else ""
+    how = "by measured speed" if split.speeds else "as the recipe says"
+    return f"every micro-step of {sum(split.shares)} samples was split {how}: {', '.join(words)}{more}"
+
+
+def pace_notes(
+    job: Job,
+    recipe: Recipe,
+    facts: Mapping[str, dict[str, Any]],
+    split: events.Split | None,
+    started: events.Started | None,
+    data: events.DataRead | None,
+) -> list[str]:
+    """Hosts that made the job slower: as predicted before it, and by the speeds that it measured."""
+    found: list[Decision] = [e for e in job.decisions if e.value == SLOWER or e.field == FASTEST]
+    if split and split.speeds and started:
+        samples = data.train if data else None
+        found += review(recipe, job, facts, split.speeds, started.trainable, samples)
+    return [f"{each.field}: {each.value}: {each.why}" for each in found]

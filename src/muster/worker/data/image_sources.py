@@ -1,0 +1,272 @@
+"""Where images come from: Parquet, folders, a hub data set, scikit-learn's digits."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from muster.core.data import Digits, ImageData
+from muster.core.errors import DataError
+from muster.store.images import (
+    METADATA,
+    Classes,
+    ImageFolders,
+    ParquetFiles,
+    class_names,
+    classes_of,
+    find_images,
+    image_column,
+    label_column,
+    row_of,
+)
+from muster.worker.data.digits import DigitsSource, read_digits
+from muster.worker.data.images import Fault, Source, decode
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a data set: its source, and the rows in use with their class numbers.
+
+    `faults`: (place, error) of rows without a usable label, which are not in use.
+    """
+
+    source: Source
+    rows: list[int]
+    labels: list[int]
+    faults: list[DataError] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def only(self, indices: Sequence[int]) -> Part:
+        """Some of the rows in use."""
+        return Part(
+            self.source, [self.rows[i] for i in indices], [self.labels[i] for i in indices], self.faults
+        )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Training and held-out images and the names of their classes."""
+
+    train: Part
+    held_out: Part
+    names: tuple[str, ...]
+
+
+def load_parts(data: ImageData, seed: int, number: int | None) -> Parts:
+    """The recipe's images. `number`: of classes, where the recipe says it. Raises DataError.
+
+    With data.bad = skip, rows without a usable label are left out and counted in `faults`.
+    """
+    if data.path:
+        found = find_images(Path(data.path).expanduser())
+        parts = _folders(found) if isinstance(found, ImageFolders) else _parquet(found, data, number)
+    elif data.name:
+        parts = _hub(data, number)
+    else:
+        parts = _digits(data.digits or Digits())
+    for part in (parts.train, parts.held_out):
+        if part.faults and data.bad == "error":
+            raise part.faults[0]
+    train, held_out = parts.train, parts.held_out
+    if not len(held_out):
+        train, held_out = _split(train, data.validation_fraction, seed)
+    if not len(train):
+        raise DataError("has no images to train on", where=data.path or data.name)
+    return Parts(train.only(range(len(train))[: data.limit]), held_out, parts.names)
+
+
+def _split(part: Part, fraction: float, seed: int) -> tuple[Part, Part]:
+    """Hold out a random part, at least one image; the rest stays in its order."""
+    order = list(range(len(part)))
+    random.Random(seed).shuffle(order)
+    count = max(1, int(len(order) * fraction))
+    if len(order) < 2:
+        raise DataError(f"{len(order)} images are too few to hold some out")
+    held_out = replace(part.only(sorted(order[:count])), faults=[])  # the whole's: counted once
+    return part.only(sorted(order[count:])), held_out
+
+
+# --- folders ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Image files."""
+
+    files: Sequence[Path]
+
+    def read(self, row: int) -> Image.Image:
+        """See Source."""
+        return decode(self.files[row])
+
+    def place(self, row: int) -> str:
+        """The file."""
+        return str(self.files[row])
+
+
+def _folders(found: ImageFolders) -> Parts:
+    def part(files: Sequence[tuple[Path, int]]) -> Part:
+        source = FileSource([file for file, _ in files])
+        return Part(source, list(range(len(files))), [number for _, number in files])
+
+    return Parts(part(found.train), part(found.held_out), found.names)
+
+
+# --- tables ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """A column of encoded images, memory-mapped: a struct of bytes and path, or bytes.
+
+    parts: (name, rows) of the files that it was made from, in their order.
+    """
+
+    column: Any
+    parts: Sequence[tuple[str, int]]
+
+    def read(self, row: int) -> Image.Image:
+        """See Source."""
+        value = self.column[row].as_py()
+        if value is None:
+            raise Fault("is missing")
+        if isinstance(value, dict):
+            content, path = value.get("bytes"), value.get("path")
+            if content is None and path:
+                return decode(Path(self.parts[0][0]).parent / path)
+            value = content or b""
+        return decode(value)
+
+    def place(self, row: int) -> str:
+        """File[row of this file]."""
+        ends = list(accumulate(rows for _, rows in self.parts))
+        which = min(bisect_right(ends, row), len(ends) - 1)
+        return row_of(self.parts[which][0], row - (ends[which] - self.parts[which][1]))
+
+
+def _parquet(found: ParquetFiles, data: ImageData, number: int | None) -> Parts:
+    """By way of the datasets library, whose cache on this machine the ranks share and map into memory."""
+    about = {str(file): _about(file) for file in (*found.train, *found.held_out)}
+    tables = {}
+    for name, files in (("train", found.train), ("held_out", found.held_out)):
+        if files:
+            tables[name] = (_load("parquet", str(files[0].parent), data_files=[str(f) for f in files]), files)
+    first, _ = tables["train"]
+    where = str(found.train[0])
+    image, label = (find(data, first.column_names, where) for find in (image_column, label_column))
+    classes = classes_of(_distinct(first, label), class_names(about[where][1], label), number)
+    parts = {
+        name: _table_part(table, image, label, classes, [(str(f), about[str(f)][0]) for f in files])
+        for name, (table, files) in tables.items()
+    }
+    return Parts(parts["train"], parts.get("held_out") or _nothing(parts["train"]), classes.names)
+
+
+def _about(file: Path) -> tuple[int, bytes | None]:
+    """A Parquet file's rows, and what the datasets library wrote about it. Raises DataError."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        metadata = pyarrow.parquet.ParquetFile(file).metadata
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DataError(f"is not a Parquet file that can be read: {reason}", where=str(file)) from None
+    if not metadata.num_rows:
+        raise DataError("has no rows", where=str(file))
+    return int(metadata.num_rows), (metadata.metadata or {}).get(METADATA.encode())
+
+
+def _nothing(part: Part) -> Part:
+    return Part(part.source, [], [])
+
+
+def _load(builder: str, where: str, **options: Any) -> Any:
+    """The datasets library's load_dataset for one split or all, with its many errors made one."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    if "data_files" in options:
+        options["split"] = "train"  # its name for all files of one list
+    try:
+        return datasets.load_dataset(builder, **options)
+    except Exception as error:  # the library's errors are many; each is about this data or the network
+        cause = error.__cause__ or error
+        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+        hint = None if "data_files" in options else "without network access, download it and give data.path"
+        raise DataError(f"cannot be loaded: {reason}", where=where, hint=hint) from None
+
+
+def _distinct(table: Any, column: str) -> list[object]:
+    return list(table.data.table.column(column).unique().to_pylist())
+
+
+def _table_part(
+    table: Any, image: str, label: str, classes: Classes, files: Sequence[tuple[str, int]]
+) -> Part:
+    missing = [name for name in (image, label) if name not in table.column_names]
+    if missing:
+        raise DataError(
+            f"has no column {missing[0]!r}",
+            where=files[0][0],
+            hint=f"its columns: {', '.join(table.column_names)}; the training images have this one",
+        )
+    source = TableSource(table.data.table.column(image), files)
+    values = table.data.table.column(label).to_pylist()
+    known: dict[object, int | None] = {value: classes.number(value) for value in set(values)}
+    rows, labels, faults = [], [], []
+    for row, value in enumerate(values):
+        found = known[value]
+        if found is None:
+            fault = classes.fault(value)
+            faults.append(DataError(fault.what, where=source.place(row), hint=fault.hint))
+        else:
+            rows.append(row)
+            labels.append(found)
+    return Part(source, rows, labels, faults)
+
+
+def _hub(data: ImageData, number: int | None) -> Parts:
+    where = f"data.name={data.name}"
+    loaded = _load(str(data.name), where, **({"name": data.subset} if data.subset else {}))
+    if "train" not in loaded:
+        raise DataError("has no train part", where=where, hint=f"its parts: {', '.join(loaded)}")
+    train = loaded["train"]
+    image, label = (find(data, train.column_names, where) for find in (image_column, label_column))
+    classes = classes_of(_distinct(train, label), getattr(train.features[label], "names", None), number)
+    parts = {
+        name: _table_part(loaded[name], image, label, classes, [(f"{data.name}/{name}", len(loaded[name]))])
+        for name in ("train", "validation", "test")
+        if name in loaded
+    }
+    held_out = parts.get("validation") or parts.get("test") or _nothing(parts["train"])
+    return Parts(parts["train"], held_out, classes.names)
+
+
+# --- the embedded default --------------------------------------------------------------------------------
+
+
+def _digits(digits: Digits) -> Parts:
+    images, labels = read_digits()
+    source = DigitsSource(images)
+    if digits.validation >= len(labels):
+        raise DataError(
+            f"holds out {digits.validation} of {len(labels)} digits", where="data.digits.validation"
+        )
+    order = list(range(len(labels)))
+    random.Random(digits.seed).shuffle(order)
+    held_out, train = order[: digits.validation], order[digits.validation :]
+    return Parts(
+        Part(source, train, [labels[row] for row in train]),
+        Part(source, held_out, [labels[row] for row in held_out]),
+        tuple(str(digit) for digit in range(10)),
+    )

@@ -1,0 +1,172 @@
+"""Where a language model's text comes from: files, the standard library, a hub data set."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from muster.core.data import TextData
+from muster.core.errors import DataError
+from muster.core.units import format_bytes
+from muster.store.texts import Document, Skipped, cut, documents, find_texts, library_files
+
+
+@dataclass(frozen=True)
+class Source:
+    """A text data set. `identity` is what tells it from another without reading it; `validation` is None
+    where a part must be split off. Both parts may be read again and again."""
+
+    about: str
+    identity: dict[str, Any]
+    train: Callable[[], Iterator[Document]]
+    validation: Callable[[], Iterator[Document]] | None
+    skipped: Skipped = field(default_factory=Skipped)
+
+
+def source_of(data: TextData) -> Source:
+    """The text that a recipe names; the standard library where it names none. Raises DataError."""
+    if data.name:
+        return _hub(data)
+    if data.path:
+        return _files(data)
+    return _library(data)
+
+
+def _files(data: TextData) -> Source:
+    assert data.path
+    path = Path(data.path).expanduser()
+    found = find_texts(path)
+    skipped = Skipped()
+    skip = skipped.add if data.bad == "skip" else None
+
+    def read(files: tuple[Path, ...]) -> Iterator[Document]:
+        for file in files:
+            yield from documents(file, data.field, skip)
+
+    size = sum(file.stat().st_size for file in (*found.train, *found.validation))
+    about = f"{path.name}: {_count(len(found.train), 'file')}"
+    if found.validation:
+        about += f", held out {_count(len(found.validation), 'file')} ({_some(found.validation)})"
+    return Source(
+        f"{about}, {format_bytes(size)}",
+        {
+            "path": str(path),
+            "train": _stamps(found.train),
+            "validation": _stamps(found.validation),
+            "field": data.field,
+            "bad": data.bad,
+        },
+        lambda: read(found.train),
+        (lambda: read(found.validation)) if found.validation else None,
+        skipped,
+    )
+
+
+def _library(data: TextData) -> Source:
+    """Each module is a document. Whole modules are taken while the size allows, the first one always."""
+    root, files = library_files()
+    most = data.library.megabytes * 1e6 if data.library and data.library.megabytes else None
+    chosen: list[Path] = []
+    size = 0
+    for file in files:
+        bytes_ = file.stat().st_size
+        if most is None or not chosen or size + bytes_ <= most:
+            chosen.append(file)
+            size += bytes_
+    skipped = Skipped()
+
+    def read() -> Iterator[Document]:
+        for file in chosen:
+            yield from documents(file, "", skipped.add)
+
+    version = platform.python_version()
+    return Source(
+        f"the standard library of Python {version}: {_count(len(chosen), 'file')}, {format_bytes(size)}",
+        {"library": version, "root": str(root), "train": _stamps(tuple(chosen))},
+        read,
+        None,
+        skipped,
+    )
+
+
+def _hub(data: TextData) -> Source:
+    """Loaded when it is read for the first time: who finds its tokens in the cache needs no hub."""
+
+    @cache
+    def loaded() -> dict[str, Any]:
+        return load_hub(data)
+
+    def part(*names: str) -> Iterator[Document]:
+        parts = loaded()
+        name = next((name for name in names if name in parts), None)
+        if name is None:
+            return
+        rows = parts[name]
+        if data.field not in rows.column_names:
+            raise DataError(
+                f"has no field {data.field!r}",
+                where=f"data.name={data.name}",
+                hint=f"its fields: {', '.join(rows.column_names)}; set data.field",
+            )
+        yield from joined(str(row[data.field]) for row in rows.select_columns([data.field]))
+
+    about = f"{data.name}" + (f", {data.subset}" if data.subset else "")
+    return Source(
+        about,
+        {"name": data.name, "subset": data.subset, "field": data.field},
+        lambda: part("train"),
+        lambda: part("validation", "test"),
+    )
+
+
+def load_hub(data: TextData) -> dict[str, Any]:
+    """A hub data set's parts. Raises DataError."""
+    import datasets
+
+    try:
+        loaded = datasets.load_dataset(data.name, data.subset)
+    except Exception as error:  # the hub's errors are many; each is about this name or the network
+        raise DataError(
+            f"cannot be loaded: {(str(error).splitlines() or [type(error).__name__])[0]}",
+            where=f"data.name={data.name}",
+            hint="without network access, download it and give data.path=FOLDER",
+        ) from None
+    if "train" not in loaded:
+        raise DataError("has no train part", where=f"data.name={data.name}")
+    return dict(loaded)
+
+
+def joined(rows: Iterable[str]) -> Iterator[Document]:
+    """Rows as documents. One that ends with a newline, or is empty, goes on in the next: wikitext's rows are
+    lines."""
+    rest = iter(rows)
+    for first in rest:
+        yield _document(first, rest)
+
+
+def _document(row: str, rest: Iterator[str]) -> Document:
+    yield from cut(row)
+    while not row or row.endswith("\n"):
+        following = next(rest, None)
+        if following is None:
+            return
+        row = following
+        yield from cut(row)
+
+
+def _stamps(files: tuple[Path, ...]) -> list[tuple[str, int, int]]:
+    """What changes when a file does."""
+    return [(str(file), (about := file.stat()).st_size, about.st_mtime_ns) for file in files]
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+
+
+def _some(files: tuple[Path, ...]) -> str:
+    names = ", ".join(file.name for file in files[:3])
+    return names if len(files) <= 3 else f"{names}, ..."

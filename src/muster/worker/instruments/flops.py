@@ -1,0 +1,283 @@
+"""Counts the floating-point operations of what was trained, from the shapes of every micro-batch.
+
+A batch's operations are counted once for each of its lengths by running the model's double (meta.py), until
+two lengths are known. From then on the family's formula is used where it says the same, else a polynomial
+through counted lengths where that does, else every further length is counted. All of it happens between two
+windows, when the clock stands.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import torch
+
+from muster.core import families
+from muster.core.flops import Shape, Work, quadratic, training
+from muster.store import events
+from muster.worker.context import Emitter
+from muster.worker.instruments import meta
+from muster.worker.together import gather
+
+Lengths = tuple[int, ...]
+SAME = 1e-6  # relative: rotary positions are a product too, which no formula has
+PATIENCE = 60.0  # seconds of counting, then it is given up
+UNCOUNTED = "the model's FLOPs could not be counted"
+FEW = 2  # samples of a batch that is made up for counting
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What batches have in common: of each tensor its name, type, index of its length (-1: none) and other
+    sizes.
+    """
+
+    tensors: tuple[tuple[str, torch.dtype, int, tuple[int, ...]], ...]
+
+    def batch(self, samples: int, lengths: Lengths) -> dict[str, torch.Tensor]:
+        """A batch of meta tensors."""
+        return {
+            name: torch.empty(
+                (samples, lengths[index], *rest) if index >= 0 else (samples, *rest),
+                dtype=dtype,
+                device="meta",
+            )
+            for name, dtype, index, rest in self.tensors
+        }
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A micro-batch's shape."""
+
+    kind: Kind
+    samples: int
+    lengths: Lengths
+
+
+def signature(inputs: Mapping[str, Any], two_stacks: bool) -> Signature:
+    """A micro-batch as its shape. Encoder and decoder have a length of their own; images have none.
+
+    Where tensors of one stack differ in length, all their sizes are taken for fixed ones.
+    """
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    samples = max((len(value) for value in tensors.values() if value.ndim), default=0)
+    lengths: dict[int, int] = {}
+    for name, value in tensors.items():
+        if value.ndim == 2 and value.shape[1] != lengths.setdefault(_stack(name, two_stacks), value.shape[1]):
+            lengths.clear()
+            break
+    order = sorted(lengths)
+    parts = []
+    for name in sorted(tensors):
+        value = tensors[name]
+        sequence = value.ndim == 2 and bool(lengths)
+        index = order.index(_stack(name, two_stacks)) if sequence else -1
+        parts.append((name, value.dtype, index, () if sequence else tuple(value.shape[1:])))
+    return Signature(Kind(tuple(parts)), samples, tuple(lengths[stack] for stack in order))
+
+
+def _stack(name: str, two_stacks: bool) -> int:
+    return 1 if two_stacks and (name == "labels" or name.startswith("decoder_")) else 0
+
+
+class Rule:
+    """Operations per sample of one kind of batch by its lengths, counted as seldom as can be."""
+
+    def __init__(
+        self, count: Callable[[int, Lengths], int], formula: Callable[[Lengths], int | None] | None
+    ) -> None:
+        self.count = count
+        self.formula = formula
+        self.known: dict[Lengths, Fraction] = {}
+        self.rule: Callable[[Lengths], Fraction | int | None] | None = None
+        self.polynomial: Callable[[Lengths], Fraction] | None = None
+        self.through: set[Lengths] = set()  # lengths that the polynomial goes through
+        self.searching = True
+        self.method = "counted"
+
+    def __call__(self, samples: int, lengths: Lengths) -> int:
+        """Operations of a batch."""
+        return round(samples * self._per_sample(samples, lengths))
+
+    def _per_sample(self, samples: int, lengths: Lengths) -> Fraction:
+        if lengths in self.known:
+            return self.known[lengths]
+        if self.rule is not None:
+            return Fraction(self.rule(lengths) or 0)
+        self.known[lengths] = Fraction(self.count(samples, lengths), samples)
+        if self.searching and len(self.known) > 1:
+            self._find_rule()
+        return self.known[lengths]
+
+    def _find_rule(self) -> None:
+        """The formula where it says what was counted, else the polynomial where it does.
+
+        What the polynomial was made of is no proof: it waits for a length that it does not go through.
+        """
+        if self.formula is not None and self._says_the_same(self.formula):
+            self.rule, self.method, self.searching = self.formula, "formula", False
+            return
+        try:
+            self.polynomial = self.polynomial or self._interpolate()
+        except (ValueError, RuntimeError, IndexError):  # too short, or shapes that this model refuses
+            self.searching = False
+            return
+        if self.through.issuperset(self.known):
+            return
+        self.searching = False
+        if self._says_the_same(self.polynomial):
+            self.rule, self.method = self.polynomial, "polynomial"
+
+    def _interpolate(self) -> Callable[[Lengths], Fraction]:
+        def count(lengths: Lengths) -> Fraction:
+            self.through.add(lengths)
+            return Fraction(self.count(FEW, lengths), FEW)
+
+        return quadratic(count, tuple(max(each) for each in zip(*self.known, strict=True)))
+
+    def _says_the_same(self, rule: Callable[[Lengths], Fraction | int | None]) -> bool:
+        return all(
+            (told := rule(lengths)) is not None and abs(told - value) <= SAME * value
+            for lengths, value in self.known.items()
+        )
+
+
+class Flops:
+    """The instrument. `see` every micro-batch, `step` at the end of a step, `close` at that of a window."""
+
+    def __init__(self, emit: Emitter, model: Any, *, checkpointing: bool, main: bool) -> None:
+        self.emit = emit
+        self.main = main
+        self.checkpointing = checkpointing
+        self.in_step: list[Signature] = []
+        self.in_window: Counter[Signature] = Counter()
+        self.rules: dict[Kind, tuple[Rule, Rule | None]] = {}
+        self.seconds = 0.0
+        self.runs = 0
+        self.met = False  # whether the ranks have told each other which lengths there are
+        self.trouble: str | None = None
+        self.double: Any = None
+        self.config: dict[str, Any] = {}
+        try:
+            self._prepare(model)
+        except Exception as error:  # a model of a kind that is not known may refuse anything
+            self._give_up(error)
+
+    def _prepare(self, model: Any) -> None:
+        began = time.perf_counter()
+        self.double = meta.double(model)
+        config: Any = getattr(model, "config", None)
+        self.config = config.to_dict() if hasattr(config, "to_dict") else {}
+        self.config.setdefault("num_labels", getattr(config, "num_labels", None))
+        self.plain = all(parameter.requires_grad for parameter in model.parameters())
+        self.two_stacks = bool(getattr(config, "is_encoder_decoder", False))
+        self.seconds += time.perf_counter() - began
+
+    def see(self, inputs: Mapping[str, Any]) -> None:
+        """Remember a micro-batch's shape."""
+        if self.double is not None:
+            self.in_step.append(signature(inputs, self.two_stacks))
+
+    def step(self, *, used: bool) -> None:
+        """A step is over; what a loss scaler threw away was not used."""
+        if used:
+            self.in_window.update(self.in_step)
+        self.in_step.clear()
+
+    def close(self) -> dict[str, int | None]:
+        """Operations of the window, as fields of its event; None where they could not be counted."""
+        seen, self.in_window = self.in_window, Counter()
+        first, self.met = not self.met, True
+        if first:
+            self._meet(seen)
+        if self.double is None:
+            return {"model_flops": None, "hardware_flops": None}
+        try:
+            works = [(self._work(each), times) for each, times in seen.items()]
+        except Exception as error:
+            self._give_up(error)
+            self.emit(events.Noted, text=f"{UNCOUNTED} any more: {self.trouble}")
+            return {"model_flops": None, "hardware_flops": None}
+        return {
+            "model_flops": sum(work.model * times for work, times in works),
+            "hardware_flops": sum(work.hardware * times for work, times in works),
+        }
+
+    def _meet(self, seen: Counter[Signature]) -> None:
+        """The first window's lengths on all ranks are counted by all of them: nobody waits later on."""
+        alike = {(each.kind, each.lengths): each for rank in gather(list(seen)) for each in rank}
+        order = sorted(alike.values(), key=lambda each: (each.lengths, each.samples))
+        shown = order[-1] if order else None
+        order = [*order[-1:], *order[:-1]]  # the longest and the shortest first
+        try:
+            for each in order:
+                if self.double is not None:
+                    self._work(each)
+            if shown is not None and self.double is not None:
+                self._tell(shown)
+        except Exception as error:
+            self._give_up(error)
+        troubles = [each for each in gather(self.trouble) if each]  # the ranks go on together
+        if troubles:
+            self.double = None
+            if self.main:
+                self.emit(events.Noted, text=f"{UNCOUNTED}: {troubles[0]}")
+
+    def _tell(self, shown: Signature) -> None:
+        work, formula = self._work(shown), self._formula(shown.samples, shown.lengths)
+        model, _ = self.rules[shown.kind]
+        if self.main:
+            self.emit(
+                events.FlopsCounted,
+                seconds=self.seconds,
+                runs=self.runs,
+                method=model.method,
+                samples=shown.samples,
+                lengths=list(shown.lengths),
+                model=work.model,
+                hardware=work.hardware,
+                formula=formula,
+            )
+
+    def _work(self, batch: Signature) -> Work:
+        if batch.kind not in self.rules:
+            self.rules[batch.kind] = self._make_rules(batch.kind)
+        model, hardware = self.rules[batch.kind]
+        needed = model(batch.samples, batch.lengths)
+        done = hardware(batch.samples, batch.lengths) if hardware else needed
+        return Work(0, needed, done)
+
+    def _make_rules(self, kind: Kind) -> tuple[Rule, Rule | None]:
+        def plain(samples: int, lengths: Lengths) -> int:
+            return self._count(kind.batch(samples, lengths), checkpointing=False)
+
+        def doubled(samples: int, lengths: Lengths) -> int:
+            return self._count(kind.batch(samples, lengths), checkpointing=True)
+
+        formula = (lambda lengths: self._formula(1, lengths)) if self.plain else None
+        return Rule(plain, formula), Rule(doubled, None) if self.checkpointing else None
+
+    def _count(self, batch: dict[str, torch.Tensor], *, checkpointing: bool) -> int:
+        if self.seconds > PATIENCE:
+            raise RuntimeError(f"counting took {self.seconds:.0f} s already")
+        began = time.perf_counter()
+        try:
+            return meta.count(self.double, batch, checkpointing=checkpointing).hardware
+        finally:
+            self.runs += 1
+            self.seconds += time.perf_counter() - began
+
+    def _formula(self, samples: int, lengths: Lengths) -> int | None:
+        products = families.products(self.config, Shape(samples, *lengths)) if len(lengths) < 3 else None
+        return training(products).model if products and self.plain else None
+
+    def _give_up(self, error: Exception) -> None:
+        self.double = None
+        self.in_step.clear()
+        self.trouble = (str(error).strip() or type(error).__name__).splitlines()[0]

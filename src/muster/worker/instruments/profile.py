@@ -1,0 +1,144 @@
+"""Profiles of a few steps on request: DeepSpeed's breakdown by module, or a trace by PyTorch's profiler.
+
+Profiled steps are slower, so they get a window of their own that no throughput counts (meter.py), and the
+ranks meet after them: nobody's next step waits for a rank that still writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from muster.core.errors import RecipeError
+from muster.store import events
+from muster.worker.context import Context
+from muster.worker.together import barrier
+
+FOLDER = "profile"
+
+
+class Profiler(TrainerCallback):  # type: ignore[misc]
+    """Profiles the recipe's steps on the recipe's ranks, into `profile/` of the run folder."""
+
+    def __init__(self, context: Context) -> None:
+        measure = context.recipe.measure
+        self.context = context
+        self.what = measure.profile
+        self.steps = measure.profiled
+        self.chosen = context.rank in measure.profile_ranks
+        self.trainer: Any = None
+        self.running: Any = None
+        self.written = False
+        self.passed = False  # this attempt reached the steps
+
+    def attach(self, trainer: Any) -> None:
+        """Follow any Transformers trainer. Before the meter: a profile is written in its own window.
+
+        Raises RecipeError where the breakdown cannot be made.
+        """
+        self.trainer = trainer
+        if self.what == "flops":
+            _check_breakdown(self.context)
+            if self.chosen:
+                trainer.compute_loss = self._broken_down(trainer.compute_loss)
+        trainer.add_callback(self)
+
+    @property
+    def path(self) -> Path:
+        """Where this rank writes."""
+        suffix = "txt" if self.what == "flops" else "json.gz"
+        return self.context.base / FOLDER / f"{self.what}-rank{self.context.rank}.{suffix}"
+
+    def _broken_down(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The first micro-batch's forward pass of the step, under DeepSpeed's profiler."""
+
+        def compute_loss(model: Any, *rest: Any, **named: Any) -> Any:
+            due = self.trainer.state.global_step + 1 in self.steps
+            if self.written or not due or not model.training:
+                return original(model, *rest, **named)
+            from deepspeed.profiling.flops_profiler import FlopsProfiler
+
+            profiler = FlopsProfiler(self.trainer.accelerator.unwrap_model(model))
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            profiler.start_profile()
+            try:
+                loss = original(model, *rest, **named)
+                profiler.print_model_profile(profile_step=self.steps.start, output_file=str(self.path))
+            finally:
+                profiler.end_profile()
+            self._tell(self.steps.start)
+            return loss
+
+        return compute_loss
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Start the trace."""
+        if self.what == "trace" and self.chosen and state.global_step + 1 == self.steps.start:
+            kinds = [torch.profiler.ProfilerActivity.CPU]
+            if self.context.device == "cuda":
+                kinds.append(torch.profiler.ProfilerActivity.CUDA)
+            self.running = torch.profiler.profile(activities=kinds, record_shapes=True)
+            self.running.start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """End it, and wait for the ranks that write."""
+        if state.global_step in self.steps:
+            self.passed = True
+        if state.global_step == self.steps.stop - 1:
+            self._end_trace(state.global_step)
+            barrier()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A run may end before the last of its profiled steps, or before the first."""
+        self._end_trace(state.global_step)
+        if not self.passed and self.context.main:
+            self.context.emit(
+                events.Noted,
+                text=f"nothing was profiled: this attempt did not do step {self.steps.start} "
+                "(measure.profile_step)",
+            )
+
+    def _end_trace(self, step: int) -> None:
+        if self.running is None:
+            return
+        if self.context.device == "cuda":
+            torch.cuda.synchronize()
+        self.running.stop()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.running.export_chrome_trace(str(self.path))
+        self.running = None
+        self._tell(step)
+
+    def _tell(self, last: int) -> None:
+        self.written = True
+        self.context.emit(
+            events.Profiled,
+            what=self.what,
+            first_step=self.steps.start,
+            last_step=last,
+            path=str(self.path),
+            bytes=self.path.stat().st_size,
+        )
+
+
+def _check_breakdown(context: Context) -> None:
+    """Raise RecipeError where DeepSpeed's profiler cannot be had, or would see nothing."""
+    where = "measure.profile"
+    if context.recipe.train.compile:
+        raise RecipeError(
+            "DeepSpeed's profiler cannot look into a compiled model",
+            where=where,
+            hint="train.compile=false for this run, or measure.profile=trace",
+        )
+    try:
+        import deepspeed.profiling.flops_profiler  # noqa: F401
+    except ImportError as error:
+        raise RecipeError(
+            f"the breakdown by module is DeepSpeed's, which cannot be imported: {error}",
+            where=where,
+            hint="pip install deepspeed, or measure.profile=trace",
+        ) from None

@@ -1,0 +1,49 @@
+"""What every workload's trainer has in common: Muster's order of samples, dealt to ranks in equal or unequal
+parts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import transformers
+from torch.utils.data import DataLoader, Sampler
+from transformers.trainer_utils import seed_worker
+
+from muster.worker.data.sampler import Dealt
+
+
+class OrderedSamples:
+    """Goes before a Transformers trainer among the base classes. Set `sampler` before training.
+
+    `shares`: samples of each micro-step per rank, which `worker/uneven.py` sets; None: the same for all.
+    """
+
+    sampler: Sampler[int]
+    shares: tuple[int, ...] | None = None
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        return self.sampler
+
+    def get_train_dataloader(self) -> Any:
+        """This rank's part of every micro-step."""
+        if self.shares is None:
+            return super().get_train_dataloader()  # type: ignore[misc]
+        args: Any = self.args  # type: ignore[attr-defined]
+        loader = DataLoader(
+            self.train_dataset,  # type: ignore[attr-defined]
+            batch_sampler=Dealt(self.sampler, self.shares),
+            collate_fn=self.data_collator,  # type: ignore[attr-defined]
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
+            persistent_workers=args.dataloader_persistent_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            worker_init_fn=partial(
+                seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
+            ),
+        )
+        return self.accelerator.prepare(loader)  # type: ignore[attr-defined]
+
+
+class Trainer(OrderedSamples, transformers.Trainer):  # type: ignore[misc]
+    """Transformers' trainer with Muster's order of samples."""

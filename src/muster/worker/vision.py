@@ -1,0 +1,141 @@
+"""Vision models for a number of classes, and how their images are to be prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForImageClassification
+
+from muster.core import families
+from muster.core.data import ImageData
+from muster.core.errors import RecipeError
+from muster.core.recipe import Recipe
+from muster.worker.context import Context
+from muster.worker.data.images import Preparation
+from muster.worker.models import add_lora, config_for, create, load, load_from
+
+HEADS = ("classifier", "head", "fc")  # what models call their last layer
+LOCAL_SIZES = ("vit-micro", "vit-tiny", "vit-small", "vit-base", "vit-large")  # no hub has them by this name
+
+
+def data_of(recipe: Recipe) -> ImageData:
+    """The recipe's data section, which is this workload's."""
+    assert isinstance(recipe.data, ImageData)
+    return recipe.data
+
+
+def make_model(context: Context, names: Sequence[str]) -> Any:
+    """The network with a class per name: pretrained, or from a configuration. Raises RecipeError."""
+    recipe = context.recipe
+    labels = {
+        "num_labels": len(names),
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
+    if recipe.model.init == "pretrained" and recipe.model.name:
+        model = _pretrained(context, labels)
+    else:
+        config = make_config(recipe, labels)
+        kind = AutoModelForImageClassification
+        model = create(context, lambda: kind.from_config(config, dtype=torch.float32))
+    if recipe.lora:
+        model = add_lora(context, model, None, whole=[name for name in HEADS if hasattr(model, name)])
+    return model
+
+
+def _pretrained(context: Context, labels: Mapping[str, Any]) -> Any:
+    """Its weights; the classifier is drawn anew where it has another number of classes."""
+    recipe = context.recipe
+    name = str(recipe.model.name)
+    if name in LOCAL_SIZES:
+        raise RecipeError(
+            f"{name} is a size, and no weights have this name",
+            where="model.name",
+            hint="model.init=random, or such as model.name=google/vit-base-patch16-224",
+        )
+    fields = {**_own_fields(recipe), **labels, "ignore_mismatched_sizes": True}
+    model = load(context, AutoModelForImageClassification, name, **fields)
+    size, own = data_of(recipe).size, _image_size(model.config)
+    if size and own and size != own:
+        raise RecipeError(
+            f"is {size}, and the pretrained model takes {own} x {own} pixels",
+            where="data.size",
+            hint="leave data.size out",
+        )
+    return model
+
+
+def _own_fields(recipe: Recipe) -> dict[str, Any]:
+    return {key: value for key, value in (recipe.model.config or {}).items() if key != "num_labels"}
+
+
+def make_config(recipe: Recipe, labels: Mapping[str, Any]) -> Any:
+    """A configuration from a size's name, a folder or hub name, and the recipe's own fields on top."""
+    spec, fields = recipe.model, _own_fields(recipe)
+    known = families.size(spec.name)
+    if known is None and spec.name:
+        config = load_from(AutoConfig.from_pretrained, spec.name, "model.name", **fields, **labels)
+    else:
+        fields = {"model_type": "vit", **(known or {}), **fields, **labels}
+        config = config_for(fields.pop("model_type"), fields)
+    size = data_of(recipe).size
+    if size and _image_size(config):
+        config.image_size = size
+    size, patch = _image_size(config), getattr(config, "patch_size", None)
+    if size and isinstance(patch, int) and size % patch:
+        raise RecipeError(
+            f"{size} pixels are no whole number of patches of {patch}",
+            where="data.size" if data_of(recipe).size else "model.config.image_size",
+        )
+    return _checked(config)
+
+
+def _checked(config: Any) -> Any:
+    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING as MAPPING
+
+    if type(config) not in MAPPING:
+        raise RecipeError(
+            f"{config.model_type} does not classify images", where="model", hint="such as vit-base"
+        )
+    return config
+
+
+def _image_size(config: Any) -> int | None:
+    """Pixels of a side, where the model is made for one size."""
+    size = getattr(config, "image_size", None)
+    return int(size[0] if isinstance(size, list | tuple) else size) if size else None
+
+
+def preparation_for(recipe: Recipe, config: Any) -> Preparation:
+    """The recipe's size, mean and standard deviation; else the pretrained model's own; else 0.5."""
+    data = data_of(recipe)
+    own: dict[str, Any] = {}
+    if recipe.model.init == "pretrained" and recipe.model.name:
+        own = _own_preparation(recipe.model.name)
+    channels = int(getattr(config, "num_channels", 3))
+    mean = data.mean or own.get("image_mean") or [0.5] * channels
+    std = data.std or own.get("image_std") or [0.5] * channels
+    for field, values in (("mean", mean), ("std", std)):
+        if len(values) != channels:
+            raise RecipeError(f"has {len(values)} values for {channels} channels", where=f"data.{field}")
+    if channels not in (1, 3):
+        raise RecipeError("images have 1 or 3 channels", where="model.config.num_channels")
+    return Preparation(data.size or _image_size(config) or 224, tuple(mean), tuple(std))
+
+
+def _own_preparation(name: str) -> dict[str, Any]:
+    """What a published model says about how its images are prepared; nothing where it says nothing."""
+    from transformers import ImageProcessingMixin
+
+    try:
+        return dict(ImageProcessingMixin.get_image_processor_dict(name)[0])
+    except (OSError, ValueError):
+        return {}
+
+
+def tokens_per_image(config: Any) -> int:
+    """Patches and the class token, for ViT; 0 where a model's tokens are not known."""
+    family = families.family_of({"model_type": config.model_type})
+    return family.tokens(config.to_dict()) if family is families.vit else 0

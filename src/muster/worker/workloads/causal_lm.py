@@ -1,0 +1,288 @@
+"""Causal language modelling: a decoder (GPT-2, OPT, Llama and their like) learns to go on with text."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+
+from muster.core.data import TextData
+from muster.core.errors import DataError, RecipeError, UsageError
+from muster.core.recipe import Recipe
+from muster.worker.context import Context
+from muster.worker.data.packed import Filled, Packed, Synthetic, collate, count_batch
+from muster.worker.data.sampler import GroupedSampler
+from muster.worker.data.text import source_of
+from muster.worker.data.tokens import Tokenizing, Tokens, open_tokens
+from muster.worker.decoders import make_config, make_model, positions_of, sequence_of
+from muster.worker.heldout import ExactHeldOut, perplexity
+from muster.worker.loss import Tally, token_loss
+from muster.worker.models import load_from
+from muster.worker.together import gather
+from muster.worker.trainer import Trainer
+from muster.worker.workloads.base import Built
+
+NEW_TOKENS = 64  # that `muster ask` adds to a text where the recipe does not say
+Rows = Packed | Synthetic
+
+
+class _Trainer(ExactHeldOut, Trainer):
+    """Muster's trainer with the exact held-out loss."""
+
+
+def data_of(recipe: Recipe) -> TextData:
+    """The recipe's data section, which is this workload's."""
+    assert isinstance(recipe.data, TextData)
+    return recipe.data
+
+
+def build(context: Context, arguments: dict[str, Any]) -> Built:
+    """The trainer for the recipe: data, tokenizer, model, loss. Raises DataError and RecipeError."""
+    recipe, data = context.recipe, data_of(context.recipe)
+    tokens = None if data.synthetic else _tokens(context)
+    tokenizer = tokens.tokenizer if tokens else None
+    config = make_config(recipe, tokenizer)
+    sequence = sequence_of(data, config)
+    model = make_model(context, config, tokenizer)
+    if tokens:
+        train, held_out = _packed(recipe, tokens, sequence)
+    else:
+        train, held_out = _synthetic(context, config, sequence)
+    micro = context.batch.micro  # also for held-out text: larger batches of logits might not fit
+    tally = Tally()
+    trainer = _Trainer(
+        model=model,
+        args=TrainingArguments(**{**arguments, "per_device_eval_batch_size": micro}),
+        train_dataset=train,
+        eval_dataset=Filled(held_out, micro * context.world_size) if len(held_out) else None,
+        processing_class=tokenizer,
+        data_collator=collate,
+        compute_loss_func=token_loss(
+            lambda: recipe.train.label_smoothing if model.training else 0.0, moved=True, tally=tally
+        ),
+    )
+    trainer.model_accepts_loss_kwargs = False  # the loss above is the whole of it
+    trainer.tally = tally
+    trainer.sampler = GroupedSampler(
+        [sequence] * len(train),
+        context.batch.global_,
+        recipe.train.seed,
+        grouped=False,
+        epoch=lambda: int(trainer.state.epoch or 0),
+    )
+    notes = _notes(tokens, train, held_out) if tokens else []
+    return Built(trainer, count_batch, len(train), [], held_samples=len(held_out), notes=notes)
+
+
+# --- data ------------------------------------------------------------------------------------------------
+
+
+def _tokens(context: Context) -> Tokens:
+    """This machine's tokens. All ranks must have the same ones."""
+    recipe = context.recipe
+    found = open_tokens(source_of(data_of(recipe)), tokenizing(recipe), cache_folder(recipe))
+    check_alike(gather((socket.gethostname(), found.digest)))
+    return found
+
+
+def check_alike(told: Sequence[tuple[str, str]]) -> None:
+    """Raise DataError where not all ranks have the same tokens. `told`: of each its host, and what it has."""
+    first, has = told[0]
+    for host, other in told:
+        if other != has:
+            raise DataError(
+                f"the text is not the same on all hosts: {first} has {has}, {host} {other}",
+                where="data",
+                hint="the same files and versions on every host; `muster prepare` copies data.path",
+            )
+
+
+def tokenizing(recipe: Recipe) -> Tokenizing:
+    """The recipe's tokenizer: the model's own, a named one, or one that is trained on the text."""
+    model, fraction = recipe.model, recipe.data.validation_fraction
+    choice = model.tokenizer
+    if choice == "auto":
+        own = model.name if model.name and (model.init == "pretrained" or Path(model.name).is_dir()) else None
+        choice = own or "train"
+    if choice == "train":
+        return Tokenizing(None, model.vocab_size, fraction)
+    where = "model.tokenizer" if model.tokenizer != "auto" else "model.name"
+    return Tokenizing(load_from(AutoTokenizer.from_pretrained, choice, where), 0, fraction)
+
+
+def cache_folder(recipe: Recipe) -> Path:
+    """Where tokens are kept on each machine, for all runs."""
+    return Path(recipe.launch.workdir or "~/.cache/muster").expanduser() / "tokens"
+
+
+def _packed(recipe: Recipe, tokens: Tokens, sequence: int) -> tuple[Rows, Rows]:
+    train = Packed(*tokens.part("train"), sequence, recipe.data.limit)
+    if not len(train):
+        raise DataError(
+            f"its {train.tokens:,} tokens do not fill one sequence of {sequence:,}",
+            where="data",
+            hint="more text, or a shorter data.sequence",
+        )
+    return train, Packed(*tokens.part("validation"), sequence, recipe.evaluate.limit)
+
+
+def _synthetic(context: Context, config: Any, sequence: int) -> tuple[Rows, Rows]:
+    recipe, data = context.recipe, data_of(context.recipe)
+    assert data.synthetic
+    known = int(config.vocab_size)
+    size = data.synthetic.vocab_size or known
+    if size > known:
+        raise RecipeError(
+            f"is {size:,}, and the model knows {known:,} tokens",
+            where="data.synthetic.vocab_size",
+            hint="model.config.vocab_size",
+        )
+    rows = data.synthetic.samples
+    if rows is None and recipe.train.max_steps:
+        rows = recipe.train.max_steps * context.batch.global_
+    if rows is None:
+        raise RecipeError(
+            "nobody says how many there are", where="data.synthetic.samples", hint="or train.max_steps"
+        )
+    rows = min(rows, data.limit or rows)
+    held = min(data.synthetic.validation, recipe.evaluate.limit or data.synthetic.validation)
+    seed = data.synthetic.seed
+    return (
+        Synthetic(rows, sequence, size, seed, held_out=False),
+        Synthetic(held, sequence, size, seed, held_out=True),
+    )
+
+
+def _notes(tokens: Tokens, train: Rows, held_out: Rows) -> list[str]:
+    """What was read, and what of it was left out."""
+    meta = tokens.meta
+    parts = meta["parts"]
+    notes = [
+        f"text: {meta['about']}; documents: {parts['train']['documents']:,}; tokens for training: "
+        f"{parts['train']['tokens']:,}, held out: {parts['validation']['tokens']:,} ({meta['split']})"
+    ]
+    for name, rows in (("training", train), ("held-out", held_out)):
+        if isinstance(rows, Packed) and rows.left_out:
+            left = f"the last {rows.left_out:,} {name} tokens"
+            notes.append(f"{left} do not fill a sequence of {rows.sequence:,}: left out")
+    if not len(held_out):
+        notes.append("the held-out text does not fill one sequence: there is no perplexity")
+    skipped = meta["skipped"]
+    if skipped["count"]:
+        notes.append(
+            f"could not be read and were skipped: {skipped['count']:,}; the first: {skipped['first']}"
+        )
+    return notes
+
+
+# --- answering -------------------------------------------------------------------------------------------
+
+
+class Answerer:
+    """The trained model, going on with texts."""
+
+    def __init__(self, folder: Path, recipe: Any, device: str) -> None:
+        self.recipe = recipe
+        self.tokenizer: Any = None
+        if (folder / "tokenizer_config.json").is_file():
+            self.tokenizer = load_from(AutoTokenizer.from_pretrained, str(folder), "model")
+        self.model = load_from(AutoModelForCausalLM.from_pretrained, str(folder), "model")
+        self.device = torch.device(device)
+        self.model.to(self.device).eval()
+        self.model.config.use_cache = True
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def answer(self, questions: Sequence[str]) -> tuple[list[str], float]:
+        """How the model goes on with each text, and the seconds that took (tokenizing to text).
+
+        Raises UsageError for a model that was trained on synthetic tokens: it has no words.
+        """
+        if self.tokenizer is None:
+            raise UsageError(
+                "was trained on synthetic tokens: it knows no text",
+                where="ask",
+                hint="`muster ask RUN --evaluate` gives its perplexity",
+            )
+        began = time.perf_counter()
+        new, room = self._room()
+        prompts = [self._tokens(question)[-room:] for question in questions]
+        answers = [""] * len(prompts)
+        size = self.recipe.evaluate.batch
+        for length in sorted({len(prompt) for prompt in prompts}):  # equal lengths: nothing is padded
+            alike = [index for index, prompt in enumerate(prompts) if len(prompt) == length]
+            for start in range(0, len(alike), size):
+                part = alike[start : start + size]
+                inputs = torch.tensor([prompts[index] for index in part], device=self.device)
+                made = self.model.generate(
+                    inputs,
+                    attention_mask=torch.ones_like(inputs),
+                    max_new_tokens=new,
+                    num_beams=self.recipe.evaluate.beams,
+                    do_sample=False,
+                    eos_token_id=self.tokenizer.eos_token_id,
+                    pad_token_id=self._filler(),
+                )
+                for index, row in zip(part, made[:, length:], strict=True):
+                    answers[index] = self.tokenizer.decode(
+                        row, skip_special_tokens=True, clean_up_tokenization_spaces=False
+                    )
+        return answers, time.perf_counter() - began
+
+    def _room(self) -> tuple[int, int]:
+        """New tokens, and how many of the text's last ones fit beside them."""
+        positions = positions_of(self.model.config)
+        new = self.recipe.evaluate.max_new_tokens or NEW_TOKENS
+        if positions is None:
+            return new, 1 << 30
+        new = min(new, positions - 1)
+        return new, positions - new
+
+    def _tokens(self, text: str) -> list[int]:
+        tokens: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        start = self.tokenizer.bos_token_id
+        return tokens or [self._filler() if start is None else start]
+
+    def _filler(self) -> int:
+        known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+        return int(next(each for each in known if each is not None))
+
+
+@torch.inference_mode()  # type: ignore[untyped-decorator]
+def score(answerer: Answerer, cache: Path, limit: int | None) -> dict[str, float]:
+    """The held-out text's perplexity under the saved model: `muster ask --evaluate`. Raises DataError."""
+    recipe, data = answerer.recipe, data_of(answerer.recipe)
+    config = answerer.model.config
+    sequence = sequence_of(data, config)
+    most = min((each for each in (limit, recipe.evaluate.limit) if each), default=None)
+    if data.synthetic:
+        given = data.synthetic
+        size = given.vocab_size or config.vocab_size
+        rows: Rows = Synthetic(given.validation, sequence, size, given.seed, held_out=True)
+    else:
+        how = Tokenizing(answerer.tokenizer, 0, data.validation_fraction)
+        tokens = open_tokens(source_of(data), how, cache_folder(recipe))
+        rows = Packed(*tokens.part("validation"), sequence)
+    count = len(rows) if most is None else min(len(rows), most)
+    if not count:
+        raise DataError("the held-out text does not fill one sequence", where="data")
+    began = time.perf_counter()
+    tally = Tally()
+    loss = token_loss(lambda: 0.0, moved=True, tally=tally)
+    size = recipe.batch.micro or 8
+    for start in range(0, count, size):
+        batch = collate([rows[index] for index in range(start, min(start + size, count))])
+        outputs = answerer.model(batch["input_ids"].to(answerer.device), use_cache=False)
+        loss(outputs, batch["labels"].to(answerer.device))
+    mean = float(tally.loss) / int(tally.count)
+    return {
+        "loss": mean,
+        "perplexity": perplexity(mean),
+        "tokens": int(tally.count),
+        "sequences": count,
+        "seconds": time.perf_counter() - began,
+    }

@@ -1,0 +1,219 @@
+"""Image classification: a vision model (ViT) learns to name what is on an image."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForImageClassification, TrainingArguments
+
+from muster.core.errors import DataError
+from muster.core.recipe import Recipe
+from muster.store import events
+from muster.worker.context import Context
+from muster.worker.data.image_sources import Part, load_parts
+from muster.worker.data.images import (
+    FAULTS,
+    Augmentation,
+    Collator,
+    Counter,
+    EpochSampler,
+    Fault,
+    ImageSet,
+    Preparation,
+    decode,
+)
+from muster.worker.data.packed import Filled
+from muster.worker.heldout import ExactHeldOut
+from muster.worker.loss import Tally, token_loss
+from muster.worker.models import load_from
+from muster.worker.resuming import ConvertedWeights
+from muster.worker.together import first_on_disk, gather
+from muster.worker.trainer import Trainer
+from muster.worker.vision import data_of, make_model, preparation_for, tokens_per_image
+from muster.worker.workloads.base import Built, HeldOut
+
+EVALUATION_SAMPLES = 2000  # for the loss during training, which wants to be cheap
+CHECKED = 50_000  # images that a rank decodes before the training, to find those that cannot be read
+METRIC = "top-1 accuracy"  # what the share of right answers is called
+
+
+class _Trainer(ConvertedWeights, ExactHeldOut, Trainer):
+    """Muster's trainer, which learns here of images that could not be read on the way."""
+
+    context: Context
+    told: set[str]
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
+        """An unreadable image ends the run, or is told once: its label does not count."""
+        for place, what in inputs.pop(FAULTS, ()):
+            if data_of(self.context.recipe).bad == "error":
+                raise unreadable(place, what)
+            if place not in self.told:
+                self.told.add(place)
+                self.context.emit(events.Noted, text=f"skipped in training: {place}: {what}")
+        return super().compute_loss(model, inputs, *rest, **named)
+
+    def evaluation_loop(self, *args: Any, **named: Any) -> Any:
+        """The exact held-out loss. Its exponential, the perplexity, says nothing of images."""
+        output = super().evaluation_loop(*args, **named)
+        for name in [name for name in output.metrics if name.endswith("_perplexity")]:
+            del output.metrics[name]
+        return output
+
+
+def unreadable(place: str, what: str) -> DataError:
+    """An image that cannot be read, as bad data."""
+    return DataError(what, where=place, hint="data.bad=skip leaves such images out and counts them")
+
+
+def build(context: Context, arguments: dict[str, Any]) -> Built:
+    """The trainer for the recipe: data, model, loss. Raises DataError and RecipeError."""
+    recipe, data = context.recipe, data_of(context.recipe)
+    with first_on_disk(context):
+        parts = load_parts(data, recipe.train.seed, number_of_classes(recipe))
+    model = make_model(context, parts.names)
+    preparation = preparation_for(recipe, model.config)
+    augmentation = Augmentation(data.flip, data.crop, recipe.train.seed) if data.flip or data.crop else None
+    limited = _some(parts.held_out, recipe.evaluate.limit)
+    train = _set_of(parts.train, preparation, augmentation)
+    held_out = _set_of(limited, preparation, None)
+    (train, bad), (held_out, bad_held_out) = _readable(context, train), _readable(context, held_out)
+    if not len(train):
+        raise DataError("no training image can be read", where=data.path or data.name)
+    if not len(held_out):
+        raise DataError("no held-out image can be read", where=data.path or data.name)
+    evaluated = held_out.only(spread(len(held_out), EVALUATION_SAMPLES))
+    share = min(arguments["per_device_eval_batch_size"], -(-len(evaluated) // context.world_size))
+    arguments = {**arguments, "per_device_eval_batch_size": share, "label_names": ["labels"]}
+    tally = Tally()
+    trainer = _Trainer(
+        model=model,
+        args=TrainingArguments(**arguments),
+        train_dataset=train,
+        eval_dataset=Filled(evaluated, share * context.world_size),
+        processing_class=preparation,
+        data_collator=Collator(preparation),
+        compute_loss_func=token_loss(
+            lambda: recipe.train.label_smoothing if model.training else 0.0, tally=tally
+        ),
+    )
+    trainer.model_accepts_loss_kwargs = False  # the loss above is the whole of it
+    trainer.context, trainer.told, trainer.tally = context, set(), tally
+    trainer.sampler = EpochSampler(
+        [1] * len(train),
+        context.batch.global_,
+        recipe.train.seed,
+        grouped=False,
+        epoch=lambda: int(trainer.state.epoch or 0),
+    )
+    skipped = bad + bad_held_out + len(parts.train.faults) + len(parts.held_out.faults)
+    counter = Counter(tokens_per_image(model.config))
+    return Built(trainer, counter, len(train), _questions(held_out, parts.names), skipped=skipped)
+
+
+def number_of_classes(recipe: Recipe) -> int | None:
+    """What the recipe says of it."""
+    number = (recipe.model.config or {}).get("num_labels")
+    return int(number) if number else None
+
+
+def _some(part: Part, limit: int | None) -> Part:
+    return part.only(spread(len(part), limit)) if limit and limit < len(part) else part
+
+
+def spread(count: int, limit: int) -> list[int]:
+    """At most `limit` of `count` indices, drawn once and for all: data are often sorted by class."""
+    return sorted(random.Random(count).sample(range(count), min(limit, count)))
+
+
+def _set_of(part: Part, preparation: Preparation, augmentation: Augmentation | None) -> ImageSet:
+    return ImageSet(part.source, part.rows, part.labels, preparation, augmentation)
+
+
+def _readable(context: Context, images: ImageSet) -> tuple[ImageSet, int]:
+    """Decode each image once, the ranks sharing the work. -> without the unreadable ones; how many they were.
+
+    Those beyond CHECKED per rank are found when their turn comes. Raises DataError on every rank.
+    """
+    mine = list(images.faults(context.rank, context.world_size, CHECKED))
+    faults = sorted(fault for each in gather(mine) for fault in each)
+    if faults and data_of(context.recipe).bad == "error":
+        _, place, what = faults[0]
+        raise unreadable(place, what)
+    return images.without({index for index, _, _ in faults}), len(faults)
+
+
+def _questions(images: ImageSet, names: Sequence[str]) -> list[HeldOut]:
+    return [HeldOut(images.place(index), names[label]) for index, label in enumerate(images.labels)]
+
+
+# --- answering -------------------------------------------------------------------------------------------
+
+
+def questions(recipe: Recipe, cache: Path) -> list[HeldOut]:
+    """All held-out images, but for those that cannot be read where data.bad is skip. Raises DataError."""
+    parts = load_parts(data_of(recipe), recipe.train.seed, number_of_classes(recipe))
+    held_out = parts.held_out
+    if data_of(recipe).bad == "skip":
+        held_out = held_out.only([i for i in range(len(held_out)) if _can_be_read(held_out, i)])
+    return [
+        HeldOut(held_out.source.place(row), parts.names[label])
+        for row, label in zip(held_out.rows, held_out.labels, strict=True)
+    ]
+
+
+def _can_be_read(part: Part, index: int) -> bool:
+    try:
+        part.source.read(part.rows[index])
+    except Fault:
+        return False
+    return True
+
+
+class Answerer:
+    """The trained model, naming what is on images: files, or rows of the recipe's held-out data."""
+
+    def __init__(self, folder: Path, recipe: Any, device: str) -> None:
+        self.recipe = recipe
+        self.preparation = Preparation.from_saved(folder)
+        self.model = load_from(AutoModelForImageClassification.from_pretrained, str(folder), "model")
+        self.device = torch.device(device)
+        self.model.to(self.device).eval()
+        self.held_out: tuple[Part, dict[str, int]] | None = None
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def answer(self, questions: Sequence[str]) -> tuple[list[str], float]:
+        """The most probable class of each image, and the seconds they took (reading to name)."""
+        began = time.perf_counter()
+        names, answers = self.model.config.id2label, []
+        size = self.recipe.evaluate.batch
+        for start in range(0, len(questions), size):
+            pixels = torch.stack([self._pixels(question) for question in questions[start : start + size]])
+            batch = self.preparation.normalise(pixels).to(self.device)
+            logits = self.model(pixel_values=batch).logits
+            answers += [names[number] for number in logits.argmax(-1).tolist()]
+        return answers, time.perf_counter() - began
+
+    def _pixels(self, question: str) -> torch.Tensor:
+        """(channels, size, size). Raises DataError for what is no image."""
+        try:
+            if Path(question).is_file():
+                return self.preparation.pixels(decode(Path(question)))
+            part, rows = self._held_out()
+            if question not in rows:
+                raise DataError("no such image", where=question, hint="an image file")
+            return self.preparation.pixels(part.source.read(rows[question]))
+        except Fault as fault:
+            raise DataError(str(fault), where=question) from None
+
+    def _held_out(self) -> tuple[Part, dict[str, int]]:
+        if self.held_out is None:
+            parts = load_parts(data_of(self.recipe), self.recipe.train.seed, number_of_classes(self.recipe))
+            part = parts.held_out
+            self.held_out = part, {part.source.place(row): row for row in part.rows}
+        return self.held_out

@@ -1,0 +1,67 @@
+"""Small images and tables of images, made without Pillow and pyarrow: the control side has neither."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+
+
+def png(colour: tuple[int, int, int], width: int = 8, height: int = 8) -> bytes:
+    """An image of one colour as a PNG file's content."""
+    return png_of([[colour] * width] * height)
+
+
+def png_of(rows: Sequence[Sequence[tuple[int, int, int]]]) -> bytes:
+    """Rows of (red, green, blue) as a PNG file's content."""
+    raw = b"".join(b"\0" + bytes(value for pixel in row for value in pixel) for row in rows)
+    header = struct.pack(">IIBBBBB", len(rows[0]), len(rows), 8, 2, 0, 0, 0)
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(raw)), (b"IEND", b"")]
+    chunks = (
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        for name, body in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def write_folder(folder: Path, files: dict[str, bytes]) -> Path:
+    """Files by their paths below a folder."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+def write_parquet(
+    file: Path,
+    rows: Sequence[tuple[bytes | None, Any]],
+    *,
+    image: str = "image",
+    label: str = "label",
+    names: Sequence[str] | None = None,
+) -> Path:
+    """(content, label) rows as the hub has them: a struct of bytes and path, and a label.
+
+    `names`: of the classes, in the metadata that the datasets library writes.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    kind = "VARCHAR" if any(isinstance(value, str) for _, value in rows) else "BIGINT"
+    base = duckdb.connect()
+    base.execute(f'CREATE TABLE t ("{image}" STRUCT(bytes BLOB, path VARCHAR), "{label}" {kind})')
+    for content, value in rows:
+        base.execute("INSERT INTO t VALUES (row(?, NULL), ?)", [content, value])
+    about = ""
+    if names:
+        features = {image: {"_type": "Image"}, label: {"names": list(names), "_type": "ClassLabel"}}
+        text = json.dumps({"info": {"features": features}})
+        about = f", KV_METADATA {{huggingface: '{text}'}}"
+    base.execute(f"COPY t TO '{file}' (FORMAT parquet{about})")
+    return file

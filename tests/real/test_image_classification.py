@@ -1,0 +1,350 @@
+"""Image classification by real ranks: the same curve on one and two, what it learns, bad images, asking."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.core.errors import DataError, RecipeError
+from muster.core.recipe import Recipe, recipe_from
+from muster.core.result import Result
+from muster.stages.inputs import read_inputs
+from muster.stages.resume import resume
+from muster.stages.train import train
+from muster.store import events
+from muster.store.runfolder import RunFolder
+from tests.images import BLUE, GREEN, RED, png, write_folder
+from tests.support import losses, needs_torch
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(400), pytest.mark.usefixtures("torch_here")]
+
+STEPS, GLOBAL, TRAIN = 12, 32, 120  # four steps to an epoch, whose last batch is filled up
+TINY = [
+    "model.config.hidden_size=32", "model.config.intermediate_size=64", f"data.limit={TRAIN}",
+    "data.flip=true", "data.crop=1", f"train.max_steps={STEPS}", "train.warmup=0",
+    f"batch.global={GLOBAL}", "measure.window=1", "measure.warmup=3", "evaluate.limit=50",
+    "evaluate.every=6", "launch.threads=1", "measure.hardware_seconds=1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def torch_here() -> None:
+    needs_torch()
+    pytest.importorskip("PIL")
+
+
+def run(folder: Path, hosts: str, *overrides: str) -> tuple[RunFolder, Result]:
+    target = RunFolder(folder)
+    return target, train(read_inputs("digits", hosts, list(overrides)), target)
+
+
+def said(done: RunFolder, kind: type) -> list[Any]:
+    """The events of a kind."""
+    return [event for event in events.read_events(done.events) if isinstance(event, kind)]
+
+
+# --- the same on any number of ranks ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone(torch_here: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Result]:
+    """One process, the whole global batch in one micro-batch, images made by the process itself."""
+    done, result = run(tmp_path_factory.mktemp("alone") / "run", "local:1", *TINY, "batch.accumulation=1")
+    assert result.status == "succeeded", result.failure
+    return done, result
+
+
+@pytest.fixture(scope="module")
+def pair(torch_here: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Result]:
+    """Two ranks of DDP, accumulated, each with a loader process; a checkpoint inside an epoch."""
+    settings = ["batch.accumulation=2", "batch.micro=8", "train.workers=1", "checkpoint.every=6"]
+    done, result = run(tmp_path_factory.mktemp("pair") / "run", "local:2", *TINY, *settings)
+    assert result.status == "succeeded", result.failure
+    return done, result
+
+
+def test_two_ranks_are_one_process(alone: Any, pair: Any) -> None:
+    """Augmented images, losses, held-out losses and answers are the same."""
+    (one, first), (two, second) = alone, pair
+    assert losses(two) == pytest.approx(losses(one), rel=1e-4)
+    assert len(losses(one)) == STEPS
+    for a, b in zip(said(one, events.Evaluated), said(two, events.Evaluated), strict=True):
+        assert (a.step, b.step) in ((6, 6), (12, 12))
+        assert a.loss == pytest.approx(b.loss, rel=1e-5)
+        assert a.perplexity is None
+    answers = [{e.index: (e.question, e.expected) for e in said(done, events.Answer)} for done in (one, two)]
+    assert answers[0] == answers[1]
+    assert sorted(answers[0]) == list(range(50))
+    assert first.quality is not None and second.quality is not None
+    assert second.quality.exact_match == pytest.approx(first.quality.exact_match, abs=0.021)
+    assert {event.rank for event in said(two, events.Answered)} == {0, 1}
+
+
+def test_the_first_loss_is_that_of_plain_pytorch(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The untrained model's mean cross entropy over the first global batch, augmented; Pillow, no loader."""
+    import torch
+
+    from muster.worker.context import read_context
+    from muster.worker.data.digits import read_digits
+    from muster.worker.vision import make_model
+
+    done, _ = alone
+    spec = json.loads(next(done.path.glob("hosts/*/spec.json")).read_text())
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
+    context = read_context(spec)
+    model = make_model(context, [str(digit) for digit in range(10)]).eval()
+    from muster.worker.data.image_sources import load_parts
+    from muster.worker.data.images import Augmentation, EpochSampler
+
+    seed = context.recipe.train.seed
+    rows = load_parts(context.recipe.data, seed, None).train.rows
+    order = list(EpochSampler([1] * TRAIN, GLOBAL, seed, grouped=False))[:GLOBAL]
+    images, labels = read_digits()
+    change = Augmentation(True, 1, seed)
+    pixels = torch.stack([change(torch.from_numpy(images[rows[i]])[None], 0, i) for i in order])
+    with torch.no_grad():
+        logits = model(pixel_values=(pixels.float() / 255 - 0.3) / 0.37).logits
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor([labels[rows[i]] for i in order]))
+    assert losses(done)[0] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_images_and_their_tokens_are_counted(pair: Any) -> None:
+    done, result = pair
+    windows = said(done, events.Window)
+    assert result.samples == sum(window.samples for window in windows) == STEPS * GLOBAL
+    assert all(window.tokens == window.padded_tokens == 17 * window.samples for window in windows)
+    data = said(done, events.DataRead)[0]
+    assert (data.train, data.validation, data.skipped) == (TRAIN, 50, 0)
+
+
+def test_a_resumed_run_sees_the_same_images(pair: Any, tmp_path: Path) -> None:
+    whole, result = pair
+    again = RunFolder(tmp_path / "again")
+    shutil.copytree(whole.path, again.path)
+    again.result.unlink()
+    shutil.rmtree(again.model)
+    shutil.rmtree(again.checkpoints / f"checkpoint-{STEPS}")
+    resumed = resume(again)
+    assert (resumed.status, resumed.attempt, resumed.steps) == ("succeeded", 2, STEPS), resumed.failure
+    assert losses(again) == pytest.approx(losses(whole), rel=1e-6)
+    assert resumed.quality == result.quality.model_copy(update={"seconds": resumed.quality.seconds})
+
+
+# --- what it learns --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def learned(torch_here: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Result]:
+    """The shipped recipe as it is, in a folder of runs of its own."""
+    done, result = run(tmp_path_factory.mktemp("learned") / "runs" / "digits", "local:2", "launch.threads=1")
+    assert result.status == "succeeded", result.failure
+    return done, result
+
+
+def muster(where: RunFolder, *arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "muster", *arguments]
+    return subprocess.run(argv, cwd=where.path.parent.parent, capture_output=True, text=True, timeout=120)
+
+
+def test_it_learns_the_digits(learned: tuple[RunFolder, Result]) -> None:
+    done, result = learned
+    assert result.quality is not None
+    assert (result.quality.questions, result.quality.metric) == (360, "top-1 accuracy")
+    assert result.quality.exact_match > 0.94
+    right = sum(event.predicted == event.expected for event in said(done, events.Answer))
+    assert right / 360 == result.quality.exact_match
+
+
+def test_every_place_calls_it_top_1(learned: tuple[RunFolder, Result]) -> None:
+    from muster.cli.output import result_rows
+    from muster.stages.report import report
+
+    done, result = learned
+    assert result.quality is not None
+    share = f"{100 * result.quality.exact_match:.1f} % top-1 accuracy"
+    assert share in dict(result_rows(result))["held-out questions"]
+    page = report(done).read_text(encoding="utf-8")
+    assert "Top-1 accuracy" in page
+    shown = page.partition("How to read this")[0]
+    assert len(shown) > len(page) / 3
+    for nonsense in ("Exact match", "is padding", "with padding", "not executed", "Execution accuracy"):
+        assert nonsense not in shown
+
+
+def test_ask(learned: tuple[RunFolder, Result]) -> None:
+    """Files by their paths, and the held-out set, which gets the answers that the ranks gave."""
+    from PIL import Image
+
+    from muster.worker.data.digits import read_digits
+
+    done, result = learned
+    images, _ = read_digits()
+    folder = done.path.parent.parent
+    told = {event.question: event.predicted for event in said(done, events.Answer)}
+    places = list(told)[:2]
+    for number, place in enumerate(places):
+        Image.fromarray(images[int(place.split("[")[1][:-1])]).save(folder / f"{number}.png")
+    (folder / "cut.png").write_bytes((folder / "0.png").read_bytes()[:60])
+    asked = muster(done, "ask", "digits", "0.png", "1.png", "--json")
+    assert asked.returncode == 0, asked.stderr
+    assert [row["predicted"] for row in json.loads(asked.stdout)["answers"]] == [
+        told[place] for place in places
+    ]
+    held = muster(done, "ask", "digits", "--evaluate", "--json")
+    assert held.returncode == 0, held.stderr
+    document = json.loads(held.stdout)
+    assert (document["metric"], document["questions"]) == ("top-1 accuracy", 360)
+    assert document["exact_match"] == result.quality.exact_match  # type: ignore[union-attr]
+    assert {row["question"]: row["predicted"] for row in document["answers"]} == told
+    for name, what in (("cut.png", "cut.png: "), ("none.png", "none.png: no such image")):
+        refused = muster(done, "ask", "digits", name)
+        assert refused.returncode == 2
+        assert refused.stderr.startswith(f"error: {what}")
+        assert len(refused.stderr.splitlines()) <= 2
+
+
+# --- bad images, and a pretrained model ------------------------------------------------------------------
+
+
+@pytest.fixture
+def colours(tmp_path: Path) -> Path:
+    """Folders of images of three colours; two files are cut short."""
+    files = {
+        f"{part}/{name}/{i}.png": png(colour, 8 + i, 9)
+        for part, count in (("train", 8), ("test", 3))
+        for name, colour in (("red", RED), ("green", GREEN), ("blue", BLUE))
+        for i in range(count)
+    }
+    for name in ("train/green/3.png", "test/blue/1.png"):
+        files[name] = files[name][:-30]
+    return write_folder(tmp_path / "colours", files)
+
+
+def settings(colours: Path, model: Path) -> list[str]:
+    own = [
+        f"model.name={model}",
+        "model.init=pretrained",
+        "model.config=null",
+        "data.mean=null",
+        "data.std=null",
+    ]
+    return [*own, f"data.path={colours}", "train.max_steps=20", "batch.global=8", "launch.threads=1"]
+
+
+def test_a_truncated_image_ends_the_run(colours: Path, learned: Any, tmp_path: Path) -> None:
+    done, result = run(tmp_path / "run", "local:2", *settings(colours, learned[0].model))
+    assert result.status == "failed"
+    assert result.failure is not None and result.failure.usage
+    assert result.failure.where == str(colours / "train/green/3.png")
+    assert result.failure.what == "cannot be read: image file is truncated"
+    assert "data.bad=skip" in (result.failure.hint or "")
+    assert not done.model.exists()
+
+
+def test_it_is_skipped_and_counted_where_the_recipe_says_so(
+    colours: Path, learned: Any, tmp_path: Path
+) -> None:
+    """And a trained model takes other classes with a new classifier, and its own way to prepare images."""
+    from muster.worker.data.images import Preparation
+
+    more = settings(colours, learned[0].model)
+    done, result = run(tmp_path / "run", "local:2", *more, "data.bad=skip", "evaluate.every=10")
+    assert result.status == "succeeded", result.failure
+    data = said(done, events.DataRead)[0]
+    assert (data.train, data.validation, data.skipped) == (23, 8, 2)
+    assert "2 samples cannot be used and were skipped" in result.notes
+    assert result.quality is not None and result.quality.questions == 8
+    assert Preparation.from_saved(done.model) == Preparation.from_saved(learned[0].model)
+    config = json.loads((done.model / "config.json").read_text())
+    assert config["id2label"] == {"0": "blue", "1": "green", "2": "red"}
+    assert {event.expected for event in said(done, events.Answer)} == {"blue", "green", "red"}
+
+
+# --- what can never work ---------------------------------------------------------------------------------
+
+
+def recipe(data: dict[str, Any] | None = None, **model: Any) -> Recipe:
+    return recipe_from(
+        {"workload": "image-classification", "model": {"init": "random", **model}, "data": data or {}}
+    )
+
+
+LABELS = {"num_labels": 2, "id2label": {0: "a", 1: "b"}, "label2id": {"a": 0, "b": 1}}
+
+
+@pytest.mark.parametrize(
+    ("made", "where", "what"),
+    [
+        (
+            recipe({"size": 30}, name="vit-micro"),
+            "data.size",
+            "30 pixels are no whole number of patches of 4",
+        ),
+        (
+            recipe(config={"image_size": 30, "patch_size": 4}),
+            "model.config.image_size",
+            "30 pixels are no whole number of patches of 4",
+        ),
+        (recipe(config={"model_type": "gpt2"}), "model", "gpt2 does not classify images"),
+        (recipe({"mean": [0.5]}, name="vit-micro"), "data.mean", "has 1 values for 3 channels"),
+        (
+            recipe(config={"model_type": "vit", "num_channels": 4}),
+            "model.config.num_channels",
+            "images have 1 or 3 channels",
+        ),
+        (recipe(config={"model_type": "nothing"}), "model.config", "does not make a model"),
+    ],
+)
+def test_settings_that_do_not_go_together(made: Recipe, where: str, what: str) -> None:
+    from muster.worker.vision import make_config, preparation_for
+
+    with pytest.raises(RecipeError) as caught:
+        preparation_for(made, make_config(made, LABELS))
+    assert caught.value.where == where
+    assert caught.value.what.startswith(what)
+
+
+def test_sizes_are_made_for_the_datas_size() -> None:
+    from muster.core import families
+    from muster.worker.vision import make_config, preparation_for, tokens_per_image
+
+    for name in families.sizes("vit"):
+        config = make_config(recipe(name=name), LABELS)
+        assert config.hidden_size == families.size(name)["hidden_size"]  # type: ignore[index]
+    config = make_config(recipe({"size": 64}, name="vit-micro"), LABELS)
+    assert (config.image_size, tokens_per_image(config)) == (64, 257)
+    made = preparation_for(recipe({"size": 64}, name="vit-micro"), config)
+    assert (made.size, made.mean, made.std) == (64, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    other = make_config(recipe(config={"model_type": "resnet"}), LABELS)
+    assert (tokens_per_image(other), preparation_for(recipe(), other).size) == (0, 224)
+
+
+def test_an_image_that_spoils_later_is_told(colours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only the training finds (more images than are looked at before it) says where, and ends or is
+    skipped."""
+    from types import SimpleNamespace
+
+    from muster.worker.data.images import FAULTS
+    from muster.worker.workloads.image_classification import _Trainer
+
+    told: list[str] = []
+    for bad in ("error", "skip"):
+        trainer = _Trainer.__new__(_Trainer)
+        data = SimpleNamespace(recipe=recipe({"bad": bad}), emit=lambda kind, text: told.append(text))
+        trainer.context, trainer.told = data, set()
+        monkeypatch.setattr("transformers.Trainer.compute_loss", lambda self, model, inputs: sorted(inputs))
+        inputs = {"labels": 1, FAULTS: [("x.png", "is empty"), ("x.png", "is empty")]}
+        if bad == "error":
+            with pytest.raises(DataError) as caught:
+                trainer.compute_loss(None, inputs)
+            assert (caught.value.where, caught.value.what) == ("x.png", "is empty")
+        else:
+            assert trainer.compute_loss(None, inputs) == ["labels"]
+    assert told == ["skipped in training: x.png: is empty"]

@@ -1,0 +1,44 @@
+"""The OPT benchmark from its recipe to its result, small enough for two cores; made in shards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from muster.core.errors import RunFolderError
+from muster.stages.ask import ask
+from muster.stages.inputs import read_inputs
+from muster.stages.train import train
+from muster.store import events
+from muster.store.runfolder import RunFolder
+from tests.support import needs_torch
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+SMALL = [
+    "model.name=opt-8m", "model.config.vocab_size=512", "model.config.num_hidden_layers=2",
+    "data.sequence=32", "batch.tokens=300", "train.max_steps=4", "measure.window=1",
+    "measure.hardware_seconds=1", "engine.zero=3", "model.create=sharded",
+]  # fmt: skip
+
+
+def test_the_benchmark_as_one_command(tmp_path: Path) -> None:
+    needs_torch()
+    run = RunFolder(tmp_path / "run")
+    result = train(read_inputs("opt-benchmark", "local:2", SMALL), run)
+    assert result.status == "succeeded", result.failure
+    assert (result.steps, result.global_batch, result.samples) == (4, 8, 32)  # 256 of 300 tokens: 2 x 4 rows
+    assert result.model_path is None and not run.model.exists()
+    speed = result.throughput
+    assert speed is not None
+    assert speed.tokens_per_second == pytest.approx(32 * speed.samples_per_second)
+    job = json.loads(run.job.read_text())
+    assert job["recipe"]["train"]["learning_rate"] == 1e-3  # what ranks get is decided
+    assert {"train.learning_rate", "memory of a rank"} <= {each["field"] for each in job["decisions"]}
+    logs = [e for e in events.read_events(run.events) if isinstance(e, events.Log) and e.loss is not None]
+    assert logs[0].loss == pytest.approx(6.24, abs=0.1)  # of 512 entries, by chance
+    assert 0 < max(log.learning_rate or 0 for log in logs) <= 1e-3
+    with pytest.raises(RunFolderError, match="kept no model"):
+        ask(run, ["def"])

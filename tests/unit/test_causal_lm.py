@@ -1,0 +1,188 @@
+"""The causal-lm workload before it trains: recipes, tokenizers, configurations, sources."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import numpy as np
+
+from muster.core.batch import resolve_batch
+from muster.core.data import TextData
+from muster.core.errors import DataError, RecipeError
+from muster.core.recipe import Recipe, recipe_from
+from muster.core.recipes import load_recipe
+from muster.core.zero import deepspeed_config
+from muster.stages.inputs import read_inputs
+from muster.stages.warm import warm_recipe
+from muster.worker.data.packed import Packed
+from muster.worker.data.text import source_of
+from muster.worker.data.tokenizer import TEXT_END, train_text_tokenizer
+from muster.worker.data.tokens import Tokenizing, open_tokens
+from muster.worker.decoders import make_config, positions_of, sequence_of
+from muster.worker.workloads import causal_lm
+
+TEXTS = ["def f(x):\n    return x\n", "Ünïcödé 漢字 🙂 <|endoftext|> 12345\t\r\n"] * 20
+
+
+def recipe(**fields: Any) -> Recipe:
+    return recipe_from({"workload": "causal-lm", **fields})
+
+
+@pytest.mark.parametrize(("name", "global_batch", "layers"), [("gpt2-micro", 32, 2), ("gpt2-small", 512, 12)])
+def test_mistrals_recipes(name: str, global_batch: int, layers: int) -> None:
+    """Their settings, and z2-small's; the accumulation follows from the number of ranks."""
+    made = load_recipe(name)
+    train = made.train
+    assert (train.learning_rate, train.weight_decay, train.warmup, train.seed) == (6e-4, 0.1, 4000, 21)
+    assert (made.batch.global_, made.batch.micro, made.batch.accumulation) == (global_batch, None, None)
+    assert resolve_batch(4, None, global_batch, world_size=4).accumulation == global_batch // 16
+    zero = deepspeed_config(made, resolve_batch(4, None, global_batch, world_size=4), "fp16")
+    assert zero["zero_optimization"]["stage"] == 2
+    assert zero["zero_optimization"]["reduce_bucket_size"] == 200_000_000
+    config = make_config(made, train_text_tokenizer(TEXTS, 300))
+    assert (config.n_layer, config.vocab_size, config.resid_pdrop) == (layers, 50257, 0.1)
+    offline = load_recipe(name, ["data.path=here", "model.config.n_layer=1"])
+    assert (offline.data.name, offline.data.path) == (None, "here")
+
+
+# --- the tokenizer ---------------------------------------------------------------------------------------
+
+
+def test_any_text_comes_back_and_nothing_is_added() -> None:
+    tokenizer = train_text_tokenizer(TEXTS, 320)
+    for text in (*TEXTS, " x", "", "\x00 \n\n  é"):
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.eos_token_id not in ids
+        assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+    assert tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids(TEXT_END) == 0
+    assert train_text_tokenizer(iter(TEXTS), 320).get_vocab() == tokenizer.get_vocab()
+    with pytest.raises(ValueError, match="at least 257"):
+        train_text_tokenizer(TEXTS, 256)
+
+
+def test_which_tokenizer_is_taken(tmp_path: Path) -> None:
+    """The model's own where it has one; a known size from scratch has none, so one is trained."""
+    folder = tmp_path / "own"
+    train_text_tokenizer(TEXTS, 300).save_pretrained(folder)
+    assert causal_lm.tokenizing(recipe(model={"name": "gpt2-small", "init": "random"})).tokenizer is None
+    assert causal_lm.tokenizing(recipe(model={"tokenizer": "train", "name": str(folder)})).vocab_size == 2048
+    for model in ({"name": str(folder)}, {"init": "random", "tokenizer": str(folder)}):
+        assert len(causal_lm.tokenizing(recipe(model=model)).tokenizer) == 300
+    with pytest.raises(RecipeError) as caught:
+        causal_lm.tokenizing(recipe(model={"tokenizer": str(tmp_path / "nowhere")}))
+    assert caught.value.where == "model.tokenizer"
+
+
+# --- the model's configuration ---------------------------------------------------------------------------
+
+
+def test_a_model_from_scratch_has_an_entry_for_every_token() -> None:
+    tokenizer = train_text_tokenizer(TEXTS, 300)
+    own = make_config(recipe(model={"init": "random", "config": {"n_layer": 1}}), tokenizer)
+    assert (own.model_type, own.vocab_size, own.eos_token_id) == ("gpt2", 300, 0)
+    opt = make_config(recipe(model={"init": "random", "name": "opt-125m"}), tokenizer)
+    assert (opt.vocab_size, opt.pad_token_id) == (51_200, None)  # its pad would be a token of the text
+    llama = make_config(recipe(model={"init": "random", "config": {"model_type": "llama"}}), None)
+    assert llama.model_type == "llama"
+    with pytest.raises(RecipeError, match="t5 is not a causal language model"):
+        make_config(recipe(model={"init": "random", "name": "t5-small"}), None)
+
+
+def test_the_sequence_has_to_fit_the_positions() -> None:
+    config = make_config(recipe(model={"init": "random", "name": "gpt2-micro"}), None)
+    assert positions_of(config) == sequence_of(TextData(), config) == 256
+    assert sequence_of(TextData(sequence=100), config) == 100
+    for sequence in (257, 1):
+        with pytest.raises(RecipeError) as caught:
+            sequence_of(TextData(sequence=sequence), config)
+        assert caught.value.where == "data.sequence"
+
+
+# --- data ------------------------------------------------------------------------------------------------
+
+
+def test_too_little_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("too short\n")
+    made = recipe(data={"path": str(tmp_path / "a.txt")}, model={"init": "random", "vocab_size": 300})
+    tokens = open_tokens(source_of(made.data), causal_lm.tokenizing(made), tmp_path / "cache")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="do not fill one sequence of 64"):
+        causal_lm._packed(made, tokens, 64)
+    train, held_out = causal_lm._packed(made, tokens, 4)
+    assert len(train) and not len(held_out)
+    notes = causal_lm._notes(tokens, train, held_out)
+    assert notes[0].startswith("text: a.txt: 1 file, 10 B")
+    assert notes[-1] == "the held-out text does not fill one sequence: there is no perplexity"
+
+
+def test_what_was_skipped_is_told_also_from_the_cache(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"good line\n" * 50 + b"\xff\xff\n")
+    made = recipe(
+        data={"path": str(tmp_path / "a.txt"), "bad": "skip"}, model={"init": "random", "vocab_size": 300}
+    )
+    for _ in range(2):
+        tokens = open_tokens(source_of(made.data), causal_lm.tokenizing(made), tmp_path / "cache")  # type: ignore[arg-type]
+        notes = causal_lm._notes(tokens, *causal_lm._packed(made, tokens, 4))
+        assert any(
+            f"could not be read and were skipped: 1; the first: {tmp_path}/a.txt:51" in note for note in notes
+        )
+
+
+def test_a_hub_data_set_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that `datasets` loads as it loads one of the hub; rows of lines are one document."""
+    pytest.importorskip("datasets")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for name, rows in (("train", [" = A = \n", "", "words here\n"] * 30), ("validation", ["held out\n"] * 9)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"body": row}) + "\n" for row in rows))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+    source = source_of(TextData(name=str(folder), field="body"))
+    tokens = open_tokens(source, Tokenizing(None, 300, 0.05), tmp_path / "cache")
+    assert {name: part["documents"] for name, part in tokens.meta["parts"].items()} == {
+        "train": 1,
+        "validation": 1,
+    }
+    path, dtype, _ = tokens.part("validation")
+    text = tokens.tokenizer.decode(np.fromfile(path, dtype=dtype), clean_up_tokenization_spaces=False)
+    assert text == "held out\n" * 9 + TEXT_END
+    with pytest.raises(DataError, match="has no field 'text'") as caught:
+        open_tokens(source_of(TextData(name=str(folder))), Tokenizing(None, 300, 0.05), tmp_path / "cache")
+    assert "body" in (caught.value.hint or "")
+    with pytest.raises(DataError, match="cannot be loaded"):
+        open_tokens(source_of(TextData(name=f"{folder}/no")), Tokenizing(None, 300, 0.05), tmp_path / "cache")
+
+
+def test_the_library_is_the_same_each_time(tmp_path: Path) -> None:
+    data = TextData.model_validate({"library": {"megabytes": 0.1}})
+    source = source_of(data)
+    assert source.identity == source_of(data).identity
+    size = sum(len(piece.encode()) for document in source.train() for piece in document)
+    assert 0 < size <= 100_000
+    tokens = open_tokens(source, Tokenizing(None, 300, 0.05), tmp_path)
+    assert len(Packed(*tokens.part("train"), 64)) > 100
+
+
+def test_hosts_with_other_text_are_named(tmp_path: Path) -> None:
+    digests = []
+    for text in ("one text\n" * 50, "another text\n" * 50):
+        (tmp_path / "a.txt").write_text(text)
+        made = recipe(data={"path": str(tmp_path / "a.txt")}, model={"init": "random", "vocab_size": 300})
+        tokens = open_tokens(source_of(made.data), causal_lm.tokenizing(made), tmp_path / "cache")  # type: ignore[arg-type]
+        digests.append(tokens.digest)
+    causal_lm.check_alike([("node1", digests[0]), ("node2", digests[0])])
+    with pytest.raises(DataError, match=r"node1 has [0-9]+ tokens, .*, node3 [0-9]+ tokens"):
+        causal_lm.check_alike([("node1", digests[0]), ("node2", digests[0]), ("node3", digests[1])])
+
+
+def test_the_warm_job_reads_no_text() -> None:
+    inputs = read_inputs("gpt2-small", "node1:8", ["data.path=/nowhere/at/all"])
+    data = warm_recipe(inputs, [], "~/c", 60)
+    warm = recipe_from(data)
+    assert warm.data.source == "synthetic" and warm.data.path is None
+    assert warm.model.config == {"n_layer": 1} and warm.model.init == "random"

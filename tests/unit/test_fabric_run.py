@@ -1,0 +1,335 @@
+"""The fabric workload's figures from its events: matrices, who is slowest, files, page, and who is blamed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from typing import Any
+
+import pytest
+
+from muster.cli.fabric import fabric_rows
+from muster.core.batch import Batch
+from muster.core.errors import RecipeError
+from muster.core.fabric_result import FabricRun
+from muster.core.fabric_run import make_run
+from muster.core.idle import check_idle
+from muster.core.inventory import Host, parse_hosts
+from muster.core.job import Job, place
+from muster.core.recipe import recipe_from
+from muster.core.recipes import load_recipe
+from muster.core.result import Failure, Result
+from muster.planner.decide import decide
+from muster.report import fabric as page
+from muster.report.fabric_tables import files, pair_rows, summary, sweep_rows
+from muster.report.gather import RunData
+from muster.report.heat import heat_map
+from muster.stages.fabric_run import judged
+from muster.store import events
+from muster.supervise.fold import Folder, fold, make_result
+from tests.unit.test_report import HOSTILE, check
+
+MIB = 1 << 20
+Told = tuple[int, str, dict[str, Any]]  # rank, kind, content
+
+
+def job(names: list[str], slots: int = 1) -> Job:
+    recipe = recipe_from({"workload": "fabric"})
+    places = place([(Host(name), slots) for name in names])
+    world = len(names) * slots
+    return Job("r1", "local", places, Batch(1, 1, world), "fp32", "cpu", recipe.as_dict())
+
+
+def pair(source: int, target: int, seconds: float, latency: float = 1e-4) -> Told:
+    told = {"source": source, "target": target, "bytes": MIB, "seconds": [seconds], "latencies": [latency]}
+    return source, "pair", told
+
+
+def everyone(count: int, slow: int | None = None) -> list[Told]:
+    """All directions at 1 MiB per ms; those of `slow` at a tenth."""
+    return [
+        pair(a, b, 0.01 if slow in (a, b) else 0.001) for a in range(count) for b in range(count) if a != b
+    ]
+
+
+def heard(made: Job, told: list[Told]) -> Folder:
+    """The events of a run, as its event file has them."""
+    hosts = {rank: each.host for each in made.placements for rank in each.ranks}
+    begin = events.JobState(time=0, state="begin")
+    return fold(
+        [
+            begin,
+            *(
+                events.Measured(time=index + 1, rank=rank, host=hosts[rank], what=kind, content=content)
+                for index, (rank, kind, content) in enumerate(told)
+            ),
+        ]
+    )
+
+
+def figures(names: list[str], told: list[Told], slots: int = 1) -> FabricRun:
+    made = job(names, slots)
+    return make_run(made.placements, "cpu", heard(made, told).measured)[0]
+
+
+def sweep(operation: str, size: int, *seconds: float) -> Told:
+    told = {"operation": operation, "method": "native", "bytes": size, "iterations": 1}
+    return 0, "sweep", {**told, "seconds": list(seconds)}
+
+
+def matmul(rank: int, rate: float, *, right: bool = True) -> Told:
+    told = {"precision": "fp32", "n": 64, "threads": 1, "best": 1.1 * rate, "sustained": rate}
+    return rank, "matmul", {**told, "products": 4, "seconds": 1.0, "right": right}
+
+
+SPLIT: dict[str, Any] = {
+    "n": 300, "rows": 100, "repeats": 5, "total": 0.004, "compute": 0.001, "communication": 0.003,
+    "compute_by_rank": [0.001, 0.0009, 0.0008], "method": "native",
+}  # fmt: skip
+LATENCY: dict[str, Any] = {"operation": "all-reduce", "bytes": 8, "median": 2e-5, "best": 1e-5, "count": 100}
+
+
+def whole(names: list[str]) -> list[Told]:
+    """A healthy run of one rank per host."""
+    told: list[Told] = [(rank, "ready", {"device": "EPYC", "torch": "2.13"}) for rank in range(len(names))]
+    for name in ("matmul", "points"):
+        told += [(0, "begin", {"question": name}), (0, "end", {"question": name})]
+    told += [matmul(rank, 1e9) for rank in range(len(names))]
+    told += [
+        sweep(each, size, 0.001, 0.002) for each in ("all-reduce", "all-gather") for size in (1024, 4096)
+    ]
+    return [*told, (0, "latency", LATENCY), *everyone(len(names)), (0, "product", SPLIT)]
+
+
+# Figures.
+
+
+def test_the_matrix_and_who_is_slowest() -> None:
+    """Every direction in its place; the slow host is named, and not those that talk with it."""
+    run = figures(["a", "b", "c", "d"], everyone(4, slow=2))
+    assert run.pairs is not None and run.pairs.names == ["a", "b", "c", "d"]
+    for i, row in enumerate(run.pairs.bandwidth):
+        for j, rate in enumerate(row):
+            expected = None if i == j else MIB / (0.01 if 2 in (i, j) else 0.001)
+            assert rate is None if expected is None else rate == pytest.approx(expected)
+    link, host = run.slowest
+    assert (link.what, link.ratio) == ("pair", pytest.approx(0.1 / 0.55)) and "c" in (link.host, link.other)
+    assert (host.what, host.name, host.ratio) == ("links", "c", pytest.approx(0.1))
+
+
+def test_a_link_that_is_slow_one_way() -> None:
+    told = [pair(a, b, 0.02 if (a, b) == (0, 1) else 0.001) for a in range(3) for b in range(3) if a != b]
+    link, host = figures(["a", "b", "c"], told).slowest
+    assert (link.host, link.other, link.ratio) == ("a", "b", pytest.approx(0.05))
+    assert host.ratio == 1  # every host still has a good link
+
+
+def test_two_hosts_share_their_link() -> None:
+    """Neither is slower than the other."""
+    assert [each.what for each in figures(["a", "b"], everyone(2)).slowest] == ["pair"]
+
+
+def test_ranks_of_one_host_stand_for_themselves() -> None:
+    run = figures(["a"], everyone(3), slots=3)
+    assert run.pairs is not None and run.pairs.names == ["rank 0", "rank 1", "rank 2"]
+
+
+def test_a_sample_of_pairs_leaves_cells_empty() -> None:
+    ring = [pair(a, b, 0.001) for a, b in ((0, 1), (1, 0), (1, 2), (2, 1))]
+    run = figures(["a", "b", "c"], ring)
+    assert run.pairs is not None and run.pairs.bandwidth[0][2] is None
+    cells = list(csv.reader(io.StringIO(files(run)["bandwidth.csv"])))
+    assert cells[1] == ["a", "", str(MIB / 0.001), ""]
+
+
+def test_two_passes_are_one_pair() -> None:
+    run = figures(["a", "b"], [pair(0, 1, 0.001), pair(0, 1, 0.003, 5e-5), pair(0, 1, 0.002)])
+    assert run.pairs is not None
+    assert run.pairs.bandwidth[0][1] == pytest.approx(MIB / 0.002)
+    assert run.pairs.bandwidth_best[0][1] == pytest.approx(MIB / 0.001)
+    assert run.pairs.latency == [[None, 5e-5], [5e-5, None]]
+
+
+def test_the_slowest_device() -> None:
+    run = figures(["a", "b", "c"], [matmul(0, 1e9), matmul(1, 4e8), matmul(2, 1.1e9)])
+    assert [(each.what, each.name, each.precision) for each in run.slowest] == [("matmul", "b", "fp32")]
+    assert run.slowest[0].ratio == pytest.approx(0.4)
+
+
+def test_bus_bandwidth_and_flops() -> None:
+    run = figures(
+        ["a", "b", "c", "d"], [sweep("all-reduce", MIB, 0.002, 0.001, 0.004), (0, "product", SPLIT)]
+    )
+    assert run.sweeps[0].algbw == pytest.approx(MIB / 0.002)
+    assert run.sweeps[0].busbw == pytest.approx(MIB / 0.002 * 2 * 3 / 4)
+    assert run.products[0].flops == pytest.approx(2 * 300**3 / 0.004)
+
+
+def test_events_of_another_shape_are_noted() -> None:
+    made = job(["a", "b"])
+    told: list[Told] = [(0, "sweep", {"operation": "all-reduce"}), (0, "product", {"n": 3, "total": 0.0})]
+    run, notes = make_run(made.placements, "cpu", heard(made, told).measured)
+    assert (run.sweeps, run.products) == ([], []) and len(notes) == 2
+
+
+def test_a_second_attempt_begins_anew() -> None:
+    made = job(["a", "b"])
+    folder = heard(made, everyone(2))
+    folder.add(events.JobState(time=99, attempt=2, state="begin"))
+    assert folder.measured == []
+
+
+# Files and rows.
+
+
+def test_the_files() -> None:
+    found = files(figures(["a", "b,b", 'c"'], whole(["a", "b,b", 'c"'])))
+    assert set(found) == {"sweep.csv", "bandwidth.csv", "latency.csv", "matmul.csv", "product.csv"}
+    rows = {name: list(csv.reader(io.StringIO(text))) for name, text in found.items()}
+    assert rows["bandwidth.csv"][0] == ["bytes/s from row to column", "a", "b,b", 'c"']
+    assert rows["sweep.csv"][1][:4] == ["all-reduce", "1024", "0.0015", "0.001"]
+    assert len(rows["matmul.csv"]) == 4 and rows["matmul.csv"][1][-1] == ""  # no stated peak of a CPU
+    assert [row[2] for row in rows["product.csv"][1:]] == ["0.001", "0.0009", "0.0008"]
+    assert files(figures(["a", "b"], [])) == {}
+
+
+def test_the_rows_for_people() -> None:
+    run = figures(["a", "b", "c"], [*whole(["a", "b", "c"]), sweep("broadcast", 4095, 0.001)])
+    columns, rows = sweep_rows(run)
+    assert columns == ("message", "all-reduce", "all-gather", "broadcast")
+    assert [row[0] for row in rows] == ["1.0 KiB", "4.0 KiB"]
+    assert rows[0][3] == "" and all(cell for cell in rows[1])  # 4095 bytes stand for 4 KiB
+    assert pair_rows(run.pairs)[1][0] == ("a", "", "8.39", "8.39") if run.pairs else False
+    said = dict(summary(run))
+    assert said["all-reduce latency"].startswith("20.0 µs median, 10.0 µs best")
+    assert said["matmul over all ranks"].endswith("1.00 ms computing, 3.00 ms communication")
+    assert said["slowest pair"].endswith("1.00 of the median 8.39 Gbit/s")
+
+
+# The page.
+
+
+def a_run(names: list[str], told: list[Told], status: Any = "succeeded") -> tuple[Result, Folder, Job]:
+    made = job(names)
+    folder = heard(made, told)
+    return make_result(folder, made, status=status, failure=None, ended=60.0), folder, made
+
+
+@pytest.mark.parametrize("told", [[], whole(["a", "b", "c"])], ids=["nothing yet", "whole"])
+@pytest.mark.parametrize("state", ["succeeded", "running", "stopped", "failed"])
+def test_a_page(state: str, told: list[Told]) -> None:
+    result, folder, _ = a_run(["a", "b", "c"], told)
+    assert result.fabric is not None and result.model is None
+    result = result.model_copy(update={"failure": Failure(what="it broke")} if state == "failed" else {})
+    assert result.fabric is not None
+    shown = check(RunData("r1", state, result, folder))
+    assert "Pairs, point to point" in shown.words and "Learning" not in shown.words
+    if told:
+        assert "2 measurements" in shown.words and "a to b: 8.39 Gbit/s, 100 µs" in shown.words
+    else:
+        assert "No pair was measured." in shown.words and "no finished" not in shown.words
+    assert dict(fabric_rows(result, result.fabric))["measured"] == "3 ranks on 3 hosts, gloo on cpu"
+
+
+def test_hostile_names_on_a_page() -> None:
+    names = [HOSTILE, "b", "c"]
+    result, folder, _ = a_run(names, whole(names))
+    check(RunData("r1", "succeeded", result, folder))
+
+
+def test_a_heat_map_of_every_size() -> None:
+    """One cell per direction; the slow host's stand out; a large one is cut, and keeps the slow ones."""
+    for count in (2, 13, 60):
+        run = figures([f"n{i}" for i in range(count)], everyone(count, slow=1 if count > 2 else None))
+        assert run.pairs is not None
+        drawn = str(heat_map(run.pairs))
+        assert drawn.count("<rect") == count * (count - 1)
+        assert drawn.count('class="slow"') == (2 * (count - 1) if count > 2 else 0)
+    count = page.MOST_HOSTS + 30
+    run = figures([f"n{i}" for i in range(count)], everyone(count, slow=count - 1))
+    section = page.section(run)
+    cells = re.findall(r'class="(slow|fast)"', str(section.map))
+    drawn_hosts = (1 + math.isqrt(1 + 4 * len(cells))) // 2
+    assert page.MOST_HOSTS // 2 <= drawn_hosts <= page.MOST_HOSTS
+    assert cells.count("slow") == 2 * (drawn_hosts - 1)
+    assert f"of {count} are drawn" in section.map_note
+
+
+# Whose fault it is.
+
+
+def missing(rank: int, *gone: int) -> Told:
+    return rank, "missing", {"question": "broadcast", "ranks": list(gone)}
+
+
+def test_who_did_not_answer_is_blamed() -> None:
+    result, folder, made = a_run(["a", "b", "c"], [missing(0, 1), missing(2, 1)], "failed")
+    echo = result.model_copy(update={"failure": Failure(what="broadcast: timed out", host="c")})
+    failure = judged(echo, folder, made).failure
+    assert failure is not None and (failure.host, failure.where) == ("b", "rank 1")
+    own = result.model_copy(update={"failure": Failure(what="rank 1 was ended by SIGKILL", host="b")})
+    assert judged(own, folder, made) == own  # it is known better already
+
+
+def test_wrong_values_are_a_failure() -> None:
+    shown = {
+        "dtype": "int64", "elements": 3, "index": 1, "got": 5.0, "expected": 4.0, "wrong_elements": 1,
+    }  # fmt: skip
+    told = {"operation": "all-gather", "method": "native", "elements": 3, "wrong": 1}
+    seen: list[Told] = [
+        (rank, "values", {**told, "shown": [{**shown, "source": 1}]}) for rank in (0, 2)
+    ]  # both got it from b
+    verdict = judged(*a_run(["a", "b", "c"], seen))
+    assert verdict.status == "failed" and verdict.failure is not None
+    assert verdict.failure.host == "b" and "got 5.0 instead of 4.0" in verdict.failure.what
+
+
+def test_a_wrong_product_is_a_failure() -> None:
+    verdict = judged(*a_run(["a", "b"], [matmul(0, 1e9), matmul(1, 1e9, right=False)]))
+    assert verdict.failure is not None and verdict.failure.host == "b"
+    fine = a_run(["a", "b"], whole(["a", "b"]))
+    assert judged(*fine) == fine[0]
+
+
+# The recipe.
+
+
+def test_the_shipped_recipe() -> None:
+    recipe = load_recipe("fabric", ["fabric.largest=64MiB", "launch.timeout=60", "env.NCCL_DEBUG=INFO"])
+    check_idle(recipe)
+    assert recipe.fabric.largest == 64 * MIB  # type: ignore[attr-defined]
+    check_idle(recipe_from(recipe.as_dict()))  # as a frozen recipe has it: every field
+
+
+@pytest.mark.parametrize(
+    ("override", "where"),
+    [
+        ("engine.zero=1", "engine.zero"),
+        ("batch.global=32", "batch.global"),
+        ("model.config.d_model=3", "model.config.d_model"),
+        ("precision=bf16", "precision"),
+        ("measure.window=3", "measure.window"),
+        ("train.max_steps=3", "train.max_steps"),
+        ("data.path=x", "data.path"),
+    ],
+)
+def test_fields_that_mean_nothing_are_refused(override: str, where: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        check_idle(load_recipe("fabric", [override]))
+    assert caught.value.where == where and caught.value.hint
+
+
+@pytest.mark.parametrize("value", ["0", "3", "many", "-64MiB"])
+def test_sizes_that_are_none(value: str) -> None:
+    with pytest.raises(RecipeError, match=r"fabric\.largest"):
+        load_recipe("fabric", [f"fabric.largest={value}"])
+
+
+def test_nothing_is_decided_about_a_batch() -> None:
+    inventory = parse_hosts("a:2,b:2")
+    facts = {host.label: {"gpus": [], "cores": 4} for host in inventory.hosts}
+    decided = decide(load_recipe("fabric"), inventory, facts, one_machine=False)
+    assert {each.field for each in decided.decisions} == {"launch.device"}
+    assert decided.slots == (2, 2) and decided.threads == (2, 2)

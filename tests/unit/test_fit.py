@@ -1,0 +1,269 @@
+"""Bytes per rank against sums done by hand, published peaks, and the changes that a refusal offers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from muster.core import families
+from muster.core.errors import UsageError
+from muster.planner.activations import Kept, Lengths, activation_bytes, layer_bytes, logit_bytes, stacks
+from muster.planner.fit import (
+    COMMUNICATOR,
+    CONTEXT,
+    PROCESS,
+    Need,
+    Room,
+    Setting,
+    fits,
+    lacking,
+    largest_micro,
+    need,
+)
+from muster.planner.remedies import changes, refusal, remedies
+
+GIB = 2**30
+OPT = {
+    "model_type": "opt", "hidden_size": 4, "ffn_dim": 16, "num_hidden_layers": 3, "num_attention_heads": 2,
+    "vocab_size": 10, "dropout": 0.0,
+}  # fmt: skip
+T5 = {
+    "model_type": "t5", "d_model": 4, "d_ff": 16, "d_kv": 2, "num_heads": 2, "num_layers": 1,
+    "num_decoder_layers": 2, "vocab_size": 10, "dropout_rate": 0.0,
+}  # fmt: skip
+LLAMA = {
+    "model_type": "llama", "hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 10,
+}  # fmt: skip
+
+
+def tiny(**fields: Any) -> Setting:
+    """1000 parameters on 4 GPUs of one host, in bf16."""
+    known: dict[str, Any] = {
+        "config": OPT, "parameters": 1000, "trainable": 1000, "lengths": Lengths(8), "engine": "deepspeed",
+        "precision": "bf16", "device": "cuda", "ranks": 4, "ranks_per_host": 4, "bucket": 100, "saves": False,
+    }  # fmt: skip
+    return Setting(**{**known, **fields})
+
+
+def needed(setting: Setting) -> Need:
+    found = need(setting)
+    assert found is not None
+    return found
+
+
+def of_model(setting: Setting) -> dict[str, int]:
+    """What the model and its training need on the device, without CUDA and the process."""
+    overhead = ("CUDA context", "NCCL", "process")
+    return {name: value for name, value in needed(setting).device.items() if name not in overhead}
+
+
+def test_what_a_layer_keeps() -> None:
+    """24 bytes per token and unit of width: Korthikanti et al.'s 34 less dropout's masks (2) and GELU's
+    input (8). Attention that is not fused adds probabilities, in fp32 and in half precision."""
+    (stack,) = stacks(OPT, Lengths(8)) or []
+    assert layer_bytes(stack, Kept(2)) == 24 * 8 * 4
+    assert layer_bytes(stack, Kept(4)) == 48 * 8 * 4
+    assert layer_bytes(stack, Kept(2, fused=False)) == 24 * 8 * 4 + 6 * 2 * 8 * 8
+    assert layer_bytes(stack, Kept(4, fused=False)) == 48 * 8 * 4 + 4 * 2 * 8 * 8
+    assert layer_bytes(stack, Kept(2, mixed=True)) == (24 + 8) * 8 * 4
+    assert layer_bytes(replace(stack, dropout=0.1), Kept(2)) == (24 + 2) * 8 * 4
+
+
+def test_what_a_model_keeps_whole_and_with_checkpointing() -> None:
+    inputs, flow, layer = 2 * 8 * 4, 2 * 2 * 8 * 16, 24 * 8 * 4
+    assert activation_bytes(OPT, Lengths(8), Kept(2), checkpointing=False) == inputs + 3 * layer + flow
+    assert activation_bytes(OPT, Lengths(8), Kept(2), checkpointing=True) == inputs * 4 + layer + flow
+    assert logit_bytes(OPT, Lengths(8), Kept(2)) == 10 * 8 * (2 + 12)
+    assert activation_bytes({"model_type": "bart"}, Lengths(8), Kept(2), checkpointing=False) is None
+
+
+def test_an_encoder_and_a_decoder_of_other_lengths() -> None:
+    encoder, decoder = stacks(T5, Lengths(6, 5)) or []
+    norms, attention, feed_forward = 3 * 4, 4 * 4, 16
+    assert layer_bytes(encoder, Kept(4)) == 4 * 6 * (2 * norms + attention + feed_forward)
+    cross = 2 * 5 * 4 + 2 * 6 * 4  # queries and output of the decoder's tokens, keys and values of the others
+    assert layer_bytes(decoder, Kept(4)) == 4 * (5 * (3 * norms + attention + feed_forward) + cross)
+    scores = 2 * (5 * 5 + 5 * 6) * 4
+    assert layer_bytes(decoder, Kept(4, fused=False)) - layer_bytes(decoder, Kept(4)) == scores
+    assert (encoder.layers, decoder.layers) == (1, 2)
+    assert logit_bytes(T5, Lengths(6, 5), Kept(4)) == 10 * 5 * 16
+
+
+def test_gated_layers_with_grouped_keys() -> None:
+    (stack,) = stacks(LLAMA, Lengths(8)) or []
+    assert layer_bytes(stack, Kept(4)) == 4 * 8 * (2 * 3 * 4 + 2 * 4 + 2 * 2 + 4 * 8)
+    assert layer_bytes(stack, Kept(2)) == 8 * (2 * 8 * 4) + 2 * 8 * (2 * 4 + 2 * 2 + 4 * 8)
+
+
+def test_zero_2_in_bf16() -> None:
+    activations = 2 * 8 * 4 + 3 * 24 * 8 * 4 + 2 * 2 * 8 * 16
+    assert of_model(tiny(stage=2)) == {
+        "parameters": 2000,
+        "fp32 master": 1000,
+        "optimizer": 2000,
+        "gradients": 2 * (250 + 128),  # its part, and two of the largest matrices (4 x 16) at its edges
+        "buckets": 200,
+        "activations": activations,
+        "logits and loss": 1120,
+    }
+    assert needed(tiny(stage=2)).device["CUDA context"] == CONTEXT
+    assert needed(tiny(stage=2)).device["NCCL"] == COMMUNICATOR
+    assert "NCCL" not in needed(tiny(stage=2, ranks=1)).device
+    assert needed(tiny(stage=2)).host == {"the model while it is made": 4000, "process": PROCESS}
+
+
+@pytest.mark.parametrize(
+    ("fields", "states"),
+    [
+        ({"stage": 0}, {"parameters": 2000, "fp32 master": 4000, "optimizer": 8000, "gradients": 2000}),
+        ({"stage": 0, "precision": "fp32"}, {"parameters": 4000, "optimizer": 8000, "gradients": 4000}),
+        ({"stage": 1}, {"parameters": 2000, "fp32 master": 1000, "optimizer": 2000, "gradients": 2000}),
+        ({"stage": 1, "precision": "fp32"}, {"parameters": 4000, "fp32 master": 1000, "gradients": 4000}),
+        ({"stage": 3}, {"parameters": 500, "fp32 master": 1000, "optimizer": 2000, "gradients": 500}),
+        ({"stage": 3, "live": 300}, {"gathered parameters": 600}),
+        ({"stage": 3}, {"gathered parameters": 2000}),
+        ({"stage": 1, "overlap": True}, {"buckets": 400}),
+        ({"stage": 2, "trainable": 40}, {"parameters": 2000, "fp32 master": 40, "optimizer": 80}),  # LoRA
+        ({"engine": "ddp", "precision": "fp32"}, {"gradients": 4000, "optimizer": 8000, "buckets": 4000}),
+        ({"engine": "ddp"}, {"parameters": 4000, "copies in half precision": 2000}),
+        ({"engine": "fsdp"}, {"parameters": 1000, "gradients": 1000, "optimizer": 2000}),
+    ],
+)  # fmt: skip
+def test_states_of_the_engines(fields: dict[str, Any], states: dict[str, int]) -> None:
+    assert states.items() <= of_model(tiny(lengths=Lengths(200), **fields)).items()
+
+
+def test_the_larger_of_backward_pass_and_optimizer_step_is_the_peak() -> None:
+    large = tiny(stage=2, parameters=100_000, trainable=100_000)
+    found = of_model(large)
+    assert found["optimizer step"] == 12 * 25_000
+    assert not {"activations", "gradients", "buckets"} & set(found)
+
+
+def test_offload_moves_states_to_the_host() -> None:
+    found = needed(tiny(stage=3, offload="optimizer+param"))
+    assert not {"parameters", "optimizer", "fp32 master"} & set(found.device)
+    pinned = {
+        "parameters": 500,
+        "gradients": 500,
+        "fp32 master": 1000,
+        "optimizer": 2000,
+        "fp32 gradients": 1000,
+    }
+    assert {name: int(1.8 * value) for name, value in pinned.items()}.items() <= found.host.items()
+    kept = needed(tiny(stage=2, offload="optimizer"))
+    assert kept.device["parameters"] == 2000
+    assert "optimizer" not in kept.device
+
+
+def test_on_cpus_everything_is_host_memory_and_untouched_buckets_are_none() -> None:
+    found = needed(tiny(stage=1, device="cpu", precision="fp32", bucket=500_000_000))
+    assert found.host == {}
+    assert found.device["buckets"] == 4 * 1000
+    assert found.device["process"] == PROCESS
+
+
+def test_a_model_that_is_made_in_shards_needs_no_room_for_the_whole() -> None:
+    whole, shards = (needed(tiny(stage=3, create=create)) for create in ("whole", "sharded"))
+    assert whole.host["the model while it is made"] == 4000
+    assert shards.host["the model while it is made"] == 4 * 64
+    assert needed(tiny(engine="fsdp", create="sharded")).first_host == 4000  # its first rank makes it
+    assert needed(tiny(stage=3, saves=True)).first_host == 2000  # gathered to be saved
+
+
+def test_opt_350m_as_it_was_measured_on_h100s() -> None:
+    """64 nodes logged 33.78 GiB at most: fp16, ZeRO-0, 24 sequences of 512, no dropout; the transformers of
+    the time had no fused attention. 16 bytes per parameter stay."""
+    config = {**(families.size("facebook/opt-350m") or {}), "dropout": 0.0}
+    count = families.parameters(config) or 0
+    kept = Kept(2, fused=False)
+    activations = activation_bytes(config, Lengths(512), kept, checkpointing=False) or 0
+    peak = 16 * count + 24 * (activations + logit_bytes(config, Lengths(512), kept))
+    assert peak / (33.78 * GIB) == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize(("model", "published"), [("t5-large", 15), ("t5-small", 3)])
+def test_t5_on_one_gpu_as_it_was_measured(model: str, published: float) -> None:
+    """A100, fp32, batch 32 x (96, 96), with checkpointing; published in whole GB."""
+    config = families.size(model) or {}
+    count = families.parameters(config) or 0
+    setting = tiny(
+        config=config, parameters=count, trainable=count, lengths=Lengths(96, 96), engine="ddp",
+        precision="fp32", ranks=1, micro=32, checkpointing=True,
+    )  # fmt: skip
+    assert published <= sum(needed(setting).device.values()) / 1e9 < published + 1
+
+
+def test_the_largest_micro_batch() -> None:
+    setting = tiny(stage=2)
+    sizes = {micro: sum(needed(replace(setting, micro=micro)).device.values()) for micro in (1, 5, 6)}
+    assert largest_micro(setting, Room(int(sizes[5] / 0.9) + 1, None), 64) == 5
+    assert largest_micro(setting, Room(int(sizes[6] / 0.9) + 1, None), 64) == 6
+    assert largest_micro(setting, Room(int(sizes[6] / 0.9) + 1, None), 4) == 4
+    assert largest_micro(setting, Room(sizes[1], None), 64) == 0  # the margin is kept free
+    assert largest_micro(setting, Room(None, None), 64) == 64  # not known
+
+
+def big(size: str, ranks: int = 8, **fields: Any) -> Setting:
+    config = families.size(size) or {}
+    count = families.parameters(config) or 0
+    known: dict[str, Any] = {
+        "config": config, "parameters": count, "trainable": count, "lengths": Lengths(2048), "ranks": ranks,
+        "ranks_per_host": 8, "stage": 2, "checkpointing": True, "bucket": 500_000_000,
+    }  # fmt: skip
+    return tiny(**{**known, **fields})
+
+
+A100, ROOMY = Room(85_899_345_920, 250_000_000_000, "A100 of a", "a"), 1 << 50
+
+
+def test_a_refusal_says_what_is_needed_and_what_would_fit() -> None:
+    setting = big("opt-175b")
+    error = refusal(setting, A100, needed(setting), "opt-175b")
+    assert isinstance(error, UsageError)
+    assert error.where == "memory"
+    assert error.what.startswith("opt-175b needs about 874.")
+    assert "per rank with ZeRO-2 and gradient checkpointing on 8 ranks at micro-batch 1" in error.what
+    assert "A100 of a has 85.9 GB for each" in error.what
+    assert (error.hint or "").startswith("would fit: engine.zero=3 on 64 such ranks; or model.name=opt-13b; ")
+    assert "force=true" in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("setting", "room", "ways"),
+    [
+        (big("opt-30b"), A100, ["engine.zero=3", "model.name=opt-13b"]),
+        (big("opt-2.7b", 2), Room(16 * GIB, ROOMY), ["engine.offload=optimizer", "model.name=opt-760m"]),
+        (big("opt-1.3b", micro=64), A100, ["batch.micro=32"]),
+        (big("opt-1.3b", checkpointing=False, micro=8), Room(40 * 10**9, ROOMY), ["batch.micro=4"]),
+        (big("opt-1.3b", 1, engine="ddp", stage=0), Room(24 * 10**9, ROOMY),
+         ["engine.name=deepspeed engine.zero=1 engine.offload=optimizer", "model.name=opt-760m"]),
+        (big("opt-30b", engine="fsdp"), Room(80 * 10**9, ROOMY), ["engine.offload=optimizer+param"]),
+    ],
+)  # fmt: skip
+def test_what_would_fit_is_the_smallest_change(setting: Setting, room: Room, ways: list[str]) -> None:
+    assert not fits(setting, room)
+    found = remedies(setting, room, next(n for n, c in families.opt.SIZES.items() if c == setting.config))
+    assert found[0] == ways[0]
+    assert set(ways) <= set(found)
+
+
+def test_every_change_that_is_offered_was_tried() -> None:
+    """The first that fits is offered, and none with fewer changes fits."""
+    setting, room = big("opt-66b", 16), Room(85_899_345_920, ROOMY)
+    fitting = [(way, each) for way, each in changes(setting) if fits(each, room)]
+    assert "batch.micro" not in fitting[0][0]
+    assert remedies(setting, room, "opt-66b")[0] == " ".join(f"{k}={v}" for k, v in fitting[0][0].items())
+    assert all(len(way) >= len(fitting[0][0]) for way, _ in fitting)
+    assert all(not fits(each, room) for way, each in changes(setting) if len(way) < len(fitting[0][0]))
+
+
+def test_host_memory_is_too_little_for_eight_ranks_that_make_the_model_whole() -> None:
+    setting, room = big("opt-13b"), Room(85_899_345_920, 32_000_000_000, "A100 of a", "a")
+    assert lacking(needed(setting), setting, room) == "host"
+    error = refusal(setting, room, needed(setting), "opt-13b")
+    assert "of host memory per rank" in error.what and "a has 32.0 GB" in error.what
+    assert (error.hint or "").startswith("would fit: engine.zero=3;")  # which is made in shards

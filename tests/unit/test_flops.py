@@ -1,0 +1,356 @@
+"""The arithmetic of floating-point operations: formulas by hand, the polynomial, and the result."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.cli.output import flops_words
+from muster.core import families
+from muster.core.batch import Batch
+from muster.core.errors import RecipeError, UsageError
+from muster.core.flops import Products, Shape, Work, quadratic, training
+from muster.core.inventory import Host
+from muster.core.job import Job, place
+from muster.core.recipe import recipe_from
+from muster.core.result import Flops
+from muster.core.units import format_flops
+from muster.stages.train import check_hosts, check_profile
+from muster.store import events
+from muster.supervise.fold import fold, make_result
+from muster.supervise.speed import measured
+
+H200 = 989.5e12  # its bf16 peak, without sparsity
+
+
+def products(name: str, shape: Shape, **changes: Any) -> Products:
+    found = families.products({**(families.size(name) or {}), **changes}, shape)
+    assert found is not None
+    return found
+
+
+def test_t5_small_by_hand_is_the_published_figure() -> None:
+    """DeepSpeed's profiler said 191.26 GMACs for a batch of 32 x 96 tokens on both sides (S2's log)."""
+    tokens, d, ff, vocab = 32 * 96, 512, 2048, 32128
+    encoder = 6 * (4 * d * d + 2 * d * ff)
+    decoder = 6 * (8 * d * d + 2 * d * ff)
+    attention = 3 * 6 * 2 * 96 * d  # per token, of three attentions: two products each
+    by_hand = tokens * (encoder + decoder + d * vocab + attention)
+    found = products("t5-small", Shape(32, 96, 96))
+    assert found.weights + found.attention == by_hand
+    assert round(by_hand / 1e9, 2) == 191.26
+    assert found.forward == 2 * by_hand
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("gpt2-small", Shape(1, 1024)),
+        ("opt-1.3b", Shape(1, 2048)),
+        ("opt-175b", Shape(1, 2048)),
+        ("llama-2-7b", Shape(1, 4096)),
+        ("llama-3-8b", Shape(1, 4096)),
+    ],
+)
+def test_a_decoder_is_six_times_its_parameters_and_attention(name: str, shape: Shape) -> None:
+    """Chowdhery et al. 2022, appendix B: 6N + 12 LHQT per token, where N multiplies: without positions, and
+    with the embedding once, as the output."""
+    config = families.size(name) or {}
+    count = families.parameters(config)
+    assert count is not None
+    layers = config.get("n_layer") or config["num_hidden_layers"]
+    width = config.get("n_embd") or config["hidden_size"]
+    untied = config["vocab_size"] * width if name.startswith("llama") else 0
+    positions = (config.get("n_positions") or config.get("max_position_embeddings", 0)) * width
+    multiplied = count - untied - (0 if untied else positions)
+    expected = shape.tokens * (6 * multiplied + 12 * layers * width * shape.tokens)
+    assert training(products(name, shape)).model == pytest.approx(expected, rel=1e-3)
+
+
+def test_vit_base_by_hand() -> None:
+    d, tokens = 768, 197
+    blocks = 12 * tokens * (4 * d * d + 2 * d * 3072) + 12 * 2 * tokens * tokens * d
+    patches, classifier = 196 * 3 * 16 * 16 * d, d * 1000
+    found = products("vit-base", Shape(2), num_labels=1000)
+    assert found == Products(
+        weights=2 * (12 * tokens * (4 * d * d + 2 * d * 3072) + patches + classifier),
+        attention=2 * 12 * 2 * tokens * tokens * d,
+        outside=2 * (patches + classifier),
+        entry=2 * patches,
+    )
+    assert found.forward == 2 * 2 * (blocks + patches + classifier)
+    assert 35e9 < found.forward / 2 < 36e9  # an image at 224 pixels: 17.6 GMACs, as published
+
+
+def test_an_embedding_narrower_than_the_model_has_two_more_matrices() -> None:
+    wide = products("facebook/opt-350m", Shape(1, 8), word_embed_proj_dim=1024)
+    narrow = products("facebook/opt-350m", Shape(1, 8))
+    assert wide.weights - narrow.weights == 8 * (512 * 50272 - 2 * 512 * 1024)
+
+
+def test_three_products_for_each_and_two_for_what_is_frozen() -> None:
+    some = Products(weights=100, attention=10, outside=20, entry=5)
+    assert training(Products(100, 10)) == Work(220, 660, 660)
+    assert training(some) == Work(220, 650, 650)  # the data needs no gradient
+    assert training(some, checkpointing=True) == Work(220, 650, 650 + 180)
+    assert training(Products(100, 10), frozen=True) == Work(220, 460, 460)
+    assert training(Products(100, 10), frozen=True, adapters=3) == Work(226, 478, 478)
+
+
+def test_families_without_a_formula_have_none() -> None:
+    assert families.products({"model_type": "bart"}, Shape(1, 2, 3)) is None
+
+
+# --- the polynomial ------------------------------------------------------------------------------------
+
+COEFFICIENT = st.integers(0, 10**12)
+
+
+@given(
+    st.lists(COEFFICIENT, min_size=6, max_size=6),
+    st.tuples(st.integers(3, 512), st.integers(3, 512)),
+    st.tuples(st.integers(1, 4096), st.integers(1, 4096)),
+)
+def test_a_polynomial_of_two_lengths_is_found_from_six_values(
+    c: list[int], top: tuple[int, int], at: tuple[int, int]
+) -> None:
+    asked = []
+
+    def count(lengths: tuple[int, ...]) -> Fraction:
+        x, y = lengths
+        asked.append(lengths)
+        return Fraction(c[0] + c[1] * x + c[2] * y + c[3] * x * x + c[4] * x * y + c[5] * y * y)
+
+    found = quadratic(count, top)
+    assert len(asked) == 6
+    assert all(1 <= x <= top[0] and 1 <= y <= top[1] for x, y in asked)
+    assert found(at) == count(at)
+
+
+def test_polynomials_of_one_length_and_of_none() -> None:
+    found = quadratic(lambda at: Fraction(7 + 3 * at[0] + 5 * at[0] ** 2), (30,))
+    assert found((1000,)) == 7 + 3000 + 5_000_000
+    assert quadratic(lambda at: Fraction(9), ())(()) == 9
+    with pytest.raises(ValueError, match="too short"):
+        quadratic(lambda at: Fraction(0), (9, 2))
+
+
+# --- what is to be profiled ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("measure", "max_steps", "where"),
+    [
+        ({"profile": "none", "profile_step": 99, "profile_ranks": [9]}, 10, None),
+        ({"profile": "flops", "profile_step": 10, "profile_ranks": [1]}, 10, None),
+        ({"profile": "trace", "profile_step": 9, "profile_steps": 5}, 10, None),
+        ({"profile": "trace", "profile_step": 99}, None, None),
+        ({"profile": "flops", "profile_step": 11}, 10, "measure.profile_step"),
+        ({"profile": "trace", "profile_ranks": [0, 2]}, 10, "measure.profile_ranks"),
+        ({"profile": "trace", "profile_ranks": []}, 10, "measure.profile_ranks"),
+    ],
+)
+def test_profiles_that_cannot_be_are_refused(
+    measure: dict[str, Any], max_steps: int | None, where: str | None
+) -> None:
+    recipe = recipe_from({"measure": measure, "train": {"max_steps": max_steps}})
+    if where is None:
+        check_profile(recipe, 2)
+        return
+    with pytest.raises(RecipeError) as caught:
+        check_profile(recipe, 2)
+    assert caught.value.where == where
+    assert caught.value.hint
+
+
+def test_the_steps_of_a_profile() -> None:
+    def steps(**measure: Any) -> list[int]:
+        return list(recipe_from({"measure": measure}).measure.profiled)
+
+    assert steps() == []
+    assert steps(profile="flops", profile_step=3, profile_steps=4) == [3]
+    assert steps(profile="trace", profile_step=3, profile_steps=4) == [3, 4, 5, 6]
+
+
+def test_deepspeed_is_wanted_where_its_profiler_is() -> None:
+    names = ("torch", "transformers", "accelerate", "pydantic")
+    facts = {"node1": {"python": "/py", "versions": dict.fromkeys(names, "1")}}
+    check_hosts(facts, recipe_from({"measure": {"profile": "trace"}}))
+    with pytest.raises(UsageError, match="deepspeed not installed for /py"):
+        check_hosts(facts, recipe_from({"measure": {"profile": "flops"}}))
+
+
+@pytest.mark.parametrize(
+    ("per_second", "text"),
+    [(None, "unknown"), (1.5e15, "1.5 PFLOP/s"), (412.34e12, "412.3 TFLOP/s"), (1.6e9, "1.6 GFLOP/s"),
+     (2.5e4, "0.025 MFLOP/s")],
+)  # fmt: skip
+def test_operations_per_second_in_words(per_second: float | None, text: str) -> None:
+    assert format_flops(per_second) == text
+
+
+@pytest.mark.parametrize(
+    ("hardware", "peak", "text"),
+    [
+        (400e12, 800e12, "400 TFLOP/s per device, MFU 50.0 % of 800 TFLOP/s (a data sheet)"),
+        (500e12, 800e12, "400 TFLOP/s per device, MFU 50.0 %, HFU 62.5 % of 800 TFLOP/s (a data sheet)"),
+        (400e12, None, "400 TFLOP/s per device, MFU unknown: no peak is known of a device"),
+        (
+            500e12,
+            None,
+            "400 TFLOP/s per device (500 TFLOP/s with recomputation), MFU unknown: no peak is known of a "
+            "device",
+        ),
+    ],
+)
+def test_utilization_in_words(hardware: float, peak: float | None, text: str) -> None:
+    found = Flops(
+        model_per_second=400e12,
+        hardware_per_second=hardware,
+        peak=peak,
+        peak_source="a data sheet" if peak else None,
+        mfu=400e12 / peak if peak else None,
+        hfu=hardware / peak if peak else None,
+    )
+    assert flops_words(found) == text
+
+
+# --- the result ----------------------------------------------------------------------------------------
+
+
+def job(precision: str = "bf16", **measure: Any) -> Job:
+    recipe = recipe_from({"measure": {"warmup": 0, **measure}})
+    return Job(
+        id="one",
+        launcher="ssh",
+        placements=place([(Host("a"), 1), (Host("b"), 1)]),
+        batch=Batch(8, 1, 16),
+        precision=precision,
+        device="cuda",
+        recipe=recipe.as_dict(),
+    )
+
+
+def started(rank: int, device: str, arithmetic: str | None = None) -> events.Started:
+    return events.Started(
+        time=0, rank=rank, device=device, parameters=1, trainable=1, total_steps=9, arithmetic=arithmetic
+    )
+
+
+def window(step: int, rank: int, **changes: Any) -> events.Window:
+    """Ten steps in two seconds: 400 TFLOP needed, 500 done."""
+    return events.Window(
+        **{
+            "time": step, "rank": rank, "step": step, "steps": 10, "seconds": 2.0, "samples": 80,
+            "tokens": 800, "padded_tokens": 1000, "step_seconds": [0.2] * 10,
+            "model_flops": 400 * 10**12, "hardware_flops": 500 * 10**12, **changes,
+        }
+    )  # fmt: skip
+
+
+def flops(stream: list[Any], of: Job | None = None) -> Flops | None:
+    begin = events.JobState(time=0, state="begin", detail={})
+    return make_result(fold([begin, *stream]), of or job(), status="succeeded", failure=None, ended=9.0).flops
+
+
+def test_shares_of_the_stated_peak() -> None:
+    both = [started(0, "NVIDIA H200"), started(1, "NVIDIA H200")]
+    counted = events.FlopsCounted(
+        time=1, rank=0, seconds=1.5, runs=2, method="formula", samples=1, lengths=[8], model=1, hardware=1,
+        formula=1,
+    )  # fmt: skip
+    got = flops([*both, counted, window(10, 0), window(10, 1, seconds=4.0)])
+    assert got is not None
+    assert (got.model_per_second, got.hardware_per_second) == (100e12, 125e12)  # the slowest rank's 4 s
+    assert (got.peak, got.counting_seconds) == (H200, 1.5)
+    assert (got.mfu, got.hfu) == (pytest.approx(100e12 / H200), pytest.approx(125e12 / H200))
+    assert got.peak_source is not None
+    assert "H200" in got.peak_source
+
+
+def test_mixed_devices_count_against_the_sum_of_their_peaks() -> None:
+    got = flops(
+        [started(0, "NVIDIA H200"), started(1, "NVIDIA A100-SXM4-80GB"), window(10, 0), window(10, 1)]
+    )
+    assert got is not None
+    assert got.mfu == pytest.approx(2 * 200e12 / (H200 + 312e12))
+    assert got.peak_source is not None
+    assert "H200" in got.peak_source
+    assert "A100" in got.peak_source
+
+
+def test_tf32_has_its_own_peak() -> None:
+    both = [started(0, "NVIDIA H200", "tf32"), started(1, "NVIDIA H200", "tf32")]
+    got = flops([*both, window(10, 0), window(10, 1)], job("fp32"))
+    assert got is not None
+    assert (got.peak, got.arithmetic) == (494.5e12, "tf32")
+
+
+@pytest.mark.parametrize(
+    ("given", "peak"),
+    [(800.0, 800e12), ({"a": 600.0, "b": 800.0}, 700e12), ({"b": 800.0}, (H200 + 800e12) / 2)],
+    ids=["for all", "per host", "of one host"],
+)
+def test_a_given_peak_goes_before_the_stated_one(given: Any, peak: float) -> None:
+    both = [started(0, "NVIDIA H200"), started(1, "NVIDIA H200")]
+    got = flops([*both, window(10, 0), window(10, 1)], job(peak_tflops=given))
+    assert got is not None
+    assert got.peak == pytest.approx(peak)
+    assert got.mfu == pytest.approx(200e12 / peak)
+    assert got.peak_source is not None
+    assert "measure.peak_tflops" in got.peak_source
+
+
+@pytest.mark.parametrize("devices", [("cpu", "cpu"), ("NVIDIA H200", "cpu"), ("NVIDIA H200", "Toaster 3")])
+def test_without_a_known_peak_there_is_no_share(devices: tuple[str, str]) -> None:
+    got = flops([started(0, devices[0]), started(1, devices[1]), window(10, 0), window(10, 1)])
+    assert got is not None
+    assert got.model_per_second == 200e12
+    assert (got.peak, got.peak_source, got.mfu, got.hfu) == (None, None, None, None)
+
+
+def test_a_window_that_was_not_counted_leaves_nothing_to_tell() -> None:
+    assert flops([window(10, 0), window(10, 1, model_flops=None, hardware_flops=None)]) is None
+    assert flops([window(10, 0, seconds=0.0), window(10, 1, seconds=0.0)]) is None
+    assert flops([]) is None
+
+
+def test_profiled_windows_count_for_no_figure() -> None:
+    slow = {"steps": 1, "seconds": 100.0, "samples": 8, "step_seconds": [100.0], "profiled": True}
+    stream = [
+        *(window(4, rank, steps=4, seconds=0.8, samples=32, step_seconds=[0.2] * 4) for rank in (0, 1)),
+        *(window(5, rank, **slow) for rank in (0, 1)),
+        *(window(15, rank) for rank in (0, 1)),
+    ]
+    whole = fold(stream)
+    chosen = measured(whole.ordered_windows(), 0, 2)
+    assert [each[0].step for each in chosen] == [4, 15]
+    got = make_result(whole, job(), status="succeeded", failure=None, ended=9.0)
+    assert got.throughput is not None
+    assert got.flops is not None
+    assert got.throughput.samples_per_second == pytest.approx(2 * 112 / 2.8)
+    assert got.throughput.step_seconds_p95 == 0.2
+    assert got.flops.model_per_second == pytest.approx(800e12 / 2.8)
+    assert (got.samples, got.steps) == (2 * 120, 15)  # they were trained on all the same
+    assert [each[0].step for each in measured(whole.ordered_windows(), 5, 2)] == [15]  # still warm-up
+    assert measured(whole.ordered_windows()[1:2], 0, 2) == []
+
+
+def test_what_was_profiled_and_what_was_miscounted_is_told() -> None:
+    counted = events.FlopsCounted(
+        time=1, rank=0, seconds=1.5, runs=2, method="polynomial", samples=1, lengths=[8], model=150,
+        hardware=150, formula=100,
+    )  # fmt: skip
+    profiled = [
+        events.Profiled(
+            time=1, rank=rank, what="trace", first_step=5, last_step=6, path=f"/r/t{rank}", bytes=1
+        )
+        for rank in (0, 1)
+    ]
+    got = make_result(fold([counted, *profiled]), job(), status="succeeded", failure=None, ended=9.0).notes
+    assert "the model's FLOPs, as counted, are 1.500 times what the formula of its family says" in got
+    assert "steps 5 to 6 ran under a profiler, outside every throughput; trace: /r/t0, /r/t1" in got

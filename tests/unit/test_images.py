@@ -1,0 +1,269 @@
+"""Image data on disk: which files are taken for what, which labels there may be, and every fault with its
+place, before a host is asked."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.core.data import ImageData
+from muster.core.errors import DataError
+from muster.core.recipe import recipe_from
+from muster.stages.inputs import check_data, read_inputs
+from muster.store.images import (
+    ImageFolders,
+    ParquetFiles,
+    classes_of,
+    find_images,
+    image_column,
+    label_column,
+)
+from tests.images import BLUE, GREEN, RED, png, write_folder, write_parquet
+
+DATA = ImageData()
+
+
+def folders(path: Path) -> tuple[Any, list[tuple[str, int]], list[tuple[str, int]]]:
+    found = find_images(path)
+    assert isinstance(found, ImageFolders)
+    train, held_out = (
+        [(file.relative_to(path).as_posix(), number) for file, number in part]
+        for part in (found.train, found.held_out)
+    )
+    return found.names, train, held_out
+
+
+def recipe(path: Path, **fields: Any) -> Any:
+    model = fields.pop("model", {})
+    return recipe_from(
+        {"workload": "image-classification", "model": model, "data": {"path": str(path), **fields}}
+    )
+
+
+def refused(path: Path, **fields: Any) -> DataError:
+    with pytest.raises(DataError) as caught:
+        check_data(recipe(path, **fields), here=True)
+    return caught.value
+
+
+# --- folders ---------------------------------------------------------------------------------------------
+
+
+def test_a_folder_per_class(tmp_path: Path) -> None:
+    """In turn, so that a limit leaves every class; other files are no images."""
+    names = ["train/b/1.png", "train/b/2.JPG", "train/a/x.png", "train/a/sub/y.webp", "train/a/Thumbs.db"]
+    held = ["test/a/1.png", "test/.hidden/1.png", "notes.txt"]
+    write_folder(tmp_path, dict.fromkeys([*names, *held], b"x"))
+    classes, train, held_out = folders(tmp_path)
+    assert classes == ("a", "b")
+    assert train == [
+        ("train/a/sub/y.webp", 0),
+        ("train/b/1.png", 1),
+        ("train/a/x.png", 0),
+        ("train/b/2.JPG", 1),
+    ]
+    assert held_out == [("test/a/1.png", 0)]
+
+
+def test_class_folders_without_parts(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat/1.png": b"x", "dog/1.png": b"x"})
+    assert folders(tmp_path) == (("cat", "dog"), [("cat/1.png", 0), ("dog/1.png", 1)], [])
+
+
+def test_validation_goes_before_test(tmp_path: Path) -> None:
+    write_folder(tmp_path, {f"{part}/a/1.png": b"x" for part in ("train", "test", "validation")})
+    assert folders(tmp_path)[2] == [("validation/a/1.png", 0)]
+
+
+@pytest.mark.parametrize(
+    ("files", "what", "where"),
+    [
+        ([], "has no images", "."),
+        (["train/a/notes.txt"], "has no images", "train/a"),
+        (["train/x.png"], "has no images", "train"),
+        (["train/a/1.png", "train/b/notes.txt"], "has no images", "train/b"),
+        (["train/a/1.png", "test/z/1.png"], "is a class that no training image has", "test/z"),
+        (["test/a/1.png"], "has no train folder", "."),
+        (["test-0.parquet"], "has no train*.parquet", "."),
+    ],
+)
+def test_folders_that_cannot_be_used(files: list[str], what: str, where: str, tmp_path: Path) -> None:
+    write_folder(tmp_path, dict.fromkeys(files, b"x"))
+    error = refused(tmp_path)
+    assert error.what == what
+    assert Path(error.where or "") == tmp_path / where
+    assert error.hint
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"train/a/1.png": png(RED), "train/a/2.png": b"", "test/a/1.png": png(RED)})
+    error = refused(tmp_path)
+    assert (error.what, error.where) == ("is empty", str(tmp_path / "train/a/2.png"))
+    check_data(recipe(tmp_path, bad="skip"), here=True)
+
+
+def test_what_is_no_data(tmp_path: Path) -> None:
+    assert refused(tmp_path / "nowhere").what == "no such data"
+    (tmp_path / "a.png").write_bytes(png(RED))
+    assert refused(tmp_path / "a.png").what == "is not a Parquet file"
+
+
+# --- Parquet ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("there", "train", "held_out"),
+    [
+        (["train.parquet", "test.parquet"], ["train.parquet"], ["test.parquet"]),
+        (["a.parquet"], ["a.parquet"], []),
+        (["a.parquet", "b.parquet"], ["a.parquet", "b.parquet"], []),
+        (
+            ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet", "data/test-0.parquet"],
+            ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"],
+            ["data/test-0.parquet"],
+        ),
+        (
+            ["train/0000.parquet", "validation/0000.parquet"],
+            ["train/0000.parquet"],
+            ["validation/0000.parquet"],
+        ),
+        (
+            ["train.parquet", "valid.parquet", "test.parquet", "README.md"],
+            ["train.parquet"],
+            ["valid.parquet"],
+        ),
+    ],
+)
+def test_the_parts_of_a_folder(
+    there: list[str], train: list[str], held_out: list[str], tmp_path: Path
+) -> None:
+    write_folder(tmp_path, dict.fromkeys(there, b"x"))
+    found = find_images(tmp_path)
+    assert isinstance(found, ParquetFiles)
+    for files, expected in ((found.train, train), (found.held_out, held_out)):
+        assert [file.relative_to(tmp_path).as_posix() for file in files] == expected
+
+
+GOOD = [(png(RED), 0), (png(GREEN), 1), (png(BLUE), 2)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "what", "row"),
+    [
+        ([*GOOD, (png(RED), 10)], "label 10 is out of range: 3 classes, 0 to 2", 3),
+        ([*GOOD, (png(RED), -1)], "label -1 is out of range: 3 classes, 0 to 2", 3),
+        ([(png(RED), 1), (png(RED), 2)], "label 1 is out of range: no image has label 0", 0),
+        ([*GOOD, (png(RED), None)], "has no label", 3),
+        ([*GOOD, (b"", 0)], "is empty", 3),
+        ([GOOD[0], (None, 0)], "is empty", 1),
+    ],
+)
+def test_bad_rows(rows: list[tuple[bytes | None, Any]], what: str, row: int, tmp_path: Path) -> None:
+    """Each is named by its file and row, and is no error where the recipe says so."""
+    file = write_parquet(tmp_path / "train.parquet", rows)
+    error = refused(tmp_path)
+    assert (error.what, error.where) == (what, f"{file}[{row}]")
+    check_data(recipe(tmp_path, bad="skip"), here=True)
+
+
+def test_labels_of_held_out_rows_are_those_of_training(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train.parquet", GOOD)
+    file = write_parquet(tmp_path / "test.parquet", [GOOD[0], (png(RED), 3)])
+    error = refused(tmp_path)
+    assert (error.what, error.where) == ("label 3 is out of range: 3 classes, 0 to 2", f"{file}[1]")
+    check_data(recipe(tmp_path, model={"config": {"num_labels": 4}}), here=True)
+
+
+def test_names_of_classes_in_the_file_say_how_many_there_are(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train.parquet", [(png(RED), 4)], names=list("abcde"))
+    check_data(recipe(tmp_path), here=True)
+    write_parquet(tmp_path / "train.parquet", [(png(RED), 5)], names=list("abcde"))
+    assert refused(tmp_path).what == "label 5 is out of range: 5 classes, 0 to 4"
+
+
+def test_labels_that_are_names(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train.parquet", [(png(RED), "red"), (png(BLUE), "it's blue")])
+    check_data(recipe(tmp_path), here=True)
+    write_parquet(tmp_path / "test.parquet", [(png(GREEN), "green")])
+    assert refused(tmp_path).what == "label 'green' is none of the training images' 2 classes"
+
+
+def test_tables_that_cannot_be_used(tmp_path: Path) -> None:
+    file = tmp_path / "train.parquet"
+    write_parquet(file, GOOD, image="picture", label="kind")
+    error = refused(tmp_path)
+    assert (error.what, error.where) == ("has no column 'label'", str(file))
+    assert error.hint == "its columns: picture, kind; data.image and data.label name those to use"
+    check_data(recipe(tmp_path, label="kind"), here=True)
+    assert refused(tmp_path, label="kind", image="img").what == "has no column 'img'"
+    assert "holds BIGINT, not images" in refused(tmp_path, label="kind", image="kind").what
+    write_parquet(file, [])
+    assert refused(tmp_path).what == "has no rows"
+    whole = write_parquet(file, GOOD).read_bytes()
+    for content in (b"", b"no table", whole[:-20], whole[: len(whole) // 2]):
+        file.write_bytes(content)
+        error = refused(tmp_path)
+        assert error.what.startswith("is not a Parquet file that can be read: ")
+        assert error.where == str(file)
+        assert "\n" not in error.what
+
+
+# --- columns and classes ---------------------------------------------------------------------------------
+
+
+def test_usual_names_of_columns() -> None:
+    assert image_column(DATA, ["img", "label"], "x") == "img"
+    assert label_column(DATA, ["img", "coarse_label", "fine_label"], "x") == "fine_label"
+    assert image_column(DATA, ["img", "image"], "x") == "image"
+    assert label_column(ImageData(label="coarse_label"), ["coarse_label", "label"], "x") == "coarse_label"
+    with pytest.raises(DataError, match=re.escape("has no column 'nothing'")):
+        label_column(ImageData(label="nothing"), ["label"], "x")
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "number", "expected"),
+    [
+        ([2, 0, 1, 1], None, None, ("0", "1", "2")),
+        ([0, 1, 3], None, None, ("0", "1")),
+        ([0, 1, 3], None, 5, ("0", "1", "2", "3", "4")),
+        ([0], ["a", "b"], 7, ("a", "b")),
+        (["b", "a", None, "b"], None, None, ("a", "b")),
+        ([None], None, None, ()),
+    ],
+)
+def test_classes(labels: list[Any], names: list[str] | None, number: int | None, expected: Any) -> None:
+    classes = classes_of(labels, names, number)
+    assert classes.names == expected
+    for label in labels:
+        found = classes.number(label)
+        assert found is None or 0 <= found < len(expected)
+        if isinstance(label, str):
+            assert found == expected.index(label)
+
+
+def test_the_shipped_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read with all their checks; the digits need no files, the others need data.path."""
+    monkeypatch.chdir(tmp_path)
+    digits = read_inputs("digits", "local:2", []).recipe
+    assert digits.data.source == "digits"
+    write_parquet(tmp_path / "data/train.parquet", GOOD)
+    for name in ("vit-b16-cifar10", "vit-cifar10"):
+        assert read_inputs(name, "local:2", ["data.path=data"]).recipe.data.path == str(tmp_path / "data")
+        with pytest.raises(DataError, match="no such data"):
+            read_inputs(name, "local:2", ["data.path=nowhere"])
+
+
+def test_checking_needs_neither_torch_nor_pillow(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train.parquet", GOOD)
+    code = (
+        "import sys; from muster.stages.inputs import read_inputs;"
+        f"read_inputs('digits', 'local:2', ['data.path={tmp_path}']);"
+        "print(sorted({'torch', 'PIL', 'pyarrow', 'numpy', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")

@@ -1,0 +1,142 @@
+"""Packing, synthetic tokens and the loss: nothing lost, nothing twice, the same everywhere."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from muster.worker import loss as losses
+from muster.worker.data.packed import Filled, Packed, Synthetic, collate, count_batch
+from muster.worker.data.text import joined
+from muster.worker.loss import IGNORED, Tally, summed_cross_entropy, token_loss
+
+
+def packed(folder: Path, tokens: int, sequence: int, limit: int | None = None) -> Packed:
+    path = folder / "train.bin"
+    np.arange(tokens, dtype="uint16").tofile(path)
+    return Packed(path, "uint16", tokens, sequence, limit)
+
+
+def test_rows_are_full_and_follow_each_other(tmp_path: Path) -> None:
+    rows = packed(tmp_path, 103, 10)
+    assert (len(rows), rows.left_out) == (10, 3)
+    assert np.concatenate([rows[i]["tokens"] for i in range(10)]).tolist() == list(range(100))
+    assert rows[3]["tokens"].dtype == np.int64
+    for index in (-1, 10):
+        with pytest.raises(IndexError):
+            rows[index]
+    assert len(packed(tmp_path, 103, 10, limit=4)) == 4
+    assert len(packed(tmp_path, 9, 10)) == 0
+
+
+def test_a_loaders_process_gets_the_path_alone(tmp_path: Path) -> None:
+    rows = packed(tmp_path, 60_000, 10)
+    rows[0]
+    sent = pickle.dumps(rows)
+    assert len(sent) < 1000
+    assert pickle.loads(sent)[5]["tokens"].tolist() == list(range(50, 60))
+
+
+def test_a_batch_counts_every_token_and_predicts_all_but_the_first(tmp_path: Path) -> None:
+    rows = packed(tmp_path, 100, 10)
+    batch = collate([rows[2], rows[5]])
+    assert batch["input_ids"].tolist() == [list(range(20, 30)), list(range(50, 60))]
+    assert batch["labels"].tolist() == [[IGNORED, *range(21, 30)], [IGNORED, *range(51, 60)]]
+    counts = count_batch(batch)
+    assert (counts.samples, counts.tokens, counts.padded_tokens) == (2, 20, 20)
+
+
+@given(st.integers(1, 40), st.integers(1, 12))
+def test_held_out_rows_are_filled_up_with_rows_that_do_not_count(count: int, unit: int) -> None:
+    rows = Filled(Synthetic(count, 4, 50, 0, held_out=True), unit)
+    assert len(rows) % unit == 0
+    assert 0 <= len(rows) - count < unit
+    labels = collate([rows[index] for index in range(len(rows))])["labels"]
+    assert (labels != IGNORED).any(1).sum() == count
+
+
+def test_synthetic_tokens_depend_on_seed_part_and_row_alone() -> None:
+    rows = Synthetic(100, 64, 51_200, 7, held_out=False)
+    again = Synthetic(5000, 64, 51_200, 7, held_out=False)
+    for index in (99, 0, 41):
+        assert rows[index]["tokens"].tolist() == again[index]["tokens"].tolist()
+    others = [
+        Synthetic(100, 64, 51_200, 8, held_out=False)[41],
+        Synthetic(100, 64, 51_200, 7, held_out=True)[41],
+        rows[40],
+    ]
+    assert all(other["tokens"].tolist() != rows[41]["tokens"].tolist() for other in others)
+    # The stream itself, so that no version of NumPy changes a benchmark unnoticed.
+    assert Synthetic(1, 4, 51_200, 0, held_out=False)[0]["tokens"].tolist() == STREAM
+    Synthetic(1, 4, 51_200, -3, held_out=False)[0]
+
+
+STREAM = [47259, 1458, 9849, 40156]
+
+
+def test_synthetic_tokens_use_the_whole_vocabulary() -> None:
+    tokens = np.concatenate([Synthetic(100, 512, 300, 0, held_out=False)[i]["tokens"] for i in range(100)])
+    counts = np.bincount(tokens, minlength=300)
+    assert len(counts) == 300
+    assert counts.min() > 100 and counts.max() < 260  # 171 each on average, standard deviation 13
+
+
+def test_rows_of_lines_are_one_document() -> None:
+    rows = ["", " = Title = \n", "", "text\n", "the end", "another"]
+    assert ["".join(document) for document in joined(rows)] == [" = Title = \ntext\nthe end", "another"]
+
+
+# --- the loss --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_parts_is_pytorchs_own(
+    smoothing: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(50, 97, dtype=dtype)
+    labels = torch.randint(0, 97, (50,))
+    labels[::7] = IGNORED
+    found = []
+    for most in (1 << 24, 300):
+        monkeypatch.setattr(losses, "SMALL", most)
+        monkeypatch.setattr(losses, "SMALL_ON_CPU", most)
+        given_logits = logits.clone().requires_grad_()
+        summed = summed_cross_entropy(given_logits, labels, smoothing)
+        (summed / 3).backward()
+        assert given_logits.grad is not None
+        found.append((summed.item(), given_logits.grad))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
+    torch.testing.assert_close(found[1][1], found[0][1])
+    assert found[0][1].abs().sum() > 1
+
+
+def test_each_token_is_predicted_from_those_before_it() -> None:
+    torch.manual_seed(0)
+    logits, tokens = torch.randn(3, 8, 11), torch.randint(0, 11, (3, 8))
+    labels = tokens.clone()
+    labels[:, 0] = IGNORED
+    plain = functional.cross_entropy(logits[:, :-1].reshape(-1, 11), tokens[:, 1:].reshape(-1))
+    tally = Tally()
+    loss = token_loss(lambda: 0.0, moved=True, tally=tally)
+    assert loss({"logits": logits}, labels).item() == pytest.approx(plain.item(), rel=1e-6)
+    assert loss({"logits": logits}, labels, torch.tensor(42)).item() == pytest.approx(
+        plain.item() * 21 / 42, rel=1e-6
+    )
+    assert tally.count == 0  # those had a gradient: they are training
+    with torch.no_grad():
+        for rows in (slice(0, 2), slice(2, 3)):
+            loss({"logits": logits[rows]}, labels[rows])
+    assert float(tally.loss / tally.count) == pytest.approx(plain.item(), rel=1e-6)

@@ -1,0 +1,99 @@
+"""The recipe's learning rates against Transformers' own schedulers, and the watch over them."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from muster.core.errors import RecipeError
+from muster.core.recipe import Train
+from muster.core.recipes import load_recipe
+from muster.core.schedule import learning_rate, warmup_steps
+
+SCHEDULES = ["linear", "cosine", "constant_with_warmup", "inverse_sqrt"]
+TOTAL = 37
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup"),
+    [*itertools.product(SCHEDULES, [0, 1, 8, 37, 60, 0.1, 0.5, 0.001]), ("constant", 0)],
+)
+def test_as_transformers_own_schedulers(schedule: str, warmup: float) -> None:
+    """Every step, through the arguments that the ranks give to Transformers."""
+    torch = pytest.importorskip("torch")
+    from transformers import TrainingArguments, get_scheduler
+
+    train = Train(schedule=schedule, warmup=warmup, learning_rate=3e-4)  # type: ignore[arg-type]
+    steps = TrainingArguments(
+        output_dir="never-made", use_cpu=True, warmup_steps=warmup if warmup < 1 else int(warmup)
+    ).get_warmup_steps(TOTAL)
+    assert warmup_steps(train, TOTAL) == steps
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=train.learning_rate)
+    scheduler = get_scheduler(schedule, optimizer, num_warmup_steps=steps, num_training_steps=TOTAL)
+    for step in range(1, TOTAL + 1):
+        wanted = pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12, abs=1e-18)
+        assert learning_rate(train, step, TOTAL) == wanted
+        optimizer.step()
+        scheduler.step()
+
+
+def test_a_linear_warm_up_is_linear() -> None:
+    train = Train(warmup=4, learning_rate=8.0)
+    assert [learning_rate(train, step, 12) for step in range(1, 13)] == [0, 2, 4, 6, 8, 7, 6, 5, 4, 3, 2, 1]
+
+
+def test_a_constant_rate_has_no_warm_up() -> None:
+    """Transformers would leave it out without a word."""
+    with pytest.raises(RecipeError, match="constant has no warm-up") as caught:
+        load_recipe("demo", ["train.schedule=constant", "train.warmup=10"])
+    assert "constant_with_warmup" in str(caught.value)
+    assert load_recipe("demo", ["train.schedule=constant", "train.warmup=0"]).train.warmup == 0
+
+
+def watch(rates: list[float], **context: Any) -> list[str]:
+    """What is noted when steps use these rates."""
+    pytest.importorskip("transformers")
+    from muster.worker.schedule import ScheduleWatch
+
+    said: list[str] = []
+    about = SimpleNamespace(
+        **{
+            "recipe": load_recipe(
+                "demo", ["train.warmup=2", "train.learning_rate=4.0", "train.schedule=linear"]
+            ),
+            "deepspeed": None,
+            "precision": "fp32",
+            "main": True,
+            "emit": lambda kind, text: said.append(text),
+            **context,
+        }
+    )
+    watching = ScheduleWatch(about)  # type: ignore[arg-type]
+    for step, rate in enumerate(rates):
+        state = SimpleNamespace(global_step=step, max_steps=6)
+        optimizer = SimpleNamespace(param_groups=[{"lr": rate}])
+        watching.on_step_begin(None, state, None, optimizer=optimizer)
+    return said
+
+
+def test_the_watch_says_where_a_rate_differs() -> None:
+    """Once. It sleeps where the schedule is not the recipe's, or where skipped steps do not move it."""
+    right, logarithmic = [0.0, 2.0, 4.0, 3.0, 2.0, 1.0], [0.0, 4.0, 4.0, 3.0, 2.0, 1.0]
+    assert watch(right) == []
+    (said,) = watch(logarithmic)
+    assert said == (
+        "the learning rate of step 2 was 4, where the recipe's schedule (linear, warm-up 2) gives 2"
+    )
+    assert len(watch([rate * (1 + 1e-5) for rate in right])) == 1
+    fixed = {"optimizer": {"type": "AdamW", "params": {"lr": 8.0}}}
+    assert watch([2 * rate for rate in right], deepspeed=fixed) == []
+    assert len(watch(right, deepspeed=fixed)) == 1
+    for asleep in (
+        {"deepspeed": {"scheduler": {"type": "OneCycle"}}},
+        {"precision": "fp16"},
+        {"main": False},
+    ):
+        assert watch(logarithmic, **asleep) == []

@@ -1,0 +1,222 @@
+"""What a published size brings along: the nearest batch, the micro-batch that fits, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.core import families
+from muster.core.errors import RecipeError, UsageError
+from muster.core.inventory import parse_hosts
+from muster.core.recipe import recipe_from
+from muster.core.recipes import load_recipe
+from muster.planner.decide import Decided, decide
+
+TABLE = {  # size: (learning rate, tokens per update in units of 2^20)
+    "opt-8m": (1e-3, 0.125), "opt-125m": (6e-4, 0.5), "opt-350m": (3e-4, 0.5), "opt-760m": (2.5e-4, 0.5),
+    "opt-1.3b": (2e-4, 1), "opt-2.7b": (1.6e-4, 1), "opt-6.7b": (1.2e-4, 2), "opt-13b": (1e-4, 4),
+    "opt-30b": (1e-4, 4), "opt-66b": (8e-5, 2), "opt-175b": (3e-5, 2),
+}  # fmt: skip
+GB = 10**9
+
+
+def gpus(count: int, memory: float = 85.9, *, host: float = 2000, name: str = "A100") -> dict[str, Any]:
+    """A host with so many GPUs of so many GB."""
+    gpu = {"name": name, "capability": [8, 0], "memory_total": int(memory * GB)}
+    return {"cores": 64, "memory_total": int(host * GB), "gpus": [gpu] * count}
+
+
+def benchmark(hosts: dict[str, Any], *overrides: str, one_machine: bool = False) -> Decided:
+    """The shipped recipe on these hosts."""
+    recipe = load_recipe("opt-benchmark", overrides)
+    return decide(recipe, parse_hosts(",".join(hosts)), hosts, one_machine=one_machine)
+
+
+def why(decided: Decided, field: str) -> str:
+    return next(d.why for d in decided.decisions if d.field == field)
+
+
+@pytest.mark.parametrize("size", TABLE)
+def test_the_benchmark_takes_learning_rate_and_batch_from_the_table(size: str) -> None:
+    rate, millions = TABLE[size]
+    hosts = {f"n{i}": gpus(8) for i in range(16)}
+    decided = benchmark(
+        hosts, f"model.name={size}", *(["engine.zero=3"] if size[-3:] in ("30b", "66b", "75b") else [])
+    )
+    assert decided.recipe.train.rate == rate
+    batch = decided.batch
+    wanted = millions * 2**20 / 2048
+    assert batch.global_ == (wanted if wanted >= 128 else 128)  # no rank can have less than one sequence
+    assert batch.micro * batch.accumulation * 128 == batch.global_
+    assert f"{size} was trained with it" in why(decided, "train.learning_rate")
+    assert f"{int(millions * 2**20):,} tokens, as {size} was trained" in why(decided, "batch.global")
+
+
+def test_the_recipe_has_the_published_settings() -> None:
+    recipe = load_recipe("opt-benchmark")
+    train = recipe.train
+    assert (train.max_steps, train.beta1, train.beta2, train.epsilon) == (50, 0.9, 0.95, 1e-8)
+    assert (train.weight_decay, train.clip, train.gradient_checkpointing) == (0.1, 1.0, True)
+    assert (recipe.engine.name, recipe.engine.zero, recipe.model.init) == ("deepspeed", 2, "random")
+    assert recipe.data.source == "synthetic"
+    assert not recipe.evaluate.after and not recipe.checkpoint.model
+
+
+def test_hub_names_share_the_table() -> None:
+    assert families.published("facebook/opt-1.3b") == families.published("opt-1.3b")
+    assert families.published("someone/opt-1.3b") is None
+    assert families.published("gpt2") is None
+    assert families.published(None) is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "overrides", "batch", "words"),
+    [
+        (8, [], (32, 1, 256), "524,288 tokens, as opt-125m was trained"),
+        (3, [], (32, 3, 288), "nearest to 256 samples (524,288 tokens, as opt-125m was trained): +12.5 %"),
+        (6, ["batch.micro=4"], (4, 11, 264), "+3.1 %"),
+        (6, ["batch.accumulation=1"], (43, 1, 258), "+0.8 %"),
+        (8, ["batch.tokens=40000"], (2, 1, 16), "20 samples (40,000 tokens, as asked for): -20.0 %"),
+        (8, ["batch.tokens=100"], (1, 1, 8), "nearest to 1 samples"),
+        (8, ["data.sequence=1024"], (64, 1, 512), "524,288 tokens"),
+        (8, ["batch.global=24"], (3, 1, 24), "3 x 1 x 8 ranks = 24"),
+    ],
+)  # fmt: skip
+def test_the_batch_nearest_to_what_was_asked_for(
+    ranks: int, overrides: list[str], batch: tuple[int, int, int], words: str
+) -> None:
+    decided = benchmark({"a": gpus(ranks)}, *overrides)
+    made = decided.batch
+    assert (made.micro, made.accumulation, made.global_) == batch
+    assert words in "; ".join(d.why for d in decided.decisions)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "where", "what"),
+    [
+        ({"batch": {"tokens": "auto"}, "model": {"name": "gpt2"}}, "batch.tokens", "gpt2 was trained is not"),
+        ({"train": {"learning_rate": "auto"}}, "train.learning_rate", "a model of your own"),
+        ({"batch": {"tokens": 512}, "workload": "text2sql"}, "batch.tokens", "counts packed sequences"),
+        ({"batch": {"tokens": 512}, "model": {"name": "somebody/llm"}}, "batch.tokens", "not known here"),
+    ],
+)  # fmt: skip
+def test_auto_where_nothing_is_published(recipe: dict[str, Any], where: str, what: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        decide(
+            recipe_from({"workload": "causal-lm", **recipe}),
+            parse_hosts("a"),
+            {"a": gpus(0)},
+            one_machine=False,
+        )
+    assert caught.value.where == where
+    assert what in caught.value.what
+    assert caught.value.hint
+
+
+def test_tokens_and_samples_are_not_given_together(tmp_path: Path) -> None:
+    assert load_recipe("opt-benchmark", ["batch.global=64"]).batch.tokens is None  # the later one wins
+    (tmp_path / "both.yaml").write_text("batch: {global: 8, tokens: 4096}\n")
+    with pytest.raises(RecipeError, match="at most one of global, tokens"):
+        load_recipe(str(tmp_path / "both.yaml"))
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"train_batch_size": 64}))
+    with pytest.raises(RecipeError, match=r"batch.tokens: is given, and .* fixes the global batch"):
+        benchmark({"a": gpus(2)}, f"engine.config={file}")
+
+
+def test_a_users_own_file_decides_the_learning_rate(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"optimizer": {"type": "AdamW", "params": {"lr": 0.5}}}))
+    decided = benchmark({"a": gpus(2)}, f"engine.config={file}")
+    assert decided.recipe.train.rate == 0.5
+    assert "says so" in why(decided, "train.learning_rate")
+    with pytest.raises(ValueError, match="not decided yet"):
+        _ = load_recipe("opt-benchmark").train.rate
+
+
+def test_the_micro_batch_is_the_largest_that_the_smallest_device_holds() -> None:
+    large, small = gpus(8), gpus(8, 24, name="RTX")
+    alone = benchmark({"a": large, "b": large}, "model.name=opt-1.3b")
+    mixed = benchmark({"a": large, "b": small}, "model.name=opt-1.3b")
+    assert (alone.batch.micro, mixed.batch.micro) == (32, 8)
+    assert alone.batch.global_ == mixed.batch.global_ == 512
+    assert "is the largest that fits" in why(mixed, "batch.micro")
+    assert "of 24.0 GB for each" in why(mixed, "memory of a rank")
+    divisors = benchmark({"a": small}, "model.name=opt-1.3b", "batch.global=384")  # 48 a rank
+    assert (divisors.batch.micro, divisors.batch.accumulation) == (6, 8)
+
+
+def test_on_cpus_the_micro_batch_stays_small_and_shrinks_where_memory_is_short() -> None:
+    def host(memory: float) -> dict[str, Any]:
+        return {"a": {"cores": 8, "gpus": [], "memory_total": int(memory * GB)}}
+
+    assert benchmark(host(1000), "model.name=opt-8m").batch.micro == 8
+    assert benchmark(host(8), "model.name=opt-8m").batch.micro == 2
+    limited = {"a": {**host(1000)["a"], "memory_limit": 8 * GB}}
+    assert benchmark(limited, "model.name=opt-8m").batch.micro == 2
+    plain = {"workload": "causal-lm", "model": {"name": "opt-8m", "init": "random"}}
+    assert decide(recipe_from(plain), parse_hosts("a"), host(1000), one_machine=False).batch.micro == 8
+    short = decide(recipe_from(plain), parse_hosts("a:4"), host(32), one_machine=False).batch
+    assert (short.micro, short.accumulation, short.global_) == (2, 4, 32)  # the same samples a step
+    pretend = {f"local{i}": host(32)["a"] for i in range(4)}  # one machine's memory, shared by all of them
+    decided = decide(recipe_from(plain), parse_hosts("local:4x1"), pretend, one_machine=True)
+    assert decided.batch.micro == 2
+
+
+def test_hosts_that_do_not_tell_their_memory_refuse_nothing() -> None:
+    decided = benchmark({"a": {"cores": 8, "gpus": []}}, "model.name=opt-175b")
+    assert decided.batch.micro == 8
+    assert "memory of a rank" not in [d.field for d in decided.decisions]
+
+
+def test_what_cannot_fit_is_refused_with_what_would() -> None:
+    with pytest.raises(UsageError) as caught:
+        benchmark({"a": gpus(8)}, "model.name=opt-175b")
+    assert "opt-175b needs about 874.4 GB of memory per rank with ZeRO-2" in caught.value.what
+    assert "A100 of a has 85.9 GB" in caught.value.what
+    assert "engine.zero=3 on 64 such ranks; or model.name=opt-13b" in (caught.value.hint or "")
+    forced = benchmark({"a": gpus(8)}, "model.name=opt-175b", "force=true")
+    assert forced.batch.micro == 1
+    assert why(forced, "force").startswith("although opt-175b needs about")
+
+
+def test_a_micro_batch_that_was_asked_for_is_kept_or_refused() -> None:
+    assert benchmark({"a": gpus(8)}, "batch.micro=16").batch.micro == 16
+    with pytest.raises(UsageError) as caught:
+        benchmark({"a": gpus(2, 24)}, "batch.micro=64")
+    assert "at micro-batch 64" in caught.value.what
+    assert (caught.value.hint or "").startswith("would fit: batch.micro=8")
+
+
+def test_a_model_that_is_much_of_a_hosts_memory_is_made_in_shards() -> None:
+    hosts = {f"n{i}": gpus(8, host=1000) for i in range(16)}
+    large = benchmark(hosts, "model.name=opt-175b", "engine.zero=3")
+    assert large.recipe.model.create == "sharded"
+    assert "would take 698.5 GB of n0's memory for each rank" in why(large, "model.create")
+    assert benchmark(hosts, "model.name=opt-1.3b", "engine.zero=3").recipe.model.create == "whole"
+    assert benchmark(hosts, "model.name=opt-13b").recipe.model.create == "whole"  # ZeRO-2 has no other way
+    fsdp = ["engine.name=fsdp", "engine.zero=0"]
+    assert benchmark(hosts, "model.name=opt-13b", *fsdp).recipe.model.create == "sharded"
+    asked = benchmark(hosts, "engine.zero=3", "model.create=sharded")
+    assert asked.recipe.model.create == "sharded"
+    with pytest.raises(RecipeError, match=r"model.create: is sharded, and every rank of this engine"):
+        benchmark(hosts, "model.create=sharded")
+
+
+def test_a_users_own_stage_counts(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}))
+    decided = benchmark({"a": gpus(8)}, "model.name=opt-30b", f"engine.config={file}")
+    assert decided.recipe.model.create == "sharded"
+    assert "optimizer" not in why(decided, "memory of a rank")
+
+
+def test_adapters_need_less() -> None:
+    lora = ["lora.rank=16", "lora.targets=all-linear"]
+    with pytest.raises(UsageError):
+        benchmark({"a": gpus(1, 40)}, "model.name=opt-6.7b")
+    decided = benchmark({"a": gpus(1, 40)}, "model.name=opt-6.7b", *lora)
+    assert "parameters 13." in why(decided, "memory of a rank")

@@ -1,0 +1,147 @@
+"""Text on disk: which files are taken for what, and every fault with its file and line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from muster.core.errors import DataError, RecipeError
+from muster.stages.inputs import read_inputs
+from muster.store import texts
+from muster.store.texts import Skipped, check_texts, cut, documents, find_texts, library_files
+
+
+def write(folder: Path, *names: str, text: str = "a line\n") -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def names(folder: Path, files: tuple[Path, ...]) -> list[str]:
+    return [file.relative_to(folder).as_posix() for file in files]
+
+
+@pytest.mark.parametrize(
+    ("there", "train", "held_out"),
+    [
+        (["a.txt"], ["a.txt"], []),
+        (["train.txt", "valid.txt", "test.txt", "notes.md"], ["train.txt"], ["valid.txt"]),
+        (["wiki.train.raw", "wiki.test.raw"], ["wiki.train.raw"], ["wiki.test.raw"]),
+        (["train/1.txt", "train/2.txt", "dev/1.txt"], ["train/1.txt", "train/2.txt"], ["dev/1.txt"]),
+        (["valid.txt", "test.txt"], ["test.txt"], ["valid.txt"]),
+        (["test.txt"], ["test.txt"], []),
+        (["train.py", "model.py", "sub/test_model.py"], ["model.py", "sub/test_model.py", "train.py"], []),
+        (["a.md", "package.json"], ["a.md"], []),
+        (["train-00.jsonl", "train-01.jsonl", "README.md"], ["train-00.jsonl", "train-01.jsonl"], []),
+        (["a.jsonl", "validation.jsonl"], ["a.jsonl"], ["validation.jsonl"]),
+        (["b.txt", "a.txt", ".git/c.txt", "__pycache__/d.py", "e.bin"], ["a.txt", "b.txt"], []),
+    ],
+)
+def test_the_parts_of_a_folder(
+    there: list[str], train: list[str], held_out: list[str], tmp_path: Path
+) -> None:
+    write(tmp_path, *there)
+    found = find_texts(tmp_path)
+    assert (names(tmp_path, found.train), names(tmp_path, found.validation)) == (train, held_out)
+
+
+def test_what_is_no_data(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such data"):
+        find_texts(tmp_path / "nowhere")
+    write(tmp_path, "image.png")
+    with pytest.raises(DataError, match="has no text files"):
+        find_texts(tmp_path)
+
+
+def read(file: Path, field: str = "text", skipped: Skipped | None = None) -> list[str]:
+    """The documents of a file, each in one."""
+    return ["".join(document) for document in documents(file, field, skipped.add if skipped else None)]
+
+
+def test_a_text_file_is_a_document_and_comes_back_whole(tmp_path: Path) -> None:
+    text = "".join(f"line {i} ümlaut\n\n  more\n" for i in range(20_000)) + "no end"
+    write(tmp_path, "a.txt", text="")
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    with gzip.open(tmp_path / "b.txt.gz", "wb") as file:
+        file.write(text.encode())
+    assert read(tmp_path / "a.txt") == read(tmp_path / "b.txt.gz") == [text]
+    pieces = [piece for document in documents(tmp_path / "a.txt", "") for piece in document]
+    assert len(pieces) > 3
+    assert all(re.search(r"\S\n$", piece) for piece in pieces[:-1])
+    assert all(re.match(r"\S", piece) for piece in pieces)
+
+
+def test_a_line_longer_than_a_piece_is_cut() -> None:
+    text = "x" * (5 * texts.PIECE) + "\n"
+    pieces = list(cut(text))
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) <= 2 * texts.PIECE
+
+
+def test_every_json_line_is_a_document(tmp_path: Path) -> None:
+    rows = [{"body": "one\n"}, {"body": ""}, {"body": "two", "more": 1}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    assert [text for text in read(tmp_path / "a.jsonl", "body") if text] == ["one\n", "two"]
+
+
+FAULTS = {
+    "a byte that is no UTF-8": ("a.txt", b"good\nbad \xff here\ngood\n", ":2", "byte 0xff at 9 of the file"),
+    "a character cut short": ("a.txt", b"good\n\xc3", ":2", "is not UTF-8"),
+    "a line that is no JSON": ("a.jsonl", b'{"text": "x"}\nnonsense\n', ":2", "is not JSON"),
+    "a line that is a list": ("a.jsonl", b"[1]\n", ":1", "is not a JSON object but list"),
+    "another field": ("a.jsonl", b'{"content": "x"}\n', ":1", "field 'text' is missing"),
+    "a number": ("a.jsonl", b'{"text": 5}\n', ":1", "field 'text' is missing or not text"),
+    "half a surrogate": ("a.jsonl", b'{"text": "\\ud800"}\n', ":1", "is not Unicode text"),
+    "half a gzip": ("a.txt.gz", gzip.compress(b"text\n" * 5000)[:40], "", "cannot be read"),
+    "an empty file": ("a.txt", b"", "", "has no text"),
+    "blank lines": ("a.txt", b" \n\n", "", "has no text"),
+    "a huge line": ("a.txt", b"ok\n" + b"x" * (texts.LONGEST_LINE + 5) + b"\n", ":2", "a line of 16.0 MiB"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_with_its_place_before_anything_starts(fault: str, tmp_path: Path) -> None:
+    name, content, where, what = FAULTS[fault]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        read_inputs("causal-lm", "local:2", [f"data.path={tmp_path / name}"])
+    assert caught.value.where == f"{tmp_path / name}{where}"
+    assert what in caught.value.what
+
+
+def test_bad_lines_are_skipped_and_counted_where_the_recipe_says_so(tmp_path: Path) -> None:
+    huge = b"x" * (texts.LONGEST_LINE + 1)
+    (tmp_path / "a.txt").write_bytes(b"one\n\xff\n" + huge + b"\ntwo\n")
+    skipped = Skipped()
+    assert read(tmp_path / "a.txt", skipped=skipped) == ["one\ntwo\n"]
+    assert (skipped.count, skipped.first) == (
+        2,
+        f"{tmp_path}/a.txt:2: is not UTF-8: byte 0xff at 4 of the file",
+    )
+    read_inputs("causal-lm", "local:2", [f"data.path={tmp_path / 'a.txt'}", "data.bad=skip"])
+    (tmp_path / "b.txt").write_bytes(b"\xff\n")
+    with pytest.raises(DataError, match=r"has no text; 1 skipped, the first: .*b\.txt:1"):
+        check_texts(tmp_path / "b.txt", "text", "skip", 1 << 20)
+
+
+def test_a_sequence_longer_than_the_positions() -> None:
+    with pytest.raises(RecipeError, match="is 300, and the model has 256 positions") as caught:
+        read_inputs("gpt2-micro", "local:1", ["data.sequence=300"])
+    assert caught.value.where == "data.sequence"
+    read_inputs("gpt2-micro", "local:1", ["data.sequence=256"])
+
+
+def test_the_standard_library_in_a_fixed_order() -> None:
+    root, files = library_files()
+    relative = [file.relative_to(root).as_posix() for file in files]
+    assert relative == sorted(relative)
+    assert {"argparse.py", "json/decoder.py", "asyncio/base_events.py"} <= set(relative)
+    assert not [
+        name for name in relative if "site-packages" in name or name.startswith(("test/", "idlelib/"))
+    ]
+    assert sum(file.stat().st_size for file in files) > 4_000_000
