@@ -14,7 +14,8 @@ from muster.checks.fabric import CHECKS, judge_group
 from muster.core.fabric import Asked
 from muster.core.fabric_result import Fabric
 from muster.core.inventory import parse_hosts
-from muster.core.recipe import Launch, Recipe
+from muster.core.launch import Launch
+from muster.core.recipe import Recipe
 from muster.core.registry import load_plugin
 from muster.shell import RealShell
 from muster.stages.fabric import measure

@@ -18,7 +18,8 @@ from muster.core.batch import Batch
 from muster.core.errors import InventoryError, RecipeError
 from muster.core.inventory import parse_hosts
 from muster.core.job import Job, Placement, place
-from muster.core.recipe import Launch, Recipe, recipe_from
+from muster.core.launch import Launch
+from muster.core.recipe import Recipe, recipe_from
 from muster.core.slurm import parse_ask
 from muster.launchers import local, openmpi, pdsh, slurm, ssh
 from muster.launchers.base import Home, Request, agent_source

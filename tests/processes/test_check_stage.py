@@ -34,7 +34,8 @@ from muster.core.inventory import (
     read_inventory,
 )
 from muster.core.job import Placement
-from muster.core.recipe import Launch, Recipe, recipe_from
+from muster.core.launch import Launch
+from muster.core.recipe import Recipe, recipe_from
 from muster.core.registry import load_plugin
 from muster.shell import RealShell
 from muster.stages.check import Wanted, all_checks, check, save_inventory

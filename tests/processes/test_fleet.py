@@ -16,7 +16,7 @@ import pytest
 
 from muster.core.inventory import parse_hosts
 from muster.core.job import Placement, place
-from muster.core.recipe import Launch
+from muster.core.launch import Launch
 from muster.launchers.base import Home, Request, dialling_argv, dialling_env
 from muster.shell import RealShell
 from muster.supervise.addresses import own_addresses

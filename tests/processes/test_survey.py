@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from muster.core.errors import JobError
 from muster.core.job import Placement
-from muster.core.recipe import Launch
+from muster.core.launch import Launch
 from muster.launchers import local
 from muster.launchers.base import BOOTSTRAP
 from muster.shell import Process, RealShell

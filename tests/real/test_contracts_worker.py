@@ -141,7 +141,7 @@ def test_a_number_that_transformers_would_contradict_is_bad_input() -> None:
     """Its own words of many lines become one line that names the key; exit code 2."""
     from transformers.integrations import HfTrainerDeepSpeedConfig
 
-    from muster.worker.main import explain
+    from muster.worker.explain import explain
 
     config = HfTrainerDeepSpeedConfig({"scheduler": {"params": {"total_num_steps": 1000}}})
     with pytest.raises(ValueError) as caught:

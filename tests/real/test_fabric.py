@@ -13,7 +13,8 @@ from muster.core.errors import UsageError
 from muster.core.fabric import Asked
 from muster.core.fabric_result import Fabric
 from muster.core.inventory import parse_hosts
-from muster.core.recipe import Launch, Recipe
+from muster.core.launch import Launch
+from muster.core.recipe import Recipe
 from muster.launchers import local
 from muster.stages import fabric
 from tests.support import needs_torch

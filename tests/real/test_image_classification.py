@@ -183,6 +183,7 @@ def test_ask(learned: tuple[RunFolder, Result]) -> None:
     from PIL import Image
 
     from muster.worker.data.digits import read_digits
+    from muster.worker.workloads.image_classification import Answerer
 
     done, result = learned
     images, _ = read_digits()
@@ -203,11 +204,12 @@ def test_ask(learned: tuple[RunFolder, Result]) -> None:
     assert (document["metric"], document["questions"]) == ("top-1 accuracy", 360)
     assert document["exact_match"] == result.quality.exact_match  # type: ignore[union-attr]
     assert {row["question"]: row["predicted"] for row in document["answers"]} == told
-    for name, what in (("cut.png", "cut.png: "), ("none.png", "none.png: no such image")):
-        refused = muster(done, "ask", "digits", name)
-        assert refused.returncode == 2
-        assert refused.stderr.startswith(f"error: {what}")
-        assert len(refused.stderr.splitlines()) <= 2
+    answerer = Answerer(done.model, recipe_from(done.read_json(done.job)["recipe"]), "cpu")
+    assert answerer.answer([str(folder / "1.png"), places[0]])[0] == [told[places[1]], told[places[0]]]
+    for name, what in (("cut.png", "cannot be read: image file is truncated"), ("no.png", "no such image")):
+        with pytest.raises(DataError) as caught:
+            answerer.answer([str(folder / name)])
+        assert (caught.value.where, caught.value.what) == (str(folder / name), what)
 
 
 # --- bad images, and a pretrained model ------------------------------------------------------------------

@@ -14,7 +14,7 @@ from muster.core.fabric import Asked
 from muster.core.fabric_result import Fabric
 from muster.core.inventory import Host, parse_hosts
 from muster.core.job import place
-from muster.core.recipe import Launch
+from muster.core.launch import Launch
 from muster.shell import FakeShell
 from muster.stages.fabric_collect import Collector
 from muster.stages.mpi_hello import mpi_hello, mpi_hello_argv, read_hello

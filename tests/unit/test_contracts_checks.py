@@ -21,7 +21,8 @@ from muster.checks._profiles import load_profile, shipped_profiles
 from muster.checks.base import Context, Finding, Level, Transport
 from muster.checks.versions import PACKAGES
 from muster.core.job import Placement
-from muster.core.recipe import Launch, Recipe
+from muster.core.launch import Launch
+from muster.core.recipe import Recipe
 from muster.core.registry import load_plugin, plugin_names
 from muster.launchers import local
 from muster.shell import RealShell

@@ -13,7 +13,7 @@ from muster.core.batch import Batch
 from muster.core.errors import HostError
 from muster.core.inventory import Host
 from muster.core.job import Job, Placement, place
-from muster.core.recipe import Launch
+from muster.core.launch import Launch
 from muster.launchers import ssh
 from muster.shell import FakeShell
 from muster.store import events

@@ -19,7 +19,7 @@ from muster.core.job import Job, place
 from muster.core.recipe import recipe_from
 from muster.core.result import Flops
 from muster.core.units import format_flops
-from muster.stages.train import check_hosts, check_profile
+from muster.stages.agree import check_hosts, check_profile
 from muster.store import events
 from muster.supervise.fold import fold, make_result
 from muster.supervise.speed import measured

@@ -51,7 +51,7 @@ class Flops(Part):
     arithmetic: str | None = Field(None, description="that the peak is of: fp32, tf32, bf16, fp16")
     mfu: float | None = Field(None, description="model FLOPs utilization: model_per_second / peak")
     hfu: float | None = Field(None, description="hardware FLOPs utilization: hardware_per_second / peak")
-    counting_seconds: float | None = Field(None, description="what counting them cost a rank, beside training")
+    counting_seconds: float | None = Field(None, description="what counting cost a rank, beside training")
 
 
 class Memory(Part):
@@ -142,7 +142,7 @@ class Result(Part):
     loss_first: float | None = None
     loss_final: float | None = None
     evaluation_loss: float | None = None
-    perplexity: float | None = Field(None, description="of language models: exp of the evaluation loss per token")
+    perplexity: float | None = Field(None, description="language models: exp of the held-out loss per token")
     throughput: Throughput | None = None
     flops: Flops | None = Field(None, description="None: not counted")
     memory: Memory

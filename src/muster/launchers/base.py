@@ -18,7 +18,7 @@ from importlib import resources
 
 from muster.core.errors import RecipeError
 from muster.core.job import Placement
-from muster.core.recipe import Launch
+from muster.core.launch import Launch
 
 # Reads ten digits and that many bytes of source from descriptor 0, byte-exact: what follows is the agent's
 # input.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from muster.core.job import Placement
-from muster.core.recipe import Launch
+from muster.core.launch import Launch
 from muster.launchers.base import Home, Request, agent_argv
 
 ONE_MACHINE = True

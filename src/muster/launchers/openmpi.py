@@ -10,7 +10,7 @@ import re
 
 from muster.core.errors import InventoryError
 from muster.core.job import Placement
-from muster.core.recipe import Launch
+from muster.core.launch import Launch
 from muster.launchers.base import (
     CODE,
     SECRET,

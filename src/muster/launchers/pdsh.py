@@ -9,7 +9,7 @@ import shlex
 
 from muster.core.errors import InventoryError
 from muster.core.job import Placement
-from muster.core.recipe import Launch
+from muster.core.launch import Launch
 from muster.launchers.base import Home, Request, dialling_argv, interpreter, ssh_argv, ssh_words
 
 ONE_MACHINE = False

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from muster.core.errors import RecipeError
 from muster.core.hostlist import fold_hosts
 from muster.core.job import Placement
-from muster.core.recipe import Launch
+from muster.core.launch import Launch
 from muster.core.slurm import SlurmAsk
 from muster.launchers.base import Home, Request, dialling_argv, dialling_env, interpreter
 

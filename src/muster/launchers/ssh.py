@@ -4,7 +4,7 @@ working."""
 from __future__ import annotations
 
 from muster.core.job import Placement
-from muster.core.recipe import Launch
+from muster.core.launch import Launch
 from muster.launchers.base import Home, Request, agent_argv, interpreter, ssh_argv
 
 ONE_MACHINE = False

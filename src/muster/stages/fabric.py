@@ -18,11 +18,11 @@ from muster.core.job import Placement, place
 from muster.core.recipe import FabricRecipe, Recipe
 from muster.planner.decide import Decided, decide
 from muster.shell import RealShell, Shell
+from muster.stages.agree import Facts, rendezvous_address
 from muster.stages.fabric_collect import Collector
 from muster.stages.inputs import Inputs
 from muster.stages.mpi_hello import mpi_hello
 from muster.stages.orders import code, greeting
-from muster.stages.train import Facts, rendezvous_address
 from muster.supervise.supervisor import Listener, Supervisor
 
 WORKER = "muster.worker.fabric"  # the ranks' module

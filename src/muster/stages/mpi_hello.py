@@ -10,7 +10,7 @@ from typing import Any
 from muster.core.errors import JobError
 from muster.core.fabric_result import MpiHello
 from muster.core.inventory import Host
-from muster.core.recipe import Launch
+from muster.core.launch import Launch
 from muster.launchers.base import ssh_arguments
 from muster.shell import Shell
 

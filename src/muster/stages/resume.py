@@ -13,9 +13,10 @@ from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe
 from muster.core.result import Result
 from muster.shell import Shell
+from muster.stages.agree import Attempt
 from muster.stages.inputs import check
 from muster.stages.recorder import Watcher
-from muster.stages.train import Attempt, nobody, train
+from muster.stages.train import nobody, train
 from muster.store.runfolder import RunFolder
 
 

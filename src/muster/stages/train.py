@@ -6,22 +6,19 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from muster.core.errors import InventoryError, JobError, RecipeError, RunFolderError, UsageError
-from muster.core.job import PASSED_OVER, Decision, Job, Placement, place
-from muster.core.recipe import Recipe
+from muster.core.errors import InventoryError, JobError, RunFolderError
+from muster.core.job import Job, place
 from muster.core.result import Failure, Result
 from muster.core.slurm import allocation
 from muster.launchers.slurm import TICKET
-from muster.planner.advice import advise
-from muster.planner.decide import Decided, check_disk, decide
 from muster.shell import RealShell, Shell
+from muster.stages.agree import Attempt, Facts, Ready, agree
 from muster.stages.fabric_run import judged, write_tables
 from muster.stages.freeze import freeze
 from muster.stages.inputs import Inputs
-from muster.stages.orders import code, greeting, orders
+from muster.stages.orders import code, greeting
 from muster.stages.recorder import Recorder, Watcher
 from muster.store import events
 from muster.store.atomic import write_json, write_text
@@ -32,29 +29,9 @@ from muster.supervise.fold import make_result
 from muster.supervise.interrupts import interrupts
 from muster.supervise.supervisor import Listener, Outcome, Supervisor
 
-Facts = dict[str, dict[str, Any]]
-NEEDED = ("torch", "transformers", "accelerate", "pydantic")
-
 
 def nobody(event: object) -> None:
     """A watcher that does not look."""
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A run's first try, or one that goes on from a checkpoint."""
-
-    number: int = 1
-    resume: bool = False
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A job that hosts have agreed to."""
-
-    job: Job
-    decided: Decided
-    orders: dict[str, dict[str, Any]]
 
 
 def train(
@@ -122,121 +99,6 @@ def note_batch_job(run: RunFolder, ticket: str | None) -> None:
         written = run.read_json(run.submission)
         if not written.get("job"):
             write_json(run.submission, {**written, "job": os.environ.get("SLURM_JOB_ID")})
-
-
-def agree(inputs: Inputs, run: RunFolder, facts: Facts, attempt: Attempt) -> Ready:
-    """Decide everything that was open, from what the hosts are. Raises UsageError."""
-    recipe, inventory = inputs.recipe, inputs.inventory
-    check_hosts(facts, recipe)
-    decided = decide(recipe, inventory, facts, one_machine=inputs.launcher.ONE_MACHINE)
-    check_disk(recipe, facts)
-    check_sharing(recipe, facts)
-    check_profile(recipe, sum(decided.slots))
-    apart = recipe.trains and not inputs.launcher.ONE_MACHINE
-    advice = advise(recipe, inventory, facts, decided, inputs.env) if apart else []
-    resume_step = common_checkpoint(facts) if attempt.resume else None
-    passed_over = damaged_checkpoints(facts, resume_step) if attempt.resume else ()
-    job = Job(
-        id=run.id,
-        launcher=inputs.launcher_name,
-        placements=place(list(zip(inventory.hosts, decided.slots, strict=True))),
-        batch=decided.batch,
-        precision=decided.precision,
-        device=decided.device,
-        recipe=decided.recipe.as_dict(),
-        attempt=attempt.number,
-        resume_step=resume_step,
-        decisions=(*decided.decisions, *advice, *passed_over),
-    )
-    first = job.placements[0]
-    address = recipe.launch.address or rendezvous_address(inputs, facts[first.host], first)
-    port = int(facts[first.host]["port"])
-    return Ready(job, decided, orders(job, recipe, decided, inputs.env, address=address, port=port))
-
-
-def check_hosts(facts: Facts, recipe: Recipe) -> None:
-    """Every host has what ranks import, in the same versions. Raises UsageError naming the host."""
-    needed = [*NEEDED, *(["deepspeed"] if recipe.engine.name == "deepspeed" else [])]
-    if recipe.measure.profile == "flops" and recipe.engine.name != "deepspeed":
-        needed.append("deepspeed")  # whose profiler it is
-    if not recipe.trains:
-        needed = ["torch", "pydantic"]
-    for host, about in facts.items():
-        missing = [name for name in needed if not about["versions"].get(name)]
-        if missing:
-            raise UsageError(
-                f"{', '.join(missing)} not installed for {about['python']}",
-                host=host,
-                hint="pip install 'passmuster[train]' there, or launch.python=PATH of one that has it",
-            )
-    for name in needed:
-        values = {about["versions"][name] for about in facts.values()}
-        if len(values) > 1:
-            held = ", ".join(f"{host}: {about['versions'][name]}" for host, about in facts.items())
-            raise UsageError(
-                f"hosts have different versions of {name} ({held})", hint="install one version everywhere"
-            )
-
-
-def check_sharing(recipe: Recipe, facts: Facts) -> None:
-    """FSDP's checkpoints are written by rank 0 alone. Raises UsageError where other hosts would lack them."""
-    apart = [host for host, about in facts.items() if not about["shared"]]
-    if recipe.engine.name == "fsdp" and recipe.checkpoint.every and apart and len(facts) > 1:
-        raise UsageError(
-            "does not see the run folder, and FSDP's checkpoints are written by the first host alone",
-            host=apart[0],
-            hint="an --output that all hosts share, engine.name=deepspeed, or checkpoint.every=null",
-        )
-
-
-def check_profile(recipe: Recipe, world_size: int) -> None:
-    """What is to be profiled is there. Raises RecipeError."""
-    measure, last = recipe.measure, recipe.train.max_steps
-    if not measure.profiled or not recipe.trains:
-        return
-    missing = [rank for rank in measure.profile_ranks if rank >= world_size]
-    if missing or not measure.profile_ranks:
-        raise RecipeError(
-            f"there is no rank {missing[0]}" if missing else "no rank is to be profiled",
-            where="measure.profile_ranks",
-            hint=f"ranks are 0 to {world_size - 1}",
-        )
-    if last is not None and measure.profiled.start > last:
-        raise RecipeError(
-            f"the run has {last} steps, so step {measure.profiled.start} is never done",
-            where="measure.profile_step",
-            hint=f"at most {last}, or more train.max_steps",
-        )
-
-
-def common_checkpoint(facts: Facts) -> int | None:
-    """The newest step whose checkpoint is complete on every host; None: from the beginning."""
-    common = set.intersection(*(set(about["checkpoints"]) for about in facts.values()))
-    return max(common, default=None)
-
-
-def damaged_checkpoints(facts: Facts, resume_step: int | None) -> tuple[Decision, ...]:
-    """Newer checkpoints than the one that the run goes on from, and what is wrong with each."""
-    found: dict[int, str] = {}
-    for host, about in facts.items():
-        for step, wrong in (about.get("damaged_checkpoints") or {}).items():
-            if int(step) > (resume_step or 0):
-                found.setdefault(int(step), f"{wrong} on {host}")
-    return tuple(Decision(f"checkpoint-{step}", PASSED_OVER, found[step]) for step in sorted(found))
-
-
-def rendezvous_address(inputs: Inputs, facts: dict[str, Any], first: Placement) -> str:
-    """Where ranks meet: this machine, or the first host's address as it was reached."""
-    if inputs.launcher.ONE_MACHINE:
-        return "127.0.0.1"
-    address = facts.get("address") or first.host
-    if len(inputs.inventory.hosts) > 1 and (address.startswith("127.") or address == "::1"):
-        raise UsageError(
-            f"it was reached at {address} (a forwarded port?), where the other hosts cannot meet it",
-            host=first.host,
-            hint="launch.address=ADDRESS of the first host as the others see it",
-        )
-    return address
 
 
 def _run(

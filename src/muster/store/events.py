@@ -84,9 +84,7 @@ class Window(_Event):
     step_seconds: list[float]
     profiled: bool = Field(False, description="a profiler ran: it counts for no throughput")
     model_flops: int | None = Field(None, description="forward and backward, by shapes with padding")
-    hardware_flops: int | None = Field(
-        None, description="with what gradient checkpointing computes again"
-    )
+    hardware_flops: int | None = Field(None, description="with what gradient checkpointing computes again")
     allocator_peak: int | None = None
     device_peak: int | None = None
     resident_peak: int | None = None

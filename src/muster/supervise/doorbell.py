@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from muster.core.job import Placement
-from muster.core.recipe import Launch
+from muster.core.launch import Launch
 from muster.shell import Process, Shell
 
 _AT_MOST = 64  # hosts that are asked

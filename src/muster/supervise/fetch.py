@@ -12,7 +12,7 @@ from typing import Any
 
 from muster.core.errors import HostError, JobError
 from muster.core.job import Job, Placement
-from muster.core.recipe import Launch
+from muster.core.launch import Launch
 from muster.shell import Shell
 from muster.store import events
 from muster.store.runfolder import RunFolder

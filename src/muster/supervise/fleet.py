@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from muster.core.job import Placement
-from muster.core.recipe import Launch
+from muster.core.launch import Launch
 from muster.door import Door, Guest
 from muster.launchers.base import Home, Request
 from muster.shell import Process, Shell, more_files

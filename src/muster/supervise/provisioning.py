@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from muster.core.errors import HostError, MusterError
 from muster.core.job import Placement
-from muster.core.recipe import Launch
+from muster.core.launch import Launch
 from muster.shell import Shell
 from muster.supervise.fleet import Fleet
 from muster.supervise.link import Link

@@ -14,7 +14,7 @@ from typing import Any
 
 from muster.core.errors import InventoryError, UsageError
 from muster.core.job import Placement
-from muster.core.recipe import Launch
+from muster.core.launch import Launch
 from muster.launchers.base import agent_source
 from muster.shell import Shell
 from muster.supervise.doorbell import silent_hosts

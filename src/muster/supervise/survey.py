@@ -9,7 +9,7 @@ from types import ModuleType
 
 from muster.core.errors import JobError
 from muster.core.job import Placement
-from muster.core.recipe import Launch
+from muster.core.launch import Launch
 from muster.launchers.base import BOOTSTRAP
 from muster.shell import Process, Shell
 from muster.supervise.inquiry import Inquiry

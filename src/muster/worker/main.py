@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import shutil
 import time
 import traceback
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
-from muster.core.errors import JobError, MusterError, RecipeError, UsageError, WorkerError
+from muster.core.errors import MusterError, UsageError
 from muster.core.registry import load_plugin
 from muster.store import events
+from muster.worker.answering import answer
 from muster.worker.arguments import training_arguments
 from muster.worker.context import Context, read_context
+from muster.worker.explain import explain
 from muster.worker.locks import clear_stale_locks
+from muster.worker.started import started
+from muster.worker.together import leave
 from muster.worker.workloads.base import HeldOut
-
-PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "peft", "numpy")
 
 
 def run(spec: dict[str, Any]) -> int:
@@ -44,30 +44,6 @@ def run(spec: dict[str, Any]) -> int:
     return 0
 
 
-def explain(error: Exception) -> MusterError:
-    """An error of a library as what a user can act on."""
-    text = str(error).strip()
-    first = text.splitlines()[0] if text else type(error).__name__
-    if "out of memory" in text.lower():
-        return JobError(
-            f"out of memory: {first}",
-            hint="halve batch.micro and double batch.accumulation; then train.gradient_checkpointing=true, "
-            "a higher engine.zero",
-        )
-    if "DeepSpeed config values that mismatch" in first:  # "- ds KEY=VALUE vs hf NAME=VALUE" lines follow
-        found = [line[len("- ds ") :] for line in text.splitlines() if line.startswith("- ds ")]
-        return RecipeError(
-            "; ".join(found).replace(" vs hf ", ", but here "),
-            where="engine.config",
-            hint='"auto" in that file, or the same number in the recipe',
-        )
-    if isinstance(error, OSError) and error.errno == 28:
-        return JobError(
-            f"the disk is full: {first}", hint="lower checkpoint.keep, or choose another --output"
-        )
-    return WorkerError(f"{type(error).__name__}: {first}")
-
-
 def _run(context: Context) -> None:
     context.emit(events.Phase, name="load")
     prepare_process(context)
@@ -82,8 +58,8 @@ def _run(context: Context) -> None:
     trained = _train(context, workload, engine)
     if context.recipe.evaluate.after and context.recipe.checkpoint.model and trained.held_out:
         context.emit(events.Phase, name="answer")
-        _answer(context, workload, trained.held_out)
-    _leave()
+        answer(context, workload, trained.held_out)
+    leave()
     context.emit(events.Done, step=trained.step, skipped=trained.skipped, seconds=trained.seconds)
 
 
@@ -104,7 +80,7 @@ def _train(context: Context, workload: ModuleType, engine: ModuleType) -> _Train
     set_loss_scale(context, built.trainer)
     settle_shares(context, built.trainer)  # before the instruments: what it tries out is nobody's figure
     trainer, meter = _instrument(context, built)
-    _started(context, built)
+    started(context, built)
     context.emit(events.Phase, name="train")
     resume = str(context.checkpoints / f"checkpoint-{context.resume_step}") if context.resume_step else None
     trainer.train(resume_from_checkpoint=resume)
@@ -160,7 +136,9 @@ def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
     recipe, measure = context.recipe, context.recipe.measure
     trainer = built.trainer
     again = recipe.train.gradient_checkpointing
-    flops = Flops(context.emit, trainer.model, checkpointing=again, main=context.main) if measure.flops else None
+    flops = (
+        Flops(context.emit, trainer.model, checkpointing=again, main=context.main) if measure.flops else None
+    )
     meter = Meter(context.emit, built.count, measure.window, context.device, flops, measure.profiled)
     trainer.add_callback(Keeper(context))
     trainer.add_callback(ScheduleWatch(context))
@@ -173,69 +151,6 @@ def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
         Profiler(context).attach(trainer)
     meter.attach(trainer)  # last: what the others do after a step is not the step's
     return trainer, meter
-
-
-def _started(context: Context, built: Any) -> None:
-    parameters = [
-        (int(getattr(p, "ds_numel", p.numel())), p.requires_grad) for p in built.trainer.model.parameters()
-    ]
-    context.emit(
-        events.Started,
-        device=_device_name(context),
-        parameters=sum(count for count, _ in parameters),
-        trainable=sum(count for count, trained in parameters if trained),
-        arithmetic=_arithmetic(context),
-        total_steps=_total_steps(context, built.train_samples),
-        versions=_versions(),
-        notes=built.notes,
-    )
-    if context.main:
-        context.emit(
-            events.DataRead,
-            train=built.train_samples,
-            validation=len(built.held_out) if built.held_samples is None else built.held_samples,
-            cut=built.cut,
-            skipped=built.skipped,
-        )
-
-
-def _total_steps(context: Context, samples: int) -> int:
-    train = context.recipe.train
-    if train.max_steps:
-        return train.max_steps
-    micro_steps = -(-samples // (context.batch.micro * context.world_size))
-    per_epoch = max(1, -(-micro_steps // context.batch.accumulation))
-    return max(1, -int(-train.epochs * per_epoch // 1))
-
-
-def _device_name(context: Context) -> str:
-    if context.device == "cuda":
-        import torch
-
-        return str(torch.cuda.get_device_name())
-    return "cpu"
-
-
-def _arithmetic(context: Context) -> str:
-    """What matrix products compute in; fp32 on a GPU may be the faster TF32."""
-    if context.precision != "fp32" or context.device != "cuda":
-        return context.precision
-    import torch
-
-    forced = {"0": "fp32", "1": "tf32"}.get(os.environ.get("NVIDIA_TF32_OVERRIDE", ""))
-    return forced or ("fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32")
-
-
-def _versions() -> dict[str, str]:
-    import platform
-
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _save(context: Context, trainer: Any) -> float:
@@ -260,73 +175,3 @@ def _save(context: Context, trainer: Any) -> float:
         context.emit(events.Saved, step=None, path=str(context.model), bytes=size, seconds=seconds)
     barrier()
     return time.perf_counter() - began
-
-
-def _answer(context: Context, workload: Any, held_out: list[Any]) -> None:
-    """Every rank that sees the saved model answers its share of the held-out questions with it.
-
-    The training is over and its model is saved: what goes wrong from here on is told, and
-    costs the answers alone.
-    """
-    from muster.worker.together import gather
-
-    sees = (context.model / "config.json").is_file()
-    seeing = [rank for rank, rank_sees in enumerate(gather(sees)) if rank_sees]
-    _leave()  # nobody waits in a collective while others answer
-    if context.rank not in seeing:
-        return
-    mine = list(range(seeing.index(context.rank), len(held_out), len(seeing)))
-    try:
-        _answer_share(context, workload, [(index, held_out[index]) for index in mine])
-    except Exception as error:
-        known = error if isinstance(error, MusterError) else explain(error)
-        traceback.print_exc()
-        context.emit(
-            events.Noted, text=f"held-out questions were not answered by rank {context.rank}: {known}"
-        )
-
-
-def _answer_share(context: Context, workload: Any, share: list[tuple[int, HeldOut]]) -> None:
-    from transformers.integrations import unset_hf_deepspeed_config
-
-    from muster.worker.quality import judge
-
-    unset_hf_deepspeed_config()  # else ZeRO-3 would cut the saved model into shards while it is loaded
-    gc.collect()
-    if context.device == "cuda":
-        import torch
-
-        torch.cuda.empty_cache()
-    answerer = workload.Answerer(context.model, context.recipe, context.device)
-    answers, seconds = answerer.answer([question.question for _, question in share])
-    judged = judge([question for _, question in share], answers)
-    for (index, question), each in zip(share, judged, strict=True):
-        context.emit(
-            events.Answer,
-            index=index,
-            question=question.question,
-            predicted=each.predicted,
-            expected=question.expected,
-            exact=each.exact,
-            executed=each.executed,
-        )
-    executed = [each.executed for each in judged if each.executed is not None]
-    context.emit(
-        events.Answered,
-        metric=getattr(workload, "METRIC", "exact match"),
-        questions=len(judged),
-        exact=sum(each.exact for each in judged),
-        executed=sum(executed) if len(executed) == len(judged) and judged else None,
-        seconds=seconds,
-    )
-
-
-def _leave() -> None:
-    """Say goodbye to the other ranks in good order."""
-    from muster.worker.together import barrier, initialised
-
-    if initialised():
-        import torch.distributed as dist
-
-        barrier()
-        dist.destroy_process_group()

@@ -1,10 +1,10 @@
 """Making models: what every workload may use.
 
-A model is made whole by every rank, or in shards (`model.create`): under ZeRO-3 each module is partitioned as
-soon as it is made and drawn while it is gathered, so that no rank ever holds more than its part and one module;
-under FSDP the first rank makes it and hands out parts, while the others' memory stays untouched. The first
-weights are the same in every way on CPUs. On GPUs ZeRO-3 draws its shards' weights on the device, with another
-generator than the CPU's: from the same distributions, but not the same numbers.
+A model is made whole by every rank, or in shards (`model.create`). Under ZeRO-3 each module is partitioned as
+soon as it is made and drawn while it is gathered, so that no rank ever holds more than its part and one
+module. Under FSDP the first rank makes it and hands out parts, while the others' memory stays untouched. The
+first weights are the same in every way on CPUs. On GPUs ZeRO-3 draws its shards' weights on the device, with
+another generator than the CPU's: from the same distributions, but not the same numbers.
 """
 
 from __future__ import annotations
@@ -100,8 +100,9 @@ def sharded(context: Context) -> Iterator[None]:
 def _tight_heap() -> Iterator[None]:
     """Inside, the C library gives memory from 1 MiB on back as soon as it is freed.
 
-    glibc raises that limit to 32 MiB as it goes. A module that is made whole, cut and freed then leaves a hole
-    that the next ones do not fill: 880 MB where 373 MB are needed, measured with a model of 607 MB in halves.
+    glibc raises that limit to 32 MiB as it goes. A module that is made whole, cut and freed then leaves a
+    hole that the next ones do not fill: 880 MB where 373 MB are needed, measured with a model of 607 MB in
+    halves.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt"):  # another C library

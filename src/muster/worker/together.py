@@ -59,3 +59,10 @@ def gather(value: Any) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def leave() -> None:
+    """Say goodbye to the other ranks in good order."""
+    if initialised():
+        barrier()
+        dist.destroy_process_group()
