@@ -30,7 +30,7 @@ def epoch(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Result]:
     settings = [
         "train.max_steps=null",
         "train.epochs=1",
-        "data.generated.validation=200",
+        "data.generated.validation=203",
         f"data.max_source={MAX_SOURCE}",
         f"data.max_target={MAX_TARGET}",
         f"measure.window={WINDOW}",
@@ -91,7 +91,7 @@ def test_tokens_are_those_of_the_data(epoch: tuple[RunFolder, Result]) -> None:
     assert all(window.tokens <= window.padded_tokens for window in windows)
     assert sum(window.padded_tokens for window in windows) <= SAMPLES * (MAX_SOURCE + MAX_TARGET)
     data = said(done, events.DataRead)[0]
-    assert (data.train, data.validation) == (SAMPLES, 200)
+    assert (data.train, data.validation) == (SAMPLES, 203)
     assert data.cut >= cut  # held-out ones too
 
 
@@ -115,6 +115,33 @@ def test_where_the_time_went(epoch: tuple[RunFolder, Result]) -> None:
     assert result.seconds.training is not None
     assert result.seconds.training <= result.seconds.total
     assert result.evaluation_loss == said(done, events.Evaluated)[-1].loss
+
+
+def test_the_held_out_loss_is_that_of_plain_pytorch(epoch: tuple[RunFolder, Result]) -> None:
+    """One sample at a time with the saved model: a true mean over tokens, though 203 samples are no whole
+    batches for two ranks."""
+    import torch
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    done, result = epoch
+    tokenizer = AutoTokenizer.from_pretrained(str(done.model))
+    model = AutoModelForSeq2SeqLM.from_pretrained(str(done.model)).eval()
+    file = next((done.path / "data").glob("validation*"))
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == 203
+    summed, count = 0.0, 0
+    for row in rows:
+        source = tokenizer(PREFIX + row["question"])["input_ids"]
+        target = tokenizer(row["sql"])["input_ids"]
+        source = source if len(source) <= MAX_SOURCE else [*source[: MAX_SOURCE - 1], source[-1]]
+        target = target if len(target) <= MAX_TARGET else [*target[: MAX_TARGET - 1], target[-1]]
+        moved = [tokenizer.pad_token_id, *target[:-1]]
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([moved])).logits
+        summed += torch.nn.functional.cross_entropy(logits[0], torch.tensor(target), reduction="sum").item()
+        count += len(target)
+    assert result.evaluation_loss == pytest.approx(summed / count, rel=1e-5)
+    assert result.perplexity is None  # which is for language models
 
 
 # --- the figures of single steps -------------------------------------------------------------------------

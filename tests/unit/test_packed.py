@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from muster.worker import loss as losses
-from muster.worker.data.packed import Filled, Packed, Synthetic, collate, count_batch
+from muster.worker.data.packed import Packed, Synthetic, collate, count_batch
 from muster.worker.data.text import joined
+from muster.worker.heldout import Filled
 from muster.worker.loss import IGNORED, Tally, summed_cross_entropy, token_loss
 
 

@@ -1,5 +1,5 @@
 """What every workload's trainer has in common: Muster's order of samples, dealt to ranks in equal or unequal
-parts."""
+parts; an exact held-out loss; weights of checkpoints found whatever their names."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader, Sampler
 from transformers.trainer_utils import seed_worker
 
 from muster.worker.data.sampler import Dealt
+from muster.worker.heldout import ExactHeldOut
+from muster.worker.resuming import ConvertedWeights
 
 
 class OrderedSamples:
@@ -45,5 +47,9 @@ class OrderedSamples:
         return self.accelerator.prepare(loader)  # type: ignore[attr-defined]
 
 
-class Trainer(OrderedSamples, transformers.Trainer):  # type: ignore[misc]
-    """Transformers' trainer with Muster's order of samples."""
+class Common(ConvertedWeights, ExactHeldOut, OrderedSamples):
+    """Goes before a Transformers trainer among the base classes of every workload's own."""
+
+
+class Trainer(Common, transformers.Trainer):  # type: ignore[misc]
+    """Transformers' trainer with what Muster adds."""

@@ -68,27 +68,6 @@ class Synthetic(Dataset[Row]):  # type: ignore[misc]
         return {"tokens": (raw % np.uint64(self.vocab_size)).astype(np.int64)}
 
 
-class Filled(Dataset[Row]):  # type: ignore[misc]
-    """Held-out rows, filled up to a multiple of `unit` with rows whose labels count for nothing.
-
-    So that every rank has whole batches, and none is dealt a sample twice.
-    """
-
-    def __init__(self, rows: Dataset[Row], unit: int) -> None:
-        self.inner = rows
-        self.real = len(rows)
-        self.whole = -(-self.real // unit) * unit
-
-    def __len__(self) -> int:
-        return self.whole
-
-    def __getitem__(self, index: int) -> Row:
-        """A row; `ignored` where it only fills up."""
-        if index < self.real:
-            return dict(self.inner[index])
-        return {**self.inner[0], "ignored": True}
-
-
 def collate(rows: Sequence[Row]) -> dict[str, torch.Tensor]:
     """(batch, sequence) input_ids and labels. A label stands at its own token's place, as Transformers has it
     (the loss moves it); the first of a row has nothing before it and is ignored."""

@@ -138,7 +138,7 @@ class Collator:
     fixed: tuple[int, int] | None = None
     multiple: int = 1
 
-    def __call__(self, rows: Sequence[Mapping[str, list[int]]]) -> dict[str, torch.Tensor]:
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """(batch, source) input_ids and attention_mask, (batch, target) labels and decoder_input_ids."""
         source, target = self.fixed or (
             _round_up(max(len(row["input_ids"]) for row in rows), self.multiple),
@@ -152,7 +152,8 @@ class Collator:
             question, answer = row["input_ids"], row["labels"]
             inputs[index, : len(question)] = torch.tensor(question)
             mask[index, : len(question)] = 1
-            labels[index, : len(answer)] = torch.tensor(answer)
+            if not row.get("ignored"):  # it only fills up a held-out batch
+                labels[index, : len(answer)] = torch.tensor(answer)
             moved = [self.start, *answer[:-1]]
             decoder[index, : len(moved)] = torch.tensor(moved)
         return {"input_ids": inputs, "attention_mask": mask, "labels": labels, "decoder_input_ids": decoder}

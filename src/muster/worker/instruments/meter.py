@@ -139,7 +139,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             state.global_step % self.window == 0
             or state.global_step >= state.max_steps
             or control.should_save
-            or state.global_step + 1 in (self.profiled.start, self.profiled.stop)
+            or (self.profiled and state.global_step + 1 in (self.profiled.start, self.profiled.stop))
         ):
             self._close(state.global_step)
             control.should_log = True

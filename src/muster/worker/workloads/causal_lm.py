@@ -15,12 +15,12 @@ from muster.core.data import TextData
 from muster.core.errors import DataError, RecipeError, UsageError
 from muster.core.recipe import Recipe
 from muster.worker.context import Context
-from muster.worker.data.packed import Filled, Packed, Synthetic, collate, count_batch
+from muster.worker.data.packed import Packed, Synthetic, collate, count_batch
 from muster.worker.data.sampler import GroupedSampler
 from muster.worker.data.text import source_of
 from muster.worker.data.tokens import Tokenizing, Tokens, open_tokens
 from muster.worker.decoders import make_config, make_model, positions_of, sequence_of
-from muster.worker.heldout import ExactHeldOut, perplexity
+from muster.worker.heldout import Filled, perplexity
 from muster.worker.loss import Tally, token_loss
 from muster.worker.models import load_from
 from muster.worker.together import gather
@@ -31,8 +31,10 @@ NEW_TOKENS = 64  # that `muster ask` adds to a text where the recipe does not sa
 Rows = Packed | Synthetic
 
 
-class _Trainer(ExactHeldOut, Trainer):
-    """Muster's trainer with the exact held-out loss."""
+class _Trainer(Trainer):
+    """Muster's trainer; the loss is one per token."""
+
+    per_token = True
 
 
 def data_of(recipe: Recipe) -> TextData:

@@ -27,11 +27,9 @@ from muster.worker.data.images import (
     Preparation,
     decode,
 )
-from muster.worker.data.packed import Filled
-from muster.worker.heldout import ExactHeldOut
+from muster.worker.heldout import Filled
 from muster.worker.loss import Tally, token_loss
 from muster.worker.models import load_from
-from muster.worker.resuming import ConvertedWeights
 from muster.worker.together import first_on_disk, gather
 from muster.worker.trainer import Trainer
 from muster.worker.vision import data_of, make_model, preparation_for, tokens_per_image
@@ -42,7 +40,7 @@ CHECKED = 50_000  # images that a rank decodes before the training, to find thos
 METRIC = "top-1 accuracy"  # what the share of right answers is called
 
 
-class _Trainer(ConvertedWeights, ExactHeldOut, Trainer):
+class _Trainer(Trainer):
     """Muster's trainer, which learns here of images that could not be read on the way."""
 
     context: Context
@@ -57,13 +55,6 @@ class _Trainer(ConvertedWeights, ExactHeldOut, Trainer):
                 self.told.add(place)
                 self.context.emit(events.Noted, text=f"skipped in training: {place}: {what}")
         return super().compute_loss(model, inputs, *rest, **named)
-
-    def evaluation_loop(self, *args: Any, **named: Any) -> Any:
-        """The exact held-out loss. Its exponential, the perplexity, says nothing of images."""
-        output = super().evaluation_loop(*args, **named)
-        for name in [name for name in output.metrics if name.endswith("_perplexity")]:
-            del output.metrics[name]
-        return output
 
 
 def unreadable(place: str, what: str) -> DataError:

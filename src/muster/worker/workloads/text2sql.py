@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import (
@@ -24,14 +24,12 @@ from muster.worker.context import Context
 from muster.worker.data.sampler import GroupedSampler
 from muster.worker.data.text2sql import Collator, Encoded, Pair, count_batch, held_out, load_pairs
 from muster.worker.data.tokenizer import train_tokenizer
-from muster.worker.loss import token_loss
+from muster.worker.heldout import Filled
+from muster.worker.loss import Tally, token_loss
 from muster.worker.models import add_lora, config_for, create, fit_vocabulary, gathered, load, load_from
 from muster.worker.together import first_on_disk
-from muster.worker.trainer import OrderedSamples
+from muster.worker.trainer import Common
 from muster.worker.workloads.base import Built, HeldOut
-
-if TYPE_CHECKING:
-    pass
 
 EVALUATION_SAMPLES = 2000  # for the loss during training, which wants to be cheap
 
@@ -42,8 +40,8 @@ def data_of(recipe: Recipe) -> TextToSqlData:
     return recipe.data
 
 
-class _Trainer(OrderedSamples, Seq2SeqTrainer):  # type: ignore[misc]
-    """Transformers' trainer with Muster's order of samples."""
+class _Trainer(Common, Seq2SeqTrainer):  # type: ignore[misc]
+    """Transformers' trainer with what Muster adds."""
 
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
@@ -60,11 +58,12 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     encoded_held = Encoded(held[:EVALUATION_SAMPLES], tokenizer, data)
     start = model.config.decoder_start_token_id
     fixed = (data.max_source, data.max_target) if data.padding == "fixed" else None
+    unit, tally = arguments["per_device_eval_batch_size"] * context.world_size, Tally()
     trainer = _Trainer(
         model=model,
         args=Seq2SeqTrainingArguments(**arguments),
         train_dataset=encoded,
-        eval_dataset=encoded_held,
+        eval_dataset=Filled(encoded_held, unit) if len(encoded_held) else None,
         processing_class=tokenizer,
         data_collator=Collator(
             pad=tokenizer.pad_token_id,
@@ -72,11 +71,13 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
             fixed=fixed,
             multiple=8 if context.device == "cuda" else 1,  # tensor cores want it; on a CPU it is only work
         ),
-        compute_loss_func=token_loss(lambda: recipe.train.label_smoothing if model.training else 0.0),
+        compute_loss_func=token_loss(
+            lambda: recipe.train.label_smoothing if model.training else 0.0, tally=tally
+        ),
     )
+    trainer.tally = tally
     # T5 takes **kwargs but averages its own loss over a micro-batch; with the loss above, the trainer must
-    # not
-    # hand the model a token count as well.
+    # not hand the model a token count as well.
     trainer.model_accepts_loss_kwargs = False
     trainer.sampler = GroupedSampler(
         encoded.lengths,
