@@ -81,7 +81,9 @@ def test_a_healthy_group(cluster: Cluster) -> None:
     found = measured(cluster, seconds=6, largest=4 * MIB, disk_bytes=16 * MIB)
     assert (found.failures, found.wrong, found.stopped) == ([], [], None)
     assert found.rendezvous.address == cluster.node("node1").address
-    assert len(found.pairs) == 6 and len(found.matmul) == 3 and len(found.disks) == 3
+    assert len(found.pairs) == 6 and len(found.disks) == 3
+    for precision in {each.precision for each in found.matmul} | {"fp32"}:  # bf16 where CPUs have it
+        assert sorted(each.host for each in found.matmul if each.precision == precision) == list(HOSTS.names)
     assert {each.operation for each in found.sweeps} == {
         "all-reduce", "all-gather", "reduce-scatter", "broadcast",
     }  # fmt: skip
