@@ -6,7 +6,8 @@ One process, the CPU. Three ways, in turn, several rounds, so that a machine tha
   bare       a loop of one's own: forward, loss, backward, clip, AdamW, schedule; no Muster, no Trainer
   trainer    Transformers' Trainer as the workload builds it, without Muster's instruments
   muster     the same with all instruments
-Steps per second are of the steps after the first five of each round; a ratio is the median of the rounds'
+Steps per second are of the steps after the first window of each round: at its end the model's operations
+are counted, once in a run (the result's flops.counting_seconds). A ratio is the median of the rounds'
 ratios. Writes benchmarks/results/overhead.json.
 """
 
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-SKIPPED = 5  # steps at the beginning of a round
+SKIPPED = 22  # steps at the beginning of a round: a window of 20 at the most, and what follows it
 
 WORKLOADS: dict[str, tuple[str, list[str]]] = {
     "text2sql": ("demo", ["data.generated.train=2000", "data.generated.validation=16"]),
@@ -195,7 +196,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("workloads", nargs="*", help=", ".join(WORKLOADS))
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
