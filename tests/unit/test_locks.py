@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,26 +33,26 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
     return made
 
 
+@contextmanager
+def another_holds(lock: Path) -> Iterator[None]:
+    """A living process has the file open."""
+    code = "import sys; f = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert holder.stdout and holder.stdout.readline()
+        yield
+    finally:
+        holder.communicate()
+
+
 def test_a_lock_that_nobody_holds_goes(pair: tuple[Path, Path]) -> None:
     """One that a living process holds stays, also when this very process does."""
     held, stale = pair
-    holder = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys; f = open(sys.argv[1]); print(flush=True); sys.stdin.read()",
-            held,
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert holder.stdin and holder.stdout
-    try:
-        holder.stdout.readline()
+    with another_holds(held):
         assert list(stale_locks(held.parents[1])) == [(stale, True)]
         assert (held.exists(), stale.exists()) == (True, False)
-    finally:
-        holder.communicate()
     with held.open():
         assert list(stale_locks(held.parents[1])) == []
     assert list(stale_locks(held.parents[1])) == [(held, True)]
@@ -74,23 +76,9 @@ def test_without_leases_proc_tells(
     monkeypatch.setattr(locks.fcntl, "fcntl", refuse)
     name = str(Path("/proc/self/ns/pid").readlink())
     monkeypatch.setattr(locks, "FIRST_PID_NAMESPACE", name if all_seen else "another")
-    holder = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys; f = open(sys.argv[1]); print(flush=True); sys.stdin.read()",
-            held,
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert holder.stdin and holder.stdout
-    try:
-        holder.stdout.readline()
+    with another_holds(held):
         assert list(stale_locks(held.parents[1])) == ([(stale, True)] if removed else [])
         assert (held.exists(), stale.exists()) == (True, not removed)
-    finally:
-        holder.communicate()
 
 
 def test_on_a_network_disk_nothing_is_removed(

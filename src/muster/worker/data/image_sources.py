@@ -27,6 +27,7 @@ from muster.store.images import (
     row_of,
 )
 from muster.worker.data.digits import DigitsSource, read_digits
+from muster.worker.data.hub import hub_parts, load
 from muster.worker.data.images import Fault, Source, decode
 
 
@@ -159,7 +160,7 @@ def _parquet(found: ParquetFiles, data: ImageData, number: int | None) -> Parts:
     tables = {}
     for name, files in (("train", found.train), ("held_out", found.held_out)):
         if files:
-            tables[name] = (_load("parquet", str(files[0].parent), data_files=[str(f) for f in files]), files)
+            tables[name] = (_read(files), files)
     first, _ = tables["train"]
     where = str(found.train[0])
     image, label = (find(data, first.column_names, where) for find in (image_column, label_column))
@@ -190,20 +191,9 @@ def _nothing(part: Part) -> Part:
     return Part(part.source, [], [])
 
 
-def _load(builder: str, where: str, **options: Any) -> Any:
-    """The datasets library's load_dataset for one split or all, with its many errors made one."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    if "data_files" in options:
-        options["split"] = "train"  # its name for all files of one list
-    try:
-        return datasets.load_dataset(builder, **options)
-    except Exception as error:  # the library's errors are many; each is about this data or the network
-        cause = error.__cause__ or error
-        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
-        hint = None if "data_files" in options else "without network access, download it and give data.path"
-        raise DataError(f"cannot be loaded: {reason}", where=where, hint=hint) from None
+def _read(files: Sequence[Path]) -> Any:
+    """Parquet files as one table; the library calls all files of one list train."""
+    return load("parquet", str(files[0].parent), data_files=[str(file) for file in files], split="train")
 
 
 def _distinct(table: Any, column: str) -> list[object]:
@@ -237,9 +227,7 @@ def _table_part(
 
 def _hub(data: ImageData, number: int | None) -> Parts:
     where = f"data.name={data.name}"
-    loaded = _load(str(data.name), where, **({"name": data.subset} if data.subset else {}))
-    if "train" not in loaded:
-        raise DataError("has no train part", where=where, hint=f"its parts: {', '.join(loaded)}")
+    loaded = hub_parts(str(data.name), data.subset)
     train = loaded["train"]
     image, label = (find(data, train.column_names, where) for find in (image_column, label_column))
     classes = classes_of(_distinct(train, label), getattr(train.features[label], "names", None), number)

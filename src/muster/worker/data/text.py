@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from muster.core.data import TextData
 from muster.core.errors import DataError
 from muster.core.units import format_bytes
 from muster.store.texts import Document, Skipped, cut, documents, find_texts, library_files
+from muster.worker.data.hub import hub_parts
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,8 @@ def _library(data: TextData) -> Source:
 def _hub(data: TextData) -> Source:
     """Loaded when it is read for the first time: who finds its tokens in the cache needs no hub."""
 
-    @cache
-    def loaded() -> dict[str, Any]:
-        return load_hub(data)
+    assert data.name
+    loaded = cache(partial(hub_parts, data.name, data.subset))
 
     def part(*names: str) -> Iterator[Document]:
         parts = loaded()
@@ -121,23 +121,6 @@ def _hub(data: TextData) -> Source:
         lambda: part("train"),
         lambda: part("validation", "test"),
     )
-
-
-def load_hub(data: TextData) -> dict[str, Any]:
-    """A hub data set's parts. Raises DataError."""
-    import datasets
-
-    try:
-        loaded = datasets.load_dataset(data.name, data.subset)
-    except Exception as error:  # the hub's errors are many; each is about this name or the network
-        raise DataError(
-            f"cannot be loaded: {(str(error).splitlines() or [type(error).__name__])[0]}",
-            where=f"data.name={data.name}",
-            hint="without network access, download it and give data.path=FOLDER",
-        ) from None
-    if "train" not in loaded:
-        raise DataError("has no train part", where=f"data.name={data.name}")
-    return dict(loaded)
 
 
 def joined(rows: Iterable[str]) -> Iterator[Document]:

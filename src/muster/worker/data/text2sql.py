@@ -15,6 +15,7 @@ from muster.core.data import Generated
 from muster.core.data import TextToSqlData as Data
 from muster.core.errors import DataError
 from muster.store.records import find_data, read_records
+from muster.worker.data.hub import hub_parts
 from muster.worker.loss import IGNORED
 from muster.worker.workloads.base import Counts, HeldOut
 
@@ -61,16 +62,8 @@ def _from_file(path: Path, data: Data, limit: int | None) -> list[Pair]:
 
 
 def _from_hub(data: Data) -> tuple[list[Pair], list[Pair]]:
-    import datasets
-
-    try:
-        loaded = datasets.load_dataset(data.name)
-    except Exception as error:  # the hub's errors are many; each is about this name or the network
-        raise DataError(
-            f"cannot be loaded: {str(error).splitlines()[0]}",
-            where=f"data.name={data.name}",
-            hint="without network access, download it and give data.path=FOLDER",
-        ) from None
+    assert data.name
+    loaded = hub_parts(data.name)
     parts: dict[str, list[Pair]] = {}
     for name in ("train", "validation", "test"):
         if name in loaded:
@@ -82,8 +75,6 @@ def _from_hub(data: Data) -> tuple[list[Pair], list[Pair]]:
                     hint=f"its fields: {', '.join(loaded[name].column_names)}; set data.question, data.sql",
                 )
             parts[name] = [Pair(str(row[data.question]), str(row[data.sql])) for row in loaded[name]]
-    if "train" not in parts:
-        raise DataError("has no train part", where=f"data.name={data.name}")
     return parts["train"][: data.limit], parts.get("validation") or parts.get("test") or []
 
 

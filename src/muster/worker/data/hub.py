@@ -1,0 +1,30 @@
+"""The datasets library's load_dataset, with its many errors made one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.core.errors import DataError
+
+
+def load(builder: str, where: str, hint: str | None = None, **options: Any) -> Any:
+    """One split, or all of them by name. `where`, `hint`: of the error. Raises DataError."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        return datasets.load_dataset(builder, **options)
+    except Exception as error:  # the library's errors are many; each is about this data or the network
+        cause = error.__cause__ or error
+        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+        raise DataError(f"cannot be loaded: {reason}", where=where, hint=hint) from None
+
+
+def hub_parts(name: str, subset: str | None = None) -> dict[str, Any]:
+    """A hub data set's parts by their names; there is a train part. Raises DataError."""
+    where = f"data.name={name}"
+    hint = "without network access, download it and give data.path=FOLDER"
+    loaded = dict(load(name, where, hint, name=subset))
+    if "train" not in loaded:
+        raise DataError("has no train part", where=where, hint=f"its parts: {', '.join(loaded)}")
+    return loaded
