@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hardware import processor
+
 RESULTS = Path(__file__).parent / "results"
 CONNECT = 20  # seconds: Muster's default, and given to pdsh's ssh as well
 
@@ -221,13 +223,6 @@ def muster(reach: Range, fanout: int) -> tuple[Run, dict[str, Any]]:
     argv += [f"launch.ssh_options=['-F', '{reach.config}']", f"launch.fanout={fanout}"]
     done = timed(argv, {}, reach.sshd)
     return done, json.loads(done.out)
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def version(*argv: str) -> str:

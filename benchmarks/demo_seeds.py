@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -15,15 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from hardware import processor
+
 RESULTS = Path(__file__).parent / "results"
-
-
-def processor() -> str:
-    """The processor's name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def one(seed: int, runs: Path) -> dict[str, object]:

@@ -23,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from hardware import processor  # noqa: E402
 from tests.cluster.cluster import Cluster  # noqa: E402
 from tests.cluster.helpers import inhabitants  # noqa: E402
 from tests.cluster.slow import slowed  # noqa: E402
@@ -105,21 +106,13 @@ def main() -> None:
         "slow_host_cores": options.cores,
         "weight": options.weight,
         "began": began,
-        "machine": {"cores": os.cpu_count(), "system": platform.platform(), "cpu": cpu()},
+        "machine": {"cores": os.cpu_count(), "system": platform.platform(), "cpu": processor()},
         "versions": runs[0]["versions"],
         "runs": [{key: value for key, value in each.items() if key != "versions"} for each in runs],
     }
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(document, indent=2) + "\n")
     print(f"measured / even = {document['ratio_of_medians']} (theory {document['theory']})")
-
-
-def cpu() -> str | None:
-    """The processor's name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return None
 
 
 if __name__ == "__main__":

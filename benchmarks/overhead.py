@@ -27,6 +27,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from hardware import processor
+
 RESULTS = Path(__file__).parent / "results"
 SKIPPED = 22  # steps at the beginning of a round: a window of 20 at the most, and what follows it
 
@@ -209,7 +211,7 @@ def main() -> None:
     before = json.loads(file.read_text())["workloads"] if file.exists() else {}
     document = {
         "command": f"benchmarks/overhead.py --steps {asked.steps} --rounds {asked.rounds}",
-        "hardware": f"{os.cpu_count()} cores, {_processor()}",
+        "hardware": f"{os.cpu_count()} cores, {processor()}",
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "transformers", "accelerate")},
@@ -219,13 +221,6 @@ def main() -> None:
     }
     RESULTS.mkdir(exist_ok=True)
     file.write_text(json.dumps(document, indent=2) + "\n")
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

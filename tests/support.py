@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,8 +47,13 @@ def run(folder: Path, hosts: str, *overrides: str, recipe: str = "demo") -> tupl
 
 def losses(run_folder: RunFolder) -> list[float]:
     """The logged losses in the order of steps."""
-    logs = {e.step: e.loss for e in events.read_events(run_folder.events) if isinstance(e, events.Log)}
+    logs = {event.step: event.loss for event in said(run_folder, events.Log)}
     return [loss for _, loss in sorted(logs.items()) if loss is not None]
+
+
+def said(run_folder: RunFolder, kind: type) -> list[Any]:
+    """The events of a kind, in their order."""
+    return [event for event in events.read_events(run_folder.events) if isinstance(event, kind)]
 
 
 def wait_until(what: Callable[[], object], seconds: float, every: float = 0.1) -> bool:

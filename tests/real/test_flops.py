@@ -19,7 +19,7 @@ from muster.report.gather import gather
 from muster.report.page import render
 from muster.store import events
 from muster.store.runfolder import RunFolder
-from tests.support import needs_torch, run
+from tests.support import needs_torch, run, said
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 
@@ -329,10 +329,6 @@ def hand_count(config: dict[str, Any], samples: int, source: int, target: int) -
     attention = 2 * 2 * 32 * (source * source + target * target + target * source)
     head = target * 32 * config["vocab_size"]
     return 3 * 2 * samples * (encoder + decoder + attention + head)
-
-
-def said(done: RunFolder, kind: type) -> list[Any]:
-    return [event for event in events.read_events(done.events) if isinstance(event, kind)]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from muster.stages.train import train
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from tests.images import BLUE, GREEN, RED, png, write_folder
-from tests.support import losses, needs_torch
+from tests.support import losses, needs_torch, said
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400), pytest.mark.usefixtures("torch_here")]
 
@@ -42,11 +42,6 @@ def torch_here() -> None:
 def run(folder: Path, hosts: str, *overrides: str) -> tuple[RunFolder, Result]:
     target = RunFolder(folder)
     return target, train(read_inputs("digits", hosts, list(overrides)), target)
-
-
-def said(done: RunFolder, kind: type) -> list[Any]:
-    """The events of a kind."""
-    return [event for event in events.read_events(done.events) if isinstance(event, kind)]
 
 
 # --- the same on any number of ranks ---------------------------------------------------------------------

@@ -6,7 +6,6 @@ import json
 import math
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from muster.core.result import Result
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from muster.worker.context import read_context
-from tests.support import losses, needs_torch, run
+from tests.support import losses, needs_torch, run, said
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 
@@ -41,11 +40,6 @@ def epoch(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Result]:
     done, result = run(tmp_path_factory.mktemp("epoch") / "run", "local:2", *DDP, *settings)
     assert result.status == "succeeded", result.failure
     return done, result
-
-
-def said(done: RunFolder, kind: type) -> list[Any]:
-    """The events of a kind."""
-    return [event for event in events.read_events(done.events) if isinstance(event, kind)]
 
 
 def windows_by_rank(done: RunFolder) -> dict[int, list[events.Window]]:

@@ -12,7 +12,7 @@ import pytest
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from muster.worker.context import Context, read_context
-from tests.support import losses, needs_torch, run
+from tests.support import losses, needs_torch, run, said
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(280), pytest.mark.usefixtures("torch_here")]
 
@@ -35,11 +35,6 @@ def plain(torch_here: None, tmp_path_factory: pytest.TempPathFactory) -> RunFold
     assert result.status == "succeeded", result.failure
     assert losses(done)[-1] < losses(done)[0] - 0.3
     return done
-
-
-def said(done: RunFolder, kind: type) -> list[Any]:
-    """The events of a kind."""
-    return [event for event in events.read_events(done.events) if isinstance(event, kind)]
 
 
 def context_of(done: RunFolder, monkeypatch: pytest.MonkeyPatch, **recipe: Any) -> Context:
