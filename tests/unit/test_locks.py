@@ -81,6 +81,29 @@ def test_without_leases_proc_tells(
         assert (held.exists(), stale.exists()) == (True, not removed)
 
 
+def test_one_who_opens_a_lock_while_it_is_looked_at_ends_nobody(pair: tuple[Path, Path]) -> None:
+    """The kernel sends whoever holds the lease a signal, whose usual action is the end."""
+    code = """
+import fcntl, subprocess, sys, time
+from pathlib import Path
+from muster.worker import locks
+real, opener = fcntl.fcntl, []
+def lease(file, what, *rest):
+    done = real(file, what, *rest)
+    if what == fcntl.F_SETLEASE:
+        told = "print(flush=True); open(__import__('sys').argv[1])"
+        opener.append(subprocess.Popen([sys.executable, "-c", told, sys.argv[1]], stdout=subprocess.PIPE))
+        opener[0].stdout.readline()
+        time.sleep(0.5)
+    return done
+locks.fcntl.fcntl = lease
+print(locks._remove(Path(sys.argv[1]), True))
+opener[0].communicate()
+"""
+    done = subprocess.run([sys.executable, "-c", code, pair[1]], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
 def test_on_a_network_disk_nothing_is_removed(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

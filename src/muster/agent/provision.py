@@ -215,6 +215,7 @@ def remove_stale(path: str) -> bool:
         if os.fstat(file).st_uid != os.getuid():
             return False
         try:
+            fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)  # for who opens it now; SIGIO would end us
             fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         except OSError as error:
             if error.errno == errno.EAGAIN:

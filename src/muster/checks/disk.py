@@ -117,7 +117,8 @@ def checkpoint_bytes(recipe: Mapping[str, Any]) -> int | None:
     if count is None:
         return None
     steps = (recipe.get("train") or {}).get("max_steps")
-    return bytes_needed(count, kept.get("every"), kept.get("keep", 2), steps)
+    model = bool(kept.get("model", True))
+    return bytes_needed(count, kept.get("every"), kept.get("keep", 2), steps, model=model)
 
 
 def _data(answer: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:

@@ -88,12 +88,19 @@ def most_on_disk(schedule: Schedule, keep: int | str, max_steps: int | None) -> 
 
 
 def bytes_needed(
-    parameters: int, schedule: Schedule, keep: int | str, max_steps: int | None, *, present: int = 0
+    parameters: int,
+    schedule: Schedule,
+    keep: int | str,
+    max_steps: int | None,
+    *,
+    present: int = 0,
+    model: bool = True,
 ) -> int:
-    """Bytes for the model in fp32 and its checkpoints; `present` of them are on the disk already."""
+    """Bytes for the model in fp32, where it is saved, and its checkpoints; `present` of them are on the disk
+    already."""
     most = most_on_disk(schedule, keep, max_steps)
     more = max(1 if schedule else 0, (UNKNOWN if most is None else most) - present)
-    return (4 + more * BYTES_PER_PARAMETER) * parameters
+    return (4 * model + more * BYTES_PER_PARAMETER) * parameters
 
 
 def _pairs(schedule: Schedule) -> Pairs:

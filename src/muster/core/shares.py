@@ -54,8 +54,3 @@ def check_given_shares(shares: Sequence[int], *, world_size: int, micro: int) ->
             where="batch.split",
             hint="shares that sum to it, or another batch.micro or batch.global",
         )
-
-
-def shares_by_host(shares: Sequence[int], ranks: Sequence[Sequence[int]]) -> list[int]:
-    """The sum over each host's ranks."""
-    return [sum(shares[rank] for rank in of_host) for of_host in ranks]

@@ -281,6 +281,5 @@ def check_disk(recipe: Recipe, facts: Mapping[str, Mapping[str, Any]]) -> None:
 
 def disk_needed(count: int, recipe: Recipe, *, present: int = 0) -> int:
     """Bytes for the model and as many checkpoints as will lie there at once, less those that do already."""
-    kept = recipe.checkpoint
-    need = bytes_needed(count, kept.every, kept.keep, recipe.train.max_steps, present=present)
-    return need if kept.model else need - 4 * count
+    kept, steps = recipe.checkpoint, recipe.train.max_steps
+    return bytes_needed(count, kept.every, kept.keep, steps, present=present, model=kept.model)

@@ -65,7 +65,7 @@ def warm_recipe(inputs: Inputs, use: list[str], cache: str, timeout: float) -> d
     data["batch"] = {"micro": recipe.batch.micro, "accumulation": 1, "global": None}
     data["evaluate"] |= {"every": None, "after": False}
     data["checkpoint"] |= {"every": None}
-    data["measure"] |= {"window": 1, "warmup": 0}
+    data["measure"] |= {"window": 1, "warmup": 0, "profile": "none"}
     data["data"]["limit"] = min(samples, recipe.data.limit or samples)
     if isinstance(recipe.data, TextToSqlData) and recipe.data.generated:
         data["data"]["generated"] |= {"train": samples, "validation": 8}

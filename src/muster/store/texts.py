@@ -194,9 +194,8 @@ def _decoded(
         number += 1
         where, size = f"{file}:{number}", len(raw)
         if size > LONGEST_LINE:
-            while (more := stream.readline(LONGEST_LINE)) and not more.endswith(b"\n"):
-                size += len(more)
-            size += len(more)
+            while not raw.endswith(b"\n") and (raw := stream.readline(LONGEST_LINE)):
+                size += len(raw)
             error = DataError(
                 f"a line of {format_bytes(size)}, where {format_bytes(LONGEST_LINE)} is the most",
                 where=where,

@@ -107,6 +107,7 @@ class Folder:
             for step in [step for step in table if step > resume]:
                 del table[step]
         self.evaluated = [each for each in self.evaluated if each.step <= resume]
+        self.profiled = [each for each in self.profiled if each.last_step <= resume]
         self.failed.clear()
         self.noted.clear()
         self.measured.clear()

@@ -77,7 +77,7 @@ class Inquiry:
     ) -> None:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         room = max(4, (soft - 64) // 3) if soft > 0 else 1 << 20  # each session has three descriptors
-        self.pace = Pace(min(patience.fanout, room // 2), patience.connect)
+        self.pace = Pace(min(patience.fanout, room // 2), patience.connect, time.monotonic())
         self.most = min(4 * patience.fanout + len(stay), room)
         # Those that stay come first: their second round then runs beside the others' first.
         self.queue = deque(sorted(places, key=lambda place: place.host not in stay))
@@ -129,7 +129,6 @@ class Inquiry:
         slow = max(_BRISK, 3 * (self.typical or 0))  # until one has answered, dead ones delay nobody
         making = sum(each.state in busy and now - each.begun < slow for each in self.sessions)
         window = self.pace.window(now)
-        self.pace.began(now)
         while self.queue and making < window and len(self.sessions) < self.most:
             place = self.queue.popleft()
             process = self.start(place)

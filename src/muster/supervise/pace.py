@@ -15,8 +15,8 @@ class Pace:
     takes window / rate; the window also stays so small that this is well below the time for a connection.
     """
 
-    def __init__(self, most: int, connect: float) -> None:
-        """`most`: the largest window. `connect`: seconds that a connection may take."""
+    def __init__(self, most: int, connect: float, now: float) -> None:
+        """`most`: the largest window. `connect`: seconds for a connection. `now`: time.monotonic()."""
         self._most = most
         self._connect = connect
         self._size = _FIRST
@@ -25,11 +25,7 @@ class Pace:
         self._count = 0  # answers since the window changed
         self._mark: tuple[int, float] | None = None  # count and time, once sessions of this window answer
         self._all = 0
-        self._begun: float | None = None
-
-    def began(self, now: float) -> None:
-        """A session was begun, by time.monotonic."""
-        self._begun = now if self._begun is None else self._begun
+        self._begun = now
 
     def answered(self, now: float) -> None:
         """A host has answered."""
@@ -57,7 +53,7 @@ class Pace:
     def window(self, now: float) -> int:
         """How many sessions may be in the making."""
         size = self._size
-        if self._all and self._begun is not None and now > self._begun:
+        if self._all and now > self._begun:
             size = min(size, int(self._all / (now - self._begun) * self._connect / 3))
             size = max(size, _FEWEST)
         return min(size, self._most)

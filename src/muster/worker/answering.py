@@ -10,7 +10,7 @@ from muster.core.errors import MusterError
 from muster.store import events
 from muster.worker.context import Context
 from muster.worker.explain import explain
-from muster.worker.together import leave
+from muster.worker.together import gather, leave
 from muster.worker.workloads.base import HeldOut
 
 
@@ -20,8 +20,6 @@ def answer(context: Context, workload: Any, held_out: list[Any]) -> None:
     The training is over and its model is saved: what goes wrong from here on is told, and
     costs the answers alone.
     """
-    from muster.worker.together import gather
-
     sees = (context.model / "config.json").is_file()
     seeing = [rank for rank, rank_sees in enumerate(gather(sees)) if rank_sees]
     leave()  # nobody waits in a collective while others answer

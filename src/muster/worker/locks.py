@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +76,7 @@ def _remove(path: Path, old: bool) -> bool:
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         try:
+            fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)  # for who opens it now; SIGIO would end us
             fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         except OSError as error:
             if error.errno == errno.EAGAIN:

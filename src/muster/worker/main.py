@@ -14,13 +14,11 @@ from typing import Any
 from muster.core.errors import MusterError, UsageError
 from muster.core.registry import load_plugin
 from muster.store import events
-from muster.worker.answering import answer
 from muster.worker.arguments import training_arguments
 from muster.worker.context import Context, read_context
 from muster.worker.explain import explain
 from muster.worker.locks import clear_stale_locks
 from muster.worker.started import started
-from muster.worker.together import leave
 from muster.worker.workloads.base import HeldOut
 
 
@@ -46,6 +44,8 @@ def run(spec: dict[str, Any]) -> int:
 
 def _run(context: Context) -> None:
     context.emit(events.Phase, name="load")
+    from muster.worker.together import leave  # with torch, which may fail to load, and then it is said
+
     prepare_process(context)
     workload = load_plugin("muster.worker.workloads", context.recipe.workload)
     if hasattr(workload, "measure"):  # nothing is trained: it forms its own group, and says what it finds
@@ -57,6 +57,8 @@ def _run(context: Context) -> None:
     engine.join(context)
     trained = _train(context, workload, engine)
     if context.recipe.evaluate.after and context.recipe.checkpoint.model and trained.held_out:
+        from muster.worker.answering import answer
+
         context.emit(events.Phase, name="answer")
         answer(context, workload, trained.held_out)
     leave()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -169,7 +169,13 @@ def _parquet(found: ParquetFiles, data: ImageData, number: int | None) -> Parts:
         name: _table_part(table, image, label, classes, [(str(f), about[str(f)][0]) for f in files])
         for name, (table, files) in tables.items()
     }
-    return Parts(parts["train"], parts.get("held_out") or _nothing(parts["train"]), classes.names)
+    return Parts(parts["train"], _held_out(parts, "held_out"), classes.names)
+
+
+def _held_out(parts: Mapping[Any, Part], *names: str) -> Part:
+    """The first of the parts that has rows, be they usable or not; an empty one where none has."""
+    known = [parts[name] for name in names if name in parts]
+    return next((part for part in known if len(part) or part.faults), _nothing(parts["train"]))
 
 
 def _about(file: Path) -> tuple[int, bytes | None]:
@@ -236,8 +242,7 @@ def _hub(data: ImageData, number: int | None) -> Parts:
         for name in ("train", "validation", "test")
         if name in loaded
     }
-    held_out = parts.get("validation") or parts.get("test") or _nothing(parts["train"])
-    return Parts(parts["train"], held_out, classes.names)
+    return Parts(parts["train"], _held_out(parts, "validation", "test"), classes.names)
 
 
 # --- the embedded default --------------------------------------------------------------------------------
