@@ -1,6 +1,6 @@
 """What Muster costs beside a bare training loop of the same model on the same batches.
 
-    .venv/bin/python benchmarks/overhead.py [--steps 40] [--rounds 5] [WORKLOAD ...]
+    .venv/bin/python benchmarks/overhead.py [--steps 100] [--rounds 5] [WORKLOAD ...]
 
 One process, the CPU. Three ways, in turn, several rounds, so that a machine that is busy is busy for all:
   bare       a loop of one's own: forward, loss, backward, clip, AdamW, schedule; no Muster, no Trainer
@@ -36,7 +36,13 @@ WORKLOADS: dict[str, tuple[str, list[str]]] = {
     "text2sql": ("demo", ["data.generated.train=2000", "data.generated.validation=16"]),
     "causal-lm": (
         "causal-lm",
-        ["model.name=gpt2-micro", "data.synthetic={}", "data.library=null", "batch.micro=4"],
+        [
+            "model.name=gpt2-micro",
+            "model.config=null",
+            "data.synthetic={}",
+            "data.library=null",
+            "batch.micro=4",
+        ],
     ),
     "image-classification": ("digits", []),
 }

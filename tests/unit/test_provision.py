@@ -152,6 +152,7 @@ def test_a_dry_run_hides_an_index_password(options: Options) -> None:
 def test_the_warm_job_is_one_step_of_one_rank() -> None:
     """It stays a valid recipe, with the engine, width and precision of the real one."""
     overrides = ["batch.global=512", "engine.zero=3", "train.epochs=9", "model.config.num_layers=40"]
+    overrides += ["measure.profile=flops"]  # of a step that the short job does not have
     inputs = read_inputs(
         "text2sql-t5-large-zero3-offload", "node1:8", [*overrides, "data.generated.train=9000"]
     )
@@ -160,6 +161,7 @@ def test_the_warm_job_is_one_step_of_one_rank() -> None:
     assert (recipe.train.max_steps, recipe.batch.global_, recipe.batch.micro) == (1, None, 32)
     assert (recipe.model.init, recipe.model.config) == ("random", {"num_layers": 1, "num_decoder_layers": 1})
     assert recipe.engine == inputs.recipe.engine
+    assert not recipe.measure.profiled
     assert recipe.data.generated and recipe.data.generated.train == 256
     assert (recipe.launch.python, recipe.env["A"], recipe.launch.workdir) == ("/v e/python", "1", "~/c/warm")
 
