@@ -1,22 +1,24 @@
 """What Muster costs beside a bare training loop of the same model on the same batches.
 
-    .venv/bin/python benchmarks/overhead.py [--steps 100] [--rounds 5] [WORKLOAD ...]
+    .venv/bin/python benchmarks/overhead.py [--rounds 40] [WORKLOAD ...]
 
-One process, the CPU. Three ways, in turn, several rounds, so that a machine that is busy is busy for all:
+One process on the CPU for each of three ways:
   bare       a loop of one's own: forward, loss, backward, clip, AdamW, schedule; no Muster, no Trainer
   trainer    Transformers' Trainer as the workload builds it, without Muster's instruments
   muster     the same with all instruments
-Steps per second are of the steps after the first window of each round: at its end the model's operations
-are counted, once in a run (the result's flops.counting_seconds). A ratio is the median of the rounds'
-ratios. Writes benchmarks/results/overhead.json.
+All three are built, and then take turns of one window of steps each, in changing order, while the others
+wait: what else the machine does falls on all alike. A round is a turn of each. The first rounds are left
+out: there buffers grow and the model's operations are counted, once in a run (flops.counting_seconds of a
+result). A ratio is the median of the rounds' ratios, with their quartiles. Writes
+benchmarks/results/overhead.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import itertools
 import json
+import multiprocessing
 import os
 import platform
 import statistics
@@ -24,27 +26,26 @@ import tempfile
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from hardware import processor
 
 RESULTS = Path(__file__).parent / "results"
-SKIPPED = 22  # steps at the beginning of a round: a window of 20 at the most, and what follows it
+WINDOW = 20  # steps of a turn, and of the meter's window: each turn of `muster` closes one
+SKIPPED = 3  # rounds
 
 WORKLOADS: dict[str, tuple[str, list[str]]] = {
     "text2sql": ("demo", ["data.generated.train=2000", "data.generated.validation=16"]),
-    "causal-lm": (
-        "causal-lm",
-        [
-            "model.name=gpt2-micro",
-            "model.config=null",
-            "data.synthetic={}",
-            "data.library=null",
-            "batch.micro=4",
-        ],
+    "causal-lm": ("causal-lm", ["data.synthetic={}", "data.library=null", "batch.micro=4"]),
+    # vit-cifar10's model on images that come with Muster
+    "image-classification": (
+        "vit-cifar10",
+        ["data.path=null", "data.digits={}", "data.mean=[0.3]", "data.std=[0.37]"],
     ),
-    "image-classification": ("digits", []),
+    # steps of 4 ms: mostly what the Trainer does between them
+    "digits": ("digits", []),
 }
 
 
@@ -57,7 +58,8 @@ def context_of(name: str, steps: int, folder: Path) -> Any:
     source, overrides = WORKLOADS[name]
     common = [
         "engine.name=ddp", "engine.zero=0", f"train.max_steps={steps}", "evaluate.after=false",
-        "evaluate.every=null", "checkpoint.every=null", "precision=fp32",
+        "evaluate.every=null", "checkpoint.every=null", "precision=fp32", f"measure.window={WINDOW}",
+        "train.max_minutes=null",
     ]  # fmt: skip
     recipe = read_inputs(source, "local:1", [*overrides, *common]).recipe
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,45 +89,54 @@ def built(name: str, steps: int, folder: Path) -> tuple[Any, Any]:
 
     context = context_of(name, steps, folder)
     prepare_process(context)
-    workload = load_plugin("muster.worker.workloads", name)
+    workload = load_plugin("muster.worker.workloads", context.recipe.workload)
     return context, workload.build(context, training_arguments(context))
 
 
-def stamps() -> Any:
-    """A callback that notes when steps end."""
+class Turns:
+    """Lets one process train a window of steps at a time, when the other end of `wire` says so."""
+
+    def __init__(self, wire: Connection) -> None:
+        self._wire = wire
+        self._steps = 0
+
+    def begin(self) -> None:
+        """Wait for the turn."""
+        self._wire.recv()
+        self._began = time.perf_counter()
+
+    def step(self) -> None:
+        """A step has ended; with the window's last, the turn is over."""
+        self._steps += 1
+        if self._steps % WINDOW == 0:
+            self._wire.send(time.perf_counter() - self._began)
+            self.begin()
+
+
+def by_trainer(name: str, steps: int, folder: Path, turns: Turns, *, instruments: bool) -> None:
+    """The workload's trainer."""
     from transformers import TrainerCallback
 
-    class Stamps(TrainerCallback):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.times: list[float] = []
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self.times.append(time.perf_counter())
-
-    return Stamps()
-
-
-def rate(times: list[float]) -> float:
-    """Steps per second after the first ones."""
-    kept = times[SKIPPED:]
-    return (len(kept) - 1) / (kept[-1] - kept[0])
-
-
-def by_trainer(name: str, steps: int, folder: Path, *, instruments: bool) -> float:
-    """Steps per second of the workload's trainer."""
     context, made = built(name, steps, folder)
     if instruments:
         from muster.worker.main import _instrument
 
         _instrument(context, made)
-    marks = stamps()
-    made.trainer.add_callback(marks)
+
+    class Marks(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 0:
+                turns.begin()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            turns.step()
+
+    made.trainer.add_callback(Marks())
     made.trainer.train()
-    return rate(marks.times)
 
 
-def by_hand(name: str, steps: int, folder: Path) -> float:
-    """Steps per second of a plain loop over the same batches in the same order."""
+def by_hand(name: str, steps: int, folder: Path, turns: Turns) -> None:
+    """A plain loop over the same batches in the same order."""
     import torch
     from transformers import get_scheduler
 
@@ -149,18 +160,19 @@ def by_hand(name: str, steps: int, folder: Path) -> float:
         fused=True,  # as the trainer's
     )
     schedule = get_scheduler(train.schedule, optimizer, int(train.warmup), steps)
-    times = []
-    for batch in itertools.islice(_cycle(loader), steps):
+    batches = itertools.islice(_cycle(loader), steps)
+    for index, batch in enumerate(batches):
+        if index == 0:
+            turns.begin()
         labels = batch["labels"]
         inputs = {key: value for key, value in batch.items() if key != "labels"}
-        loss = made.trainer.compute_loss_func(model(**inputs), labels)
+        loss = trainer.compute_loss_func(model(**inputs), labels)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        times.append(time.perf_counter())
-    return rate(times)
+        turns.step()
 
 
 def _cycle(loader: Any) -> Iterator[Any]:
@@ -168,35 +180,57 @@ def _cycle(loader: Any) -> Iterator[Any]:
         yield from loader
 
 
-def measure(name: str, steps: int, rounds: int, folder: Path) -> dict[str, Any]:
+def play(way: str, name: str, steps: int, folder: Path, wire: Connection) -> None:
+    """What one of the three processes does."""
+    turns = Turns(wire)
+    try:
+        if way == "bare":
+            by_hand(name, steps, folder, turns)
+        else:
+            by_trainer(name, steps, folder, turns, instruments=way == "muster")
+    except EOFError:
+        pass  # no more turns
+
+
+def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
     """All three ways, in turn."""
-    ways = {
-        "bare": lambda at: by_hand(name, steps, at),
-        "trainer": lambda at: by_trainer(name, steps, at, instruments=False),
-        "muster": lambda at: by_trainer(name, steps, at, instruments=True),
-    }
-    rates: dict[str, list[float]] = {way: [] for way in ways}
-    order = list(ways)
-    for index in range(rounds):
+    start = multiprocessing.get_context("spawn")
+    steps = (SKIPPED + rounds + 1) * WINDOW
+    wires: dict[str, Connection] = {}
+    processes = []
+    for way in ("bare", "trainer", "muster"):
+        wires[way], theirs = start.Pipe()
+        process = start.Process(target=play, args=(way, name, steps, folder / way, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        processes.append(process)
+    seconds: dict[str, list[float]] = {way: [] for way in wires}
+    order = list(wires)
+    for index in range(SKIPPED + rounds):
         for way in order[index % 3 :] + order[: index % 3]:
-            rates[way].append(ways[way](folder / f"{index}-{way}"))
-            gc.collect()
+            wires[way].send("go")
+            seconds[way].append(wires[way].recv())
+    for wire in wires.values():
+        wire.close()
+    for process in processes:
+        process.join()
+    kept = {way: found[SKIPPED:] for way, found in seconds.items()}
     return {
-        "steps_per_second": {way: round(statistics.median(found), 3) for way, found in rates.items()},
-        "spread": {way: [round(min(found), 3), round(max(found), 3)] for way, found in rates.items()},
-        "muster_to_bare": _ratio(rates["muster"], rates["bare"]),
-        "muster_to_trainer": _ratio(rates["muster"], rates["trainer"]),
-        "trainer_to_bare": _ratio(rates["trainer"], rates["bare"]),
+        "milliseconds_per_step": {way: _spread([1000 * s / WINDOW for s in kept[way]]) for way in kept},
+        "muster_to_bare": _ratio(kept["bare"], kept["muster"]),
+        "muster_to_trainer": _ratio(kept["trainer"], kept["muster"]),
+        "trainer_to_bare": _ratio(kept["bare"], kept["trainer"]),
     }
 
 
 def _ratio(above: list[float], below: list[float]) -> dict[str, float]:
-    ratios = [a / b for a, b in zip(above, below, strict=True)]
-    return {
-        "median": round(statistics.median(ratios), 4),
-        "min": round(min(ratios), 4),
-        "max": round(max(ratios), 4),
-    }
+    """Of the steps per second: the other's seconds over one's own."""
+    return _spread([a / b for a, b in zip(above, below, strict=True)])
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    low, middle, high = statistics.quantiles(values, n=4)
+    return {"lower_quartile": round(low, 4), "median": round(middle, 4), "upper_quartile": round(high, 4)}
 
 
 def main() -> None:
@@ -204,19 +238,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("workloads", nargs="*", help=", ".join(WORKLOADS))
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=40)
     asked = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
     table: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in asked.workloads or WORKLOADS:
-            table[name] = measure(name, asked.steps, asked.rounds, Path(folder) / name)
+            table[name] = measure(name, asked.rounds, Path(folder) / name)
             print(name, json.dumps(table[name], indent=2), flush=True)
     file = RESULTS / "overhead.json"
     before = json.loads(file.read_text())["workloads"] if file.exists() else {}
     document = {
-        "command": f"benchmarks/overhead.py --steps {asked.steps} --rounds {asked.rounds}",
+        "command": f"benchmarks/overhead.py --rounds {asked.rounds}",
         "hardware": f"{os.cpu_count()} cores, {processor()}",
         "versions": {
             "python": platform.python_version(),

@@ -22,7 +22,7 @@ from muster.core.units import format_flops
 from muster.stages.agree import check_hosts, check_profile
 from muster.store import events
 from muster.supervise.fold import fold, make_result
-from muster.supervise.speed import measured
+from muster.store.windows import measured
 
 H200 = 989.5e12  # its bf16 peak, without sparsity
 

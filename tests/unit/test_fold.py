@@ -14,6 +14,7 @@ from muster.core.recipe import recipe_from
 from muster.core.result import Extreme, Result
 from muster.store import events
 from muster.supervise.fold import Folder, engine_name, fold, make_result, model_name
+from muster.store.windows import warm_up
 from muster.supervise.speed import percentile, throughput
 
 FEW = "the throughput rests on 10 steps alone"
@@ -108,6 +109,8 @@ def test_the_warm_up(sizes: list[int], warmup: int, measured: int) -> None:
     got = throughput(windows, warmup, world_size=2)
     assert got is not None
     assert got.measured_steps == measured
+    shaded = warm_up(windows, warmup, world_size=2)
+    assert shaded == ((0, sum(sizes) - measured) if measured < sum(sizes) else None)
 
 
 def test_a_shorter_last_window_does_not_count_as_variation() -> None:

@@ -137,6 +137,11 @@ def test_a_plan_names_what_comes_from_the_hub(
     assert list(plan.hub) == hub
 
 
+def test_the_configuration_of_a_hub_data_set_is_fetched(options: Options) -> None:
+    inputs = read_inputs("causal-lm", "node1", ["data.library=null", "data.name=org/set", "data.subset=raw"])
+    assert ("dataset", "org/set:raw") in make_plan(inputs, options).hub
+
+
 @pytest.mark.parametrize("index", ["--trusted-host", "ftp://x", "simple", "https://a b"])
 def test_an_index_is_an_address(options: Options, index: str) -> None:
     with pytest.raises(UsageError, match="is not an index"):

@@ -85,7 +85,8 @@ import json, os, sys
 kind, name = sys.argv[1:3]
 if kind == "dataset":
     import datasets
-    files = datasets.load_dataset(name)
+    name, _, subset = name.partition(":")
+    files = datasets.load_dataset(name, name=subset or None)
     folder = next(iter(files.values())).cache_files[0]["filename"]
     base = os.path.realpath(datasets.config.HF_DATASETS_CACHE)
     print(json.dumps(["datasets", os.path.relpath(os.path.realpath(folder), base).split(os.sep)[0]]))

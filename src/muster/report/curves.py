@@ -12,6 +12,7 @@ from muster.report.charts import Chart, Point, Series, usable
 from muster.report.gather import RunData
 from muster.report.lines import Clock, lines_chart, memory_chart
 from muster.store import events
+from muster.store.windows import warm_up as before_measured
 from muster.supervise.speed import percentile
 
 UNITS = (("seconds", 1, 180.0), ("minutes", 60, 10800.0), ("hours", 3600, math.inf))
@@ -117,19 +118,10 @@ def rank_throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -
 
 
 def warm_up(data: RunData, windows: Sequence[Sequence[events.Window]]) -> tuple[float, float] | None:
-    """The steps that the fold leaves out of the figures (the rule of supervise.speed.measured)."""
+    """The steps that the figures leave out."""
     warmup = data.measure("warmup")
-    whole = [each for each in windows if len(each) == data.world_size]
-    if not isinstance(warmup, int) or len(whole) < 2:
-        return None
-    skip = min(warmup, sum(each[0].steps for each in whole if not each[0].profiled) // 3)
-    passed, last = 0, None
-    for each in whole:
-        if passed >= skip:
-            break
-        passed += each[0].steps
-        last = each[0].step
-    return None if last is None else (float(whole[0][0].step - whole[0][0].steps), float(last))
+    found = before_measured(windows, warmup, data.world_size) if isinstance(warmup, int) else None
+    return (float(found[0]), float(found[1])) if found else None
 
 
 def step_time(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Chart:

@@ -43,7 +43,7 @@ class Plan:
     cache: str
     wheels: tuple[Entry, ...]
     local: tuple[str, ...]  # paths of this machine that the recipe names
-    hub: tuple[tuple[str, str], ...]  # (model, tokenizer or dataset; name)
+    hub: tuple[tuple[str, str], ...]  # (model, tokenizer or dataset; name, a data set's as name:subset)
     notes: tuple[str, ...]
 
 
@@ -85,7 +85,8 @@ def _needs(inputs: Inputs) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]
         elif name:
             hub.append((kind, name))
     if data.name:
-        hub.append(("dataset", data.name))
+        subset = getattr(data, "subset", None)
+        hub.append(("dataset", f"{data.name}:{subset}" if subset else data.name))
     if data.embedded and not (data.name or data.path):
         notes.append("the data is made on the spot: the first rank on each disk does that as a run begins")
     return tuple(dict.fromkeys(local)), tuple(dict.fromkeys(hub)), tuple(notes)

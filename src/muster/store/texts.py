@@ -19,10 +19,9 @@ from typing import IO, Literal
 
 from muster.core.errors import DataError
 from muster.core.units import format_bytes
-from muster.store.records import SUFFIXES
+from muster.store.records import SUFFIXES, TRAIN_NAMES
 
 PLAIN = (".txt", ".text", ".md", ".rst", ".py", ".raw", ".tokens")
-TRAIN = ("train", "training")
 HELD_OUT = ("validation", "valid", "val", "dev", "heldout", "eval", "test")  # the first that is there
 LONGEST_LINE = 16 << 20  # bytes; what is longer is no text that anybody wrote
 PIECE = 1 << 16  # characters; see `cut`
@@ -79,7 +78,7 @@ def find_texts(path: Path) -> TextFiles:
         kinds = ", ".join((*PLAIN, SUFFIXES[0]))
         raise DataError("has no text files", where=str(path), hint=f"files of {kinds}, or .gz of these")
     parts = {file: _words(file.relative_to(path)) for file in files}
-    train = tuple(file for file, words in parts.items() if words & set(TRAIN))
+    train = tuple(file for file, words in parts.items() if words & set(TRAIN_NAMES))
     if train:
         held = _first_named(parts, HELD_OUT, exclude=set(train))
         return TextFiles(train, held)
@@ -256,7 +255,7 @@ def _text_files(folder: Path) -> list[Path]:
     ]
     plain = [path for path in found if path.name.endswith(suffixes)]
     lines = [path for path in found if path.name.endswith(SUFFIXES)]
-    named = [path for path in lines if _words(path.relative_to(folder)) & set(TRAIN)]
+    named = [path for path in lines if _words(path.relative_to(folder)) & set(TRAIN_NAMES)]
     chosen = plain if plain and not named else lines
     return sorted(chosen, key=lambda path: path.relative_to(folder).as_posix())
 

@@ -10,25 +10,7 @@ from muster.core.peaks import Peak, stated_peak
 from muster.core.recipe import Measure
 from muster.core.result import Flops, Throughput
 from muster.store import events
-
-Windows = Sequence[Sequence[events.Window]]
-
-
-def measured(windows: Windows, warmup: int, world_size: int) -> list[Sequence[events.Window]]:
-    """The windows that figures rest on: those after the warm-up.
-
-    The warm-up is at most a third of the steps, and never the last window. A window counts only where every
-    rank told of it, and no profiler ran.
-    """
-    whole = [each for each in windows if len(each) == world_size]
-    plain = [each for each in whole if not each[0].profiled]
-    skip = min(warmup, sum(each[0].steps for each in plain) // 3)
-    chosen, passed = [], 0
-    for each in whole:
-        if not each[0].profiled and (passed >= skip or each is plain[-1]):
-            chosen.append(each)
-        passed += each[0].steps
-    return chosen
+from muster.store.windows import Windows, measured
 
 
 def throughput(windows: Windows, warmup: int, world_size: int) -> Throughput | None:

@@ -17,7 +17,6 @@ from muster.worker.data.images import Preparation
 from muster.worker.models import add_lora, config_for, create, load, load_from
 
 HEADS = ("classifier", "head", "fc")  # what models call their last layer
-LOCAL_SIZES = ("vit-micro", "vit-tiny", "vit-small", "vit-base", "vit-large")  # no hub has them by this name
 
 
 def data_of(recipe: Recipe) -> ImageData:
@@ -49,7 +48,7 @@ def _pretrained(context: Context, labels: Mapping[str, Any]) -> Any:
     """Its weights; the classifier is drawn anew where it has another number of classes."""
     recipe = context.recipe
     name = str(recipe.model.name)
-    if name in LOCAL_SIZES:
+    if name in families.sizes("vit"):  # no hub has weights by these names
         raise RecipeError(
             f"{name} is a size, and no weights have this name",
             where="model.name",
