@@ -18,7 +18,7 @@ fast: $(VENV)/.dev
 
 # One after the other: beside each other they fight for the cores, and nothing is won.
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -q tests/processes tests/real tests/cluster
+	$(BIN)/python -m pytest -q --durations=30 tests/processes tests/real tests/cluster
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check src tests dev benchmarks

@@ -38,12 +38,12 @@ SKIPPED = 3  # rounds
 
 WORKLOADS: dict[str, tuple[str, list[str]]] = {
     "text2sql": ("demo", ["data.generated.train=2000", "data.generated.validation=16"]),
-    "causal-lm": ("causal-lm", ["data.synthetic={}", "data.library=null", "batch.micro=4"]),
-    # vit-cifar10's model on images that come with Muster
-    "image-classification": (
-        "vit-cifar10",
-        ["data.path=null", "data.digits={}", "data.mean=[0.3]", "data.std=[0.37]"],
+    "causal-lm": (
+        "causal-lm",
+        ["data.synthetic={}", "data.library=null", "model.config.vocab_size=2048", "batch.micro=4"],
     ),
+    # vit-cifar10's model, on images that come with Muster
+    "image-classification": ("vit-cifar10", ["data.path=null", "data.digits={}"]),
     # steps of 4 ms: mostly what the Trainer does between them
     "digits": ("digits", []),
 }
@@ -65,7 +65,7 @@ def context_of(name: str, steps: int, folder: Path) -> Any:
     folder.mkdir(parents=True, exist_ok=True)
     return Context(
         recipe=recipe,
-        batch=resolve_batch(recipe.batch.micro, 1, None, world_size=1),
+        batch=resolve_batch(recipe.batch.micro, 1, recipe.batch.global_, world_size=1),
         precision="fp32",
         device="cpu",
         base=folder,

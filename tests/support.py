@@ -51,6 +51,12 @@ def losses(run_folder: RunFolder) -> list[float]:
     return [loss for _, loss in sorted(logs.items()) if loss is not None]
 
 
+def gradient_norms(run_folder: RunFolder) -> list[float]:
+    """The logged norms of all gradients, before clipping, in the order of steps; empty if there is none."""
+    logs = {event.step: event.gradient_norm for event in said(run_folder, events.Log)}
+    return [norm for _, norm in sorted(logs.items()) if norm is not None]
+
+
 def said(run_folder: RunFolder, kind: type) -> list[Any]:
     """The events of a kind, in their order."""
     return [event for event in events.read_events(run_folder.events) if isinstance(event, kind)]

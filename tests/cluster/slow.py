@@ -26,24 +26,27 @@ def quota_root() -> Path | None:
 
 
 @contextlib.contextmanager
-def slowed(cluster: Cluster, node: str, cores: float, weight: float = 1.0) -> Iterator[None]:
+def slowed(
+    cluster: Cluster, node: str, cores: float, weight: float = 1.0, period: int = PERIOD
+) -> Iterator[None]:
     """What runs on the host, and what will be started there, gets at most so much of a core; and where others
-    want the core as well, so much of what a process gets that is not slowed; `weight`: times that.
+    want the core as well, so much of what a process gets that is not slowed.
 
+    `weight`: times that; `period`: microseconds after which it gets its part anew.
     Afterwards the processes that are still there are back in the group at the root.
     """
     root = quota_root()
     assert root is not None
     group = root / f"muster-{os.getpid()}-{node}"
     group.mkdir()
-    quota = int(cores * PERIOD)
+    quota = int(cores * period)
     try:
         if root == V1:
-            (group / "cpu.cfs_period_us").write_text(str(PERIOD))
+            (group / "cpu.cfs_period_us").write_text(str(period))
             (group / "cpu.cfs_quota_us").write_text(str(quota))
             (group / "cpu.shares").write_text(str(max(2, int(weight * cores * 1024))))
         else:
-            (group / "cpu.max").write_text(f"{quota} {PERIOD}")
+            (group / "cpu.max").write_text(f"{quota} {period}")
             (group / "cpu.weight").write_text(str(max(1, min(10_000, int(weight * cores * 100)))))
         for process in inhabitants(cluster, node):
             (group / "cgroup.procs").write_text(str(process.pid))

@@ -3,6 +3,7 @@ text."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from muster.agent.agent import what_is_wrong
 from muster.core.errors import UsageError
 from muster.core.result import Result
 from muster.stages.ask import ask
@@ -21,7 +23,7 @@ from muster.stages.resume import resume
 from muster.stages.train import train
 from muster.store import events
 from muster.store.runfolder import RunFolder
-from tests.support import losses, needs_torch
+from tests.support import gradient_norms, losses, needs_torch, said
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400), pytest.mark.usefixtures("torch_here")]
 
@@ -124,6 +126,9 @@ def test_two_ranks_follow_one_process(
     """Token for token the same batches; the held-out mean is exact however its sequences fall on ranks."""
     done, result = run(tmp_path / "run", "local:2", cache, *ENGINES[engine])
     assert losses(done) == pytest.approx(losses(reference[0]), rel=1e-3)
+    norms = gradient_norms(reference[0])
+    assert len(norms) == STEPS
+    assert gradient_norms(done) == pytest.approx(norms, rel=1e-3)
     assert sorted(evaluated(done)) == [STEPS]
     assert result.evaluation_loss == pytest.approx(plain_loss(done.model, cache), rel=1e-4)
     assert result.evaluation_loss == pytest.approx(reference[1].evaluation_loss, rel=1e-3)
@@ -146,6 +151,44 @@ def test_resumed_is_as_if_never_interrupted(reference: tuple[RunFolder, Result],
     assert resumed.evaluation_loss == result.evaluation_loss
     ours, theirs = (load_file(each.model / "model.safetensors") for each in (again, whole))
     assert all(bool((ours[name] == theirs[name]).all()) for name in theirs)
+
+
+# --- Mistral's gpt2-micro, shrunk ------------------------------------------------------------------------
+
+
+def test_gpt2_micro_as_shipped_but_for_its_size(tmp_path: Path) -> None:
+    """Its ZeRO-2 options and batch of 32 on two ranks, a text file of one's own, a schedule of pairs of which
+    the last two checkpoints stay, and the attention monitor."""
+    text = tmp_path / "text.txt"
+    text.write_text(Path(argparse.__file__).read_text(encoding="utf-8"))
+    small = [
+        "model.vocab_size=400", "model.config.n_embd=32", "model.config.n_positions=64",
+        f"data.path={text}", "train.max_steps=14", "train.warmup=4", "checkpoint.every=[[2,6],[4,null]]",
+        "measure.window=2", "measure.attention=true", "evaluate.limit=8", "launch.threads=1",
+        "measure.hardware_seconds=1", f"launch.workdir={tmp_path}/work",
+    ]  # fmt: skip
+    done = RunFolder(tmp_path / "run")
+    result = train(read_inputs("gpt2-micro", "local:2", small), done)
+    assert result.status == "succeeded", result.failure
+    assert (result.engine, result.global_batch, result.steps) == ("deepspeed ZeRO-2", 32, 14)
+    zero = done.read_json(done.job)["deepspeed"]["zero_optimization"]
+    assert (zero["stage"], zero["overlap_comm"], zero["reduce_scatter"]) == (2, True, True)
+    assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"] == 200_000_000
+    saved = [event.step for event in said(done, events.Saved)]
+    assert saved == [2, 4, 6, 8, 12, 14, None]  # the last one beside the schedule, then the model
+    assert {path.name for path in done.checkpoints.iterdir()} == {"checkpoint-12", "checkpoint-14"}
+    assert all(what_is_wrong(str(path)) is None for path in done.checkpoints.iterdir())
+    looks = said(done, events.Attention)
+    assert [look.step for look in looks] == [2, 4, 6, 8, 10, 12, 14]
+    for look in looks:
+        assert len(look.layers) == len(look.largest) == len(look.smallest) == 2
+        pairs = zip(look.smallest, look.largest, strict=True)
+        assert all(low is not None and high is not None and low < high for low, high in pairs)
+    assert result.attention is not None and result.attention.windows == 7
+    assert result.attention.largest is not None and result.attention.smallest is not None
+    assert result.attention.largest.logit == max(high for look in looks for high in look.largest)
+    assert result.perplexity == pytest.approx(math.exp(result.evaluation_loss or 0))
+    assert losses(done)[-1] < losses(done)[0]
 
 
 # --- asking ----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from muster.agent.agent import what_is_wrong
 from muster.core.errors import RecipeError
 from muster.core.recipe import Engine, recipe_from
 from muster.core.recipes import load_recipe, shipped_recipes
@@ -79,6 +80,7 @@ def smallest_recipe(workload: str) -> dict[str, Any]:
             data["train"] |= {"max_steps": 3, "warmup": 0}
             data["evaluate"] |= {"limit": 4, "every": 2}
             data["measure"] |= {"window": 1}
+            data["checkpoint"] |= {"every": 2}
             return data
     raise AssertionError(f"{workload} has no recipe that runs anywhere")
 
@@ -87,7 +89,7 @@ def smallest_recipe(workload: str) -> dict[str, Any]:
 def test_a_workload_trains_measures_and_answers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rank, in this process: its events, its saved model, and an answer of that."""
+    """One rank, in this process: its events, whole checkpoints, its saved model, and an answer of that."""
     from accelerate.state import AcceleratorState
 
     from muster.worker.main import run
@@ -124,6 +126,12 @@ def test_a_workload_trains_measures_and_answers(
     assert [window.samples for window in windows] == [4, 4, 4]
     assert all(0 < window.tokens <= window.padded_tokens for window in windows)
     assert any(isinstance(event, events.Evaluated) and event.step == 2 for event in told)
+    saved = [event for event in told if isinstance(event, events.Saved)]
+    assert [event.step for event in saved] == [2, 3, None]  # by its schedule, of the last step, the model
+    for event in saved[:2]:
+        assert event.path == str(tmp_path / "checkpoints" / f"checkpoint-{event.step}")
+        assert event.bytes > 0
+        assert what_is_wrong(event.path) is None  # what an agent says before it goes on from one
     assert isinstance(told[-1], events.Done) and told[-1].step == 3
     recipe = recipe_from(data)
     answerer = module.Answerer(tmp_path / "model", recipe, "cpu")

@@ -1,4 +1,5 @@
-"""The closed forms of activations against what Transformers' models keep for their backward pass."""
+"""The closed forms of activations against what Transformers' models keep for their backward pass; a traced
+model against a published peak."""
 
 from __future__ import annotations
 
@@ -6,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from muster.core import families
+from muster.core.trace import Request
 from muster.planner.activations import Kept, Lengths, layer_bytes, stacks
+from muster.planner.fit import Setting, need
 from tests.support import needs_torch
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -104,3 +108,53 @@ def test_a_layer_keeps_what_the_closed_form_says(kind: str, attention: str, prec
     )  # fmt: skip
     copies = 2 * 2 * weights if precision == "mixed" else 0  # of the weights, which the planner counts apart
     assert predicted + copies == pytest.approx(measured[1] - measured[0], rel=0.08)
+
+
+def attention_of_its_time(
+    module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, dropout: float = 0.0, **_: Any
+) -> tuple[Any, None]:
+    """OPT's attention in Transformers 4.28 to 4.33, in fp16: scores are kept from falling below the smallest
+    number, and the softmax is in fp32."""
+    import torch
+
+    scores = torch.matmul(query, key.transpose(2, 3)) + mask
+    scores = torch.max(scores, torch.tensor(torch.finfo(scores.dtype).min))
+    probabilities = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    return torch.matmul(probabilities, value).transpose(1, 2).contiguous(), None
+
+
+class LossOfItsTime:
+    """Of the whole batch's logits, in their own precision; the loop holds the model's output meanwhile."""
+
+    def __call__(self, model: Any, inputs: Any, request: Any) -> Any:
+        from torch.nn.functional import cross_entropy
+
+        given = dict(inputs)
+        labels = given.pop("labels")[..., 1:].contiguous()
+        self.logits = model(**given).logits
+        moved = self.logits[..., :-1, :].contiguous()
+        return cross_entropy(moved.view(-1, moved.shape[-1]), labels.view(-1))
+
+
+def test_a_traced_opt_350m_needs_what_was_measured_on_h100s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs of 64 nodes say MaxMemAllocated=33.78GB (of 2^30 bytes: deepspeed/utils/timer.py): fp16, ZeRO-0,
+    DeepSpeed's own Adam, 24 sequences of 512, no dropout, with attention and loss as they were then."""
+    needs_torch()
+    import transformers.models.opt.modeling_opt as modeling
+
+    from muster.worker.tracing import passes
+    from muster.worker.tracing.tracing import trace
+
+    monkeypatch.setattr(modeling, "eager_attention_forward", attention_of_its_time)
+    monkeypatch.setattr(passes, "compute_loss", LossOfItsTime())
+    config = {**(families.size("facebook/opt-350m") or {}), "dropout": 0.0, "attn_implementation": "eager"}
+    traced = trace(Request(workload="causal-lm", config=config, tokens=512, arithmetic="half", device="cuda"))
+    setting = Setting(
+        config=config, parameters=0, trainable=0, lengths=Lengths(512), engine="deepspeed", precision="fp16",
+        device="cuda", ranks=8, ranks_per_host=8, micro=24, together=True, trace=traced,
+    )  # fmt: skip
+    found = need(setting)
+    assert found is not None and (found.basis, found.moment) == ("traced", "loss")
+    outside = ("allocator slack", "CUDA context", "NCCL")  # of what PyTorch allocates
+    peak = sum(value for name, value in found.device.items() if name not in outside)
+    assert peak / 2**30 == pytest.approx(33.78, rel=0.02)

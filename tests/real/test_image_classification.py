@@ -81,6 +81,25 @@ def test_two_ranks_are_one_process(alone: Any, pair: Any) -> None:
     assert {event.rank for event in said(two, events.Answered)} == {0, 1}
 
 
+ENGINES = {
+    "fsdp": ["batch.micro=16", "engine.name=fsdp"],
+    "zero2": ["batch.micro=8", "batch.accumulation=2", "engine.name=deepspeed", "engine.zero=2"],
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_follows_ddp(engine: str, pair: tuple[RunFolder, Result], tmp_path: Path) -> None:
+    """The same augmented images on two ranks, the same losses, and what it learned is as good."""
+    done, result = run(tmp_path / "run", "local:2", *TINY, *ENGINES[engine])
+    assert result.status == "succeeded", result.failure
+    assert result.engine == {"fsdp": "fsdp", "zero2": "deepspeed ZeRO-2"}[engine]
+    assert len(losses(done)) == STEPS
+    assert losses(done) == pytest.approx(losses(pair[0]), rel=1e-3)
+    assert result.evaluation_loss == pytest.approx(pair[1].evaluation_loss, rel=1e-3)
+    assert result.quality is not None and pair[1].quality is not None
+    assert result.quality.exact_match == pytest.approx(pair[1].quality.exact_match, abs=0.021)
+
+
 def test_the_first_loss_is_that_of_plain_pytorch(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The untrained model's mean cross entropy over the first global batch, augmented; Pillow, no loader."""
     import torch

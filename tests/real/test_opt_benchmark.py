@@ -1,4 +1,4 @@
-"""The OPT benchmark from its recipe to its result, small enough for two cores; made in shards."""
+"""The OPT benchmark from its recipe to its result: as shipped, but small enough for two cores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 SMALL = [
     "model.name=opt-8m", "model.config.vocab_size=512", "model.config.num_hidden_layers=2",
     "data.sequence=32", "batch.tokens=300", "train.max_steps=4", "measure.window=1",
-    "measure.hardware_seconds=1", "engine.zero=3", "model.create=sharded",
+    "measure.hardware_seconds=1", "measure.peak_tflops=0.05",
 ]  # fmt: skip
 
 
@@ -34,6 +34,15 @@ def test_the_benchmark_as_one_command(tmp_path: Path) -> None:
     speed = result.throughput
     assert speed is not None
     assert speed.tokens_per_second == pytest.approx(32 * speed.samples_per_second)
+    assert speed.samples_per_second > 0 and speed.measured_steps == 3  # of 4, but for a third
+    assert result.engine == "deepspeed ZeRO-2"
+    share = result.flops
+    assert share is not None and share.mfu is not None and share.hfu is not None
+    assert (share.peak, share.peak_source) == (0.05e12, "measure.peak_tflops")
+    assert share.mfu == pytest.approx(share.model_per_second / 0.05e12)
+    assert 1 < share.hfu / share.mfu < 4 / 3  # gradient checkpointing is on, and no output layer is repeated
+    assert result.memory.resident_peak is not None and result.memory.resident_peak > 2**20
+    assert result.memory.allocator_peak is None  # a CPU has none
     job = json.loads(run.job.read_text())
     assert job["recipe"]["train"]["learning_rate"] == 1e-3  # what ranks get is decided
     assert {"train.learning_rate", "memory of a rank"} <= {each["field"] for each in job["decisions"]}

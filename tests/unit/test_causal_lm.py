@@ -13,13 +13,17 @@ pytest.importorskip("transformers")
 
 import numpy as np
 
+from muster.core import families
 from muster.core.batch import resolve_batch
 from muster.core.data import TextData
 from muster.core.errors import DataError, RecipeError
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.zero import deepspeed_config
+from muster.planner.decide import model_config
+from muster.planner.setting import sequence_of as planned_sequence
 from muster.stages.inputs import read_inputs
+from muster.stages.text_inputs import check_sequence
 from muster.stages.warm import warm_recipe
 from muster.worker.data.packed import Packed
 from muster.worker.data.text import source_of
@@ -103,6 +107,40 @@ def test_the_sequence_has_to_fit_the_positions() -> None:
         with pytest.raises(RecipeError) as caught:
             sequence_of(TextData(sequence=sequence), config)
         assert caught.value.where == "data.sequence"
+
+
+@pytest.mark.parametrize("left", [{}, {"n_positions": 32}, {"n_positions": 256}])
+@pytest.mark.parametrize("given", [{}, {"max_position_embeddings": 64}])
+@pytest.mark.parametrize("kind", ["gpt2", "opt", "llama", "mistral"])
+def test_everybody_reads_the_same_positions(kind: str, given: dict[str, int], left: dict[str, int]) -> None:
+    """The planner and the host that starts a run, from fields; the ranks, from Transformers' configuration:
+    also where a field of another model is left over."""
+    made = recipe(model={"init": "random", "config": {"model_type": kind, **left, **given}})
+    config = make_config(made, None)
+    found = positions_of(config)
+    assert found == planned_sequence(made, model_config(made))
+    assert found == (config.n_positions if kind == "gpt2" else config.max_position_embeddings)
+    if given:
+        assert found == 64
+    check_sequence(made, TextData(sequence=found))
+    with pytest.raises(RecipeError, match=f"the model has {found:,} positions"):
+        check_sequence(made, TextData(sequence=(found or 0) + 1))
+
+
+def test_positions_of_a_model_that_only_transformers_knows() -> None:
+    """Ranks read its defaults, and its own name for them; who has but fields has what they say."""
+    fields: dict[str, Any] = {"model_type": "gpt_neox"}
+    assert positions_of(make_config(recipe(model={"init": "random", "config": fields}), None)) == 2048
+    assert families.positions(fields) is None
+    assert families.positions({**fields, "max_position_embeddings": 64, "n_positions": 256}) == 64
+    gptj = {"model_type": "gptj", "n_positions": 32}
+    assert positions_of(make_config(recipe(model={"init": "random", "config": gptj}), None)) == 32
+    assert families.positions(gptj) == 32
+
+
+def test_what_has_no_positions() -> None:
+    assert families.positions({"model_type": "t5", "n_positions": 512}) is None  # they are relative
+    assert families.positions({"model_type": "gpt2", "n_positions": "many"}) is None
 
 
 # --- data ------------------------------------------------------------------------------------------------

@@ -13,7 +13,10 @@ from muster.planner.activations import Kept, Lengths, activation_bytes, layer_by
 from muster.planner.fit import (
     COMMUNICATOR,
     CONTEXT,
+    MARGIN,
     PROCESS,
+    SLACK,
+    WORKSPACES,
     Need,
     Room,
     Setting,
@@ -56,7 +59,7 @@ def needed(setting: Setting) -> Need:
 
 def of_model(setting: Setting) -> dict[str, int]:
     """What the model and its training need on the device, without CUDA and the process."""
-    overhead = ("CUDA context", "NCCL", "process")
+    overhead = ("CUDA context", "NCCL", "process", "matrix products", "allocator slack")
     return {name: value for name, value in needed(setting).device.items() if name not in overhead}
 
 
@@ -99,20 +102,28 @@ def test_gated_layers_with_grouped_keys() -> None:
 
 
 def test_zero_2_in_bf16() -> None:
+    """Of 1000 elements 576 are the layers' matrices, 40 the embeddings; 384 are dealt to three vectors."""
     activations = 2 * 8 * 4 + 3 * 24 * 8 * 4 + 2 * 2 * 8 * 16
+    found = needed(tiny(stage=2))
     assert of_model(tiny(stage=2)) == {
         "parameters": 2000,
         "fp32 master": 1000,
         "optimizer": 2000,
-        "gradients": 2 * (250 + 128),  # its part, and two of the largest matrices (4 x 16) at its edges
+        "gradients": 2 * 512,  # its part, with tensors at the edges whole
+        "gradients in flight": 2 * (128 + 100),  # the largest, and what is reduced
         "buckets": 200,
         "activations": activations,
         "logits and loss": 1120,
     }
-    assert needed(tiny(stage=2)).device["CUDA context"] == CONTEXT
-    assert needed(tiny(stage=2)).device["NCCL"] == COMMUNICATOR
+    assert found.device["CUDA context"] == CONTEXT
+    assert found.device["NCCL"] == COMMUNICATOR
+    assert found.device["matrix products"] == WORKSPACES
+    assert found.device["allocator slack"] == int(
+        SLACK * (sum(of_model(tiny(stage=2)).values()) + WORKSPACES)
+    )
     assert "NCCL" not in needed(tiny(stage=2, ranks=1)).device
-    assert needed(tiny(stage=2)).host == {"the model while it is made": 4000, "process": PROCESS}
+    assert found.host == {"the model while it is made": 4000, "process": PROCESS}
+    assert (found.basis, found.moment) == ("closed form", "backward pass")
 
 
 @pytest.mark.parametrize(
@@ -123,13 +134,17 @@ def test_zero_2_in_bf16() -> None:
         ({"stage": 1}, {"parameters": 2000, "fp32 master": 1000, "optimizer": 2000, "gradients": 2000}),
         ({"stage": 1, "precision": "fp32"}, {"parameters": 4000, "fp32 master": 1000, "gradients": 4000}),
         ({"stage": 3}, {"parameters": 500, "fp32 master": 1000, "optimizer": 2000, "gradients": 500}),
-        ({"stage": 3, "live": 300}, {"gathered parameters": 600}),
-        ({"stage": 3}, {"gathered parameters": 2000}),
+        ({"stage": 3}, {"persistent parameters": 2000}),  # all are smaller than 1e5
+        ({"stage": 3, "persistence": 0}, {"gathered parameters": 2 * (1000 + 1000)}),
+        ({"stage": 3, "persistence": 0, "reuse": 300, "prefetch": 0}, {"gathered parameters": 2 * 278}),
+        ({"stage": 3, "persistence": 0, "live": 300, "reuse": 0, "prefetch": 10},
+         {"gathered parameters": 2 * (300 + 128 + 10)}),
         ({"stage": 1, "overlap": True}, {"buckets": 400}),
         ({"stage": 2, "trainable": 40}, {"parameters": 2000, "fp32 master": 40, "optimizer": 80}),  # LoRA
         ({"engine": "ddp", "precision": "fp32"}, {"gradients": 4000, "optimizer": 8000, "buckets": 4000}),
         ({"engine": "ddp"}, {"parameters": 4000, "copies in half precision": 2000}),
-        ({"engine": "fsdp"}, {"parameters": 1000, "gradients": 1000, "optimizer": 2000}),
+        ({"engine": "fsdp"}, {"parameters": 1008, "gradients": 1008, "optimizer": 2016}),  # rows are padded
+        ({"engine": "fsdp", "accumulation": 2}, {"accumulated gradients": 2000}),
     ],
 )  # fmt: skip
 def test_states_of_the_engines(fields: dict[str, Any], states: dict[str, int]) -> None:
@@ -137,23 +152,19 @@ def test_states_of_the_engines(fields: dict[str, Any], states: dict[str, int]) -
 
 
 def test_the_larger_of_backward_pass_and_optimizer_step_is_the_peak() -> None:
-    large = tiny(stage=2, parameters=100_000, trainable=100_000)
+    large = tiny(engine="deepspeed", stage=0, parameters=100_000, trainable=100_000)
     found = of_model(large)
-    assert found["optimizer step"] == 12 * 25_000
-    assert not {"activations", "gradients", "buckets"} & set(found)
+    assert found["fp32 gradients"] == 4 * 100_000
+    assert found["gradients"] == 2 * 100_000
+    assert not {"activations", "buckets"} & set(found)
+    assert needed(large).moment == "optimizer step"
 
 
 def test_offload_moves_states_to_the_host() -> None:
     found = needed(tiny(stage=3, offload="optimizer+param"))
     assert not {"parameters", "optimizer", "fp32 master"} & set(found.device)
-    pinned = {
-        "parameters": 500,
-        "gradients": 500,
-        "fp32 master": 1000,
-        "optimizer": 2000,
-        "fp32 gradients": 1000,
-    }
-    assert {name: int(1.8 * value) for name, value in pinned.items()}.items() <= found.host.items()
+    pinned = {"parameters": 512, "gradients": 512, "fp32 gradients": 1024}  # rounded up to powers of two
+    assert {**pinned, "fp32 master": 1000, "optimizer": 2000}.items() <= found.host.items()
     kept = needed(tiny(stage=2, offload="optimizer"))
     assert kept.device["parameters"] == 2000
     assert "optimizer" not in kept.device
@@ -169,7 +180,7 @@ def test_on_cpus_everything_is_host_memory_and_untouched_buckets_are_none() -> N
 def test_a_model_that_is_made_in_shards_needs_no_room_for_the_whole() -> None:
     whole, shards = (needed(tiny(stage=3, create=create)) for create in ("whole", "sharded"))
     assert whole.host["the model while it is made"] == 4000
-    assert shards.host["the model while it is made"] == 4 * 64
+    assert shards.host["the model while it is made"] == 4 * 128
     assert needed(tiny(engine="fsdp", create="sharded")).first_host == 4000  # its first rank makes it
     assert needed(tiny(stage=3, saves=True)).first_host == 2000  # gathered to be saved
 
@@ -187,22 +198,22 @@ def test_opt_350m_as_it_was_measured_on_h100s() -> None:
 
 @pytest.mark.parametrize(("model", "published"), [("t5-large", 15), ("t5-small", 3)])
 def test_t5_on_one_gpu_as_it_was_measured(model: str, published: float) -> None:
-    """A100, fp32, batch 32 x (96, 96), with checkpointing; published in whole GB."""
+    """A100, fp32, batch 32 x (96, 96), with checkpointing; published in whole GB, taken for 2^30 bytes."""
     config = families.size(model) or {}
     count = families.parameters(config) or 0
     setting = tiny(
         config=config, parameters=count, trainable=count, lengths=Lengths(96, 96), engine="ddp",
         precision="fp32", ranks=1, micro=32, checkpointing=True,
     )  # fmt: skip
-    assert published <= sum(needed(setting).device.values()) / 1e9 < published + 1
+    assert published <= sum(needed(setting).device.values()) / GIB < published + 1
 
 
 def test_the_largest_micro_batch() -> None:
     setting = tiny(stage=2)
     sizes = {micro: sum(needed(replace(setting, micro=micro)).device.values()) for micro in (1, 5, 6)}
-    assert largest_micro(setting, Room(int(sizes[5] / 0.9) + 1, None), 64) == 5
-    assert largest_micro(setting, Room(int(sizes[6] / 0.9) + 1, None), 64) == 6
-    assert largest_micro(setting, Room(int(sizes[6] / 0.9) + 1, None), 4) == 4
+    assert largest_micro(setting, Room(int(sizes[5] / (1 - MARGIN)) + 1, None), 64) == 5
+    assert largest_micro(setting, Room(int(sizes[6] / (1 - MARGIN)) + 1, None), 64) == 6
+    assert largest_micro(setting, Room(int(sizes[6] / (1 - MARGIN)) + 1, None), 4) == 4
     assert largest_micro(setting, Room(sizes[1], None), 64) == 0  # the margin is kept free
     assert largest_micro(setting, Room(None, None), 64) == 64  # not known
 
@@ -225,7 +236,7 @@ def test_a_refusal_says_what_is_needed_and_what_would_fit() -> None:
     error = refusal(setting, A100, needed(setting), "opt-175b")
     assert isinstance(error, UsageError)
     assert error.where == "memory"
-    assert error.what.startswith("opt-175b needs about 874.")
+    assert error.what.startswith("opt-175b needs about 819.")
     assert "per rank with ZeRO-2 and gradient checkpointing on 8 ranks at micro-batch 1" in error.what
     assert "A100 of a has 85.9 GB for each" in error.what
     assert (error.hint or "").startswith("would fit: engine.zero=3 on 64 such ranks; or model.name=opt-13b; ")
@@ -241,7 +252,7 @@ def test_a_refusal_says_what_is_needed_and_what_would_fit() -> None:
         (big("opt-1.3b", checkpointing=False, micro=8), Room(40 * 10**9, ROOMY), ["batch.micro=4"]),
         (big("opt-1.3b", 1, engine="ddp", stage=0), Room(24 * 10**9, ROOMY),
          ["engine.name=deepspeed engine.zero=1 engine.offload=optimizer", "model.name=opt-760m"]),
-        (big("opt-30b", engine="fsdp"), Room(80 * 10**9, ROOMY), ["engine.offload=optimizer+param"]),
+        (big("opt-30b", engine="fsdp"), Room(70 * 10**9, ROOMY), ["engine.offload=optimizer+param"]),
     ],
 )  # fmt: skip
 def test_what_would_fit_is_the_smallest_change(setting: Setting, room: Room, ways: list[str]) -> None:

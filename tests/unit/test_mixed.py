@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from muster.core.inventory import parse_hosts
 from muster.core.job import SLOWER, Decision, Job, place
 from muster.core.recipe import recipe_from
 from muster.planner import mixed
-from muster.planner.advice import FASTEST, advise, link_speed, review
+from muster.planner.advice import FASTEST, advise, link_speed, load_for, review, sample_flops
 from muster.planner.decide import decide
 from muster.planner.mixed import Load, Machine, best, predict, rounds_of, worths
 
@@ -95,12 +97,19 @@ def test_communication_hides_behind_the_backward_pass_and_messages_have_a_latenc
 @pytest.mark.parametrize(
     ("engine", "zero", "accumulation", "rounds"),
     [
-        ("ddp", 0, 4, 2), ("fsdp", 0, 2, 6), ("deepspeed", 0, 4, 2), ("deepspeed", 1, 4, 3),
-        ("deepspeed", 2, 1, 3), ("deepspeed", 2, 4, 9), ("deepspeed", 3, 4, 12),
+        ("ddp", 0, 4, 2), ("fsdp", 0, 1, 3), ("fsdp", 0, 2, 5), ("deepspeed", 0, 4, 2),
+        ("deepspeed", 1, 4, 3), ("deepspeed", 2, 1, 3), ("deepspeed", 2, 4, 9), ("deepspeed", 3, 4, 12),
     ],
 )  # fmt: skip
 def test_what_engines_move(engine: str, zero: int, accumulation: int, rounds: float) -> None:
     assert rounds_of(engine, zero, accumulation) == rounds
+
+
+def test_what_engines_move_of_a_small_model() -> None:
+    """ZeRO-3 does not gather it again for the backward pass."""
+    assert rounds_of("deepspeed", 3, 4, 85_000_000) == pytest.approx(8, rel=1e-6)
+    assert rounds_of("deepspeed", 3, 4, 13_000_000_000) == pytest.approx(12, rel=0.1)
+    assert rounds_of("deepspeed", 2, 4, 85_000_000) == pytest.approx(9, rel=1e-6)
 
 
 def test_of_many_hosts_the_same_choice_as_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +168,35 @@ def test_a_host_behind_a_slow_link_is_named_with_seconds() -> None:
         assert "per 10,000 samples" in each.why and " min " in each.why + " min "
     digits = advice(facts(a=100_000, b=100_000, c=1_000), data={"digits": {}})
     assert "per epoch" in digits[0].why
+
+
+def test_a_users_own_deepspeed_file_is_read(tmp_path: Path) -> None:
+    """Its stage and its global batch count, as they do for the run itself."""
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps({"train_batch_size": 64, "zero_optimization": {"stage": 2}}))
+    plain = recipe_from({"engine": {"name": "deepspeed"}, "batch": {"micro": 8}})
+    given = recipe_from({"engine": {"name": "deepspeed", "config": str(own)}, "batch": {"micro": 8}})
+    batch = Batch(8, 4, 64)
+    before, after = (load_for(each, batch, 10**6, "fp32", samples=1000) for each in (plain, given))
+    assert (before.rounds, before.batch) == (pytest.approx(2), None)
+    assert (after.rounds, after.batch) == (pytest.approx(9), 64)
+    assert not after.hidden
+    own.write_text(json.dumps({"zero_optimization": {"stage": 2, "overlap_comm": True}}))
+    assert load_for(given, batch, 10**6, "fp32", samples=1000).hidden
+
+
+def test_operations_of_a_sample_are_those_of_its_lengths() -> None:
+    """A length that the recipe gives counts, whatever the workload."""
+    config = families.size("gpt2-small")
+    short, long = (
+        sample_flops(recipe_from({"workload": "causal-lm", "data": {"sequence": n}}), config)
+        for n in (128, 1024)
+    )
+    assert short and long and 8 < long / short < 10
+    images = recipe_from({"workload": "image-classification"})
+    assert sample_flops(images, families.size("vit-base"))
+    assert sample_flops(images, None) is None
+    assert sample_flops(recipe_from({"workload": "causal-lm"}), {"model_type": "gpt2"}) is None
 
 
 def test_no_prediction_rather_than_a_wrong_one() -> None:

@@ -67,7 +67,7 @@ def test_the_control_side_does_not_require_torch(wheel: zipfile.ZipFile) -> None
         assert not any(line.startswith(package) for line in required)
 
 
-@pytest.mark.parametrize("what", ["recipe", "result", "event", "inspection"])
+@pytest.mark.parametrize("what", ["recipe", "result", "event", "inspection", "plan"])
 def test_schemas_are_current(what: str) -> None:
     """Renew with: muster schema WHAT > src/muster/schemas/WHAT.schema.json"""
     shipped = json.loads((ROOT / f"src/muster/schemas/{what}.schema.json").read_text(encoding="utf-8"))

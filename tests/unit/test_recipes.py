@@ -79,6 +79,66 @@ def test_inheriting_from_a_shipped_one(tmp_path: Path) -> None:
     assert recipe.model == load_recipe("demo").model
 
 
+OPT = "{model_type: opt, max_position_embeddings: 64}"
+WHOLE = {"model_type": "opt", "max_position_embeddings": 64}
+HALVES = ["model.config.max_position_embeddings=64", "model.config.model_type=opt"]
+
+
+@pytest.mark.parametrize("overrides", [[f"model.config={OPT}"], HALVES, HALVES[::-1]])
+@pytest.mark.parametrize("recipe", ["causal-lm", "gpt2-micro"])
+def test_another_type_of_model_begins_a_new_configuration(recipe: str, overrides: list[str]) -> None:
+    """Fields of GPT-2, and the name of its size, mean nothing to OPT. Overrides have no order in this."""
+    model = load_recipe(recipe, overrides).model
+    assert (model.config, model.name, model.init) == (WHOLE, None, "random")
+
+
+def test_an_inheriting_recipe_with_another_type_of_model(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        opt=f"inherit: causal-lm\nmodel: {{config: {OPT}}}",
+        wider="inherit: opt\nmodel: {config: {hidden_size: 32}}",
+        named="inherit: wider\nmodel: {name: gpt2-small}",
+    )
+    found = {name: load_recipe(str(tmp_path / f"{name}.yaml")).model for name in ("opt", "wider", "named")}
+    assert found["opt"].config == WHOLE
+    assert found["wider"].config == {**WHOLE, "hidden_size": 32}
+    assert (found["named"].config, found["named"].name) == (None, "gpt2-small")
+    assert found["opt"].vocab_size == load_recipe("causal-lm").model.vocab_size  # not of the configuration
+
+
+@pytest.mark.parametrize(
+    ("recipe", "override", "kept"),
+    [
+        ("causal-lm", "model.config={model_type: gpt2, n_layer: 2}", "n_positions"),
+        ("causal-lm", "model.config.n_layer=2", "n_positions"),
+        ("causal-lm", "model.name=gpt2-small", "n_positions"),
+        ("demo", "model.config.model_type=t5", "d_kv"),  # which it is without saying so
+        ("demo", "model.name=t5-small", "d_kv"),
+        ("vit-cifar10", "model.name=vit-tiny", "initializer_range"),
+        ("causal-lm", "model.name=a/folder", "n_positions"),  # of what type, nobody knows here
+    ],
+)
+def test_the_same_type_of_model_is_changed(recipe: str, override: str, kept: str) -> None:
+    assert kept in (load_recipe(recipe, [override]).model.config or {})
+
+
+def test_nobody_says_what_type_a_folder_has(tmp_path: Path) -> None:
+    write(tmp_path, a="workload: causal-lm\nmodel: {name: some/folder, config: {n_layer: 3}}")
+    model = load_recipe(str(tmp_path / "a.yaml"), ["model.config.model_type=opt"]).model
+    assert (model.name, model.config) == ("some/folder", {"n_layer": 3, "model_type": "opt"})
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [("3", "model"), ("[a]", "model"), ("{name: 3}", "model.name"), ("{config: 4}", "model.config")],
+)
+def test_a_model_that_is_none_is_told_over_any_other(value: str, path: str, tmp_path: Path) -> None:
+    write(tmp_path, a=f"inherit: causal-lm\nmodel: {value}")
+    assert failure(str(tmp_path / "a.yaml")).what.startswith(f"{path}: ")
+    write(tmp_path, c="inherit: a\nmodel: {config: {model_type: [opt]}, name: [gpt2]}")
+    assert failure(str(tmp_path / "c.yaml")).what.startswith("model.name: ")
+
+
 def test_inheriting_from_itself(tmp_path: Path) -> None:
     write(tmp_path, a="inherit: b", b="inherit: a")
     assert failure(str(tmp_path / "a.yaml")).what == "inherits from itself: a.yaml -> b.yaml -> a.yaml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 from pathlib import Path
@@ -13,6 +14,7 @@ from muster.store.records import find_data, read_records
 
 FIELDS = ("question", "sql")
 GOOD = '{"question": "how many?", "sql": "SELECT 1", "more": [1]}'
+LINE, BOM = f"{GOOD}\n".encode(), codecs.BOM_UTF8
 
 
 def read(path: Path) -> list[dict[str, object]]:
@@ -89,20 +91,66 @@ def broken_gzip(where: slice) -> bytes:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("a.jsonl", b"\xff\xfe{}"),
         ("a.jsonl.gz", b"plain text"),
         ("a.jsonl.gz", gzip.compress(GOOD.encode() * 50)[:-20]),
         ("a.jsonl.gz", broken_gzip(slice(12, 40))),
         ("a.jsonl.gz", broken_gzip(slice(-8, -4))),
     ],
-    ids=["not text", "not gzip", "cut short", "damaged", "checksum"],
+    ids=["not gzip", "cut short", "damaged", "checksum"],
 )
-def test_a_damaged_file(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_damaged_archive(tmp_path: Path, name: str, content: bytes) -> None:
+    """It has no line to look at."""
     path = tmp_path / name
     path.write_bytes(content)
     error = failure(path)
     assert "cannot be read" in error.what
     assert error.where == str(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "what"),
+    [
+        (b"\xff\xfe{}", 1, "is not UTF-8: byte 0xff at 0 of the file"),
+        (BOM + b"{\xff}", 1, "is not UTF-8: byte 0xff at 4 of the file"),
+        (
+            LINE + LINE + b"\n" + LINE[:9] + b"\xe9 " + LINE,
+            4,
+            f"is not UTF-8: byte 0xe9 at {2 * len(LINE) + 10} of",
+        ),
+        (LINE * 300 + b"\xff\n", 301, f"is not UTF-8: byte 0xff at {300 * len(LINE)} of the file"),
+        (LINE + LINE[:-3] + b"\xc3", 2, "is not UTF-8: byte 0xc3"),
+        (LINE + b"x" * (20 << 20) + b"\n" + LINE, 2, "a line of 20.0 MiB, where 16.0 MiB is the most"),
+        (LINE + b'{"question": "' + b"x" * (16 << 20) + b'", "sql": "x"}\n', 2, "a line of 16.0 MiB"),
+        (LINE + b'{"question": "q", "sql": "\\ud800"}\n', 2, "is not Unicode text"),
+        (LINE + b"[" * 200_000, 2, "is not JSON"),
+    ],
+    ids=[
+        "utf-16",
+        "after a mark",
+        "one byte",
+        "far down",
+        "cut short",
+        "long",
+        "just too long",
+        "half a pair",
+        "deep",
+    ],
+)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_damaged_file(tmp_path: Path, name: str, content: bytes, line: int, what: str) -> None:
+    """The file and the line, and the byte where there is one."""
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content, 1) if name.endswith("gz") else content)
+    error = failure(path)
+    assert error.where == f"{path}:{line}"
+    assert error.what.startswith(what)
+    assert "data.bad" not in (error.hint or "")  # such data has no choice
+
+
+def test_a_mark_at_the_beginning_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(BOM + LINE)
+    assert len(read(path)) == 1
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_the_micro_batch_is_the_largest_that_the_smallest_device_holds() -> None
     large, small = gpus(8), gpus(8, 24, name="RTX")
     alone = benchmark({"a": large, "b": large}, "model.name=opt-1.3b")
     mixed = benchmark({"a": large, "b": small}, "model.name=opt-1.3b")
-    assert (alone.batch.micro, mixed.batch.micro) == (32, 8)
+    assert (alone.batch.micro, mixed.batch.micro) == (32, 4)
     assert alone.batch.global_ == mixed.batch.global_ == 512
     assert "is the largest that fits" in why(mixed, "batch.micro")
     assert "of 24.0 GB for each" in why(mixed, "memory of a rank")
@@ -175,7 +175,7 @@ def test_hosts_that_do_not_tell_their_memory_refuse_nothing() -> None:
 def test_what_cannot_fit_is_refused_with_what_would() -> None:
     with pytest.raises(UsageError) as caught:
         benchmark({"a": gpus(8)}, "model.name=opt-175b")
-    assert "opt-175b needs about 874.4 GB of memory per rank with ZeRO-2" in caught.value.what
+    assert "opt-175b needs about 819.7 GB of memory per rank with ZeRO-2" in caught.value.what
     assert "A100 of a has 85.9 GB" in caught.value.what
     assert "engine.zero=3 on 64 such ranks; or model.name=opt-13b" in (caught.value.hint or "")
     forced = benchmark({"a": gpus(8)}, "model.name=opt-175b", "force=true")

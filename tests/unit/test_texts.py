@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from muster.core.errors import DataError, RecipeError
+from muster.planner.decide import model_config
+from muster.planner.setting import sequence_of
 from muster.stages.inputs import read_inputs
 from muster.store import texts
+from muster.store.lines import LONGEST_LINE
 from muster.store.texts import Skipped, check_texts, cut, documents, find_texts, library_files
 
 
@@ -100,7 +103,7 @@ FAULTS = {
     "half a gzip": ("a.txt.gz", gzip.compress(b"text\n" * 5000)[:40], "", "cannot be read"),
     "an empty file": ("a.txt", b"", "", "has no text"),
     "blank lines": ("a.txt", b" \n\n", "", "has no text"),
-    "a huge line": ("a.txt", b"ok\n" + b"x" * (texts.LONGEST_LINE + 5) + b"\n", ":2", "a line of 16.0 MiB"),
+    "a huge line": ("a.txt", b"ok\n" + b"x" * (LONGEST_LINE + 5) + b"\n", ":2", "a line of 16.0 MiB"),
 }
 
 
@@ -115,7 +118,7 @@ def test_a_fault_is_found_with_its_place_before_anything_starts(fault: str, tmp_
 
 
 def test_bad_lines_are_skipped_and_counted_where_the_recipe_says_so(tmp_path: Path) -> None:
-    huge = b"x" * (texts.LONGEST_LINE + 1)
+    huge = b"x" * (LONGEST_LINE + 1)
     (tmp_path / "a.txt").write_bytes(b"one\n\xff\n" + huge + b"\ntwo\n")
     skipped = Skipped()
     assert read(tmp_path / "a.txt", skipped=skipped) == ["one\ntwo\n"]
@@ -136,6 +139,24 @@ def test_a_sequence_longer_than_the_positions() -> None:
         read_inputs("gpt2-micro", "local:1", ["data.sequence=300"])
     assert caught.value.where == "data.sequence"
     read_inputs("gpt2-micro", "local:1", ["data.sequence=256"])
+
+
+SMALL = "hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, vocab_size: 500"
+OTHERS = {
+    "opt": f"{{model_type: opt, max_position_embeddings: 64, {SMALL}}}",
+    "llama": f"{{model_type: llama, max_position_embeddings: 64, {SMALL}}}",
+    "gpt_neox": f"{{model_type: gpt_neox, max_position_embeddings: 64, {SMALL}}}",
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_positions_of_another_model_do_not_count(kind: str) -> None:
+    """The recipe's GPT-2 has 256; whoever makes another model of it has that model's."""
+    override = f"model.config={OTHERS[kind]}"
+    with pytest.raises(RecipeError, match="is 200, and the model has 64 positions"):
+        read_inputs("causal-lm", "local:1", [override, "data.sequence=200"])
+    made = read_inputs("causal-lm", "local:1", [override]).recipe
+    assert sequence_of(made, model_config(made)) == 64
 
 
 def test_the_standard_library_in_a_fixed_order() -> None:

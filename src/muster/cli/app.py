@@ -15,6 +15,7 @@ from muster.cli.output import fail
 VERBS = (
     "demo",
     "check",
+    "plan",
     "prepare",
     "train",
     "ask",

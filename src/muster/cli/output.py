@@ -102,6 +102,8 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     if peak:
         kind = "allocator" if result.memory.allocator_peak else "resident"
         rows.append(("memory of a rank", f"{format_bytes(peak)} peak ({kind})"))
+    if result.planned:
+        rows.append(("planned", planned_words(result)))
     quality = result.quality
     if quality:
         executed = (
@@ -134,6 +136,25 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
         )
     )
     return rows
+
+
+def planned_words(result: Result) -> str:
+    """What the plan had said, and how far what was measured is from it."""
+    from muster.core.units import size_words
+
+    plan = result.planned
+    assert plan is not None
+    words = []
+    if plan.memory:
+        how = "" if plan.traced else " by closed form"
+        words.append(f"memory {size_words(plan.memory)}{how}{_apart(result.memory_beside_plan)}")
+    if plan.samples_per_second:
+        words.append(f"{plan.samples_per_second:.1f} samples/s{_apart(result.speed_beside_plan)}")
+    return "; ".join(words)
+
+
+def _apart(beside: float | None) -> str:
+    return "" if beside is None else f" (measured {100 * beside:+.1f} %)"
 
 
 def flops_words(flops: Flops) -> str:

@@ -21,10 +21,11 @@ class What(str, Enum):
     result = "result"
     event = "event"
     inspection = "inspection"
+    plan = "plan"
 
 
 def schema(what: Annotated[What, typer.Argument(help="Which document.")] = What.recipe) -> int:
-    """Print a JSON Schema: of recipes (for editors), of result.json, of events, of an inspection."""
+    """Print a JSON Schema: of recipes (for editors), plans, results, events, inspections."""
     from muster.cli.output import print_json
     from muster.stages.schema import schema_of
 

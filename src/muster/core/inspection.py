@@ -72,6 +72,7 @@ class Inspection(Part):
     ssh_config: str | None = Field(None, description="the file that the inventory names for ssh -F")
     profile: str = "defaults"
     recipe: str | None = None
+    ended: float | None = Field(None, description="Unix time; None: not written down")
     seconds: float = Field(0.0, description="that the inspection took")
     world_size: int | None = Field(description="ranks that the fit hosts have slots for; None: not known")
     summary: dict[Verdict, int]

@@ -7,6 +7,7 @@ from typing import Any
 
 from muster.core.batch import Batch
 from muster.core.inventory import Host
+from muster.core.peaks import MeasuredPeaks, read_measured
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Job:
     attempt: int = 1
     resume_step: int | None = None
     decisions: tuple[Decision, ...] = field(default=())
+    peaks: MeasuredPeaks | None = None  # of `measure.peaks`: the figures of this job's hosts
 
     @property
     def world_size(self) -> int:
@@ -93,6 +95,7 @@ def read_job(data: dict[str, Any]) -> Job | None:
             attempt=data["attempt"],
             resume_step=data["resume_step"],
             decisions=tuple(Decision(d["field"], d["value"], d["why"]) for d in data["decisions"]),
+            peaks=read_measured(data["peaks"]) if data.get("peaks") else None,
         )
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         return None

@@ -43,7 +43,9 @@ class Engine(Section):
     """How the model is spread over the ranks."""
 
     name: Literal["ddp", "fsdp", "deepspeed"] = "ddp"
-    zero: Annotated[int, Field(ge=0, le=3)] = Field(0, description="DeepSpeed's ZeRO stage")
+    zero: Annotated[int, Field(ge=0, le=3)] | Literal["auto"] = Field(
+        0, description="DeepSpeed's ZeRO stage; auto: the fastest that fits"
+    )
     offload: Literal["none", "optimizer", "optimizer+param"] = Field("none", description="to host memory")
     config: str | None = Field(
         None, description="a DeepSpeed JSON file of your own; its auto values are filled"
@@ -51,6 +53,13 @@ class Engine(Section):
     options: dict[str, Any] = Field(
         default_factory=dict, description="DeepSpeed keys laid over those that Muster writes"
     )
+
+    @property
+    def stage(self) -> int:
+        """ZeRO's stage in a job, whose plan has decided what was auto."""
+        if self.zero == "auto":
+            raise ValueError("ZeRO's stage is not decided yet")
+        return self.zero
 
 
 class BatchSpec(Section):
@@ -93,7 +102,10 @@ class Train(Section):
     clip: Annotated[float, Field(ge=0)] = Field(1.0, description="gradient norm; 0 switches clipping off")
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     seed: int = 42
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | Literal["auto"] = Field(
+        False,
+        description="compute activations twice, and keep few; auto: where that is faster, or fits alone",
+    )
     compile: bool = Field(False, description="torch.compile")
     workers: Annotated[int, Field(ge=0)] = Field(0, description="data loader processes per rank")
 
@@ -103,6 +115,13 @@ class Train(Section):
         if self.learning_rate == "auto":
             raise ValueError("the learning rate is not decided yet")
         return self.learning_rate
+
+    @property
+    def checkpointing(self) -> bool:
+        """Gradient checkpointing in a job, whose plan has decided what was auto."""
+        if self.gradient_checkpointing == "auto":
+            raise ValueError("gradient checkpointing is not decided yet")
+        return self.gradient_checkpointing
 
     @model_validator(mode="after")
     def _warms_up(self) -> Train:
@@ -176,6 +195,11 @@ class Measure(Section):
         None,
         description="of a device, as `muster check` measured it, or {host: number}; None: the maker's figure",
     )
+    peaks: str | None = Field(
+        None,
+        description="what `muster check HOSTS --json` printed, or result.json of `muster train fabric`: each "
+        "host's measured figure goes before the maker's, and peak_tflops before both",
+    )
     attention: bool = Field(
         False, description="largest and smallest scaled attention logit of each layer, once per window"
     )
@@ -230,6 +254,12 @@ class Recipe(Section):
     def as_dict(self) -> dict[str, Any]:
         """The recipe as plain data, as it stands in a file."""
         return self.model_dump(mode="json", by_alias=True)
+
+    def choosing(self, *, zero: int | None = None, checkpointing: bool | None = None) -> Recipe:
+        """With ZeRO's stage and gradient checkpointing decided; None: as it is."""
+        engine = self.engine if zero is None else self.engine.model_copy(update={"zero": zero})
+        again = {} if checkpointing is None else {"gradient_checkpointing": checkpointing}
+        return self.model_copy(update={"engine": engine, "train": self.train.model_copy(update=again)})
 
 
 class TextToSqlRecipe(Recipe):

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from muster.core import families
 from muster.core.errors import RecipeError
 from muster.core.near import did_you_mean
 from muster.core.recipe import Recipe, recipe_class, recipe_from
@@ -71,8 +72,11 @@ def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
     Raises RecipeError naming the file or the field's full path, with near names for a misspelt one.
     """
     merged = read_layers(source)
-    for override in overrides:
-        merged = merge(merged, parse_override(override), Recipe)
+    given = [parse_override(override) for override in overrides]
+    for each in given:  # first: what stands beside a model's type belongs to it, in any order
+        merged = begin_anew(merged, each)
+    for each in given:
+        merged = merge(merged, each, Recipe)
     return validate(merged, where=source)
 
 
@@ -98,8 +102,9 @@ def read_layers(source: str, *, base: Path | None = None, chain: tuple[Path, ...
         raise RecipeError("must be the name or path of a recipe, or a list of them", where=f"{path}: inherit")
     merged: dict[str, Any] = {}
     for parent in parents:
-        merged = merge(merged, read_layers(parent, base=path.parent, chain=(*chain, path)), Recipe)
-    return merge(merged, data, Recipe)
+        layer = read_layers(parent, base=path.parent, chain=(*chain, path))
+        merged = merge(begin_anew(merged, layer), layer, Recipe)
+    return merge(begin_anew(merged, data), data, Recipe)
 
 
 def find_recipe(source: str, *, base: Path | None = None) -> Path:
@@ -157,6 +162,35 @@ def merge(
         else:
             merged[key] = value
     return merged
+
+
+def begin_anew(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`below` without its model's configuration, and without the name of a known size, where `above` has a
+    model of another type: one type's fields mean nothing to another, or something else. Pure."""
+    old, new = (layer.get("model") for layer in (below, above))
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        return dict(below)
+    workload = str(above.get("workload") or below.get("workload")).replace("_", "-")
+    usual = None if old.get("name") else families.USUAL.get(workload)
+    had, wanted = _model_type(old) or usual, _model_type(new)
+    if had is None or wanted is None or had == wanted:
+        return dict(below)
+    kept = {key: value for key, value in old.items() if key != "config"}
+    if (_known_size(old) or {}).get("model_type", wanted) != wanted:
+        del kept["name"]
+    return {**below, "model": kept}
+
+
+def _model_type(model: Mapping[str, Any]) -> Any:
+    """Of a recipe's `model`: as its configuration says, or the known size that it names; None: neither."""
+    config = model.get("config")
+    given = config.get("model_type") if isinstance(config, Mapping) else None
+    return given or (_known_size(model) or {}).get("model_type")
+
+
+def _known_size(model: Mapping[str, Any]) -> dict[str, Any] | None:
+    name = model.get("name")
+    return families.size(name) if isinstance(name, str) else None
 
 
 def field_paths(model: type[BaseModel], prefix: str = "") -> list[str]:

@@ -90,6 +90,16 @@ class Attention(Part):
     share: float | None = Field(description="of the training seconds")
 
 
+class Planned(Part):
+    """What the plan said before the run, to stand beside what was measured."""
+
+    memory: int | None = Field(None, description="bytes of a rank's device; on CPUs of the process")
+    traced: bool = Field(False, description="the memory's activations are of a trace of the model")
+    on_device: bool = Field(True, description="the memory is a GPU's; else a process's")
+    step_seconds: float | None = Field(None, description="None: the devices' speed was not known")
+    samples_per_second: float | None = None
+
+
 class Failure(Part):
     """Why a run did not succeed."""
 
@@ -146,6 +156,7 @@ class Result(Part):
     throughput: Throughput | None = None
     flops: Flops | None = Field(None, description="None: not counted")
     memory: Memory
+    planned: Planned | None = Field(None, description="None: the model was not known before the run")
     quality: Quality | None = None
     attention: Attention | None = None
     fabric: FabricRun | None = Field(None, description="of the fabric workload, which trains nothing")
@@ -153,3 +164,18 @@ class Result(Part):
     versions: dict[str, str] = Field(default_factory=dict)
     model_path: str | None = None
     notes: list[str] = Field(default_factory=list, description="what a reader must know to trust the figures")
+
+    @property
+    def memory_beside_plan(self) -> float | None:
+        """Measured over planned bytes of a rank, less one; None where either is not known."""
+        plan, memory = self.planned, self.memory
+        measured = memory.device_peak if plan and plan.on_device else memory.resident_peak
+        return measured / plan.memory - 1 if plan and plan.memory and measured else None
+
+    @property
+    def speed_beside_plan(self) -> float | None:
+        """Measured over planned samples/s, less one; None where either is not known."""
+        plan, speed = self.planned, self.throughput
+        if plan is None or not plan.samples_per_second or speed is None:
+            return None
+        return speed.samples_per_second / plan.samples_per_second - 1

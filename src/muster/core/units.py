@@ -23,6 +23,11 @@ def format_bytes(count: float | None) -> str:
     raise AssertionError("unreachable")
 
 
+def size_words(value: int) -> str:
+    """Bytes in GB of 10^9, as makers of GPUs count; small ones as elsewhere."""
+    return f"{value / 1e9:.1f} GB" if value >= 1e8 else format_bytes(value)
+
+
 def parse_bytes(text: str) -> int | None:
     """A size as people write it: '2GB' (decimal), '1.5 TiB' (binary), '512' -> bytes. None: it is none."""
     match = _SIZE.fullmatch(text.strip())

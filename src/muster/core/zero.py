@@ -32,6 +32,7 @@ _SCHEDULERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "WarmupDecayLR": ("then linear to 0", ("warmup_num_steps", "total_num_steps", *_RATES)),
     "WarmupCosineLR": ("then cosine", ("warmup_num_steps", "total_num_steps")),
 }
+REDUCE_BUCKET = 500_000_000  # elements, of stages 1 and 2
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 
 
@@ -219,22 +220,39 @@ def _check_options(options: Mapping[str, Any]) -> None:
             )
 
 
+def open_stages(recipe: Recipe) -> list[int]:
+    """The stages of ZeRO that the recipe leaves open, mildest first; one where it says which.
+
+    Raises RecipeError where it says both.
+    """
+    engine = recipe.engine
+    if engine.zero != "auto":
+        return [engine.zero]
+    if "stage" in _part(engine.options, "zero_optimization"):
+        raise RecipeError(
+            "is auto, and engine.options says which stage it is",
+            where="engine.zero",
+            hint="leave one of them out",
+        )
+    return {"none": [0, 1, 2, 3], "optimizer": [1, 2, 3], "optimizer+param": [3]}[engine.offload]
+
+
 def _own_config(recipe: Recipe) -> dict[str, Any]:
     engine = recipe.engine
-    if engine.offload != "none" and engine.zero == 0:
+    if engine.offload != "none" and engine.stage == 0:
         raise RecipeError(
             "offloading needs ZeRO",
             where="engine.offload",
             hint="engine.zero=1, 2 or 3 with offload=optimizer",
         )
-    if engine.offload == "optimizer+param" and engine.zero != 3:
+    if engine.offload == "optimizer+param" and engine.stage != 3:
         raise RecipeError(
             "parameters can be offloaded by ZeRO-3 only", where="engine.offload", hint="engine.zero=3"
         )
-    zero: dict[str, Any] = {"stage": engine.zero}
-    if engine.zero in (1, 2):
-        zero |= {"reduce_bucket_size": 500_000_000, "contiguous_gradients": True}
-    if engine.zero == 3:
+    zero: dict[str, Any] = {"stage": engine.stage}
+    if engine.stage in (1, 2):
+        zero |= {"reduce_bucket_size": REDUCE_BUCKET, "contiguous_gradients": True}
+    if engine.stage == 3:
         zero |= {
             "reduce_bucket_size": "auto",
             "stage3_prefetch_bucket_size": "auto",

@@ -51,6 +51,7 @@ class Stack:
     norm: float  # values kept per unit of width by a norm, in elements of fp32
     norm_bytes: int  # and bytes in half precision
     upcast: bool  # the softmax runs in fp32 where attention is not fused
+    gated: bool = False  # the feed-forward has three matrices
     dropout: float = 0.0
     attention_dropout: float = 0.0
     inner_dropout: float = 0.0
@@ -61,7 +62,7 @@ class Stack:
 _ACTIVATIONS = {"relu": 1, "gelu": 2, "gelu_new": 5, "gelu_pytorch_tanh": 2, "silu": 2, "swish": 2, "tanh": 1}
 
 
-def _plain(config: Mapping[str, Any], **fields: Any) -> Stack:
+def _plain(**fields: Any) -> Stack:
     """A block with two LayerNorms (input and output of each are kept) and one attention."""
     common = {"norm": 2, "norm_bytes": 4, "upcast": True, **fields}
     return Stack(query=common["width"], keys=common["width"], **common)
@@ -71,7 +72,6 @@ def _opt(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
     kind = str(config.get("activation_function", "relu"))
     width = int(config.get("hidden_size", 768))
     stack = _plain(
-        config,
         layers=int(config.get("num_hidden_layers", 12)),
         tokens=lengths.tokens,
         attentions=(lengths.tokens,),
@@ -88,7 +88,6 @@ def _opt(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
 def _gpt2(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
     width = int(config.get("n_embd", 768))
     stack = _plain(
-        config,
         layers=int(config.get("n_layer", 12)),
         tokens=lengths.tokens,
         attentions=(lengths.tokens,),
@@ -106,7 +105,6 @@ def _gpt2(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
 def _vit(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
     tokens = vit.tokens(config)
     stack = _plain(
-        config,
         layers=int(config.get("num_hidden_layers", 12)),
         tokens=tokens,
         attentions=(tokens,),
@@ -138,6 +136,7 @@ def _llama(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
         norm=3,
         norm_bytes=8,  # an RMS norm computes in fp32: its input there, the normed values, the output
         upcast=True,
+        gated=True,
         attention_dropout=float(config.get("attention_dropout", 0.0)),
     )
     return [stack]
@@ -157,6 +156,7 @@ def _t5(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
         "norm": 3,
         "norm_bytes": 10,
         "upcast": False,
+        "gated": gated,
         "dropout": rate,
         "attention_dropout": rate,
         "inner_dropout": rate,

@@ -12,15 +12,17 @@ from typing import Any
 
 from muster.core import families
 from muster.core.batch import Batch
-from muster.core.data import Digits, Generated, ImageData, Synthetic, TextData, TextToSqlData
+from muster.core.data import Digits, Generated, ImageData, Synthetic
 from muster.core.flops import Shape, training
 from muster.core.inventory import Inventory
 from muster.core.job import SLOWER, Decision, Job
 from muster.core.peaks import stated_peak
 from muster.core.recipe import Recipe
 from muster.core.units import format_seconds
+from muster.core.zero import deepspeed_config, given_config, user_batch
 from muster.planner.decide import Decided, parameters, whole_config
 from muster.planner.mixed import Load, Machine, best, predict, rounds_of, worths
+from muster.planner.setting import lengths_of
 
 # Shares of the stated peak: the lowest, a middle one, and the highest of the published runs (docs/mixed.md).
 EFFICIENCY = (0.12, 0.35, 0.56)
@@ -128,16 +130,23 @@ def words(
 
 
 def load_for(recipe: Recipe, batch: Batch, parameters: int, precision: str, *, samples: int) -> Load:
-    """What the recipe's job does per step, on any hosts."""
+    """What the recipe's job does per step, on any hosts; a user's own DeepSpeed file is read as it will
+    be."""
     engine = recipe.engine
-    half = engine.name == "deepspeed" and precision != "fp32"  # DDP and FSDP exchange what they keep: fp32
+    fixed, stage, hidden = recipe.batch.global_ or recipe.batch.tokens, 0, engine.name != "deepspeed"
+    if engine.name == "deepspeed":
+        fixed = fixed or user_batch(given_config(recipe)).get("global")
+        zero = deepspeed_config(recipe, batch, precision).get("zero_optimization") or {}
+        stage = int(zero.get("stage", 0))
+        hidden = stage > 0 and bool(zero.get("overlap_comm", stage == 3))
+    half = engine.name != "ddp" and precision != "fp32"  # DDP exchanges what it keeps: fp32
     return Load(
         samples=samples,
         per_rank=batch.micro * batch.accumulation,
-        batch=batch.global_ if recipe.batch.global_ or recipe.batch.tokens else None,
+        batch=batch.global_ if fixed else None,
         volume=parameters * (2 if half else 4),
-        rounds=rounds_of(engine.name, engine.zero, batch.accumulation),
-        hidden=engine.name in ("ddp", "fsdp"),
+        rounds=rounds_of(engine.name, stage, batch.accumulation, parameters),
+        hidden=hidden,
     )
 
 
@@ -164,25 +173,19 @@ def link_speed(facts: Mapping[str, Any], env: Mapping[str, str]) -> float | None
 
 def sample_flops(recipe: Recipe, config: Mapping[str, Any] | None) -> int | None:
     """Floating-point operations that a sample's gradient needs, at full length; None where not known."""
-    data = recipe.data
     if config is None:
         return None
-    if isinstance(data, TextToSqlData):
-        shape = Shape(1, data.max_source, data.max_target)
-    elif isinstance(data, TextData):
-        positions = config.get("n_positions") or config.get("max_position_embeddings")
-        length = data.sequence or positions
-        if not length:
-            return None
-        shape = Shape(1, int(length))
-    elif isinstance(data, ImageData):
-        shape = Shape(1)
+    if isinstance(recipe.data, ImageData):
+        shape = Shape(1)  # the tokens follow from the configuration
     else:
-        return None
+        lengths = lengths_of(recipe, config)
+        if lengths is None or not lengths.tokens:
+            return None
+        shape = Shape(1, lengths.tokens, lengths.target)
     products = families.products(config, shape)
     if products is None:
         return None
-    return training(products, checkpointing=recipe.train.gradient_checkpointing).hardware
+    return training(products, checkpointing=recipe.train.checkpointing).hardware
 
 
 def epoch_samples(recipe: Recipe) -> int | None:

@@ -4,7 +4,7 @@ reason."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,18 @@ from muster.core.checkpoints import bytes_needed
 from muster.core.errors import InventoryError, RecipeError, UsageError
 from muster.core.inventory import Host, Inventory
 from muster.core.job import Decision
+from muster.core.plan import Candidate
 from muster.core.recipe import Recipe
 from muster.core.shares import check_given_shares
 from muster.core.units import format_bytes
 from muster.core.zero import read_user_config, user_decisions, user_precision
+from muster.planner.choose import Timer, Tracer, Where, choose, not_timed, nothing_traced
+from muster.planner.fit import Room, Setting
 from muster.planner.setting import room_of
-from muster.planner.sizing import Sized, size
+from muster.planner.sizing import Sized
 
+NOWHERE = Room(None, None)
+Clock = Callable[[Sequence[int], str], Timer]
 CPU_FACTS: dict[str, Any] = {"gpus": [], "cores": None}
 
 
@@ -37,22 +42,35 @@ class Decided:
     visible_gpus: tuple[tuple[int, ...] | None, ...]  # numbers within CUDA_VISIBLE_DEVICES; None: as it is
     decisions: tuple[Decision, ...]
     recipe: Recipe  # with what was auto in its model and training
+    setting: Setting | None = None  # None: the model is not known here
+    room: Room = NOWHERE
+    candidates: tuple[Candidate, ...] = ()  # ways that were compared
 
 
 def decide(
-    recipe: Recipe, inventory: Inventory, facts: Mapping[str, Mapping[str, Any]], *, one_machine: bool
+    recipe: Recipe,
+    inventory: Inventory,
+    facts: Mapping[str, Mapping[str, Any]],
+    *,
+    one_machine: bool,
+    tracer: Tracer = nothing_traced,
+    clock: Clock | None = None,
 ) -> Decided:
-    """The recipe's open values for these hosts. Raises RecipeError and InventoryError where nothing can
-    work."""
+    """The recipe's open values for these hosts. `clock`: from slots and device to how steps are predicted.
+
+    Raises RecipeError and InventoryError where nothing can work.
+    """
     decisions: list[Decision] = []
     device, slots = _device(recipe, inventory, facts, one_machine, decisions)
     world_size = sum(slots)
     # What trains nothing has neither: the values below are shown nowhere.
     precision = decide_precision(recipe, device, facts, decisions) if recipe.trains else "fp32"
-    sized = Sized(Batch(1, 1, world_size), recipe)
+    sized, candidates, room = Sized(Batch(1, 1, world_size), recipe), list[Candidate](), NOWHERE
     if recipe.trains:
         room = room_of(facts, inventory.hosts, slots, device, shared=one_machine)
-        sized = size(recipe, whole_config(recipe), precision, device, slots, room, decisions)
+        where = Where(precision, device, slots, room)
+        timer = clock(slots, device) if clock else not_timed
+        sized, candidates = choose(recipe, whole_config(recipe), where, decisions, tracer, timer)
     recipe, batch = sized.recipe, sized.batch
     if isinstance(recipe.batch.split, list) and recipe.trains:
         check_given_shares(recipe.batch.split, world_size=world_size, micro=batch.micro)
@@ -70,7 +88,17 @@ def decide(
             visible[index] = tuple(range(first, first + count))
             first += count
     return Decided(
-        tuple(slots), device, precision, batch, tuple(threads), tuple(visible), tuple(decisions), recipe
+        tuple(slots),
+        device,
+        precision,
+        batch,
+        tuple(threads),
+        tuple(visible),
+        tuple(decisions),
+        recipe,
+        sized.setting,
+        room,
+        tuple(candidates),
     )
 
 

@@ -1,11 +1,8 @@
-"""Whether a job fits: bytes per rank, in named parts, on the device and in the host's memory. Pure.
+"""Whether a job fits: bytes per rank, in named parts that add up, on the device and on the host. Pure.
 
-States of ZeRO by Rajbhandari et al. 2020 ("ZeRO: Memory Optimizations Toward Training Trillion Parameter
-Models", section 5), corrected by what DeepSpeed 0.19 was measured to hold: in fp32, too, stages 1 to 3 keep a
-master copy of a rank's part; an optimizer step needs 12 bytes more per parameter of the part; stages 1 and 2
-allocate the whole reduce bucket (contiguous_gradients); stage 3 keeps up to max_live_parameters gathered.
-Activations: planner/activations.py. The margin is for what these leave out: fragments of the allocator,
-workspaces of matrix products, masks. Closed forms like these miss traces of real models by -18 to +37 %.
+States: planner/states.py, from the model's parameter tensors. Activations: from a trace of the real model
+where there is one for this arithmetic, else closed forms (planner/activations.py), which miss such traces by
+-18 to +37 %. The margin is for what these leave out.
 """
 
 from __future__ import annotations
@@ -16,21 +13,26 @@ from typing import Any
 
 from muster.core import families
 from muster.core.families import t5
+from muster.core.trace import Trace
 from muster.planner.activations import Kept, Lengths, activation_bytes, logit_bytes, stacks
+from muster.planner.memory import Parts, Spread, Tensors, added, elements, largest
+from muster.planner.passing import Passing, closed, moments_of, traced
+from muster.planner.states import likely_tensors, states
 
-MARGIN = 0.1  # of a device's or a host's memory, left free
+MARGIN = 0.06  # of a device's or a host's memory, left free
+SLACK = 0.04  # of all tensors: what torch's allocator reserves and cannot hand out
 GB = 1_000_000_000
 CONTEXT = GB * 8 // 10  # a CUDA context with its libraries: 0.3 to 1 GB
 COMMUNICATOR = GB // 2  # of NCCL
+# Of cuBLAS, in the main and in the backward thread, on Hopper; 8 MiB each before it
+# (aten/src/ATen/cuda/CublasHandlePool.cpp, getChosenWorkspaceSize).
+WORKSPACES = 2 * 32 * 2**20
 PROCESS = GB * 7 // 10  # a rank's host memory before there is a model: interpreter, torch, DeepSpeed
-PINNED = 1.8  # torch rounds each pinned block up to a power of two: measured 1.67 to 1.78
-DDP_BUCKETS = 4  # bytes per trained parameter: gradients once more (gradient_as_bucket_view is off)
-STEP = 12  # bytes per parameter of a rank's part, while DeepSpeed's optimizer steps
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What decides how much memory a rank needs."""
+    """What decides how much memory a rank needs. Bucket sizes are DeepSpeed's keys, in elements."""
 
     config: Mapping[str, Any] = field(repr=False)
     parameters: int
@@ -42,19 +44,34 @@ class Setting:
     ranks: int
     ranks_per_host: int  # the most on one host
     micro: int = 1
+    accumulation: int = 1
     stage: int = 0
     offload: str = "none"
     checkpointing: bool = False
     create: str = "whole"
-    bucket: int = 0  # elements of DeepSpeed's reduce bucket
-    live: int = GB  # parameters that ZeRO-3 may keep gathered
+    bucket: int = 0  # what gradients are reduced in
     overlap: bool = False  # a second bucket
+    prefetch: int = 50_000_000  # what ZeRO-3 fetches ahead
+    persistence: int = 100_000  # and keeps whole: tensors up to this
+    live: int = GB  # and may fetch ahead in all
+    reuse: int = GB  # and does not release, if it comes again so soon
+    sub_group: int = GB  # and updates at once
+    pins: bool = True  # what is offloaded lies in page-locked memory
+    together: bool = False  # DeepSpeed makes the optimizer
     saves: bool = True  # the first rank gathers the trained model
+    trace: Trace | None = field(default=None, repr=False)  # of the recipe's real model
 
     @property
     def element(self) -> int:
         """Bytes of a value in the chosen precision."""
         return 4 if self.precision == "fp32" else 2
+
+    @property
+    def arithmetic(self) -> str:
+        """fp32; half: the whole model as it computes; autocast: weights in fp32, copies for the products."""
+        if self.element == 4:
+            return "fp32"
+        return "half" if self.engine == "deepspeed" or self.spread.shards else "autocast"
 
     @property
     def kept(self) -> Kept:
@@ -64,17 +81,51 @@ class Setting:
         family = families.family_of(self.config)
         cpu = self.device == "cpu"
         fused = family is not t5 and not (cpu and any(each.attention_dropout for each in found))
-        mixed = self.engine != "deepspeed" and self.element == 2
-        return Kept(self.element, mixed=mixed, fused=fused, mask=self.element if cpu else 1)
+        mask = self.element if cpu else 1
+        return Kept(self.element, mixed=self.arithmetic == "autocast", fused=fused, mask=mask)
+
+    @property
+    def tensors(self) -> Tensors:
+        """The model's parameter tensors: real ones where it was traced, else about such."""
+        if self.trace is not None:
+            return self.trace.parameters
+        return likely_tensors(self.config, self.lengths, self.parameters, self.trainable)
+
+    @property
+    def spread(self) -> Spread:
+        """How the model is spread over ranks."""
+        return Spread(
+            engine=self.engine,
+            ranks=self.ranks,
+            element=self.element,
+            stage=self.stage,
+            offload=self.offload,
+            device=self.device,
+            accumulates=self.accumulation > 1,
+            together=self.together or self.offload != "none",
+            bucket=self.bucket,
+            buckets=2 if self.overlap else 1,
+            prefetch=self.prefetch,
+            persistence=self.persistence,
+            live=self.live,
+            reuse=self.reuse,
+            sub_group=self.sub_group,
+            pins=self.pins,
+        )
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes per rank by what they are for. On CPUs everything is in `device`."""
+    """Bytes per rank by what they are for, at the moment that takes most. On CPUs everything is in `device`.
 
-    device: dict[str, int]
-    host: dict[str, int]
+    `basis`: where the activations are from, traced or closed form; `moment`: when the peak is.
+    """
+
+    device: Parts
+    host: Parts
     first_host: int = 0  # once more, on the first host alone
+    basis: str = "closed form"
+    moment: str = "backward pass"
 
 
 @dataclass(frozen=True)
@@ -87,133 +138,62 @@ class Room:
     host_name: str = "a host"
 
 
-def largest_tensor(setting: Setting) -> int:
-    """Parameters of the largest matrix: the embeddings, or one of a feed-forward."""
-    found = stacks(setting.config, setting.lengths) or []
-    width = max((each.width for each in found), default=0)
-    return max(
-        [int(setting.config.get("vocab_size", 0)) * width, *(each.width * each.inner for each in found)]
-    )
-
-
-def layer_parameters(setting: Setting) -> int:
-    """About the parameters of the largest layer: what FSDP gathers at once."""
-    found = stacks(setting.config, setting.lengths) or []
-    sizes = (
-        each.width * (2 * (each.query + each.keys) * len(each.attentions) + 3 * each.inner) for each in found
-    )
-    return max(sizes, default=0)
-
-
 def need(setting: Setting) -> Need | None:
-    """What a rank needs at its peak; None for a family that is not known.
-
-    The peak is in the backward pass or in the optimizer's step, whichever holds more.
-    """
-    activations = activation_bytes(
-        setting.config, setting.lengths, setting.kept, checkpointing=setting.checkpointing
-    )
-    if activations is None:
+    """What a rank needs at its peak; None for a family that is not known and was not traced."""
+    passing = _passing(setting)
+    if passing is None:
         return None
-    logits = logit_bytes(setting.config, setting.lengths, setting.kept)
-    backward = {"activations": setting.micro * activations, "logits and loss": setting.micro * logits}
-    states = _deepspeed if setting.engine == "deepspeed" else _fsdp if setting.engine == "fsdp" else _ddp
-    device, host, passing, step = states(setting)
-    backward |= passing
-    peak = backward if sum(backward.values()) >= step else {"optimizer step": step}
-    device = {name: value for name, value in {**device, **peak}.items() if value}
-    return _with_overhead(setting, device, host)
+    tensors = setting.tensors
+    found = states(setting.spread, tensors)
+    moments = moments_of(found, passing, accumulates=setting.accumulation > 1)
+    sums = {name: sum(parts.values()) for name, parts in moments.items()}
+    moment = max(sums, key=lambda name: sums[name])
+    device = added(found.held, moments[moment])
+    if setting.trace is not None:
+        device["model's buffers"] = setting.trace.buffers
+    return _with_overhead(setting, tensors, device, dict(found.host), passing.basis, moment)
 
 
-def _with_overhead(setting: Setting, device: dict[str, int], host: dict[str, int]) -> Need:
+def _passing(setting: Setting) -> Passing | None:
+    """Traced where the trace is of this arithmetic: not of another engine or precision, nor with other
+    checkpointing. None for a family that is neither traced so nor known."""
+    trace = setting.trace
+    asked = (setting.arithmetic, setting.device, setting.checkpointing)
+    if trace is not None and asked == (trace.arithmetic, trace.device, trace.checkpointing):
+        return traced(trace.at(setting.micro))
+    config, lengths, kept = setting.config, setting.lengths, setting.kept
+    each = activation_bytes(config, lengths, kept, checkpointing=setting.checkpointing)
+    if each is None:
+        return None
+    parts = {
+        "activations": setting.micro * each,
+        "logits and loss": setting.micro * logit_bytes(config, lengths, kept),
+    }
+    return closed(parts, setting.element * elements(setting.tensors) if kept.mixed else 0)
+
+
+def _with_overhead(
+    setting: Setting, tensors: Tensors, device: Parts, host: Parts, basis: str, moment: str
+) -> Need:
     """What a process needs besides, and the model while it is made."""
-    making = 4 * (setting.parameters if setting.create == "whole" else largest_tensor(setting))
-    first = 4 * setting.parameters if setting.create == "sharded" and setting.engine == "fsdp" else 0
+    count = elements(tensors)
+    making = 4 * (count if setting.create == "whole" else largest(tensors))
+    first = 4 * count if setting.create == "sharded" and setting.engine == "fsdp" else 0
     if setting.saves and (setting.stage == 3 or setting.engine == "fsdp") and setting.ranks > 1:
-        first = max(first, (4 if setting.engine == "fsdp" else setting.element) * setting.parameters)
+        first = max(first, (4 if setting.engine == "fsdp" else setting.element) * count)
     if setting.device == "cpu":
-        everything = dict(device)
-        for name, value in host.items():
-            everything[name] = everything.get(name, 0) + value
+        everything = added(device, host)
+        everything = added(everything, {"allocator slack": int(SLACK * sum(everything.values()))})
         if sum(everything.values()) < making:
-            everything = {"the model while it is made": making}
-        return Need({**everything, "process": PROCESS}, {}, first)
+            everything, moment = {"the model while it is made": making}, "making the model"
+        return Need({**everything, "process": PROCESS}, {}, first, basis, moment)
+    device = added(device, {"matrix products": WORKSPACES})
+    device["allocator slack"] = int(SLACK * sum(device.values()))
     device["CUDA context"] = CONTEXT
     if setting.ranks > 1:
         device["NCCL"] = COMMUNICATOR
-    held = sum(host.values())
-    parts = host if held >= making else {"the model while it is made": making}
-    return Need(device, {**parts, "process": PROCESS}, first)
-
-
-_States = tuple[dict[str, int], dict[str, int], dict[str, int], int]  # device, host, in backward, in the step
-
-
-def _ddp(setting: Setting) -> _States:
-    """Everything in fp32 on every rank; autocast keeps copies of the weights from forward to backward."""
-    device = {
-        "parameters": 4 * setting.parameters,
-        "gradients": 4 * setting.trainable,
-        "optimizer": 8 * setting.trainable,
-        "buckets": DDP_BUCKETS * setting.trainable if setting.ranks > 1 else 0,
-    }
-    copies = {"copies in half precision": 2 * setting.parameters if setting.element == 2 else 0}
-    return device, {}, copies, 0
-
-
-def _fsdp(setting: Setting) -> _States:
-    """FSDP2: fp32 shards; two layers gathered at once, their gradients, and the embeddings."""
-    if setting.ranks == 1:
-        return _ddp(setting)
-    n = setting.ranks
-    shards = {
-        "parameters": 4 * setting.parameters // n,
-        "gradients": 4 * setting.trainable // n,
-        "optimizer": 8 * setting.trainable // n,
-    }
-    units = 3 * layer_parameters(setting) + 2 * largest_tensor(setting)
-    gathered = {"gathered layers": setting.element * min(units, 2 * setting.parameters)}
-    if setting.offload != "none":
-        return {}, {name: int(value * PINNED) for name, value in shards.items()}, gathered, 0
-    return shards, {}, gathered, 0
-
-
-def _deepspeed(setting: Setting) -> _States:
-    """DeepSpeed's stages, with and without offload."""
-    e, all_, own = setting.element, setting.parameters, setting.trainable
-    stage, n = setting.stage, setting.ranks if setting.stage else 1
-    part = own // n  # what this rank optimizes
-    buckets = 2 if setting.overlap else 1
-    bucket = setting.bucket if setting.device == "cuda" else min(setting.bucket, own)  # untouched pages: none
-    device = {"parameters": e * all_}
-    step = STEP * part
-    master = 4 * part if e == 2 or stage else 0
-    states = {"fp32 master": master, "optimizer": 8 * part}
-    passing: dict[str, int] = {}
-    if stage == 0:
-        step = 4 * part if e == 2 else 0  # gradients in fp32
-        passing["gradients"] = e * own
-    elif stage == 1 and setting.offload == "none":
-        passing |= {"gradients": e * own, "buckets": buckets * e * bucket}
-        step += e * own
-    elif stage in (1, 2):
-        straddling = min(2 * largest_tensor(setting), own)  # whole where they cross a part's edge
-        passing |= {"gradients": e * (part + straddling), "buckets": buckets * e * bucket}
-    else:
-        device = {"parameters": e * all_ // n}
-        live = min(all_, max(setting.live, 2 * largest_tensor(setting)))
-        states["gradients"] = e * part
-        passing["buckets"] = (1 + buckets) * e * bucket
-        passing["gathered parameters"] = e * live if n > 1 or "param" in setting.offload else 0
-        step = STEP * min(part, GB) + passing["gathered parameters"]
-    if setting.offload == "none":
-        return {**device, **states}, {}, passing, step
-    passing["largest parameter"] = e * largest_tensor(setting)
-    pinned = PINNED if setting.device == "cuda" else 1
-    states["fp32 gradients"] = 4 * part
-    if "param" in setting.offload:
-        states["parameters"] = device.pop("parameters")
-    return device, {name: int(value * pinned) for name, value in states.items()}, passing, 0
+    parts = host if sum(host.values()) >= making else {"the model while it is made": making}
+    return Need(device, {**added(parts), "process": PROCESS}, first, basis, moment)
 
 
 def fits(setting: Setting, room: Room) -> bool:

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
+
+from muster.planner.collective import RINGS
+from muster.planner.exchange import Spread
+from muster.planner.traffic import lump, traffic_of
 
 BUCKET = 25 * 2**20  # bytes: DDP's, of which each is a message of its own
 SEARCHED = 12  # hosts of which every choice is looked at; of more, those above a speed and a bandwidth
 BACKWARD = 2 / 3  # of a step's computation, behind which gradients can travel
+LUMP = 12 * 2**20  # parameters, where their number does not matter
 
 
 @dataclass(frozen=True)
@@ -70,20 +75,21 @@ class Worth:
     without_it: float
 
 
-def rounds_of(engine: str, zero: int, accumulation: int) -> float:
-    """How many times (n - 1) / n of a model's bytes each rank sends per optimizer step.
+def rounds_of(engine: str, zero: int, accumulation: int, parameters: int | None = None) -> float:
+    """How many times (n - 1) / n of a model's bytes each rank sends per optimizer step, along a ring.
 
     A ring moves (n - 1) / n of them for a reduce-scatter or an all-gather, twice that for an all-reduce
-    (Patarasuk and Yuan 2009). ZeRO 1 and 2 all-reduce and gather parameters, 2 at every micro-step; ZeRO-3
-    and FSDP gather twice and reduce once, at every micro-step (DeepSpeed 0.19).
+    (Patarasuk and Yuan 2009); which of them, and when: planner/traffic.py. `parameters`: ZeRO-3 gathers the
+    weights of a small model once per micro-step instead of twice; None: not known, so twice.
     """
-    if engine == "fsdp" or (engine == "deepspeed" and zero == 3):
-        return 3.0 * accumulation
-    if engine == "deepspeed" and zero == 2:
-        return 2.0 * accumulation + 1
-    if engine == "deepspeed" and zero == 1:
-        return 3.0
-    return 2.0
+    spread = Spread(
+        engine, ranks=2, micro_steps=accumulation, stage=zero, clips=False, counts=False, persistence=0,
+    )  # fmt: skip
+    if parameters is None:
+        spread = replace(spread, reuse=0)
+    layers = lump(parameters or LUMP)
+    moved = sum(RINGS[call.operation] * call.size for call in traffic_of(layers, spread).calls())
+    return moved / (spread.element * sum(each.numel for each in layers))
 
 
 def predict(machines: Sequence[Machine], load: Load, *, measured: bool = False) -> Predicted:

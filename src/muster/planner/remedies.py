@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from muster.core import families
 from muster.core.errors import UsageError
-from muster.core.units import format_bytes
+from muster.core.units import size_words
+from muster.core.zero import REDUCE_BUCKET
 from muster.planner.fit import Need, Room, Setting, fits, lacking, largest_micro, need
 
 MOST_RANKS = 65536
@@ -35,11 +37,6 @@ def refusal(setting: Setting, room: Room, found: Need, model: str) -> UsageError
     ways = remedies(setting, room, model)
     hint = f"would fit: {'; or '.join(ways)}; " if ways else "nothing that was tried would fit; "
     return UsageError(what, where="memory", hint=f"{hint}force=true goes on all the same")
-
-
-def size_words(value: int) -> str:
-    """Bytes in GB of 10^9, as makers of GPUs count; small ones as elsewhere."""
-    return f"{value / 1e9:.1f} GB" if value >= 1e8 else format_bytes(value)
 
 
 def engine_words(setting: Setting) -> str:
@@ -125,18 +122,27 @@ def apply(setting: Setting, way: dict[str, str]) -> Setting:
         offload=way.get("engine.offload", setting.offload),
         create="sharded" if shards else setting.create,  # what auto would come to
     )
-    return replace(changed, bucket=default_bucket(changed)) if "engine.zero" in way else changed
+    return with_buckets(changed) if "engine.zero" in way else changed
 
 
-def default_bucket(setting: Setting) -> int:
-    """Elements of the reduce bucket that Muster's configuration for DeepSpeed asks for: 5e8 for stages 1 and
-    2, Transformers' hidden size squared for stage 3, none otherwise."""
+def with_buckets(setting: Setting) -> Setting:
+    """With the sizes that Muster's configuration for DeepSpeed asks for: stages 1 and 2 have a bucket of
+    their own; "auto" of stage 3 is Transformers', by the hidden size (transformers/integrations/deepspeed.py,
+    trainer_config_finalize)."""
     if setting.engine != "deepspeed" or setting.stage == 0:
-        return 0
+        return replace(setting, bucket=0)
     if setting.stage < 3:
-        return 500_000_000
+        return replace(setting, bucket=REDUCE_BUCKET)
+    width = hidden_size(setting.config)
+    return replace(
+        setting, bucket=width**2, prefetch=int(0.9 * width**2), persistence=10 * width, overlap=True
+    )
+
+
+def hidden_size(config: Mapping[str, Any]) -> int:
+    """Values per token between layers, as each family calls it; 0 where it is not known."""
     names = ("hidden_size", "d_model", "n_embd")
-    return int(next((setting.config[name] for name in names if name in setting.config), 0)) ** 2
+    return int(next((config[name] for name in names if name in config), 0))
 
 
 def _more_ranks(setting: Setting, room: Room, *, zero3: bool) -> str | None:
@@ -172,7 +178,9 @@ def _smaller(setting: Setting, room: Room, model: str) -> str | None:
     for name, count in sorted(sizes.items(), key=lambda size: -size[1]):
         share = setting.trainable / setting.parameters
         config = {**setting.config, **family.SIZES[name]}
-        smaller = replace(setting, config=config, parameters=count, trainable=round(count * share))
+        smaller = replace(
+            setting, config=config, parameters=count, trainable=round(count * share), trace=None
+        )
         if fits(smaller, room) and need(smaller) is not None:
             return str(name)
     return None

@@ -12,10 +12,11 @@ from muster.core.data import ImageData, TextData, TextToSqlData
 from muster.core.families import vit
 from muster.core.inventory import Host
 from muster.core.recipe import Recipe
-from muster.core.zero import deepspeed_config
+from muster.core.trace import Trace
+from muster.core.zero import REDUCE_BUCKET, deepspeed_config
 from muster.planner.activations import Lengths
 from muster.planner.fit import Room, Setting
-from muster.planner.remedies import default_bucket
+from muster.planner.remedies import hidden_size, with_buckets
 
 Facts = Mapping[str, Mapping[str, Any]]
 
@@ -41,51 +42,77 @@ def room_of(facts: Facts, hosts: Sequence[Host], slots: Sequence[int], device: s
 
 
 def setting_of(
-    recipe: Recipe, config: Mapping[str, Any] | None, precision: str, device: str, slots: Sequence[int]
+    recipe: Recipe,
+    config: Mapping[str, Any] | None,
+    precision: str,
+    device: str,
+    slots: Sequence[int],
+    trace: Trace | None = None,
 ) -> Setting | None:
-    """What decides the memory of a rank, at micro-batch 1; None where model or lengths are not known."""
+    """What decides the memory of a rank, at micro-batch 1; None where model or lengths are not known.
+    `trace`: of this recipe's model, where there is one."""
     lengths = lengths_of(recipe, config)
-    count = families.parameters(config) if config else None
-    if config is None or count is None or lengths is None:
+    if config is None or lengths is None:
         return None
     if isinstance(recipe.data, ImageData):
         config = {**config, "image_size": recipe.data.size} if recipe.data.size else config
     else:
         config = {"vocab_size": recipe.model.vocab_size, **config}  # of a tokenizer trained on the data
+    count = families.parameters(config)
+    if count is None:
+        return None
+    adapters = min(count, _adapters(recipe, config)) if recipe.lora else 0
     setting = Setting(
         config=config,
-        parameters=count,
-        trainable=min(count, _adapters(recipe, config)) if recipe.lora else count,
+        parameters=count + adapters,
+        trainable=adapters or count,
         lengths=lengths,
         engine=recipe.engine.name,
         precision=precision,
         device=device,
         ranks=sum(slots),
         ranks_per_host=max(slots),
+        accumulation=recipe.batch.accumulation or 1,
         offload=recipe.engine.offload,
-        checkpointing=recipe.train.gradient_checkpointing,
+        checkpointing=recipe.train.checkpointing,
         create="sharded" if recipe.model.create == "sharded" else "whole",
         saves=recipe.checkpoint.model,
+        trace=trace,
     )
     return _with_deepspeed(recipe, setting) if recipe.engine.name == "deepspeed" else setting
 
 
 def _with_deepspeed(recipe: Recipe, setting: Setting) -> Setting:
-    """Stage, offload and buckets as DeepSpeed will read them, a user's own file included."""
-    zero = deepspeed_config(recipe, Batch(1, 1, 1), setting.precision).get("zero_optimization") or {}
+    """Stage, offload and sizes as DeepSpeed will read them, a user's own file included."""
+    whole = deepspeed_config(recipe, Batch(1, 1, 1), setting.precision)
+    zero = whole.get("zero_optimization") or {}
     stage = int(zero.get("stage", 0))
-    devices = [(zero.get(key) or {}).get("device", "none") for key in ("offload_optimizer", "offload_param")]
+    offloads = [zero.get(key) or {} for key in ("offload_optimizer", "offload_param")]
+    devices = [each.get("device", "none") for each in offloads]
     offload = {"param": "optimizer+param", "optimizer": "optimizer"}.get(
         "param" if devices[1] != "none" else "optimizer" if devices[0] != "none" else "none", "none"
     )
-    setting = replace(setting, stage=stage, offload=offload)
-    bucket, live = zero.get("reduce_bucket_size"), zero.get("stage3_max_live_parameters")
-    return replace(
-        setting,
-        bucket=int(bucket) if isinstance(bucket, int | float) else default_bucket(setting),
-        live=int(live) if isinstance(live, int | float) else setting.live,
-        overlap=bool(zero.get("overlap_comm", stage == 3)),
-    )
+    setting = with_buckets(replace(setting, stage=stage, offload=offload))
+    if zero.get("reduce_bucket_size") == "auto":  # of any stage: Transformers'
+        setting = replace(setting, bucket=hidden_size(setting.config) ** 2)
+    given = {field: zero.get(key, default) for key, (field, default) in _SIZES.items()}
+    sizes: dict[str, Any] = {
+        field: int(value) for field, value in given.items() if isinstance(value, int | float)
+    }
+    pins = all(each.get("pin_memory", True) for each in offloads)
+    overlap = bool(zero.get("overlap_comm", stage == 3))
+    return replace(setting, overlap=overlap, pins=pins, together="optimizer" in whole, **sizes)
+
+
+# DeepSpeed's keys -> fields, and its own defaults (zero/config.py). "auto" leaves what `with_buckets` said.
+_SIZES = {
+    "reduce_bucket_size": ("bucket", REDUCE_BUCKET),
+    "stage3_prefetch_bucket_size": ("prefetch", 50_000_000),
+    "stage3_param_persistence_threshold": ("persistence", 100_000),
+    "stage3_max_live_parameters": ("live", 1_000_000_000),
+    "stage3_max_reuse_distance": ("reuse", 1_000_000_000),
+    "sub_group_size": ("sub_group", 1_000_000_000),
+}
 
 
 def lengths_of(recipe: Recipe, config: Mapping[str, Any] | None) -> Lengths | None:
@@ -103,15 +130,13 @@ def sequence_of(recipe: Recipe, config: Mapping[str, Any] | None) -> int | None:
     """Tokens of a packed sequence; None for other data."""
     if not isinstance(recipe.data, TextData):
         return None
-    keys = ("max_position_embeddings", "n_positions")
-    positions = next((config[key] for key in keys if key in config), None) if config else None
-    return recipe.data.sequence or positions
+    return recipe.data.sequence or (families.positions(config) if config else None)
 
 
 def _adapters(recipe: Recipe, config: Mapping[str, Any]) -> int:
     """At most so many parameters in LoRA's adapters: rank x (in + out) for every matrix of every layer."""
     assert recipe.lora is not None
-    width = int(next((config[key] for key in ("hidden_size", "d_model", "n_embd") if key in config), 0))
+    width = hidden_size(config)
     inner = next((config[k] for k in ("ffn_dim", "intermediate_size", "d_ff", "n_inner") if config.get(k)), 0)
     layers = sum(int(config.get(key) or 0) for key in ("num_hidden_layers", "n_layer", "num_layers"))
     layers += int(config.get("num_decoder_layers") or config.get("num_layers") or 0)

@@ -11,10 +11,13 @@ from muster.core import families
 from muster.core.batch import DEFAULT_MICRO, Batch, resolve_batch
 from muster.core.errors import RecipeError
 from muster.core.job import Decision
+from muster.core.near import near_names
 from muster.core.recipe import Recipe
+from muster.core.trace import Trace
+from muster.core.units import size_words
 from muster.core.zero import given_config, read_user_config, user_batch, user_training
 from muster.planner.fit import Room, Setting, lacking, largest_micro, need
-from muster.planner.remedies import refusal, size_words
+from muster.planner.remedies import refusal
 from muster.planner.setting import sequence_of, setting_of
 
 # A model is made in shards where the whole of it in fp32 takes more than this of what a rank may use.
@@ -23,10 +26,12 @@ WHOLE_AT_MOST = 0.25
 
 @dataclass(frozen=True)
 class Sized:
-    """The batch, and the recipe with what was `auto` in its model and training."""
+    """The batch, and the recipe with what was `auto` in its model and training. `setting`: what decides the
+    memory of a rank; None where model or lengths are not known here."""
 
     batch: Batch
     recipe: Recipe
+    setting: Setting | None = None
 
 
 def size(
@@ -37,18 +42,23 @@ def size(
     slots: Sequence[int],
     room: Room,
     decisions: list[Decision],
+    trace: Trace | None = None,
 ) -> Sized:
-    """Everything that depends on how large the model is. `config`: None where it is not known here.
+    """Everything that depends on how large the model is. `config`: None where it is not known here;
+    `trace`: of this recipe's model, where there is one.
 
     Raises RecipeError for numbers that contradict each other, UsageError for what cannot fit.
     """
     recipe = _learning_rate(recipe, decisions)
-    setting = setting_of(recipe, config, precision, device, slots)
+    setting = setting_of(recipe, config, precision, device, slots, trace)
     recipe, setting = _creation(recipe, setting, room, decisions)
     batch = _batch(recipe, config, sum(slots), setting, room, decisions)
     if setting is not None:
-        _check_fit(recipe, replace(setting, micro=batch.micro), room, decisions)
-    return Sized(batch, recipe)
+        split = recipe.batch.split
+        most = max(split) if isinstance(split, list) else batch.micro  # of any rank
+        setting = replace(setting, micro=most, accumulation=batch.accumulation)
+        _check_fit(recipe, setting, room, decisions)
+    return Sized(batch, recipe, setting)
 
 
 def _learning_rate(recipe: Recipe, decisions: list[Decision]) -> Recipe:
@@ -68,10 +78,12 @@ def _learning_rate(recipe: Recipe, decisions: list[Decision]) -> Recipe:
 
 
 def _not_published(recipe: Recipe, where: str, instead: str) -> RecipeError:
+    name = recipe.model.name
+    near = near_names(name, families.sizes("opt")) if name else []
     return RecipeError(
-        f"is auto, and how {recipe.model.name or 'a model of your own'} was trained is not known",
+        f"is auto, and how {name or 'a model of your own'} was trained is not known",
         where=where,
-        hint=f"{instead}, or a size with a published one, such as opt-125m",
+        hint=f"{instead}, or a size with a published one, such as {near[0] if near else 'opt-125m'}",
     )
 
 
@@ -116,15 +128,7 @@ def _batch(
     top = DEFAULT_MICRO
     if setting is not None and setting.device == "cuda" and wanted and room.device is not None:
         top = max(1, wanted // world_size)  # GPUs gain by large micro-batches, CPUs do not
-    largest = top
-    if setting is not None and given["micro"] is None:
-        largest = max(1, largest_micro(setting, room, top))
-    micro, target = given["micro"], given["global"]
-    if recipe.batch.tokens is not None and wanted is not None:
-        micro, target = _nearest(wanted, micro, given["accumulation"], world_size, largest)
-    elif micro is None and given["accumulation"] is None and target is None:
-        target = DEFAULT_MICRO * world_size  # what memory allows does not change what is trained
-    batch = resolve_batch(micro, given["accumulation"], target, world_size=world_size, largest=largest)
+    largest, batch = _fitting(recipe, given, wanted, world_size, setting, room, top)
     product = f"{batch.micro} x {batch.accumulation} x {world_size} ranks = {batch.global_}"
     why = {"micro": product, "accumulation": product, "global": product}
     if setting is not None and room.device is not None and largest < top:
@@ -141,6 +145,37 @@ def _batch(
         if given[name] is None:
             decisions.append(Decision(f"batch.{name}", value, why[name]))
     return batch
+
+
+def _fitting(
+    recipe: Recipe,
+    given: Mapping[str, int | None],
+    wanted: int | None,
+    world_size: int,
+    setting: Setting | None,
+    room: Room,
+    top: int,
+) -> tuple[int, Batch]:
+    """The largest micro-batch that fits, up to `top`, and the batch that it makes.
+
+    Accumulation may need more memory than one micro-batch a step, so that it is sought once more with it.
+    """
+
+    def made(setting: Setting | None) -> tuple[int, Batch]:
+        largest, micro, target = top, given["micro"], given["global"]
+        if setting is not None and micro is None:
+            largest = max(1, largest_micro(setting, room, top))
+        if recipe.batch.tokens is not None and wanted is not None:
+            micro, target = _nearest(wanted, micro, given["accumulation"], world_size, largest)
+        elif micro is None and given["accumulation"] is None and target is None:
+            target = DEFAULT_MICRO * world_size  # what memory allows does not change what is trained
+        batch = resolve_batch(micro, given["accumulation"], target, world_size=world_size, largest=largest)
+        return largest, batch
+
+    largest, batch = made(setting)
+    if setting is not None and batch.accumulation > 1 and setting.accumulation == 1:
+        return made(replace(setting, accumulation=batch.accumulation))
+    return largest, batch
 
 
 def _given(recipe: Recipe) -> dict[str, int | None]:
@@ -231,5 +266,6 @@ def _check_fit(recipe: Recipe, setting: Setting, room: Room, decisions: list[Dec
     total = sum(found.device.values())
     parts = sorted(found.device.items(), key=lambda part: -part[1])[:3]
     words = ", ".join(f"{name} {size_words(value)}" for name, value in parts if value > total / 100)
-    why = f"estimated, of {size_words(room.device)} for each: {words}"
+    how = "estimated" if found.basis == "closed form" else "activations traced"
+    why = f"{how}, of {size_words(room.device)} for each: {words}"
     decisions.append(Decision("memory of a rank", f"about {size_words(total)}", why))

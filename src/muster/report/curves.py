@@ -119,8 +119,10 @@ def rank_throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -
 
 def warm_up(data: RunData, windows: Sequence[Sequence[events.Window]]) -> tuple[float, float] | None:
     """The steps that the figures leave out."""
-    warmup = data.measure("warmup")
-    found = before_measured(windows, warmup, data.world_size) if isinstance(warmup, int) else None
+    warmup, ranks = data.measure("warmup"), data.world_size
+    if not isinstance(warmup, int) or ranks is None:
+        return None
+    found = before_measured(windows, warmup, ranks)
     return (float(found[0]), float(found[1])) if found else None
 
 

@@ -167,6 +167,7 @@ def key_figures(data: RunData) -> list[tuple[str, list[Figure]]]:
         ("Speed", _speed(figures)),
         ("Learning", _learning(data, figures)),
         ("Memory, highest of all ranks", _memory(figures)),
+        *([("Planned before the run", _planned(figures))] if figures.planned else []),
     ]
 
 
@@ -264,6 +265,22 @@ def _learning(data: RunData, figures: Result) -> list[Figure]:
         ),
         *learned,
     ]
+
+
+def _planned(figures: Result) -> list[Figure]:
+    """What the plan had said, and how far from it the measured figure is."""
+    plan = figures.planned
+    assert plan is not None
+    how = "" if plan.traced else "by closed form; "
+    shown = [Figure("Memory of a rank", size(plan.memory), note=how + _apart(figures.memory_beside_plan))]
+    if plan.samples_per_second is not None:
+        note = _apart(figures.speed_beside_plan)
+        shown.append(Figure("Throughput", number(plan.samples_per_second), "samples/s", note))
+    return shown
+
+
+def _apart(beside: float | None) -> str:
+    return "not measured" if beside is None else f"measured {100 * beside:+.1f} %"
 
 
 def _memory(figures: Result) -> list[Figure]:

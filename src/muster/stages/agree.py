@@ -7,11 +7,14 @@ from typing import Any
 
 from muster.core.errors import RecipeError, UsageError
 from muster.core.job import PASSED_OVER, Decision, Job, Placement, place
+from muster.core.plan import Plan
 from muster.core.recipe import Recipe
 from muster.planner.advice import advise
-from muster.planner.decide import Decided, check_disk, decide
+from muster.planner.decide import Decided, check_disk
 from muster.stages.inputs import Inputs
 from muster.stages.orders import orders
+from muster.stages.peaks import peaks_of
+from muster.stages.plan import plan_first
 from muster.store.runfolder import RunFolder
 
 Facts = dict[str, dict[str, Any]]
@@ -33,36 +36,41 @@ class Ready:
     job: Job
     decided: Decided
     orders: dict[str, dict[str, Any]]
+    plan: Plan | None  # None: nothing is trained
 
 
 def agree(inputs: Inputs, run: RunFolder, facts: Facts, attempt: Attempt) -> Ready:
     """Decide everything that was open, from what the hosts are. Raises UsageError."""
     recipe, inventory = inputs.recipe, inputs.inventory
     check_hosts(facts, recipe)
-    decided = decide(recipe, inventory, facts, one_machine=inputs.launcher.ONE_MACHINE)
+    decided, plan = plan_first(inputs, facts)
     check_disk(recipe, facts)
     check_sharing(recipe, facts)
     check_profile(recipe, sum(decided.slots))
     apart = recipe.trains and not inputs.launcher.ONE_MACHINE
-    advice = advise(recipe, inventory, facts, decided, inputs.env) if apart else []
+    advice = advise(decided.recipe, inventory, facts, decided, inputs.env) if apart else []
     resume_step = common_checkpoint(facts) if attempt.resume else None
     passed_over = damaged_checkpoints(facts, resume_step) if attempt.resume else ()
+    places = place(list(zip(inventory.hosts, decided.slots, strict=True)))
+    peaks, unmeasured = peaks_of(recipe.measure.peaks, places, facts, decided)
     job = Job(
         id=run.id,
         launcher=inputs.launcher_name,
-        placements=place(list(zip(inventory.hosts, decided.slots, strict=True))),
+        placements=places,
         batch=decided.batch,
         precision=decided.precision,
         device=decided.device,
         recipe=decided.recipe.as_dict(),
         attempt=attempt.number,
         resume_step=resume_step,
-        decisions=(*decided.decisions, *advice, *passed_over),
+        decisions=(*decided.decisions, *unmeasured, *advice, *passed_over),
+        peaks=peaks,
     )
     first = job.placements[0]
     address = recipe.launch.address or rendezvous_address(inputs, facts[first.host], first)
     port = int(facts[first.host]["port"])
-    return Ready(job, decided, orders(job, recipe, decided, inputs.env, address=address, port=port))
+    told = orders(job, decided.recipe, decided, inputs.env, address=address, port=port)
+    return Ready(job, decided, told, plan)
 
 
 def check_hosts(facts: Facts, recipe: Recipe) -> None:

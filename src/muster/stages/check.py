@@ -82,6 +82,7 @@ def check(
             "ssh_config": inventory.ssh_config,
             "profile": profile.name,
             "recipe": wanted.recipe,
+            "ended": time.time(),
             "seconds": time.monotonic() - begun,
             "group": measured,
         }

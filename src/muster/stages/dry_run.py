@@ -36,7 +36,7 @@ def dry_run(inputs: Inputs) -> dict[str, Any]:
     first = job.placements[0]
     address = recipe.launch.address or ("127.0.0.1" if inputs.launcher.ONE_MACHINE else first.host)
     port = recipe.launch.port or FREE_PORT
-    told = orders(job, recipe, decided, inputs.env, address=address, port=port)
+    told = orders(job, decided.recipe, decided, inputs.env, address=address, port=port)
     addresses = (recipe.launch.home or "<this machine>",)
     home = Home(addresses, "<a free port>", "<a one-time secret>")
     open_fields = {d.field for d in decided.decisions}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -13,23 +14,29 @@ from muster.core.job import Job
 from muster.core.recipes import dump_yaml
 from muster.core.secrets import masked
 from muster.core.zero import read_user_config
+from muster.stages.agree import Ready
 from muster.stages.inputs import Inputs
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder
 
 
-def freeze(run: RunFolder, job: Job, orders: Mapping[str, Mapping[str, Any]], inputs: Inputs) -> None:
-    """`orders`: per host, what its agent is told."""
+def freeze(run: RunFolder, ready: Ready, inputs: Inputs) -> None:
+    """Everything that hosts have agreed to."""
+    job, orders = ready.job, ready.orders
     recipe = inputs.recipe.as_dict()
     if inputs.recipe.engine.config and not run.deepspeed.exists():
         write_json(run.deepspeed, read_user_config(inputs.recipe.engine.config))
         recipe["engine"]["config"] = str(run.deepspeed)  # a resumed run reads what this one read
+    if job.peaks and not run.peaks.exists():
+        write_json(run.peaks, asdict(job.peaks))
+        recipe["measure"]["peaks"] = str(run.peaks)
+    # What the plan chose stays chosen: a resumed run has to find its checkpoints' shards as they were cut.
+    recipe["engine"]["zero"] = job.recipe["engine"]["zero"]
+    recipe["train"]["gradient_checkpointing"] = job.recipe["train"]["gradient_checkpointing"]
     write_text(run.recipe, dump_yaml(recipe), private=bool(inputs.recipe.env))
     decisions = [{"field": d.field, "value": d.value, "why": d.why} for d in job.decisions]
-    plan: dict[str, Any] = {"decisions": decisions}
-    if inputs.recipe.trains:
-        plan |= {"batch": job.as_dict()["batch"], "precision": job.precision}
-    write_json(run.plan, plan)
+    plan = ready.plan.model_dump(mode="json") if ready.plan else {}
+    write_json(run.plan, {**plan, "decisions": decisions})
     write_json(
         run.env,
         {

@@ -15,8 +15,9 @@ from muster.core.inventory import Inventory, read_inventory
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe, validate
 from muster.core.registry import load_plugin
-from muster.core.zero import deepspeed_config, read_user_config
+from muster.core.zero import deepspeed_config, open_stages, read_user_config
 from muster.stages.image_inputs import check_images
+from muster.stages.peaks import read_peaks
 from muster.stages.text_inputs import check_sequence, check_text
 from muster.store.records import find_data, read_records
 
@@ -42,6 +43,8 @@ def read_inputs(source: str, hosts: str, overrides: list[str], *, waits: bool = 
     Raises RecipeError, InventoryError, DataError.
     """
     recipe = absolute(load_recipe(source, overrides))
+    if recipe.measure.peaks:
+        read_peaks(recipe.measure.peaks)
     inventory = read_inventory(hosts, waits=waits)
     return check(recipe, inventory)
 
@@ -65,9 +68,15 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
                 where="engine.config",
                 hint="engine.name=deepspeed",
             )
+        if recipe.engine.zero == "auto":
+            raise RecipeError(
+                f"is auto, and {recipe.engine.config} says which stage it is",
+                where="engine.zero",
+                hint="leave engine.zero out, or engine.config",
+            )
         read_user_config(recipe.engine.config)
     elif recipe.engine.name == "deepspeed":
-        deepspeed_config(recipe, Batch(1, 1, 1), "fp32")
+        deepspeed_config(recipe.choosing(zero=open_stages(recipe)[-1]), Batch(1, 1, 1), "fp32")
     elif recipe.engine.zero:
         raise RecipeError(
             f"ZeRO-{recipe.engine.zero} is DeepSpeed's, and the engine is {recipe.engine.name}",
@@ -101,7 +110,8 @@ def absolute(recipe: Recipe) -> Recipe:
         data["data"]["path"] = str(Path(data["data"]["path"]).expanduser().absolute())
     if recipe.data.source is None and recipe.data.embedded:
         data["data"][recipe.data.embedded] = {}
-    for section, key in (("model", "name"), ("model", "tokenizer"), ("engine", "config")):
+    files = (("model", "name"), ("model", "tokenizer"), ("engine", "config"), ("measure", "peaks"))
+    for section, key in files:
         value = data[section][key]
         if (
             value

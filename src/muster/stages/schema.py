@@ -8,13 +8,16 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from muster.core.inspection import Inspection
+from muster.core.plan import Plan
 from muster.core.recipe import RECIPES
 from muster.core.result import Result
 from muster.store.events import event_schema
 
 
 def schema_of(what: str) -> dict[str, Any]:
-    """The schema of a recipe file, a result, an event or an inspection."""
+    """The schema of a recipe file, a plan, a result, an event or an inspection."""
+    if what == "plan":
+        return Plan.model_json_schema()
     if what == "inspection":
         return Inspection.model_json_schema()
     if what == "result":

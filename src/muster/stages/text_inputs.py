@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from muster.core import families
 from muster.core.data import TextData
 from muster.core.errors import RecipeError
 from muster.core.recipe import Recipe
@@ -21,9 +22,8 @@ def check_text(data: TextData) -> None:
 
 def check_sequence(recipe: Recipe, data: TextData) -> None:
     """Raise RecipeError where the model is known here and has fewer positions than a sample has tokens."""
-    config = model_config(recipe) or {}
-    positions = config.get("n_positions") or config.get("max_position_embeddings")
-    if data.sequence and isinstance(positions, int) and data.sequence > positions:
+    positions = families.positions(model_config(recipe) or {})
+    if data.sequence and positions and data.sequence > positions:
         raise RecipeError(
             f"is {data.sequence:,}, and the model has {positions:,} positions",
             where="data.sequence",

@@ -19,6 +19,7 @@ from muster.stages.fabric_run import judged, write_tables
 from muster.stages.freeze import freeze
 from muster.stages.inputs import Inputs
 from muster.stages.orders import code, greeting
+from muster.stages.plan import promised
 from muster.stages.recorder import Recorder, Watcher
 from muster.store import events
 from muster.store.atomic import write_json, write_text
@@ -115,7 +116,7 @@ def _run(
     run.set_result_aside()
     if not os.environ.get(TICKET):  # a job that Slurm starts again obeys what was asked of its first start
         run.stop_request.unlink(missing_ok=True)
-    freeze(run, ready.job, ready.orders, inputs)
+    freeze(run, ready, inputs)
     job, launch = ready.job, inputs.recipe.launch
     announce(job)
     deadline = time.monotonic() + launch.timeout if launch.timeout else None
@@ -173,7 +174,14 @@ def _conclude(
     if run.model.is_dir():
         folder.model_path = str(run.model)
     fetch_profiles(inputs.launcher, job, inputs.recipe.launch, facts, run, shell, folder.profiled)
-    result = make_result(folder, job, status=status, failure=failure, ended=time.time())
+    result = make_result(
+        folder,
+        job,
+        status=status,
+        failure=failure,
+        ended=time.time(),
+        planned=promised(run.read_json(run.plan)),
+    )
     return result if trains else judged(result, folder, job)
 
 

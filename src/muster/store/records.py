@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from muster.core.errors import DataError
+from muster.store.lines import parse_object, read_lines, text_of
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".ndjson", ".ndjson.gz")
 TRAIN_NAMES = ("train", "training")
@@ -58,37 +56,18 @@ def read_records(
     Raises DataError with the file and line number.
     """
     count = 0
-    try:
-        opener = gzip.open if path.name.endswith(".gz") else open
-        with opener(path, "rt", encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if limit is not None and count >= limit:
-                    break
-                if line.strip():
-                    count += 1
-                    yield _record(line, fields, where=f"{path}:{number}")
-    except FileNotFoundError:
-        raise DataError("no such file", where=str(path)) from None
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise DataError(f"cannot be read: {error}", where=str(path)) from None
+    for number, line in read_lines(path):
+        if limit is not None and count >= limit:
+            break
+        if line.strip():
+            count += 1
+            yield _record(line, fields, where=f"{path}:{number}")
     if not count:
         raise DataError("has no samples", where=str(path))
 
 
 def _record(line: str, fields: tuple[str, ...], *, where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"is not JSON: {error}", where=where, hint="one JSON object per line") from None
-    if not isinstance(record, dict):
-        raise DataError(f"is not a JSON object but {type(record).__name__}", where=where)
+    record = parse_object(line, where)
     for name in fields:
-        value = record.get(name)
-        if not isinstance(value, str) or not value.strip():
-            has = ", ".join(list(record)[:6])
-            raise DataError(
-                f"field {name!r} is missing or not text",
-                where=where,
-                hint=f"the fields of this line are: {has}; data.question and data.sql name those to use",
-            )
+        text_of(record, name, where, "data.question and data.sql name those to use", blank=False)
     return record

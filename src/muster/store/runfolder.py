@@ -82,6 +82,11 @@ class RunFolder:
         return self.path / "deepspeed.json"
 
     @property
+    def peaks(self) -> Path:
+        """The measured peaks of the hosts' devices, out of the document that the recipe named."""
+        return self.path / "peaks.json"
+
+    @property
     def env(self) -> Path:
         """Versions and environment of the controller."""
         return self.path / "env.json"

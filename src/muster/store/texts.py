@@ -5,25 +5,20 @@ A document is a plain text file, or a line of a JSON-lines file.
 
 from __future__ import annotations
 
-import codecs
-import gzip
-import json
 import os
 import re
 import sysconfig
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 from muster.core.errors import DataError
-from muster.core.units import format_bytes
+from muster.store.lines import parse_object, read_lines, text_of
 from muster.store.records import SUFFIXES, TRAIN_NAMES
 
 PLAIN = (".txt", ".text", ".md", ".rst", ".py", ".raw", ".tokens")
 HELD_OUT = ("validation", "valid", "val", "dev", "heldout", "eval", "test")  # the first that is there
-LONGEST_LINE = 16 << 20  # bytes; what is longer is no text that anybody wrote
 PIECE = 1 << 16  # characters; see `cut`
 _LINE_END = re.compile(r"(?<=\S)\n(?=\S)")
 # Of the standard library: what distributions pack apart, or what is of this machine alone.
@@ -107,7 +102,7 @@ def documents(file: Path, field: str, skip: Callable[[DataError], None] | None =
     `skip` is told of each line that cannot be read, which is then left out; None: DataError is raised, with
     the file and the line.
     """
-    lines = _lines(file, skip)
+    lines = read_lines(file, skip, way="; data.bad=skip leaves such lines out")
     if file.name.endswith(SUFFIXES):
         for number, line in lines:
             try:
@@ -170,78 +165,11 @@ def _pieces(lines: Iterator[tuple[int, str]]) -> Document:
     yield from cut("".join(waiting))
 
 
-def _lines(file: Path, skip: Callable[[DataError], None] | None) -> Iterator[tuple[int, str]]:
-    """(number, line with its end) of every line that can be read."""
-    try:
-        opener = gzip.open if file.name.endswith(".gz") else open
-        with opener(file, "rb") as stream:
-            yield from _decoded(stream, file, skip)
-    except FileNotFoundError:
-        raise DataError("no such file", where=str(file)) from None
-    except (OSError, EOFError, zlib.error) as error:
-        broken = DataError(f"cannot be read: {error}", where=str(file))
-        if skip is None:
-            raise broken from None
-        skip(broken)
-
-
-def _decoded(
-    stream: IO[bytes] | gzip.GzipFile, file: Path, skip: Callable[[DataError], None] | None
-) -> Iterator[tuple[int, str]]:
-    number = offset = 0
-    while raw := stream.readline(LONGEST_LINE + 1):
-        number += 1
-        where, size = f"{file}:{number}", len(raw)
-        if size > LONGEST_LINE:
-            while not raw.endswith(b"\n") and (raw := stream.readline(LONGEST_LINE)):
-                size += len(raw)
-            error = DataError(
-                f"a line of {format_bytes(size)}, where {format_bytes(LONGEST_LINE)} is the most",
-                where=where,
-                hint="break it into lines; data.bad=skip leaves it out",
-            )
-        else:
-            try:
-                text = (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).decode("utf-8")
-                offset += size
-                yield number, text
-                continue
-            except UnicodeDecodeError as wrong:
-                byte = raw[wrong.start] if wrong.start < size else 0
-                error = DataError(
-                    f"is not UTF-8: byte 0x{byte:02x} at {offset + wrong.start} of the file",
-                    where=where,
-                    hint="iconv -t UTF-8 changes a file's encoding; data.bad=skip leaves such lines out",
-                )
-        offset += size
-        if skip is None:
-            raise error
-        skip(error)
-
-
 def _field(line: str, field: str, where: str) -> str:
     """The text of a JSON line; empty for a blank line."""
     if not line.strip():
         return ""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"is not JSON: {error}", where=where, hint="one JSON object per line") from None
-    if not isinstance(record, dict):
-        raise DataError(f"is not a JSON object but {type(record).__name__}", where=where)
-    text = record.get(field)
-    if not isinstance(text, str):
-        has = ", ".join(list(record)[:6])
-        raise DataError(
-            f"field {field!r} is missing or not text",
-            where=where,
-            hint=f"the fields of this line are: {has}; data.field names the one to use",
-        )
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as wrong:  # "\ud800": half of a pair
-        raise DataError(f"is not Unicode text: {wrong.reason}", where=where) from None
-    return text
+    return text_of(parse_object(line, where), field, where, "data.field names the one to use")
 
 
 def _text_files(folder: Path) -> list[Path]:

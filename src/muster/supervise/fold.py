@@ -9,7 +9,7 @@ from typing import Any
 
 from muster.core.job import PASSED_OVER, Job
 from muster.core.recipe import Recipe, recipe_from
-from muster.core.result import Failure, Memory, Quality, Result, Seconds, Status
+from muster.core.result import Failure, Memory, Planned, Quality, Result, Seconds, Status
 from muster.store import events
 from muster.supervise.attention import attention_report
 from muster.supervise.fold_fabric import measured_alone
@@ -128,8 +128,16 @@ def fold(stream: Iterable[events.Event]) -> Folder:
     return folder
 
 
-def make_result(folder: Folder, job: Job, *, status: Status, failure: Failure | None, ended: float) -> Result:
-    """What a run came to, from its events."""
+def make_result(
+    folder: Folder,
+    job: Job,
+    *,
+    status: Status,
+    failure: Failure | None,
+    ended: float,
+    planned: Planned | None = None,
+) -> Result:
+    """What a run came to, from its events. `planned`: what its plan had said."""
     recipe = recipe_from(job.recipe)
     windows = folder.ordered_windows()
     first = folder.started.get(0)
@@ -183,6 +191,7 @@ def make_result(folder: Folder, job: Job, *, status: Status, failure: Failure | 
         perplexity=folder.evaluated[-1].perplexity if folder.evaluated else None,
         throughput=speed,
         flops=flops(windows, folder.started, folder.counted, job, recipe.measure),
+        planned=planned,
         memory=_memory(windows),
         quality=_quality(folder),
         attention=attention_report(list(folder.attention.values()), seconds.training),

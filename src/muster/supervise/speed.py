@@ -5,12 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
+from muster.core.hostlist import fold_hosts
 from muster.core.job import Job
 from muster.core.peaks import Peak, stated_peak
 from muster.core.recipe import Measure
 from muster.core.result import Flops, Throughput
 from muster.store import events
 from muster.store.windows import Windows, measured
+
+_BY_HAND = "measure.peak_tflops"
 
 
 def throughput(windows: Windows, warmup: int, world_size: int) -> Throughput | None:
@@ -65,12 +68,12 @@ def flops(
         return None
     needed, done = (sum(each) / duration / job.world_size for each in (model, hardware))
     peaks = _peaks(started, job, measure)
-    peak = statistics.mean(each.flops for each in peaks) if peaks else None
+    peak = statistics.mean(each.flops for _, each in peaks) if peaks else None
     return Flops(
         model_per_second=needed,
         hardware_per_second=done,
         peak=peak,
-        peak_source="; ".join(sorted({each.source for each in peaks})) or None,
+        peak_source=_source(peaks, job),
         arithmetic=started[0].arithmetic if 0 in started else None,
         mfu=needed / peak if peak else None,
         hfu=done / peak if peak else None,
@@ -78,26 +81,40 @@ def flops(
     )
 
 
-def _peaks(started: Mapping[int, events.Started], job: Job, measure: Measure) -> list[Peak]:
-    """Every rank's peak: as the recipe gives it, else as its maker states it. Empty where one is unknown."""
-    found: list[Peak] = []
+def _peaks(started: Mapping[int, events.Started], job: Job, measure: Measure) -> list[tuple[str, Peak]]:
+    """Every rank's host and peak: as the recipe gives it, else as it was measured, else as its maker states
+    it. Empty where one is unknown."""
+    found: list[tuple[str, Peak]] = []
     for place in job.placements:
         for rank in place.ranks:
-            peak = _given(measure, place.host) or _stated(started.get(rank), job.precision)
+            peak = _given(measure, place.host) or _known(started.get(rank), place.host, job)
             if peak is None:
                 return []
-            found.append(peak)
+            found.append((place.host, peak))
     return found
 
 
 def _given(measure: Measure, host: str) -> Peak | None:
     given = measure.peak_tflops
     tflops = given.get(host) if isinstance(given, Mapping) else given
-    return Peak(tflops * 1e12, "measure.peak_tflops") if tflops else None
+    return Peak(tflops * 1e12, _BY_HAND) if tflops else None
 
 
-def _stated(started: events.Started | None, precision: str) -> Peak | None:
-    return stated_peak(started.device, started.arithmetic or precision) if started else None
+def _known(started: events.Started | None, host: str, job: Job) -> Peak | None:
+    if started is None:
+        return None
+    arithmetic = started.arithmetic or job.precision
+    own = job.peaks.peak(host, started.device, arithmetic) if job.peaks else None
+    return own or stated_peak(started.device, arithmetic)
+
+
+def _source(peaks: Sequence[tuple[str, Peak]], job: Job) -> str | None:
+    """Where the peaks are from; with a document of measured ones, which hosts it has none for."""
+    words = sorted({peak.source for _, peak in peaks})
+    if job.peaks:
+        missing = {host for host, peak in peaks if peak.source not in (job.peaks.source, _BY_HAND)}
+        words += [f"not measured on {fold_hosts(missing)}"] if missing else []
+    return "; ".join(words) or None
 
 
 def _variation(values: Sequence[float]) -> float | None:

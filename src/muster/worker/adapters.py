@@ -6,8 +6,11 @@ lies beside, in `adapter/`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from muster.core.errors import WorkerError
 
 
 def has_adapters(trainer: Any) -> bool:
@@ -26,9 +29,21 @@ def save_merged(trainer: Any, folder: Path, *, main: bool) -> None:
 
     base = trainer.model.get_base_model()
     twin = get_peft_model(type(base)(base.config), trainer.model.peft_config["default"])
-    twin.load_state_dict(weights)
+    _load(twin, weights)
     whole = twin.merge_and_unload()
     whole.generation_config = base.generation_config
     whole.save_pretrained(str(folder))
     if trainer.processing_class is not None:
         trainer.processing_class.save_pretrained(str(folder))
+
+
+def _load(twin: Any, weights: Mapping[str, Any]) -> None:
+    """Load weights of which tied ones may stand there under one of their names. Raises WorkerError where
+    any is missing."""
+    found = twin.load_state_dict(weights, strict=False)
+    held = dict(twin.named_parameters(remove_duplicate=False))
+    given = {id(held[name]) for name in weights if name in held}
+    lacking = [name for name in found.missing_keys if name not in held or id(held[name]) not in given]
+    if lacking or found.unexpected_keys:
+        which = (lacking + list(found.unexpected_keys))[0]
+        raise WorkerError(f"the trained adapter cannot be merged: {which} does not match its base")

@@ -32,7 +32,7 @@ def training_arguments(context: Context) -> dict[str, Any]:
         "bf16": context.precision == "bf16",
         "fp16": context.precision == "fp16",
         "tf32": None,
-        "gradient_checkpointing": train.gradient_checkpointing,
+        "gradient_checkpointing": train.checkpointing,
         "torch_compile": train.compile,
         "use_cpu": context.device == "cpu",
         "dataloader_num_workers": train.workers,
@@ -51,6 +51,6 @@ def training_arguments(context: Context) -> dict[str, Any]:
         "disable_tqdm": True,
         "log_level": "warning",
     }
-    if train.gradient_checkpointing:
+    if train.checkpointing:
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
     return arguments

@@ -12,9 +12,7 @@ from muster.core.data import TextData
 from muster.core.errors import RecipeError
 from muster.core.recipe import Recipe
 from muster.worker.context import Context
-from muster.worker.models import add_lora, config_for, create, fit_vocabulary, load, load_from
-
-POSITIONS = ("n_positions", "max_position_embeddings")
+from muster.worker.models import add_lora, config_for, create, fit_vocabulary, load, load_from, without_cache
 
 
 def make_config(recipe: Recipe, tokenizer: Any) -> Any:
@@ -63,7 +61,7 @@ def make_model(context: Context, config: Any, tokenizer: Any) -> Any:
         model = create(context, lambda: AutoModelForCausalLM.from_config(config, dtype=torch.float32))
     if tokenizer is not None:
         fit_vocabulary(context, model, tokenizer)
-    model.config.use_cache = False  # else every forward pass keeps keys and values that nobody asks for
+    without_cache(model)
     if recipe.lora:
         model = add_lora(context, model, "CAUSAL_LM")
     return model
@@ -71,8 +69,8 @@ def make_model(context: Context, config: Any, tokenizer: Any) -> Any:
 
 def positions_of(config: Any) -> int | None:
     """How many positions a model has; None where it does not say."""
-    found = (getattr(config, name, None) for name in POSITIONS)
-    return next((int(each) for each in found if each), None)
+    names = ("model_type", *families.POSITIONS)
+    return families.positions({name: getattr(config, name, None) for name in names})
 
 
 def sequence_of(data: TextData, config: Any) -> int:

@@ -79,6 +79,8 @@ def _train(context: Context, workload: ModuleType, engine: ModuleType) -> _Train
     from muster.worker.uneven import settle_shares
 
     built = workload.build(context, {**training_arguments(context), **engine.arguments(context)})
+    if hasattr(engine, "adapt") and context.world_size > 1:
+        engine.adapt(built.trainer.model)
     set_loss_scale(context, built.trainer)
     settle_shares(context, built.trainer)  # before the instruments: what it tries out is nobody's figure
     trainer, meter = _instrument(context, built)
@@ -137,7 +139,7 @@ def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
 
     recipe, measure = context.recipe, context.recipe.measure
     trainer = built.trainer
-    again = recipe.train.gradient_checkpointing
+    again = recipe.train.checkpointing
     flops = (
         Flops(context.emit, trainer.model, checkpointing=again, main=context.main) if measure.flops else None
     )

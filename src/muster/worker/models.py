@@ -137,6 +137,15 @@ def fit_vocabulary(context: Context, model: Any, tokenizer: Any) -> None:
             model.resize_token_embeddings(len(tokenizer))
 
 
+def without_cache(model: Any) -> None:
+    """Else every forward pass keeps keys and values that nobody asks for, and one that is computed again for
+    the backward pass finds them there, so that it is another one. Stacks have configurations of their own."""
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "use_cache", None):
+            config.use_cache = False
+
+
 def add_lora(context: Context, model: Any, task: str | None, whole: list[str] | None = None) -> Any:
     """Low-rank adapters by PEFT; the base stays as it is. `task`: PEFT's word for the kind of model.
 
@@ -154,7 +163,7 @@ def add_lora(context: Context, model: Any, task: str | None, whole: list[str] | 
         target_modules=lora.targets,
         modules_to_save=whole,
     )
-    if context.recipe.train.gradient_checkpointing:
+    if context.recipe.train.checkpointing:
         model.enable_input_require_grads()
     try:
         return get_peft_model(model, config)

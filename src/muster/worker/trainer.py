@@ -7,9 +7,11 @@ from functools import partial
 from typing import Any
 
 import transformers
+from accelerate.state import DistributedType, PartialState
 from torch.utils.data import DataLoader, Sampler
 from transformers.trainer_utils import seed_worker
 
+from muster.core.errors import WorkerError
 from muster.worker.data.sampler import Dealt
 from muster.worker.heldout import ExactHeldOut
 from muster.worker.resuming import ConvertedWeights
@@ -54,6 +56,19 @@ class Common(ConvertedWeights, ExactHeldOut, OrderedSamples):
         """Nothing: Transformers' estimate walks through all modules in every step, and nobody
         reads it: instruments/flops.py counts the real ones, once for each shape."""
         return 0
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Shard on CPUs as well: accelerate 1.15 (state.py, AcceleratorState) looks for FSDP's plugin under
+        MULTI_GPU alone, and would train with DDP without a word. Raises WorkerError where it does so.
+        """
+        args: Any = self.args  # type: ignore[attr-defined]
+        sharded = args.fsdp_plugin_args is not None
+        if sharded and args.use_cpu and PartialState().distributed_type == DistributedType.MULTI_CPU:
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        super().create_accelerator_and_postprocess()  # type: ignore[misc]
+        made = self.accelerator.distributed_type  # type: ignore[attr-defined]
+        if sharded and made != DistributedType.FSDP:
+            raise WorkerError(f"accelerate chose {made} where FSDP was asked for", where="engine.name")
 
 
 class Trainer(Common, transformers.Trainer):  # type: ignore[misc]

@@ -6,6 +6,7 @@ MODEL_TYPES                  Transformers' names for it
 SIZES: name -> fields        configurations of known sizes, with `model_type`
 parameters(config) -> int    trainable parameters, of a configuration's fields
 products(config, shape)      multiply-accumulates of a forward pass over a batch of some shape
+positions(config) -> int     tokens of a sequence at most; where there is such a limit
 PUBLISHED (where known)      name -> the learning rate and tokens per optimizer step of a size
 """
 
@@ -20,6 +21,9 @@ from muster.core.families.published import Published
 from muster.core.flops import Products, Shape
 
 FAMILIES: tuple[ModuleType, ...] = (t5, gpt2, opt, llama, vit)
+POSITIONS = ("max_position_embeddings", "n_positions")  # of other families; the first that is given
+# A workload's type of model, where a configuration does not say one.
+USUAL = {"text2sql": "t5", "causal-lm": "gpt2", "image-classification": "vit"}
 OWNERS = ("google-t5", "openai-community", "facebook", "google", "meta-llama")
 
 
@@ -43,10 +47,10 @@ def published(name: str | None) -> Published | None:
 
 
 def sizes(*model_types: str) -> list[str]:
-    """Names of the known sizes of some families."""
-    return [
-        name for family in FAMILIES if set(model_types) & set(family.MODEL_TYPES) for name in family.SIZES
-    ]
+    """Names of the known sizes of some families; of all, where none is named."""
+    wanted = set(model_types)
+    chosen = [family for family in FAMILIES if not wanted or wanted & set(family.MODEL_TYPES)]
+    return [name for family in chosen for name in family.SIZES]
 
 
 def family_of(config: Mapping[str, Any]) -> ModuleType | None:
@@ -59,6 +63,20 @@ def parameters(config: Mapping[str, Any]) -> int | None:
     """The number of trainable parameters; None for a family that is not known."""
     family = family_of(config)
     return family.parameters(config) if family else None
+
+
+def positions(config: Mapping[str, Any]) -> int | None:
+    """How many tokens a sequence can have, as the model's family counts them; None: no limit, or not known.
+
+    A key that the family does not read, left over from another model, says nothing.
+    """
+    family = family_of(config)
+    if family is None:
+        return next((found for key in POSITIONS if isinstance(found := config.get(key), int) and found), None)
+    try:
+        return family.positions(config) if hasattr(family, "positions") else None
+    except (TypeError, ValueError):  # no number: Transformers says so
+        return None
 
 
 def products(config: Mapping[str, Any], shape: Shape) -> Products | None:

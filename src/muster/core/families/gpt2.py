@@ -40,12 +40,20 @@ def parameters(config: Mapping[str, Any]) -> int:
     """
     width = int(config.get("n_embd", 768))
     inner = int(config.get("n_inner") or 4 * width)
-    vocab, positions = int(config.get("vocab_size", 50257)), int(config.get("n_positions", 1024))
+    vocab = int(config.get("vocab_size", 50257))
     attention = 4 * width * width + 4 * width
     feed_forward = 2 * width * inner + inner + width
     layers = int(config.get("n_layer", 12)) * (attention + feed_forward + 4 * width)
     untied = 0 if config.get("tie_word_embeddings", True) else vocab * width
-    return vocab * width + positions * width + layers + 2 * width + untied
+    return vocab * width + positions(config) * width + layers + 2 * width + untied
+
+
+def positions(config: Mapping[str, Any]) -> int:
+    """As many as there are rows of learned positions. The general name sets the same field, and wins.
+
+    Source: transformers/models/gpt2/configuration_gpt2.py (attribute_map).
+    """
+    return int(config.get("max_position_embeddings") or config.get("n_positions") or 1024)
 
 
 def products(config: Mapping[str, Any], shape: Shape) -> Products:

@@ -53,6 +53,15 @@ def parameters(config: Mapping[str, Any]) -> int:
     return embeddings + layers + width
 
 
+def positions(config: Mapping[str, Any]) -> int:
+    """What the model is made for: rotary positions have no table that ends.
+
+    Source: transformers/models/{llama,mistral}/configuration_*.py.
+    """
+    usual = 131_072 if config.get("model_type") == "mistral" else 2048
+    return int(config.get("max_position_embeddings") or usual)
+
+
 def products(config: Mapping[str, Any], shape: Shape) -> Products:
     """Per token all matrices of the blocks and the output; an attention of tokens x tokens a layer, over all
     heads however few keys there are.

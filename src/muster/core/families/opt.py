@@ -85,8 +85,13 @@ def parameters(config: Mapping[str, Any]) -> int:
     embeddings = vocab * narrow * (1 if config.get("tie_word_embeddings", True) else 2)
     projections = 2 * narrow * width if narrow != width else 0
     before = config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm", False)
-    positions = (int(config.get("max_position_embeddings", 2048)) + 2) * width
-    return embeddings + projections + positions + layers + (2 * width if before else 0)
+    learned = (positions(config) + 2) * width
+    return embeddings + projections + learned + layers + (2 * width if before else 0)
+
+
+def positions(config: Mapping[str, Any]) -> int:
+    """As many as there are rows of learned positions, less two."""
+    return int(config.get("max_position_embeddings") or 2048)
 
 
 def products(config: Mapping[str, Any], shape: Shape) -> Products:

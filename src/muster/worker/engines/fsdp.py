@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from muster.core.errors import RecipeError
 from muster.worker.context import Context
 from muster.worker.together import backend, join_group
@@ -32,9 +34,9 @@ def arguments(context: Context) -> dict[str, Any]:
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "state_dict_type": "FULL_STATE_DICT",
         "reshard_after_forward": True,
-        "cpu_offload": engine.offload == "optimizer+param",
+        "cpu_offload": engine.offload == "optimizer+param" and context.device == "cuda",  # else it is there
         "cpu_ram_efficient_loading": context.recipe.model.create == "sharded",
-        "activation_checkpointing": context.recipe.train.gradient_checkpointing,
+        "activation_checkpointing": context.recipe.train.checkpointing,
     }
     return {
         "fsdp": True,
@@ -42,3 +44,37 @@ def arguments(context: Context) -> dict[str, Any]:
         "ddp_backend": backend(context),
         "gradient_checkpointing": False,  # FSDP's own, above
     }
+
+
+def adapt(model: Any) -> None:
+    """Make modules with one and the same weight one and the same module (T5's embeddings of both stacks).
+
+    A shared parameter may be visible to one FSDP group alone (torch 2.13), and accelerate 1.15 groups the
+    input and the output embeddings, not others that are tied to them. States have each of them once, since
+    torch's distributed checkpoints visit a module by its first name only.
+    """
+    whole: Any = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    if not isinstance(whole, nn.Embedding):
+        return
+    twins = []
+    for path, module in list(model.named_modules()):
+        for name, child in module.named_children():
+            if child is not whole and type(child) is type(whole) and child.weight is whole.weight:
+                setattr(module, name, whole)
+                twins.append(f"{path}.{name}.weight".lstrip("."))
+    if not twins:
+        return
+    first = next(f"{name}.weight" for name, module in model.named_modules() if module is whole)
+    twins = [name for name in twins if name != first]
+
+    def leave_out(module: Any, state: Any, prefix: str, metadata: Any) -> None:
+        for name in twins:
+            state.pop(f"{prefix}{name}", None)
+
+    def put_in(module: Any, state: Any, prefix: str, *rest: Any) -> None:
+        for name in twins:
+            if f"{prefix}{first}" in state:
+                state.setdefault(f"{prefix}{name}", state[f"{prefix}{first}"])
+
+    model.register_state_dict_post_hook(leave_out)
+    model.register_load_state_dict_pre_hook(put_in)

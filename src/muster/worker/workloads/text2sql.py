@@ -26,7 +26,16 @@ from muster.worker.data.text2sql import Collator, Encoded, Pair, count_batch, he
 from muster.worker.data.tokenizer import train_tokenizer
 from muster.worker.heldout import Filled
 from muster.worker.loss import Tally, token_loss
-from muster.worker.models import add_lora, config_for, create, fit_vocabulary, gathered, load, load_from
+from muster.worker.models import (
+    add_lora,
+    config_for,
+    create,
+    fit_vocabulary,
+    gathered,
+    load,
+    load_from,
+    without_cache,
+)
 from muster.worker.together import first_on_disk
 from muster.worker.trainer import Common
 from muster.worker.workloads.base import Built, HeldOut
@@ -132,8 +141,7 @@ def make_model(context: Context, tokenizer: Any) -> Any:
     fit_vocabulary(context, model, tokenizer)
     if recipe.lora:
         model = add_lora(context, model, "SEQ_2_SEQ_LM")
-    if recipe.train.gradient_checkpointing:
-        model.config.use_cache = False
+    without_cache(model)
     return model
 
 

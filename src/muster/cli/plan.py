@@ -1,0 +1,137 @@
+"""muster plan"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from muster.cli.options import Json, Root
+
+if TYPE_CHECKING:
+    from muster.stages.outlook import Told
+
+EXAMPLES = """Examples:
+
+  muster plan opt-benchmark model.name=opt-13b --on a100-80gb:8x4,200Gbit-ib
+
+  muster plan my.yaml --hosts node[1-4] engine.name=deepspeed engine.zero=auto --write chosen.yaml
+
+  muster plan --calibrate last
+
+  muster plan text2sql-t5-large --on a100-40gb:1x3,10Gbit --samples 56355 --price 1.2"""
+
+
+def plan(
+    recipe: Annotated[str, typer.Argument(help="A recipe: a YAML file, or the name of a shipped one.")] = "",
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as engine.zero=auto.")
+    ] = None,
+    hosts: Annotated[str, typer.Option("--hosts", "-H", help="Hosts, which are asked what they are.")] = "",
+    on: Annotated[
+        str, typer.Option("--on", help="Machines that are not there: DEVICE:PER_HOSTxHOSTS,LINK.")
+    ] = "",
+    samples: Annotated[
+        int | None, typer.Option("--samples", min=1, help="Training samples of an epoch.")
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option("--price", min=0, help="Of a host for an hour, in any currency.")
+    ] = None,
+    link: Annotated[
+        str, typer.Option("--link", help="Between hosts, in place of what they say: 10Gbit, hdr, ...")
+    ] = "",
+    host_memory: Annotated[str, typer.Option("--host-memory", help="Of a host of --on, such as 512GB.")] = "",
+    write: Annotated[
+        Path | None,
+        typer.Option("--write", "-w", help="Write the decided recipe here (and DeepSpeed's JSON)."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Closed forms alone: the model is not traced.")
+    ] = False,
+    calibrate: Annotated[
+        list[str] | None,
+        typer.Option("--calibrate", metavar="RUN", help="Learn from a finished run (again for more)."),
+    ] = None,
+    root: Root = Path("runs"),
+    json: Json = False,
+) -> int:
+    """What fits, how fast, what to choose: before anything starts, or is rented."""
+    if calibrate:
+        _calibrate(calibrate, root, link or None, as_json=json and not recipe)
+        if not recipe:
+            return 0
+    from muster.cli.output import err_console, print_json
+    from muster.cli.plans import print_plan
+    from muster.core.errors import UsageError
+    from muster.stages.inputs import read_inputs
+    from muster.stages.plan import plan_hosts, plan_on, recipe_of
+    from muster.stages.written import write_plan
+
+    if not recipe:
+        raise UsageError("no recipe was given", hint="muster plan RECIPE --on h200:8x4,10Gbit")
+    if bool(hosts) == bool(on):
+        raise UsageError(
+            "one of --hosts and --on is needed", hint="--on h200:8x4,10Gbit, or --hosts node[1-4]"
+        )
+    if on and link:
+        raise UsageError("is part of --on", where="--link", hint=f"--on {on},{link}")
+    if hosts and host_memory:
+        raise UsageError("is what --hosts say themselves", where="--host-memory", hint="leave it out")
+    told = _told(samples, price, link, host_memory)
+    if on:
+        planned = plan_on(recipe_of(recipe, overrides or []), on, told, traced=not quick)
+    else:
+        planned = plan_hosts(read_inputs(recipe, hosts, overrides or []), told, traced=not quick)
+    if json:
+        print_json(planned.plan.model_dump(mode="json"))
+    else:
+        print_plan(planned.plan)
+    if write is not None:
+        for file in write_plan(planned.decided, write):
+            err_console().print(f"written     {file}")
+    memory = planned.plan.memory
+    return 1 if memory is not None and memory.lacking else 0
+
+
+def _told(samples: int | None, price: float | None, link: str, host_memory: str) -> Told:
+    from muster.core.errors import UsageError
+    from muster.core.units import parse_bytes
+    from muster.stages.outlook import Told
+
+    memory = parse_bytes(host_memory) if host_memory else None
+    if host_memory and not memory:
+        raise UsageError(f"{host_memory!r} is not a size", where="--host-memory", hint="such as 512GB")
+    return Told(samples, price, link or None, memory)
+
+
+def _calibrate(names: list[str], root: Path, link: str | None, *, as_json: bool) -> None:
+    """Learn from runs, and say what was learned."""
+    from dataclasses import asdict
+
+    from muster.cli.output import err_console, print_json
+    from muster.stages.calibrate import calibrate
+    from muster.store.runfolder import find_run
+
+    learned = calibrate([find_run(name, root) for name in names], link)
+    found = learned.calibration
+    if as_json:
+        print_json(
+            {
+                "file": str(learned.file),
+                **asdict(found),
+                "errors": dict(zip(learned.runs, learned.errors, strict=True)),
+            }
+        )
+        return
+    console = err_console()
+    for name, share in found.efficiency.items():
+        fixed = found.fixed.get(name)
+        beside = f", and {1000 * fixed:.1f} ms per micro-step" if fixed else ""
+        console.print(f"learned     {name}: {share:.1%} of the stated figures{beside}")
+    for name, (bandwidth, _) in found.links.items():
+        if bandwidth:
+            console.print(f"learned     {name}: {bandwidth / 1e6:,.1f} MB/s")
+    for run, error in zip(learned.runs, learned.errors, strict=True):
+        console.print(f"            {run}: predicted {error:+.1%} of what was measured")
+    console.print(f"kept in     {learned.file}")

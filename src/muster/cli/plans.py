@@ -1,0 +1,175 @@
+"""A plan for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from muster.core.plan import MemoryPlan, Plan, TimePlan
+
+SHORT = {
+    "engine.zero": "zero",
+    "train.gradient_checkpointing": "checkpointing",
+    "batch.micro": "micro",
+}
+SMALL = 0.005  # of the whole: parts below it are shown together
+
+
+def print_plan(plan: Plan) -> None:
+    """Decisions, memory, time, other ways, scaling, and the sentence."""
+    from rich.markup import escape
+
+    from muster.cli.output import out_console
+    from muster.core.units import format_count
+
+    console = out_console()
+    count = f", {format_count(plan.parameters)} parameters" if plan.parameters else ""
+    batch = plan.batch
+    rows = [
+        ("model", f"{plan.model or 'from a configuration'}{count}"),
+        (
+            "spread",
+            f"{plan.engine}, {plan.precision}, {_count(plan.ranks, 'rank')} on "
+            f"{_count(plan.hosts, 'host')} ({plan.machines})",
+        ),
+        (
+            "batch",
+            f"{batch['micro']} x {batch['accumulation']} x {plan.ranks} ranks = {batch['global']} samples",
+        ),
+    ]
+    for name, value in rows:
+        console.print(f"  [dim]{name:<12}[/dim] {escape(value)}")
+    if plan.memory:
+        _memory(console, plan.memory, plan.device)
+    if plan.time:
+        _time(console, plan.time)
+    if plan.candidates:
+        _candidates(console, plan)
+    if len(plan.scaling) > 1:
+        _scaling(console, plan)
+    if plan.sentence:
+        console.print(f"\n{escape(plan.sentence)}")
+    for way in plan.would_fit:
+        console.print(f"[yellow]would fit[/yellow]  {escape(way)}")
+    for note in plan.notes:
+        console.print(f"[yellow]note[/yellow]  {escape(note)}")
+
+
+def _memory(console: Console, memory: MemoryPlan, device: str) -> None:
+    from rich.table import Table
+
+    from muster.core.units import size_words
+
+    verdict = (
+        "[green]fits[/green]" if memory.lacking is None else f"[red]too little {memory.lacking} memory[/red]"
+    )
+    console.print(
+        f"\n  [bold]Memory of a rank[/bold]  {verdict}  (activations: {memory.basis}; peak: {memory.moment})"
+    )
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    places = [
+        ("host" if device == "cpu" else "device", memory.device, memory.device_bytes, memory.device_room)
+    ]
+    if memory.host:
+        places.append(("host", memory.host, memory.host_bytes, memory.host_room))
+    for place, parts, total, room in places:
+        for name, value in _large(parts, total):
+            table.add_row("", name, f"[default]{size_words(value)}")
+        has = f" of {size_words(room)}, {memory.margin:.0%} left free" if room else ""
+        table.add_row(place, "[bold]all", f"[bold]{size_words(total)}[/bold]{has}")
+    console.print(table)
+
+
+def _large(parts: Mapping[str, int], total: int) -> list[tuple[str, int]]:
+    large = [(name, value) for name, value in parts.items() if value > SMALL * total]
+    rest = total - sum(value for _, value in large)
+    return sorted(large, key=lambda part: -part[1]) + ([("the rest", rest)] if rest else [])
+
+
+def _time(console: Console, time: TimePlan) -> None:
+    from muster.core.units import format_seconds
+
+    parts = {
+        "computation": time.compute,
+        "waiting for the network": time.communication,
+        "optimizer": time.optimizer,
+        "host transfer": time.transfer,
+        "reading data": time.reading,
+        "overhead": time.overhead,
+    }
+    words = ", ".join(f"{name} {_brief(value)}" for name, value in parts.items() if value > SMALL * time.step)
+    basis = "calibrated" if time.calibrated else "; ".join(time.assumed) or "from stated figures"
+    console.print(f"\n  [bold]Step[/bold]  {_brief(time.step)}: {words}  ({basis})")
+    console.print(f"        {time.samples_per_second:,.1f} samples/s")
+    if time.total is not None:
+        cost = f", cost {time.cost:,.2f}" if time.cost is not None else ""
+        steps = f"{time.steps:,} steps, " if time.steps else ""
+        console.print(f"        {steps}{format_seconds(time.total)} in all{cost}")
+    if time.epoch is not None:
+        console.print(f"        {format_seconds(time.epoch)} per epoch")
+
+
+def _candidates(console: Console, plan: Plan) -> None:
+    from rich.table import Table
+
+    from muster.core.units import size_words
+
+    table = Table(box=None, padding=(0, 2), title="Ways that were compared", title_justify="left")
+    for name in ("", "memory", "samples/s", ""):
+        table.add_column(name, justify="right" if name else "left")
+    for each in sorted(plan.candidates, key=lambda each: (not each.fits, -(each.samples_per_second or 0))):
+        words = " ".join(f"{SHORT.get(key, key)}={value}" for key, value in each.changes.items())
+        speed = f"{each.samples_per_second:,.1f}" if each.samples_per_second else ""
+        style = "bold green" if each.chosen else "" if each.fits else "dim"
+        table.add_row(words, size_words(each.memory), speed, each.why, style=style)
+    console.print()
+    console.print(table)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _brief(seconds: float) -> str:
+    """Milliseconds where seconds would show nothing."""
+    from muster.core.units import format_seconds
+
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else format_seconds(seconds)
+
+
+def _scaling(console: Console, plan: Plan) -> None:
+    from rich.table import Table
+
+    from muster.core.units import format_seconds
+
+    table = Table(box=None, padding=(0, 2), title="On other numbers of hosts", title_justify="left")
+    priced = any(each.cost is not None for each in plan.scaling)
+    for name in (
+        "hosts",
+        "ranks",
+        "step",
+        "samples/s",
+        "efficiency",
+        "in all",
+        *(["cost"] if priced else []),
+    ):
+        table.add_column(name, justify="right")
+    for each in plan.scaling:
+        row = [
+            str(each.hosts),
+            str(each.ranks),
+            _brief(each.step),
+            f"{each.samples_per_second:,.1f}",
+            f"{each.efficiency:.0%}",
+            format_seconds(each.total) if each.total is not None else "",
+        ]
+        style = "bold" if each.hosts == plan.fastest_hosts else ""
+        cost = [f"{each.cost:,.2f}"] if priced and each.cost is not None else []
+        table.add_row(*row, *cost, style=style)
+    console.print()
+    console.print(table)
+    if plan.fastest_hosts is not None and plan.fastest_hosts < plan.scaling[-1].hosts:
+        console.print(f"  most samples/s on {_count(plan.fastest_hosts, 'host')}")

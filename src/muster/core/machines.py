@@ -1,0 +1,117 @@
+"""Machines that are not there yet, as a person types them: `h200:8x4,10Gbit`. Pure.
+
+    DEVICE[:PER_HOST[xHOSTS]][,LINK][,INNER]
+
+DEVICE: a name of core/devices.json, or figures by hand in braces. LINK joins hosts, and is a speed or a name
+of core/links.json. INNER (nvlink..., pcie..., loopback) joins the devices of a host; without it, the device's
+usual.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from muster.core.devices import CPU, Device, find_device
+from muster.core.errors import UsageError
+from muster.core.links import Link, find_link
+from muster.core.links import named as named_link
+
+MOST = 100_000  # hosts, and devices of a host
+MOST_RANKS = 1_000_000
+_EXAMPLE = "h200:8x4,10Gbit: 8 devices per host, 4 hosts, 10 Gbit/s between them"
+_INNER = re.compile(r"nvlink[0-9]*|pcie[0-9]*|loopback")
+_COUNTS = re.compile(r"([0-9]{1,6})(?:x([0-9]{1,6}))?")
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Hosts that are alike. `link`: between hosts, None: not known or there is one host alone; `inner`:
+    between the devices of a host; `bus`: between a device and its host's memory."""
+
+    device: Device
+    per_host: int = 1
+    hosts: int = 1
+    link: Link | None = None
+    inner: Link | None = None
+    bus: Link | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Devices in all: one rank each."""
+        return self.per_host * self.hosts
+
+    def on(self, hosts: int) -> Machines:
+        """The same on another number of hosts."""
+        return replace(self, hosts=hosts)
+
+    def over(self, link: Link) -> Machines:
+        """The same with another link between hosts."""
+        return replace(self, link=link)
+
+
+def machines_of(
+    device: Device, per_host: int = 1, hosts: int = 1, link: Link | None = None, inner: Link | None = None
+) -> Machines:
+    """Hosts of a device, joined by its usual links where none is given."""
+    bus = named_link(device.bus) if device.bus else None
+    usual = (
+        named_link(device.inner) if device.inner else named_link("loopback") if device.kind == CPU else bus
+    )
+    return Machines(device, per_host, hosts, link, inner or usual, bus)
+
+
+def parse_machines(text: str) -> Machines:
+    """What a user gives as --on. Raises UsageError saying which part is not understood."""
+    head, *rest = _split(text)
+    name, _, counts = head.rpartition(":") if ":" in head.rpartition("}")[2] else (head, "", "")
+    match = _COUNTS.fullmatch(counts) if counts or head.endswith(":") else None
+    if not name.strip() or (match is None and name != head):
+        raise UsageError(
+            f"{counts or text!r} is not a number of devices", where=f"--on {text}", hint=_EXAMPLE
+        )
+    per_host, hosts = (int(match[1]), int(match[2] or 1)) if match else (1, 1)
+    if not (1 <= per_host <= MOST and 1 <= hosts <= MOST):
+        raise UsageError(f"{counts!r}: from 1 to {MOST:,} of each", where=f"--on {text}", hint=_EXAMPLE)
+    if per_host * hosts > MOST_RANKS:
+        raise UsageError(
+            f"{counts}: at most {MOST_RANKS:,} devices in all", where=f"--on {text}", hint=_EXAMPLE
+        )
+    link: Link | None = None
+    inner: Link | None = None
+    for item in rest:
+        found = _link(item, text)
+        if _INNER.fullmatch(found.name):
+            if inner is not None:
+                raise _twice("the link between a host's devices", text)
+            inner = found
+        else:
+            if link is not None:
+                raise _twice("the link between hosts", text)
+            link = found
+    return machines_of(find_device(name), per_host, hosts, link, inner)
+
+
+def _link(item: str, text: str) -> Link:
+    try:
+        return find_link(item)
+    except UsageError as error:
+        raise UsageError(error.what, where=f"--on {text}", hint=error.hint) from None
+
+
+def _twice(what: str, text: str) -> UsageError:
+    return UsageError(f"{what} is given twice", where=f"--on {text}", hint=_EXAMPLE)
+
+
+def _split(text: str) -> list[str]:
+    """At commas outside braces."""
+    items, depth, start = [], 0, 0
+    for position, letter in enumerate(text):
+        depth += (letter == "{") - (letter == "}")
+        if letter == "," and depth == 0:
+            items.append(text[start:position])
+            start = position + 1
+    items.append(text[start:])
+    if depth != 0 or not items[0].strip():
+        raise UsageError("is not a device with its numbers", where=f"--on {text!r}", hint=_EXAMPLE)
+    return [item.strip() for item in items]

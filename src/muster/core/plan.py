@@ -1,0 +1,99 @@
+"""A plan: what a job will need and take, as far as that can be told before it starts. Pure data.
+
+Bytes and seconds; GB in texts is 10^9 bytes. None: not known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from muster.core.part import Part
+
+SCHEMA_VERSION = 1
+
+
+class MemoryPlan(Part):
+    """A rank's memory at the moment that takes most, by what it is for. On CPUs all of it is in `device`."""
+
+    device: dict[str, int] = Field(description="bytes")
+    host: dict[str, int] = Field(description="bytes of the host's memory, beside a GPU's")
+    device_bytes: int = Field(description="the sum of `device`")
+    host_bytes: int = Field(description="the sum of `host`")
+    device_room: int | None = Field(description="what a rank may use of the smallest device")
+    host_room: int | None = Field(description="what a rank may use of the smallest host")
+    margin: float = Field(description="of the room, left free")
+    basis: str = Field(description="where the activations are from: traced, or closed form")
+    moment: str = Field(description="when the peak is")
+    lacking: str | None = Field(description="device or host, where there is too little; None: it fits")
+
+
+class TimePlan(Part):
+    """Seconds of an optimizer step in parts that add up, and what follows from them."""
+
+    compute: float = Field(description="forward and backward passes")
+    communication: float = Field(description="what ranks wait for each other")
+    optimizer: float
+    transfer: float = Field(description="over the bus to the host's memory")
+    reading: float = Field(description="waiting for data")
+    overhead: float
+    step: float = Field(description="the sum")
+    samples_per_second: float
+    steps: int | None = Field(description="optimizer steps of the whole training")
+    epoch: float | None = Field(description="seconds; None: nobody says how many samples it has")
+    total: float | None = Field(description="seconds of all steps, without evaluation and saving")
+    cost: float | None = Field(description="in the currency of the price")
+    assumed: list[str] = Field(description="what was neither measured nor stated by a maker")
+    calibrated: bool = Field(description="the device's efficiency was learned from measured runs")
+
+
+class ScalingPoint(Part):
+    """The same job on another number of hosts."""
+
+    hosts: int
+    ranks: int
+    step: float = Field(description="seconds")
+    samples_per_second: float
+    efficiency: float = Field(description="samples/s per host, over those of the fewest hosts")
+    total: float | None = None
+    cost: float | None = None
+
+
+class Candidate(Part):
+    """Another way to run the recipe, and what became of it."""
+
+    changes: dict[str, str] = Field(description="overrides of the recipe; empty: as it is")
+    fits: bool
+    memory: int = Field(description="bytes of a rank's device")
+    step: float | None = Field(None, description="seconds of an optimizer step")
+    samples_per_second: float | None = None
+    chosen: bool = False
+    why: str = Field(description="why it was chosen, or lost")
+
+
+class Plan(Part):
+    """plan.json: what was decided and why, and what is predicted. A run's result stands beside it."""
+
+    schema_version: int = SCHEMA_VERSION
+    model: str | None
+    parameters: int | None = None
+    trainable: int | None = None
+    engine: str
+    precision: str
+    device: str = Field(description="cuda or cpu")
+    machines: str = Field(description="the hosts, for people")
+    hosts: int
+    ranks: int
+    batch: dict[str, int]
+    memory: MemoryPlan | None = Field(None, description="None: the model is not known here")
+    time: TimePlan | None = Field(None, description="None: the device's speed is not known")
+    scaling: list[ScalingPoint] = Field(default_factory=list)
+    fastest_hosts: int | None = Field(
+        None, description="of `scaling`, where most samples/s are; of equals the fewest"
+    )
+    candidates: list[Candidate] = Field(default_factory=list)
+    sentence: str | None = None
+    would_fit: list[str] = Field(default_factory=list, description="the smallest changes with which it fits")
+    decisions: list[dict[str, Any]] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)

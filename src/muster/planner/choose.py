@@ -1,0 +1,181 @@
+"""Choose what a recipe leaves to the plan: ZeRO's stage and gradient checkpointing, with the micro-batch that
+each way allows. The fastest that fits; where speeds are not known, the mildest that fits. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from muster.core.errors import RecipeError
+from muster.core.job import Decision
+from muster.core.plan import Candidate
+from muster.core.recipe import Recipe
+from muster.core.trace import Trace
+from muster.core.units import size_words
+from muster.core.zero import open_stages
+from muster.planner.fit import Room, Setting, lacking, need
+from muster.planner.sizing import Sized, size
+from muster.planner.steptime import Step
+
+Tracer = Callable[[Recipe, str, str, int], "Trace | None"]  # recipe, precision, device, ranks
+Timer = Callable[[Setting], "Step | None"]
+
+
+@dataclass(frozen=True)
+class Where:
+    """What a job runs on, and in what precision."""
+
+    precision: str
+    device: str
+    slots: Sequence[int]
+    room: Room
+
+
+def nothing_traced(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace | None:
+    """A tracer for where closed forms will do."""
+    return None
+
+
+def not_timed(setting: Setting) -> Step | None:
+    """A timer for where speeds are not known."""
+    return None
+
+
+def choose(
+    recipe: Recipe,
+    config: Mapping[str, Any] | None,
+    where: Where,
+    decisions: list[Decision],
+    tracer: Tracer = nothing_traced,
+    timer: Timer = not_timed,
+) -> tuple[Sized, list[Candidate]]:
+    """The recipe with everything decided, and the ways that were compared, the chosen one among them.
+
+    Raises RecipeError for numbers that contradict each other, UsageError for what cannot fit.
+    """
+
+    def sized(way: Recipe, noted: list[Decision]) -> Sized:
+        trace = tracer(way, where.precision, where.device, sum(where.slots))
+        return size(way, config, where.precision, where.device, where.slots, where.room, noted, trace)
+
+    ways, tried = [], []
+    refused: RecipeError | None = None
+    for way, made in _ways(recipe):
+        try:
+            tried.append(_try(way, sized(_forced(made), []), where.room, timer))
+            ways.append(made)
+        except RecipeError as error:  # what the recipe wants does not go this way (model.create=sharded)
+            refused = error
+    if not ways:
+        assert refused is not None
+        raise refused
+    best, reason = _best(tried)
+    chosen = sized(ways[best], decisions)  # raises where even the best does not fit
+    decisions.extend(_told(tried[best], reason))
+    return chosen, [
+        _as_candidate(each, tried[best], reason, index == best) for index, each in enumerate(tried)
+    ]
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A way, and what it comes to."""
+
+    way: dict[str, str]
+    setting: Setting | None
+    memory: int
+    lacks: str | None
+    step: Step | None
+    room: int | None
+
+    @property
+    def fits(self) -> bool:
+        return self.lacks is None
+
+
+def _ways(recipe: Recipe) -> list[tuple[dict[str, str], Recipe]]:
+    """Every combination of what is open, mildest first: without recomputation, at low stages."""
+    stages: list[int | None] = [None]
+    if recipe.engine.name == "deepspeed" and not recipe.engine.config:
+        stages = list(open_stages(recipe))
+    again = recipe.train.gradient_checkpointing
+    found = []
+    for checkpointing, stage in itertools.product([False, True] if again == "auto" else [again], stages):
+        way = {"engine.zero": str(stage)} if recipe.engine.zero == "auto" else {}
+        way |= {"train.gradient_checkpointing": str(checkpointing).lower()} if again == "auto" else {}
+        found.append((way, recipe.choosing(zero=stage, checkpointing=checkpointing)))
+    return found
+
+
+def _forced(recipe: Recipe) -> Recipe:
+    """Tried without being refused."""
+    return recipe.model_copy(update={"force": True})
+
+
+def _try(way: dict[str, str], sized: Sized, room: Room, timer: Timer) -> _Tried:
+    setting = sized.setting
+    found = need(setting) if setting is not None else None
+    if setting is None or found is None:
+        return _Tried(way, None, 0, None, None, room.device)
+    return _Tried(
+        {**way, "batch.micro": str(setting.micro)} if way else way,
+        setting,
+        sum(found.device.values()),
+        lacking(found, setting, room),
+        timer(setting),
+        room.device,
+    )
+
+
+def _best(tried: Sequence[_Tried]) -> tuple[int, str]:
+    """Which way, and why: of those that fit the fastest; the mildest where one's speed is not known. None
+    fits: the smallest."""
+    fitting = [index for index, each in enumerate(tried) if each.fits]
+    among = f"of {len(fitting)} ways that fit (of {len(tried)})"
+    if tried[0].setting is None:
+        return 0, "the mildest: the model's size is not known here"
+    if not fitting:
+        return min(range(len(tried)), key=lambda index: tried[index].memory), "needs least, and does not fit"
+    if any(tried[index].step is None for index in fitting):
+        return fitting[0], f"the mildest {among}; not all of their speeds are known"
+    best = max(fitting, key=lambda index: (_speed(tried[index]), -index))
+    return best, f"the fastest {among}: {_speed(tried[best]):,.1f} samples/s predicted"
+
+
+def _speed(tried: _Tried) -> float:
+    return tried.step.samples_per_second if tried.step else 0.0
+
+
+def _told(chosen: _Tried, reason: str) -> list[Decision]:
+    """Why what was open came to what it is."""
+    return [
+        Decision(name, int(value) if value.isdigit() else value == "true", reason)
+        for name, value in chosen.way.items()
+        if name != "batch.micro"
+    ]
+
+
+def _as_candidate(tried: _Tried, chosen: _Tried, reason: str, is_chosen: bool) -> Candidate:
+    step = tried.step
+    return Candidate(
+        changes=tried.way,
+        fits=tried.fits,
+        memory=tried.memory,
+        step=step.seconds if step else None,
+        samples_per_second=step.samples_per_second if step else None,
+        chosen=is_chosen,
+        why=reason if is_chosen else _lost(tried, chosen),
+    )
+
+
+def _lost(tried: _Tried, chosen: _Tried) -> str:
+    """Why a way was not chosen."""
+    if not tried.fits:
+        has = f" of {size_words(tried.room)}" if tried.room else ""
+        return f"does not fit: {size_words(tried.memory)}{has} ({tried.lacks} memory)"
+    if tried.step is None or chosen.step is None:
+        return "fits as well; costs more computation or communication"
+    slower = 1 - _speed(tried) / _speed(chosen)
+    return f"{slower:.0%} slower" if slower > 0.005 else "as fast, and no milder"

@@ -1,0 +1,137 @@
+"""What measured runs teach about a device and a link. Pure.
+
+In two steps, since what a run on one rank takes has no communication in it: first the efficiency of each
+device and precision, then the bandwidth of each link from what is left. Each is the value at which the
+prediction is what was measured; of several runs, the median. Where runs on one rank differ in their work,
+seconds that do not depend on it are told apart by least squares.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from muster.planner.steptime import Calibration, Case, ideal, key, link_key, predict
+
+LEAST, MOST = 1e-4, 1e4  # times what is stated, within which a figure is looked for
+SPAN = 1.2  # work of the largest over that of the smallest run, from where on a constant can be told apart
+WORTH = 0.02  # of a step: a link that matters less teaches nothing about itself
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run: its case, and the seconds that an optimizer step took."""
+
+    case: Case
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise ValueError(f"a step takes more than {self.seconds} seconds")
+
+
+def learn(runs: Sequence[Measured], known: Calibration | None = None) -> Calibration:
+    """A calibration under which these runs take what they took, as far as one exists.
+
+    `known`: what was learned or measured before, which stays where these runs say nothing of it. Raises
+    UsageError where a figure that a prediction rests on is neither stated nor given.
+    """
+    found = known or Calibration()
+    alone = [run for run in runs if run.case.machines.ranks == 1]
+    for name in dict.fromkeys(_key(run) for run in alone):
+        found = _learn_device(name, [run for run in alone if _key(run) == name], found)
+    within = [run for run in runs if run.case.machines.hosts == 1 < run.case.machines.per_host]
+    between = [run for run in runs if run.case.machines.hosts > 1]
+    for chosen, which in ((within, "inner"), (between, "link")):
+        for name in dict.fromkeys(_link(run, which) for run in chosen):
+            if name:
+                found = _learn_link(name, [run for run in chosen if _link(run, which) == name], found)
+    return found
+
+
+def errors(runs: Sequence[Measured], known: Calibration) -> list[float]:
+    """Of each run, the predicted seconds over the measured ones, less one."""
+    return [predict(run.case, known).seconds / run.seconds - 1 for run in runs]
+
+
+def _key(run: Measured) -> str:
+    return key(run.case.machines.device.name, run.case.precision)
+
+
+def _link(run: Measured, which: str) -> str:
+    machines = run.case.machines
+    link = machines.link if which == "link" else machines.inner
+    return link_key(link, machines.device.kind) if link else ""
+
+
+def _learn_device(name: str, runs: Sequence[Measured], known: Calibration) -> Calibration:
+    """Efficiency, and seconds per micro-step beside it where the runs can tell them apart."""
+
+    def with_efficiency(value: float) -> Calibration:
+        return replace(known, efficiency={**known.efficiency, name: value})
+
+    known = replace(known, fixed={k: v for k, v in known.fixed.items() if k != name})
+    values = [_solve(partial(_excess, run, with_efficiency)) for run in runs]
+    solved = [value for value in values if value is not None]
+    if not solved:
+        return known
+    middle = statistics.median(solved)
+    works = [ideal(run.case) for run in runs]
+    if max(works) >= SPAN * min(works):
+        # What is left of each run beside the work that grows is a line in that work.
+        left = [_left(run, with_efficiency(middle), middle) for run in runs]
+        slope, constant = statistics.linear_regression(works, left)
+        if slope > 0 and constant > 0:
+            learned = with_efficiency(1 / slope)
+            return replace(learned, fixed={**learned.fixed, name: constant})
+    return with_efficiency(middle)
+
+
+def _left(run: Measured, known: Calibration, efficiency: float) -> float:
+    """Measured seconds per micro-step without what does not depend on the efficiency."""
+    steps = run.case.spread.micro_steps
+    rest = predict(run.case, known).seconds - steps * ideal(run.case) / efficiency
+    return (run.seconds - rest) / steps
+
+
+def _learn_link(name: str, runs: Sequence[Measured], known: Calibration) -> Calibration:
+    """Bandwidth; its latency stays."""
+    latency = known.links.get(name, (None, None))[1]
+    values = []
+    for run in runs:
+        machines = run.case.machines
+        link = machines.link if _link(run, "link") == name else machines.inner
+        assert link is not None
+        stated = link.stated
+
+        def with_share(share: float, stated: float = stated) -> Calibration:
+            return replace(known, links={**known.links, name: (share * stated, latency)})
+
+        step = predict(run.case, known)
+        if step.communication < WORTH * step.seconds and run.seconds < (1 + WORTH) * step.seconds:
+            continue
+        share = _solve(partial(_excess, run, with_share))
+        if share is not None:
+            values.append(share * stated)
+    if not values:
+        return known
+    return replace(known, links={**known.links, name: (statistics.median(values), latency)})
+
+
+def _excess(run: Measured, known_at: Callable[[float], Calibration], share: float) -> float:
+    """Predicted seconds beyond the measured ones."""
+    return predict(run.case, known_at(share)).seconds - run.seconds
+
+
+def _solve(excess: Callable[[float], float]) -> float | None:
+    """Where a falling function of a share crosses zero, by bisection in its logarithm; None: nowhere."""
+    low, high = LEAST, MOST
+    if excess(low) < 0 or excess(high) > 0:
+        return None
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return math.sqrt(low * high)

@@ -1,0 +1,70 @@
+"""What the passes over a micro-batch keep and need, and when a rank holds most. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from muster.core.trace import BACKWARD, Pass
+from muster.planner.memory import Parts, States, added
+
+_LOSS = f"{BACKWARD}: after the blocks"  # a part of a traced pass: worker/tracing/passes.py
+
+
+@dataclass(frozen=True)
+class Passing:
+    """Bytes of the passes over a micro-batch. `basis`: traced or closed form; `top`: at their peak; `later`:
+    at most, once there are gradients; `growing`: what whole gradients add to that as they come, where there
+    are none before; `copies`: of weights, all along."""
+
+    basis: str
+    top: Parts
+    later: Parts
+    growing: int
+    copies: Parts
+
+
+def traced(at: Pass) -> Passing:
+    """Between the last block and the loss the peak is the loss's, before there is any gradient. When the
+    first ones come there, about as much is left as is kept for the backward pass."""
+    kept = {"activations": max(0, at.saved - at.logits), "logits and loss": min(at.logits, at.saved)}
+    peak = max(at.saved, at.forward_peak, at.backward_peak)
+    later, growing = peak, max(peak, at.growing_peak)
+    if _LOSS in at.peaks:
+        others = [pair for part, pair in at.peaks.items() if part.startswith(BACKWARD) and part != _LOSS]
+        later = max(at.saved, 0, *(plain for plain, _ in others))
+        growing = max(later, *(grown for _, grown in others))
+    return Passing(
+        "traced",
+        top={**kept, "temporary tensors": peak - at.saved},
+        later={**kept, "temporary tensors": later - at.saved},
+        growing=growing - later,
+        copies={"copies in half precision": at.copies},
+    )
+
+
+def closed(parts: Parts, copies: int) -> Passing:
+    """By a formula, which has one figure for all of the backward pass."""
+    return Passing("closed form", parts, parts, 0, {"copies in half precision": copies})
+
+
+def moments_of(found: States, passing: Passing, *, accumulates: bool) -> dict[str, Parts]:
+    """What is on the device beside what is always held, at each moment that may be the peak.
+
+    Activations go as gradients come. Where they were traced and no gradients lie there from earlier
+    micro-batches, whole gradients were traced as well, and with others the peak is at one end of the
+    backward pass; else all are taken to be there at once.
+    """
+    quiet = added(found.passes, passing.copies)
+    busy = added(quiet, found.backward)
+    later = added(busy, passing.later)
+    if passing.basis == "closed form" or accumulates:
+        loss = added(quiet, passing.top, found.gradients)
+        return {"backward pass": added(later, found.gradients), "loss": loss, **found.after}
+    loss = added(quiet, passing.top)
+    if found.whole:
+        first = later.pop("gradients in flight", 0)  # the others were traced
+        gone = sum(passing.copies.values())  # with the activations
+        grown = {"gradients": max(passing.growing - gone, first)}
+        return {"backward pass": added(later, grown), "loss": loss, **found.after}
+    end = added(busy, found.gradients)
+    return {"backward pass": later, "loss": loss, "end of the backward pass": end, **found.after}

@@ -1,0 +1,268 @@
+"""From a decided job to its plan: memory, time, scaling, and the sentence that a person wants. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from muster.core import families
+from muster.core.batch import resolve_batch
+from muster.core.devices import driver_device
+from muster.core.errors import RecipeError, UsageError
+from muster.core.flops import Shape, training
+from muster.core.inventory import Host
+from muster.core.links import Link, ethernet, infiniband
+from muster.core.machines import Machines, machines_of
+from muster.core.plan import MemoryPlan, Plan, ScalingPoint, TimePlan
+from muster.core.recipe import Recipe
+from muster.core.units import format_seconds
+from muster.planner.exchange import Spread
+from muster.planner.fit import MARGIN, Need, Room, Setting, fits, lacking, need
+from muster.planner.scaling import CaseOn, Length, Point, curve, point, say
+from muster.planner.steptime import Calibration, Case, Step, Work, key, predict, work_of
+
+MOST_POINTS = 12  # of a scaling curve
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a plan's time rests on. `machines`: None where the devices' speed is not known."""
+
+    machines: Machines | None
+    calibration: Calibration
+    samples: int | None = None  # of an epoch; None: not known here
+    price: float | None = None  # of a host for an hour
+
+
+def machines_from(
+    facts: Mapping[str, Mapping[str, Any]],
+    hosts: Sequence[Host],
+    slots: Sequence[int],
+    env: Mapping[str, str],
+) -> Machines | None:
+    """Real hosts as alike ones: their slowest GPU and slowest link, since those set the pace; None where
+    one is not known. `env`: the ranks' variables, which may switch InfiniBand off."""
+    devices = []
+    for host, count in zip(hosts, slots, strict=True):
+        for gpu in list(facts[host.label].get("gpus") or [])[:count]:
+            found = driver_device(str(gpu.get("name") or ""))
+            if found is None:
+                return None
+            devices.append(found)
+    if not devices:
+        return None
+    slowest = min(devices, key=lambda each: max(each.peaks.values(), default=0.0))
+    link = slowest_link([facts[host.label] for host in hosts], env)
+    if link is None and len(hosts) > 1:
+        return None
+    return machines_of(slowest, max(slots), len(hosts), link)
+
+
+def slowest_link(facts: Sequence[Mapping[str, Any]], env: Mapping[str, str]) -> Link | None:
+    """Between hosts, by what they say; None where one does not, or there is one alone."""
+    links = [link_of(about.get("network") or {}, env) for about in facts]
+    known = [link for link in links if link is not None]
+    if len(facts) < 2 or len(known) < len(links):
+        return None
+    return min(known, key=lambda link: link.bandwidth)
+
+
+def link_of(network: Mapping[str, Any], env: Mapping[str, str]) -> Link | None:
+    """InfiniBand where it is and may be used, else the network card; None: the host does not say."""
+    fast = network.get("infiniband_megabits") if env.get("NCCL_IB_DISABLE", "0") == "0" else None
+    if fast:
+        return infiniband(fast / 1000)
+    return ethernet(network["megabits"] / 1000) if network.get("megabits") else None
+
+
+def case_of(setting: Setting, machines: Machines) -> Case | None:
+    """The job as the step's time sees it; None where a micro-batch's operations are not known."""
+    work = _work(setting)
+    if work is None:
+        return None
+    # DDP's gradients travel as they are kept, in fp32; FSDP's and DeepSpeed's in the chosen precision.
+    element = setting.element if setting.engine in ("deepspeed", "fsdp") else 4
+    spread = Spread(
+        engine=setting.engine,
+        ranks=setting.ranks,
+        micro_steps=setting.accumulation,
+        stage=setting.stage,
+        element=element,
+        device=setting.device,
+        offload=setting.offload,
+        bucket=setting.bucket,
+        prefetch=setting.prefetch,
+        persistence=setting.persistence,
+        reuse=setting.reuse,
+        overlap=setting.overlap,
+    )
+    return Case(machines, setting.precision, work, setting.tensors, spread)
+
+
+def _work(setting: Setting) -> Work | None:
+    """Of the trace; else by the family's formula, without what moves through memory."""
+    if setting.trace is not None and setting.trace.checkpointing == setting.checkpointing:
+        return work_of(setting.trace.at(setting.micro))
+    image = "image_size" in setting.config
+    tokens = 0 if image else setting.lengths.tokens
+    products = families.products(setting.config, Shape(setting.micro, tokens, setting.lengths.target))
+    if products is None:
+        return None
+    frozen = setting.trainable < setting.parameters
+    done = training(products, checkpointing=setting.checkpointing, frozen=frozen)
+    return Work(setting.micro, done.forward, done.hardware)
+
+
+def timed(setting: Setting, outlook: Outlook) -> Step | None:
+    """An optimizer step; None where the machines' speed is not known."""
+    if outlook.machines is None:
+        return None
+    case = case_of(setting, outlook.machines)
+    return None if case is None else predict(case, outlook.calibration)
+
+
+def memory_plan(setting: Setting, room: Room, found: Need) -> MemoryPlan:
+    """A rank's memory, and whether it fits."""
+    first = found.first_host // setting.ranks_per_host
+    host = dict(found.host)
+    device = dict(found.device)
+    if first:
+        (device if setting.device == "cpu" else host)["the whole model, saved by the first rank"] = first
+    return MemoryPlan(
+        device=device,
+        host=host,
+        device_bytes=sum(device.values()),
+        host_bytes=sum(host.values()),
+        device_room=room.device,
+        host_room=room.host,
+        margin=MARGIN,
+        basis=found.basis,
+        moment=found.moment,
+        lacking=lacking(found, setting, room),
+    )
+
+
+def plan_of(recipe: Recipe, setting: Setting | None, room: Room, outlook: Outlook, start: Plan) -> Plan:
+    """The plan `start` with memory, time and scaling, as far as they can be told."""
+    found = need(setting) if setting is not None else None
+    if setting is None or found is None:
+        return start
+    made = start.model_copy(
+        update={
+            "parameters": setting.parameters,
+            "trainable": setting.trainable,
+            "memory": memory_plan(setting, room, found),
+        }
+    )
+    try:
+        return _with_time(recipe, setting, room, outlook, made)
+    except UsageError as error:  # a figure is missing: that costs the time alone
+        return made.model_copy(update={"notes": [*made.notes, f"no time: {error.what}"]})
+
+
+def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, made: Plan) -> Plan:
+    """Raises UsageError where a figure that the time rests on is neither stated nor measured."""
+    machines = outlook.machines
+    case = case_of(setting, machines) if machines is not None else None
+    if case is None:
+        return made
+    samples, epochs = outlook.samples, recipe.train.epochs
+    if recipe.train.max_steps is not None:  # the same samples on any number of hosts
+        samples, epochs = recipe.train.max_steps * case.batch, 1.0
+    length = Length(samples or case.batch, epochs, price=outlook.price)
+    now = point(case, length, outlook.calibration)
+    on = on_fitting(recipe, setting, case.machines, room)
+    points = curve(on, host_counts(case.machines.hosts), length, outlook.calibration)
+    alone = points[0] if points else now
+    known = samples is not None
+    assumed = [] if setting.trace else ["operations alone: what moves through memory is not counted"]
+    return made.model_copy(
+        update={
+            "time": _time_plan(now, outlook, known=known, assumed=assumed),
+            "scaling": [_scaling(each, alone, known=known) for each in points],
+            "fastest_hosts": _fastest(points),
+            "sentence": _sentence(on, points, length, outlook) if known else None,
+        }
+    )
+
+
+def _fastest(points: Sequence[Point]) -> int | None:
+    best = max(points, key=lambda each: (each.step.samples_per_second, -each.hosts), default=None)
+    return best.hosts if best else None
+
+
+def on_fitting(recipe: Recipe, setting: Setting, machines: Machines, room: Room) -> CaseOn:
+    """The job on any number of hosts, where it fits: with the same global batch where the recipe says which,
+    else with the same micro-batch and accumulation."""
+    fixed = setting.micro * setting.accumulation * setting.ranks
+    given = recipe.batch.global_ is not None or recipe.batch.tokens is not None
+
+    def case_on(hosts: int) -> Case | None:
+        ranks = machines.per_host * hosts
+        there = replace(setting, ranks=ranks)
+        if given:
+            try:
+                batch = resolve_batch(None, None, fixed, world_size=ranks, largest=setting.micro)
+            except RecipeError:
+                return None
+            there = replace(there, micro=batch.micro, accumulation=batch.accumulation)
+        return case_of(there, machines.on(hosts)) if fits(there, room) else None
+
+    return case_on
+
+
+def _sentence(on: CaseOn, points: Sequence[Point], length: Length, outlook: Outlook) -> str | None:
+    """All hosts against one; where one does not hold the job, against the fewest that do."""
+    if not points:
+        return None
+    fewest, most = points[0], points[-1]
+    if fewest.hosts == 1:
+        return say(on, most.hosts, length, outlook.calibration).text
+    head = f"At least {fewest.hosts} of these hosts are needed, which take {format_seconds(fewest.total)}"
+    if most is fewest:
+        return f"{head}."
+    times = fewest.total / most.total
+    return f"{head}; {most.hosts} take {format_seconds(most.total)}: {times:.1f} times as fast."
+
+
+def host_counts(hosts: int) -> list[int]:
+    """1 to so many hosts; of many, powers of two and the last."""
+    if hosts <= MOST_POINTS:
+        return list(range(1, hosts + 1))
+    powers = [1 << i for i in range(int(math.log2(hosts)) + 1)]
+    return [*powers, *([hosts] if powers[-1] != hosts else [])]
+
+
+def _time_plan(now: Point, outlook: Outlook, *, known: bool, assumed: list[str]) -> TimePlan:
+    step = now.step
+    parts = {name: value for name, value in asdict(step).items() if name in _PARTS}
+    per_epoch = None if outlook.samples is None else math.ceil(outlook.samples / now.case.batch)
+    return TimePlan(
+        **parts,
+        step=step.seconds,
+        samples_per_second=step.samples_per_second,
+        steps=round(now.total / step.seconds) if known else None,
+        epoch=None if per_epoch is None else per_epoch * step.seconds,
+        total=now.total if known else None,
+        cost=now.cost if known else None,
+        assumed=[*step.assumed, *assumed],
+        calibrated=key(now.case.machines.device.name, now.case.precision) in outlook.calibration.efficiency,
+    )
+
+
+_PARTS = ("compute", "communication", "optimizer", "transfer", "reading", "overhead")
+
+
+def _scaling(each: Point, alone: Point, *, known: bool) -> ScalingPoint:
+    speed = each.step.samples_per_second
+    return ScalingPoint(
+        hosts=each.hosts,
+        ranks=each.case.machines.ranks,
+        step=each.step.seconds,
+        samples_per_second=speed,
+        efficiency=speed / each.hosts / (alone.step.samples_per_second / alone.hosts),
+        total=each.total if known else None,
+        cost=each.cost if known else None,
+    )

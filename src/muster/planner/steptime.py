@@ -1,0 +1,282 @@
+"""How long an optimizer step takes, in parts: computation, what ranks wait for each other, the optimizer.
+Pure.
+
+Computation: a micro-step's operations over the device's stated peak, and the bytes that it moves over the
+device's stated memory bandwidth, one after the other, over an efficiency. One after the other, since matrix
+products are bound by arithmetic and all else by memory, and eager PyTorch runs them in turn (the roofline of
+Williams et al. 2009, summed over kinds of operations instead of its maximum). The efficiency is learned from
+a measured run (planner/learning.py); until then EFFICIENCY is assumed. Each operation costs a little beside
+what it does (KERNEL), and on a GPU none starts before Python has asked for it (LAUNCH): small models wait for
+that.
+
+Communication: planner/traffic.py's calls, each a latency per hop and bytes over the slowest link
+(planner/collective.py), less what the engine hides behind the computation (planner/overlap.py).
+
+Optimizer: the bytes that it reads and writes over the memory bandwidth: the device's, or the host's where it
+is offloaded; then gradients and weights cross the bus as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from muster.core.errors import UsageError
+from muster.core.links import Link, calibrated
+from muster.core.machines import Machines
+from muster.core.trace import Parameter, Pass
+from muster.planner.collective import Call, seconds
+from muster.planner.exchange import Spread, Traffic
+from muster.planner.overlap import Cost, waited
+from muster.planner.traffic import traffic_of
+
+EFFICIENCY = 0.6  # of the stated figures, where nothing was measured: amid docs/steptime.md's published runs
+MEMORY = 0.8  # of its stated bandwidth that long sequential reads and writes get
+HOST_BANDWIDTH = 50e9  # bytes/s of a host's memory, all its ranks together: to be replaced by a measurement
+# Bytes per parameter of a rank's part: Adam reads gradient, weight and two moments and writes three of them
+# back (28), the norm reads the gradient (4), clipping reads and writes it (8).
+UPDATE = 40
+# Seconds that an operation takes beside its work: on a GPU between two kernels, on a CPU for PyTorch to find
+# and call it; and on a GPU, until Python has launched it. Usual figures; CPU: measured on a core of an EPYC.
+KERNEL = {"cuda": 3e-6, "cpu": 5e-6}
+LAUNCH = 8e-6
+# Seconds per tensor and micro-step that DeepSpeed's hooks take beyond PyTorch's own, by stage, and that the
+# optimizer takes per step: DeepSpeed 0.19 on a core of an EPYC, slopes between 100 and 400 tensors.
+HOOKS = (20e-6, 40e-6, 45e-6, 300e-6)
+STEPPING = 15e-6
+# How often a gradient is read and written on its way into a bucket, averaged, and out again.
+COPIES = {"ddp": 4, "fsdp": 4, "deepspeed": 6}
+
+
+@dataclass(frozen=True)
+class Work:
+    """A rank's micro-step over `samples`: floating-point operations of the forward pass and of both passes
+    (with what checkpointing computes again), bytes that both move and how many operations they are (0: not
+    known)."""
+
+    samples: int
+    forward: float
+    flops: float
+    moved: float = 0.0
+    operations: float = 0.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job whose step is to be predicted. `parameters`: of the model, in its order; `spread.ranks` is what
+    `machines` say. `reading`: seconds that a rank needs to read a micro-batch; `ahead`: other processes do
+    it meanwhile."""
+
+    machines: Machines
+    precision: str
+    work: Work
+    parameters: tuple[Parameter, ...] = field(repr=False)
+    spread: Spread
+    reading: float = 0.0
+    ahead: bool = False
+
+    @property
+    def placed(self) -> Spread:
+        """The spread with as many ranks as there are devices."""
+        return replace(self.spread, ranks=self.machines.ranks, device=self.machines.device.kind)
+
+    @property
+    def batch(self) -> int:
+        """Samples of an optimizer step."""
+        return self.work.samples * self.spread.micro_steps * self.machines.ranks
+
+    def over(self, machines: Machines) -> Case:
+        """The same on other machines."""
+        return replace(self, machines=machines)
+
+    def accumulating(self, micro_steps: int) -> Case:
+        """The same with another number of micro-steps."""
+        return replace(self, spread=replace(self.spread, micro_steps=micro_steps))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured. `efficiency`, `fixed`: by `key` of device and precision, the share of the stated
+    figures that a computation reaches, and seconds per micro-step beside it; `links`: by name, bytes/s and
+    seconds; `overhead`: seconds per optimizer step; `call`: of starting a collective, None: as usual."""
+
+    efficiency: Mapping[str, float] = field(default_factory=dict)
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    links: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
+    overhead: float = 0.0
+    call: float | None = None
+    host_bandwidth: float = HOST_BANDWIDTH
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of an optimizer step, in parts that add up. `exchange`: what all calls take, of which ranks
+    wait for `communication`. `assumed`: what was neither measured nor stated."""
+
+    compute: float
+    communication: float
+    optimizer: float
+    transfer: float
+    reading: float
+    overhead: float
+    exchange: float
+    samples: int
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """The whole step."""
+        return (
+            self.compute + self.communication + self.optimizer + self.transfer + self.reading + self.overhead
+        )
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of all ranks together."""
+        return self.samples / self.seconds
+
+
+def key(device: str, precision: str) -> str:
+    """What a device's computation is known by in a Calibration."""
+    return f"{device} {precision}"
+
+
+def work_of(passes: Pass) -> Work:
+    """A traced pass as work."""
+    return Work(passes.samples, passes.forward_flops, passes.flops, passes.moved, passes.operations)
+
+
+def ideal(case: Case) -> float:
+    """Seconds of a micro-step's computation at the stated figures. Raises UsageError where there are none."""
+    device = case.machines.device
+    peak = device.peak(case.precision)
+    if peak is None:
+        can = ", ".join(device.peaks) or "nothing"
+        raise UsageError(
+            f"{device.name} has no stated peak in {case.precision}",
+            where="precision",
+            hint=f"it has one in {can}; or by hand: {device.name}{{{case.precision}=TFLOPS}}",
+        )
+    return case.work.flops / peak + (case.work.moved / device.bandwidth if device.bandwidth else 0.0)
+
+
+def computing(case: Case, known: Calibration) -> float:
+    """Seconds of a micro-step's computation."""
+    name, kind = key(case.machines.device.name, case.precision), case.machines.device.kind
+    done = ideal(case) / known.efficiency.get(name, EFFICIENCY) + KERNEL[kind] * case.work.operations
+    if kind == "cuda":
+        done = max(done, LAUNCH * case.work.operations + _per_tensor(case))
+    return done + known.fixed.get(name, 0.0)
+
+
+def predict(case: Case, calibration: Calibration | None = None) -> Step:
+    """An optimizer step. Raises UsageError where a figure that it rests on is neither stated nor measured."""
+    known = calibration or Calibration()
+    machines = measured_links(case.machines, known)
+    traffic = traffic_of(case.parameters, case.placed)
+    name = key(machines.device.name, case.precision)
+    assumed = (
+        [] if name in known.efficiency else [f"{EFFICIENCY:.0%} of {machines.device.name}'s stated peaks"]
+    )
+    micro = computing(case, known)
+    costs: dict[Call, float] = {}
+
+    def cost(call: Call) -> float:
+        if call not in costs:
+            costs[call] = seconds(call, machines, traffic.library, known.call)
+        return costs[call]
+
+    optimizer, transfer = _update(case, traffic, known, assumed)
+    compute = case.spread.micro_steps * micro
+    return Step(
+        compute=compute,
+        communication=_waited(case, traffic, micro, cost),
+        optimizer=optimizer,
+        transfer=transfer,
+        reading=case.spread.micro_steps * (max(0.0, case.reading - micro) if case.ahead else case.reading),
+        overhead=known.overhead + _hooks(case),
+        exchange=sum(cost(call) for call in traffic.calls()),
+        samples=case.batch,
+        assumed=tuple(assumed),
+    )
+
+
+def evaluation(case: Case, samples: int, calibration: Calibration | None = None) -> float:
+    """Seconds of a forward pass over so many samples, dealt to all ranks, in batches of the micro-batch."""
+    whole = computing(case, calibration or Calibration())
+    rounds = -(-samples // (case.work.samples * case.machines.ranks))
+    return rounds * whole * case.work.forward / case.work.flops
+
+
+def link_key(link: Link, device: str) -> str:
+    """What a link is known by in a Calibration: gloo gets less of it than NCCL. `device`: cpu or cuda."""
+    return f"{link.name} gloo" if device == "cpu" else link.name
+
+
+def measured_links(machines: Machines, known: Calibration) -> Machines:
+    """The machines with what was measured of their links."""
+
+    def as_measured(link: Link | None) -> Link | None:
+        name = link_key(link, machines.device.kind) if link is not None else ""
+        return calibrated(link, *known.links[name]) if link is not None and name in known.links else link
+
+    return replace(machines, link=as_measured(machines.link), inner=as_measured(machines.inner))
+
+
+def _per_tensor(case: Case) -> float:
+    """Seconds per micro-step in which an engine's own Python handles tensors."""
+    if case.spread.engine != "deepspeed":
+        return 0.0
+    return HOOKS[case.spread.stage] * sum(p.trained or case.spread.stage == 3 for p in case.parameters)
+
+
+def _hooks(case: Case) -> float:
+    """The same per optimizer step where nothing else runs meanwhile: on CPUs; and the optimizer's."""
+    if case.machines.device.kind == "cuda":
+        return 0.0
+    stepping = STEPPING * sum(p.trained for p in case.parameters)
+    return case.spread.micro_steps * _per_tensor(case) + stepping
+
+
+def _waited(case: Case, traffic: Traffic, micro: float, cost: Cost) -> float:
+    """Seconds that ranks wait for each other in an optimizer step."""
+    forward = micro * (case.work.forward / case.work.flops if case.work.flops else 0.0)
+    hides = {"gathers_hide": traffic.gathers_hide, "reduces_hide": traffic.reduces_hide}
+    total = sum(cost(call) for call in traffic.step)
+    for passes, times in ((traffic.early, traffic.micro_steps - 1), (traffic.last, 1)):
+        if times:
+            found = waited(passes.forward, forward, cost, **hides)
+            found += waited(passes.backward, micro - forward, cost, **hides)
+            total += times * found
+    return total
+
+
+def _update(case: Case, traffic: Traffic, known: Calibration, assumed: list[str]) -> tuple[float, float]:
+    """Seconds of the optimizer, and of what crosses the bus to the host's memory."""
+    spread, machines = case.placed, case.machines
+    trained = sum(p.numel for p in case.parameters if p.trained)
+    part = trained / spread.shards
+    device = machines.device
+    rate = MEMORY * device.bandwidth if device.bandwidth else None
+    copies = COPIES[spread.engine] * spread.element * trained if spread.ranks > 1 else 0.0
+    offloaded = spread.offload != "none" and device.kind != "cpu"
+    if device.kind == "cpu" and rate is None:
+        rate = known.host_bandwidth / machines.per_host
+    if rate is None:
+        assumed.append(f"no time for what moves through {device.name}'s memory: its bandwidth is not known")
+    if not offloaded:
+        return ((UPDATE * part + copies) / rate if rate else 0.0), 0.0
+    assumed.append(f"a host's memory moves {known.host_bandwidth / 1e9:.0f} GB/s")
+    on_host = UPDATE * part * machines.per_host / known.host_bandwidth
+    if machines.bus is None:
+        raise UsageError(
+            "offloads, and how the device reaches its host's memory is not known",
+            where=f"device {device.name}",
+            hint="a device of the table, with figures by hand over it: h100{memory=80GB}",
+        )
+    crossing = spread.element * part * ((spread.micro_steps if spread.stage > 1 else 1) + 1)
+    if "param" in spread.offload:
+        crossing += (
+            sum(call.size for call in traffic.calls() if call.operation == "all-gather") / spread.ranks
+        )
+    return (copies / rate if rate else 0.0) + on_host, crossing / machines.bus.bandwidth

@@ -1,0 +1,197 @@
+"""What a plan's time rests on: hosts as they say they are or as a user describes them, what was learned from
+runs before, and how much is to be trained."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat
+
+from muster.core.data import TextToSqlData
+from muster.core.devices import CPU, Device
+from muster.core.errors import UsageError
+from muster.core.inventory import Host, Inventory
+from muster.core.links import Link, find_link, named
+from muster.core.machines import Machines, machines_of
+from muster.core.recipe import Recipe
+from muster.planner.advice import epoch_samples
+from muster.planner.choose import Timer
+from muster.planner.fit import Setting
+from muster.planner.prospect import Outlook, machines_from, slowest_link, timed
+from muster.planner.steptime import HOST_BANDWIDTH, Calibration, Step
+from muster.stages.inputs import Inputs
+from muster.store.atomic import write_json
+from muster.store.records import find_data, read_records
+
+NOMINAL = Calibration(efficiency={f"{CPU} fp32": 1.0})  # CPUs count, too
+CPU_PEAK = 1e11  # operations/s of a thread, nominal: a calibration says which share of it is reached
+Facts = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a user says beside the recipe. `host_memory`: bytes; `link`: between hosts, in place of theirs."""
+
+    samples: int | None = None
+    price: float | None = None
+    link: str | None = None
+    host_memory: int | None = None
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a job would run on, real or not. `machines`: those that are not there; None: the hosts' own, by
+    what they say. `env`: the ranks' variables; `threads`: of each rank, where the recipe says."""
+
+    facts: Facts
+    hosts: tuple[Host, ...]
+    known: Calibration
+    machines: Machines | None = None
+    link: Link | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    threads: int | None = None
+    one_machine: bool = False
+
+    def on(self, slots: Sequence[int], device: str) -> Machines | None:
+        """The machines that a step's time rests on, the slowest counting for all; None: not known. CPUs are
+        known where a calibration has them."""
+        if self.machines is not None:
+            return self.machines if self.machines.device.kind == device else None
+        if device == CPU:
+            measured = any(name.startswith(f"{CPU} ") for name in self.known.efficiency)
+            return self._cpus(slots) if measured else None
+        facts = self.facts
+        if self.link is not None:
+            network = {"megabits": self.link.stated * 8 / 1e6}
+            facts = {host: {**about, "network": network} for host, about in facts.items()}
+        found = machines_from(facts, self.hosts, slots, self.env)
+        return found if found is None or found.link is None else found.over(self.link or found.link)
+
+    def _cpus(self, slots: Sequence[int]) -> Machines | None:
+        """CPUs at a nominal peak for each thread; None where hosts do not say how they are linked."""
+        sharing = sum(slots) if self.one_machine else None
+        threads = self.threads or min(
+            max(1, int(self.facts[host.label].get("cores") or 1) // (sharing or count))
+            for host, count in zip(self.hosts, slots, strict=True)
+        )
+        several = len(self.hosts) > 1
+        link = self.link or slowest_link([self.facts[host.label] for host in self.hosts], self.env)
+        if self.one_machine and several:
+            link = named("loopback")
+        if several and link is None:
+            return None
+        peak = CPU_PEAK * threads
+        device = Device(CPU, {"fp32": peak, "bf16": peak, "fp16": peak}, source="nominal")
+        return machines_of(device, max(slots), len(self.hosts), link if several else None)
+
+    def clock(self, slots: Sequence[int], device: str) -> Timer:
+        """How `decide` learns what a step takes, once it knows slots and device."""
+        outlook = Outlook(self.on(slots, device), self.known)
+        return lambda setting: _or_none(setting, outlook)
+
+
+def ground_of(inputs: Inputs, facts: Facts, told: Told, known: Calibration) -> Ground:
+    """Real hosts. Raises UsageError for a link that is not understood."""
+    return Ground(
+        facts,
+        inputs.inventory.hosts,
+        known,
+        link=find_link(told.link) if told.link else None,
+        env=inputs.env,
+        threads=inputs.recipe.launch.threads,
+        one_machine=inputs.launcher.ONE_MACHINE,
+    )
+
+
+def hypothetical(machines: Machines, source: str, host_memory: int | None) -> tuple[Inventory, Facts]:
+    """Hosts that are not there, as an inventory and what they would say of themselves."""
+    device = machines.device
+    name = "".join(c if c.isalnum() else "-" for c in device.name).strip("-") or "host"
+    hosts = tuple(Host(f"{name}-{i + 1}", machines.per_host) for i in range(machines.hosts))
+    capability = (8, 0) if "bf16" in device.peaks else (7, 0) if "fp16" in device.peaks else (6, 1)
+    gpu = {"name": device.name, "memory_total": device.memory, "capability": capability}
+    cpus = device.memory * machines.per_host if device.memory else None  # a device is a rank's part
+    about: dict[str, Any] = {
+        "gpus": [gpu] * machines.per_host if device.kind != CPU else [],
+        "cores": None,
+        "memory_total": host_memory if device.kind != CPU else cpus or host_memory,
+        "network": {},
+    }
+    return Inventory(hosts, "ssh", source), {host.label: about for host in hosts}
+
+
+def _or_none(setting: Setting, outlook: Outlook) -> Step | None:
+    """None where a figure is missing (a peak in this precision): other ways may have theirs."""
+    try:
+        return timed(setting, outlook)
+    except UsageError:
+        return None
+
+
+def samples_of(recipe: Recipe) -> int | None:
+    """Training samples of an epoch, where that can be told here; None: not."""
+    known = epoch_samples(recipe)
+    data = recipe.data
+    if (
+        known is not None
+        or not isinstance(data, TextToSqlData)
+        or not data.path
+        or not Path(data.path).exists()
+    ):
+        return known
+    found = find_data(Path(data.path))
+    count = sum(1 for _ in read_records(found.train, (data.question, data.sql))) if found.train else None
+    return min(count, data.limit) if count and data.limit else count
+
+
+# --- what was learned ------------------------------------------------------------------------------------
+
+
+def calibration_file() -> Path:
+    """Where what runs taught is kept (XDG Base Directory Specification, which ignores relative paths)."""
+    base = os.environ.get("XDG_DATA_HOME") or ""
+    folder = Path(base) if base.startswith("/") else Path("~/.local/share").expanduser()
+    return folder / "muster" / "calibration.json"
+
+
+class _Kept(BaseModel):
+    """The file: figures are positive, or what they say would be nonsense."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    efficiency: dict[str, PositiveFloat] = {}
+    fixed: dict[str, NonNegativeFloat] = {}
+    links: dict[str, tuple[PositiveFloat | None, NonNegativeFloat | None]] = {}
+    overhead: NonNegativeFloat = 0.0
+    call: NonNegativeFloat | None = None
+    host_bandwidth: PositiveFloat = HOST_BANDWIDTH
+
+
+def load_calibration(file: Path | None = None) -> Calibration:
+    """What was learned before; nothing where there is no file. Raises UsageError for a damaged one."""
+    file = file or calibration_file()
+    try:
+        kept = _Kept.model_validate_json(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return Calibration()
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(
+            f"cannot be read: {reason}", where=str(file), hint="remove it, and calibrate again"
+        ) from None
+    return Calibration(**kept.model_dump())
+
+
+def save_calibration(learned: Calibration, file: Path | None = None) -> Path:
+    """Remember it for the plans to come. -> the file. Raises UsageError where it cannot be written."""
+    file = file or calibration_file()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, asdict(learned))
+    except OSError as error:
+        raise UsageError(f"cannot be written: {error.strerror}", where=str(file)) from None
+    return file

@@ -1,0 +1,232 @@
+"""Plan: what a job will need and take, and what to choose, before anything starts or is rented."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from muster.core import families
+from muster.core.errors import JobError, RecipeError, UsageError
+from muster.core.job import place
+from muster.core.machines import Machines, parse_machines
+from muster.core.near import near_names
+from muster.core.plan import Plan
+from muster.core.recipe import Recipe
+from muster.core.recipes import load_recipe
+from muster.core.result import Planned as Promise
+from muster.core.trace import Trace
+from muster.planner.choose import Tracer, nothing_traced
+from muster.planner.decide import Decided, decide, whole_config
+from muster.planner.fit import need
+from muster.planner.prospect import Outlook, plan_of
+from muster.planner.remedies import remedies
+from muster.planner.steptime import Calibration
+from muster.shell import RealShell, Shell
+from muster.stages.inputs import Inputs, absolute, check
+from muster.stages.orders import greeting
+from muster.stages.outlook import Facts, Ground, Told, ground_of, hypothetical, load_calibration, samples_of
+from muster.stages.tracing import request_of, trace
+from muster.supervise.supervisor import Supervisor
+
+TIGHT = 0.5  # of a rank's room: closed forms, which miss by up to 37 %, will do for what needs less
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and the decisions that it shows."""
+
+    plan: Plan
+    decided: Decided
+
+
+def recipe_of(source: str, overrides: list[str]) -> Recipe:
+    """A recipe as a user names it. Raises RecipeError."""
+    return absolute(load_recipe(source, overrides))
+
+
+def plan_on(recipe: Recipe, on: str, told: Told, *, traced: bool = True) -> Planned:
+    """A recipe on machines that are not there. Raises UsageError for what is not understood."""
+    check_plannable(recipe)
+    machines = parse_machines(on)
+    inventory, facts = hypothetical(machines, f"--on {on}", told.host_memory)
+    inputs = check(recipe, inventory)
+    ground = Ground(facts, inventory.hosts, load_calibration(), machines)
+    return _attempt(inputs, ground, told, tracer if traced else nothing_traced, on)[0]
+
+
+def plan_hosts(inputs: Inputs, told: Told, *, traced: bool = True, shell: Shell | None = None) -> Planned:
+    """A recipe on hosts, which are asked what they are. Raises UsageError."""
+    check_plannable(inputs.recipe)
+    known = load_calibration()  # before any host is asked
+    ground = ground_of(inputs, ask(inputs, shell or RealShell()), told, known)
+    return _attempt(inputs, ground, told, tracer if traced else nothing_traced)[0]
+
+
+def check_plannable(recipe: Recipe) -> None:
+    """Raise RecipeError where nothing is trained, or nobody here knows the model."""
+    if not recipe.trains:
+        raise RecipeError(
+            f"{recipe.workload} trains nothing: there is nothing to plan",
+            where="workload",
+            hint="a recipe that trains, such as opt-benchmark",
+        )
+    if whole_config(recipe) is not None:
+        return
+    name = recipe.model.name
+    near = near_names(name, families.sizes()) if name else []
+    raise RecipeError(
+        f"how {name} is built is not known here" if name else "there is no model",
+        where="model.name",
+        hint=(f"did you mean {' or '.join(near)}? " if near else "")
+        + "Or a folder with its config.json, or its fields in model.config",
+    )
+
+
+def plan_first(inputs: Inputs, facts: Facts) -> tuple[Decided, Plan | None]:
+    """What `train` does before it starts: everything decided, and the plan. None: nothing is trained.
+
+    The model is traced only where memory is tight by the closed forms, or a time can be told: tracing takes
+    seconds. Raises UsageError where nothing can work, or the job cannot fit.
+    """
+    if not inputs.recipe.trains:
+        one_machine = inputs.launcher.ONE_MACHINE
+        return decide(inputs.recipe, inputs.inventory, facts, one_machine=one_machine), None
+    notes, known = [], Calibration()
+    try:
+        known = load_calibration()
+    except UsageError as error:  # no reason not to train
+        notes.append(f"{error.where} {error.what}")
+    ground, told = ground_of(inputs, facts, Told(), known), Told()
+    planned, refused = _attempt(inputs, ground, told, nothing_traced)
+    if refused or _tight(planned.decided) or planned.plan.time is not None:
+        planned, refused = _attempt(inputs, ground, told, tracer)
+    if refused and not inputs.recipe.force:
+        raise refused
+    return planned.decided, planned.plan.model_copy(update={"notes": [*planned.plan.notes, *notes]})
+
+
+def _attempt(
+    inputs: Inputs, ground: Ground, told: Told, with_tracer: Tracer, words: str | None = None
+) -> tuple[Planned, UsageError | None]:
+    """A plan, and the error where it does not fit. `words`: what to call the machines."""
+    decided, refused = decided_for(inputs, ground, with_tracer)
+    machines = ground.on(decided.slots, decided.device)
+    start = _begun(inputs, decided, refused, machines, words or inputs.inventory.source)
+    samples = told.samples or samples_of(decided.recipe)
+    outlook = Outlook(machines, ground.known, samples, told.price)
+    return Planned(plan_of(decided.recipe, decided.setting, decided.room, outlook, start), decided), refused
+
+
+def _tight(decided: Decided) -> bool:
+    """Whether a rank needs so much of its room that a closed form is not enough."""
+    setting, room = decided.setting, decided.room
+    found = need(setting) if setting is not None else None
+    if setting is None or found is None or room.device is None:
+        return False
+    host = sum(found.host.values()) > TIGHT * room.host if room.host else False
+    return sum(found.device.values()) > TIGHT * room.device or host
+
+
+def ask(inputs: Inputs, shell: Shell) -> Facts:
+    """What hosts say of themselves. Raises InventoryError where one cannot be reached."""
+    places = place([(host, host.slots or 1) for host in inputs.inventory.hosts])
+    name = f"plan-{secrets.token_hex(4)}"
+    with tempfile.TemporaryDirectory(prefix="muster-") as folder:
+        run = Path(folder) / name
+        specs = greeting(inputs.recipe, places, run_dir=run, nonce=name, job_id=name, attempt=1)
+        with Supervisor(places, inputs.launcher, inputs.recipe.launch, name, shell) as supervisor:
+            return supervisor.greet(specs)
+
+
+def decided_for(inputs: Inputs, ground: Ground, with_tracer: Tracer) -> tuple[Decided, UsageError | None]:
+    """Everything that was open, and the error where it does not fit.
+
+    Raises RecipeError and InventoryError where nothing can work.
+    """
+    recipe, one_machine = inputs.recipe, inputs.launcher.ONE_MACHINE
+
+    def decided(recipe: Recipe) -> Decided:
+        return decide(
+            recipe,
+            inputs.inventory,
+            ground.facts,
+            one_machine=one_machine,
+            tracer=with_tracer,
+            clock=ground.clock,
+        )
+
+    try:
+        return decided(recipe), None
+    except UsageError as error:
+        if error.where != "memory":
+            raise
+        found = decided(recipe.model_copy(update={"force": True}))
+        return replace(found, recipe=found.recipe.model_copy(update={"force": recipe.force})), error
+
+
+def tracer(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace | None:
+    """The recipe's real model, traced here or remembered; None where that cannot be done."""
+    request = request_of(recipe, whole_config(recipe), precision=precision, device=device, ranks=ranks)
+    try:
+        return None if request is None else trace(request)
+    except JobError:
+        return None  # closed forms will do, and the plan says so
+
+
+def _begun(
+    inputs: Inputs, decided: Decided, refused: UsageError | None, machines: Machines | None, words: str
+) -> Plan:
+    """The plan without memory and time."""
+    recipe, setting, batch = decided.recipe, decided.setting, decided.batch
+    stage = f" ZeRO-{setting.stage}" if setting and recipe.engine.name == "deepspeed" else ""
+    name = recipe.model.name or "the model"
+    return Plan(
+        model=recipe.model.name,
+        engine=recipe.engine.name + stage,
+        precision=decided.precision,
+        device=decided.device,
+        machines=words,
+        hosts=len(decided.slots),
+        ranks=sum(decided.slots),
+        batch={"micro": batch.micro, "accumulation": batch.accumulation, "global": batch.global_},
+        candidates=list(decided.candidates) if len(decided.candidates) > 1 else [],
+        decisions=[{"field": d.field, "value": d.value, "why": d.why} for d in decided.decisions],
+        would_fit=remedies(setting, decided.room, name) if refused and setting else [],
+        notes=_notes(decided, machines),
+    )
+
+
+def _notes(decided: Decided, machines: Machines | None) -> list[str]:
+    setting, device, notes = decided.setting, decided.device, []
+    if setting is None:
+        notes.append("the model's configuration is not known here: neither memory nor time can be told")
+    elif setting.trace is None:
+        notes.append("the model was not traced: its activations are of a closed form, off by -18 to +37 %")
+    if device == "cuda" and decided.room.host is None and setting is not None:
+        notes.append("whether hosts have the memory was not checked: --host-memory says what they have")
+    if machines is None and device == "cpu":
+        notes.append("no time: how fast these CPUs are is not known; `muster plan --calibrate RUN` learns it")
+    elif machines is None:
+        notes.append("no time: a device or a link is not known; --on and --link describe them")
+    return notes
+
+
+def promised(document: Mapping[str, Any]) -> Promise | None:
+    """What a run's plan.json said, for its result; None: nothing of memory and time."""
+    try:
+        plan = Plan.model_validate(document)
+    except ValueError:
+        return None
+    if plan.memory is None:
+        return None
+    return Promise(
+        memory=plan.memory.device_bytes,
+        traced=plan.memory.basis == "traced",
+        on_device=plan.device == "cuda",
+        step_seconds=plan.time.step if plan.time else None,
+        samples_per_second=plan.time.samples_per_second if plan.time else None,
+    )

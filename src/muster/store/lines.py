@@ -1,0 +1,101 @@
+"""Lines of text files and JSON-lines files, with the file and the line of everything that is wrong."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from muster.core.errors import DataError
+from muster.core.units import format_bytes
+
+LONGEST_LINE = 16 << 20  # bytes; what is longer is no text that anybody wrote
+
+Skip = Callable[[DataError], None]
+
+
+def read_lines(file: Path, skip: Skip | None = None, *, way: str = "") -> Iterator[tuple[int, str]]:
+    """(number, line with its end) of every line that can be read: UTF-8, gzip by the file's name.
+
+    `skip` is told of each line that cannot be read, which is then left out; None: DataError is raised. `way`
+    is added to the hints of these errors.
+    """
+    try:
+        opener = gzip.open if file.name.endswith(".gz") else open
+        with opener(file, "rb") as stream:
+            yield from _decoded(stream, file, skip, way)
+    except FileNotFoundError:
+        raise DataError("no such file", where=str(file)) from None
+    except (OSError, EOFError, zlib.error) as error:
+        broken = DataError(f"cannot be read: {error}", where=str(file))
+        if skip is None:
+            raise broken from None
+        skip(broken)
+
+
+def _decoded(
+    stream: IO[bytes] | gzip.GzipFile, file: Path, skip: Skip | None, way: str
+) -> Iterator[tuple[int, str]]:
+    number = offset = 0
+    while raw := stream.readline(LONGEST_LINE + 1):
+        number += 1
+        where, size = f"{file}:{number}", len(raw)
+        if size > LONGEST_LINE:
+            while not raw.endswith(b"\n") and (raw := stream.readline(LONGEST_LINE)):
+                size += len(raw)
+            error = DataError(
+                f"a line of {format_bytes(size)}, where {format_bytes(LONGEST_LINE)} is the most",
+                where=where,
+                hint=f"break it into lines{way}",
+            )
+        else:
+            try:
+                text = (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).decode("utf-8")
+                offset += size
+                yield number, text
+                continue
+            except UnicodeDecodeError as wrong:
+                byte = wrong.object[wrong.start]
+                error = DataError(
+                    f"is not UTF-8: byte 0x{byte:02x} at {offset + size - len(wrong.object) + wrong.start} "
+                    "of the file",
+                    where=where,
+                    hint=f"iconv -t UTF-8 changes a file's encoding{way}",
+                )
+        offset += size
+        if skip is None:
+            raise error
+        skip(error)
+
+
+def parse_object(line: str, where: str) -> dict[str, Any]:
+    """A line of JSON that is an object. Raises DataError."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"is not JSON: {error}", where=where, hint="one JSON object per line") from None
+    if not isinstance(record, dict):
+        raise DataError(f"is not a JSON object but {type(record).__name__}", where=where)
+    return record
+
+
+def text_of(record: dict[str, Any], name: str, where: str, keys: str, *, blank: bool = True) -> str:
+    """A field of an object that is text. Raises DataError. `keys`: the recipe's keys that name fields;
+    `blank`: it may be empty."""
+    text = record.get(name)
+    if not isinstance(text, str) or not (blank or text.strip()):
+        has = ", ".join(list(record)[:6])
+        raise DataError(
+            f"field {name!r} is missing or not text",
+            where=where,
+            hint=f"the fields of this line are: {has}; {keys}",
+        )
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as wrong:  # "\ud800": half of a pair
+        raise DataError(f"is not Unicode text: {wrong.reason}", where=where) from None
+    return text

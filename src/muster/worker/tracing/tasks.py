@@ -1,0 +1,192 @@
+"""What each workload trains, made by the workloads' own functions: model, batch and loss, of any depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from muster.core.batch import Batch
+from muster.core.data import TextData
+from muster.core.errors import MusterError, RecipeError
+from muster.core.recipe import recipe_from
+from muster.core.trace import Request
+from muster.worker.context import Context, Emitter
+from muster.worker.loss import token_loss
+
+Inputs = dict[str, torch.Tensor]
+LONGEST = 200  # characters of somebody else's message
+
+
+@dataclass(frozen=True)
+class Task:
+    """How a workload makes its model and its batches.
+
+    `masked`: whether some of a batch is padding, which is what models ask of their masks; `moved`: labels
+    are predicted by the place before.
+    """
+
+    make: Callable[[Context, Request, dict[str, Any]], Any]
+    batch: Callable[[Request, Any, int], Inputs]
+    masked: bool
+    moved: bool
+
+
+class _Vocabulary:
+    """What building a model asks of a tokenizer."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.size = int(config.get("vocab_size") or 1)
+        self.pad_token_id = config.get("pad_token_id") or 0
+        self.eos_token_id = config.get("eos_token_id") or min(1, self.size - 1)
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def _seq2seq(context: Context, request: Request, config: dict[str, Any]) -> Any:
+    from muster.worker.workloads.text2sql import make_model
+
+    return make_model(context, _Vocabulary(config))
+
+
+def _causal(context: Context, request: Request, config: dict[str, Any]) -> Any:
+    from muster.worker.decoders import make_config, make_model, sequence_of
+
+    made = make_config(context.recipe, None)
+    sequence_of(TextData(sequence=request.tokens), made)  # raises where the model has fewer positions
+    return make_model(context, made, None)
+
+
+def _image(context: Context, request: Request, config: dict[str, Any]) -> Any:
+    from muster.worker.vision import make_model
+
+    classes = int(config.get("num_labels") or len(config.get("id2label") or ()) or 2)
+    return make_model(context, [str(number) for number in range(classes)])
+
+
+def _tokens(samples: int, length: int) -> torch.Tensor:
+    return torch.zeros((samples, length), dtype=torch.long)
+
+
+def _pairs(request: Request, model: Any, samples: int) -> Inputs:
+    """As data/text2sql.py collates."""
+    return {
+        "input_ids": _tokens(samples, request.tokens),
+        "attention_mask": _tokens(samples, request.tokens),
+        "labels": _tokens(samples, request.target),
+        "decoder_input_ids": _tokens(samples, request.target),
+    }
+
+
+def _packed(request: Request, model: Any, samples: int) -> Inputs:
+    """As data/packed.py collates."""
+    return {name: _tokens(samples, request.tokens) for name in ("input_ids", "labels")}
+
+
+def _images(request: Request, model: Any, samples: int) -> Inputs:
+    """As data/images.py collates; DeepSpeed's trainer casts them to the model's type."""
+    # A model that takes any size does not say one; the request has it where the recipe does.
+    size = getattr(model.config, "image_size", None) or request.config.get("image_size") or 224
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    kind = torch.bfloat16 if request.arithmetic == "half" else torch.float32
+    pixels = torch.zeros(
+        (samples, int(getattr(model.config, "num_channels", 3)), int(height), int(width)), dtype=kind
+    )
+    return {"pixel_values": pixels, "labels": torch.zeros(samples, dtype=torch.long)}
+
+
+TASKS = {
+    "text2sql": Task(_seq2seq, _pairs, masked=True, moved=False),
+    "causal-lm": Task(_causal, _packed, masked=False, moved=True),
+    "image-classification": Task(_image, _images, masked=False, moved=False),
+}
+
+
+def task_of(request: Request) -> Task:
+    """The request's task. Raises RecipeError where its workload is not known here."""
+    found = TASKS.get(request.workload.replace("_", "-"))
+    if found is None:
+        raise RecipeError(
+            f"{request.workload} cannot be traced", where="workload", hint=f"known: {', '.join(TASKS)}"
+        )
+    return found
+
+
+def make(request: Request, changes: Mapping[str, Any]) -> Any:
+    """The model as it is trained, with some fields of its configuration changed (its depth).
+
+    Weights go where tensors go at the moment: the caller says, by a device or a mode. Raises RecipeError.
+    """
+    config = {**request.config, **changes}
+    context = _context(request, config)
+    try:
+        model = task_of(request).make(context, request, config)
+    except MusterError:
+        raise
+    except Exception as error:  # configurations check themselves, each with errors of its own
+        text = " ".join(str(error).split())[:LONGEST] or type(error).__name__
+        raise RecipeError(f"does not make a model: {text}", where="model.config") from None
+    if request.arithmetic == "half":
+        replace_tensors(model, _half)
+    model.config.use_cache = False  # as Transformers' trainer sets it
+    for module in model.modules():
+        if isinstance(getattr(module, "layerdrop", None), float):
+            module.layerdrop = 0.0  # else a layer is left out by chance
+    return model.train()
+
+
+def replace_tensors(model: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Put another tensor in the place of every one that a module holds, registered or not. What is tied stays
+    tied, and a parameter a parameter."""
+    made: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers, vars(module)):
+            for name, each in held.items():
+                if not isinstance(each, torch.Tensor):
+                    continue
+                if id(each) not in made:
+                    new = change(each.detach())
+                    if isinstance(each, torch.nn.Parameter):
+                        new = torch.nn.Parameter(new, requires_grad=each.requires_grad)
+                    made[id(each)] = new
+                held[name] = made[id(each)]
+
+
+def _half(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+
+
+def _context(request: Request, config: Mapping[str, Any]) -> Context:
+    recipe = recipe_from(
+        {
+            "workload": request.workload,
+            "model": {"init": "random", "create": "whole", "config": dict(config)},
+            "lora": None if request.lora is None else dict(request.lora),
+            "train": {"gradient_checkpointing": request.checkpointing},
+        }
+    )
+    nowhere = Path()
+    return Context(
+        recipe=recipe, batch=Batch(1, 1, 1), precision="fp32", device="cpu", base=nowhere, place=nowhere,
+        shared=True, attempt=1, resume_step=None, deepspeed=None, rank=0, local_rank=0, world_size=1,
+        emit=Emitter(None, rank=0, attempt=1),
+    )  # fmt: skip
+
+
+def loss_of(request: Request, outputs: Any, labels: torch.Tensor) -> torch.Tensor:
+    """The workload's loss, as the trainer calls it."""
+    loss = token_loss(lambda: request.label_smoothing, moved=task_of(request).moved)
+    return loss(outputs, labels, num_items_in_batch=torch.ones((), dtype=torch.long))
+
+
+def logits_of(request: Request, model: Any) -> tuple[int, int]:
+    """How many classes a prediction has, and how many logits a sample."""
+    if request.workload == "image-classification":
+        classes = int(model.config.num_labels)
+        return classes, classes
+    classes = int(model.get_output_embeddings().weight.shape[0])
+    return classes, classes * (request.target or request.tokens)

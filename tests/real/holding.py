@@ -1,0 +1,208 @@
+"""Ranks that train two steps and say which tensors they hold: `python -m tests.real.holding FOLDER`.
+
+FOLDER/asked.json: cases, each with a name, a recipe, a precision, and `ranks`; with `rank`, that one alone
+runs, and torch's fake process group plays the others. `traced`: a trace of the model as well. Everything is
+imported once; the ranks of a case are forks of this process. Each writes FOLDER/NAME.rankN.json: bytes by
+what they are for, before and after the second optimizer step, all bytes between its micro-batches, and the
+most that was alive in the passes before it and during it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from muster.core.batch import Batch
+from muster.core.recipe import recipe_from
+from muster.core.registry import load_plugin
+from muster.core.trace import Request, to_json
+from muster.core.zero import deepspeed_config
+from muster.worker.arguments import training_arguments
+from muster.worker.context import Context, Emitter
+from muster.worker.tracing.passes import blocks_of
+from muster.worker.tracing.tracing import trace
+from tests.real.accounts import Peak, every_tensor, kinds, storages
+
+# What ranks import sooner or later: most of the time that a case would take.
+USED = (
+    "deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.runtime.zero.stage3", "peft",
+    "deepspeed.runtime.zero.stage_1_and_2", "torch.distributed.fsdp", "accelerate.utils.fsdp_utils",
+    "transformers.trainer", "transformers.models.opt.modeling_opt", "transformers.models.auto.modeling_auto",
+    "transformers.integrations.deepspeed", "muster.worker.workloads.causal_lm",
+    "muster.worker.engines.deepspeed", "torch._dynamo", "torch.testing._internal.distributed.fake_pg",
+)  # fmt: skip
+
+
+def context_of(folder: Path, asked: dict[str, Any], rank: int) -> Context:
+    recipe, ranks = recipe_from(asked["recipe"]), asked["ranks"]
+    micro, accumulation = recipe.batch.micro or 1, recipe.batch.accumulation or 1
+    batch = Batch(micro, accumulation, ranks * micro * accumulation)
+    spread = recipe.engine.name == "deepspeed"
+    config = deepspeed_config(recipe, batch, asked["precision"]) if spread else None
+    return Context(
+        recipe=recipe, batch=batch, precision=asked["precision"], device="cpu", base=folder, place=folder,
+        shared=True, attempt=1, resume_step=None, deepspeed=config, rank=rank, local_rank=rank,
+        world_size=ranks, emit=Emitter(None, rank=rank, attempt=1),
+    )  # fmt: skip
+
+
+def join(context: Context, engine: Any, *, fake: bool) -> None:
+    """As a rank does; or all alone."""
+    if fake:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        torch.distributed.init_process_group(
+            "fake", store=FakeStore(), rank=context.rank, world_size=context.world_size
+        )
+    if not fake or context.recipe.engine.name == "deepspeed":
+        engine.join(context)
+
+
+def watched(trainer: Any, told: dict[str, Any]) -> Any:
+    """A callback that looks at the second step: at the passes, the optimizer's step, and what there is before
+    and after it."""
+    from transformers import TrainerCallback
+
+    class Watch(TrainerCallback):
+        peak: Peak
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            found = trainer.deepspeed or trainer.optimizer
+            found.step = self.look(found.step)
+            inner = trainer.optimizer
+            while hasattr(inner, "optimizer"):
+                inner = inner.optimizer
+            told["fused"] = bool(inner.defaults.get("fused"))
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1:
+                gc.collect()
+                self.peak = Peak(resized=bool(args.fsdp))
+                self.peak.__enter__()
+
+        def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1:
+                gc.collect()
+                told["between"] = sum(storages(every_tensor()).values())
+
+        def look(self, step: Any) -> Any:
+            def looking(*args: Any, **kwargs: Any) -> Any:
+                if trainer.state.global_step != 1:
+                    return step(*args, **kwargs)
+                self.peak.again()
+                told["passes"] = self.peak.restart()
+                told["before"] = kinds(trainer)
+                self.peak.restart()
+                done = step(*args, **kwargs)
+                told["peak"] = self.peak.restart()
+                return done
+
+            return looking
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 2:
+                self.peak.__exit__(None, None, None)
+                gc.collect()
+                told["after"] = kinds(trainer)
+
+    return Watch()
+
+
+def hold(folder: Path, asked: dict[str, Any], rank: int) -> dict[str, Any]:
+    context = context_of(folder, asked, rank)
+    engine = load_plugin("muster.worker.engines", context.recipe.engine.name)
+    workload = load_plugin("muster.worker.workloads", context.recipe.workload)
+    join(context, engine, fake="rank" in asked)
+    arguments = {**training_arguments(context), **engine.arguments(context)}
+    told: dict[str, Any] = {}
+    if asked.get("traced") and context.main:
+        told["trace"] = traced(context)
+    trainer = workload.build(context, arguments).trainer
+    blocks = sorted(blocks_of(trainer.model), key=len, reverse=True)
+    told["parameters"] = [
+        {
+            "name": name,
+            "shape": list(getattr(each, "ds_shape", each.shape)),
+            "trained": each.requires_grad,
+            "unit": next((block for block in blocks if name.startswith(f"{block}.")), ""),
+        }
+        for name, each in trainer.model.named_parameters()
+    ]
+    told["buffers"] = sum(each.nbytes for each in trainer.model.buffers())
+    if hasattr(engine, "adapt") and context.world_size > 1:
+        engine.adapt(trainer.model)
+    trainer.add_callback(watched(trainer, told))
+    trainer.train()
+    return told
+
+
+def traced(context: Context) -> dict[str, Any]:
+    """A trace of the recipe's model, for this engine's arithmetic."""
+    recipe = context.recipe
+    half = "autocast" if recipe.engine.name == "ddp" else "half"
+    request = Request(
+        workload=recipe.workload,
+        config=recipe.model.config or {},
+        tokens=recipe.data.sequence or 0,
+        arithmetic="fp32" if context.precision == "fp32" else half,
+        checkpointing=recipe.train.checkpointing,
+    )
+    return to_json(trace(request))
+
+
+def start(folder: Path, asked: dict[str, Any], rank: int, port: int) -> int:
+    """A fork that runs one rank. -> its process id"""
+    process = os.fork()
+    if process:
+        return process
+    ranks = asked["ranks"]
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    code = 1
+    try:
+        torch.manual_seed(1)
+        told = hold(folder, asked, rank)
+        (folder / f"{asked['name']}.rank{rank}.json").write_text(json.dumps(told))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main(folder: Path) -> int:
+    for name in USED:
+        importlib.import_module(name)
+    importlib.import_module("deepspeed.ops").__compatible_ops__  # noqa: B018 (asks a compiler, once)
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # what is there now is nobody's tensor, and is not to be looked through again
+    failed = 0
+    for asked in json.loads((folder / "asked.json").read_text()):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        ranks = [asked["rank"]] if "rank" in asked else range(asked["ranks"])
+        children = [start(folder, asked, rank, port) for rank in ranks]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        if any(codes):
+            print(f"{asked['name']}: {codes}", file=sys.stderr)
+            failed += 1
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

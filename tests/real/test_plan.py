@@ -1,0 +1,78 @@
+"""A plan beside its run: what was planned stands in the result, and a run teaches the plans to come."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from muster.cli import main
+from muster.core.plan import Plan
+from muster.core.recipes import load_recipe
+from muster.stages.calibrate import calibrate, measured_of
+from muster.stages.inputs import read_inputs
+from muster.stages.outlook import Told
+from muster.stages.plan import plan_hosts
+from muster.stages.train import train
+from muster.store.runfolder import RunFolder
+
+pytestmark = pytest.mark.real
+OVERRIDES = [
+    "train.max_steps=60", "train.gradient_checkpointing=auto", "launch.threads=1", "measure.warmup=20",
+    "engine.name=deepspeed", "engine.zero=auto",
+    "checkpoint.every=30",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    run = RunFolder(tmp_path_factory.mktemp("plan") / "run")
+    assert train(read_inputs("digits", "local:1", OVERRIDES), run).status == "succeeded"
+    return run
+
+
+def test_the_plan_of_a_run_is_kept_and_stands_in_its_result(done: RunFolder) -> None:
+    plan = Plan.model_validate(done.read_json(done.plan))
+    result = done.read_result()
+    assert result is not None
+    assert result.planned is not None
+    assert plan.memory is not None
+    assert result.planned.memory == plan.memory.device_bytes
+    assert result.planned.step_seconds is None  # nobody had measured this CPU
+    measured = result.memory.resident_peak or 0
+    assert plan.memory.device_bytes == pytest.approx(measured, rel=0.5)
+
+
+def test_what_was_chosen_is_frozen_for_a_resumed_run(done: RunFolder) -> None:
+    plan = Plan.model_validate(done.read_json(done.plan))
+    chosen = next(each for each in plan.candidates if each.chosen)
+    frozen = load_recipe(str(done.recipe))
+    assert frozen.engine.zero == int(chosen.changes["engine.zero"])
+    assert frozen.train.gradient_checkpointing is (chosen.changes["train.gradient_checkpointing"] == "true")
+
+
+def test_a_run_teaches_what_its_machine_can_do(
+    done: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    learned = calibrate([done])
+    assert learned.errors == pytest.approx([0.0], abs=0.01)
+    planned = plan_hosts(read_inputs("digits", "local:1", OVERRIDES), Told()).plan
+    assert planned.time is not None
+    assert planned.time.calibrated
+    assert planned.time.step == pytest.approx(measured_of(done).seconds, rel=0.05)
+    assert planned.memory is not None
+    assert planned.memory.basis == "traced"
+
+
+def test_calibrating_on_the_command_line(
+    done: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "--calibrate", str(done.path), "--json"])
+    assert ended.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["efficiency"]["cpu fp32"] > 0
+    assert Path(found["file"]).is_file()

@@ -1,0 +1,155 @@
+"""What engines really hand to gloo in an optimizer step, and what gloo puts on the wire, against the plan."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from muster.core.machines import parse_machines
+from muster.core.recipe import recipe_from
+from muster.core.trace import Parameter
+from muster.planner.collective import Call, ring
+from muster.planner.prospect import case_of
+from muster.planner.setting import setting_of
+from muster.planner.traffic import traffic_of
+from tests.support import needs_torch
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+RANKS, WIDTH = 2, 256
+SMALL = {"zero_optimization": {"reduce_bucket_size": 1_000_000}}
+FAR = {"zero_optimization": {"stage3_max_reuse_distance": 0, "stage3_max_live_parameters": 0}}
+
+
+def case(
+    engine: str,
+    zero: int = 0,
+    accumulation: int = 1,
+    precision: str = "fp32",
+    *,
+    tied: bool = True,
+    **more: Any,
+) -> dict[str, Any]:
+    """A tiny GPT-2 over random tokens."""
+    options, offload = more.pop("options", {}), more.pop("offload", "none")
+    recipe = {
+        "workload": "causal-lm",
+        "model": {
+            "init": "random",
+            "config": {
+                "model_type": "gpt2", "n_embd": WIDTH, "n_layer": 8, "n_head": 4, "n_positions": 32,
+                "vocab_size": 6000, "tie_word_embeddings": tied, "attn_pdrop": 0.0,
+                "embd_pdrop": 0.0, "resid_pdrop": 0.0,
+            },
+        },
+        "data": {"synthetic": {"samples": 64}, "sequence": 32},
+        "engine": {"name": engine, "zero": zero, "options": options, "offload": offload},
+        "train": {"max_steps": 5},
+        "evaluate": {"after": False},
+        **more,
+    }  # fmt: skip
+    return {"recipe": recipe, "accumulation": accumulation, "precision": precision}
+
+
+CASES = {
+    "ddp": case("ddp"),
+    "ddp, accumulation 3": case("ddp", accumulation=3),
+    "ddp, bf16": case("ddp", precision="bf16"),
+    "ddp, adapters": case("ddp", lora={"rank": 8, "targets": ["c_attn", "c_fc"]}),
+    "zero 0, accumulation 3": case("deepspeed", accumulation=3),
+    "zero 1, accumulation 3": case("deepspeed", 1, accumulation=3),
+    "zero 1, bf16": case("deepspeed", 1, precision="bf16"),
+    "zero 1, small buckets": case("deepspeed", 1, options=SMALL),
+    "zero 2, accumulation 3": case("deepspeed", 2, accumulation=3),
+    "zero 2, small buckets": case("deepspeed", 2, options=SMALL),
+    "zero 2, offload": case("deepspeed", 2, offload="optimizer"),
+    "zero 2, adapters": case("deepspeed", 2, lora={"rank": 8, "targets": ["c_attn", "c_fc"]}),
+    "zero 3": case("deepspeed", 3),
+    "zero 3, accumulation 3, bf16": case("deepspeed", 3, accumulation=3, precision="bf16"),
+    "zero 3, gathered twice": case("deepspeed", 3, options=FAR, tied=False),
+    "fsdp": case("fsdp"),
+    "fsdp, accumulation 3": case("fsdp", accumulation=3),
+    "fsdp, bf16": case("fsdp", precision="bf16"),
+}
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One start of two ranks, which train with every engine in turn."""
+    needs_torch()
+    folder = tmp_path_factory.mktemp("traffic")
+    (folder / "asked.json").write_text(json.dumps(CASES))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--standalone",
+         "-m", "tests.real.traffic_ranks", str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        capture_output=True, text=True, timeout=550, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+    for name in CASES:  # every rank calls the same
+        assert Counter(map(tuple, found[0][name]["calls"])) == Counter(map(tuple, found[1][name]["calls"]))
+    return dict(found[0])
+
+
+def as_gloo(call: Call) -> tuple[str, int]:
+    """gloo reduces the whole array where a part is asked for."""
+    return "all-reduce" if call.operation == "reduce-scatter" else call.operation, call.size
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_plan_is_what_is_called(name: str, counted: dict[str, Any]) -> None:
+    """Every byte of every operation; and the number of calls, but for ZeRO-3's, which depend on how modules
+    nest, and FSDP's, which makes a unit of its own of the last norm and the output."""
+    parameters = [
+        Parameter(n, tuple(shape), trained, unit) for n, shape, trained, unit in counted[name]["parameters"]
+    ]
+    asked = CASES[name]
+    recipe = recipe_from(asked["recipe"])
+    setting = setting_of(recipe, recipe.model.config, asked["precision"], "cpu", [1] * RANKS)
+    assert setting is not None
+    job = case_of(
+        replace(setting, accumulation=asked["accumulation"]), parse_machines(f"cpu{{tflops=1}}:{RANKS}")
+    )
+    assert job is not None
+    spread = job.placed
+    planned = [as_gloo(call) for call in traffic_of(parameters, spread).calls()]
+    really = [(operation, size) for operation, size in counted[name]["calls"]]
+    for operation in {kind for kind, _ in (*planned, *really)}:
+        sizes = [sorted(size for kind, size in calls if kind == operation) for calls in (planned, really)]
+        assert sum(sizes[0]) == sum(sizes[1]), (operation, sizes)
+        loose = spread.stage == 3 or spread.engine == "fsdp"
+        assert abs(len(sizes[0]) - len(sizes[1])) <= (3 if loose else 0), (operation, sizes)
+
+
+def test_what_gloo_puts_on_the_wire() -> None:
+    """In a network namespace of its own, whose loopback counts bytes: what three ranks send for a
+    collective."""
+    needs_torch()
+    namespace = ["unshare", "--net", *(["--map-root-user"] if os.geteuid() else [])]
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*namespace, "true"], check=False, capture_output=True).returncode
+    ):
+        pytest.skip("this needs a network namespace of its own")
+    done = subprocess.run(
+        [*namespace, "sh", "-c", 'ip link set lo up && exec "$@"', "sh",
+         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--master-addr", "127.0.0.1",
+         "--master-port", "29400", "-m", "tests.real.wire_ranks"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    counted = json.loads(done.stdout.strip().splitlines()[-1])
+    assert counted
+    for operation, size, on_wire in counted:
+        planned = 3 * ring(Call(operation, size), per_host=1, hosts=3, library="gloo").size
+        assert on_wire == pytest.approx(planned, rel=0.03), operation  # headers of TCP/IP, acknowledgements

@@ -1,0 +1,140 @@
+"""What the plan chooses where a recipe says auto: the fastest way that fits, and why the others lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.core.errors import RecipeError, UsageError
+from muster.core.inventory import parse_hosts
+from muster.core.machines import parse_machines
+from muster.core.recipe import Recipe
+from muster.core.recipes import load_recipe
+from muster.planner.decide import Decided, decide
+from muster.planner.fit import lacking, need
+from muster.planner.steptime import Calibration
+from muster.stages.inputs import check
+from muster.stages.outlook import Ground, hypothetical
+
+OPEN = ("engine.zero=auto", "train.gradient_checkpointing=auto")
+
+
+def decided_on(machines: str, *overrides: str, timed: bool = True, host_memory: int | None = None) -> Decided:
+    """The OPT benchmark on machines that are not there."""
+    recipe = load_recipe("opt-benchmark", [*OPEN, *overrides])
+    found = parse_machines(machines)
+    inventory, facts = hypothetical(found, machines, host_memory)
+    ground = Ground(facts, inventory.hosts, Calibration(), found)
+    clock = ground.clock if timed else None
+    return decide(recipe, inventory, facts, one_machine=False, clock=clock)
+
+
+def test_the_fastest_that_fits_is_chosen_and_nothing_is_left_open() -> None:
+    decided = decided_on("a100-80gb:8x2,100Gbit", "model.name=opt-1.3b")
+    assert len(decided.candidates) == 8  # four stages, with and without recomputation
+    chosen = [each for each in decided.candidates if each.chosen]
+    assert len(chosen) == 1
+    fitting = [each.samples_per_second or 0 for each in decided.candidates if each.fits]
+    assert chosen[0].samples_per_second == max(fitting)
+    recipe = decided.recipe
+    assert str(recipe.engine.stage) == chosen[0].changes["engine.zero"]
+    assert str(recipe.train.checkpointing).lower() == chosen[0].changes["train.gradient_checkpointing"]
+    assert decided.setting is not None
+    assert (decided.setting.stage, decided.setting.checkpointing) == (
+        recipe.engine.stage,
+        recipe.train.checkpointing,
+    )
+    told = {each.field: each for each in decided.decisions}
+    assert told["engine.zero"].value == recipe.engine.stage
+    assert "the fastest of" in told["engine.zero"].why
+
+
+def test_what_is_chosen_fits_and_what_does_not_says_so() -> None:
+    decided = decided_on("v100-32gb:8x4,100Gbit", "model.name=opt-13b", "precision=fp16")
+    found = need(decided.setting)
+    assert found is not None
+    assert lacking(found, decided.setting, decided.room) is None
+    lost = [each for each in decided.candidates if not each.fits]
+    assert lost  # 13 B parameters in 32 GB: only sharded
+    assert {each.changes["engine.zero"] for each in lost} >= {"0"}
+    assert all("does not fit" in each.why for each in lost)
+
+
+def test_without_speeds_the_mildest_that_fits() -> None:
+    decided = decided_on("a100-80gb:8x2,100Gbit", "model.name=opt-125m", timed=False)
+    assert (decided.recipe.engine.stage, decided.recipe.train.checkpointing) == (0, False)
+    assert "not all of their speeds are known" in next(
+        d.why for d in decided.decisions if d.field == "engine.zero"
+    )
+
+
+def test_nothing_fits_is_refused_with_what_would() -> None:
+    with pytest.raises(UsageError, match="opt-175b needs about") as refused:
+        decided_on("v100-16gb:8x1", "model.name=opt-175b", "precision=fp16", host_memory=64 * 10**9)
+    assert refused.value.where == "memory"
+
+
+@pytest.mark.parametrize(
+    ("offload", "stages"),
+    [("none", {"0", "1", "2", "3"}), ("optimizer", {"1", "2", "3"}), ("optimizer+param", {"3"})],
+)
+def test_offloading_leaves_the_stages_that_can_do_it(offload: str, stages: set[str]) -> None:
+    decided = decided_on("a100-80gb:8x1", "model.name=opt-1.3b", f"engine.offload={offload}")
+    assert {each.changes["engine.zero"] for each in decided.candidates} == stages
+
+
+def test_a_recipe_that_says_everything_has_no_other_ways() -> None:
+    decided = decided_on("a100-80gb:8x1", "engine.zero=1", "train.gradient_checkpointing=false")
+    assert len(decided.candidates) == 1
+    assert decided.candidates[0].changes == {}
+
+
+def test_undecided_values_are_never_used() -> None:
+    recipe: Recipe = load_recipe("opt-benchmark", OPEN)
+    with pytest.raises(ValueError, match="not decided"):
+        _ = recipe.engine.stage
+    with pytest.raises(ValueError, match="not decided"):
+        _ = recipe.train.checkpointing
+
+
+def test_auto_is_for_deepspeed() -> None:
+    recipe = load_recipe("opt-benchmark", ["engine.name=ddp", "engine.zero=auto"])
+    with pytest.raises(RecipeError, match="DeepSpeed's"):
+        check(recipe, parse_hosts("node1"))
+
+
+def test_gradient_checkpointing_alone_can_be_open() -> None:
+    about: dict[str, Any] = {"cores": 8, "gpus": [], "memory_total": 64 * 10**9}
+    recipe = load_recipe("digits", ["train.gradient_checkpointing=auto"])
+    decided = decide(recipe, parse_hosts("node1"), {"node1": about}, one_machine=False)
+    assert decided.recipe.train.checkpointing is False
+    assert [each.changes["train.gradient_checkpointing"] for each in decided.candidates] == ["false", "true"]
+
+
+def test_a_way_that_cannot_do_what_the_recipe_wants_is_left_out() -> None:
+    decided = decided_on("a100-80gb:8x1", "model.name=opt-1.3b", "model.create=sharded")
+    assert {each.changes["engine.zero"] for each in decided.candidates} == {"3"}
+
+
+def test_the_largest_of_unequal_shares_counts() -> None:
+    about: dict[str, Any] = {"cores": 8, "gpus": [], "memory_total": 64 * 10**9}
+    hosts = {"node1": about, "node2": about}
+    recipe = load_recipe("digits", ["batch.split=[24,40]", "batch.micro=32"])
+    decided = decide(recipe, parse_hosts("node1,node2"), hosts, one_machine=False)
+    assert decided.setting is not None
+    assert decided.setting.micro == 40
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["engine.config=FILE"], ["engine.options={zero_optimization: {stage: 2}}"]],
+)
+def test_auto_beside_another_word_on_the_stage_is_refused(overrides: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"zero_optimization": {"stage": 2}}')
+    words = [each.replace("FILE", str(file)) for each in overrides]
+    recipe = load_recipe("opt-benchmark", ["engine.zero=auto", *words])
+    with pytest.raises(RecipeError, match="says which stage it is"):
+        check(recipe, parse_hosts("node1"))

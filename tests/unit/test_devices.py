@@ -1,0 +1,173 @@
+"""Devices, links and machines as data: every figure sourced, names as people type them, errors that help."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.core.devices import BY_HAND, Device, driver_device, entries, find_device, named, names
+from muster.core.errors import UsageError
+from muster.core.links import between_hosts, ethernet, find_link
+from muster.core.links import names as link_names
+from muster.core.machines import parse_machines
+from muster.core.peaks import stated_peak
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("h200", "h200"), ("H200", "h200"), ("a100-80gb", "a100-sxm4-80gb"), ("A100 80GB", "a100-sxm4-80gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"), ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"), ("a100", "a100-sxm4-40gb"),
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm4-40gb"), ("Tesla V100-SXM2-32GB", "v100-sxm2-32gb"),
+        ("Tesla V100-SXM2-16GB", "v100-sxm2-16gb"), ("v100", "v100-sxm2-16gb"),
+        ("v100_32gb", "v100-sxm2-32gb"), ("Tesla V100-PCIE-16GB", "v100-pcie-16gb"), ("h100", "h100-sxm5"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm5"),
+        ("NVIDIA H100 PCIe", "h100-pcie"), ("rtx3070", "rtx-3070"), ("NVIDIA GeForce RTX 3070", "rtx-3070"),
+        ("Tesla P4", "p4"), ("gtx 1070", "gtx-1070"), ("A10", "a10"), ("B200", "b200"),
+        ("AMD Instinct MI300X", "mi300x"),
+    ],
+)  # fmt: skip
+def test_names_as_people_and_drivers_write_them(text: str, name: str) -> None:
+    assert find_device(text).name == name
+
+
+def test_every_device_has_all_figures_and_sources() -> None:
+    for name in names():
+        device = find_device(name)
+        assert named(name) == device
+        assert device.source != BY_HAND != device.memory_source
+        assert device.memory and 7e9 < device.memory < 300e9, name
+        assert device.bandwidth and 1e11 < device.bandwidth < 1e13, name
+        assert device.bus in link_names()
+        assert device.inner is None or device.inner in link_names()
+        fastest = max(device.peaks.values())
+        assert 20 < fastest / device.bandwidth < 450, name  # operations per byte: a unit that slipped shows
+    known = {"p4", "gtx-1070", "rtx-3070", "a10", "h200", "b200", "v100-sxm2-16gb", "v100-sxm2-32gb"}
+    assert known | {"a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm5"} <= set(names())
+
+
+def test_no_name_means_two_devices() -> None:
+    seen: dict[str, str] = {}
+    for entry in entries():
+        for name in (entry["name"], *entry.get("also", ())):
+            assert name not in seen, (name, seen)
+            seen[name] = entry["name"]
+            assert find_device(name).name == entry["name"]
+
+
+def test_unknown_devices_name_the_nearest_and_the_way_by_hand() -> None:
+    with pytest.raises(UsageError, match="no figures are known for a device 'h20'") as caught:
+        find_device("h20")
+    assert "h200" in (caught.value.hint or "") and "tflops=" in (caught.value.hint or "")
+    with pytest.raises(UsageError, match="'nothing-like-it'") as caught:
+        find_device("nothing-like-it")
+    assert "known: " in (caught.value.hint or "")
+    for part in ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "GRID A100-10C", "NVIDIA GeForce RTX 4090 Laptop GPU"):
+        assert driver_device(part) is None
+
+
+def test_a_device_by_hand() -> None:
+    found = find_device("mydev{tflops=100,memory=48e9,bandwidth=900e9}")
+    assert found == Device(
+        "mydev", dict.fromkeys(("fp32", "tf32", "bf16", "fp16"), 100e12), 48 * 10**9, 900e9
+    )
+    assert find_device("mydev{fp32=20, bf16=80, memory=48GiB}").peaks == {"fp32": 20e12, "bf16": 80e12}
+    assert find_device("mydev{fp32=20,memory=48GiB}").memory == 48 * 2**30
+    over = find_device("rtx-3070{bf16=81,bandwidth=448GB/s}")  # figures laid over those of the table
+    assert over.peaks == {"fp32": 20.3e12, "bf16": 81e12} and over.bus == "pcie4"
+    assert over.memory == 8 * 10**9 and over.bandwidth == 448e9
+    assert find_device("cpu{tflops=0.1}").kind == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("mydev{tflop=100}", "'tflop=100' is not understood"), ("mydev{memory=8GB}", "how fast it computes"),
+        ("mydev{tflops=-1}", "must be a number above 0"), ("mydev{tflops=nan}", "must be a number above 0"),
+        ("mydev{tflops=much}", "must be a number above 0"), ("mydev{tflops=100", "is not a device"),
+        ("{tflops=100}", "is not a device"), ("mydev{tflops}", "'tflops' is not understood"),
+        ("mydev{tflops=1e400}", "must be a number above 0"),
+    ],
+)  # fmt: skip
+def test_bad_figures_by_hand(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        find_device(text)
+
+
+def test_peaks_are_those_of_the_table() -> None:
+    found = stated_peak("NVIDIA A100-SXM4-80GB", "bf16")
+    assert found is not None and found.flops == find_device("a100-80gb").peak("bf16") == 312e12
+
+
+# Links:
+
+
+@pytest.mark.parametrize(
+    ("text", "stated", "name"),
+    [
+        ("10Gbit", 1.25e9, "10Gbit"), ("10 gbit", 1.25e9, "10Gbit"), ("10GbE", 1.25e9, "10Gbit"),
+        ("50mbit", 6.25e6, "50Mbit"), ("2.5Gbit/s", 3.125e8, "2.5Gbit"), ("400Gbps", 5e10, "400Gbit"),
+        ("200Gbit-ib", 2.5e10, "200Gbit-ib"), ("hdr", 2.5e10, "ib-hdr"), ("ib-ndr", 5e10, "ib-ndr"),
+        ("nvlink4", 4.5e11, "nvlink4"), ("pcie4", 31.508e9, "pcie4"), ("1Tbit", 1.25e11, "1000Gbit"),
+    ],
+)  # fmt: skip
+def test_links_as_people_write_them(text: str, stated: float, name: str) -> None:
+    found = find_link(text)
+    assert found.stated == pytest.approx(stated)
+    assert found.name == name
+    assert 0.5 < found.bandwidth / found.stated <= 1 and 0 < found.latency < 1e-3 and found.source
+
+
+def test_links_by_hand() -> None:
+    assert find_link("10Gbit{usable=0.8}").bandwidth == pytest.approx(1e9)
+    assert find_link("10Gbit{latency=1e-3}").latency == 1e-3
+    own = find_link("{bandwidth=1.1e9,latency=20e-6}")
+    assert (own.bandwidth, own.latency) == (1.1e9, 20e-6)
+    assert own.seconds(1.1e9, 2) == pytest.approx(1 + 40e-6)
+    assert [link.name for link in between_hosts()][:3] == ["1Gbit", "2.5Gbit", "10Gbit"]
+    assert ethernet(10) == find_link("10Gbit")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["10", "fast", "10Gbit{", "10Gbit{speed=3}", "10Gbit{usable=2}", "0Gbit", "{latency=1}", "nvlink9", ""],
+)
+def test_bad_links(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_link(text)
+    assert caught.value.hint
+
+
+# Machines:
+
+
+def test_machines() -> None:
+    found = parse_machines("h200:8x4,10Gbit")
+    assert (found.device.name, found.per_host, found.hosts, found.ranks) == ("h200", 8, 4, 32)
+    assert found.link == find_link("10Gbit") and found.inner == find_link("nvlink4")
+    assert found.bus == find_link("pcie5")
+    one = parse_machines("h200")
+    assert (one.per_host, one.hosts, one.link) == (1, 1, None)
+    assert parse_machines("a10:4").inner == find_link("pcie4")  # no NVLink: over the bus
+    assert parse_machines("a100:8x2,hdr,pcie4").inner == find_link("pcie4")
+    assert parse_machines("cpu{tflops=0.1}:2x3,50Mbit").inner == find_link("loopback")
+    own = parse_machines("mydev{tflops=100,memory=48e9,bandwidth=900e9}:8x4,10Gbit{usable=0.8,latency=1e-4}")
+    assert own.ranks == 32 and own.device.bandwidth == 900e9
+    assert own.link is not None and own.link.latency == 1e-4 and own.inner is None
+    assert found.on(2).ranks == 16 and found.over(find_link("hdr")).link == find_link("ib-hdr")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("h200:", "not a number of devices"), ("h200:8x", "'8x' is not a number"), ("h200:0x4", "from 1 to"),
+        ("h200:8x4,", "no link is known"), ("h200:8x4,10Gbit,25Gbit", "between hosts is given twice"),
+        ("h200:8x4,nvlink4,pcie4", "a host's devices is given twice"), ("", "not a device"),
+        (":8x4", "not a number of devices"), ("h200:8x4,{", "not a device with its numbers"),
+        ("h200:8x4x2", "is not a number of devices"), ("nope:8x4", "no figures are known"),
+        ("h200:999999x999999", "from 1 to"),
+    ],
+)  # fmt: skip
+def test_bad_machines(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        parse_machines(text)

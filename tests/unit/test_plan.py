@@ -1,0 +1,262 @@
+"""`muster plan` on machines that are not there: what it says, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from muster.cli import main
+from muster.core.errors import UsageError
+from muster.core.plan import Plan
+from muster.core.recipes import load_recipe
+from muster.planner.prospect import host_counts
+from muster.planner.steptime import Calibration
+from muster.stages.outlook import Told, calibration_file, load_calibration, save_calibration
+from muster.stages.plan import plan_on, promised, recipe_of
+
+MACHINES = "a100-80gb:8x4,200Gbit-ib"
+
+
+def plan(machines: str, *overrides: str, recipe: str = "opt-benchmark", told: Told | None = None) -> Plan:
+    return plan_on(recipe_of(recipe, list(overrides)), machines, told or Told(), traced=False).plan
+
+
+@pytest.fixture(autouse=True)
+def _nothing_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *argv])
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    return int(ended.value.code or 0), shown.out, shown.err
+
+
+def test_parts_add_up_to_the_whole() -> None:
+    made = plan(MACHINES, "model.name=opt-6.7b")
+    assert made.memory is not None
+    assert made.time is not None
+    assert sum(made.memory.device.values()) == made.memory.device_bytes
+    assert sum(made.memory.host.values()) == made.memory.host_bytes
+    time = made.time
+    parts = (time.compute, time.communication, time.optimizer, time.transfer, time.reading, time.overhead)
+    assert sum(parts) == pytest.approx(time.step)
+    assert made.batch["global"] == made.batch["micro"] * made.batch["accumulation"] * made.ranks
+    assert time.samples_per_second == pytest.approx(made.batch["global"] / time.step)
+    assert time.total == pytest.approx(50 * time.step)  # the recipe's 50 updates
+
+
+def test_the_curve_goes_from_one_host_to_all() -> None:
+    made = plan(MACHINES, "model.name=opt-6.7b")
+    assert [each.hosts for each in made.scaling] == [1, 2, 4]  # its 1024 samples do not divide by 24 ranks
+    assert [each.ranks for each in made.scaling] == [8, 16, 32]
+    assert made.scaling[0].efficiency == 1.0
+    assert made.time is not None
+    assert made.scaling[-1].step == pytest.approx(made.time.step)
+    assert made.fastest_hosts == 4
+
+
+def test_the_fastest_number_of_hosts_need_not_be_all() -> None:
+    made = plan("a100-40gb:1x4,1Gbit", recipe="text2sql-t5-small-zero1")
+    assert made.fastest_hosts == 1
+    assert made.scaling[0].samples_per_second > made.scaling[3].samples_per_second
+
+
+def test_hosts_that_are_too_few_are_not_on_the_curve() -> None:
+    told = Told(samples=100_000)
+    made = plan("a100-80gb:8x8,200Gbit-ib", "model.name=opt-66b", "engine.zero=3", told=told)
+    assert made.scaling[0].hosts > 1
+    assert made.scaling[0].efficiency == 1.0
+    assert made.sentence is not None
+    assert made.sentence.startswith(f"At least {made.scaling[0].hosts} of these hosts are needed")
+
+
+def test_hosts_of_a_long_curve() -> None:
+    assert host_counts(12) == list(range(1, 13))
+    assert host_counts(48) == [1, 2, 4, 8, 16, 32, 48]
+    assert host_counts(64) == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_a_slow_network_is_named_with_what_would_help() -> None:
+    told = Told(samples=56355, price=2.0)
+    made = plan("a100-40gb:1x3,1Gbit", recipe="text2sql-t5-small-zero1", told=told)
+    assert made.sentence is not None
+    assert made.sentence.startswith("3 hosts take ")
+    assert "the 1 Gbit/s network costs" in made.sentence
+    assert "would make 3 hosts faster" in made.sentence
+    assert made.time is not None
+    assert made.time.total is not None
+    assert made.time.cost == pytest.approx(2.0 * 3 * made.time.total / 3600)
+    assert made.scaling[0].cost == pytest.approx(2.0 * (made.scaling[0].total or 0) / 3600)
+
+
+def test_what_does_not_fit_has_the_smallest_changes_with_which_it_would(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ["opt-benchmark", "model.name=opt-30b", "--on", "a100-40gb:8x1", "--quick", "engine.zero=0"]
+    code, out, _ = run(capsys, *argv)
+    assert code == 1
+    assert "too little device memory" in out
+    assert "would fit" in out
+    code, out, _ = run(capsys, *argv, "--json")
+    made = Plan.model_validate(json.loads(out))
+    assert code == 1
+    assert made.memory is not None
+    assert made.memory.lacking == "device"
+    assert made.would_fit
+
+
+def test_a_plan_that_fits_as_json_and_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["opt-benchmark", "model.name=opt-125m", "--on", MACHINES, "--quick", "engine.zero=auto"]
+    code, out, _ = run(capsys, *argv)
+    assert code == 0
+    for word in ("Memory of a rank", "fits", "samples/s", "Ways that were compared", "numbers of hosts"):
+        assert word in out
+    code, out, _ = run(capsys, *argv, "--json")
+    assert Plan.model_validate(json.loads(out)).engine.startswith("deepspeed ZeRO-")
+
+
+def test_what_is_written_is_a_recipe_that_says_everything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "new" / "chosen.yaml"
+    argv = ["opt-benchmark", "model.name=opt-1.3b", "engine.zero=auto", "train.gradient_checkpointing=auto"]
+    code, out, _ = run(capsys, *argv, "--on", MACHINES, "--quick", "--json", "--write", str(file))
+    assert code == 0
+    made, recipe = Plan.model_validate(json.loads(out)), load_recipe(str(file))
+    assert f"deepspeed ZeRO-{recipe.engine.stage}" == made.engine
+    assert recipe.precision == made.precision
+    assert (recipe.batch.micro, recipe.batch.accumulation, recipe.batch.global_) == tuple(
+        made.batch[name] for name in ("micro", "accumulation", "global")
+    )
+    again = plan_on(recipe, MACHINES, Told(), traced=False).plan
+    assert again.batch == made.batch
+    beside = json.loads(file.with_suffix(".deepspeed.json").read_text())
+    assert beside["zero_optimization"]["stage"] == recipe.engine.stage
+    assert beside["train_batch_size"] == made.batch["global"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["digits"], "one of --hosts and --on"),
+        ([], "no recipe was given"),
+        (["digits", "--on", "h300:8x4"], "h300"),
+        (["digits", "--on", "h200:8x4,fast"], "fast"),
+        (["digits", "--on", "h200:0x4"], "h200:0x4"),
+        (["nosuch", "--on", "h200:8"], "nosuch"),
+        (["opt-benchmark", "model.name=opt-14b", "--on", "h200:8"], "opt-13b"),
+        (["gpt2-small", "model.name=gpt2-smal", "--on", "h200:8"], "gpt2-small"),
+        (["fabric", "--on", "h200:8"], "nothing to plan"),
+        (["digits", "--on", "h200:8", "--host-memory", "lots"], "lots"),
+        (["digits", "--on", "h200:8x2", "--link", "10Gbit"], "part of --on"),
+        (["digits", "--hosts", "local:2", "--host-memory", "64GB"], "what --hosts say themselves"),
+        (["digits", "--on", "h200:100000x100000"], "at most 1,000,000"),
+        (["--calibrate", "nosuch"], "nosuch"),
+    ],
+)
+def test_what_is_not_understood(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, *argv)
+    assert code == 2
+    assert says in err
+    assert "hint:" in err
+
+
+def test_what_was_learned_is_kept(tmp_path: Path) -> None:
+    assert load_calibration() == Calibration()
+    learned = Calibration(efficiency={"h200 bf16": 0.5}, links={"10Gbit": (1e9, None)}, overhead=0.001)
+    save_calibration(learned)
+    assert load_calibration() == learned
+    slow = plan("h200:8x2,10Gbit", "model.name=opt-1.3b")
+    save_calibration(Calibration(efficiency={"h200 bf16": 0.25}))
+    slower = plan("h200:8x2,10Gbit", "model.name=opt-1.3b")
+    assert slow.time is not None
+    assert slower.time is not None
+    assert slow.time.calibrated
+    assert slower.time.compute == pytest.approx(2 * slow.time.compute)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", '"x"', '{"links": {"a": [1]}}', '{"efficiency": []}', '{"efficiency": {"h200 bf16": 0}}',
+        '{"overhead": null}', '{"more": 1}',
+    ],
+)  # fmt: skip
+def test_a_damaged_calibration_is_said(text: str) -> None:
+    file = save_calibration(Calibration())
+    file.write_text(text)
+    with pytest.raises(UsageError, match="cannot be read"):
+        plan("h200:8", "model.name=opt-125m")
+
+
+def test_a_calibration_that_cannot_be_kept_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", "/proc/nowhere")
+    with pytest.raises(UsageError, match="cannot be written"):
+        save_calibration(Calibration())
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    assert calibration_file().is_absolute()
+
+
+def test_a_missing_peak_costs_the_time_alone() -> None:
+    made = plan("v100-32gb:8x2,10Gbit", "precision=bf16", "force=true", "model.name=opt-125m")
+    assert made.time is None
+    assert made.memory is not None
+    assert any("no stated peak in bf16" in note for note in made.notes)
+
+
+def test_what_does_not_fit_is_not_written_as_forced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "x.yaml"
+    argv = ["opt-benchmark", "model.name=opt-30b", "engine.zero=0", "--on", "a100-40gb:8x1", "--quick"]
+    code, _, _ = run(capsys, *argv, "--write", str(file))
+    assert code == 1
+    assert load_recipe(str(file)).force is False
+
+
+def test_time_curve_cost_and_sentence_speak_of_the_same_training() -> None:
+    made = plan(MACHINES, "model.name=opt-1.3b", told=Told(samples=100_000, price=10.0))
+    assert made.time is not None
+    assert made.time.steps == 50
+    assert made.scaling[-1].total == pytest.approx(made.time.total)
+    assert made.scaling[-1].cost == pytest.approx(made.time.cost)
+    assert made.time.epoch == pytest.approx(-(-100_000 // made.batch["global"]) * made.time.step)
+
+
+def test_a_fixed_global_batch_stays_on_any_number_of_hosts() -> None:
+    made = plan(MACHINES, "model.name=opt-1.3b", "batch.global=512", "batch.tokens=null")
+    alone = plan("a100-80gb:8x1", "model.name=opt-1.3b", "batch.global=512", "batch.tokens=null")
+    assert made.scaling[0].hosts == 1
+    micro = made.batch["micro"]
+    same = plan(
+        "a100-80gb:8x1",
+        "model.name=opt-1.3b",
+        "batch.global=512",
+        "batch.tokens=null",
+        f"batch.micro={micro}",
+    )
+    assert alone.batch["global"] == 512
+    assert same.time is not None
+    assert made.scaling[0].step == pytest.approx(same.time.step)
+
+
+def test_a_cpu_job_is_not_timed_by_a_gpu() -> None:
+    made = plan("a100-40gb:2", "launch.device=cpu", "precision=fp32", "engine.name=ddp", "engine.zero=0")
+    assert made.device == "cpu"
+    assert made.time is None
+
+
+def test_what_a_plan_promises_its_run() -> None:
+    made = plan(MACHINES, "model.name=opt-1.3b")
+    promise = promised(made.model_dump(mode="json"))
+    assert promise is not None
+    assert made.memory is not None
+    assert made.time is not None
+    assert promise.memory == made.memory.device_bytes
+    assert promise.samples_per_second == made.time.samples_per_second
+    assert promised({"decisions": []}) is None

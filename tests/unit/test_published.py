@@ -1,0 +1,186 @@
+"""Predicted steps against published runs: three systems on A100, H100 and RTX 3070.
+
+The works are what `muster.worker.tracing` counts of the real models (torch 2.13, transformers 5.23): a rank's
+micro-step as operations of the forward pass, of both, bytes that they move, and how many they are.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.core import families
+from muster.core.flops import Shape, training
+from muster.core.machines import parse_machines
+from muster.planner.exchange import Spread
+from muster.planner.learning import Measured, errors, learn
+from muster.planner.scaling import Length, curve, on_hosts, point, say
+from muster.planner.steptime import EFFICIENCY, Calibration, Case, Work, evaluation, ideal, predict
+from muster.planner.traffic import lump
+
+# T5 on WikiSQL, fp32, 32 x (96, 96) tokens; A100-PCIE-40GB, one per host. The single-GPU run was
+# checkpointed.
+T5 = {
+    "t5-small, checkpointed": Work(32, 382_520_524_800, 1_429_016_150_016, 33_669_925_651, 2001),
+    "t5-small": Work(32, 382_520_524_800, 1_147_561_574_400, 27_713_084_723, 1527),
+    "t5-large": Work(32, 4_618_432_020_480, 13_855_296_061_440, 167_722_682_051, 5325),
+}
+WIKISQL = Length(samples=56_355, epochs=3)
+OFFLOAD = {"stage": 3, "offload": "optimizer+param", "bucket": 10**7, "prefetch": 10**7, "overlap": True}
+# Seconds of the whole run, optimizer steps.
+PUBLISHED = {
+    "t5-small, 1 GPU": (742.54, 5286), "t5-small, 3 hosts, ZeRO-1": (922.05, 1764),
+    "t5-large, 3 hosts, ZeRO-1": (10_530.28, 1764), "t5-large, 3 hosts, ZeRO-3 offload": (11_044.56, 1764),
+}  # fmt: skip
+
+
+def t5(work: str, hosts: int, engine: str = "deepspeed", **fields: object) -> Case:
+    config = families.size(work.partition(",")[0]) or {}
+    spread = Spread(engine, ranks=hosts, **({"stage": 1} | fields if engine == "deepspeed" else fields))  # type: ignore[arg-type]
+    machines = parse_machines(f"a100-pcie-40gb:1x{hosts},10Gbit")
+    return Case(machines, "fp32", T5[work], lump(families.parameters(config) or 0), spread)
+
+
+ROWS = {
+    "t5-small, 1 GPU": t5("t5-small, checkpointed", 1, "ddp"),
+    "t5-small, 3 hosts, ZeRO-1": t5("t5-small", 3),
+    "t5-large, 3 hosts, ZeRO-1": t5("t5-large", 3),
+    "t5-large, 3 hosts, ZeRO-3 offload": t5("t5-large", 3, **OFFLOAD),
+}
+
+
+def measured(row: str) -> float:
+    """Seconds of a step: evaluation and saving are in it, as published."""
+    seconds, steps = PUBLISHED[row]
+    return seconds / steps
+
+
+@pytest.fixture(scope="module")
+def known() -> Calibration:
+    """Learned from the two runs of t5-small alone."""
+    return learn([Measured(ROWS[row], measured(row)) for row in list(ROWS)[:2]])
+
+
+def test_the_network_that_comes_out_is_a_ten_gigabit_one(known: Calibration) -> None:
+    """TCP over 10 Gbit/s Ethernet carries 94 % of it."""
+    bandwidth = known.links["10Gbit"][0]
+    assert bandwidth is not None and 0.93 < bandwidth / 1.25e9 < 0.96
+
+
+def test_t5_large_on_three_hosts_is_within_five_percent(known: Calibration) -> None:
+    row = "t5-large, 3 hosts, ZeRO-1"
+    found = predict(ROWS[row], known)
+    assert found.seconds == pytest.approx(measured(row), rel=0.05)
+    assert found.communication > 0.75 * found.seconds
+    assert found.assumed == ()
+
+
+def test_without_the_checkpointing_of_the_single_run_it_is_worse(known: Calibration) -> None:
+    """Who takes the single run for a plain one finds a slower device."""
+    naive = learn([
+        Measured(t5("t5-small", 1, "ddp"), measured("t5-small, 1 GPU")),
+        Measured(ROWS["t5-small, 3 hosts, ZeRO-1"], measured("t5-small, 3 hosts, ZeRO-1")),
+    ])  # fmt: skip
+    name = "a100-pcie-40gb fp32"
+    assert naive.efficiency[name] < 0.85 * known.efficiency[name]
+
+
+def test_offloading_is_slower_than_zero_1_only_by_what_nobody_published(known: Calibration) -> None:
+    """ZeRO-3 with offload is out by a third: how fast the pods' processors ran Adam, and what really ran side
+    by side over sockets, is not published. With nothing hidden it is within a sixth."""
+    row = "t5-large, 3 hosts, ZeRO-3 offload"
+    found = predict(ROWS[row], known)
+    assert 0.6 < found.seconds / measured(row) < 0.75
+    waiting = found.seconds - found.communication + found.exchange
+    assert waiting == pytest.approx(measured(row), rel=1 / 6)
+
+
+def test_evaluation_of_t5_large_as_it_was_logged(known: Calibration) -> None:
+    """8421 samples on three hosts took 28.1 s: larger products run nearer to the peak than the small ones
+    that were learned from."""
+    assert evaluation(ROWS["t5-large, 3 hosts, ZeRO-1"], 8421, known) == pytest.approx(28.1, rel=0.25)
+
+
+def test_the_sentence_of_the_published_runs(known: Calibration) -> None:
+    one, three = (ROWS[row] for row in list(ROWS)[:2])
+    said = say(lambda hosts: one if hosts == 1 else on_hosts(three)(hosts), 3, WIKISQL, known)
+    assert said.text == (
+        "3 hosts take 922 s, 1 host 743 s: the 10 Gbit/s network costs 0.41 s of every 0.52 s step; "
+        "25 Gbit/s or accumulation 2 would make 3 hosts faster."
+    )
+
+
+def test_t5_large_on_one_to_three_hosts(known: Calibration) -> None:
+    """Two hosts and three take longer than one, as with t5-small; no times of one and two were published."""
+    one, two, three = curve(on_hosts(t5("t5-large", 1)), (1, 2, 3), WIKISQL, known)
+    assert one.total < three.total < two.total
+
+
+# OPT on H100 nodes of eight, fp16, ZeRO-0, sequences of 512: samples/s by number of GPUs.
+OPT = {
+    "facebook/opt-350m": (24, {1: 119, 8: 943, 16: 1874, 64: 7443, 512: 59_233}),
+    "facebook/opt-13b": (16, {8: 73, 64: 580, 512: 4587}),  # LoRA of rank 128, checkpointed; one GPU: 9
+}
+OPT_350M = Work(24, 8_698_516_733_952, 26_095_550_201_856, 298_107_241_560, 2317)
+
+
+def opt(name: str, gpus: int) -> Case:
+    """Eight 400 Gbit/s InfiniBand cards per host, as such nodes have. 13b: by its formula."""
+    config, micro = families.size(name) or {}, OPT[name][0]
+    count = families.parameters(config) or 0
+    products = families.products(config, Shape(micro, 512))
+    assert products is not None
+    adapters = None if name.endswith("350m") else 128 * 40 * (4 * 2 * 5120 + 2 * 5 * 5120)
+    done = training(products, checkpointing=adapters is not None, frozen=adapters is not None)
+    work = OPT_350M if adapters is None else Work(micro, done.forward, done.hardware)
+    machines = parse_machines(f"h100:{min(gpus, 8)}x{-(-gpus // 8)},3200Gbit-ib")
+    return Case(
+        machines, "fp16", work, lump(count, adapters), Spread("deepspeed", gpus, element=2, counts=False)
+    )
+
+
+@pytest.mark.parametrize("name", OPT)
+def test_opt_on_up_to_512_gpus(name: str) -> None:
+    """Calibrated on the fewest GPUs, all others within 2 %."""
+    micro, rows = OPT[name]
+    first = min(rows)
+    runs = [Measured(opt(name, gpus), micro * gpus / rate) for gpus, rate in rows.items()]
+    alone = Measured(opt(name, 1), micro * first / rows[first])  # on 8 GPUs of a host: 0.2 % is exchange
+    assert max(map(abs, errors(runs, learn([alone])))) < 0.02
+
+
+# ViT-B/16 on CIFAR-10 at 224 pixels, fp32, 16 images per GPU: seconds of an epoch on one, two, three RTX
+# 3070.
+VIT = Work(16, 562_018_172_928, 1_682_355_142_656, 15_471_400_632, 479)
+EPOCHS = {1: 713, 2: 908, 3: 739}
+IMAGES = Length(50_000)
+
+
+def vit(hosts: int) -> Case:
+    count = families.parameters({**(families.size("vit-base") or {}), "num_labels": 10}) or 0
+    machines = parse_machines(f"rtx-3070:1x{hosts},10Gbit")
+    return Case(machines, "fp32", VIT, lump(count), Spread("deepspeed", hosts, counts=False))
+
+
+def test_vit_on_one_to_three_machines() -> None:
+    """Calibrated on one and two; the third within 3 %, and who is faster than whom as published."""
+    runs = [Measured(vit(n), EPOCHS[n] / -(-50_000 // (16 * n))) for n in (1, 2)]
+    known = learn(runs)
+    points = {n: point(vit(n), IMAGES, known).total for n in EPOCHS}
+    assert points[3] == pytest.approx(EPOCHS[3], rel=0.03)
+    assert sorted(points, key=points.__getitem__) == sorted(EPOCHS, key=EPOCHS.__getitem__) == [1, 3, 2]
+    assert say(on_hosts(vit(1)), 3, IMAGES, known).link == "25Gbit"
+
+
+def test_what_is_assumed_without_a_measurement_is_amid_the_published_runs() -> None:
+    """Of operations over the peak and bytes over the bandwidth together, they reach 54 to 72 %."""
+    alone = {
+        "a100": (ROWS["t5-small, 1 GPU"], measured("t5-small, 1 GPU")),
+        "h100": (opt("facebook/opt-350m", 1), 24 / 119),
+        "rtx-3070": (vit(1), 713 / 3125),
+    }
+    shares = {}
+    for name, (case, seconds) in alone.items():
+        [shares[name]] = learn([Measured(case, seconds)]).efficiency.values()
+        assert predict(case).seconds == pytest.approx(seconds, rel=0.2), name
+        assert ideal(case) < seconds
+    assert 0.5 < min(shares.values()) < EFFICIENCY < max(shares.values()) < 0.75

@@ -1,0 +1,286 @@
+"""Predicted steps: parts by hand, what calibration learns, properties, and the sentence that a person
+wants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.core.errors import UsageError
+from muster.core.links import between_hosts, find_link
+from muster.core.machines import parse_machines
+from muster.core.trace import Pass
+from muster.planner.exchange import Spread
+from muster.planner.learning import Measured, errors, learn
+from muster.planner.scaling import Length, curve, fastest, on_hosts, point, say
+from muster.planner.steptime import (
+    EFFICIENCY,
+    HOOKS,
+    HOST_BANDWIDTH,
+    KERNEL,
+    LAUNCH,
+    MEMORY,
+    UPDATE,
+    Calibration,
+    Case,
+    Work,
+    evaluation,
+    ideal,
+    key,
+    predict,
+    work_of,
+)
+from muster.planner.traffic import lump
+
+PSI = 60_000_000
+WORK = Work(samples=32, forward=4e11, flops=12e11, moved=30e9)
+PARTS = ("compute", "communication", "optimizer", "transfer", "reading", "overhead")
+
+
+def case(
+    on: str = "a100-40gb:1x3,10Gbit", engine: str = "deepspeed", precision: str = "fp32", **fields: Any
+) -> Case:
+    work = fields.pop("work", WORK)
+    reading = {name: fields.pop(name) for name in ("reading", "ahead") if name in fields}
+    spread = Spread(engine, ranks=1, **{"stage": 1 if engine == "deepspeed" else 0, **fields})
+    return Case(parse_machines(on), precision, work, lump(PSI), spread, **reading)
+
+
+def test_a_step_on_one_device_by_hand() -> None:
+    found = predict(case("a100-40gb"))
+    assert found.compute == pytest.approx((12e11 / 19.5e12 + 30e9 / 1555e9) / EFFICIENCY)
+    assert found.optimizer == pytest.approx(UPDATE * PSI / (MEMORY * 1555e9))
+    assert (found.communication, found.transfer, found.reading, found.overhead) == (0, 0, 0, 0)
+    assert found.samples_per_second == pytest.approx(32 / found.seconds)
+    assert found.assumed == ("60% of a100-sxm4-40gb's stated peaks",)
+
+
+def test_many_small_operations_wait_for_python() -> None:
+    """A GPU has a little between kernels; and cannot be faster than they are launched. On CPUs, what
+    DeepSpeed does for each tensor comes on top."""
+    many = replace(WORK, operations=2000.0)
+    plain, counted = predict(case("a100-40gb")), predict(case("a100-40gb", work=many))
+    assert counted.compute == pytest.approx(plain.compute + 2000 * KERNEL["cuda"])
+    tiny = Work(samples=1, forward=1e6, flops=3e6, moved=1e6, operations=2000.0)
+    bound = predict(case("a100-40gb", engine="ddp", work=tiny))
+    assert bound.compute == pytest.approx(2000 * LAUNCH)
+    assert predict(case("a100-40gb", stage=3, work=tiny)).compute > bound.compute
+    on_cpu = [predict(case("cpu{tflops=0.1}", stage=n, micro_steps=2)).overhead for n in range(4)]
+    assert on_cpu == sorted(on_cpu) and on_cpu[3] > 12 * 2 * HOOKS[3]
+    assert plain.overhead == 0
+
+
+def test_zero_1_over_10_gbit_by_hand() -> None:
+    """Two thirds of three times the gradients over 94 % of 1.25 GB/s."""
+    found = predict(case())
+    expected = 2 / 3 * 3 * 4 * PSI / (0.9415 * 1.25e9)
+    assert found.communication == pytest.approx(expected, rel=2e-3)
+    assert found.exchange == pytest.approx(found.communication)  # nothing is hidden without overlap_comm
+    assert found.samples == 96
+
+
+def test_what_is_hidden_is_not_waited_for() -> None:
+    ddp = predict(case("a100-40gb:1x3,100Gbit", engine="ddp"))
+    assert 0 < ddp.communication < ddp.exchange
+    slow = predict(case("a100-40gb:1x3,1Gbit", engine="ddp"))
+    backward = slow.compute * 2 / 3
+    assert slow.exchange - backward <= slow.communication < slow.exchange
+    plain, beside = (predict(case(stage=2, overlap=overlap)) for overlap in (False, True))
+    assert plain.communication == pytest.approx(plain.exchange)
+    small = predict(case(stage=2, overlap=True, bucket=5_000_000))
+    assert small.communication < beside.communication <= plain.communication
+    on_cpus = "cpu{tflops=0.1,bandwidth=10e9}:1x2,1Gbit"
+    blocking = predict(case(on_cpus, stage=2, overlap=True))
+    assert blocking.communication == pytest.approx(blocking.exchange)
+
+
+def test_accumulation_repeats_the_computation_and_not_all_of_the_exchange() -> None:
+    for stage, times in ((0, 1), (1, 1), (2, 7 / 3), (3, 3)):
+        one, three = (predict(case(stage=stage, micro_steps=n, counts=False, clips=False)) for n in (1, 3))
+        assert three.compute == pytest.approx(3 * one.compute)
+        assert three.exchange == pytest.approx(times * one.exchange, rel=0.01), stage
+        assert three.samples == 3 * one.samples
+
+
+def test_offloading_costs_the_bus_and_the_hosts_memory() -> None:
+    device, host, both = (
+        predict(case("h100:8", stage=3, offload=offload))
+        for offload in ("none", "optimizer", "optimizer+param")
+    )
+    assert device.transfer == 0 < host.transfer < both.transfer
+    part = PSI / 8
+    assert host.optimizer >= 8 * UPDATE * part / HOST_BANDWIDTH
+    assert host.transfer == pytest.approx(2 * 4 * part / (0.73 * 63.015e9))
+    assert any("host's memory" in each for each in host.assumed)
+    with pytest.raises(UsageError, match="how the device reaches its host's memory"):
+        predict(case("own{tflops=10,bandwidth=1e12}", stage=3, offload="optimizer"))
+    on_cpu = predict(case("cpu{tflops=0.1}", stage=3, offload="optimizer"))
+    assert on_cpu.transfer == 0 < on_cpu.optimizer
+
+
+def test_reading_is_hidden_by_other_processes() -> None:
+    step = predict(case("a100", reading=0.05))
+    assert step.reading == pytest.approx(0.05)
+    assert predict(case("a100", reading=0.05, ahead=True)).reading == 0
+    late = predict(case("a100", reading=10.0, ahead=True, micro_steps=2))
+    assert late.reading == pytest.approx(20 - late.compute)
+
+
+def test_what_cannot_be_predicted_says_what_to_give() -> None:
+    with pytest.raises(UsageError, match="v100-sxm2-16gb has no stated peak in bf16") as caught:
+        predict(case("v100", precision="bf16"))
+    assert "fp32, fp16" in (caught.value.hint or "")
+    with pytest.raises(UsageError, match="how 3 hosts are joined"):
+        predict(case("a100:1x3"))
+    without = predict(case("own{tflops=10}"))
+    assert without.optimizer == 0 and any("its bandwidth is not known" in each for each in without.assumed)
+
+
+def test_a_traced_pass_is_work() -> None:
+    found = Pass(samples=8, saved=1, logits=1, copies=0, forward_peak=1, backward_peak=1,
+                 forward_flops=100, flops=300, moved=50, operations=7)  # fmt: skip
+    assert work_of(found) == Work(8, 100, 300, 50, 7)
+
+
+def test_evaluation_is_forward_passes() -> None:
+    alone = case("a100-40gb")
+    micro = predict(alone).compute
+    assert evaluation(alone, 64) == pytest.approx(2 * micro / 3)
+    assert evaluation(alone, 65) == pytest.approx(3 * micro / 3)
+    assert evaluation(case(), 96) == pytest.approx(micro / 3)
+
+
+# What measured runs teach:
+
+
+def truth(**fields: Any) -> Calibration:
+    return Calibration(
+        efficiency={key("a100-sxm4-40gb", "fp32"): 0.41}, links={"10Gbit": (0.97e9, None)}, **fields
+    )
+
+
+def runs(known: Calibration, *cases: Case) -> list[Measured]:
+    return [Measured(each, predict(each, known).seconds) for each in cases]
+
+
+def test_calibration_finds_what_made_the_runs() -> None:
+    known = truth()
+    learned = learn(runs(known, case("a100-40gb"), case()))
+    assert learned.efficiency[key("a100-sxm4-40gb", "fp32")] == pytest.approx(0.41, rel=1e-4)
+    assert learned.links["10Gbit"][0] == pytest.approx(0.97e9, rel=1e-4)
+    others = [case("a100-40gb:1x5,10Gbit"), case(stage=2, micro_steps=4), case(engine="ddp"), case(stage=3)]
+    assert errors(runs(known, *others), learned) == pytest.approx([0.0] * 4, abs=1e-3)
+    assert predict(case(), learned).assumed == ()
+
+
+def test_two_sizes_tell_a_constant_apart() -> None:
+    name = key("a100-sxm4-40gb", "fp32")
+    known = truth(fixed={name: 0.02})
+    small = replace(WORK, samples=4, forward=5e10, flops=1.5e11, moved=4e9)
+    learned = learn(runs(known, case("a100-40gb"), case("a100-40gb", work=small)))
+    assert learned.fixed[name] == pytest.approx(0.02, rel=1e-3)
+    assert learned.efficiency[name] == pytest.approx(0.41, rel=1e-3)
+    again = learn(runs(truth(), case("a100-40gb"), case("a100-40gb", work=small)), learned)
+    assert again.fixed.get(name, 0.0) == pytest.approx(0, abs=1e-6)  # what was learned before does not stay
+
+
+def test_links_within_a_host_are_learned_too() -> None:
+    known = replace(truth(), links={"pcie4": (9e9, None)})
+    alone, four = case("a100-pcie"), case("a100-pcie:4")
+    known = replace(known, efficiency={key("a100-pcie-40gb", "fp32"): 0.5})
+    learned = learn(runs(known, alone, four))
+    assert learned.links["pcie4"][0] == pytest.approx(9e9, rel=1e-3)
+
+
+def test_what_a_run_does_not_show_is_not_learned() -> None:
+    fast = case("a100-40gb:1x2,400Gbit", engine="ddp", work=replace(WORK, flops=1e14))
+    known = Calibration(efficiency={key("a100-sxm4-40gb", "fp32"): 0.5})
+    assert learn(runs(known, fast), known) == known  # all hidden: the link may be anything
+    assert learn([]) == Calibration()
+    with pytest.raises(ValueError, match="takes more than"):
+        Measured(case(), 0.0)
+
+
+# Totals, curves and words:
+
+
+def test_totals_by_hand() -> None:
+    found = point(case(), Length(samples=1000, epochs=2, held_out=96, price=3.0))
+    step = predict(case()).seconds
+    assert found.epoch == pytest.approx(11 * step + evaluation(case(), 96))
+    assert found.total == pytest.approx(2 * found.epoch)
+    assert found.cost == pytest.approx(3 * 3 * found.total / 3600)
+    assert point(case(), Length(1000)).cost is None
+
+
+def test_a_curve_and_its_fastest_point() -> None:
+    points = curve(on_hosts(case()), range(1, 9), Length(56_355))
+    assert [each.hosts for each in points] == list(range(1, 9))
+    assert fastest(points).hosts == 8  # the network's share does not grow with the hosts, the batch does
+    slow = curve(on_hosts(case("a100-40gb:1x3,1Gbit")), range(1, 4), Length(56_355))
+    assert fastest(slow).hosts == 1
+    even = lambda hosts: on_hosts(case())(hosts) if hosts % 2 == 0 else None  # noqa: E731
+    assert [each.hosts for each in curve(even, range(1, 6), Length(56_355))] == [2, 4]
+
+
+def test_the_sentence() -> None:
+    length = Length(56_355, 3)
+    slow = say(on_hosts(case("a100-40gb:1x3,1Gbit")), 3, length)
+    assert slow.text.startswith("3 hosts take ")
+    assert "the 1 Gbit/s network costs" in slow.text and "would make 3 hosts faster." in slow.text
+    assert slow.link is not None and slow.micro_steps is not None
+    # What is offered was tried, and nothing smaller does it.
+    alone = point(case("a100-40gb"), length).total
+    there = case("a100-40gb:1x3,1Gbit")
+    assert point(there.over(there.machines.over(find_link(slow.link))), length).total < alone
+    assert point(there.accumulating(slow.micro_steps), length).total < alone
+    assert point(there.accumulating(slow.micro_steps // 2), length).total >= alone
+    slower = [link for link in between_hosts() if link.stated < find_link(slow.link).stated]
+    assert all(point(there.over(there.machines.over(link)), length).total >= alone for link in slower)
+    fast = say(on_hosts(case("a100-40gb:1x3,400Gbit")), 3, length)
+    assert "times as fast" in fast.text and fast.link is None
+    assert say(on_hosts(case("a100-40gb")), 1, length).text.startswith("1 host takes ")
+    with pytest.raises(ValueError, match="does not work out"):
+        say(lambda hosts: None, 3, length)
+
+
+CASES = st.builds(
+    lambda on, engine, stage, steps, overlap: case(
+        on, engine, stage=stage, micro_steps=steps, overlap=overlap
+    ),
+    st.sampled_from(["a100-40gb:1x3,10Gbit", "h100:8x4,hdr", "cpu{tflops=0.1}:2x3,50Mbit", "a10:4", "v100"]),
+    st.sampled_from(["ddp", "fsdp", "deepspeed"]),
+    st.integers(0, 3),
+    st.integers(1, 4),
+    st.booleans(),
+)
+
+
+@settings(max_examples=60)
+@given(CASES)
+def test_parts_add_up_and_are_never_negative(each: Case) -> None:
+    found = predict(each)
+    parts = [getattr(found, name) for name in PARTS]
+    assert all(part >= 0 for part in parts)
+    assert sum(parts) == pytest.approx(found.seconds)
+    assert found.communication <= found.exchange * (1 + 1e-9)
+
+
+@settings(max_examples=60)
+@given(CASES, st.floats(1.1, 100))
+def test_faster_links_and_devices_never_take_longer(each: Case, times: float) -> None:
+    now = predict(each).seconds
+    link, inner = each.machines.link, each.machines.inner
+    if link is not None:
+        faster = replace(link, bandwidth=times * link.bandwidth)
+        assert predict(each.over(each.machines.over(faster))).seconds <= now * (1 + 1e-9)
+    if inner is not None:
+        better = replace(each.machines, inner=replace(inner, bandwidth=times * inner.bandwidth))
+        assert predict(each.over(better)).seconds <= now * (1 + 1e-9)
+    name = key(each.machines.device.name, each.precision)
+    assert predict(each, Calibration(efficiency={name: EFFICIENCY * times})).seconds <= now * (1 + 1e-9)
+    assert ideal(each) <= predict(each, Calibration(efficiency={name: 1.0})).compute * (1 + 1e-9)

@@ -1,0 +1,271 @@
+"""What ranks exchange, against sums by hand; and what a collective sends and takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.core.errors import UsageError
+from muster.core.links import find_link
+from muster.core.machines import parse_machines
+from muster.core.trace import Parameter
+from muster.planner.collective import CALL, Call, ring, seconds, tree
+from muster.planner.exchange import Segment, Spread, Traffic, buckets
+from muster.planner.overlap import waited
+from muster.planner.traffic import DDP_BUCKET, DDP_FIRST, lump, traffic_of
+
+MIB = 2**20
+WIDTH, LAYERS = 1024, 8
+QUIET = {"clips": False, "counts": False}
+
+
+def model(*, adapters: bool = False) -> tuple[Parameter, ...]:
+    """Embeddings, blocks of two matrices and a norm, and small adapters where wanted."""
+    made = [Parameter("embed.weight", (30_000, WIDTH), not adapters, "")]
+    for i in range(LAYERS):
+        unit = f"blocks.{i}"
+        made += [
+            Parameter(f"{unit}.up.weight", (4 * WIDTH, WIDTH), not adapters, unit),
+            Parameter(f"{unit}.down.weight", (WIDTH, 4 * WIDTH), not adapters, unit),
+            Parameter(f"{unit}.norm.weight", (WIDTH,), not adapters, unit),
+        ]
+        if adapters:
+            made += [Parameter(f"{unit}.lora.weight", (8, WIDTH), True, unit)]
+    return tuple(made)
+
+
+MODEL = model()
+PSI = sum(p.numel for p in MODEL)
+SMALL = LAYERS * WIDTH  # in norms
+
+
+def moved(traffic: Traffic, operation: str) -> int:
+    """Bytes of all calls of an operation, but for half precision's overflow of one byte."""
+    return sum(call.size for call in traffic.calls() if call.operation == operation and call.size > 1)
+
+
+def of(parameters: tuple[Parameter, ...] = MODEL, **fields: object) -> Traffic:
+    return traffic_of(parameters, Spread(**{"ranks": 4, **QUIET, **fields}))  # type: ignore[arg-type]
+
+
+def test_one_rank_exchanges_nothing() -> None:
+    for engine, stage in (("ddp", 0), ("fsdp", 0), *(("deepspeed", s) for s in range(4))):
+        assert list(of(engine=engine, stage=stage, ranks=1).calls()) == []
+    with pytest.raises(ValueError, match="no traffic is known"):
+        of(engine="horovod")
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_ddp_sends_fp32_gradients_once_per_step_in_buckets(accumulation: int) -> None:
+    found = of(engine="ddp", element=2, micro_steps=accumulation)
+    assert moved(found, "all-reduce") == 4 * PSI  # whatever autocast computes in
+    sizes = [call.size for call in found.calls()]
+    assert all(size >= DDP_BUCKET for size in sizes[1:-1]) and sizes[0] >= DDP_FIRST
+    assert found.reduces_hide
+    assert sizes[-1] >= 4 * 30_000 * WIDTH  # the embeddings' gradient comes last, and alone is above a bucket
+    assert moved(of(model(adapters=True), engine="ddp"), "all-reduce") == 4 * LAYERS * 8 * WIDTH
+
+
+@pytest.mark.parametrize(("element", "accumulation"), [(4, 1), (2, 1), (2, 4)])
+def test_zero_0_1_and_2(element: int, accumulation: int) -> None:
+    """2 b Psi; 3 b Psi; 2 b Psi a + b Psi along a ring, and padding of the gathered groups."""
+    fields = {"engine": "deepspeed", "element": element, "micro_steps": accumulation}
+    padded = sum(-(-size // 8) * 8 for size in (PSI - SMALL, SMALL))
+    none = of(stage=0, **fields)
+    assert moved(none, "all-reduce") == element * PSI and moved(none, "all-gather") == 0
+    one = of(stage=1, **fields)
+    assert moved(one, "all-reduce") == element * PSI
+    assert moved(one, "all-gather") == element * padded
+    two = of(stage=2, **fields)
+    assert moved(two, "all-reduce") == element * PSI * accumulation
+    assert moved(two, "all-gather") == element * padded
+    assert not (none.reduces_hide or one.reduces_hide or two.reduces_hide)
+    assert of(stage=2, overlap=True, **fields).reduces_hide
+    assert not of(stage=2, overlap=True, device="cpu", **fields).reduces_hide  # its streams do nothing there
+
+
+def test_deepspeed_buckets() -> None:
+    assert buckets([3, 3, 3, 9, 1], 6) == [6, 3, 9, 1]  # before what would overfill; a large one alone
+    assert buckets([], 6) == []
+    found = of(engine="deepspeed", stage=1, bucket=10 * MIB)
+    reduced = [call.size // 4 for call in found.calls() if call.operation == "all-reduce"]
+    assert sum(reduced) == PSI
+    assert all(size <= 10 * MIB for size in reduced if size != 30_000 * WIDTH)
+    one = of(engine="deepspeed", stage=1)
+    assert sum(call.operation == "all-reduce" for call in one.calls()) == 1
+    trained = of(model(adapters=True), engine="deepspeed", stage=2)
+    assert moved(trained, "all-reduce") == 4 * LAYERS * 8 * WIDTH
+
+
+def test_zero_3_keeps_a_small_model_until_its_backward_pass() -> None:
+    """2 b Psi a where the way back is shorter than max_reuse_distance, 3 b Psi a where it is not."""
+    fields = {"engine": "deepspeed", "stage": 3, "element": 2, "micro_steps": 2, "persistence": 0}
+    padded = sum(-(-p.numel // 4) * 4 for p in MODEL)
+    near = of(**fields)
+    assert moved(near, "all-gather") == 2 * 2 * padded
+    far = of(**fields, reuse=0)
+    assert moved(far, "all-gather") == 2 * 2 * 2 * padded
+    partly = of(**fields, reuse=PSI)
+    assert moved(near, "all-gather") < moved(partly, "all-gather") < moved(far, "all-gather")
+    assert moved(near, "reduce-scatter") == moved(far, "reduce-scatter") == 2 * 2 * PSI
+    frozen = of(model(adapters=True), **fields)
+    assert moved(frozen, "all-gather") > moved(near, "all-gather")  # what is frozen is gathered as well
+    assert moved(frozen, "reduce-scatter") == 2 * 2 * LAYERS * 8 * WIDTH
+
+
+def test_zero_3_gathers_what_stays_once_per_step() -> None:
+    fields = {"engine": "deepspeed", "stage": 3, "micro_steps": 3}
+    found = of(**fields, persistence=WIDTH)
+    assert sum(call.size for call in found.step) == 4 * SMALL
+    assert moved(found, "all-gather") == 3 * 4 * (PSI - SMALL) + 4 * SMALL
+    assert moved(of(**fields, persistence=0), "all-gather") == 3 * 4 * PSI
+
+
+@pytest.mark.parametrize("prefetch", [1, WIDTH * WIDTH, 50_000_000])
+def test_prefetching_changes_when_and_not_what(prefetch: int) -> None:
+    fields = {"engine": "deepspeed", "stage": 3, "persistence": 0}
+    assert moved(of(**fields, prefetch=prefetch), "all-gather") == 4 * PSI
+    few, many = (len(list(of(**fields, prefetch=p).calls())) for p in (50_000_000, 1))
+    assert few < many
+
+
+def test_fsdp_gathers_twice_but_its_root_and_scatters_at_the_last_micro_step() -> None:
+    found = of(engine="fsdp", element=2, micro_steps=3)
+    root = 30_000 * WIDTH
+    assert moved(found, "all-gather") == 3 * 2 * (PSI + PSI - root)
+    assert moved(found, "reduce-scatter") == 2 * PSI
+    assert found.gathers_hide and found.reduces_hide
+    assert not of(engine="fsdp", device="cpu").gathers_hide
+    odd = (Parameter("a.weight", (5, 3), True, "a"),)  # rows are padded: 5 become 8
+    assert moved(of(odd, engine="fsdp"), "reduce-scatter") == 4 * 8 * 3
+    assert moved(of(model(adapters=True), engine="fsdp"), "reduce-scatter") == 4 * LAYERS * 8 * WIDTH
+
+
+def test_small_calls_of_a_step() -> None:
+    """The number of tokens; a norm per group of DeepSpeed's optimizer, or one of all tensors' norms; half
+    precision's overflow."""
+
+    def small(**fields: object) -> list[Call]:
+        found = traffic_of(MODEL, Spread(**{"ranks": 4, **fields}))  # type: ignore[arg-type]
+        return [call for call in found.calls() if call.size <= 400]
+
+    tokens = Call("all-gather", 32)
+    assert small(engine="ddp") == [tokens]
+    assert small(engine="ddp", counts=False) == []
+    assert small(engine="fsdp") == [tokens, Call("all-reduce", 4 * len(MODEL))]
+    assert small(engine="deepspeed") == [tokens, Call("all-reduce", 4)]
+    two = [Call("all-reduce", 4)] * 2  # matrices in one group, norms in another
+    assert small(engine="deepspeed", stage=1) == [tokens, *two]
+    assert small(engine="deepspeed", stage=2, element=2) == [tokens, *two, Call("all-reduce", 1)]
+    assert small(engine="deepspeed", stage=2, offload="optimizer") == [tokens, Call("all-reduce", 4)]
+    assert small(engine="deepspeed", stage=3, persistence=0) == [tokens, *[Call("all-reduce", 8)] * 2]
+    assert small(engine="deepspeed", stage=1, clips=False) == [tokens]
+
+
+def test_lumps_have_the_number_asked_for() -> None:
+    assert sum(p.numel for p in lump(120)) == 120
+    adapted = lump(120, 7)
+    assert sum(p.numel for p in adapted if p.trained) == 7
+    assert sum(p.numel for p in adapted) == 127
+
+
+# Collectives:
+
+
+def test_a_ring_by_hand() -> None:
+    found = ring(Call("all-reduce", 1200), per_host=2, hosts=3, library="nccl")
+    assert (found.size, found.inner, found.outer) == (pytest.approx(2 * 5 / 6 * 1200), 6, 4)
+    assert found.hops == 10
+    half = ring(Call("reduce-scatter", 1200), 2, 3, "nccl")
+    assert half.size == pytest.approx(1000) and half.hops == 5
+    assert ring(Call("reduce-scatter", 1200), 2, 3, "gloo").size == pytest.approx(2000)  # an all-reduce there
+    with pytest.raises(ValueError, match="no cost"):
+        ring(Call("all-to-all", 1), 1, 2, "nccl")
+
+
+def test_seconds_of_a_call() -> None:
+    machines = parse_machines("h100:8x4,{bandwidth=1e9,latency=1e-3}")
+    small, large = Call("all-reduce", 8), Call("all-reduce", 10**9)
+    assert seconds(large, parse_machines("h100"), "nccl") == 0
+    # A ring of 32 ranks has 6 hops between hosts, a tree 2 x log2(4): small messages go by the tree.
+    assert tree(small, 8, 4).outer == 4
+    assert seconds(small, machines, "nccl", 0.0) == pytest.approx(4e-3, rel=0.02)
+    assert seconds(small, machines, "gloo", 0.0) == pytest.approx(6e-3, rel=0.05)
+    assert seconds(large, machines, "nccl", 0.0) == pytest.approx(2 * 31 / 32 + 6e-3, rel=0.01)
+    assert seconds(large, machines, "nccl", overhead=1.0) == pytest.approx(3 + 6e-3 - 1 / 16, rel=0.01)
+    one = parse_machines("h100:8")
+    assert seconds(large, one, "nccl", 0.0) == pytest.approx(2 * 7 / 8 * 1e9 / 342e9, rel=0.03)
+    gathered = seconds(Call("all-gather", 10**9), machines, "gloo", 0.0)
+    scattered = seconds(Call("reduce-scatter", 10**9), machines, "gloo", 0.0)
+    assert gathered == pytest.approx(31 / 32 / 0.75 + 3e-3, rel=0.01)  # gloo's is slower than the link
+    assert scattered == pytest.approx(2 * 31 / 32 + 6e-3, rel=0.01)  # and this an all-reduce
+    assert seconds(small, machines, "gloo") - seconds(small, machines, "gloo", 0.0) == pytest.approx(
+        CALL["gloo"]
+    )
+    with pytest.raises(UsageError, match="how 4 hosts are joined"):
+        seconds(large, parse_machines("h100:8x4"), "nccl")
+    with pytest.raises(UsageError, match="devices of a host are joined"):
+        seconds(large, parse_machines("own{tflops=1}:8"), "nccl")
+
+
+@given(
+    st.sampled_from(["all-reduce", "all-gather", "reduce-scatter"]),
+    st.integers(1, 10**10),
+    st.integers(1, 16),
+    st.integers(1, 64),
+)
+def test_more_bytes_never_take_less_time(operation: str, size: int, per_host: int, hosts: int) -> None:
+    machines = replace(parse_machines("h100:8x4,10Gbit"), per_host=per_host, hosts=hosts)
+    for library in ("gloo", "nccl"):
+        short, long = (seconds(Call(operation, n), machines, library) for n in (size, 2 * size))
+        assert 0 <= short <= long
+        faster = machines.over(find_link("100Gbit"))
+        assert seconds(Call(operation, size), faster, library) <= short * (1 + 1e-12)
+
+
+# What is waited for:
+
+GATHER, REDUCE = Call("all-gather", 1), Call("reduce-scatter", 1)
+
+
+def cost(call: Call) -> float:
+    return {"all-gather": 2.0, "reduce-scatter": 3.0}[call.operation]
+
+
+def test_waiting_by_hand() -> None:
+    """Four segments of one second each."""
+    plain = [Segment(0.25) for _ in range(4)]
+    assert waited(plain, 4.0, cost, gathers_hide=True, reduces_hide=True) == 0
+    assert waited([], 4.0, cost, gathers_hide=True, reduces_hide=True) == 0
+    reducing = [replace(each, reduces=(REDUCE,)) for each in plain]
+    assert waited(reducing, 4.0, cost, gathers_hide=True, reduces_hide=False) == 12
+    # Beside the computation: the first starts after a second, and the links are busy from then on.
+    assert waited(reducing, 4.0, cost, gathers_hide=True, reduces_hide=True) == 1 + 12 - 4
+    early = [replace(plain[0], reduces=(REDUCE,)), *plain[1:]]
+    assert waited(early, 4.0, cost, gathers_hide=True, reduces_hide=True) == 0
+    late = [*plain[1:], replace(plain[0], reduces=(REDUCE,))]
+    assert waited(late, 4.0, cost, gathers_hide=True, reduces_hide=True) == 3
+    gathering = [replace(each, gathers=(GATHER,)) for each in plain]
+    assert waited(gathering, 4.0, cost, gathers_hide=False, reduces_hide=True) == 8
+    # The next one is gathered while this one computes: two seconds at first, then one for each after it.
+    assert waited(gathering, 4.0, cost, gathers_hide=True, reduces_hide=True) == 2 + 3 * 1
+    assert waited(gathering, 16.0, cost, gathers_hide=True, reduces_hide=True) == 2
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8), st.floats(0, 100))
+def test_hiding_never_costs_and_never_saves_more_than_there_is(
+    marks: list[tuple[bool, bool]], computing: float
+) -> None:
+    segments = [
+        Segment(1.0, (GATHER,) if gathers else (), (REDUCE,) if reduces else ()) for gathers, reduces in marks
+    ]
+    total = sum(2.0 * gathers + 3.0 * reduces for gathers, reduces in marks)
+    blocking = waited(segments, computing, cost, gathers_hide=False, reduces_hide=False)
+    assert blocking == pytest.approx(total)
+    for gathers_hide in (False, True):
+        for reduces_hide in (False, True):
+            found = waited(segments, computing, cost, gathers_hide=gathers_hide, reduces_hide=reduces_hide)
+            assert max(0.0, total - computing) - 1e-9 <= found <= total + 1e-9
