@@ -162,10 +162,11 @@ def test_gpt2_micro_as_shipped_but_for_its_size(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(Path(argparse.__file__).read_text(encoding="utf-8"))
     small = [
-        "model.vocab_size=400", "model.config.n_embd=32", "model.config.n_positions=64",
-        f"data.path={text}", "train.max_steps=14", "train.warmup=4", "checkpoint.every=[[2,6],[4,null]]",
-        "measure.window=2", "measure.attention=true", "evaluate.limit=8", "launch.threads=1",
-        "measure.hardware_seconds=1", f"launch.workdir={tmp_path}/work",
+        "model.vocab_size=400", "model.config.vocab_size=400", "model.config.n_embd=32",
+        "model.config.n_positions=64", f"data.path={text}", "train.max_steps=14", "train.warmup=4",
+        "checkpoint.every=[[2,6],[4,null]]", "measure.window=2", "measure.attention=true",
+        "evaluate.limit=8", "launch.threads=1", "measure.hardware_seconds=1",
+        f"launch.workdir={tmp_path}/work",
     ]  # fmt: skip
     done = RunFolder(tmp_path / "run")
     result = train(read_inputs("gpt2-micro", "local:2", small), done)

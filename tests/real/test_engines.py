@@ -43,7 +43,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def test_two_ranks_follow_one_process(engine: str, reference: RunFolder, tmp_path: Path) -> None:
     """Micro-batch 4 with accumulation 2 on two ranks is the global batch of 16, token for token.
 
-    Losses alone would not tell a gradient that is wrong by a factor: Adam and clipping take it out.
+    Losses tell little of gradients: 20 % too large, they move these by 0.2 % at most, through Adam.
     """
     overrides = [*STEPS, *ENGINES[engine], "batch.micro=4", "batch.accumulation=2"]
     if engine in ("ddp", "fsdp", "fsdp-sharded"):
@@ -51,7 +51,7 @@ def test_two_ranks_follow_one_process(engine: str, reference: RunFolder, tmp_pat
     done, result = run(tmp_path / "run", "local:2x1", *overrides)
     assert result.status == "succeeded", result.failure
     assert result.samples == 20 * 16
-    assert losses(done) == pytest.approx(losses(reference), rel=1e-3)
     norms = [] if engine in UNTOLD else gradient_norms(reference)
     assert gradient_norms(done) == pytest.approx(norms, rel=1e-3)
+    assert losses(done) == pytest.approx(losses(reference), rel=1e-3)
     assert (done.model / "model.safetensors").stat().st_size > 0

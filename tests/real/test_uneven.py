@@ -40,10 +40,10 @@ def split_of(done: RunFolder) -> events.Split:
 
 
 def follows(done: RunFolder, reference: RunFolder) -> None:
-    """The losses of every step, and the gradients before clipping: Adam would take out a factor."""
+    """The losses of every step, and the gradients before clipping: Adam hides most of a factor."""
     assert len(gradient_norms(reference)) == len(losses(reference)) == 8
-    assert losses(done) == pytest.approx(losses(reference), rel=2e-4)
     assert gradient_norms(done) == pytest.approx(gradient_norms(reference), rel=1e-3)
+    assert losses(done) == pytest.approx(losses(reference), rel=2e-4)
 
 
 CASES = {

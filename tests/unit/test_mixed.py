@@ -196,7 +196,7 @@ def test_operations_of_a_sample_are_those_of_its_lengths() -> None:
     images = recipe_from({"workload": "image-classification"})
     assert sample_flops(images, families.size("vit-base"))
     assert sample_flops(images, None) is None
-    assert sample_flops(recipe_from({"workload": "causal-lm"}), {"model_type": "gpt2"}) is None
+    assert sample_flops(recipe_from({"workload": "causal-lm"}), {"model_type": "bloom"}) is None
 
 
 def test_no_prediction_rather_than_a_wrong_one() -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 Arithmetic = Literal["fp32", "half", "autocast"]
 FORWARD, BACKWARD = "forward", "backward"  # how the names of parts of a pass begin
+AFTER_BLOCKS = f"{BACKWARD}: after the blocks"  # the loss and the output layer
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from muster.core.trace import BACKWARD, Pass
+from muster.core.trace import AFTER_BLOCKS, BACKWARD, Pass
 from muster.planner.memory import Parts, States, added
-
-_LOSS = f"{BACKWARD}: after the blocks"  # a part of a traced pass: worker/tracing/passes.py
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,10 @@ def traced(at: Pass) -> Passing:
     kept = {"activations": max(0, at.saved - at.logits), "logits and loss": min(at.logits, at.saved)}
     peak = max(at.saved, at.forward_peak, at.backward_peak)
     later, growing = peak, max(peak, at.growing_peak)
-    if _LOSS in at.peaks:
-        others = [pair for part, pair in at.peaks.items() if part.startswith(BACKWARD) and part != _LOSS]
+    if AFTER_BLOCKS in at.peaks:
+        others = [
+            pair for part, pair in at.peaks.items() if part.startswith(BACKWARD) and part != AFTER_BLOCKS
+        ]
         later = max(at.saved, 0, *(plain for plain, _ in others))
         growing = max(later, *(grown for _, grown in others))
     return Passing(

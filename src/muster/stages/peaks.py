@@ -58,7 +58,7 @@ def peaks_of(
         wanted = threads if decided.device == "cpu" else None
         fitting = [each for each in own if _fits(each, names, wanted)]
         if own and not fitting:
-            here = f"{threads} CPU threads a rank" if wanted else ", ".join(dict.fromkeys(names)) or "a GPU"
+            here = f"{_threads(threads)} a rank" if wanted else ", ".join(dict.fromkeys(names)) or "a GPU"
             raise RecipeError(
                 f"{file} has no figure for {here}, but for {' and '.join(dict.fromkeys(map(_words, own)))}",
                 where=_WHERE,
@@ -88,4 +88,8 @@ def _fits(figure: Figure, names: Sequence[str], threads: int | None) -> bool:
 
 
 def _words(figure: Figure) -> str:
-    return figure.device if figure.threads is None else f"{figure.threads} CPU threads"
+    return figure.device if figure.threads is None else _threads(figure.threads)
+
+
+def _threads(count: int) -> str:
+    return f"{count} CPU thread{'' if count == 1 else 's'}"

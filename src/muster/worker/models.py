@@ -24,12 +24,15 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 def config_for(kind: str, fields: dict[str, Any]) -> Any:
     """A configuration of Transformers' model type `kind`. Raises RecipeError."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
         return AutoConfig.for_model(kind, **fields)
-    except (ValueError, TypeError) as error:
-        raise RecipeError(f"does not make a model: {error}", where="model.config") from None
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise RecipeError(
+            f"does not make a model: {' '.join(str(error).split())}", where="model.config"
+        ) from None
 
 
 def create(context: Context, make: Callable[[], Any]) -> Any:

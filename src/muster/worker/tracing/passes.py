@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from muster.core.trace import BACKWARD, FORWARD, Pass, Request, with_peaks
+from muster.core.trace import AFTER_BLOCKS, BACKWARD, FORWARD, Pass, Request, with_peaks
 from muster.worker import loss as losses
 from muster.worker.tracing.cuda import cuda_kernels
 from muster.worker.tracing.ledger import Ledger
@@ -45,7 +45,7 @@ def run(
         loss = compute_loss(model, inputs, request)
         kept, forward_flops = ledger.alive(), ledger.flops
         ledger.returning = True
-        ledger.mark(f"{BACKWARD}: after the blocks")
+        ledger.mark(AFTER_BLOCKS)
         loss.backward()
     gradients = ledger.numbers(each.grad for each in model.parameters() if each.grad is not None)
     copies = ledger.copies(kept)
