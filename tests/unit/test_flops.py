@@ -21,8 +21,8 @@ from muster.core.result import Flops
 from muster.core.units import format_flops
 from muster.stages.agree import check_hosts, check_profile
 from muster.store import events
-from muster.supervise.fold import fold, make_result
 from muster.store.windows import measured
+from muster.supervise.fold import fold, make_result
 
 H200 = 989.5e12  # its bf16 peak, without sparsity
 

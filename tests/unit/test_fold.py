@@ -13,8 +13,8 @@ from muster.core.job import PASSED_OVER, Decision, Job, place
 from muster.core.recipe import recipe_from
 from muster.core.result import Extreme, Result
 from muster.store import events
-from muster.supervise.fold import Folder, engine_name, fold, make_result, model_name
 from muster.store.windows import warm_up
+from muster.supervise.fold import Folder, engine_name, fold, make_result, model_name
 from muster.supervise.speed import percentile, throughput
 
 FEW = "the throughput rests on 10 steps alone"
