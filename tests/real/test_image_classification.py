@@ -87,11 +87,7 @@ ENGINES = {
 }
 
 
-TWICE = "accelerate 1.15 shards ViT's patch embeddings again, inside ViTEmbeddings"
-FSDP = pytest.param("fsdp", marks=pytest.mark.xfail(strict=True, reason=TWICE))
-
-
-@pytest.mark.parametrize("engine", [FSDP, "zero2"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_follows_ddp(engine: str, pair: tuple[RunFolder, Result], tmp_path: Path) -> None:
     """The same augmented images on two ranks, the same losses, and what it learned is as good."""
     done, result = run(tmp_path / "run", "local:2", *TINY, *ENGINES[engine])

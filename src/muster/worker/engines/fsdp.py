@@ -47,13 +47,15 @@ def arguments(context: Context) -> dict[str, Any]:
 
 
 def adapt(model: Any) -> None:
-    """Make modules with one and the same weight one and the same module (T5's embeddings of both stacks).
+    """Make of a model what accelerate can shard.
 
-    A shared parameter may be visible to one FSDP group alone (torch 2.13), and accelerate 1.15 groups the
+    Modules with one and the same weight become one and the same module (T5's embeddings of both stacks): a
+    shared parameter may be visible to one FSDP group alone (torch 2.13), and accelerate 1.15 groups the
     input and the output embeddings, not others that are tied to them. States have each of them once, since
     torch's distributed checkpoints visit a module by its first name only.
     """
     whole: Any = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    _part(model, whole)
     if not isinstance(whole, nn.Embedding):
         return
     twins = []
@@ -78,3 +80,16 @@ def adapt(model: Any) -> None:
 
     model.register_state_dict_post_hook(leave_out)
     model.register_load_state_dict_pre_hook(put_in)
+
+
+def _part(model: Any, embeddings: Any) -> None:
+    """No unit holds the input embeddings (as ViTEmbeddings does): accelerate 1.15 shards those by themselves,
+    after the units, and a parameter can be sharded once."""
+    units = getattr(model, "_no_split_modules", None)
+    if units and embeddings is not None:
+        holders = {
+            type(module).__name__
+            for module in model.modules()
+            if module is not embeddings and embeddings in module.modules()
+        }
+        model._no_split_modules = [name for name in units if name not in holders]
