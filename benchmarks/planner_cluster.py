@@ -181,7 +181,7 @@ def main() -> None:
         found = measure(cluster, Path(scratch), options.only)
     errors = [abs(each["error"]) for each in found["rows"]]
     document = {
-        "command": "benchmarks/planner_cluster.py",
+        "command": " ".join(["benchmarks/planner_cluster.py", *sys.argv[1:]]),
         "began": began,
         "load_before": round(load, 2),
         "machine": {"cores": os.cpu_count(), "system": platform.platform(), "cpu": processor()},
