@@ -7,10 +7,11 @@ import itertools
 import pytest
 
 from muster.core.busbw import COLLECTIVES, POINT_TO_POINT, algbw, bus_factor, busbw
+from muster.core.devices import entries
 from muster.core.errors import UsageError
 from muster.core.fabric import QUESTIONS, Asked, read_asked, rounds, sweep_sizes
 from muster.core.fabric_result import spread
-from muster.core.peaks import _entries, stated_peak
+from muster.core.peaks import stated_peak
 
 # Printed by nccl-tests itself: (operation, ranks, bytes, microseconds, algbw, busbw in GB/s). The first three
 # are from an issue of NVIDIA/nccl-tests (number 44, two RTX 2080 Ti), the others from a run on eight GPUs.
@@ -90,7 +91,7 @@ def test_stated_peaks(device: str, precision: str, tflops: float | None) -> None
 
 def test_every_peak_has_its_source_and_is_ordered() -> None:
     """Lower precision is never slower, and no entry hides another."""
-    for entry in _entries():
+    for entry in entries():
         assert entry["source"] and entry["tflops"]
         rates = [entry["tflops"][p] for p in ("fp32", "tf32", "bf16") if p in entry["tflops"]]
         assert rates == sorted(rates), entry

@@ -14,18 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from muster.core.devices import driver_device
-from muster.core.devices import entries as _entries
 from muster.core.fabric_result import Matmul
-
-__all__ = [
-    "Figure",
-    "MeasuredPeaks",
-    "Peak",
-    "_entries",
-    "peaks_in",
-    "read_measured",
-    "stated_peak",
-]
 
 _MATMULS = TypeAdapter(list[Matmul])
 

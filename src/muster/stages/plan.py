@@ -116,7 +116,8 @@ def _attempt(
     decided, refused = decided_for(inputs, ground, with_tracer)
     machines = ground.on(decided.slots, decided.device)
     start = _begun(inputs, decided, refused, machines, words or inputs.inventory.source)
-    samples = told.samples or samples_of(decided.recipe)
+    # Counting them may mean reading the data, which only a time is worth.
+    samples = told.samples or (samples_of(decided.recipe) if machines is not None else None)
     outlook = Outlook(machines, ground.known, samples, told.price)
     return Planned(plan_of(decided.recipe, decided.setting, decided.room, outlook, start), decided), refused
 

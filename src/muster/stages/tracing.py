@@ -10,11 +10,13 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import muster
+from muster.core import families
 from muster.core.data import ImageData, TextToSqlData
 from muster.core.errors import JobError, RecipeError
 from muster.core.recipe import Recipe
@@ -57,10 +59,7 @@ def request_of(
         whole = {"vocab_size": recipe.model.vocab_size, **whole}  # of a tokenizer trained on the data
     if isinstance(recipe.data, TextToSqlData) and recipe.data.padding == "dynamic" and device == "cuda":
         tokens, target = -(-tokens // 8) * 8, -(-target // 8) * 8  # as the collator rounds them
-    if workload == "causal-lm":
-        whole = {"model_type": "gpt2", **whole}
-    elif workload == "image-classification":
-        whole = {"model_type": "vit", **whole}
+    whole = {"model_type": families.USUAL[workload], **whole}
     return Request(
         workload=workload,
         config=whole,
@@ -131,13 +130,20 @@ def _traced(request: Request, shell: Shell) -> Trace:
 
 def _key(request: Request) -> str:
     """A name for all that decides a trace: the request, the libraries and the code that builds models."""
+    told = json.dumps(asdict(request), sort_keys=True, default=str)
+    return hashlib.sha256(f"{_makers()}{told}".encode()).hexdigest()[:40]
+
+
+@cache
+def _makers() -> str:
+    """A digest of the libraries and the code: read once, since a plan asks for many ways' traces."""
     versions = {}
     for name in DECIDING:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    told = [asdict(request), versions, list(sys.version_info[:2])]
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
+    told = [versions, list(sys.version_info[:2])]
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
     root = Path(muster.__file__).parent
     for file in sorted([*root.glob("worker/**/*.py"), root / "core/trace.py"]):
         digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
-    return digest.hexdigest()[:40]
+    return digest.hexdigest()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from muster.core import families
 from muster.core.job import PASSED_OVER, Job
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.result import Failure, Memory, Planned, Quality, Result, Seconds, Status
@@ -207,8 +208,7 @@ def model_name(recipe: Recipe) -> str:
     """What to call the recipe's model."""
     if recipe.model.name:
         return recipe.model.name
-    usual = {"causal-lm": "gpt2", "image-classification": "vit"}.get(recipe.workload, "t5")
-    kind = (recipe.model.config or {}).get("model_type", usual)
+    kind = (recipe.model.config or {}).get("model_type", families.USUAL.get(recipe.workload, "t5"))
     return f"{kind} from a configuration"
 
 
