@@ -37,8 +37,11 @@ def output_of(script: Path) -> list[str]:
 
 
 def running(cluster: Cluster, *argv: str) -> list[str]:
-    """The hosts on which a command runs, once for each time that it does. Slurm gives a program its path."""
-    tables = [(node.name, each.argv) for node in cluster.hosts for each in cluster.processes(node)]
+    """The hosts on which a command runs, once for each time that it does. Slurm gives a program its path.
+
+    A process that is just being started or has just ended has no arguments.
+    """
+    tables = [(node.name, each.argv) for node in cluster.hosts for each in cluster.processes(node) if each.argv]
     return [name for name, (first, *rest) in tables if (Path(first).name, *rest) == argv]
 
 
