@@ -41,8 +41,8 @@ def running(cluster: Cluster, *argv: str) -> list[str]:
 
     A process that is just being started or has just ended has no arguments.
     """
-    tables = [(node.name, each.argv) for node in cluster.hosts for each in cluster.processes(node) if each.argv]
-    return [name for name, (first, *rest) in tables if (Path(first).name, *rest) == argv]
+    tables = [(node.name, each.argv) for node in cluster.hosts for each in cluster.processes(node)]
+    return [name for name, told in tables if told and (Path(told[0]).name, *told[1:]) == argv]
 
 
 @pytest.mark.parametrize("on", [None, "node1"])
