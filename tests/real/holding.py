@@ -28,8 +28,7 @@ from muster.core.trace import Request, to_json
 from muster.core.zero import deepspeed_config
 from muster.worker.arguments import training_arguments
 from muster.worker.context import Context, Emitter
-from muster.worker.tracing.passes import blocks_of
-from muster.worker.tracing.tracing import trace
+from muster.worker.tracing.tracing import parameters_of, trace
 from tests.real.accounts import Peak, every_tensor, kinds, storages
 
 # What ranks import sooner or later: most of the time that a case would take.
@@ -127,13 +126,13 @@ def hold(folder: Path, asked: dict[str, Any], rank: int) -> dict[str, Any]:
     if asked.get("traced") and context.main:
         told["trace"] = traced(context)
     trainer = workload.build(context, arguments).trainer
-    blocks = sorted(blocks_of(trainer.model), key=len, reverse=True)
+    units = {each.name: each.unit for each in parameters_of(trainer.model)}
     told["parameters"] = [
         {
             "name": name,
             "shape": list(getattr(each, "ds_shape", each.shape)),
             "trained": each.requires_grad,
-            "unit": next((block for block in blocks if name.startswith(f"{block}.")), ""),
+            "unit": units[name],
         }
         for name, each in trainer.model.named_parameters()
     ]

@@ -11,8 +11,11 @@ from typer.testing import CliRunner
 
 from muster.cli.app import app
 from muster.core.result import Result
+from muster.planner.learning_links import link_figures
 from muster.stages import orders
+from muster.stages.calibrate import calibrate
 from muster.stages.inputs import read_inputs
+from muster.stages.outlook import load_calibration
 from muster.stages.report import report
 from muster.stages.train import nobody, train
 from muster.store import events
@@ -71,8 +74,31 @@ def test_the_result(three: Three) -> None:
     assert {(m.host, m.rank) for m in fabric.matmul if m.precision == "fp32" and m.right} == {
         (f"local{rank}", rank) for rank in range(3)
     }
-    questions = {*COLLECTIVES, "rendezvous", "matmul", "values", "latency", "points", "product"}
+    questions = {*COLLECTIVES, "rendezvous", "matmul", "values", "latency", "points", "product", "beside"}
     assert set(fabric.seconds) == questions and sum(fabric.seconds.values()) <= result.seconds.total
+
+
+def test_computation_beside_an_exchange(three: Three) -> None:
+    """Shares of a speed alone, and a plan's figures of the link from them."""
+    fabric = three[1].fabric
+    assert fabric is not None
+    (beside,) = fabric.beside
+    assert 0 < beside.computing <= 1 and 0 < beside.exchanging <= 1 and 0 <= beside.meeting < 1
+    figures = link_figures(fabric, 3)
+    assert (
+        figures.bandwidth
+        == max((s for s in fabric.sweeps if s.operation == "all-reduce"), key=lambda s: s.bytes).busbw
+    )
+    assert figures.beside.computing == beside.computing and figures.latency is not None
+
+
+def test_a_plan_learns_the_link(three: Three, tmp_path: Path) -> None:
+    """`muster plan --calibrate` of a fabric's run: the links' figures, kept for the plans to come."""
+    kept = tmp_path / "calibration.json"
+    learned = calibrate([three[0]], file=kept)
+    assert three[1].fabric is not None
+    assert learned.calibration.links == {"loopback gloo": link_figures(three[1].fabric, 3)}
+    assert (learned.runs, load_calibration(kept)) == ((), learned.calibration)
 
 
 def test_the_split_product(three: Three) -> None:

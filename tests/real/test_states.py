@@ -26,6 +26,11 @@ CONFIG = {
     "model_type": "opt", "hidden_size": 200, "ffn_dim": 606, "num_hidden_layers": 4, "num_attention_heads": 4,
     "word_embed_proj_dim": 104, "vocab_size": 4001, "max_position_embeddings": 61, "dropout": 0.0,
 }  # fmt: skip
+# 9.3 million, most of them in embeddings that are not the output as well, and are modules by themselves.
+UNTIED = {
+    "model_type": "llama", "hidden_size": 200, "intermediate_size": 606, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 18_001, "max_position_embeddings": 61,
+}  # fmt: skip
 BUCKET = {"zero_optimization": {"reduce_bucket_size": 300_000}}
 FEW = {
     "zero_optimization": {
@@ -69,10 +74,12 @@ def named(engine: str, precision: str, ranks: int, more: str = "") -> str:
     return f"{engine}-{precision}-{ranks}{more}"
 
 
-def case(engine: str, precision: str, ranks: int, more: str = "", **fields: Any) -> dict[str, Any]:
+def case(
+    engine: str, precision: str, ranks: int, more: str = "", *, config: Any = CONFIG, **fields: Any
+) -> dict[str, Any]:
     recipe = {
         "workload": "causal-lm", "engine": ENGINES[engine], "data": {"synthetic": {}, "sequence": 4},
-        "model": {"init": "random", "create": "whole", "config": CONFIG}, "train": {"max_steps": 2},
+        "model": {"init": "random", "create": "whole", "config": config}, "train": {"max_steps": 2},
         "checkpoint": {"model": False},
     }  # fmt: skip
     asked = {"name": named(engine, precision, ranks, more), "recipe": recipe, "precision": precision}
@@ -80,21 +87,30 @@ def case(engine: str, precision: str, ranks: int, more: str = "", **fields: Any)
     return {**asked, "ranks": ranks, **fields}
 
 
-def whole(engine: str, precision: str, ranks: int, micro: int, *, accumulation: int = 1, **train: Any) -> Any:
+def whole(
+    engine: str,
+    precision: str,
+    ranks: int,
+    micro: int,
+    *,
+    accumulation: int = 1,
+    config: Any = CONFIG,
+    **train: Any,
+) -> Any:
     """A case whose passes are traced, with samples long enough to count."""
     recipe = {
         "batch": {"micro": micro, "accumulation": accumulation}, "train": {"max_steps": 2, **train},
         "data": {"synthetic": {}, "sequence": 60},
     }  # fmt: skip
     alone = {} if engine in ("ddp", "fsdp") else {"rank": 0}
-    return case(
-        engine, precision, ranks, f"-traced{micro}x{accumulation}", recipe=recipe, traced=True, **alone
-    )
+    more = f"-traced{micro}x{accumulation}{'' if config is CONFIG else '-untied'}"
+    return case(engine, precision, ranks, more, config=config, recipe=recipe, traced=True, **alone)
 
 
 TRACED = [
     whole("ddp", "bf16", 2, 8), whole("zero0", "bf16", 4, 1), whole("zero1", "bf16", 4, 1, accumulation=2),
     whole("fsdp", "bf16", 2, 1, accumulation=2), whole("fsdp", "fp32", 2, 8), whole("zero2", "bf16", 4, 8),
+    *(whole("fsdp", precision, 2, micro, config=UNTIED) for precision, micro in (("bf16", 1), ("fp32", 8))),
     whole("zero3few", "fp32", 4, 8), whole("zero3", "fp32", 4, 1, gradient_checkpointing=True),
 ]  # fmt: skip
 CASES = [
@@ -135,7 +151,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, dict[s
 def setting(asked: dict[str, Any]) -> Setting:
     """As the planner makes it of the recipe."""
     recipe, ranks = recipe_from(asked["recipe"]), asked["ranks"]
-    found = setting_of(recipe, CONFIG, asked["precision"], "cpu", [ranks])
+    found = setting_of(recipe, recipe.model.config, asked["precision"], "cpu", [ranks])
     assert found is not None
     return found
 

@@ -78,6 +78,7 @@ CASES = {
     "fsdp": case("fsdp"),
     "fsdp, accumulation 3": case("fsdp", accumulation=3),
     "fsdp, bf16": case("fsdp", precision="bf16"),
+    "fsdp, untied": case("fsdp", tied=False),
 }
 
 

@@ -20,7 +20,7 @@ from muster.core.errors import DataError, RecipeError
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.zero import deepspeed_config
-from muster.planner.decide import model_config
+from muster.planner.model import model_config
 from muster.planner.setting import sequence_of as planned_sequence
 from muster.stages.inputs import read_inputs
 from muster.stages.text_inputs import check_sequence

@@ -95,7 +95,9 @@ def test_old_drivers_say_the_same_in_other_words(look: Any) -> None:
     assert set(
         levels({**fine, "gpus": [{**gpu, "capability": [7, 0]} for gpu in fine["gpus"]]}).values()
     ) == {PASS, NA}
-    assert levels(fine)["precision"] == UNKNOWN  # neither capability nor architecture is told
+    assert levels(fine)["precision"] == PASS  # no capability is told, but a V100's is known
+    nameless = {**fine, "gpus": [{**gpu, "name": "Graphics Device"} for gpu in fine["gpus"]]}
+    assert levels(nameless)["precision"] == UNKNOWN  # nor the architecture
     broken = look(smi.document(smi.volta(double=3), smi.volta(1, retire="Yes")), smi.nvlink(6, 5, most=6))
     found = levels(broken)
     assert (found["ecc"], found["memory_repair"], found["nvlink"]) == (FAIL, FAIL, FAIL)

@@ -138,3 +138,33 @@ def test_auto_beside_another_word_on_the_stage_is_refused(overrides: list[str], 
     recipe = load_recipe("opt-benchmark", ["engine.zero=auto", *words])
     with pytest.raises(RecipeError, match="says which stage it is"):
         check(recipe, parse_hosts("node1"))
+
+
+def sized_on(machines: str, *overrides: str) -> tuple[list[tuple[int, bool]], Decided]:
+    """Stage and recomputation of each way that was traced, and what came of it."""
+    asked: list[tuple[int, bool]] = []
+
+    def tracer(recipe: Recipe, precision: str, device: str, ranks: int) -> None:
+        asked.append((recipe.engine.stage, recipe.train.checkpointing))
+
+    recipe = load_recipe("opt-benchmark", [*OPEN, *overrides])
+    found = parse_machines(machines)
+    inventory, facts = hypothetical(found, machines, None)
+    return asked, decide(recipe, inventory, facts, one_machine=False, tracer=tracer)
+
+
+def test_each_way_is_sized_once() -> None:
+    asked, decided = sized_on("a100-80gb:8x2,100Gbit", "model.name=opt-1.3b")
+    assert len(asked) == len(set(asked)) == len(decided.candidates) == 8
+    assert decided.recipe.force is False  # trying them did not force anything
+
+
+def test_force_goes_on_with_the_smallest_and_says_so_once() -> None:
+    asked, decided = sized_on("v100-16gb:8x1", "model.name=opt-66b", "precision=fp16", "force=true")
+    assert len(asked) == 8
+    assert decided.recipe.force is True
+    chosen = next(each for each in decided.candidates if each.chosen)
+    assert chosen.memory == min(each.memory for each in decided.candidates)
+    forced = [each for each in decided.decisions if each.field == "force"]
+    assert len(forced) == 1
+    assert "opt-66b needs about" in forced[0].why

@@ -25,6 +25,8 @@ from muster.core.peaks import stated_peak
         ("NVIDIA H100 PCIe", "h100-pcie"), ("rtx3070", "rtx-3070"), ("NVIDIA GeForce RTX 3070", "rtx-3070"),
         ("Tesla P4", "p4"), ("gtx 1070", "gtx-1070"), ("A10", "a10"), ("B200", "b200"),
         ("AMD Instinct MI300X", "mi300x"),
+        ("A100 80 GB", "a100-sxm4-80gb"), ("a100 40GB PCIe", "a100-pcie-40gb"),
+        ("NVIDIA GH200 480GB", "gh200"), ("rtx 3070 8gb", "rtx-3070"), ("V100 32 gb", "v100-sxm2-32gb"),
     ],
 )  # fmt: skip
 def test_names_as_people_and_drivers_write_them(text: str, name: str) -> None:
@@ -38,12 +40,48 @@ def test_every_device_has_all_figures_and_sources() -> None:
         assert device.source != BY_HAND != device.memory_source
         assert device.memory and 7e9 < device.memory < 300e9, name
         assert device.bandwidth and 1e11 < device.bandwidth < 1e13, name
+        assert device.capability and (6, 0) <= device.capability <= (10, 0), name
+        assert device.capability_source != BY_HAND
+        # bf16 in tensor cores from 8.0 on, and a figure for it wherever a maker's document was seen.
+        assert device.capability >= (8, 0) or "bf16" not in device.peaks, name
+        assert device.able == device.capability
         assert device.bus in link_names()
         assert device.inner is None or device.inner in link_names()
         fastest = max(device.peaks.values())
         assert 20 < fastest / device.bandwidth < 450, name  # operations per byte: a unit that slipped shows
     known = {"p4", "gtx-1070", "rtx-3070", "a10", "h200", "b200", "v100-sxm2-16gb", "v100-sxm2-32gb"}
     assert known | {"a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm5"} <= set(names())
+
+
+CAPABILITIES = {
+    "v100": (7, 0), "v100s": (7, 0), "p4": (6, 1), "gtx-1070": (6, 1), "rtx-3070": (8, 6), "a10": (8, 6),
+    "a100": (8, 0), "a30": (8, 0), "h100": (9, 0), "h200": (9, 0), "b200": (10, 0), "t4": (7, 5),
+    "p100": (6, 0), "p100-12gb": (6, 0), "l4": (8, 9), "rtx-4090": (8, 9), "a40": (8, 6), "gh200": (9, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CAPABILITIES)
+def test_compute_capabilities_are_the_makers(name: str) -> None:
+    assert find_device(name).capability == CAPABILITIES[name]
+
+
+def test_compute_capability_by_hand() -> None:
+    """As given, else the table's, else the lowest that has the precisions whose figures are given."""
+    assert find_device("mydev{tflops=9,capability=8.6}").able == (8, 6)
+    assert find_device("b300{fp32=75,capability=10.3}").able == (10, 3)
+    assert find_device("t4{fp16=60}").able == (7, 5)
+    assert find_device("t4{capability=8}").able == (8, 0)
+    assert find_device("mydev{tflops=9}").able == (8, 0)
+    assert find_device("mydev{fp32=9,fp16=20}").able == (7, 0)
+    assert find_device("mydev{fp32=9}").able == (6, 0)
+    assert find_device("mydev{tflops=9}").capability is None
+
+
+@pytest.mark.parametrize("text", ["a100-90gb", "A100 64 GB", "NVIDIA V100 24GB", "t4 8gb"])
+def test_a_device_of_another_size_is_not_taken_for_one_of_the_table(text: str) -> None:
+    with pytest.raises(UsageError, match="no figures are known") as caught:
+        find_device(text)
+    assert "tflops=" in (caught.value.hint or "")
 
 
 def test_no_name_means_two_devices() -> None:

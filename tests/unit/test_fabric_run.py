@@ -12,7 +12,7 @@ import pytest
 
 from muster.cli.fabric import fabric_rows
 from muster.core.batch import Batch
-from muster.core.errors import RecipeError
+from muster.core.errors import RecipeError, UsageError
 from muster.core.fabric_result import FabricRun
 from muster.core.fabric_run import make_run
 from muster.core.idle import check_idle
@@ -21,7 +21,9 @@ from muster.core.job import Job, place
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.result import Failure, Result
+from muster.planner.collective import CALL
 from muster.planner.decide import decide
+from muster.planner.learning_links import link_figures
 from muster.report import fabric as page
 from muster.report.fabric_tables import files, pair_rows, summary, sweep_rows
 from muster.report.gather import RunData
@@ -104,6 +106,25 @@ def whole(names: list[str]) -> list[Told]:
 
 
 # Figures.
+
+
+def test_what_a_plan_learns_of_the_link() -> None:
+    """By hand: of three ranks' largest all-reduce, 4/3 of its bytes in its time; latency in four steps."""
+    names = ["a", "b", "c"]
+    beside = {"bytes": 4096, "computing": 0.9, "exchanging": 0.8, "meeting": 0.002, "apart": 0.02}
+    told = [*whole(names), sweep("all-gather", 8192, 0.004), (0, "beside", beside)]
+    latency = {**LATENCY, "median": CALL["gloo"] + 4e-5}
+    told = [
+        (0, "latency", latency) if kind == "latency" else (rank, kind, content)
+        for rank, kind, content in told
+    ]
+    found = link_figures(figures(names, told), 3)
+    bandwidth = 4096 / 0.0015 * 4 / 3
+    assert found.bandwidth == pytest.approx(bandwidth) and found.latency == pytest.approx(1e-5)
+    assert found.beside.gather == pytest.approx(8192 / 0.004 * 2 / 3 / bandwidth)
+    assert (found.beside.computing, found.beside.exchanging, found.beside.meeting) == (0.9, 0.8, 0.002)
+    with pytest.raises(UsageError, match="no all-reduce was measured"):
+        link_figures(figures(names, [matmul(0, 1e9)]), 3)
 
 
 def test_the_matrix_and_who_is_slowest() -> None:

@@ -43,6 +43,7 @@ def test_the_wheel_is_whole(wheel: zipfile.ZipFile) -> None:
     for folder, pattern in (
         ("recipes", "*.yaml"),
         ("profiles", "*.yaml"),
+        ("readers/mappings", "*.yaml"),
         ("report/templates", "*"),
         ("schemas", "*.json"),
         ("core", "*.json"),
@@ -67,7 +68,7 @@ def test_the_control_side_does_not_require_torch(wheel: zipfile.ZipFile) -> None
         assert not any(line.startswith(package) for line in required)
 
 
-@pytest.mark.parametrize("what", ["recipe", "result", "event", "inspection", "plan"])
+@pytest.mark.parametrize("what", ["recipe", "result", "event", "inspection", "plan", "judged"])
 def test_schemas_are_current(what: str) -> None:
     """Renew with: muster schema WHAT > src/muster/schemas/WHAT.schema.json"""
     shipped = json.loads((ROOT / f"src/muster/schemas/{what}.schema.json").read_text(encoding="utf-8"))

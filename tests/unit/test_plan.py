@@ -9,6 +9,7 @@ import pytest
 
 from muster.cli import main
 from muster.core.errors import UsageError
+from muster.core.links import Figures
 from muster.core.plan import Plan
 from muster.core.recipes import load_recipe
 from muster.planner.prospect import host_counts
@@ -73,6 +74,20 @@ def test_hosts_that_are_too_few_are_not_on_the_curve() -> None:
     assert made.scaling[0].efficiency == 1.0
     assert made.sentence is not None
     assert made.sentence.startswith(f"At least {made.scaling[0].hosts} of these hosts are needed")
+
+
+@pytest.mark.parametrize(
+    ("machines", "precision", "why"),
+    [
+        ("t4:4", "fp16", "t4 of t4-1 has compute capability 7.5: fp16, but no bf16"),
+        ("p100:4", "fp32", "p100-sxm2 of p100-sxm2-1 has compute capability 6.0: no bf16; no useful fp16"),
+        ("rtx-3070:4", "bf16", "every GPU can do it"),
+    ],
+)
+def test_precision_on_machines_that_are_not_there(machines: str, precision: str, why: str) -> None:
+    made = plan(machines, "model.name=opt-8m", "batch.tokens=null")
+    assert made.precision == precision
+    assert next(each["why"] for each in made.decisions if each["field"] == "precision") == why
 
 
 def test_hosts_of_a_long_curve() -> None:
@@ -168,7 +183,7 @@ def test_what_is_not_understood(argv: list[str], says: str, capsys: pytest.Captu
 
 def test_what_was_learned_is_kept(tmp_path: Path) -> None:
     assert load_calibration() == Calibration()
-    learned = Calibration(efficiency={"h200 bf16": 0.5}, links={"10Gbit": (1e9, None)}, overhead=0.001)
+    learned = Calibration(efficiency={"h200 bf16": 0.5}, links={"10Gbit": Figures(1e9)}, overhead=0.001)
     save_calibration(learned)
     assert load_calibration() == learned
     slow = plan("h200:8x2,10Gbit", "model.name=opt-1.3b")

@@ -13,7 +13,7 @@ from muster.core.flops import Shape, training
 from muster.core.machines import parse_machines
 from muster.planner.exchange import Spread
 from muster.planner.learning import Measured, errors, learn
-from muster.planner.scaling import Length, curve, on_hosts, point, say
+from muster.planner.scaling import CaseOn, Length, curve, point, say
 from muster.planner.steptime import EFFICIENCY, Calibration, Case, Work, evaluation, ideal, predict
 from muster.planner.traffic import lump
 
@@ -40,6 +40,11 @@ def t5(work: str, hosts: int, engine: str = "deepspeed", **fields: object) -> Ca
     return Case(machines, "fp32", T5[work], lump(families.parameters(config) or 0), spread)
 
 
+def on_hosts(case: Case) -> CaseOn:
+    """The same micro-batch and accumulation on any number of hosts: the global batch grows with them."""
+    return lambda hosts: case.over(case.machines.on(hosts))
+
+
 ROWS = {
     "t5-small, 1 GPU": t5("t5-small, checkpointed", 1, "ddp"),
     "t5-small, 3 hosts, ZeRO-1": t5("t5-small", 3),
@@ -62,7 +67,7 @@ def known() -> Calibration:
 
 def test_the_network_that_comes_out_is_a_ten_gigabit_one(known: Calibration) -> None:
     """TCP over 10 Gbit/s Ethernet carries 94 % of it."""
-    bandwidth = known.links["10Gbit"][0]
+    bandwidth = known.links["10Gbit"].bandwidth
     assert bandwidth is not None and 0.93 < bandwidth / 1.25e9 < 0.96
 
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.core.errors import UsageError
-from muster.core.links import between_hosts, find_link
+from muster.core.links import Figures, between_hosts, find_link
 from muster.core.machines import parse_machines
 from muster.core.trace import Pass
 from muster.planner.exchange import Spread
 from muster.planner.learning import Measured, errors, learn
-from muster.planner.scaling import Length, curve, fastest, on_hosts, point, say
+from muster.planner.scaling import CaseOn, Length, curve, fastest, point, say
 from muster.planner.steptime import (
     EFFICIENCY,
     HOOKS,
@@ -28,6 +28,7 @@ from muster.planner.steptime import (
     Calibration,
     Case,
     Work,
+    engine_key,
     evaluation,
     ideal,
     key,
@@ -48,6 +49,11 @@ def case(
     reading = {name: fields.pop(name) for name in ("reading", "ahead") if name in fields}
     spread = Spread(engine, ranks=1, **{"stage": 1 if engine == "deepspeed" else 0, **fields})
     return Case(parse_machines(on), precision, work, lump(PSI), spread, **reading)
+
+
+def on_hosts(case: Case) -> CaseOn:
+    """The same micro-batch and accumulation on any number of hosts: the global batch grows with them."""
+    return lambda hosts: case.over(case.machines.on(hosts))
 
 
 def test_a_step_on_one_device_by_hand() -> None:
@@ -159,7 +165,7 @@ def test_evaluation_is_forward_passes() -> None:
 
 def truth(**fields: Any) -> Calibration:
     return Calibration(
-        efficiency={key("a100-sxm4-40gb", "fp32"): 0.41}, links={"10Gbit": (0.97e9, None)}, **fields
+        efficiency={key("a100-sxm4-40gb", "fp32"): 0.41}, links={"10Gbit": Figures(0.97e9)}, **fields
     )
 
 
@@ -171,7 +177,7 @@ def test_calibration_finds_what_made_the_runs() -> None:
     known = truth()
     learned = learn(runs(known, case("a100-40gb"), case()))
     assert learned.efficiency[key("a100-sxm4-40gb", "fp32")] == pytest.approx(0.41, rel=1e-4)
-    assert learned.links["10Gbit"][0] == pytest.approx(0.97e9, rel=1e-4)
+    assert learned.links["10Gbit"].bandwidth == pytest.approx(0.97e9, rel=1e-4)
     others = [case("a100-40gb:1x5,10Gbit"), case(stage=2, micro_steps=4), case(engine="ddp"), case(stage=3)]
     assert errors(runs(known, *others), learned) == pytest.approx([0.0] * 4, abs=1e-3)
     assert predict(case(), learned).assumed == ()
@@ -188,12 +194,29 @@ def test_two_sizes_tell_a_constant_apart() -> None:
     assert again.fixed.get(name, 0.0) == pytest.approx(0, abs=1e-6)  # what was learned before does not stay
 
 
+def test_an_engines_own_work_is_learned_beside_ddps() -> None:
+    """Of runs on one device: seconds per micro-step and per step; other engines stay as they are foretold."""
+    name = engine_key(case(stage=3))
+    known = truth(engines={name: (0.03, 0.2)})
+    one = "a100-40gb"
+    alone = [case(one, engine="ddp"), case(one, stage=3), case(one, stage=3, micro_steps=4)]
+    learned = learn(runs(known, *alone))
+    assert learned.engines[name] == pytest.approx((0.03, 0.2), rel=1e-3)
+    assert list(learned.engines) == [name]
+    assert errors(
+        runs(known, case(stage=3, micro_steps=2), case(one)), replace(learned, links=known.links)
+    ) == (pytest.approx([0.0, 0.0], abs=1e-3))
+    single = learn(runs(truth(engines={name: (0.03, 0.0)}), *alone[:2]))
+    assert single.engines[name] == pytest.approx((0.03, 0.0), rel=1e-3)
+    assert learn(runs(known, case(one, stage=3))).engines == {}  # nothing tells its work from the device's
+
+
 def test_links_within_a_host_are_learned_too() -> None:
-    known = replace(truth(), links={"pcie4": (9e9, None)})
+    known = replace(truth(), links={"pcie4": Figures(9e9)})
     alone, four = case("a100-pcie"), case("a100-pcie:4")
     known = replace(known, efficiency={key("a100-pcie-40gb", "fp32"): 0.5})
     learned = learn(runs(known, alone, four))
-    assert learned.links["pcie4"][0] == pytest.approx(9e9, rel=1e-3)
+    assert learned.links["pcie4"].bandwidth == pytest.approx(9e9, rel=1e-3)
 
 
 def test_what_a_run_does_not_show_is_not_learned() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from muster.core.errors import DataError, RecipeError
-from muster.planner.decide import model_config
+from muster.planner.model import model_config
 from muster.planner.setting import sequence_of
 from muster.stages.inputs import read_inputs
 from muster.store import texts

@@ -14,7 +14,7 @@ import pytest
 from muster.core.errors import JobError, RecipeError
 from muster.core.recipes import load_recipe
 from muster.core.trace import Parameter, Pass, Request, Trace, from_json, to_json
-from muster.planner.decide import whole_config
+from muster.planner.model import whole_config
 from muster.shell import FakeShell
 from muster.stages import tracing
 

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.core.errors import UsageError
-from muster.core.links import find_link
+from muster.core.links import Beside, find_link
 from muster.core.machines import parse_machines
 from muster.core.trace import Parameter
 from muster.planner.collective import CALL, Call, ring, seconds, tree
 from muster.planner.exchange import Segment, Spread, Traffic, buckets
-from muster.planner.overlap import waited
+from muster.planner.overlap import Pace, waited
 from muster.planner.traffic import DDP_BUCKET, DDP_FIRST, lump, traffic_of
 
 MIB = 2**20
@@ -192,19 +192,19 @@ def test_seconds_of_a_call() -> None:
     assert seconds(large, parse_machines("h100"), "nccl") == 0
     # A ring of 32 ranks has 6 hops between hosts, a tree 2 x log2(4): small messages go by the tree.
     assert tree(small, 8, 4).outer == 4
-    assert seconds(small, machines, "nccl", 0.0) == pytest.approx(4e-3, rel=0.02)
-    assert seconds(small, machines, "gloo", 0.0) == pytest.approx(6e-3, rel=0.05)
-    assert seconds(large, machines, "nccl", 0.0) == pytest.approx(2 * 31 / 32 + 6e-3, rel=0.01)
-    assert seconds(large, machines, "nccl", overhead=1.0) == pytest.approx(3 + 6e-3 - 1 / 16, rel=0.01)
+    assert seconds(small, machines, "nccl") == pytest.approx(4e-3, rel=0.02)
+    assert seconds(small, machines, "gloo") == pytest.approx(6e-3 + CALL["gloo"], rel=0.05)
+    assert seconds(large, machines, "nccl") == pytest.approx(2 * 31 / 32 + 6e-3, rel=0.01)
     one = parse_machines("h100:8")
-    assert seconds(large, one, "nccl", 0.0) == pytest.approx(2 * 7 / 8 * 1e9 / 342e9, rel=0.03)
-    gathered = seconds(Call("all-gather", 10**9), machines, "gloo", 0.0)
-    scattered = seconds(Call("reduce-scatter", 10**9), machines, "gloo", 0.0)
+    assert seconds(large, one, "nccl") == pytest.approx(2 * 7 / 8 * 1e9 / 342e9, rel=0.03)
+    gathered = seconds(Call("all-gather", 10**9), machines, "gloo")
+    scattered = seconds(Call("reduce-scatter", 10**9), machines, "gloo")
     assert gathered == pytest.approx(31 / 32 / 0.75 + 3e-3, rel=0.01)  # gloo's is slower than the link
     assert scattered == pytest.approx(2 * 31 / 32 + 6e-3, rel=0.01)  # and this an all-reduce
-    assert seconds(small, machines, "gloo") - seconds(small, machines, "gloo", 0.0) == pytest.approx(
-        CALL["gloo"]
-    )
+    assert machines.link is not None
+    slow = machines.over(replace(machines.link, beside=Beside(gather=0.25)))
+    gathered = seconds(Call("all-gather", 10**9), slow, "gloo")
+    assert gathered == pytest.approx(31 / 32 / 0.25 + 3e-3, rel=0.01)  # as measured
     with pytest.raises(UsageError, match="how 4 hosts are joined"):
         seconds(large, parse_machines("h100:8x4"), "nccl")
     with pytest.raises(UsageError, match="devices of a host are joined"):
@@ -253,6 +253,29 @@ def test_waiting_by_hand() -> None:
     # The next one is gathered while this one computes: two seconds at first, then one for each after it.
     assert waited(gathering, 4.0, cost, gathers_hide=True, reduces_hide=True) == 2 + 3 * 1
     assert waited(gathering, 16.0, cost, gathers_hide=True, reduces_hide=True) == 2
+
+
+def test_waiting_beside_by_hand() -> None:
+    """Four segments of one second, and an exchange of three seconds after the first or the last."""
+    plain = [Segment(0.25) for _ in range(4)]
+    early = [replace(plain[0], reduces=(REDUCE,)), *plain[1:]]
+    late = [*plain[1:], replace(plain[0], reduces=(REDUCE,))]
+
+    def found(segments: list[Segment], pace: Pace, *, hide: bool = True) -> float:
+        return waited(segments, 4.0, cost, gathers_hide=hide, reduces_hide=hide, pace=pace)
+
+    # Three seconds at half speed leave one and a half of the computation.
+    assert found(early, Pace(computing=0.5)) == pytest.approx(1 + 3 + 1.5 - 4)
+    # Three seconds of computation do three quarters of the exchange at this pace.
+    assert found(early, Pace(exchanging=0.5)) == pytest.approx(4 + 1.5 - 4)
+    # Both: the exchange ends after six seconds, in which three seconds of computation are done.
+    assert found(early, Pace(0.5, 0.5)) == pytest.approx(1 + 6 - 4)
+    assert found(early, Pace(0.0, 0.0)) == pytest.approx(3)  # one after the other
+    assert found(late, Pace(0.5, 0.5, meeting=0.125)) == pytest.approx(3.125)
+    assert found(early, Pace(meeting=0.125)) == 0  # nobody waits for it
+    gathering = [replace(each, gathers=(GATHER,)) for each in plain]
+    assert found(gathering, Pace(meeting=0.125), hide=False) == pytest.approx(8 + 3 * 0.125)
+    assert found(plain, Pace(0.5, 0.5, 1.0)) == 0
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8), st.floats(0, 100))

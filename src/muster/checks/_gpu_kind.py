@@ -7,6 +7,7 @@ from typing import Any
 
 from muster.checks._judging import About, Differ, differing, majority
 from muster.checks.base import Answers, Check, Context, Finding, Level
+from muster.core.devices import driver_device
 from muster.core.units import format_bytes
 
 Judge = Callable[[About, Mapping[str, Any]], Finding]
@@ -190,10 +191,13 @@ def _memory(about: About, context: Context, least: int | None, compared: Finding
 
 
 def capability(gpu: Mapping[str, Any]) -> tuple[int, int] | None:
-    """A GPU's compute capability: as told, else the lowest of its architecture."""
+    """A GPU's compute capability: as told, else by its name, else the lowest of its architecture."""
     told = gpu.get("capability")
     if told:
         return int(told[0]), int(told[1])
+    known = driver_device(str(gpu.get("name") or ""))
+    if known is not None and known.capability is not None:
+        return known.capability
     return _ARCHITECTURES.get(str(gpu.get("family")))
 
 

@@ -107,12 +107,13 @@ def checkpoint_bytes(recipe: Mapping[str, Any]) -> int | None:
     base = families.size(model.get("name"))
     if base is None and (model.get("name") or not model.get("config")):
         return None
-    kind = {"model_type": "t5"} if recipe.get("workload", "text2sql") == "text2sql" else {}
+    usual = families.USUAL.get(str(recipe.get("workload", "text2sql")).replace("_", "-"))
+    kind = {"model_type": usual} if usual else {}
     try:
         count = families.parameters(
             {**kind, "vocab_size": model.get("vocab_size"), **(base or {}), **(model.get("config") or {})}
         )
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         return None
     if count is None:
         return None

@@ -23,6 +23,7 @@ VERBS = (
     "ls",
     "show",
     "stop",
+    "judge",
     "report",
     "gather",
     "join",

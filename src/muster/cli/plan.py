@@ -18,6 +18,8 @@ EXAMPLES = """Examples:
 
   muster plan my.yaml --hosts node[1-4] engine.name=deepspeed engine.zero=auto --write chosen.yaml
 
+  muster plan my.yaml --on h200:8x8,10Gbit launch.hosts=auto batch.micro=auto
+
   muster plan --calibrate last
 
   muster plan text2sql-t5-large --on a100-40gb:1x3,10Gbit --samples 56355 --price 1.2"""
@@ -90,6 +92,9 @@ def plan(
     if write is not None:
         for file in write_plan(planned.decided, write):
             err_console().print(f"written     {file}")
+        if planned.chosen is not None and planned.chosen.skips:
+            names = ",".join(host.name for host in planned.chosen.hosts)
+            err_console().print(f"            for --hosts {names}")
     memory = planned.plan.memory
     return 1 if memory is not None and memory.lacking else 0
 
@@ -129,9 +134,9 @@ def _calibrate(names: list[str], root: Path, link: str | None, *, as_json: bool)
         fixed = found.fixed.get(name)
         beside = f", and {1000 * fixed:.1f} ms per micro-step" if fixed else ""
         console.print(f"learned     {name}: {share:.1%} of the stated figures{beside}")
-    for name, (bandwidth, _) in found.links.items():
-        if bandwidth:
-            console.print(f"learned     {name}: {bandwidth / 1e6:,.1f} MB/s")
+    for name, figures in found.links.items():
+        if figures.bandwidth:
+            console.print(f"learned     {name}: {figures.bandwidth / 1e6:,.1f} MB/s")
     for run, error in zip(learned.runs, learned.errors, strict=True):
         console.print(f"            {run}: predicted {error:+.1%} of what was measured")
     console.print(f"kept in     {learned.file}")

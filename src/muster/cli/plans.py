@@ -14,6 +14,7 @@ SHORT = {
     "engine.zero": "zero",
     "train.gradient_checkpointing": "checkpointing",
     "batch.micro": "micro",
+    "launch.hosts": "hosts",
 }
 SMALL = 0.005  # of the whole: parts below it are shown together
 
@@ -40,6 +41,7 @@ def print_plan(plan: Plan) -> None:
             f"{batch['micro']} x {batch['accumulation']} x {plan.ranks} ranks = {batch['global']} samples",
         ),
     ]
+    rows += [("hosts", each) for each in _hosts(plan)]
     for name, value in rows:
         console.print(f"  [dim]{name:<12}[/dim] {escape(value)}")
     if plan.memory:
@@ -56,6 +58,16 @@ def print_plan(plan: Plan) -> None:
         console.print(f"[yellow]would fit[/yellow]  {escape(way)}")
     for note in plan.notes:
         console.print(f"[yellow]note[/yellow]  {escape(note)}")
+
+
+def _hosts(plan: Plan) -> list[str]:
+    """How many of those given, and why; the table of ways says why other numbers lost."""
+    from muster.core.hostlist import fold_hosts
+
+    why = [str(each["why"]) for each in plan.decisions if each["field"] == "launch.hosts"]
+    idle = f"; idle: {fold_hosts(plan.idle)}" if plan.idle else ""
+    given = plan.hosts + len(plan.idle)
+    return [f"{plan.hosts:,} of {given:,}, {each.partition('; ')[0]}{idle}" for each in why]
 
 
 def _memory(console: Console, memory: MemoryPlan, device: str) -> None:
@@ -124,7 +136,8 @@ def _candidates(console: Console, plan: Plan) -> None:
         words = " ".join(f"{SHORT.get(key, key)}={value}" for key, value in each.changes.items())
         speed = f"{each.samples_per_second:,.1f}" if each.samples_per_second else ""
         style = "bold green" if each.chosen else "" if each.fits else "dim"
-        table.add_row(words, size_words(each.memory), speed, each.why, style=style)
+        memory = size_words(each.memory) if each.memory else ""
+        table.add_row(words, memory, speed, each.why, style=style)
     console.print()
     console.print(table)
 

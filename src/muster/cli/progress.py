@@ -28,6 +28,7 @@ _PHASES = {
     "latency": "latency of a small all-reduce",
     "points": "pairs of hosts, point to point",
     "product": "one matrix product over all ranks",
+    "beside": "computation beside an exchange",
 }
 
 

@@ -22,10 +22,11 @@ class What(str, Enum):
     event = "event"
     inspection = "inspection"
     plan = "plan"
+    judged = "judged"
 
 
 def schema(what: Annotated[What, typer.Argument(help="Which document.")] = What.recipe) -> int:
-    """Print a JSON Schema: of recipes (for editors), plans, results, events, inspections."""
+    """Print a JSON Schema: of recipes (for editors), plans, results, events, inspections, judged logs."""
     from muster.cli.output import print_json
     from muster.stages.schema import schema_of
 

@@ -24,10 +24,12 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 CPU = "cpu"  # a device of this name, by hand, is a rank's part of a host's processors
 BY_HAND = "given by hand"
 _EXAMPLE = "mydev{tflops=100,memory=48GB,bandwidth=900e9}"
-_KEYS = ("tflops", *PRECISIONS, "memory", "bandwidth")
+_KEYS = ("tflops", *PRECISIONS, "memory", "bandwidth", "capability")
 _NEVER = {"MIG", "LAPTOP", "MAX", "MOBILE"}  # a part of a device, or another clock under the same name
 # A virtual GPU's profile, as in GRID A100-10C, A10-24Q, P40-2B4 or A100-4-20CME: a share of the device.
 _SLICE = re.compile(r"[0-9]+(?:A|B[0-9]?|C(?:ME)?|Q)")
+_STATED = re.compile(r"([0-9]+)\s*GB(?![A-Z0-9/])")  # memory, as in A100 80 GB
+_OTHER_MEMORY = {"gh200"}  # whose driver's name states the processor's
 _MAKERS = re.compile(r"^(?:nvidia|tesla|geforce|amd|instinct)+")
 
 
@@ -35,7 +37,8 @@ _MAKERS = re.compile(r"^(?:nvidia|tesla|geforce|amd|instinct)+")
 class Device:
     """One device. `peaks`: operations per second by precision, dense; `memory`: bytes; `bandwidth`: bytes/s
     of its memory; `inner`, `bus`: names of the links (core/links.json) to the others of its host and to the
-    host's memory. None: not stated. `source`, `memory_source`: the documents that state it.
+    host's memory; `capability`: CUDA's compute capability. None: not stated. The sources: the documents that
+    state it.
 
     `power_capped`: its power limit (at most 150 W) lets a sound device sustain far less.
     """
@@ -49,6 +52,15 @@ class Device:
     power_capped: bool = False
     source: str = BY_HAND
     memory_source: str = BY_HAND
+    capability: tuple[int, int] | None = None
+    capability_source: str = BY_HAND
+
+    @property
+    def able(self) -> tuple[int, int]:
+        """Its compute capability; of a device by hand the lowest that computes in what it has figures for."""
+        if self.capability is not None:
+            return self.capability
+        return (8, 0) if "bf16" in self.peaks else (7, 0) if "fp16" in self.peaks else (6, 0)
 
     @property
     def kind(self) -> str:
@@ -68,14 +80,22 @@ def find_device(text: str) -> Device:
     name, brace, rest = text.strip().partition("{")
     if brace:
         return _by_hand(name.strip(), rest, text)
-    device = named(name) or driver_device(name)
-    if device is not None:
+    device = named(name) or driver_device(_STATED.sub(r"\1GB", name.upper()))
+    if device is not None and _as_stated(device, name):
         return device
     near = near_names(name.lower(), names())
     known = f"did you mean {' or '.join(near)}? " if near else f"known: {', '.join(names())}. "
     raise UsageError(
         f"no figures are known for a device {name!r}", where="device", hint=f"{known}By hand: {_EXAMPLE}"
     )
+
+
+def _as_stated(device: Device, text: str) -> bool:
+    """Whether it has the memory that its name, as typed, says it has, or the name says none."""
+    stated = _STATED.search(text.upper())
+    if stated is None or device.memory is None or device.name in _OTHER_MEMORY:
+        return True
+    return abs(int(stated[1]) * 1e9 / device.memory - 1) < 0.1
 
 
 def names() -> list[str]:
@@ -124,6 +144,8 @@ def _device(entry: Mapping[str, Any]) -> Device:
         power_capped=bool(entry.get("power_capped")),
         source=entry["source"],
         memory_source=entry.get("memory_source", entry["source"]),
+        capability=(entry["capability"][0], entry["capability"][1]),
+        capability_source=entry["capability_source"],
     )
 
 
@@ -157,6 +179,7 @@ def _by_hand(name: str, rest: str, text: str) -> Device:
             where=f"device {name}",
             hint=f"tflops=NUMBER, as in {_EXAMPLE}",
         )
+    able = base.capability if base else None
     return Device(
         name=base.name if base else name.lower(),
         peaks=peaks,
@@ -169,7 +192,15 @@ def _by_hand(name: str, rest: str, text: str) -> Device:
         memory_source=BY_HAND
         if base is None or given.keys() & {"memory", "bandwidth"}
         else base.memory_source,
+        capability=_capability(given["capability"]) if "capability" in given else able,
+        capability_source=BY_HAND if base is None or "capability" in given else base.capability_source,
     )
+
+
+def _capability(told: float) -> tuple[int, int]:
+    """8.6 -> (8, 6)."""
+    major, minor = divmod(round(10 * told), 10)
+    return major, minor
 
 
 def number(text: str, where: str) -> float:

@@ -17,8 +17,9 @@ from muster.core.near import did_you_mean
 # hangs on it holds nobody up.
 QUESTIONS = ("matmul", "copy", "values", "latency", *COLLECTIVES, "points", "disk", "mpi")
 PRODUCT = "product"  # one matrix product split over all ranks: the fabric workload asks it, a check does not
-ANSWERABLE = (*QUESTIONS, PRODUCT)
-TOGETHER = ("values", "latency", *COLLECTIVES, "points", PRODUCT)  # need all ranks
+BESIDE = "beside"  # computation beside an exchange: the fabric workload asks it, for plans
+ANSWERABLE = (*QUESTIONS, PRODUCT, BESIDE)
+TOGETHER = ("values", "latency", *COLLECTIVES, "points", PRODUCT, BESIDE)  # need all ranks
 _SHARES = {
     "matmul": 0.15,
     "copy": 0.04,
@@ -30,6 +31,7 @@ _SHARES = {
     "points": 0.18,
     "disk": 0.10,
     PRODUCT: 0.12,
+    BESIDE: 0.20,
 }
 _FORMING = 0.1  # seconds that each rank adds to the forming of an NCCL group, with a wide margin
 MIB = 1 << 20

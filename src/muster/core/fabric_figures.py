@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from muster.core.busbw import algbw, busbw
 from muster.core.fabric_result import (
+    Beside,
     Latency,
     Matmul,
     Pair,
@@ -67,6 +68,7 @@ class Reader:
             "latencies": self.each("latency", lambda host, event: Latency(**content(event))),
             "matmul": self.each("matmul", self._matmul),
             "products": self.each("product", self._product),
+            "beside": self.each("beside", lambda host, event: Beside(**content(event))),
         }
 
     def devices(self, host: str) -> list[str]:

@@ -201,6 +201,17 @@ class Product(Part):
     method: str = Field(description="what gathered: native, or what stood in for it")
 
 
+class Beside(Part):
+    """Computation and an all-reduce at the same time, each as a share of its speed alone, on the slowest
+    rank; and what it costs ranks to meet that have computed apart."""
+
+    bytes: int = Field(description="of the message")
+    computing: float = Field(description="speed of the computation beside the exchange; 1: as alone")
+    exchanging: float = Field(description="speed of the exchange beside the computation; 1: as alone")
+    meeting: float = Field(description="seconds of a small all-reduce after computing, beyond itself")
+    apart: float = Field(description="seconds that ranks computed before each meeting")
+
+
 class Figures(Part):
     """What ranks measure together and alone."""
 
@@ -210,6 +221,7 @@ class Figures(Part):
     latencies: list[Latency] = Field(default_factory=list)
     matmul: list[Matmul] = Field(default_factory=list)
     products: list[Product] = Field(default_factory=list)
+    beside: list[Beside] = Field(default_factory=list)
 
 
 class Fabric(Figures):

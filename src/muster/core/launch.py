@@ -34,6 +34,10 @@ class Launch(Section):
     python: str | None = Field(
         None, description="the interpreter on the hosts; default: the one running muster"
     )
+    hosts: PositiveInt | Literal["auto"] | None = Field(
+        None,
+        description="of those given, the first so many; auto: as many as train fastest; None: all of them",
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
         None, description="rendezvous; None: a free one"

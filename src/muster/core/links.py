@@ -28,15 +28,48 @@ _KEYS = ("bandwidth", "latency", "usable")
 
 
 @dataclass(frozen=True)
+class Beside:
+    """What ranks that exchange over a link lose beside it. `gather`: of its bandwidth, what an all-gather
+    gets (None: as usual); `computing`, `exchanging`: speed of the one while the other goes on, 1: as alone;
+    `meeting`: seconds of a collective's start where ranks have computed apart."""
+
+    gather: float | None = None
+    computing: float = 1.0
+    exchanging: float = 1.0
+    meeting: float = 0.0
+
+    def __post_init__(self) -> None:
+        shares = [share for share in (self.gather, self.computing, self.exchanging) if share is not None]
+        if not (all(share >= 0 for share in shares) and self.gather != 0 and self.meeting >= 0):
+            raise ValueError(f"no shares and seconds: {self}")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured of a link: bytes/s, seconds; None: not measured."""
+
+    bandwidth: float | None = None
+    latency: float | None = None
+    beside: Beside = Beside()
+
+    def __post_init__(self) -> None:
+        if not (self.bandwidth is None or self.bandwidth > 0) or not (
+            self.latency is None or self.latency >= 0
+        ):
+            raise ValueError(f"no bandwidth and latency: {self}")
+
+
+@dataclass(frozen=True)
 class Link:
     """A link in one direction. `stated`: bytes/s on paper; `bandwidth`: bytes/s that a large message gets;
-    `latency`: seconds before its first byte; `source`: of these figures."""
+    `latency`: seconds before its first byte; `source`: of these figures; `beside`: what else was measured."""
 
     name: str
     stated: float
     bandwidth: float
     latency: float
     source: str
+    beside: Beside = Beside()
 
     def seconds(self, size: float, messages: float = 1) -> float:
         """What so many messages of so many bytes together take, one after the other (Hockney 1994)."""
@@ -145,12 +178,13 @@ def _unknown(text: str) -> UsageError:
     return UsageError(f"no link is known as {text!r}", where="link", hint=f"{hint}Such as {_EXAMPLE}")
 
 
-def calibrated(link: Link, bandwidth: float | None, latency: float | None) -> Link:
-    """The link with what was measured in place of the table's figures; None: not measured."""
+def calibrated(link: Link, found: Figures) -> Link:
+    """The link with what was measured in place of the table's figures."""
     changed = replace(
         link,
-        bandwidth=link.bandwidth if bandwidth is None else bandwidth,
-        latency=link.latency if latency is None else latency,
+        bandwidth=link.bandwidth if found.bandwidth is None else found.bandwidth,
+        latency=link.latency if found.latency is None else found.latency,
+        beside=found.beside,
     )
     return link if changed == link else replace(changed, source="measured")
 

@@ -84,6 +84,9 @@ class Plan(Part):
     device: str = Field(description="cuda or cpu")
     machines: str = Field(description="the hosts, for people")
     hosts: int
+    idle: list[str] = Field(
+        default_factory=list, description="hosts given that the job does not use; `decisions` says why"
+    )
     ranks: int
     batch: dict[str, int]
     memory: MemoryPlan | None = Field(None, description="None: the model is not known here")

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from muster.core.checkpoints import check_pairs
 from muster.core.data import Data, FabricData, ImageData, TextData, TextToSqlData
 from muster.core.launch import Launch
+from muster.core.measure import Evaluate, Measure
 from muster.core.section import AutoInt, Bytes, EnvText, Fraction, PositiveInt, Section
 
 
@@ -162,55 +163,6 @@ class Checkpoint(Section):
         return value
 
 
-class Evaluate(Section):
-    """Held-out loss during training, and what the trained model can do after it."""
-
-    every: PositiveInt | None = Field(None, description="optimizer steps between held-out losses")
-    after: bool = Field(True, description="answer held-out questions when training ends")
-    limit: PositiveInt | None = Field(None, description="at most so many held-out samples")
-    batch: PositiveInt = 64
-    max_new_tokens: PositiveInt | None = Field(None, description="default: the workload's")
-    beams: PositiveInt = 1
-
-
-class Measure(Section):
-    """The instruments."""
-
-    window: PositiveInt = Field(10, description="optimizer steps per measurement")
-    warmup: Annotated[int, Field(ge=0)] = Field(
-        10, description="optimizer steps left out of the throughput (no more than a third of the run)"
-    )
-    hardware_seconds: Annotated[float, Field(gt=0)] = Field(5, description="between two samples of a host")
-    profile: Literal["none", "flops", "trace"] = Field(
-        "none",
-        description="into the run folder. flops: DeepSpeed's breakdown by module; trace: PyTorch's profiler",
-    )
-    profile_step: PositiveInt = Field(
-        5, description="the optimizer step that is profiled, or the first of them"
-    )
-    profile_steps: PositiveInt = Field(1, description="how many steps a trace covers")
-    profile_ranks: list[Annotated[int, Field(ge=0)]] = Field([0], description="ranks that are profiled")
-    flops: bool = Field(True, description="count the model's FLOPs, for MFU")
-    peak_tflops: Annotated[float, Field(gt=0)] | dict[str, Annotated[float, Field(gt=0)]] | None = Field(
-        None,
-        description="of a device, as `muster check` measured it, or {host: number}; None: the maker's figure",
-    )
-    peaks: str | None = Field(
-        None,
-        description="what `muster check HOSTS --json` printed, or result.json of `muster train fabric`: each "
-        "host's measured figure goes before the maker's, and peak_tflops before both",
-    )
-    attention: bool = Field(
-        False, description="largest and smallest scaled attention logit of each layer, once per window"
-    )
-
-    @property
-    def profiled(self) -> range:
-        """The optimizer steps that run under a profiler."""
-        count = {"none": 0, "flops": 1, "trace": self.profile_steps}[self.profile]
-        return range(self.profile_step, self.profile_step + count)
-
-
 class Fabric(Section):
     """What the fabric workload measures."""
 
@@ -255,11 +207,20 @@ class Recipe(Section):
         """The recipe as plain data, as it stands in a file."""
         return self.model_dump(mode="json", by_alias=True)
 
-    def choosing(self, *, zero: int | None = None, checkpointing: bool | None = None) -> Recipe:
-        """With ZeRO's stage and gradient checkpointing decided; None: as it is."""
-        engine = self.engine if zero is None else self.engine.model_copy(update={"zero": zero})
-        again = {} if checkpointing is None else {"gradient_checkpointing": checkpointing}
-        return self.model_copy(update={"engine": engine, "train": self.train.model_copy(update=again)})
+    def choosing(
+        self, *, zero: int | None = None, checkpointing: bool | None = None, hosts: int | None = None
+    ) -> Recipe:
+        """With ZeRO's stage, gradient checkpointing and the number of hosts decided; None: as it is."""
+        engine = {} if zero is None else {"zero": zero}
+        train = {} if checkpointing is None else {"gradient_checkpointing": checkpointing}
+        launch = {} if hosts is None else {"hosts": hosts}
+        return self.model_copy(
+            update={
+                "engine": self.engine.model_copy(update=engine),
+                "train": self.train.model_copy(update=train),
+                "launch": self.launch.model_copy(update=launch),
+            }
+        )
 
 
 class TextToSqlRecipe(Recipe):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 Arithmetic = Literal["fp32", "half", "autocast"]
 FORWARD, BACKWARD = "forward", "backward"  # how the names of parts of a pass begin
+EMBEDDINGS = "input embeddings"
 AFTER_BLOCKS = f"{BACKWARD}: after the blocks"  # the loss and the output layer
 
 
@@ -35,7 +36,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter tensor in the model's order. `unit`: the module that FSDP gathers it in ("": the root)."""
+    """A parameter tensor in the model's order. `unit`: the module that FSDP gathers it in ("": the root, and
+    the last norm and the output with it; EMBEDDINGS: the input embeddings, where they are by themselves)."""
 
     name: str
     shape: tuple[int, ...]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.core import families
-from muster.core.families import vit
+from muster.core.families import llama, t5, vit
 
 
 @dataclass(frozen=True)
@@ -69,35 +69,35 @@ def _plain(**fields: Any) -> Stack:
 
 
 def _opt(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
-    kind = str(config.get("activation_function", "relu"))
-    width = int(config.get("hidden_size", 768))
+    kind = str(config["activation_function"])
+    width = int(config["hidden_size"])
     stack = _plain(
-        layers=int(config.get("num_hidden_layers", 12)),
+        layers=int(config["num_hidden_layers"]),
         tokens=lengths.tokens,
         attentions=(lengths.tokens,),
         width=width,
-        heads=int(config.get("num_attention_heads", 12)),
-        inner=int(config.get("ffn_dim", 3072)),
+        heads=int(config["num_attention_heads"]),
+        inner=int(config["ffn_dim"]),
         per_inner=_ACTIVATIONS.get(kind, 5),
-        dropout=float(config.get("dropout", 0.1)),
-        attention_dropout=float(config.get("attention_dropout", 0.0)),
+        dropout=float(config["dropout"]),
+        attention_dropout=float(config["attention_dropout"]),
     )
     return [stack]
 
 
 def _gpt2(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
-    width = int(config.get("n_embd", 768))
+    width = int(config["n_embd"])
     stack = _plain(
-        layers=int(config.get("n_layer", 12)),
+        layers=int(config["n_layer"]),
         tokens=lengths.tokens,
         attentions=(lengths.tokens,),
         width=width,
-        heads=int(config.get("n_head", 12)),
+        heads=int(config["n_head"]),
         inner=int(config.get("n_inner") or 4 * width),
-        per_inner=_ACTIVATIONS.get(str(config.get("activation_function", "gelu_new")), 5),
+        per_inner=_ACTIVATIONS.get(str(config["activation_function"]), 5),
         upcast=False,
-        dropout=float(config.get("resid_pdrop", 0.1)),
-        attention_dropout=float(config.get("attn_pdrop", 0.1)),
+        dropout=float(config["resid_pdrop"]),
+        attention_dropout=float(config["attn_pdrop"]),
     )
     return [stack]
 
@@ -105,53 +105,53 @@ def _gpt2(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
 def _vit(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
     tokens = vit.tokens(config)
     stack = _plain(
-        layers=int(config.get("num_hidden_layers", 12)),
+        layers=int(config["num_hidden_layers"]),
         tokens=tokens,
         attentions=(tokens,),
-        width=int(config.get("hidden_size", 768)),
-        heads=int(config.get("num_attention_heads", 12)),
-        inner=int(config.get("intermediate_size", 3072)),
-        per_inner=_ACTIVATIONS.get(str(config.get("hidden_act", "gelu")), 5),
-        dropout=float(config.get("hidden_dropout_prob", 0.0)),
-        attention_dropout=float(config.get("attention_probs_dropout_prob", 0.0)),
+        width=int(config["hidden_size"]),
+        heads=int(config["num_attention_heads"]),
+        inner=int(config["intermediate_size"]),
+        per_inner=_ACTIVATIONS.get(str(config["hidden_act"]), 5),
+        dropout=float(config["hidden_dropout_prob"]),
+        attention_dropout=float(config["attention_probs_dropout_prob"]),
     )
     return [stack]
 
 
 def _llama(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
-    width = int(config.get("hidden_size", 4096))
-    heads = int(config.get("num_attention_heads", 32))
+    width = int(config["hidden_size"])
+    heads = int(config["num_attention_heads"])
     keys = int(config.get("num_key_value_heads") or heads)
-    head = int(config.get("head_dim") or width // heads)
+    head = llama.head_width(config)
     stack = Stack(
-        layers=int(config.get("num_hidden_layers", 32)),
+        layers=int(config["num_hidden_layers"]),
         tokens=lengths.tokens,
         attentions=(lengths.tokens,),
         width=width,
         heads=heads,
         query=heads * head,
         keys=keys * head,
-        inner=int(config.get("intermediate_size", 11008)),
+        inner=int(config["intermediate_size"]),
         per_inner=4,
         norm=3,
         norm_bytes=8,  # an RMS norm computes in fp32: its input there, the normed values, the output
         upcast=True,
         gated=True,
-        attention_dropout=float(config.get("attention_dropout", 0.0)),
+        attention_dropout=float(config["attention_dropout"]),
     )
     return [stack]
 
 
 def _t5(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
-    gated = str(config.get("feed_forward_proj", "relu")).startswith("gated")
-    layers, rate = int(config.get("num_layers", 6)), float(config.get("dropout_rate", 0.1))
-    inner = int(config.get("num_heads", 8)) * int(config.get("d_kv", 64))
+    gated = t5.gated(config)
+    layers, rate = int(config["num_layers"]), float(config["dropout_rate"])
+    inner = int(config["num_heads"]) * int(config["d_kv"])
     common: dict[str, Any] = {
-        "width": int(config.get("d_model", 512)),
-        "heads": int(config.get("num_heads", 8)),
+        "width": int(config["d_model"]),
+        "heads": int(config["num_heads"]),
         "query": inner,
         "keys": inner,
-        "inner": int(config.get("d_ff", 2048)),
+        "inner": int(config["d_ff"]),
         "per_inner": 7 if gated else 1,
         "norm": 3,
         "norm_bytes": 10,
@@ -175,7 +175,7 @@ def stacks(config: Mapping[str, Any], lengths: Lengths) -> list[Stack] | None:
     """The model as stacks of layers; None for a family that is not known."""
     family = families.family_of(config)
     form = _FORMS.get(family.MODEL_TYPES[0]) if family else None
-    return form(config, lengths) if form else None
+    return form(families.filled(config), lengths) if form else None
 
 
 def layer_bytes(stack: Stack, kept: Kept) -> int:

@@ -20,8 +20,9 @@ from muster.core.peaks import stated_peak
 from muster.core.recipe import Recipe
 from muster.core.units import format_seconds
 from muster.core.zero import deepspeed_config, given_config, user_batch
-from muster.planner.decide import Decided, parameters, whole_config
+from muster.planner.decide import Decided
 from muster.planner.mixed import Load, Machine, best, predict, rounds_of, worths
+from muster.planner.model import parameters, whole_config
 from muster.planner.setting import lengths_of
 
 # Shares of the stated peak: the lowest, a middle one, and the highest of the published runs (docs/mixed.md).

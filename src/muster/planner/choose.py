@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from muster.core.errors import RecipeError
@@ -16,6 +16,7 @@ from muster.core.trace import Trace
 from muster.core.units import size_words
 from muster.core.zero import open_stages
 from muster.planner.fit import Room, Setting, lacking, need
+from muster.planner.remedies import refusal
 from muster.planner.sizing import Sized, size
 from muster.planner.steptime import Step
 
@@ -56,34 +57,34 @@ def choose(
     Raises RecipeError for numbers that contradict each other, UsageError for what cannot fit.
     """
 
-    def sized(way: Recipe, noted: list[Decision]) -> Sized:
-        trace = tracer(way, where.precision, where.device, sum(where.slots))
-        return size(way, config, where.precision, where.device, where.slots, where.room, noted, trace)
-
-    ways, tried = [], []
+    tried = []
     refused: RecipeError | None = None
     for way, made in _ways(recipe):
         try:
-            tried.append(_try(way, sized(_forced(made), []), where.room, timer))
-            ways.append(made)
+            tried.append(_try(way, made, config, where, tracer, timer))
         except RecipeError as error:  # what the recipe wants does not go this way (model.create=sharded)
             refused = error
-    if not ways:
+    if not tried:
         assert refused is not None
         raise refused
     best, reason = _best(tried)
-    chosen = sized(ways[best], decisions)  # raises where even the best does not fit
-    decisions.extend(_told(tried[best], reason))
-    return chosen, [
-        _as_candidate(each, tried[best], reason, index == best) for index, each in enumerate(tried)
+    chosen = tried[best]
+    if not recipe.force:
+        _check_fit(chosen, where.room)
+    decisions.extend([*chosen.decisions, *_told(chosen, reason)])
+    made = chosen.sized.recipe.model_copy(update={"force": recipe.force})
+    return replace(chosen.sized, recipe=made), [
+        _as_candidate(each, chosen, reason, index == best) for index, each in enumerate(tried)
     ]
 
 
 @dataclass(frozen=True)
 class _Tried:
-    """A way, and what it comes to."""
+    """A way, what it comes to, and what was decided on it. `setting`: None where its memory is not known."""
 
     way: dict[str, str]
+    sized: Sized
+    decisions: Sequence[Decision]
     setting: Setting | None
     memory: int
     lacks: str | None
@@ -109,24 +110,41 @@ def _ways(recipe: Recipe) -> list[tuple[dict[str, str], Recipe]]:
     return found
 
 
-def _forced(recipe: Recipe) -> Recipe:
-    """Tried without being refused."""
-    return recipe.model_copy(update={"force": True})
-
-
-def _try(way: dict[str, str], sized: Sized, room: Room, timer: Timer) -> _Tried:
+def _try(
+    way: dict[str, str],
+    recipe: Recipe,
+    config: Mapping[str, Any] | None,
+    where: Where,
+    tracer: Tracer,
+    timer: Timer,
+) -> _Tried:
+    """A way as it would be, whether it fits or not. Raises RecipeError where it cannot be gone."""
+    room, decisions = where.room, list[Decision]()
+    trace = tracer(recipe, where.precision, where.device, sum(where.slots))
+    forced = recipe.model_copy(update={"force": True})  # not refused
+    sized = size(forced, config, where.precision, where.device, where.slots, room, decisions, trace)
     setting = sized.setting
     found = need(setting) if setting is not None else None
     if setting is None or found is None:
-        return _Tried(way, None, 0, None, None, room.device)
+        return _Tried(way, sized, decisions, None, 0, None, None, room.device)
     return _Tried(
         {**way, "batch.micro": str(setting.micro)} if way else way,
+        sized,
+        decisions,
         setting,
         sum(found.device.values()),
         lacking(found, setting, room),
         timer(setting),
         room.device,
     )
+
+
+def _check_fit(chosen: _Tried, room: Room) -> None:
+    """Raise UsageError, with what would fit, where even the chosen way does not."""
+    setting = chosen.setting
+    found = need(setting) if setting is not None and chosen.lacks and room.device is not None else None
+    if setting is not None and found is not None:
+        raise refusal(setting, room, found, chosen.sized.recipe.model.name or "the model")
 
 
 def _best(tried: Sequence[_Tried]) -> tuple[int, str]:

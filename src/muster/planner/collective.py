@@ -75,19 +75,25 @@ def tree(call: Call, per_host: int, hosts: int) -> Wire:
     return Wire(2.0 * call.size, inner, 2 * math.ceil(math.log2(hosts)) if hosts > 1 else 0)
 
 
-def seconds(call: Call, machines: Machines, library: str, overhead: float | None = None) -> float:
+def seconds(call: Call, machines: Machines, library: str) -> float:
     """How long a call takes on these machines, by the faster algorithm that the library has.
 
-    `overhead`: seconds of starting one; None: the usual ones. Raises UsageError where a link that it
-    crosses is not known.
+    Raises UsageError where a link that it crosses is not known.
     """
     if machines.ranks == 1:
         return 0.0
     ways = [ring(call, machines.per_host, machines.hosts, library)]
     if library == "nccl" and call.operation == "all-reduce" and machines.hosts > 1:
         ways.append(tree(call, machines.per_host, machines.hosts))
-    share = SHARE.get((library, call.operation), 1.0)
-    return (CALL[library] if overhead is None else overhead) + min(_over(w, machines, share) for w in ways)
+    share = _share(call, machines, library)
+    return CALL[library] + min(_over(w, machines, share) for w in ways)
+
+
+def _share(call: Call, machines: Machines, library: str) -> float:
+    """Of the links' bandwidth."""
+    link = machines.link if machines.hosts > 1 else machines.inner
+    measured = link.beside.gather if link is not None and call.operation == "all-gather" else None
+    return SHARE.get((library, call.operation), 1.0) if measured is None else measured
 
 
 def _over(wire: Wire, machines: Machines, share: float) -> float:

@@ -3,17 +3,15 @@ reason."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from muster.core import families
 from muster.core.batch import Batch
 from muster.core.checkpoints import bytes_needed
-from muster.core.errors import InventoryError, RecipeError, UsageError
-from muster.core.inventory import Host, Inventory
+from muster.core.devices import driver_device
+from muster.core.errors import RecipeError, UsageError
+from muster.core.inventory import Inventory
 from muster.core.job import Decision
 from muster.core.plan import Candidate
 from muster.core.recipe import Recipe
@@ -22,6 +20,8 @@ from muster.core.units import format_bytes
 from muster.core.zero import read_user_config, user_decisions, user_precision
 from muster.planner.choose import Timer, Tracer, Where, choose, not_timed, nothing_traced
 from muster.planner.fit import Room, Setting
+from muster.planner.model import is_t5, parameters, whole_config
+from muster.planner.placing import device_and_slots
 from muster.planner.setting import room_of
 from muster.planner.sizing import Sized
 
@@ -61,7 +61,7 @@ def decide(
     Raises RecipeError and InventoryError where nothing can work.
     """
     decisions: list[Decision] = []
-    device, slots = _device(recipe, inventory, facts, one_machine, decisions)
+    device, slots = device_and_slots(recipe, inventory, facts, one_machine, decisions)
     world_size = sum(slots)
     # What trains nothing has neither: the values below are shown nowhere.
     precision = decide_precision(recipe, device, facts, decisions) if recipe.trains else "fp32"
@@ -102,102 +102,6 @@ def decide(
     )
 
 
-def _device(
-    recipe: Recipe,
-    inventory: Inventory,
-    facts: Mapping[str, Mapping[str, Any]],
-    one_machine: bool,
-    decisions: list[Decision],
-) -> tuple[str, list[int]]:
-    counts = {host.label: len(facts[host.label].get("gpus") or []) for host in inventory.hosts}
-    device = recipe.launch.device
-    if device == "auto":
-        with_gpu = [name for name, count in counts.items() if count]
-        if with_gpu and len(with_gpu) < len(counts):
-            without = [name for name, count in counts.items() if not count]
-            raise InventoryError(
-                f"has no GPU that can be seen, while {with_gpu[0]} has {counts[with_gpu[0]]}",
-                host=without[0],
-                hint="leave the host out, mend its driver, or set launch.device=cpu for all",
-            )
-        device = "cuda" if with_gpu else "cpu"
-        decisions.append(
-            Decision("launch.device", device, "every host has a GPU" if with_gpu else "no host has a GPU")
-        )
-    slots = []
-    for host in inventory.hosts:
-        slots.append(host.slots or (counts[host.label] if device == "cuda" else 1))
-        if host.slots is None:
-            why = "one rank per GPU" if device == "cuda" else "one rank per host without a GPU"
-            decisions.append(Decision(f"slots of {host.label}", slots[-1], why))
-    _check_gpus(device, inventory.hosts, slots, counts, one_machine)
-    return device, slots
-
-
-def _check_gpus(
-    device: str, hosts: tuple[Host, ...], slots: list[int], counts: Mapping[str, int], one_machine: bool
-) -> None:
-    if device != "cuda":
-        return
-    need = sum(slots) if one_machine else 0
-    for host, count in zip(hosts, slots, strict=True):
-        if not counts[host.label]:
-            raise InventoryError(
-                "has no GPU that can be seen",
-                host=host.label,
-                hint="mend its driver, or set launch.device=cpu",
-            )
-        if max(need, count) > counts[host.label]:
-            raise InventoryError(
-                f"{max(need, count)} ranks need as many GPUs, and it has {counts[host.label]}",
-                host=host.label,
-                hint="lower the slots, or set launch.device=cpu",
-            )
-
-
-def is_t5(recipe: Recipe) -> bool:
-    """Whether the model is of the T5 family, as far as can be told without loading it."""
-    config = model_config(recipe)
-    kind = str((config or {}).get("model_type", "")).lower()
-    return (
-        "t5" in (recipe.model.name or "").lower()
-        or "t5" in kind
-        or (recipe.workload == "text2sql" and not kind)
-    )
-
-
-def model_config(recipe: Recipe) -> dict[str, Any] | None:
-    """The model's configuration where it is known here: a size by name, a local folder, the recipe's own."""
-    base = families.size(recipe.model.name)
-    if base is None and recipe.model.name:
-        file = Path(recipe.model.name).expanduser() / "config.json"
-        if not file.is_file():
-            return None
-        try:
-            base = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RecipeError(f"cannot be read: {error}", where=str(file)) from None
-        if not isinstance(base, dict):
-            raise RecipeError("is not a JSON object", where=str(file))
-    if base is None and recipe.model.config is None:
-        return None
-    return {**(base or {}), **(recipe.model.config or {})}
-
-
-def whole_config(recipe: Recipe) -> dict[str, Any] | None:
-    """The model's configuration with what a T5 recipe leaves to the workload."""
-    config = model_config(recipe)
-    if config is not None and is_t5(recipe):
-        return {"model_type": "t5", "vocab_size": recipe.model.vocab_size, **config}
-    return config
-
-
-def parameters(recipe: Recipe) -> int | None:
-    """The number of parameters, or None where it cannot be told without loading the model."""
-    config = whole_config(recipe)
-    return None if config is None else families.parameters(config)
-
-
 def decide_precision(
     recipe: Recipe, device: str, facts: Mapping[str, Mapping[str, Any]], decisions: list[Decision]
 ) -> str:
@@ -232,22 +136,31 @@ def decide_precision(
 
 def _weakest(facts: Mapping[str, Mapping[str, Any]]) -> tuple[str | None, tuple[int, int] | None]:
     known = [
-        (tuple(gpu["capability"]), f"{gpu.get('name') or 'a GPU'} of {host}")
+        (capability, f"{gpu.get('name') or 'a GPU'} of {host}")
         for host, about in facts.items()
         for gpu in about.get("gpus") or []
-        if gpu.get("capability")
+        if (capability := _capability(gpu))
     ]
     if not known:
         return None, None
     capability, name = min(known)
-    return name, (int(capability[0]), int(capability[1]))
+    return name, capability
+
+
+def _capability(gpu: Mapping[str, Any]) -> tuple[int, int] | None:
+    """As the driver tells it, else the maker of a GPU of this name."""
+    told = gpu.get("capability")
+    if told:
+        return int(told[0]), int(told[1])
+    device = driver_device(str(gpu.get("name") or ""))
+    return device.capability if device else None
 
 
 def _silent(facts: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """A GPU that does not tell its compute capability, as under an old driver."""
+    """A GPU whose compute capability is not known, as under an old driver."""
     for host, about in facts.items():
         for gpu in about.get("gpus") or []:
-            if not gpu.get("capability"):
+            if not _capability(gpu):
                 return f"{gpu.get('name') or 'a GPU'} of {host}"
     return None
 

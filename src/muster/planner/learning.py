@@ -1,7 +1,8 @@
 """What measured runs teach about a device and a link. Pure.
 
-In two steps, since what a run on one rank takes has no communication in it: first the efficiency of each
-device and precision, then the bandwidth of each link from what is left. Each is the value at which the
+In steps, since what a run on one rank takes has no communication in it: first the efficiency of each device
+and precision, from DDP's runs where there are some; then what other engines take beyond that; then the
+bandwidth of each link from what is left. Each is the value at which the
 prediction is what was measured; of several runs, the median. Where runs on one rank differ in their work,
 seconds that do not depend on it are told apart by least squares.
 """
@@ -13,8 +14,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import mul
 
-from muster.planner.steptime import Calibration, Case, ideal, key, link_key, predict
+from muster.core.links import Figures
+from muster.planner.steptime import Calibration, Case, engine_key, ideal, key, link_key, predict
 
 LEAST, MOST = 1e-4, 1e4  # times what is stated, within which a figure is looked for
 SPAN = 1.2  # work of the largest over that of the smallest run, from where on a constant can be told apart
@@ -42,7 +45,11 @@ def learn(runs: Sequence[Measured], known: Calibration | None = None) -> Calibra
     found = known or Calibration()
     alone = [run for run in runs if run.case.machines.ranks == 1]
     for name in dict.fromkeys(_key(run) for run in alone):
-        found = _learn_device(name, [run for run in alone if _key(run) == name], found)
+        of_device = [run for run in alone if _key(run) == name]
+        plain = [run for run in of_device if run.case.spread.engine == "ddp"]
+        found = _learn_device(name, plain or of_device, found)
+        if plain:
+            found = _learn_engines([run for run in of_device if run not in plain], found)
     within = [run for run in runs if run.case.machines.hosts == 1 < run.case.machines.per_host]
     between = [run for run in runs if run.case.machines.hosts > 1]
     for chosen, which in ((within, "inner"), (between, "link")):
@@ -90,6 +97,27 @@ def _learn_device(name: str, runs: Sequence[Measured], known: Calibration) -> Ca
     return with_efficiency(middle)
 
 
+def _learn_engines(runs: Sequence[Measured], known: Calibration) -> Calibration:
+    """What is left of runs on one rank: per micro-step and per optimizer step where their numbers of
+    micro-steps differ, else per micro-step alone. Never less than nothing."""
+    learned = dict(known.engines)
+    for name in dict.fromkeys(engine_key(run.case) for run in runs):
+        mine = [run for run in runs if engine_key(run.case) == name]
+        bare = replace(known, engines={k: v for k, v in known.engines.items() if k != name})
+        steps = [run.case.spread.micro_steps for run in mine]
+        left = [run.seconds - predict(run.case, bare).seconds for run in mine]
+        per_micro, per_step = statistics.median(x / a for x, a in zip(left, steps, strict=True)), 0.0
+        if len(set(steps)) > 1:
+            per_micro, per_step = statistics.linear_regression(steps, left)
+            if per_micro < 0 or per_step < 0:  # noise: the larger of the two takes all
+                over_steps, over_all = sum(map(mul, left, steps)), sum(map(mul, steps, steps))
+                per_micro, per_step = (
+                    (0.0, statistics.fmean(left)) if per_micro < 0 else (over_steps / over_all, 0.0)
+                )
+        learned[name] = (max(0.0, per_micro), max(0.0, per_step))
+    return replace(known, engines=learned)
+
+
 def _left(run: Measured, known: Calibration, efficiency: float) -> float:
     """Measured seconds per micro-step without what does not depend on the efficiency."""
     steps = run.case.spread.micro_steps
@@ -98,8 +126,8 @@ def _left(run: Measured, known: Calibration, efficiency: float) -> float:
 
 
 def _learn_link(name: str, runs: Sequence[Measured], known: Calibration) -> Calibration:
-    """Bandwidth; its latency stays."""
-    latency = known.links.get(name, (None, None))[1]
+    """Bandwidth; what was measured beside it stays."""
+    before = known.links.get(name, Figures())
     values = []
     for run in runs:
         machines = run.case.machines
@@ -108,7 +136,8 @@ def _learn_link(name: str, runs: Sequence[Measured], known: Calibration) -> Cali
         stated = link.stated
 
         def with_share(share: float, stated: float = stated) -> Calibration:
-            return replace(known, links={**known.links, name: (share * stated, latency)})
+            figures = replace(before, bandwidth=share * stated)
+            return replace(known, links={**known.links, name: figures})
 
         step = predict(run.case, known)
         if step.communication < WORTH * step.seconds and run.seconds < (1 + WORTH) * step.seconds:
@@ -118,7 +147,8 @@ def _learn_link(name: str, runs: Sequence[Measured], known: Calibration) -> Cali
             values.append(share * stated)
     if not values:
         return known
-    return replace(known, links={**known.links, name: (statistics.median(values), latency)})
+    figures = replace(before, bandwidth=statistics.median(values))
+    return replace(known, links={**known.links, name: figures})
 
 
 def _excess(run: Measured, known_at: Callable[[float], Calibration], share: float) -> float:

@@ -66,9 +66,10 @@ class States:
 
     `held`: on the device, always; `host`: in the host's memory, always; `passes`: on the device in forward
     and backward passes; `gradients`: what grows during a backward pass (there from the start where
-    gradients accumulate); `backward`: on the device from the first gradient on; `after`: further moments
-    by name, after the backward pass, each with all that is on the device beside `held`. `whole`: gradients
-    stay as autograd makes them until the backward pass is over.
+    gradients accumulate); `loss`: beside `passes` while there are logits; `backward`: on the device from the
+    first gradient on; `ending`: in its place when the last ones come, None: the same; `after`: further
+    moments by name, after the backward pass, each with all that is on the device beside `held`. `whole`:
+    gradients stay as autograd makes them until the backward pass is over.
     """
 
     held: Parts
@@ -78,6 +79,8 @@ class States:
     backward: Parts = field(default_factory=dict)
     after: dict[str, Parts] = field(default_factory=dict)
     whole: bool = False
+    loss: Parts = field(default_factory=dict)
+    ending: Parts | None = None
 
 
 def added(*all_: Parts) -> Parts:

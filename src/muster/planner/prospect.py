@@ -19,8 +19,8 @@ from muster.core.plan import MemoryPlan, Plan, ScalingPoint, TimePlan
 from muster.core.recipe import Recipe
 from muster.core.units import format_seconds
 from muster.planner.exchange import Spread
-from muster.planner.fit import MARGIN, Need, Room, Setting, fits, lacking, need
-from muster.planner.scaling import CaseOn, Length, Point, curve, point, say
+from muster.planner.fit import MARGIN, Need, Room, Setting, fits, lacking, largest_micro, need
+from muster.planner.scaling import CaseOn, Length, Point, curve, fastest, point, say
 from muster.planner.steptime import Calibration, Case, Step, Work, key, predict, work_of
 
 MOST_POINTS = 12  # of a scaling curve
@@ -28,12 +28,14 @@ MOST_POINTS = 12  # of a scaling curve
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a plan's time rests on. `machines`: None where the devices' speed is not known."""
+    """What a plan's time rests on. `machines`: None where the devices' speed is not known; `reach`: how many
+    such hosts there are, None: no more than the job uses."""
 
     machines: Machines | None
     calibration: Calibration
     samples: int | None = None  # of an epoch; None: not known here
     price: float | None = None  # of a host for an hour
+    reach: int | None = None
 
 
 def machines_from(
@@ -174,7 +176,11 @@ def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, m
     length = Length(samples or case.batch, epochs, price=outlook.price)
     now = point(case, length, outlook.calibration)
     on = on_fitting(recipe, setting, case.machines, room)
-    points = curve(on, host_counts(case.machines.hosts), length, outlook.calibration)
+    hosts = case.machines.hosts
+    counts = sorted({*host_counts(outlook.reach or hosts), hosts})
+    points = curve(on, counts, length, outlook.calibration)
+    # A sentence about the hosts that are used; of one alone, why the others are not.
+    compared = [each for each in points if each.hosts <= hosts] if hosts > 1 else points
     alone = points[0] if points else now
     known = samples is not None
     assumed = [] if setting.trace else ["operations alone: what moves through memory is not counted"]
@@ -182,15 +188,10 @@ def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, m
         update={
             "time": _time_plan(now, outlook, known=known, assumed=assumed),
             "scaling": [_scaling(each, alone, known=known) for each in points],
-            "fastest_hosts": _fastest(points),
-            "sentence": _sentence(on, points, length, outlook) if known else None,
+            "fastest_hosts": fastest(points).hosts if points else None,
+            "sentence": _sentence(on, compared, length, outlook) if known else None,
         }
     )
-
-
-def _fastest(points: Sequence[Point]) -> int | None:
-    best = max(points, key=lambda each: (each.step.samples_per_second, -each.hosts), default=None)
-    return best.hosts if best else None
 
 
 def on_fitting(recipe: Recipe, setting: Setting, machines: Machines, room: Room) -> CaseOn:
@@ -203,8 +204,11 @@ def on_fitting(recipe: Recipe, setting: Setting, machines: Machines, room: Room)
         ranks = machines.per_host * hosts
         there = replace(setting, ranks=ranks)
         if given:
+            largest = setting.micro
+            if recipe.batch.micro is None:  # fewer hosts may have to hold more each
+                largest = max(1, largest_micro(there, room, largest))
             try:
-                batch = resolve_batch(None, None, fixed, world_size=ranks, largest=setting.micro)
+                batch = resolve_batch(None, None, fixed, world_size=ranks, largest=largest)
             except RecipeError:
                 return None
             there = replace(there, micro=batch.micro, accumulation=batch.accumulation)

@@ -171,11 +171,13 @@ def _smaller(setting: Setting, room: Room, model: str) -> str | None:
     if family is None or model not in family.SIZES:
         return None
     sizes = {
-        name: family.parameters(config)
+        name: families.parameters(config) or 0
         for name, config in family.SIZES.items()
-        if name.rpartition("/")[0] == owner and family.parameters(config) < setting.parameters
+        if name.rpartition("/")[0] == owner
     }
     for name, count in sorted(sizes.items(), key=lambda size: -size[1]):
+        if count >= setting.parameters:
+            continue
         share = setting.trainable / setting.parameters
         config = {**setting.config, **family.SIZES[name]}
         smaller = replace(

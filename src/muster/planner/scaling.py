@@ -68,15 +68,9 @@ def curve(
     return [point(case, length, calibration) for _, case in cases if case is not None]
 
 
-def on_hosts(case: Case) -> CaseOn:
-    """The same micro-batch and accumulation on any number of hosts, so that the global batch grows with
-    them."""
-    return lambda hosts: case.over(case.machines.on(hosts))
-
-
 def fastest(points: Sequence[Point]) -> Point:
-    """The shortest; of equals the one with fewer hosts."""
-    return min(points, key=lambda each: (each.total, each.hosts))
+    """Where most samples/s are; of equals the one with fewer hosts."""
+    return max(points, key=lambda each: (each.step.samples_per_second, -each.hosts))
 
 
 def say(case_on: CaseOn, hosts: int, length: Length, calibration: Calibration | None = None) -> Said:
@@ -128,7 +122,7 @@ def _reached(case: Case, calibration: Calibration | None) -> float:
     name = link_key(link, case.machines.device.kind) if link is not None else ""
     if link is None or name not in known:
         return 1.0
-    measured = known[name][0]
+    measured = known[name].bandwidth
     return 1.0 if measured is None else measured / link.stated
 
 

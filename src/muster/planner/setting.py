@@ -16,6 +16,7 @@ from muster.core.trace import Trace
 from muster.core.zero import REDUCE_BUCKET, deepspeed_config
 from muster.planner.activations import Lengths
 from muster.planner.fit import Room, Setting
+from muster.planner.model import whole_config
 from muster.planner.remedies import hidden_size, with_buckets
 
 Facts = Mapping[str, Mapping[str, Any]]
@@ -58,14 +59,13 @@ def setting_of(
         config = {**config, "image_size": recipe.data.size} if recipe.data.size else config
     else:
         config = {"vocab_size": recipe.model.vocab_size, **config}  # of a tokenizer trained on the data
-    count = families.parameters(config)
-    if count is None:
+    counted = _counted(recipe, config, trace)
+    if counted is None:
         return None
-    adapters = min(count, _adapters(recipe, config)) if recipe.lora else 0
     setting = Setting(
         config=config,
-        parameters=count + adapters,
-        trainable=adapters or count,
+        parameters=counted[0],
+        trainable=counted[1],
         lengths=lengths,
         engine=recipe.engine.name,
         precision=precision,
@@ -121,7 +121,7 @@ def lengths_of(recipe: Recipe, config: Mapping[str, Any] | None) -> Lengths | No
     if isinstance(data, TextToSqlData):
         return Lengths(data.max_source, data.max_target)
     if isinstance(data, ImageData):
-        return Lengths(vit.tokens(config or {}))
+        return None if config is None else _of_image(config)
     sequence = sequence_of(recipe, config)
     return None if sequence is None else Lengths(sequence)
 
@@ -131,6 +131,35 @@ def sequence_of(recipe: Recipe, config: Mapping[str, Any] | None) -> int | None:
     if not isinstance(recipe.data, TextData):
         return None
     return recipe.data.sequence or (families.positions(config) if config else None)
+
+
+def why_unknown(recipe: Recipe) -> str:
+    """Why there is no setting of a recipe."""
+    config = whole_config(recipe)
+    if config is None:
+        return "the model's configuration is not known here"
+    if lengths_of(recipe, config) is None:
+        return "how long its samples are is not known here (data.sequence=N)"
+    kind = config.get("model_type")
+    return f"for models of type {kind} no closed form is known, and it was not traced"
+
+
+def _of_image(config: Mapping[str, Any]) -> Lengths:
+    """ViT's patches and class token; none are known of other families, of which a trace has everything."""
+    vision = families.family_of(config) is vit
+    return Lengths(vit.tokens(families.filled(config)) if vision else 0)
+
+
+def _counted(recipe: Recipe, config: Mapping[str, Any], trace: Trace | None) -> tuple[int, int] | None:
+    """Parameters, and how many of them are trained: as traced, else in closed form; None: neither."""
+    if trace is not None:
+        own = [each.numel for each in trace.parameters if each.trained]
+        return sum(each.numel for each in trace.parameters), sum(own)
+    count = families.parameters(config)
+    if count is None:
+        return None
+    adapters = min(count, _adapters(recipe, config)) if recipe.lora else 0
+    return count + adapters, adapters or count
 
 
 def _adapters(recipe: Recipe, config: Mapping[str, Any]) -> int:

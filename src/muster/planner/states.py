@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from muster.core.trace import Parameter
+from muster.core import families
+from muster.core.trace import EMBEDDINGS, Parameter
 from muster.planner.activations import Lengths, Stack, stacks
 from muster.planner.memory import Spread, States, Tensors, elements
 from muster.planner.memory_fsdp import ddp, fsdp
 from muster.planner.memory_zero import zero
+
+_OUTPUT = "output.weight"
 
 
 @lru_cache(maxsize=512)
@@ -39,11 +42,14 @@ def likely_tensors(
     total = parameters - trainable if frozen else parameters
     width = max((each.width for each in found), default=0)
     narrow = int(config.get("word_embed_proj_dim") or width)
-    made = [_parameter("embeddings.weight", (int(config.get("vocab_size", 0)), narrow), not frozen, "")]
+    vocabulary = (int(config.get("vocab_size", 0)), narrow)
+    tied = families.filled(config).get("tie_word_embeddings", True)
+    made = [_parameter("embeddings.weight", vocabulary, not frozen, "" if tied else EMBEDDINGS)]
     layers = [(stack, f"layers.{at}.{i}") for at, stack in enumerate(found) for i in range(stack.layers)]
     for stack, name in layers:
         shapes = enumerate(_matrices(stack))
         made += [_parameter(f"{name}.m{i}.weight", shape, not frozen, name) for i, shape in shapes]
+    made += [] if tied else [_parameter(_OUTPUT, vocabulary, not frozen, "")]
     made = [each for each in made if each.numel]
     rest = total - elements(made)
     if rest < 0:  # smaller than its layers: the same tensors in proportion
@@ -57,6 +63,7 @@ def likely_tensors(
         names = [name for _, name in layers] or [""]
         for name, share in zip(names, _dealt(trainable, len(names)), strict=True):
             made.append(_parameter(f"{name}.adapter", (share, 1), True, name))
+    made.sort(key=lambda each: each.name == _OUTPUT)  # the last one in every model
     return tuple(each for each in made if each.numel)
 
 

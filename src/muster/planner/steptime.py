@@ -20,14 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from muster.core.errors import UsageError
-from muster.core.links import Link, calibrated
+from muster.core.links import Figures, Link, calibrated
 from muster.core.machines import Machines
 from muster.core.trace import Parameter, Pass
 from muster.planner.collective import Call, seconds
 from muster.planner.exchange import Spread, Traffic
-from muster.planner.overlap import Cost, waited
+from muster.planner.overlap import Cost, Pace, waited
 from muster.planner.traffic import traffic_of
 
 EFFICIENCY = 0.6  # of the stated figures, where nothing was measured: amid docs/steptime.md's published runs
@@ -97,14 +98,15 @@ class Case:
 @dataclass(frozen=True)
 class Calibration:
     """What was measured. `efficiency`, `fixed`: by `key` of device and precision, the share of the stated
-    figures that a computation reaches, and seconds per micro-step beside it; `links`: by name, bytes/s and
-    seconds; `overhead`: seconds per optimizer step; `call`: of starting a collective, None: as usual."""
+    figures that a computation reaches, and seconds per micro-step beside it; `engines`: by `engine_key`, what
+    an engine's own work takes beyond what is foretold, in seconds per micro-step and per optimizer step;
+    `links`: by name; `overhead`: seconds per optimizer step."""
 
     efficiency: Mapping[str, float] = field(default_factory=dict)
     fixed: Mapping[str, float] = field(default_factory=dict)
-    links: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
+    engines: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    links: Mapping[str, Figures] = field(default_factory=dict)
     overhead: float = 0.0
-    call: float | None = None
     host_bandwidth: float = HOST_BANDWIDTH
 
 
@@ -139,6 +141,14 @@ class Step:
 def key(device: str, precision: str) -> str:
     """What a device's computation is known by in a Calibration."""
     return f"{device} {precision}"
+
+
+def engine_key(case: Case) -> str:
+    """What an engine's own work is known by in a Calibration."""
+    spread = case.spread
+    stage = f"-{spread.stage}" if spread.engine == "deepspeed" else ""
+    offload = "" if spread.offload == "none" else f" {spread.offload}"
+    return f"{key(case.machines.device.name, case.precision)} {spread.engine}{stage}{offload}"
 
 
 def work_of(passes: Pass) -> Work:
@@ -183,18 +193,19 @@ def predict(case: Case, calibration: Calibration | None = None) -> Step:
 
     def cost(call: Call) -> float:
         if call not in costs:
-            costs[call] = seconds(call, machines, traffic.library, known.call)
+            costs[call] = seconds(call, machines, traffic.library)
         return costs[call]
 
     optimizer, transfer = _update(case, traffic, known, assumed)
     compute = case.spread.micro_steps * micro
+    per_micro, per_step = known.engines.get(engine_key(case), (0.0, 0.0))
     return Step(
         compute=compute,
-        communication=_waited(case, traffic, micro, cost),
+        communication=_waited(case, traffic, micro, cost, _pace(machines)),
         optimizer=optimizer,
         transfer=transfer,
         reading=case.spread.micro_steps * (max(0.0, case.reading - micro) if case.ahead else case.reading),
-        overhead=known.overhead + _hooks(case),
+        overhead=known.overhead + _hooks(case) + case.spread.micro_steps * per_micro + per_step,
         exchange=sum(cost(call) for call in traffic.calls()),
         samples=case.batch,
         assumed=tuple(assumed),
@@ -218,7 +229,7 @@ def measured_links(machines: Machines, known: Calibration) -> Machines:
 
     def as_measured(link: Link | None) -> Link | None:
         name = link_key(link, machines.device.kind) if link is not None else ""
-        return calibrated(link, *known.links[name]) if link is not None and name in known.links else link
+        return calibrated(link, known.links[name]) if link is not None and name in known.links else link
 
     return replace(machines, link=as_measured(machines.link), inner=as_measured(machines.inner))
 
@@ -238,16 +249,27 @@ def _hooks(case: Case) -> float:
     return case.spread.micro_steps * _per_tensor(case) + stepping
 
 
-def _waited(case: Case, traffic: Traffic, micro: float, cost: Cost) -> float:
+def _pace(machines: Machines) -> Pace:
+    """What computation and exchange lose to each other on the link that sets the pace."""
+    link = machines.link if machines.hosts > 1 else machines.inner
+    return (
+        Pace() if link is None else Pace(link.beside.computing, link.beside.exchanging, link.beside.meeting)
+    )
+
+
+def _waited(case: Case, traffic: Traffic, micro: float, cost: Cost, pace: Pace) -> float:
     """Seconds that ranks wait for each other in an optimizer step."""
     forward = micro * (case.work.forward / case.work.flops if case.work.flops else 0.0)
-    hides = {"gathers_hide": traffic.gathers_hide, "reduces_hide": traffic.reduces_hide}
+    play = partial(
+        waited,
+        cost=cost, gathers_hide=traffic.gathers_hide, reduces_hide=traffic.reduces_hide, pace=pace,
+    )  # fmt: skip
     total = sum(cost(call) for call in traffic.step)
+    if traffic.step and case.machines.ranks > 1 and not traffic.last.backward:
+        total += pace.meeting  # what follows the passes is where ranks meet
     for passes, times in ((traffic.early, traffic.micro_steps - 1), (traffic.last, 1)):
         if times:
-            found = waited(passes.forward, forward, cost, **hides)
-            found += waited(passes.backward, micro - forward, cost, **hides)
-            total += times * found
+            total += times * (play(passes.forward, forward) + play(passes.backward, micro - forward))
     return total
 
 

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from muster.core.fabric_result import FabricRun, PairMatrix, Slowest
+from muster.core.fabric_result import Beside, FabricRun, PairMatrix, Slowest
 from muster.core.units import format_bytes
 from muster.report.words import number
 
@@ -155,7 +155,14 @@ def summary(fabric: FabricRun) -> list[tuple[str, str]]:
         rows.append(
             ("matmul over all ranks", f"{text}, {micro_or_more(product.communication)} communication")
         )
+    rows += [("computing beside an exchange", beside_words(each)) for each in fabric.beside]
     return [*rows, *(slowest_words(each) for each in fabric.slowest)]
+
+
+def beside_words(each: Beside) -> str:
+    """What computation and exchange lose to each other."""
+    own, others = (f"{number(100 * share, 3)} %" for share in (each.computing, each.exchanging))
+    return f"{own} of its speed alone, the exchange {others}; a meeting costs {micro_or_more(each.meeting)}"
 
 
 def micro_or_more(seconds: float) -> str:

@@ -11,6 +11,7 @@ from muster.core.plan import Plan
 from muster.core.recipe import Recipe
 from muster.planner.advice import advise
 from muster.planner.decide import Decided, check_disk
+from muster.planner.hosts import Chosen
 from muster.stages.inputs import Inputs
 from muster.stages.orders import orders
 from muster.stages.peaks import peaks_of
@@ -39,15 +40,19 @@ class Ready:
     plan: Plan | None  # None: nothing is trained
 
 
-def agree(inputs: Inputs, run: RunFolder, facts: Facts, attempt: Attempt) -> Ready:
-    """Decide everything that was open, from what the hosts are. Raises UsageError."""
+def agree(
+    inputs: Inputs, run: RunFolder, facts: Facts, attempt: Attempt, chosen: Chosen | None = None
+) -> Ready:
+    """Decide everything that was open, from what the hosts are. `chosen`: these, of more that were given.
+    Raises UsageError."""
     recipe, inventory = inputs.recipe, inputs.inventory
     check_hosts(facts, recipe)
-    decided, plan = plan_first(inputs, facts)
+    decided, plan = plan_first(inputs, facts, chosen)
     check_disk(recipe, facts)
     check_sharing(recipe, facts)
     check_profile(recipe, sum(decided.slots))
-    apart = recipe.trains and not inputs.launcher.ONE_MACHINE
+    compared = chosen is not None and chosen.timed  # then slower hosts were left out already
+    apart = recipe.trains and not inputs.launcher.ONE_MACHINE and not compared
     advice = advise(decided.recipe, inventory, facts, decided, inputs.env) if apart else []
     resume_step = common_checkpoint(facts) if attempt.resume else None
     passed_over = damaged_checkpoints(facts, resume_step) if attempt.resume else ()

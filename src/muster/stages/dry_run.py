@@ -12,12 +12,14 @@ from muster.launchers.base import Home
 from muster.planner.decide import decide
 from muster.stages.inputs import Inputs
 from muster.stages.orders import orders
+from muster.stages.settle import AUTO, first_hosts
 
 FREE_PORT = "<a free port of the first host>"
 
 
 def dry_run(inputs: Inputs) -> dict[str, Any]:
     """Commands, environment and files per host. What only the hosts can tell is assumed, and listed."""
+    inputs, _ = first_hosts(inputs)
     assumed: dict[str, dict[str, Any]] = {
         host.label: {"gpus": [], "cores": None} for host in inputs.inventory.hosts
     }
@@ -49,6 +51,8 @@ def dry_run(inputs: Inputs) -> dict[str, Any]:
         )
         if name in open_fields and (recipe.trains or name != "precision")
     ]
+    if recipe.launch.hosts == AUTO:
+        depends.insert(0, f"launch.hosts = {len(job.placements)} (assumed: all; decided as the rest)")
     if recipe.batch.split == "measured":
         depends.append("each rank's share of a micro-step: by its measured speed, just before the training")
     if not recipe.launch.threads:

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from muster.core.data import ImageData
 from muster.core.errors import DataError
 from muster.core.recipe import Recipe
-from muster.store.images import (
-    METADATA,
-    Classes,
-    ImageFolders,
-    ParquetFiles,
-    class_names,
-    classes_of,
-    find_images,
-    image_column,
-    label_column,
-    row_of,
-)
-
-LOOKED_AT = 1 << 30  # bytes of a Parquet file up to which the images' lengths are read too
+from muster.store.image_tables import Table, table_classes
+from muster.store.images import ImageFolders, ParquetFiles, find_images
 
 
 def check_images(recipe: Recipe, data: ImageData) -> None:
@@ -51,94 +38,7 @@ def _check_files(found: ImageFolders) -> None:
 
 
 def _check_tables(found: ParquetFiles, data: ImageData, number: int | None, *, strict: bool) -> None:
-    tables = [_Table(file, data) for file in (*found.train, *found.held_out)]
-    training = tables[: len(found.train)]
-    labels = {label for table in training for label in table.labels()}
-    classes = classes_of(labels, training[0].names(), number)
+    tables = [Table(file, data) for file in (*found.train, *found.held_out)]
+    classes = table_classes(tables[: len(found.train)], number)
     for table in tables if strict else ():
         table.check(classes)
-
-
-class _Table:
-    """A Parquet file, asked by DuckDB. Raises DataError where it is none, is empty, or lacks a column."""
-
-    def __init__(self, file: Path, data: ImageData) -> None:
-        import duckdb
-
-        self.file, self.where = file, str(file)
-        self.base = duckdb.connect()
-        described = self.ask("DESCRIBE SELECT * FROM read_parquet($file)")
-        types = {name: kind for name, kind, *_ in described}
-        self.image = image_column(data, list(types), self.where)
-        self.label = label_column(data, list(types), self.where)
-        self.bytes = _content(self.image, types[self.image])
-        if self.bytes is None:
-            kind = f"column {self.image!r} holds {types[self.image]}, not images"
-            hint = "a struct of bytes and path, or bytes; data.image=COLUMN"
-            raise DataError(kind, where=self.where, hint=hint)
-        if not self.ask("SELECT count(*) FROM read_parquet($file)")[0][0]:
-            raise DataError("has no rows", where=self.where)
-
-    def ask(self, statement: str) -> list[Any]:
-        """The rows of a statement over $file."""
-        import duckdb
-
-        try:
-            return list(self.base.execute(statement, {"file": self.where}).fetchall())
-        except duckdb.Error as error:
-            reason = str(error).strip().splitlines()[0]
-            what = f"is not a Parquet file that can be read: {reason}"
-            raise DataError(what, where=self.where) from None
-
-    def labels(self) -> list[Any]:
-        """The labels that occur."""
-        return [row[0] for row in self.ask(f"SELECT DISTINCT {_quoted(self.label)} FROM read_parquet($file)")]
-
-    def names(self) -> list[str] | None:
-        """The names of the classes, where the file says them."""
-        kept = self.ask(f"SELECT value FROM parquet_kv_metadata($file) WHERE key = '{METADATA}'")
-        return class_names(bytes(kept[0][0]) if kept else None, self.label)
-
-    def check(self, classes: Classes) -> None:
-        """Raise DataError for the first row without a usable label, or without an image's bytes."""
-        label = _quoted(self.label)
-        bad = [each for each in self.labels() if classes.number(each) is None]
-        if bad:
-            row, value = self._first(label, f"value IS NULL OR value IN ({_listed(bad)})")
-            fault = classes.fault(value)
-            raise DataError(fault.what, where=row_of(self.file, row), hint=fault.hint)
-        if self.file.stat().st_size > LOOKED_AT:
-            return
-        size = f"coalesce(octet_length({self.bytes}), 0)"
-        if self.bytes != _quoted(self.image):  # an image may lie beside, in a file
-            size += f" + coalesce(length({_quoted(self.image)}.path), 0)"
-        found = self._first(size, "value = 0")
-        if found:
-            raise DataError("is empty", where=row_of(self.file, found[0]), hint="data.bad=skip leaves it out")
-
-    def _first(self, value: str, condition: str) -> Any:
-        """(row, value) of the first row whose value meets the condition, or None."""
-        source = "read_parquet($file, file_row_number = true)"
-        inner = f"SELECT file_row_number AS row, {value} AS value FROM {source}"
-        rows = self.ask(f"SELECT row, value FROM ({inner}) WHERE {condition} ORDER BY 1 LIMIT 1")
-        return rows[0] if rows else None
-
-
-def _content(column: str, kind: str) -> str | None:
-    """The expression for an image's bytes; None where a column of this type holds none."""
-    if kind == "BLOB":
-        return _quoted(column)
-    if kind.startswith("STRUCT(") and "bytes" in kind and "BLOB" in kind:
-        return f"{_quoted(column)}.bytes"
-    return None
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _listed(values: list[Any]) -> str:
-    """Labels as SQL: numbers and texts."""
-    known = [value for value in values if value is not None]
-    texts = ["'" + str(value).replace("'", "''") + "'" for value in known]
-    return ", ".join(texts) or "NULL"

@@ -16,6 +16,7 @@ from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe, validate
 from muster.core.registry import load_plugin
 from muster.core.zero import deepspeed_config, open_stages, read_user_config
+from muster.planner.model import check_model
 from muster.stages.image_inputs import check_images
 from muster.stages.peaks import read_peaks
 from muster.stages.text_inputs import check_sequence, check_text
@@ -61,6 +62,7 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
         )
     launcher = load_plugin("muster.launchers", name)
     check_idle(recipe)
+    check_model(recipe)
     if recipe.engine.config:
         if recipe.engine.name != "deepspeed":
             raise RecipeError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from muster.core.data import TextToSqlData
 from muster.core.devices import CPU, Device
 from muster.core.errors import UsageError
 from muster.core.inventory import Host, Inventory
-from muster.core.links import Link, find_link, named
+from muster.core.links import Figures, Link, find_link, named
 from muster.core.machines import Machines, machines_of
 from muster.core.recipe import Recipe
 from muster.planner.advice import epoch_samples
@@ -55,6 +55,12 @@ class Ground:
     env: Mapping[str, str] = field(default_factory=dict)
     threads: int | None = None
     one_machine: bool = False
+
+    def of(self, hosts: tuple[Host, ...]) -> Ground:
+        """The same, of some of its hosts."""
+        facts = {host.label: self.facts[host.label] for host in hosts}
+        machines = self.machines.on(len(hosts)) if self.machines else None
+        return replace(self, hosts=hosts, facts=facts, machines=machines)
 
     def on(self, slots: Sequence[int], device: str) -> Machines | None:
         """The machines that a step's time rests on, the slowest counting for all; None: not known. CPUs are
@@ -112,8 +118,7 @@ def hypothetical(machines: Machines, source: str, host_memory: int | None) -> tu
     device = machines.device
     name = "".join(c if c.isalnum() else "-" for c in device.name).strip("-") or "host"
     hosts = tuple(Host(f"{name}-{i + 1}", machines.per_host) for i in range(machines.hosts))
-    capability = (8, 0) if "bf16" in device.peaks else (7, 0) if "fp16" in device.peaks else (6, 1)
-    gpu = {"name": device.name, "memory_total": device.memory, "capability": capability}
+    gpu = {"name": device.name, "memory_total": device.memory, "capability": device.able}
     cpus = device.memory * machines.per_host if device.memory else None  # a device is a rank's part
     about: dict[str, Any] = {
         "gpus": [gpu] * machines.per_host if device.kind != CPU else [],
@@ -165,9 +170,9 @@ class _Kept(BaseModel):
 
     efficiency: dict[str, PositiveFloat] = {}
     fixed: dict[str, NonNegativeFloat] = {}
-    links: dict[str, tuple[PositiveFloat | None, NonNegativeFloat | None]] = {}
+    engines: dict[str, tuple[NonNegativeFloat, NonNegativeFloat]] = {}
+    links: dict[str, Figures] = {}
     overhead: NonNegativeFloat = 0.0
-    call: NonNegativeFloat | None = None
     host_bandwidth: PositiveFloat = HOST_BANDWIDTH
 
 
@@ -183,7 +188,7 @@ def load_calibration(file: Path | None = None) -> Calibration:
         raise UsageError(
             f"cannot be read: {reason}", where=str(file), hint="remove it, and calibrate again"
         ) from None
-    return Calibration(**kept.model_dump())
+    return Calibration(**{name: getattr(kept, name) for name in _Kept.model_fields})
 
 
 def save_calibration(learned: Calibration, file: Path | None = None) -> Path:

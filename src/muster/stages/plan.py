@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.core import families
-from muster.core.errors import JobError, RecipeError, UsageError
+from muster.core.errors import RecipeError, UsageError
 from muster.core.job import place
 from muster.core.machines import Machines, parse_machines
 from muster.core.near import near_names
@@ -18,18 +18,20 @@ from muster.core.plan import Plan
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe
 from muster.core.result import Planned as Promise
-from muster.core.trace import Trace
 from muster.planner.choose import Tracer, nothing_traced
-from muster.planner.decide import Decided, decide, whole_config
+from muster.planner.decide import Decided, decide
 from muster.planner.fit import need
+from muster.planner.hosts import Chosen
+from muster.planner.model import check_closed_form, model_notes, whole_config
 from muster.planner.prospect import Outlook, plan_of
 from muster.planner.remedies import remedies
+from muster.planner.setting import why_unknown
 from muster.planner.steptime import Calibration
 from muster.shell import RealShell, Shell
 from muster.stages.inputs import Inputs, absolute, check
 from muster.stages.orders import greeting
 from muster.stages.outlook import Facts, Ground, Told, ground_of, hypothetical, load_calibration, samples_of
-from muster.stages.tracing import request_of, trace
+from muster.stages.settle import AUTO, Settled, first_hosts, on_hosts, settle, tracer
 from muster.supervise.supervisor import Supervisor
 
 TIGHT = 0.5  # of a rank's room: closed forms, which miss by up to 37 %, will do for what needs less
@@ -37,10 +39,11 @@ TIGHT = 0.5  # of a rank's room: closed forms, which miss by up to 37 %, will do
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan, and the decisions that it shows."""
+    """A plan, and the decisions that it shows. `chosen`: None where all hosts given are used."""
 
     plan: Plan
     decided: Decided
+    chosen: Chosen | None = None
 
 
 def recipe_of(source: str, overrides: list[str]) -> Recipe:
@@ -53,17 +56,22 @@ def plan_on(recipe: Recipe, on: str, told: Told, *, traced: bool = True) -> Plan
     check_plannable(recipe)
     machines = parse_machines(on)
     inventory, facts = hypothetical(machines, f"--on {on}", told.host_memory)
-    inputs = check(recipe, inventory)
-    ground = Ground(facts, inventory.hosts, load_calibration(), machines)
-    return _attempt(inputs, ground, told, tracer if traced else nothing_traced, on)[0]
+    inputs, chosen = first_hosts(check(recipe, inventory))
+    if not traced:
+        check_closed_form(recipe)
+    ground = Ground(facts, inventory.hosts, load_calibration(), machines).of(inputs.inventory.hosts)
+    return _attempt(inputs, ground, told, tracer if traced else nothing_traced, chosen, on)[0]
 
 
 def plan_hosts(inputs: Inputs, told: Told, *, traced: bool = True, shell: Shell | None = None) -> Planned:
     """A recipe on hosts, which are asked what they are. Raises UsageError."""
     check_plannable(inputs.recipe)
+    if not traced:
+        check_closed_form(inputs.recipe)
+    inputs, chosen = first_hosts(inputs)
     known = load_calibration()  # before any host is asked
     ground = ground_of(inputs, ask(inputs, shell or RealShell()), told, known)
-    return _attempt(inputs, ground, told, tracer if traced else nothing_traced)[0]
+    return _attempt(inputs, ground, told, tracer if traced else nothing_traced, chosen)[0]
 
 
 def check_plannable(recipe: Recipe) -> None:
@@ -86,40 +94,77 @@ def check_plannable(recipe: Recipe) -> None:
     )
 
 
-def plan_first(inputs: Inputs, facts: Facts) -> tuple[Decided, Plan | None]:
+def hosts_first(inputs: Inputs, shell: Shell) -> tuple[Inputs, Chosen | None]:
+    """What `train` does before all else: the hosts that it will use. None: all that were given.
+
+    Where the plan chooses them, every host is asked what it is. Raises UsageError as `plan_first` does.
+    """
+    inputs, chosen = first_hosts(inputs)
+    if inputs.recipe.launch.hosts != AUTO:
+        return inputs, chosen
+    facts = ask(inputs, shell)
+    ground = ground_of(inputs, facts, Told(), _calibration([]))
+    settled = settle(inputs, ground, nothing_traced)
+    if settled.refused or _tight(settled.decided) or settled.machines is not None:
+        settled = settle(inputs, ground, tracer)
+    assert settled.chosen is not None
+    return on_hosts(inputs, settled.chosen.hosts), settled.chosen
+
+
+def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> tuple[Decided, Plan | None]:
     """What `train` does before it starts: everything decided, and the plan. None: nothing is trained.
 
     The model is traced only where memory is tight by the closed forms, or a time can be told: tracing takes
-    seconds. Raises UsageError where nothing can work, or the job cannot fit.
+    seconds. `chosen`: the hosts, of more that were given. Raises UsageError where nothing can work, or the
+    job cannot fit.
     """
     if not inputs.recipe.trains:
         one_machine = inputs.launcher.ONE_MACHINE
-        return decide(inputs.recipe, inputs.inventory, facts, one_machine=one_machine), None
-    notes, known = [], Calibration()
-    try:
-        known = load_calibration()
-    except UsageError as error:  # no reason not to train
-        notes.append(f"{error.where} {error.what}")
-    ground, told = ground_of(inputs, facts, Told(), known), Told()
-    planned, refused = _attempt(inputs, ground, told, nothing_traced)
+        decided = decide(inputs.recipe, inputs.inventory, facts, one_machine=one_machine)
+        return _with_hosts(decided, chosen), None
+    notes: list[str] = []
+    ground, told = ground_of(inputs, facts, Told(), _calibration(notes)), Told()
+    planned, refused = _attempt(inputs, ground, told, nothing_traced, chosen)
     if refused or _tight(planned.decided) or planned.plan.time is not None:
-        planned, refused = _attempt(inputs, ground, told, tracer)
+        planned, refused = _attempt(inputs, ground, told, tracer, chosen)
     if refused and not inputs.recipe.force:
         raise refused
     return planned.decided, planned.plan.model_copy(update={"notes": [*planned.plan.notes, *notes]})
 
 
+def _calibration(notes: list[str]) -> Calibration:
+    """What was learned; a damaged file is noted, and no reason not to train."""
+    try:
+        return load_calibration()
+    except UsageError as error:
+        notes.append(f"{error.where} {error.what}")
+        return Calibration()
+
+
 def _attempt(
-    inputs: Inputs, ground: Ground, told: Told, with_tracer: Tracer, words: str | None = None
+    inputs: Inputs,
+    ground: Ground,
+    told: Told,
+    with_tracer: Tracer,
+    chosen: Chosen | None = None,
+    words: str | None = None,
 ) -> tuple[Planned, UsageError | None]:
-    """A plan, and the error where it does not fit. `words`: what to call the machines."""
-    decided, refused = decided_for(inputs, ground, with_tracer)
-    machines = ground.on(decided.slots, decided.device)
-    start = _begun(inputs, decided, refused, machines, words or inputs.inventory.source)
+    """A plan, and the error where it does not fit. `chosen`: the hosts, where that was done before; `words`:
+    what to call the machines."""
+    settled = settle(inputs, ground, with_tracer)
+    chosen = settled.chosen or chosen
+    decided = _with_hosts(settled.decided, chosen)
+    start = _begun(inputs, settled, decided, chosen, words or inputs.inventory.source)
     # Counting them may mean reading the data, which only a time is worth.
-    samples = told.samples or (samples_of(decided.recipe) if machines is not None else None)
-    outlook = Outlook(machines, ground.known, samples, told.price)
-    return Planned(plan_of(decided.recipe, decided.setting, decided.room, outlook, start), decided), refused
+    samples = told.samples or (samples_of(decided.recipe) if settled.machines is not None else None)
+    outlook = Outlook(settled.machines, ground.known, samples, told.price, settled.reach)
+    made = plan_of(decided.recipe, decided.setting, decided.room, outlook, start)
+    return Planned(made, decided, chosen), settled.refused
+
+
+def _with_hosts(decided: Decided, chosen: Chosen | None) -> Decided:
+    """With the choice of hosts as its first decision."""
+    return replace(decided, decisions=(chosen.decision, *decided.decisions)) if chosen else decided
 
 
 def _tight(decided: Decided) -> bool:
@@ -143,48 +188,12 @@ def ask(inputs: Inputs, shell: Shell) -> Facts:
             return supervisor.greet(specs)
 
 
-def decided_for(inputs: Inputs, ground: Ground, with_tracer: Tracer) -> tuple[Decided, UsageError | None]:
-    """Everything that was open, and the error where it does not fit.
-
-    Raises RecipeError and InventoryError where nothing can work.
-    """
-    recipe, one_machine = inputs.recipe, inputs.launcher.ONE_MACHINE
-
-    def decided(recipe: Recipe) -> Decided:
-        return decide(
-            recipe,
-            inputs.inventory,
-            ground.facts,
-            one_machine=one_machine,
-            tracer=with_tracer,
-            clock=ground.clock,
-        )
-
-    try:
-        return decided(recipe), None
-    except UsageError as error:
-        if error.where != "memory":
-            raise
-        found = decided(recipe.model_copy(update={"force": True}))
-        return replace(found, recipe=found.recipe.model_copy(update={"force": recipe.force})), error
-
-
-def tracer(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace | None:
-    """The recipe's real model, traced here or remembered; None where that cannot be done."""
-    request = request_of(recipe, whole_config(recipe), precision=precision, device=device, ranks=ranks)
-    try:
-        return None if request is None else trace(request)
-    except JobError:
-        return None  # closed forms will do, and the plan says so
-
-
-def _begun(
-    inputs: Inputs, decided: Decided, refused: UsageError | None, machines: Machines | None, words: str
-) -> Plan:
+def _begun(inputs: Inputs, settled: Settled, decided: Decided, chosen: Chosen | None, words: str) -> Plan:
     """The plan without memory and time."""
     recipe, setting, batch = decided.recipe, decided.setting, decided.batch
     stage = f" ZeRO-{setting.stage}" if setting and recipe.engine.name == "deepspeed" else ""
     name = recipe.model.name or "the model"
+    compared = chosen.candidates if chosen and chosen.candidates else decided.candidates
     return Plan(
         model=recipe.model.name,
         engine=recipe.engine.name + stage,
@@ -192,21 +201,23 @@ def _begun(
         device=decided.device,
         machines=words,
         hosts=len(decided.slots),
+        idle=[host.label for host in chosen.idle] if chosen else [],
         ranks=sum(decided.slots),
         batch={"micro": batch.micro, "accumulation": batch.accumulation, "global": batch.global_},
-        candidates=list(decided.candidates) if len(decided.candidates) > 1 else [],
+        candidates=list(compared) if len(compared) > 1 else [],
         decisions=[{"field": d.field, "value": d.value, "why": d.why} for d in decided.decisions],
-        would_fit=remedies(setting, decided.room, name) if refused and setting else [],
-        notes=_notes(decided, machines),
+        would_fit=remedies(setting, decided.room, name) if settled.refused and setting else [],
+        notes=_notes(decided, settled.machines),
     )
 
 
 def _notes(decided: Decided, machines: Machines | None) -> list[str]:
     setting, device, notes = decided.setting, decided.device, []
     if setting is None:
-        notes.append("the model's configuration is not known here: neither memory nor time can be told")
+        notes.append(f"{why_unknown(decided.recipe)}: neither memory nor time can be told")
     elif setting.trace is None:
         notes.append("the model was not traced: its activations are of a closed form, off by -18 to +37 %")
+    notes += model_notes(decided.recipe)
     if device == "cuda" and decided.room.host is None and setting is not None:
         notes.append("whether hosts have the memory was not checked: --host-memory says what they have")
     if machines is None and device == "cpu":

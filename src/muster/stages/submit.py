@@ -5,12 +5,14 @@ from __future__ import annotations
 import secrets
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from muster.core.errors import InventoryError, JobError, RecipeError
 from muster.core.recipes import dump_yaml
 from muster.core.slurm import SlurmAsk
 from muster.launchers.slurm import Batch, batch_script
+from muster.planner.hosts import FIELD
 from muster.shell import RealShell, Shell
 from muster.stages.inputs import Inputs
 from muster.store.atomic import write_json, write_text
@@ -22,8 +24,7 @@ _PATIENCE = 60.0  # seconds for an answer of Slurm's controller
 def script(inputs: Inputs, run: RunFolder, ticket: str) -> str:
     """The batch script of a run. Pure but for this process's interpreter and folder. Raises
     InventoryError."""
-    ask = inputs.inventory.ask
-    assert ask is not None
+    ask = nodes_asked(inputs)
     if ask.nodes is None:
         example = SlurmAsk(ask.partition, 2, ask.slots)
         raise InventoryError(
@@ -41,6 +42,27 @@ def script(inputs: Inputs, run: RunFolder, ticket: str) -> str:
         ticket=ticket,
     )
     return batch_script(ask, inputs.recipe.launch, batch)
+
+
+def nodes_asked(inputs: Inputs) -> SlurmAsk:
+    """What Slurm is asked for: as many nodes as HOSTS or `launch.hosts` says. Raises RecipeError where they
+    disagree, or where the plan shall choose among nodes that nobody knows yet."""
+    ask, wanted = inputs.inventory.ask, inputs.recipe.launch.hosts
+    assert ask is not None
+    if wanted == "auto":
+        raise RecipeError(
+            "is auto, and which nodes Slurm will give is not known",
+            where=FIELD,
+            hint="`muster plan RECIPE --on DEVICE:PER_HOSTxHOSTS,LINK launch.hosts=auto` says how many; or "
+            "salloc first",
+        )
+    if wanted is not None and ask.nodes not in (None, wanted):
+        raise RecipeError(
+            f"is {wanted}, and {inputs.inventory.source} asks Slurm for {ask.nodes} nodes",
+            where=FIELD,
+            hint=f"--hosts {replace(ask, nodes=wanted)}, so that none stays idle",
+        )
+    return ask if wanted is None else replace(ask, nodes=wanted)
 
 
 def submit(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> str:

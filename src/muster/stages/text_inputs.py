@@ -8,7 +8,7 @@ from muster.core import families
 from muster.core.data import TextData
 from muster.core.errors import RecipeError
 from muster.core.recipe import Recipe
-from muster.planner.decide import model_config
+from muster.planner.model import model_config
 from muster.store.texts import check_texts
 
 CHECKED = 1 << 30  # bytes of text that are read here; the ranks read all of it, and say the same
@@ -21,7 +21,12 @@ def check_text(data: TextData) -> None:
 
 
 def check_sequence(recipe: Recipe, data: TextData) -> None:
-    """Raise RecipeError where the model is known here and has fewer positions than a sample has tokens."""
+    """Raise RecipeError where there is nothing to predict, or where the model is known here and has fewer
+    positions than a sample has tokens."""
+    if data.sequence == 1:
+        raise RecipeError(
+            "is 1: there is nothing to predict", where="data.sequence", hint="data.sequence=2, or more"
+        )
     positions = families.positions(model_config(recipe) or {})
     if data.sequence and positions and data.sequence > positions:
         raise RecipeError(

@@ -42,7 +42,7 @@ def request_of(
 ) -> Request | None:
     """What to trace for a recipe; None where nothing is trained, or model or lengths are not known here.
 
-    `config`: the whole one (planner/decide.py: whole_config); `precision`, `device`, `ranks`: as decided.
+    `config`: the whole one (planner/model.py: whole_config); `precision`, `device`, `ranks`: as decided.
     """
     workload = recipe.workload.replace("_", "-")
     if not recipe.trains or config is None or workload not in WORKLOADS:

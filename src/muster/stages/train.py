@@ -19,7 +19,7 @@ from muster.stages.fabric_run import judged, write_tables
 from muster.stages.freeze import freeze
 from muster.stages.inputs import Inputs
 from muster.stages.orders import code, greeting
-from muster.stages.plan import promised
+from muster.stages.plan import hosts_first, promised
 from muster.stages.recorder import Recorder, Watcher
 from muster.store import events
 from muster.store.atomic import write_json, write_text
@@ -60,6 +60,7 @@ def train(
         )
     if not attempt.resume and run.path.exists() and not ticket:
         run.create()  # raises: it is there already
+    inputs, chosen = hosts_first(inputs, shell)
     places = place([(host, host.slots or 1) for host in inputs.inventory.hosts])
     nonce = f".muster-{secrets.token_hex(8)}"
     mark = run.path.parent / nonce  # hosts that see it share this file system
@@ -84,7 +85,7 @@ def train(
                     attempt=attempt.number,
                 )
             )
-            ready = agree(inputs, run, facts, attempt)
+            ready = agree(inputs, run, facts, attempt, chosen)
             if not attempt.resume:
                 run.create(ticket)
             with claim or run.claim(os.environ.get("SLURM_JOB_ID")) as held:

@@ -18,7 +18,7 @@ from muster.core.errors import HostError
 from muster.core.inventory import Host
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml, merge, parse_override
-from muster.planner.decide import is_t5, model_config
+from muster.planner.model import is_t5, model_config
 from muster.shell import Process, Shell
 from muster.stages.inputs import Inputs
 from muster.store.atomic import write_text

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from muster.core.hostlist import fold_hosts
 from muster.core.job import Job
+from muster.core.measure import Measure
 from muster.core.peaks import Peak, stated_peak
-from muster.core.recipe import Measure
 from muster.core.result import Flops, Throughput
 from muster.store import events
 from muster.store.windows import Windows, measured

@@ -12,11 +12,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from muster.core import families
 from muster.core.errors import MusterError, RecipeError
+from muster.core.near import did_you_mean
 from muster.worker.context import Context
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
@@ -174,6 +177,14 @@ def add_lora(context: Context, model: Any, task: str | None, whole: list[str] | 
         raise RecipeError(str(error).splitlines()[0], where="lora.targets") from None
 
 
+def to_answer(kind: Any, folder: Path, device: str) -> Any:
+    """A trained model of this class as it answers questions. Raises RecipeError as `load_from` does."""
+    model = load_from(kind.from_pretrained, str(folder), "model").to(torch.device(device)).eval()
+    if hasattr(model.config, "use_cache"):
+        model.config.use_cache = True
+    return model
+
+
 def load_from(loader: Callable[..., Any], name: str, where: str, **fields: Any) -> Any:
     """Transformers' from_pretrained with its many errors made one."""
     try:
@@ -181,8 +192,10 @@ def load_from(loader: Callable[..., Any], name: str, where: str, **fields: Any) 
     except MusterError:
         raise
     except (OSError, ValueError) as error:
+        near = did_you_mean(name, families.sizes()) if where == "model.name" else None
+        otherwise = "a local folder works without network access; model.init=random needs no weights"
         raise RecipeError(
             f"{name} cannot be loaded: {str(error).strip().splitlines()[0]}",
             where=where,
-            hint="a local folder works without network access; model.init=random needs no weights",
+            hint=f"{near} {otherwise}" if near else otherwise,
         ) from None

@@ -3,6 +3,7 @@ parts; an exact held-out loss; weights of checkpoints found whatever their names
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,8 +13,10 @@ from torch.utils.data import DataLoader, Sampler
 from transformers.trainer_utils import seed_worker
 
 from muster.core.errors import WorkerError
-from muster.worker.data.sampler import Dealt
-from muster.worker.heldout import ExactHeldOut
+from muster.worker.context import Context
+from muster.worker.data.sampler import Dealt, GroupedSampler
+from muster.worker.heldout import ExactHeldOut, Filled
+from muster.worker.loss import Tally, token_loss
 from muster.worker.resuming import ConvertedWeights
 
 
@@ -73,3 +76,51 @@ class Common(ConvertedWeights, ExactHeldOut, OrderedSamples):
 
 class Trainer(Common, transformers.Trainer):  # type: ignore[misc]
     """Transformers' trainer with what Muster adds."""
+
+
+def wired(
+    kind: Callable[..., Any],
+    context: Context,
+    model: Any,
+    arguments: Any,
+    *,
+    train: Any,
+    held_out: Any,
+    lengths: Sequence[int],
+    collator: Any,
+    processing: Any,
+    sampler: type[GroupedSampler] = GroupedSampler,
+    grouped: bool = False,
+    moved: bool = False,
+) -> Any:
+    """A workload's trainer, with Muster's order of samples, loss and held-out loss.
+
+    `kind`: its class; `arguments`: Transformers'; `train`, `held_out`: data sets; `lengths`: of each training
+    sample, by which it is `grouped` or not; `processing`: what is saved beside the model; `moved`: labels are
+    the inputs, and the loss moves them on by one.
+    """
+    recipe, tally = context.recipe, Tally()
+    unit = arguments.per_device_eval_batch_size * context.world_size
+    trainer = kind(
+        model=model,
+        args=arguments,
+        train_dataset=train,
+        eval_dataset=Filled(held_out, unit) if len(held_out) else None,
+        processing_class=processing,
+        data_collator=collator,
+        compute_loss_func=token_loss(
+            lambda: recipe.train.label_smoothing if model.training else 0.0, moved=moved, tally=tally
+        ),
+    )
+    trainer.tally = tally
+    # Models that take **kwargs (T5) average their own loss over a micro-batch: with the loss above, which is
+    # the whole of it, the trainer must not hand them a token count as well.
+    trainer.model_accepts_loss_kwargs = False
+    trainer.sampler = sampler(
+        lengths,
+        context.batch.global_,
+        recipe.train.seed,
+        grouped=grouped,
+        epoch=lambda: int(trainer.state.epoch or 0),
+    )
+    return trainer

@@ -3,11 +3,17 @@
 A module per family has
 
 MODEL_TYPES                  Transformers' names for it
+FIELDS                       what decides sizes and operations, with usual values (families/fields.py)
+USUAL (where types differ)   model type -> usual values in place of those
+DIVISIONS                    which numbers have to divide which
 SIZES: name -> fields        configurations of known sizes, with `model_type`
-parameters(config) -> int    trainable parameters, of a configuration's fields
+parameters(config) -> int    trainable parameters, of a filled configuration
 products(config, shape)      multiply-accumulates of a forward pass over a batch of some shape
 positions(config) -> int     tokens of a sequence at most; where there is such a limit
 PUBLISHED (where known)      name -> the learning rate and tokens per optimizer step of a size
+
+A configuration is filled where every field has a value (`filled`). `families/checking.py` says what is wrong
+with one; elsewhere it is taken to be right.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from muster.core.families import gpt2, llama, opt, t5, vit
+from muster.core.families import fields, gpt2, llama, opt, t5, vit
 from muster.core.families.published import Published
 from muster.core.flops import Products, Shape
 
@@ -24,6 +30,12 @@ FAMILIES: tuple[ModuleType, ...] = (t5, gpt2, opt, llama, vit)
 POSITIONS = ("max_position_embeddings", "n_positions")  # of other families; the first that is given
 # A workload's type of model, where a configuration does not say one.
 USUAL = {"text2sql": "t5", "causal-lm": "gpt2", "image-classification": "vit"}
+# What a workload can train of these.
+TRAINED: dict[str, tuple[ModuleType, ...]] = {
+    "text2sql": (t5,),
+    "causal-lm": (gpt2, opt, llama),
+    "image-classification": (vit,),
+}
 OWNERS = ("google-t5", "openai-community", "facebook", "google", "meta-llama")
 
 
@@ -59,10 +71,26 @@ def family_of(config: Mapping[str, Any]) -> ModuleType | None:
     return next((family for family in FAMILIES if kind in family.MODEL_TYPES), None)
 
 
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with its family's own names of fields in place of the general ones that Transformers
+    takes as well (GPT-2's hidden_size is n_embd)."""
+    family = family_of(config)
+    return fields.plain(family.FIELDS, config) if family else dict(config)
+
+
+def filled(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with a value in every field that decides sizes: if none is given, Transformers' usual one."""
+    family = family_of(config)
+    if family is None:
+        return dict(config)
+    usual = getattr(family, "USUAL", {}).get(str(config["model_type"]).lower(), {})
+    return fields.filled(family.FIELDS, usual, config)
+
+
 def parameters(config: Mapping[str, Any]) -> int | None:
     """The number of trainable parameters; None for a family that is not known."""
     family = family_of(config)
-    return family.parameters(config) if family else None
+    return family.parameters(filled(config)) if family else None
 
 
 def positions(config: Mapping[str, Any]) -> int | None:
@@ -74,8 +102,8 @@ def positions(config: Mapping[str, Any]) -> int | None:
     if family is None:
         return next((found for key in POSITIONS if isinstance(found := config.get(key), int) and found), None)
     try:
-        return family.positions(config) if hasattr(family, "positions") else None
-    except (TypeError, ValueError):  # no number: Transformers says so
+        return family.positions(filled(config)) if hasattr(family, "positions") else None
+    except (TypeError, ValueError):  # no number: families/checking.py says so
         return None
 
 
@@ -85,4 +113,4 @@ def products(config: Mapping[str, Any], shape: Shape) -> Products | None:
     Attention counts in full. `core/flops.py` makes floating-point operations of them.
     """
     family = family_of(config)
-    return family.products(config, shape) if family else None
+    return family.products(filled(config), shape) if family else None

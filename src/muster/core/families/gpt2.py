@@ -5,9 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from muster.core.families.fields import Division, Field, depth, flag, share, whole
 from muster.core.flops import Products, Shape
 
 MODEL_TYPES = ("gpt2",)
+FIELDS = (
+    depth("n_layer", 12, also="num_hidden_layers"),
+    whole("n_head", 12, also="num_attention_heads"),
+    whole("n_embd", 768, also="hidden_size"),
+    whole("n_inner"),
+    whole("n_positions", 1024, also="max_position_embeddings"),
+    whole("vocab_size", 50257),
+    share("resid_pdrop", 0.1),
+    share("embd_pdrop", 0.1),
+    share("attn_pdrop", 0.1),
+    flag("tie_word_embeddings", True),
+    Field("activation_function", "activation", "gelu_new"),
+)
+DIVISIONS = (Division("n_embd", "n_head"),)
 
 
 def _size(layers: int, heads: int, width: int, positions: int = 1024) -> dict[str, Any]:
@@ -38,29 +53,25 @@ def parameters(config: Mapping[str, Any]) -> int:
 
     Source: transformers/models/gpt2/modeling_gpt2.py.
     """
-    width = int(config.get("n_embd", 768))
+    width, vocab = int(config["n_embd"]), int(config["vocab_size"])
     inner = int(config.get("n_inner") or 4 * width)
-    vocab = int(config.get("vocab_size", 50257))
     attention = 4 * width * width + 4 * width
     feed_forward = 2 * width * inner + inner + width
-    layers = int(config.get("n_layer", 12)) * (attention + feed_forward + 4 * width)
-    untied = 0 if config.get("tie_word_embeddings", True) else vocab * width
+    layers = int(config["n_layer"]) * (attention + feed_forward + 4 * width)
+    untied = 0 if config["tie_word_embeddings"] else vocab * width
     return vocab * width + positions(config) * width + layers + 2 * width + untied
 
 
 def positions(config: Mapping[str, Any]) -> int:
-    """As many as there are rows of learned positions. The general name sets the same field, and wins.
-
-    Source: transformers/models/gpt2/configuration_gpt2.py (attribute_map).
-    """
-    return int(config.get("max_position_embeddings") or config.get("n_positions") or 1024)
+    """As many as there are rows of learned positions."""
+    return int(config["n_positions"])
 
 
 def products(config: Mapping[str, Any], shape: Shape) -> Products:
     """Per token all matrices of the blocks and the output; an attention of tokens x tokens a layer."""
-    width = int(config.get("n_embd", 768))
+    width = int(config["n_embd"])
     inner = int(config.get("n_inner") or 4 * width)
-    layers, tokens = int(config.get("n_layer", 12)), shape.samples * shape.tokens
-    head = tokens * width * int(config.get("vocab_size", 50257))
+    layers, tokens = int(config["n_layer"]), shape.samples * shape.tokens
+    head = tokens * width * int(config["vocab_size"])
     blocks = tokens * layers * (4 * width * width + 2 * width * inner)
     return Products(weights=blocks + head, attention=layers * 2 * tokens * shape.tokens * width, outside=head)

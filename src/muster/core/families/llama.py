@@ -5,9 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from muster.core.families.fields import Division, Field, depth, flag, share, whole
 from muster.core.flops import Products, Shape
 
 MODEL_TYPES = ("llama", "mistral")
+FIELDS = (
+    depth("num_hidden_layers", 32),
+    whole("num_attention_heads", 32),
+    whole("num_key_value_heads"),
+    whole("hidden_size", 4096),
+    whole("head_dim"),
+    whole("intermediate_size", 11008),
+    whole("max_position_embeddings", 2048),
+    whole("vocab_size", 32000),
+    share("attention_dropout", 0.0),
+    flag("attention_bias", False),
+    flag("mlp_bias", False),
+    flag("tie_word_embeddings", False),
+    Field("hidden_act", "activation", "silu"),
+)
+USUAL = {
+    "mistral": {
+        "num_key_value_heads": 8, "intermediate_size": 14336, "max_position_embeddings": 131_072,
+    },
+}  # fmt: skip
+# Llama's configuration asks for the first, whatever head_dim says; Mistral's does not.
+DIVISIONS = (
+    Division("hidden_size", "num_attention_heads", even=True, types=("llama",)),
+    Division("num_attention_heads", "num_key_value_heads"),
+)
 
 
 def _size(
@@ -35,47 +61,49 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+def head_width(config: Mapping[str, Any]) -> int:
+    """Of a query, a key or a value; even, since rotary positions turn pairs."""
+    return int(config.get("head_dim") or int(config["hidden_size"]) // int(config["num_attention_heads"]))
+
+
 def parameters(config: Mapping[str, Any]) -> int:
     """Embeddings and output; per layer queries, keys, values and output, three feed-forward matrices and two
-    norms; a last norm. No biases.
+    norms; a last norm. Biases where Llama is asked for them.
 
     Source: transformers/models/llama/modeling_llama.py.
     """
-    width = int(config.get("hidden_size", 4096))
-    heads = int(config.get("num_attention_heads", 32))
+    width, inner, vocab = (int(config[name]) for name in ("hidden_size", "intermediate_size", "vocab_size"))
+    heads = int(config["num_attention_heads"])
     keys = int(config.get("num_key_value_heads") or heads)
-    head = int(config.get("head_dim") or width // heads)
-    inner = int(config.get("intermediate_size", 11008))
-    vocab = int(config.get("vocab_size", 32000))
-    attention = 2 * width * heads * head + 2 * width * keys * head
-    layers = int(config.get("num_hidden_layers", 32)) * (attention + 3 * width * inner + 2 * width)
-    embeddings = vocab * width * (1 if config.get("tie_word_embeddings", False) else 2)
+    query, key = heads * head_width(config), keys * head_width(config)
+    attention = 2 * width * query + 2 * width * key
+    biases = 0
+    if config.get("model_type") != "mistral":
+        biases += query + 2 * key + width if config["attention_bias"] else 0
+        biases += 2 * inner + width if config["mlp_bias"] else 0
+    layers = int(config["num_hidden_layers"]) * (attention + 3 * width * inner + biases + 2 * width)
+    embeddings = vocab * width * (1 if config["tie_word_embeddings"] else 2)
     return embeddings + layers + width
 
 
 def positions(config: Mapping[str, Any]) -> int:
-    """What the model is made for: rotary positions have no table that ends.
-
-    Source: transformers/models/{llama,mistral}/configuration_*.py.
-    """
-    usual = 131_072 if config.get("model_type") == "mistral" else 2048
-    return int(config.get("max_position_embeddings") or usual)
+    """What the model is made for: rotary positions have no table that ends."""
+    return int(config["max_position_embeddings"])
 
 
 def products(config: Mapping[str, Any], shape: Shape) -> Products:
     """Per token all matrices of the blocks and the output; an attention of tokens x tokens a layer, over all
     heads however few keys there are.
     """
-    width = int(config.get("hidden_size", 4096))
-    heads = int(config.get("num_attention_heads", 32))
+    width, inner = int(config["hidden_size"]), int(config["intermediate_size"])
+    heads = int(config["num_attention_heads"])
     keys = int(config.get("num_key_value_heads") or heads)
-    head_width = int(config.get("head_dim") or width // heads)
-    inner = int(config.get("intermediate_size", 11008))
-    layers, tokens = int(config.get("num_hidden_layers", 32)), shape.samples * shape.tokens
-    matrices = 2 * width * heads * head_width + 2 * width * keys * head_width + 3 * width * inner
-    head = tokens * width * int(config.get("vocab_size", 32000))
+    query, key = heads * head_width(config), keys * head_width(config)
+    layers, tokens = int(config["num_hidden_layers"]), shape.samples * shape.tokens
+    matrices = 2 * width * query + 2 * width * key + 3 * width * inner
+    head = tokens * width * int(config["vocab_size"])
     return Products(
         weights=tokens * layers * matrices + head,
-        attention=layers * 2 * tokens * shape.tokens * heads * head_width,
+        attention=layers * 2 * tokens * shape.tokens * query,
         outside=head,
     )

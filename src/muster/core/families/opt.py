@@ -5,10 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from muster.core.families.fields import Division, Field, depth, flag, share, whole
 from muster.core.families.published import Published
 from muster.core.flops import Products, Shape
 
 MODEL_TYPES = ("opt",)
+FIELDS = (
+    depth("num_hidden_layers", 12),
+    whole("num_attention_heads", 12),
+    whole("hidden_size", 768),
+    whole("ffn_dim", 3072),
+    whole("word_embed_proj_dim"),
+    whole("max_position_embeddings", 2048),
+    whole("vocab_size", 50272),
+    share("dropout", 0.1),
+    share("attention_dropout", 0.0),
+    share("layerdrop", 0.0),
+    flag("do_layer_norm_before", True),
+    flag("_remove_final_layer_norm", False),
+    flag("layer_norm_elementwise_affine", True),
+    flag("enable_bias", True),
+    flag("tie_word_embeddings", True),
+    Field("activation_function", "activation", "relu"),
+)
+DIVISIONS = (Division("hidden_size", "num_attention_heads"),)
 
 
 def _size(layers: int, width: int, heads: int, **others: Any) -> dict[str, Any]:
@@ -74,35 +94,33 @@ def parameters(config: Mapping[str, Any]) -> int:
 
     Source: transformers/models/opt/modeling_opt.py.
     """
-    width = int(config.get("hidden_size", 768))
-    inner = int(config.get("ffn_dim", 3072))
-    vocab = int(config.get("vocab_size", 50272))
+    width, inner, vocab = (int(config[name]) for name in ("hidden_size", "ffn_dim", "vocab_size"))
     narrow = int(config.get("word_embed_proj_dim") or width)
-    bias = 1 if config.get("enable_bias", True) else 0
+    bias = 1 if config["enable_bias"] else 0
+    norm = 2 * width if config["layer_norm_elementwise_affine"] else 0
     attention = 4 * (width * width + bias * width)
     feed_forward = 2 * width * inner + bias * (inner + width)
-    layers = int(config.get("num_hidden_layers", 12)) * (attention + feed_forward + 4 * width)
-    embeddings = vocab * narrow * (1 if config.get("tie_word_embeddings", True) else 2)
+    layers = int(config["num_hidden_layers"]) * (attention + feed_forward + 2 * norm)
+    embeddings = vocab * narrow * (1 if config["tie_word_embeddings"] else 2)
     projections = 2 * narrow * width if narrow != width else 0
-    before = config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm", False)
+    before = config["do_layer_norm_before"] and not config["_remove_final_layer_norm"]
     learned = (positions(config) + 2) * width
-    return embeddings + projections + learned + layers + (2 * width if before else 0)
+    return embeddings + projections + learned + layers + (norm if before else 0)
 
 
 def positions(config: Mapping[str, Any]) -> int:
     """As many as there are rows of learned positions, less two."""
-    return int(config.get("max_position_embeddings") or 2048)
+    return int(config["max_position_embeddings"])
 
 
 def products(config: Mapping[str, Any], shape: Shape) -> Products:
     """Per token all matrices of the blocks and the output, with the two that narrow embeddings need; an
     attention of tokens x tokens a layer.
     """
-    width = int(config.get("hidden_size", 768))
-    inner = int(config.get("ffn_dim", 3072))
+    width, inner = int(config["hidden_size"]), int(config["ffn_dim"])
     narrow = int(config.get("word_embed_proj_dim") or width)
-    layers, tokens = int(config.get("num_hidden_layers", 12)), shape.samples * shape.tokens
-    head = tokens * narrow * int(config.get("vocab_size", 50272))
+    layers, tokens = int(config["num_hidden_layers"]), shape.samples * shape.tokens
+    head = tokens * narrow * int(config["vocab_size"])
     projections = 2 * tokens * narrow * width if narrow != width else 0
     blocks = tokens * layers * (4 * width * width + 2 * width * inner)
     return Products(

@@ -5,9 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from muster.core.families.fields import Field, depth, share, whole
 from muster.core.flops import Products, Shape
 
 MODEL_TYPES = ("t5", "mt5", "umt5")
+FIELDS = (
+    depth("num_layers", 6, also="num_hidden_layers"),
+    depth("num_decoder_layers"),
+    whole("num_heads", 8, also="num_attention_heads"),
+    whole("d_model", 512, also="hidden_size"),
+    whole("d_kv", 64, also="head_dim"),
+    whole("d_ff", 2048),
+    whole("relative_attention_num_buckets", 32, least=4),  # halved twice, and something has to be left
+    whole("vocab_size", 32128),
+    share("dropout_rate", 0.1),
+    Field("feed_forward_proj", "feed-forward", "relu"),
+)
+_MULTILINGUAL = {"num_layers": 8, "num_heads": 6, "d_ff": 1024, "feed_forward_proj": "gated-gelu"}
+USUAL = {"mt5": {**_MULTILINGUAL, "vocab_size": 250_112}, "umt5": {**_MULTILINGUAL, "vocab_size": 250_112}}
+DIVISIONS = ()  # d_kv is a head's width of its own
 # Raffel et al. 2020, table in section 3.7; vocabulary and layout as in the checkpoints t5-small ... t5-3b.
 _COMMON = {
     "model_type": "t5",
@@ -28,23 +44,25 @@ def parameters(config: Mapping[str, Any]) -> int:
     """Trainable parameters of T5ForConditionalGeneration.
 
     Two stacks; per layer four d_model x (heads x d_kv) projections an attention (the decoder has two), two or
-    three (gated) feed-forward matrices, and one d_model norm a sublayer; one relative-position table of
-    32 x heads and one final norm a stack; the embedding once more where it is not tied to the output.
-    Source: transformers/models/t5/modeling_t5.py.
+    three (gated) feed-forward matrices, and one d_model norm a sublayer; one table of relative positions,
+    buckets x heads, and one final norm a stack (UMT5: a table a layer); the embedding, which Transformers
+    ties to the output whatever tie_word_embeddings says (configuration_t5.py).
+    Source: transformers/models/{t5,umt5}/modeling_*.py.
     """
-    d_model = int(config.get("d_model", 512))
-    inner = int(config.get("num_heads", 8)) * int(config.get("d_kv", 64))
-    layers = int(config.get("num_layers", 6))
+    d_model, heads, layers = (int(config[name]) for name in ("d_model", "num_heads", "num_layers"))
     decoder_layers = int(config.get("num_decoder_layers") or layers)
-    vocab = int(config.get("vocab_size", 32128))
-    gated = str(config.get("feed_forward_proj", "relu")).startswith("gated")
-    attention = 4 * d_model * inner
-    feed_forward = (3 if gated else 2) * d_model * int(config.get("d_ff", 2048))
+    attention = 4 * d_model * heads * int(config["d_kv"])
+    feed_forward = (3 if gated(config) else 2) * d_model * int(config["d_ff"])
     encoder = layers * (attention + feed_forward + 2 * d_model)
     decoder = decoder_layers * (2 * attention + feed_forward + 3 * d_model)
-    positions = 2 * int(config.get("relative_attention_num_buckets", 32)) * int(config.get("num_heads", 8))
-    embeddings = vocab * d_model * (1 if config.get("tie_word_embeddings", True) else 2)
-    return encoder + decoder + positions + 2 * d_model + embeddings
+    tables = layers + decoder_layers if config.get("model_type") == "umt5" else 2
+    positions = tables * int(config["relative_attention_num_buckets"]) * heads
+    return encoder + decoder + positions + 2 * d_model + int(config["vocab_size"]) * d_model
+
+
+def gated(config: Mapping[str, Any]) -> bool:
+    """Whether the feed-forward has three matrices."""
+    return str(config["feed_forward_proj"]).startswith("gated-")
 
 
 def products(config: Mapping[str, Any], shape: Shape) -> Products:
@@ -52,16 +70,14 @@ def products(config: Mapping[str, Any], shape: Shape) -> Products:
     decoder token the other decoder matrices and the output; three attentions of source x source, target x
     target and target x source.
     """
-    d_model = int(config.get("d_model", 512))
-    inner = int(config.get("num_heads", 8)) * int(config.get("d_kv", 64))
-    layers = int(config.get("num_layers", 6))
+    d_model, layers = int(config["d_model"]), int(config["num_layers"])
+    inner = int(config["num_heads"]) * int(config["d_kv"])
     decoder_layers = int(config.get("num_decoder_layers") or layers)
-    gated = str(config.get("feed_forward_proj", "relu")).startswith("gated")
-    feed_forward = (3 if gated else 2) * d_model * int(config.get("d_ff", 2048))
+    feed_forward = (3 if gated(config) else 2) * d_model * int(config["d_ff"])
     source, target = shape.tokens, shape.target
     encoder = source * layers * (4 * d_model * inner + feed_forward)
     decoder = decoder_layers * (target * (6 * d_model * inner + feed_forward) + source * 2 * d_model * inner)
-    head = target * d_model * int(config.get("vocab_size", 32128))
+    head = target * d_model * int(config["vocab_size"])
     attention = 2 * inner * (layers * source * source + decoder_layers * (target * target + target * source))
     return Products(
         weights=shape.samples * (encoder + decoder + head),

@@ -5,9 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from muster.core.families.fields import Division, Field, depth, flag, share, whole
 from muster.core.flops import Products, Shape
 
 MODEL_TYPES = ("vit",)
+FIELDS = (
+    depth("num_hidden_layers", 12),
+    whole("num_attention_heads", 12),
+    whole("hidden_size", 768),
+    whole("intermediate_size", 3072),
+    Field("image_size", "pair", 224),
+    Field("patch_size", "pair", 16),
+    whole("num_channels", 3),
+    whole("num_labels"),
+    share("hidden_dropout_prob", 0.0),
+    share("attention_probs_dropout_prob", 0.0),
+    flag("qkv_bias", True),
+    Field("hidden_act", "activation", "gelu"),
+)
+DIVISIONS = (Division("hidden_size", "num_attention_heads"), Division("image_size", "patch_size"))
 
 
 def _size(width: int, layers: int, heads: int, image: int = 224, patch: int = 16) -> dict[str, Any]:
@@ -41,10 +57,27 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+def pair(value: Any) -> tuple[int, int]:
+    """Height and width, of which one number says both."""
+    height, width = value if isinstance(value, list | tuple) else (value, value)
+    return int(height), int(width)
+
+
 def tokens(config: Mapping[str, Any]) -> int:
     """Patches of an image, and the class token."""
-    side = int(config.get("image_size", 224)) // int(config.get("patch_size", 16))
-    return side * side + 1
+    image, patch = pair(config["image_size"]), pair(config["patch_size"])
+    return (image[0] // patch[0]) * (image[1] // patch[1]) + 1
+
+
+def labels(config: Mapping[str, Any]) -> int:
+    """Classes: what the configuration says, else Transformers' two."""
+    return int(config.get("num_labels") or len(config.get("id2label") or ()) or 2)
+
+
+def _patch(config: Mapping[str, Any]) -> int:
+    """Values of a patch."""
+    height, width = pair(config["patch_size"])
+    return int(config["num_channels"]) * height * width
 
 
 def parameters(config: Mapping[str, Any]) -> int:
@@ -53,29 +86,23 @@ def parameters(config: Mapping[str, Any]) -> int:
 
     Source: transformers/models/vit/modeling_vit.py (ViTForImageClassification, no pooler).
     """
-    width = int(config.get("hidden_size", 768))
-    inner = int(config.get("intermediate_size", 3072))
-    patch, channels = int(config.get("patch_size", 16)), int(config.get("num_channels", 3))
-    labels = int(config.get("num_labels") or len(config.get("id2label") or ()) or 2)
-    embeddings = channels * patch * patch * width + width + width + tokens(config) * width
-    bias = 1 if config.get("qkv_bias", True) else 0
+    width, inner = int(config["hidden_size"]), int(config["intermediate_size"])
+    embeddings = _patch(config) * width + width + width + tokens(config) * width
+    bias = 1 if config["qkv_bias"] else 0
     attention = 4 * width * width + (3 * bias + 1) * width
     feed_forward = 2 * width * inner + inner + width
-    layers = int(config.get("num_hidden_layers", 12)) * (attention + feed_forward + 4 * width)
-    return embeddings + layers + 2 * width + labels * width + labels
+    layers = int(config["num_hidden_layers"]) * (attention + feed_forward + 4 * width)
+    return embeddings + layers + 2 * width + labels(config) * (width + 1)
 
 
 def products(config: Mapping[str, Any], shape: Shape) -> Products:
     """The projection of every patch; per token (patches and the class) all matrices of the blocks; an
     attention of tokens x tokens a layer; the classifier of the class token.
     """
-    width = int(config.get("hidden_size", 768))
-    inner = int(config.get("intermediate_size", 3072))
-    patch, channels = int(config.get("patch_size", 16)), int(config.get("num_channels", 3))
-    labels = int(config.get("num_labels") or len(config.get("id2label") or ()) or 2)
-    layers, length = int(config.get("num_hidden_layers", 12)), tokens(config)
-    patches = shape.samples * (length - 1) * channels * patch * patch * width
-    classifier = shape.samples * width * labels
+    width, inner = int(config["hidden_size"]), int(config["intermediate_size"])
+    layers, length = int(config["num_hidden_layers"]), tokens(config)
+    patches = shape.samples * (length - 1) * _patch(config) * width
+    classifier = shape.samples * width * labels(config)
     blocks = shape.samples * length * layers * (4 * width * width + 2 * width * inner)
     return Products(
         weights=patches + blocks + classifier,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.core.errors import MusterError
-from muster.core.fabric import PRODUCT, TOGETHER
+from muster.core.fabric import BESIDE, PRODUCT, TOGETHER
 from muster.worker.fabric.place import FileVoice, Place, Voice
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ class Round:
 
     def _work(self, question: str, budget: float) -> Callable[[], None] | None:
         """What to call for a question; None for one that is not a rank's."""
+        from muster.worker.fabric.beside import check_beside
         from muster.worker.fabric.collectives import OPERATIONS, latency, sweep
         from muster.worker.fabric.disk import check_disk
         from muster.worker.fabric.matmul import check_matmul
@@ -114,6 +115,7 @@ class Round:
             "copy": lambda: check_copy(team, say, budget),
             "disk": lambda: check_disk(self.place, say, budget),
             PRODUCT: lambda: check_product(team, say, budget),
+            BESIDE: lambda: check_beside(team, say, budget),
         }.get(question)
 
     def _meet(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from muster.core.trace import Parameter, Pass, Request, Trace
+from muster.core.trace import EMBEDDINGS, Parameter, Pass, Request, Trace
 from muster.worker import loss as losses
 from muster.worker.instruments.meta import set_checkpointing
 from muster.worker.tracing import passes
@@ -125,16 +125,35 @@ def _seen_as_real() -> Iterator[None]:
 
 
 def parameters_of(model: Any) -> tuple[Parameter, ...]:
-    """Every parameter once, in the model's order, with the unit that FSDP gathers it in."""
-    blocks = sorted(passes.blocks_of(model), key=len, reverse=True)
+    """Every parameter once, in the model's order, with the unit that FSDP gathers it in: a transformer block,
+    or the input embeddings where they are not the output as well (accelerate, fsdp2_prepare_model)."""
+    units = {f"{block}.": block for block in sorted(passes.blocks_of(model), key=len, reverse=True)}
+    alone = _alone(model)
+    if alone:
+        units[f"{alone}."] = EMBEDDINGS
 
     def unit(name: str) -> str:
-        return next((block for block in blocks if name.startswith(f"{block}.")), "")
+        return next((found for start, found in units.items() if name.startswith(start)), "")
 
     return tuple(
         Parameter(name, tuple(each.shape), each.requires_grad, unit(name))
         for name, each in model.named_parameters()
     )
+
+
+def _alone(model: Any) -> str | None:
+    """The input embeddings' name, where they share no weight with the output; None: they do, or there are
+    none."""
+    try:
+        inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+    except NotImplementedError:  # as of models of images without patches
+        return None
+    if inputs is None or inputs is outputs:
+        return None
+    weight = getattr(inputs, "weight", None)
+    if weight is not None and weight is getattr(outputs, "weight", None):
+        return None
+    return next((name for name, module in model.named_modules() if module is inputs), None)
 
 
 def versions() -> dict[str, str]:

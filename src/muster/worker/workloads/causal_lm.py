@@ -16,15 +16,14 @@ from muster.core.errors import DataError, RecipeError, UsageError
 from muster.core.recipe import Recipe
 from muster.worker.context import Context
 from muster.worker.data.packed import Packed, Synthetic, collate, count_batch
-from muster.worker.data.sampler import GroupedSampler
 from muster.worker.data.text import source_of
 from muster.worker.data.tokens import Tokenizing, Tokens, open_tokens
 from muster.worker.decoders import make_config, make_model, positions_of, sequence_of
-from muster.worker.heldout import Filled, perplexity
+from muster.worker.heldout import perplexity
 from muster.worker.loss import Tally, token_loss
-from muster.worker.models import load_from
+from muster.worker.models import load_from, to_answer
 from muster.worker.together import gather
-from muster.worker.trainer import Trainer
+from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built
 
 NEW_TOKENS = 64  # that `muster ask` adds to a text where the recipe does not say
@@ -56,26 +55,17 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     else:
         train, held_out = _synthetic(context, config, sequence)
     micro = context.batch.micro  # also for held-out text: larger batches of logits might not fit
-    tally = Tally()
-    trainer = _Trainer(
-        model=model,
-        args=TrainingArguments(**{**arguments, "per_device_eval_batch_size": micro}),
-        train_dataset=train,
-        eval_dataset=Filled(held_out, micro * context.world_size) if len(held_out) else None,
-        processing_class=tokenizer,
-        data_collator=collate,
-        compute_loss_func=token_loss(
-            lambda: recipe.train.label_smoothing if model.training else 0.0, moved=True, tally=tally
-        ),
-    )
-    trainer.model_accepts_loss_kwargs = False  # the loss above is the whole of it
-    trainer.tally = tally
-    trainer.sampler = GroupedSampler(
-        [sequence] * len(train),
-        context.batch.global_,
-        recipe.train.seed,
-        grouped=False,
-        epoch=lambda: int(trainer.state.epoch or 0),
+    trainer = wired(
+        _Trainer,
+        context,
+        model,
+        TrainingArguments(**{**arguments, "per_device_eval_batch_size": micro}),
+        train=train,
+        held_out=held_out,
+        lengths=[sequence] * len(train),
+        collator=collate,
+        processing=tokenizer,
+        moved=True,
     )
     notes = _notes(tokens, train, held_out) if tokens else []
     return Built(trainer, count_batch, len(train), [], held_samples=len(held_out), notes=notes)
@@ -193,10 +183,8 @@ class Answerer:
         self.tokenizer: Any = None
         if (folder / "tokenizer_config.json").is_file():
             self.tokenizer = load_from(AutoTokenizer.from_pretrained, str(folder), "model")
-        self.model = load_from(AutoModelForCausalLM.from_pretrained, str(folder), "model")
-        self.device = torch.device(device)
-        self.model.to(self.device).eval()
-        self.model.config.use_cache = True
+        self.model = to_answer(AutoModelForCausalLM, folder, device)
+        self.device = self.model.device
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def answer(self, questions: Sequence[str]) -> tuple[list[str], float]:

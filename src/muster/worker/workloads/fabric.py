@@ -11,7 +11,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from muster.core.busbw import COLLECTIVES
 from muster.core.errors import WorkerError
-from muster.core.fabric import MIB, PRODUCT, Asked
+from muster.core.fabric import BESIDE, MIB, PRODUCT, Asked
 from muster.core.recipe import Fabric, FabricRecipe
 from muster.store import events
 from muster.worker.context import Context
@@ -65,7 +65,7 @@ def asked_by(fabric: Fabric, device: str, world_size: int) -> Asked:
     alone, split = (("matmul",), (PRODUCT,)) if fabric.matmul else ((), ())
     message = (64 if device == "cuda" else 4) * MIB  # point to point
     asked = Asked(
-        questions=(*alone, "values", "latency", *COLLECTIVES, "points", *split),
+        questions=(*alone, "values", "latency", *COLLECTIVES, "points", *split, BESIDE),
         pairs="all" if fabric.pairs == "all" else "ring",
         smallest=min(1024, fabric.largest or 1024),
         largest=fabric.largest,

@@ -27,11 +27,9 @@ from muster.worker.data.images import (
     Preparation,
     decode,
 )
-from muster.worker.heldout import Filled
-from muster.worker.loss import Tally, token_loss
-from muster.worker.models import load_from
+from muster.worker.models import to_answer
 from muster.worker.together import first_on_disk, gather
-from muster.worker.trainer import Trainer
+from muster.worker.trainer import Trainer, wired
 from muster.worker.vision import data_of, make_model, preparation_for, tokens_per_image
 from muster.worker.workloads.base import Built, HeldOut
 
@@ -81,27 +79,19 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     evaluated = held_out.only(spread(len(held_out), EVALUATION_SAMPLES))
     share = min(arguments["per_device_eval_batch_size"], -(-len(evaluated) // context.world_size))
     arguments = {**arguments, "per_device_eval_batch_size": share, "label_names": ["labels"]}
-    tally = Tally()
-    trainer = _Trainer(
-        model=model,
-        args=TrainingArguments(**arguments),
-        train_dataset=train,
-        eval_dataset=Filled(evaluated, share * context.world_size),
-        processing_class=preparation,
-        data_collator=Collator(preparation),
-        compute_loss_func=token_loss(
-            lambda: recipe.train.label_smoothing if model.training else 0.0, tally=tally
-        ),
+    trainer = wired(
+        _Trainer,
+        context,
+        model,
+        TrainingArguments(**arguments),
+        train=train,
+        held_out=evaluated,
+        lengths=[1] * len(train),
+        collator=Collator(preparation),
+        processing=preparation,
+        sampler=EpochSampler,
     )
-    trainer.model_accepts_loss_kwargs = False  # the loss above is the whole of it
-    trainer.context, trainer.told, trainer.tally = context, set(), tally
-    trainer.sampler = EpochSampler(
-        [1] * len(train),
-        context.batch.global_,
-        recipe.train.seed,
-        grouped=False,
-        epoch=lambda: int(trainer.state.epoch or 0),
-    )
+    trainer.context, trainer.told = context, set()
     skipped = bad + bad_held_out + len(parts.train.faults) + len(parts.held_out.faults)
     counter = Counter(tokens_per_image(model.config))
     return Built(trainer, counter, len(train), _questions(held_out, parts.names), skipped=skipped)
@@ -172,9 +162,8 @@ class Answerer:
     def __init__(self, folder: Path, recipe: Any, device: str) -> None:
         self.recipe = recipe
         self.preparation = Preparation.from_saved(folder)
-        self.model = load_from(AutoModelForImageClassification.from_pretrained, str(folder), "model")
-        self.device = torch.device(device)
-        self.model.to(self.device).eval()
+        self.model = to_answer(AutoModelForImageClassification, folder, device)
+        self.device = self.model.device
         self.held_out: tuple[Part, dict[str, int]] | None = None
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]

@@ -21,11 +21,8 @@ from muster.core.data import TextToSqlData
 from muster.core.errors import RecipeError
 from muster.core.recipe import Recipe
 from muster.worker.context import Context
-from muster.worker.data.sampler import GroupedSampler
 from muster.worker.data.text2sql import Collator, Encoded, Pair, count_batch, held_out, load_pairs
 from muster.worker.data.tokenizer import train_tokenizer
-from muster.worker.heldout import Filled
-from muster.worker.loss import Tally, token_loss
 from muster.worker.models import (
     add_lora,
     config_for,
@@ -34,10 +31,11 @@ from muster.worker.models import (
     gathered,
     load,
     load_from,
+    to_answer,
     without_cache,
 )
 from muster.worker.together import first_on_disk
-from muster.worker.trainer import Common
+from muster.worker.trainer import Common, wired
 from muster.worker.workloads.base import Built, HeldOut
 
 EVALUATION_SAMPLES = 2000  # for the loss during training, which wants to be cheap
@@ -67,33 +65,22 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     encoded_held = Encoded(held[:EVALUATION_SAMPLES], tokenizer, data)
     start = model.config.decoder_start_token_id
     fixed = (data.max_source, data.max_target) if data.padding == "fixed" else None
-    unit, tally = arguments["per_device_eval_batch_size"] * context.world_size, Tally()
-    trainer = _Trainer(
-        model=model,
-        args=Seq2SeqTrainingArguments(**arguments),
-        train_dataset=encoded,
-        eval_dataset=Filled(encoded_held, unit) if len(encoded_held) else None,
-        processing_class=tokenizer,
-        data_collator=Collator(
+    trainer = wired(
+        _Trainer,
+        context,
+        model,
+        Seq2SeqTrainingArguments(**arguments),
+        train=encoded,
+        held_out=encoded_held,
+        lengths=encoded.lengths,
+        collator=Collator(
             pad=tokenizer.pad_token_id,
             start=tokenizer.pad_token_id if start is None else start,
             fixed=fixed,
             multiple=8 if context.device == "cuda" else 1,  # tensor cores want it; on a CPU it is only work
         ),
-        compute_loss_func=token_loss(
-            lambda: recipe.train.label_smoothing if model.training else 0.0, tally=tally
-        ),
-    )
-    trainer.tally = tally
-    # T5 takes **kwargs but averages its own loss over a micro-batch; with the loss above, the trainer must
-    # not hand the model a token count as well.
-    trainer.model_accepts_loss_kwargs = False
-    trainer.sampler = GroupedSampler(
-        encoded.lengths,
-        context.batch.global_,
-        recipe.train.seed,
+        processing=tokenizer,
         grouped=data.padding == "dynamic",
-        epoch=lambda: int(trainer.state.epoch or 0),
     )
     cut = encoded.cut + encoded_held.cut
     return Built(trainer, count_batch, len(encoded), held_out(held), cut, notes=notes)
@@ -203,10 +190,8 @@ class Answerer:
     def __init__(self, folder: Path, recipe: Any, device: str) -> None:
         self.recipe = recipe
         self.tokenizer = load_from(AutoTokenizer.from_pretrained, str(folder), "model")
-        self.model = load_from(AutoModelForSeq2SeqLM.from_pretrained, str(folder), "model")
-        self.device = torch.device(device)
-        self.model.to(self.device).eval()
-        self.model.config.use_cache = True
+        self.model = to_answer(AutoModelForSeq2SeqLM, folder, device)
+        self.device = self.model.device
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def answer(self, questions: Sequence[str]) -> tuple[list[str], float]:

@@ -1,0 +1,103 @@
+"""What `muster judge` found: every job that a log tells of, and one verdict per host."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+JobOutcome = Literal["succeeded", "failed", "timeout", "unreadable"]
+Condition = Literal["fit", "slow", "failing", "unknown"]
+
+
+class Part(BaseModel):
+    """A part of the document."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class JobEntry(Part):
+    """One job, as its log tells it."""
+
+    job: str = Field(description="the log's path in the folder; of a table with a column of hosts, #HOST")
+    outcome: JobOutcome
+    reason: str | None = Field(None, description="why it did not succeed: the decisive line")
+    failure: str | None = Field(None, description="id in the catalogue of failures")
+    failed_host: str | None = Field(None, description="that wrote the decisive line")
+    format: str | None = None
+    hosts: list[str]
+    hosts_from: str = Field("", description="log, or name: of the file or a folder")
+    world_size: int | None = None
+    workload: str = Field("", description="what was trained, as far as the log tells")
+    work: str = Field("", description="jobs of the same work on as many hosts are compared")
+    steps: int | None = Field(None, description="attempted")
+    skipped_steps: int | None = Field(None, description="that a loss scaler threw away")
+    samples_per_second: float | None = Field(
+        None, description="samples over seconds of the measured windows; of jobs without any, the tool's own"
+    )
+    reported: float | None = Field(None, description="samples/s that the tool printed")
+    step_seconds: float | None = None
+    measured_samples: float | None = None
+    measured_seconds: float | None = None
+    windows: int | None = None
+    variation: float | None = Field(None, description="coefficient of variation of samples/s over windows")
+    tokens_per_second: float | None = None
+    memory: int | None = Field(None, description="peak of the allocator in bytes")
+    slower: float | None = Field(None, description="than its peers: share of a healthy step's time")
+    judged: bool = Field(False, description="it counts as evidence")
+    notes: list[str] = Field(default_factory=list)
+
+
+class Evidence(Part):
+    """A job that speaks for or against."""
+
+    job: str
+    peers: list[str]
+    slower: float | None = Field(description="share of a healthy step's time; None: it failed")
+
+
+class Verdict(Part):
+    """A host; or a link (its two hosts) between hosts that are good with others."""
+
+    hosts: list[str]
+    condition: Condition
+    kind: str | None = None
+    slower: float | None = Field(None, description="share of a healthy step's time")
+    within: float | None = Field(None, description="standard error of it")
+    at_most: float | None = Field(None, description="a slowdown above this is ruled out")
+    confidence: float = Field(description="that the condition is right; of an unknown one: that it is bad")
+    reason: str
+    evidence: list[Evidence] = Field(default_factory=list)
+
+
+class Peers(Part):
+    """What is normal for jobs of one work on so many hosts."""
+
+    work: str
+    hosts: int
+    jobs: int = Field(description="that the figures are from; bad ones are not among them")
+    step_seconds: float = Field(description="of a healthy step; of works without a known batch, per sample")
+    deviation: float = Field(description="relative standard deviation of healthy jobs")
+    samples_per_second: float | None = None
+    stored: bool = Field(False, description="not from these logs")
+
+
+class Judged(Part):
+    """The document that `muster judge --json` prints."""
+
+    schema_version: int = SCHEMA_VERSION
+    source: str
+    slow: float = Field(description="the smallest slowdown that counts, share of a step's time")
+    summary: dict[Condition, int]
+    outcomes: dict[JobOutcome, int]
+    hosts: list[Verdict]
+    links: list[Verdict] = Field(description="that are slow or failing; healthy ones are not listed")
+    peers: list[Peers]
+    jobs: list[JobEntry]
+    notes: list[str] = Field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        """No host and no link is slow or failing."""
+        return not self.summary["slow"] and not self.summary["failing"] and not self.links

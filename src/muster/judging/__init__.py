@@ -1,0 +1,34 @@
+"""Which host, link or switch is bad, from jobs that ran on groups of hosts. Pure: no input, no output.
+
+    state = localise(observations, topology)    what all jobs so far say
+    groups = next_wave(state)                   which disjoint groups to run next; none: all is known
+    judgement = judge_state(state)              a verdict per host, and the links and switches accused
+
+`judge(observations, topology)` does the first and the last in one. docs/judging.md says why it is done so.
+"""
+
+from muster.judging.ask import next_wave
+from muster.judging.baseline import Baseline, Class, drift, fleet_baselines
+from muster.judging.localise import State, localise
+from muster.judging.observation import Group, Observation, Outcome, Settings, Topology
+from muster.judging.verdict import Evidence, Judgement, Verdict, judge, judge_state
+
+__all__ = [
+    "Baseline",
+    "Class",
+    "Evidence",
+    "Group",
+    "Judgement",
+    "Observation",
+    "Outcome",
+    "Settings",
+    "State",
+    "Topology",
+    "Verdict",
+    "drift",
+    "fleet_baselines",
+    "judge",
+    "judge_state",
+    "localise",
+    "next_wave",
+]

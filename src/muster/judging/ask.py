@@ -1,0 +1,269 @@
+"""Which jobs to run next. Pure and deterministic.
+
+A wave is disjoint groups, run at once. It takes first the jobs whose outcome is least certain under the
+explanations of what was slow (each answers nearly a whole question), with partners that are known to be good;
+then, on all other hosts, pairs of ring neighbours that were not tried yet. Nothing to run means that every
+host is cleared or convicted, as far as jobs can tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from muster.judging.baseline import FEWEST
+from muster.judging.explain import Explanation, Part
+from muster.judging.faults import OF_HOSTS, Fault
+from muster.judging.localise import State
+from muster.judging.observation import Group, Link, ring_links
+
+WORTH = 0.06  # bits that a job must be expected to tell
+Hosts = tuple[int, ...]
+
+
+def _bits(chance: float) -> float:
+    """The entropy of a job that is slow with this probability."""
+    if not 0.0 < chance < 1.0:
+        return 0.0
+    return -(chance * math.log2(chance) + (1 - chance) * math.log2(1 - chance))
+
+
+def _chance(state: State, part: Part, hosts: Hosts) -> float:
+    """The probability that a job on these hosts would be slow, as far as this part goes."""
+    return sum([each.probability * each.slows(state.case, hosts) for each in part.explanations])
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A job worth running: `bits` that its outcome tells, per host under suspicion. `hosts`: one that needs a
+    partner, two, or one alone."""
+
+    bits: float
+    hosts: Hosts
+    partner: bool = False
+    across: int | None = None  # the switch that the partner must not be behind (or, inside, must be)
+    inside: bool = False
+
+
+def _questions(state: State) -> list[_Question]:
+    """Everything that could be asked, the most telling first."""
+    found: list[_Question] = []
+    for part in state.parts:
+        for fault in part.faults():
+            if fault.kind in OF_HOSTS:
+                found += _of_host(state, part, fault.where[0])
+            elif fault.kind == "link":
+                doubted = sum(state.suspicion(host) > state.settings.clear for host in fault.where)
+                bits = _bits(_chance(state, part, fault.where)) / max(1, doubted)
+                found.append(_Question(bits, fault.where))
+            else:
+                found += _of_switch(state, part, fault)
+    worth = {each for each in found if each.bits > WORTH}
+    return sorted(worth, key=lambda each: (-round(each.bits, 9), each.hosts, each.partner))
+
+
+def _of_host(state: State, part: Part, host: int) -> list[_Question]:
+    """With a good partner, and alone; nothing of a host that is convicted and known in what."""
+    kinds: dict[str, float] = {}
+    for each in part.explanations:
+        for fault in each.faults:
+            if fault.kind in OF_HOSTS and fault.where[0] == host:
+                kinds[fault.kind] = kinds.get(fault.kind, 0.0) + each.probability
+    known = max([chance for kind, chance in kinds.items() if kind != "host"], default=0.0)
+    total = sum(kinds.values())
+    if total >= state.settings.convict and known >= state.settings.named * total:
+        return []
+    with_partner = sum([each.probability * _own_chance(each, host) for each in part.explanations])
+    return [
+        _Question(_bits(with_partner), (host,), partner=True),
+        _Question(_bits(_chance(state, part, (host,))), (host,)),
+    ]
+
+
+def _own_chance(explanation: Explanation, host: int) -> float:
+    """The chance that the host slows a job of a group, by itself."""
+    for fault, fit in zip(explanation.faults, explanation.fits, strict=True):
+        if fault.kind in OF_HOSTS and fault.where[0] == host:
+            return fit.chance
+    return 0.0
+
+
+def _of_switch(state: State, part: Part, fault: Fault) -> list[_Question]:
+    """A good host behind the switch with a good one elsewhere, or with another behind it."""
+    bits = _bits(part.probability(fault))
+    _, members = state.topology.switches[fault.where[0]]
+    good = [state.topology.index[host] for host in members]
+    good = [host for host in good if state.suspicion(host) <= state.settings.clear]
+    return [
+        _Question(
+            bits,
+            (host,),
+            partner=True,
+            across=fault.where[0],
+            inside=number % 2 == 1 and fault.kind == "switch",
+        )
+        for number, host in enumerate(good[:4])
+    ]
+
+
+class _Wave:
+    """A wave in the making: disjoint groups, and who is left."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.used: set[int] = set()
+        self.groups: list[Hosts] = []
+        self.met: set[Link] = set()  # pairs that were neighbours in a job
+        self.jobs: dict[int, int] = {}  # group jobs per host
+        self.alone: set[int] = set()  # hosts that ran alone
+        self.doubted = [  # switches under suspicion: no job is to cross them that asks something else
+            fault
+            for part in state.parts
+            for fault in part.faults()
+            if fault.kind in ("switch", "uplink") and part.probability(fault) > 0.1
+        ]
+        index = state.topology.index
+        for each in state.observations:
+            hosts = tuple([index.get(host, -1) for host in each.hosts])
+            if len(hosts) == 1:
+                self.alone.update(hosts)
+                continue
+            self.met.update(ring_links(hosts))
+            for host in hosts:
+                self.jobs[host] = self.jobs.get(host, 0) + 1
+
+    def take(self, hosts: Hosts) -> None:
+        self.groups.append(hosts)
+        self.used.update(hosts)
+
+    def free(self, host: int) -> bool:
+        return host not in self.used
+
+    def due(self) -> int:
+        """How many hosts have had too few jobs in groups."""
+        hosts = range(len(self.state.topology.hosts))
+        return sum(self.jobs.get(host, 0) < self.state.settings.sweeps for host in hosts)
+
+    def good(self, host: int) -> bool:
+        """Nothing points at it."""
+        return self.state.suspicion(host) <= self.state.settings.clear
+
+    def partner(self, question: _Question) -> int | None:
+        """A good host for the one in question: the nearest on the ring that it has not met, else the nearest;
+        where there is none, the least suspicious, if that job would tell anything."""
+        (host,) = question.hosts
+        fallback: tuple[float, int] | None = None
+        known: int | None = None
+        for other in _outward(host, len(self.state.topology.hosts)):
+            if not self.free(other) or not self._fits(question, other):
+                continue
+            if not self.good(other):
+                if fallback is None or self.state.suspicion(other) < fallback[0]:
+                    fallback = (self.state.suspicion(other), other)
+            elif (min(host, other), max(host, other)) not in self.met:
+                return other
+            elif known is None:
+                known = other
+        if known is not None or question.across is not None or fallback is None:
+            return known
+        part = self.state.part_of[host]
+        telling = _bits(_chance(self.state, part, (host, fallback[1]))) > WORTH
+        return fallback[1] if telling else None
+
+    def _fits(self, question: _Question, other: int) -> bool:
+        if question.across is not None:
+            return (self.state.topology.behind[other] == question.across) == question.inside
+        pair = (question.hosts[0], other)
+        return not any(self.state.case.passes(fault, pair) for fault in self.doubted)
+
+
+def _outward(host: int, count: int) -> Iterator[int]:
+    """Ring neighbours, then their neighbours, and so on."""
+    for step in range(1, count // 2 + 1):
+        yield (host + step) % count
+        if 2 * step != count:
+            yield (host - step) % count
+
+
+def next_wave(state: State) -> tuple[Group, ...]:
+    """Disjoint groups to run at once; none where there is nothing left to find out."""
+    return _next_wave(state, early=True) or _next_wave(state, early=False)
+
+
+def _next_wave(state: State, *, early: bool) -> tuple[Group, ...]:
+    """A wave. `early`: no job alone while the sweep needs the hosts to compare it with."""
+    wave = _Wave(state)
+    alone = False
+    count = len(state.topology.hosts)
+    early = early and count >= FEWEST > len(wave.alone) and wave.due() > count // 2
+    for question in _questions(state):
+        if early and len(question.hosts) == 1 and not question.partner:
+            continue
+        if not all(wave.free(host) for host in question.hosts):
+            continue
+        if question.partner:
+            other = wave.partner(question)
+            if other is not None:
+                wave.take((question.hosts[0], other))
+        else:
+            alone = alone or len(question.hosts) == 1
+            wave.take(question.hosts)
+    _sweep(wave)
+    if alone:
+        _references(wave)
+    names = state.topology.hosts
+    return tuple(tuple(names[host] for host in group) for group in wave.groups)
+
+
+def _references(wave: _Wave) -> None:
+    """Good hosts that run alone beside a suspect, where too few have: a time needs others to compare with."""
+    state = wave.state
+    need = state.settings.references - len(wave.alone)
+    for host in range(len(state.topology.hosts)):
+        if need <= 0:
+            return
+        if wave.free(host) and state.suspicion(host) < 0.5:
+            wave.take((host,))
+            need -= 1
+
+
+def _sweep(wave: _Wave) -> None:
+    """Pairs that are still due: untried links of the ring, then, for hosts with too few jobs in groups, hosts
+    further and further apart."""
+    state, count = wave.state, len(wave.state.topology.hosts)
+    if count < FEWEST and not wave.alone:  # they will be held against stored baselines: alone first
+        for host in range(count):
+            if wave.free(host):
+                wave.take((host,))
+        return
+    if count == 1:
+        return
+    bad = {host for host, chance in state.suspects.items() if chance >= 0.5}
+    short = [host not in bad and wave.jobs.get(host, 0) < state.settings.sweeps for host in range(count)]
+    for first in range(count if count > 2 else 1):
+        second = (first + 1) % count
+        if first in bad or second in bad or not (wave.free(first) and wave.free(second)):
+            continue
+        untried = (min(first, second), max(first, second)) not in wave.met
+        if untried and (state.settings.ring or short[first] or short[second]):
+            wave.take((first, second))
+    if count == 2:
+        return
+    for first in range(count):
+        if not short[first] or not wave.free(first):
+            continue
+        others = [o for o in _near(first, count) if wave.free(o) and o not in bad]
+        untried_others = [o for o in others if (min(first, o), max(first, o)) not in wave.met]
+        if untried_others or others:
+            wave.take((first, (untried_others or others)[0]))
+
+
+def _near(host: int, count: int) -> list[int]:
+    """The 32 nearest on the ring: enough to find a partner, and quick in large fleets."""
+    near: list[int] = []
+    for other in _outward(host, count):
+        near.append(other)
+        if len(near) == 32:
+            break
+    return near

@@ -1,0 +1,133 @@
+"""What is normal: a healthy job's time, and how much such times differ, from a fleet with bad hosts in it.
+
+Never a mean, nor a standard deviation of everything: one host at half speed in a fleet of 64 moves the mean
+by 1.6 % and makes the deviation 12 %, so that the 5 % slow host beside it is hidden. A plain median and MAD
+hold until half of the jobs are slow, and in pairs 30 % of bad hosts are enough for that. Here:
+
+1. Start from the fastest narrow window that holds a third of the values. Faults only ever make jobs slower,
+   so of two clusters the faster one is the healthy one. Of 32 jobs, 20 may be 5 % slow at a noise of 0.4 %;
+   with 2 %, the clusters run into each other from about half of the jobs on.
+2. Median and MAD of what lies within 3 deviations of the window; repeat until nothing changes.
+3. The scale is the standard deviation of what was kept (2.7 times the efficiency of a MAD: with 32 jobs it
+   is right to 12 %, a MAD to 21 %), drawn towards the scale of the other classes where few were kept.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+FEWEST = 4  # times, and hosts; from fewer, no baseline is made
+KEPT = 3.0  # deviations; with 3.5 two clusters five deviations apart are joined twice as often
+MAD = 1.4826  # of a normal distribution: its standard deviation over its MAD
+TYPICAL = 0.005  # relative deviation assumed where nothing is known (64 healthy 8-GPU hosts: 0.0018)
+FLOOR = 0.001  # no scale is believed to be smaller: clocks and steps are not that exact
+ALONE = 4  # how many values the assumed deviation counts for
+
+
+class Class(NamedTuple):
+    """What is compared with each other: the same work on the same number of hosts."""
+
+    work: str
+    size: int
+    part: Literal["step", "busy"] = "step"  # the whole step, or what a host did outside collectives
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Seconds of a healthy step; its relative standard deviation; how many values it is from."""
+
+    seconds: float
+    sigma: float
+    count: int
+    stored: bool = False
+
+
+def _start(values: Sequence[float]) -> tuple[int, int]:
+    """The fastest of the narrow windows with a third of the sorted values. Narrow: at most 4 times as wide
+    as the narrowest, or 3.2 x TYPICAL, since among few values the narrowest is so by chance."""
+    size = max(2, -(-len(values) // 3))
+    widths = [values[i + size - 1] - values[i] for i in range(len(values) - size + 1)]
+    most = 4.0 * max(min(widths), 0.8 * TYPICAL)
+    first = next(i for i, width in enumerate(widths) if width <= most)
+    return first, first + size
+
+
+def _median(ordered: Sequence[float]) -> float:
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def robust(logs: Sequence[float]) -> tuple[float, float, int]:
+    """Location, scale and number of values kept, of logarithms of times (at least two).
+
+    Returns a scale of the kept values only: `settle` makes it safe where they are few.
+    """
+    values = sorted(logs)
+    low, high = _start(values)
+    for _ in range(50):
+        kept = values[low:high]
+        middle = _median(kept)
+        mad = _median(sorted([abs(value - middle) for value in kept]))
+        reach = KEPT * max(MAD * mad, FLOOR)
+        if len(kept) < 8:  # the MAD of so few is often far too small
+            reach = max(reach, KEPT * TYPICAL / 2)
+        bounds = bisect_left(values, middle - reach), bisect_right(values, middle + reach)
+        if bounds == (low, high):
+            break
+        low, high = bounds
+    kept = values[low:high]
+    mean = sum(kept) / len(kept)
+    squares = sum([(value - mean) ** 2 for value in kept])
+    return _median(kept), math.sqrt(squares / max(1, len(kept) - 1)), len(kept)
+
+
+def fleet_baselines(
+    times: Mapping[Class, Sequence[float]],
+    stored: Mapping[Class, Baseline] | None = None,
+    hosts: Mapping[Class, int] | None = None,
+) -> dict[Class, Baseline]:
+    """A baseline per class, from `times` (seconds) of as many different `hosts` (default: as many as times).
+
+    Of a class with fewer than FEWEST of either, the stored one if there is one, else none: two hosts cannot
+    outvote each other, and one is always like itself, however often it runs.
+    """
+    found = {
+        key: robust([math.log(value) for value in values])
+        for key, values in times.items()
+        if min(len(values), hosts[key] if hosts else FEWEST) >= FEWEST
+    }
+    result: dict[Class, Baseline] = {}
+    for key in times:
+        if key in found:
+            middle, scale, count = found[key]
+            others = [each for other, each in found.items() if other[2] == key[2] and other != key]
+            result[key] = Baseline(math.exp(middle), settle(scale, count, others), count)
+        elif stored and key in stored:
+            known = stored[key]
+            result[key] = Baseline(known.seconds, max(known.sigma, FLOOR), known.count, stored=True)
+    return result
+
+
+def settle(scale: float, count: int, others: Sequence[tuple[float, float, int]]) -> float:
+    """A scale from `count` values, drawn towards that of other classes, or the typical one: their weight is
+    that of ALONE values (twice that, where others are known)."""
+    prior, weight = TYPICAL, ALONE
+    known = sum(each[2] for each in others)
+    if known >= 8:
+        prior = math.sqrt(sum(each[2] * each[1] ** 2 for each in others) / known)
+        weight = 2 * ALONE
+    return max(FLOOR, math.sqrt((count * scale**2 + weight * prior**2) / (count + weight)))
+
+
+def drift(fleet: Mapping[Class, Baseline], stored: Mapping[Class, Baseline]) -> dict[Class, float]:
+    """How much slower (share of the time) the fleet as a whole is than what was stored: a fault that all
+    share shows nowhere else."""
+    return {
+        key: each.seconds / stored[key].seconds - 1
+        for key, each in fleet.items()
+        if key in stored and not each.stored
+    }

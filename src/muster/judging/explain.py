@@ -1,0 +1,258 @@
+"""What may be wrong, with probabilities: every small set of faults that explains the readings, weighed. Pure.
+
+Readings that stand out are split into parts that share no possible fault. In each part, from the reading that
+stands out most to the least, every explanation so far is kept as it is (the job met a hiccup) or extended by
+each fault that could have slowed that job; the best are kept. An explanation costs what its faults cost
+beforehand and what the readings still lack, in nats; its probability is exp(-cost), over all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from muster.judging.faults import COST, OF_HOSTS, Case, Fault, Fit
+from muster.judging.readings import STANDS_OUT
+
+TOGETHER = 3.2  # deviations: jobs of a host that stand out only taken together
+HOPELESS = 16.0  # nats above the best: dropped
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Faults that together explain a part's readings, how well each fits, and how likely that is."""
+
+    faults: tuple[Fault, ...]
+    fits: tuple[Fit, ...]
+    probability: float
+
+    def slows(self, case: Case, hosts: tuple[int, ...]) -> float:
+        """The probability that a job on these hosts would be slow, were this the explanation."""
+        passes = 1.0
+        for fault, fit in zip(self.faults, self.fits, strict=True):
+            if would_slow(case, fault, hosts):
+                passes *= 1.0 - fit.chance
+            elif fault.kind == "host" and hosts == fault.where:
+                passes *= 0.5  # compute or card: not known
+        return 1.0 - passes
+
+
+@dataclass(frozen=True)
+class Part:
+    """Readings that stand out and may have to do with each other, and what explains them."""
+
+    rows: tuple[int, ...]
+    explanations: tuple[Explanation, ...]  # the likeliest first
+
+    def probability(self, fault: Fault) -> float:
+        """That this very fault is there."""
+        return sum([each.probability for each in self.explanations if fault in each.faults])
+
+    def of_host(self, host: int) -> float:
+        """That something is wrong with the host, of whatever kind."""
+        return sum(
+            [
+                each.probability
+                for each in self.explanations
+                if any(f.kind in OF_HOSTS and f.where[0] == host for f in each.faults)
+            ]
+        )
+
+    def faults(self) -> list[Fault]:
+        """All that are considered, in a fixed order."""
+        return sorted({fault for each in self.explanations for fault in each.faults})
+
+
+def would_slow(case: Case, fault: Fault, hosts: tuple[int, ...]) -> bool:
+    """Whether a job on these hosts can be slowed by the fault (what comes and goes, and
+    what may be in the card or the processor, is not looked for alone)."""
+    if fault.kind in OF_HOSTS:
+        return fault.where[0] in hosts and (len(hosts) > 1 or fault.kind == "compute")
+    if fault.kind == "link":
+        a, b = fault.where
+        if a not in hosts or b not in hosts:
+            return False
+        apart = abs(hosts.index(a) - hosts.index(b))
+        return apart in (1, len(hosts) - 1)
+    return case.passes(fault, hosts)
+
+
+def outstanding(case: Case) -> list[int]:
+    """The readings that ask for an explanation: slower by 2.5 deviations and by what counts, or of a host
+    whose jobs are together slow."""
+    readings = case.readings
+    low = 0.8 * math.log1p(case.settings.slow)
+    rows = {
+        row
+        for row, (value, sigma) in enumerate(zip(readings.value, readings.sigma, strict=True))
+        if value > low and value > STANDS_OUT * sigma
+    }
+    for own in readings.of_host.values():
+        if len(own) < 2:
+            continue
+        values = [readings.value[row] for row in own]
+        mean = sum(values) / len(values)
+        if mean > low and mean * math.sqrt(len(own)) > TOGETHER * max([readings.sigma[r] for r in own]):
+            rows.update([row for row in own if readings.deviations(row) > 1])
+    return sorted(rows)
+
+
+def explain(case: Case) -> tuple[Part, ...]:
+    """Every part of what stands out, explained. Deterministic."""
+    rows = outstanding(case)
+    if not rows:
+        return ()
+    shared = _switch_faults(case, rows)
+    return tuple(
+        Part(tuple(part), _explanations(case, part, [f for f, touched in shared if touched & set(part)]))
+        for part in _parts(case, rows, shared)
+    )
+
+
+def _switch_faults(case: Case, rows: Sequence[int]) -> list[tuple[Fault, frozenset[int]]]:
+    """Switches and uplinks that by themselves explain two or more of the rows, and which."""
+    found: list[tuple[Fault, frozenset[int]]] = []
+    behind, readings = case.topology.behind, case.readings
+    touched: dict[int, set[int]] = {}
+    for row in rows:
+        if not readings.alone[row]:
+            for host in readings.hosts[row]:
+                if behind[host] >= 0:
+                    touched.setdefault(behind[host], set()).add(row)
+    for switch in sorted(touched):
+        if len(touched[switch]) < 2:
+            continue
+        fits: list[tuple[float, Fault, frozenset[int]]] = []
+        for kind in ("switch", "uplink"):
+            fault = Fault("switch" if kind == "switch" else "uplink", (switch,))
+            fit = case.fit(fault, {})
+            if fit is not None and fit.gain > COST[fault.kind]:
+                fits.append((fit.gain, fault, frozenset(row for row, _ in fit.expects) & touched[switch]))
+        found += [(fault, mine) for _, fault, mine in fits if len(mine) > 1]
+    return found
+
+
+def _parts(
+    case: Case, rows: Sequence[int], shared: Iterable[tuple[Fault, frozenset[int]]]
+) -> list[list[int]]:
+    """Rows joined where they share a host or a switch that explains them."""
+    leader = {row: row for row in rows}
+
+    def find(row: int) -> int:
+        while leader[row] != row:
+            leader[row] = leader[leader[row]]
+            row = leader[row]
+        return row
+
+    first: dict[int, int] = {}
+    for row in rows:
+        for host in case.readings.hosts[row]:
+            leader[find(row)] = find(first.setdefault(host, row))
+    for _, touched in shared:
+        together = sorted(touched)
+        for row in together[1:]:
+            leader[find(row)] = find(together[0])
+    parts: dict[int, list[int]] = {}
+    for row in rows:
+        parts.setdefault(find(row), []).append(row)
+    return sorted(parts.values())
+
+
+@dataclass(frozen=True)
+class _Sketch:
+    """An explanation in the making."""
+
+    cost: float
+    found: tuple[tuple[Fault, Fit], ...]
+    expected: dict[int, float]
+
+    def extended(self, fault: Fault, fit: Fit) -> _Sketch:
+        expected = dict(self.expected)
+        expected.update(fit.expects)
+        if fault.kind == "intermittent":  # it never lowers what is expected
+            for row, by in fit.expects:
+                expected[row] = max(by, self.expected.get(row, 0.0))
+        return _Sketch(self.cost + COST[fault.kind] - fit.gain, (*self.found, (fault, fit)), expected)
+
+
+def _explanations(case: Case, rows: Sequence[int], switches: Sequence[Fault]) -> tuple[Explanation, ...]:
+    """The likeliest explanations of one part's rows."""
+    readings = case.readings
+    width = 48 if len(rows) <= 12 else 12 if len(rows) <= 60 else 3
+    kept = [_Sketch(0.0, (), {})]
+    order = sorted(rows, key=lambda row: (-readings.deviations(row), row))
+    alone: dict[Fault, Fit | None] = {}  # fits beside nothing else, which most are
+    for row in order:
+        options = _options(case, row, switches)
+        new: dict[frozenset[Fault], _Sketch] = {}
+        for sketch in kept:
+            _keep(new, sketch)
+            off = readings.value[row] - sketch.expected.get(row, 0.0)
+            if off <= STANDS_OUT * readings.sigma[row]:
+                continue
+            taken = _taken(sketch)
+            for fault in options:
+                if fault.where in taken.get(fault.kind in OF_HOSTS, ()):
+                    continue
+                fit = _cached(case, fault, sketch, alone)
+                if fit is not None:
+                    _keep(new, sketch.extended(fault, fit))
+        best = min(each.cost for each in new.values())
+        ranked = sorted(new.values(), key=lambda each: (each.cost, [fault for fault, _ in each.found]))
+        kept = [each for each in ranked[:width] if each.cost < best + HOPELESS]
+    best = kept[0].cost
+    weights = [math.exp(best - each.cost) for each in kept]
+    total = sum(weights)
+    return tuple(
+        Explanation(
+            tuple([fault for fault, _ in each.found]), tuple([fit for _, fit in each.found]), weight / total
+        )
+        for each, weight in zip(kept, weights, strict=True)
+    )
+
+
+def _cached(case: Case, fault: Fault, sketch: _Sketch, alone: dict[Fault, Fit | None]) -> Fit | None:
+    """The fit beside the sketch's faults: one known already where they touch none of its readings."""
+    if fault not in alone:
+        alone[fault] = case.fit(fault, {})
+    if not sketch.expected:
+        return alone[fault]
+    if fault.kind in OF_HOSTS:
+        mine: Iterable[int] = case.readings.of_host.get(fault.where[0], ())
+    else:
+        mine = case.slowed(fault)
+    return case.fit(fault, sketch.expected) if any(r in sketch.expected for r in mine) else alone[fault]
+
+
+def _taken(sketch: _Sketch) -> dict[bool, set[tuple[int, ...]]]:
+    """Which hosts (True), and which links and switches, have a fault already: none gets two."""
+    taken: dict[bool, set[tuple[int, ...]]] = {}
+    for fault, _ in sketch.found:
+        taken.setdefault(fault.kind in OF_HOSTS, set()).add(fault.where)
+    return taken
+
+
+def _keep(sketches: dict[frozenset[Fault], _Sketch], sketch: _Sketch) -> None:
+    """The cheapest sketch of each set of faults."""
+    name = frozenset(fault for fault, _ in sketch.found)
+    if name not in sketches or sketch.cost < sketches[name].cost:
+        sketches[name] = sketch
+
+
+def _options(case: Case, row: int, switches: Sequence[Fault]) -> list[Fault]:
+    """The faults that could have slowed this reading's job."""
+    readings, hosts = case.readings, case.readings.hosts[row]
+    options: list[Fault] = []
+    for host in hosts:
+        tried = any(readings.alone[each] for each in readings.of_host[host])
+        if readings.alone[row]:
+            options.append(Fault("compute", (host,)))
+        elif tried:
+            options += [Fault("compute", (host,)), Fault("card", (host,))]
+        else:
+            options.append(Fault("host", (host,)))
+        options.append(Fault("intermittent", (host,)))
+    options += [Fault("link", link) for link in readings.links(row)]
+    options += [fault for fault in switches if not readings.alone[row] and case.passes(fault, hosts)]
+    return options

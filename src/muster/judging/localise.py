@@ -1,0 +1,61 @@
+"""Which host, link or switch it is: all that is known after some waves. Pure and deterministic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from muster.judging.baseline import Baseline, Class
+from muster.judging.explain import Part, explain
+from muster.judging.faults import OF_HOSTS, Case
+from muster.judging.observation import Observation, Settings, Topology
+from muster.judging.readings import read
+
+
+@dataclass(frozen=True)
+class State:
+    """All that is known after some waves."""
+
+    observations: tuple[Observation, ...]
+    case: Case
+    parts: tuple[Part, ...]
+    baselines: Mapping[Class, Baseline]
+    suspects: Mapping[int, float]  # host -> probability that it is bad; absent: nothing points at it
+    part_of: Mapping[int, Part] = field(repr=False)
+
+    @property
+    def topology(self) -> Topology:
+        return self.case.topology
+
+    @property
+    def settings(self) -> Settings:
+        return self.case.settings
+
+    def suspicion(self, host: int) -> float:
+        """The probability that something is wrong with the host itself."""
+        return self.suspects.get(host, 0.0)
+
+
+def localise(
+    observations: Sequence[Observation],
+    topology: Topology,
+    settings: Settings | None = None,
+    stored: Mapping[Class, Baseline] | None = None,
+) -> State:
+    """What the observations say, in whatever order and groups they were made.
+
+    `stored`: baselines from elsewhere, used where the fleet is too small to make its own.
+    """
+    settings = settings or Settings()
+    readings, baselines = read(observations, topology, stored)
+    case = Case(readings, topology, settings)
+    parts = explain(case)
+    suspects: dict[int, float] = {}
+    part_of: dict[int, Part] = {}
+    for part in parts:
+        for row in part.rows:
+            for host in readings.hosts[row]:
+                part_of[host] = part
+        for host in sorted({f.where[0] for f in part.faults() if f.kind in OF_HOSTS}):
+            suspects[host] = part.of_host(host)
+    return State(tuple(observations), case, parts, baselines, suspects, part_of)

@@ -1,0 +1,113 @@
+"""What is judged: results of jobs on groups of hosts, and what is known of the hosts. Pure data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from muster.core.errors import UsageError
+
+Outcome = Literal["succeeded", "failed", "timeout"]
+Group = tuple[str, ...]  # the hosts of one job, in ring order
+Link = tuple[int, int]  # two hosts by their index, the smaller first
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One finished job.
+
+    `hosts` in the order of the ring that its collectives take; `seconds` of a step, None where there are
+    none; `work`: what was run and on what hardware: only observations with the same `work` and number of
+    hosts are compared; `waits`: seconds of a step that each host spent inside collectives, in the order of
+    `hosts`, or nothing; `culprits`: hosts that the job's own logs hold responsible for its failure.
+    Raises UsageError for hosts that stand twice, and figures that do not go together.
+    """
+
+    job: str
+    hosts: Group
+    seconds: float | None
+    outcome: Outcome = "succeeded"
+    work: str = ""
+    waits: tuple[float, ...] = ()
+    culprits: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.hosts or (len(self.hosts) > 1 and len(set(self.hosts)) < len(self.hosts)):
+            raise UsageError("a job needs hosts, each of them once", where=self.job)
+        if self.outcome == "succeeded" and (
+            self.seconds is None or not (self.seconds > 0 and math.isfinite(self.seconds))
+        ):
+            raise UsageError(f"a succeeded job needs a time of a step, not {self.seconds}", where=self.job)
+        if self.waits and len(self.waits) != len(self.hosts):
+            raise UsageError(
+                f"{len(self.waits)} waiting times for {len(self.hosts)} hosts",
+                where=self.job,
+                hint="give one per host, in the order of the hosts, or none",
+            )
+
+    @classmethod
+    def of_speed(cls, job: str, hosts: Group, speed: float, work: str = "") -> Observation:
+        """From a throughput, say samples per second: only ratios of times count."""
+        if not (speed > 0 and math.isfinite(speed)):
+            raise UsageError(f"a speed must be above 0, not {speed}", where=job)
+        return cls(job, hosts, 1.0 / speed, work=work)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The hosts to judge, in the order of the ring that the real job will take; who is behind which switch.
+
+    Raises UsageError for a host that stands twice, or is behind two switches, or behind one but not listed.
+    """
+
+    hosts: tuple[str, ...]
+    switches: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    index: Mapping[str, int] = field(init=False, repr=False, compare=False)
+    behind: tuple[int, ...] = field(init=False, repr=False, compare=False)  # host -> switch; -1 none
+
+    def __post_init__(self) -> None:
+        index = {host: i for i, host in enumerate(self.hosts)}
+        if len(index) < len(self.hosts):
+            raise UsageError("a host stands twice", where="topology")
+        behind = [-1] * len(self.hosts)
+        for number, (name, members) in enumerate(self.switches):
+            for host in members:
+                if host not in index:
+                    raise UsageError("is behind a switch, but not among the hosts", host=host, where=name)
+                if behind[index[host]] >= 0:
+                    raise UsageError("is behind two switches", host=host, where=name)
+                behind[index[host]] = number
+        object.__setattr__(self, "index", index)
+        object.__setattr__(self, "behind", tuple(behind))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How strict to be.
+
+    `slow`: the smallest slowdown that counts (share of a step's time); where noise is above 0.4 of it, 2.5
+    standard deviations of it count instead. `convict`: the probability above which a host is called bad;
+    `named`: above which the kind of fault, or a link or a switch, is named; `clear`: below which a suspicion
+    is dropped; `sweeps`: jobs in a group that every host shall have had; `ring`: try every link between
+    neighbours; `references`: hosts that run alone beside a suspect, to compare it with.
+    """
+
+    slow: float = 0.01
+    convict: float = 0.99
+    named: float = 0.95
+    clear: float = 0.01
+    sweeps: int = 2
+    ring: bool = True
+    references: int = 31
+
+
+def ring_links(hosts: tuple[int, ...]) -> tuple[Link, ...]:
+    """The links between neighbours in a ring of these hosts: one for two of them, none for one."""
+    if len(hosts) < 2:
+        return ()
+    if len(hosts) == 2:
+        a, b = hosts
+        return ((a, b) if a < b else (b, a),)
+    return tuple((a, b) if a < b else (b, a) for a, b in zip(hosts, (*hosts[1:], hosts[0]), strict=True))

@@ -1,0 +1,240 @@
+"""Which of the hosts given a job runs on: the first so many, or as many as train fastest. Pure.
+
+What trains fastest has most samples/s: the same samples are done soonest, whatever a step holds. Each number
+of hosts is taken at its best, with all else that a recipe leaves to the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+from muster.core.batch import resolve_batch
+from muster.core.devices import driver_device
+from muster.core.errors import RecipeError, UsageError
+from muster.core.hostlist import fold_hosts
+from muster.core.inventory import Host
+from muster.core.job import Decision
+from muster.core.plan import Candidate
+from muster.core.recipe import Recipe
+from muster.core.units import size_words
+from muster.planner.decide import Decided
+from muster.planner.fit import lacking, need
+from muster.planner.prospect import link_of
+
+FIELD = "launch.hosts"
+HARDLY = 0.02  # of speed: fewer hosts are taken where more would gain less
+MOST = 12  # numbers of hosts that are tried, beside powers of two
+
+Facts = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The hosts that a job runs on, those given that it leaves idle, and why. `candidates`: what was
+    compared, where the plan chose; `timed`: by predicted speeds; `skips`: they are not the first ones."""
+
+    hosts: tuple[Host, ...]
+    idle: tuple[Host, ...]
+    why: str
+    candidates: tuple[Candidate, ...] = ()
+    timed: bool = False
+    skips: bool = False
+
+    @property
+    def decision(self) -> Decision:
+        """How many, why, and which hosts are left."""
+        one = len(self.idle) == 1
+        names = fold_hosts(host.label for host in self.idle)
+        left = f"; {names} stay{'s' if one else ''} idle" if self.idle else ""
+        return Decision(FIELD, len(self.hosts), f"{self.why}{left}")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A job on some of its hosts. `refused`: why it does not fit there, or (nothing decided) work at all."""
+
+    hosts: tuple[Host, ...]
+    decided: Decided | None
+    refused: UsageError | None = None
+
+    @property
+    def best(self) -> Candidate | None:
+        """The way that would be chosen there."""
+        found = self.decided.candidates if self.decided else ()
+        return next((each for each in found if each.chosen), None)
+
+    @property
+    def works(self) -> bool:
+        """Whether it fits there."""
+        return self.refused is None and self.best is not None and self.best.fits
+
+    @property
+    def speed(self) -> float | None:
+        """Samples/s; None: not known."""
+        return self.best.samples_per_second if self.best else None
+
+
+def first(hosts: Sequence[Host], wanted: int) -> Chosen:
+    """The first so many, as a recipe says. Raises RecipeError where there are fewer."""
+    if wanted > len(hosts):
+        given = f"{len(hosts)} host{' was' if len(hosts) == 1 else 's were'} given"
+        raise RecipeError(
+            f"is {wanted}, and {given}", where=FIELD, hint=f"at most {len(hosts)}, auto, or more hosts"
+        )
+    return Chosen(tuple(hosts[:wanted]), tuple(hosts[wanted:]), "as the recipe says")
+
+
+def ranks_of(host: Host, about: Mapping[str, Any], device: str) -> int:
+    """Ranks that a host takes. `device`: of the recipe's `launch`."""
+    gpus = 0 if device == "cpu" else len(about.get("gpus") or [])
+    return host.slots or gpus or 1
+
+
+def by_speed(hosts: Sequence[Host], facts: Facts, device: str, env: Mapping[str, str]) -> list[Host]:
+    """The fastest ranks first, of equals those with the faster link, then more memory, then as given: hosts
+    are taken in this order, since the slowest of them sets the pace."""
+
+    def key(host: Host) -> tuple[float, float, float]:
+        about = facts[host.label]
+        ranks = ranks_of(host, about, device)
+        gpus = [] if device == "cpu" else list(about.get("gpus") or [])[:ranks]
+        link = link_of(about.get("network") or {}, env)
+        speed, memory = (about.get("cores") or 0) // ranks, (about.get("memory_total") or 0) // ranks
+        if gpus:
+            speed = min(_peak(str(gpu.get("name") or "")) for gpu in gpus)
+            memory = min(gpu.get("memory_total") or 0 for gpu in gpus)
+        return -speed, -(link.bandwidth if link else 0.0), -memory
+
+    return sorted(hosts, key=key)
+
+
+def _peak(gpu: str) -> float:
+    """Its highest stated one; 0: not known."""
+    found = driver_device(gpu)
+    return max(found.peaks.values(), default=0.0) if found else 0.0
+
+
+def numbers(recipe: Recipe, ranks: Sequence[int]) -> list[int]:
+    """Numbers of hosts to try: all of a few; of many, of those with which the batch works out, powers of two,
+    the most, and others between them. `ranks`: of each host."""
+    whole = len(ranks)
+    if whole <= MOST:
+        return list(range(1, whole + 1))
+    together = list(accumulate(ranks))
+    possible = [count for count in range(1, whole + 1) if _works_out(recipe, together[count - 1])] or [whole]
+    if len(possible) <= MOST:
+        return possible
+    found = {count for count in possible if count & (count - 1) == 0} | {possible[0], possible[-1]}
+    while len(found) < MOST:  # the one that is nearest to the middle of the widest gap, as ratios go
+        gaps = [(low, high) for low, high in pairwise(sorted(found)) if any(low < n < high for n in possible)]
+        low, high = max(gaps, key=lambda gap: gap[1] / gap[0])
+        between = [n for n in possible if low < n < high]
+        found.add(min(between, key=lambda n: (abs(n * n - low * high), n)))
+    return sorted(found)
+
+
+def _works_out(recipe: Recipe, ranks: int) -> bool:
+    """Whether so many ranks can share the recipe's batch."""
+    batch = recipe.batch
+    if isinstance(batch.split, list) and len(batch.split) != ranks:
+        return False
+    try:
+        resolve_batch(batch.micro, batch.accumulation, batch.global_, world_size=ranks)
+    except RecipeError:
+        return False
+    return True
+
+
+def pick(trials: Sequence[Trial], given: Sequence[Host]) -> tuple[Trial, Chosen]:
+    """The number of hosts with most samples/s; of those that are nearly as fast, the fewest hosts. Where not
+    all speeds are known, the most hosts that work. `trials`: with ever more hosts.
+
+    Raises the trials' RecipeError where the job works with no number of hosts.
+    """
+    working = [each for each in trials if each.works]
+    if not working:
+        decided = [each for each in trials if each.decided is not None]
+        if not decided:
+            assert trials[-1].refused is not None
+            raise trials[-1].refused
+        return decided[-1], _as_chosen(decided[-1], trials, given, "it fits on no number of them")
+    if any(each.speed is None for each in working):
+        why = "how fast they are is not known here"
+        which = "all of them" if len(working[-1].hosts) == len(given) else "the most that work"
+        return working[-1], _as_chosen(working[-1], trials, given, f"{which}: {why}")
+    top = max(_speed(each) for each in working)
+    chosen = next(each for each in working if _speed(each) >= (1 - HARDLY) * top)
+    words = f"{'the fastest' if _speed(chosen) == top else 'as good as the fastest'} of those tried"
+    words += f": {_speed(chosen):,.1f} samples/s predicted"
+    others = [f"{_count(each)} {_lost(each, chosen)}" for each in trials if each is not chosen]
+    return chosen, _as_chosen(chosen, trials, given, "; ".join([words, *others]), timed=True)
+
+
+def _as_chosen(
+    chosen: Trial, trials: Sequence[Trial], given: Sequence[Host], why: str, *, timed: bool = False
+) -> Chosen:
+    used = set(chosen.hosts)
+    skips = chosen.hosts != tuple(given[: len(used)])
+    if skips:
+        why += f"; the fastest hosts are {fold_hosts(host.label for host in chosen.hosts)}"
+    compared = [row for each in trials for row in _rows(each, chosen, why)] if len(trials) > 1 else []
+    idle = tuple(host for host in given if host not in used)
+    return Chosen(chosen.hosts, idle, why, tuple(compared), timed, skips)
+
+
+def _rows(trial: Trial, chosen: Trial, why: str) -> list[Candidate]:
+    """Every way on the chosen number of hosts; the best way on another."""
+    count = {FIELD: str(len(trial.hosts))}
+    decided, best = trial.decided, trial.best
+    if decided is None or best is None:
+        return [Candidate(changes=count, fits=False, memory=0, why=_lost(trial, chosen))]
+    micro = {} if decided.recipe.batch.micro else {"batch.micro": str(decided.batch.micro)}
+    taken = trial is chosen
+    rows = []
+    for each in decided.candidates if taken else (best,):
+        words = each.why
+        if each.chosen:  # the others have rows of their own, which say why they lost
+            words = why.partition(";")[0] if taken else _lost(trial, chosen)
+        update = {
+            "changes": {**count, **(each.changes or micro)},
+            "chosen": taken and each.chosen,
+            "why": words,
+        }
+        rows.append(each.model_copy(update=update))
+    return rows
+
+
+def _lost(trial: Trial, chosen: Trial) -> str:
+    """Why another number of hosts was not chosen."""
+    decided = trial.decided
+    if decided is None:
+        return f"cannot: {trial.refused.what}" if trial.refused else "cannot"
+    if not trial.works:
+        return f"does not fit{_too_little(decided)}"
+    if trial.speed is None or chosen.speed is None:
+        return "works as well"
+    slower = 1 - trial.speed / chosen.speed
+    if slower >= 0:
+        return f"{slower:.0%} slower" if slower > 0.005 else "as fast"
+    return f"{-slower:.1%} faster, which is not worth more hosts"
+
+
+def _too_little(decided: Decided) -> str:
+    setting, room = decided.setting, decided.room
+    found = need(setting) if setting is not None else None
+    if setting is None or found is None:
+        return ""
+    has = f" of {size_words(room.device)}" if room.device else ""
+    where = lacking(found, setting, room)
+    return f": {size_words(sum(found.device.values()))}{has}" + (f" ({where} memory)" if where else "")
+
+
+def _speed(trial: Trial) -> float:
+    return trial.speed or 0.0
+
+
+def _count(trial: Trial) -> str:
+    return f"{len(trial.hosts):,} host{'' if len(trial.hosts) == 1 else 's'}"

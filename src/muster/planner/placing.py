@@ -1,0 +1,68 @@
+"""What a job runs on, from what hosts say of themselves: CPUs or GPUs, and the ranks of each host. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from muster.core.errors import InventoryError
+from muster.core.inventory import Host, Inventory
+from muster.core.job import Decision
+from muster.core.recipe import Recipe
+
+
+def device_and_slots(
+    recipe: Recipe,
+    inventory: Inventory,
+    facts: Mapping[str, Mapping[str, Any]],
+    one_machine: bool,
+    decisions: list[Decision],
+) -> tuple[str, list[int]]:
+    """cpu or cuda for all, and each host's ranks. `one_machine`: pretend hosts that share its GPUs.
+
+    Raises InventoryError where a host has too few GPUs.
+    """
+    counts = {host.label: len(facts[host.label].get("gpus") or []) for host in inventory.hosts}
+    device = recipe.launch.device
+    if device == "auto":
+        with_gpu = [name for name, count in counts.items() if count]
+        if with_gpu and len(with_gpu) < len(counts):
+            without = [name for name, count in counts.items() if not count]
+            raise InventoryError(
+                f"has no GPU that can be seen, while {with_gpu[0]} has {counts[with_gpu[0]]}",
+                host=without[0],
+                hint="leave the host out, mend its driver, or set launch.device=cpu for all",
+            )
+        device = "cuda" if with_gpu else "cpu"
+        decisions.append(
+            Decision("launch.device", device, "every host has a GPU" if with_gpu else "no host has a GPU")
+        )
+    slots = []
+    for host in inventory.hosts:
+        slots.append(host.slots or (counts[host.label] if device == "cuda" else 1))
+        if host.slots is None:
+            why = "one rank per GPU" if device == "cuda" else "one rank per host without a GPU"
+            decisions.append(Decision(f"slots of {host.label}", slots[-1], why))
+    _check_gpus(device, inventory.hosts, slots, counts, one_machine)
+    return device, slots
+
+
+def _check_gpus(
+    device: str, hosts: tuple[Host, ...], slots: list[int], counts: Mapping[str, int], one_machine: bool
+) -> None:
+    if device != "cuda":
+        return
+    need = sum(slots) if one_machine else 0
+    for host, count in zip(hosts, slots, strict=True):
+        if not counts[host.label]:
+            raise InventoryError(
+                "has no GPU that can be seen",
+                host=host.label,
+                hint="mend its driver, or set launch.device=cpu",
+            )
+        if max(need, count) > counts[host.label]:
+            raise InventoryError(
+                f"{max(need, count)} ranks need as many GPUs, and it has {counts[host.label]}",
+                host=host.label,
+                hint="lower the slots, or set launch.device=cpu",
+            )

@@ -1,0 +1,14 @@
+"""Readers of logs that others' tools wrote: one module per format, pure, over one pass of lines.
+
+A module is a reader by being here (or an entry point of the group muster.readers), and has:
+
+FORMAT                   what the logs are, in a few words
+HINTS                    a line goes to the reader only where it contains one of these; ("",): every line
+Reader(frame, mappings)  a reader of one file, with the two methods below
+
+    line(text)           a line, without its end; never raises, whatever it says
+    readings()           after the last line: what was found, best first; empty: it is another format
+
+Every reader sees the same pass, so a file may be a stream; none keeps more than a bounded number of windows.
+What all formats share (hosts, launcher, failures) is read by `_frame.Frame`, which a reader may ask.
+"""

@@ -1,0 +1,199 @@
+"""What logs of all formats share: whose line it is, the hosts, the command, the batch, how it went. Pure."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import binascii
+import json
+import re
+import warnings
+from collections.abc import Mapping
+from datetime import datetime, timezone
+
+from muster.core.errors import UsageError
+from muster.core.inventory import parse_hosts
+from muster.readers._failures import Signs
+from muster.readers.base import number
+
+MOST_HOSTS = 100_000
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# srun --label, mpirun --tag-output, torchrun's redirects
+_LABEL = re.compile(r"(?:\s*\d{1,6}: |\[\d+,\d+\]<std(?:out|err)>: ?|\[default\d+\]: ?)")
+_HOSTFILE = re.compile(r"(\S+)\s+slots\s*=\s*(\d{1,5})(?:\s+max_slots\s*=\s*\d+)?\s*")
+_WORLD_INFO = re.compile(r"--world_info[= ]([A-Za-z0-9+/_=-]+)")
+_NODELIST = re.compile(r"SLURM_(?:JOB_|STEP_)?NODELIST\s*[=:]\s*(\S+)")
+_NCCL = re.compile(r"([\w.-]+):\d+:\d+ \[\d+\] NCCL (?:INFO|WARN)")
+_BATCH = re.compile(r"\btrain_batch_size\W+(\d{1,12})\b")
+_WORLD = re.compile(r"\b(?:dist_world_size=|world_size\s*(?:\.{2,}|=)\s*)(\d{1,9})\b")
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)[,.]?(\d{1,6})?")
+_PROCESS = re.compile(r"\[launch\.py:\d+:main\] [Pp]rocess \d+ (spawned|exits successfully)")
+# Arguments that differ between jobs of one recipe: places, ports, names of runs, who is who.
+_PLACES = re.compile(
+    r"--?(?:local[-_]rank|node[-_]rank|master[-_]\w+|rdzv\w*|output\w*|log\w*|run[-_]name|save\w*|"
+    r"tensorboard\w*|\w*cache\w*|data_output_path|hostfile|world_info|enable_each_rank_log|resume\w*)$"
+)
+_MODEL = re.compile(r"--?(?:actor_)?model(?:_name_or_path|_name|_id|_path)?$|--?arch$")
+HINTS = (
+    "slots", "WORLD INFO", "world_info", "NODELIST", " NCCL ", "train_batch_size", "world_size",
+    "[launch.py:",
+)  # fmt: skip
+
+
+class Frame:
+    """A file's lines, one after the other. `line` gives each without the prefix of who wrote it."""
+
+    def __init__(self) -> None:
+        self.slots: dict[str, int | None] = {}  # host -> its ranks; in their order
+        self.spoken: dict[str, None] = {}  # hosts that NCCL's lines name
+        self.certain = False  # the launcher itself said which hosts it takes
+        self.batch: float | None = None
+        self.world_size: int | None = None
+        self.workload = ""
+        self.recipe = ""
+        self.spawned = 0
+        self.left = 0  # processes that exited successfully
+        self.steps = 0  # of the last mark of progress
+        self.signs = Signs()
+        self.lines = 0
+
+    def line(self, raw: str) -> str:
+        """Read a line, and give it without prefix and colours."""
+        self.lines += 1
+        text = _COLOUR.sub("", raw) if "\x1b" in raw else raw
+        host = None
+        if self.slots:
+            head, colon, rest = text.partition(": ")
+            if colon and head in self.slots:
+                host, text = head, rest
+        label = _LABEL.match(text)
+        if label:
+            text = text[label.end() :]
+        for hint in HINTS:
+            if hint in text:
+                self._facts(text)
+                break
+        self.signs.line(text, host)
+        return text
+
+    def progress(self, step: int) -> None:
+        """A reader has seen that the job does its work."""
+        self.steps = step
+        self.signs.progress()
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that the log names, as launchers or, without one, NCCL name them."""
+        return tuple(self.slots or self.spoken)
+
+    @property
+    def ranks(self) -> int | None:
+        """The job's ranks, as far as known."""
+        if self.world_size:
+            return self.world_size
+        slots = list(self.slots.values())
+        return sum(count or 0 for count in slots) if slots and None not in slots else None
+
+    @property
+    def begun(self) -> bool:
+        """Whether this is the log of a job at all, whatever became of it."""
+        return bool(self.slots or self.spawned or self.recipe or self.steps)
+
+    def _facts(self, text: str) -> None:
+        match = _HOSTFILE.fullmatch(text)
+        if match:
+            if not self.certain and len(self.slots) < MOST_HOSTS:
+                self.slots[match[1]] = int(match[2])
+            return
+        if "WORLD INFO DICT" in text:
+            self._world(_literal(text.partition("DICT:")[2]))
+        elif not self.certain and (match := _WORLD_INFO.search(text)):
+            self._world(_decoded(match[1]))
+        if "NODELIST" in text and not self.slots and (match := _NODELIST.search(text)):
+            self._nodes(match[1])
+        if " NCCL " in text and len(self.spoken) < MOST_HOSTS and (match := _NCCL.match(text)):
+            self.spoken.setdefault(match[1])
+        if "train_batch_size" in text and (match := _BATCH.search(text)) and int(match[1]) > 0:
+            self.batch = float(match[1])
+        if "world_size" in text and (match := _WORLD.search(text)) and int(match[1]) > 0:
+            self.world_size = int(match[1])
+        if "[launch.py:" in text:
+            self._process(text)
+
+    def _world(self, info: object) -> None:
+        """DeepSpeed's {host: [local ranks]}."""
+        if not isinstance(info, Mapping) or not 0 < len(info) <= MOST_HOSTS:
+            return
+        if all(isinstance(host, str) and isinstance(ranks, list) for host, ranks in info.items()):
+            self.slots = {host: len(ranks) for host, ranks in info.items()}
+            self.certain = True
+
+    def _nodes(self, text: str) -> None:
+        try:
+            self.slots = {host.label: None for host in parse_hosts(text.strip("'\"")).hosts}
+        except UsageError:
+            pass
+
+    def _process(self, text: str) -> None:
+        match = _PROCESS.search(text)
+        if match is None:
+            return
+        if match[1] != "spawned":
+            self.left += 1
+            return
+        self.spawned += 1
+        command = _literal(text.partition("with command: ")[2]) if not self.recipe else None
+        if isinstance(command, list) and all(isinstance(word, str) for word in command):
+            self.workload, self.recipe = described(command)
+
+
+def described(command: list[str]) -> tuple[str, str]:
+    """What a training command trains, for people; and the command without what differs from job to job."""
+    start = next((n for n, word in enumerate(command) if word.endswith(".py")), 0)
+    words, model, skip = [], "", False
+    for place, word in enumerate(command[start + 1 :], start + 1):
+        name, equals, value = word.partition("=")
+        following = command[place + 1] if place + 1 < len(command) else ""
+        if skip:
+            skip = False
+        elif _PLACES.fullmatch(name):
+            skip = not equals and bool(following) and not following.startswith("-")
+        else:
+            words.append(word)
+            if _MODEL.fullmatch(name) and not model:
+                model = value if equals else following
+    script = command[start].rpartition("/")
+    stem = script[2].removesuffix(".py")
+    if stem in ("main", "train", "run") and script[0]:
+        stem = script[0].rpartition("/")[2]
+    return (f"{model} ({stem})" if model else stem), " ".join([stem, *words])
+
+
+def stamp(text: str) -> float | None:
+    """Seconds of the first time of day with its date in a line, on the clock of who wrote it; None: there is
+    none."""
+    match = _STAMP.search(text)
+    if match is None:
+        return None
+    try:
+        whole = datetime.fromisoformat(f"{match[1]} {match[2]}")
+    except ValueError:
+        return None
+    fraction = number(f"0.{match[3]}") if match[3] else 0.0
+    return whole.replace(tzinfo=timezone.utc).timestamp() + (fraction or 0.0)
+
+
+def _literal(text: str) -> object:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a backslash in a stranger's text
+            return ast.literal_eval(text.strip())
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def _decoded(text: str) -> object:
+    try:
+        return json.loads(base64.urlsafe_b64decode(text))
+    except (ValueError, binascii.Error, RecursionError):
+        return None

@@ -1,0 +1,246 @@
+"""A file's lines -> the jobs that it tells of. Pure: whoever opens the file gives its lines."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import importlib
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from muster.core.errors import UsageError
+from muster.core.inventory import parse_hosts
+from muster.core.registry import plugin_names
+from muster.readers._failures import HINTS as SIGN_HINTS
+from muster.readers._failures import Sign, shortened
+from muster.readers._frame import HINTS as FRAME_HINTS
+from muster.readers._frame import Frame
+from muster.readers._mapping import Mapping
+from muster.readers.base import JobLog, LineReader, Measured, Outcome, Reading
+from muster.store.logfiles import BrokenFile
+
+PACKAGE = "muster.readers"
+BATCH = 512  # lines
+_MADE = Callable[[Frame, Sequence[Mapping]], LineReader]
+
+# Names of files and folders that say nothing about a host.
+_GENERIC = re.compile(
+    r"(?:\d+|attempt_\d+|version_\d+|(?:local_)?rank[-_.]?\d+|none_\w+|(?:std)?(?:out|err)(?:put)?|error|"
+    r"logs?|metrics|train(?:ing|er)?(?:[-_.]?log)?|console|results?|throughput|events|run|jobs?|"
+    r"lightning_logs|\.{0,2}|.*\.(?:tar|tgz|txz|tbz2?))",
+    re.IGNORECASE,
+)
+_ENDING = re.compile(r"\.(?:log|txt|out|err|csv|tsv|jsonl?|gz|xz|bz2|stdout|stderr)$", re.IGNORECASE)
+_RANK = re.compile(r"[-_.](?:local_)?(?:rank|gpu|task)[-_.]?\d+$", re.IGNORECASE)
+_BEFORE = re.compile(r"(?:slurm-\d+|train(?:ing)?|bench(?:mark)?|log|job-?\d*)[-_.]", re.IGNORECASE)
+
+
+@functools.cache
+def _readers() -> tuple[tuple[tuple[str, ...], _MADE], ...]:
+    """(hints, reader) of every format, by name."""
+    modules = [importlib.import_module(path) for _, path in sorted(plugin_names(PACKAGE).items())]
+    return tuple((module.HINTS, module.Reader) for module in modules)
+
+
+def read_log(
+    path: str,
+    lines: Iterable[str],
+    mappings: Sequence[Mapping] = (),
+    named: re.Pattern[str] | None = None,
+) -> list[JobLog]:
+    """The jobs of a file; one that nobody can read is a job whose outcome is `unreadable`.
+
+    `lines` may raise BrokenFile. `path`: as it is shown, and from which hosts are told where the log does not
+    name them; `named`: how, with a group `host`. Raises nothing for whatever the lines say.
+    """
+    frame = Frame()
+    fitting = [mapping for mapping in mappings if mapping.takes(path)]
+    made = [(hints, make(frame, fitting)) for hints, make in _readers()]
+    whole = _Whole(lines)
+    first = _feed(frame, made, whole)
+    broken = whole.broken
+    found = [reading for _, reader in made for reading in reader.readings()]
+    if not found and (broken or not frame.begun):
+        decisive = frame.signs.decisive()
+        if broken is None and decisive is not None:  # it failed before anything that could be recognised
+            return [_with_hosts(_ended(JobLog(path, "failed"), frame, decisive), frame, named)]
+        return [_with_hosts(JobLog(path, "unreadable", broken or _unknown(path, first)), frame, named)]
+    parts = [each for each in found if each.part]
+    if parts:
+        return [_job(path, frame, [each], broken, named) for each in parts]
+    return [_job(path, frame, found, broken, named)]
+
+
+class _Whole:
+    """All lines that can be read; then `broken` says why there are no more, if that is so."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self.lines = lines
+        self.broken: str | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            yield from self.lines
+        except BrokenFile as error:
+            self.broken = str(error)
+
+
+def _feed(frame: Frame, made: Sequence[tuple[tuple[str, ...], LineReader]], lines: Iterable[str]) -> str:
+    """Every line that says something to the frame, and to the readers that want it. -> the first line that is
+    not blank."""
+    first = ""
+    whole = [reader for hints, reader in made if "" in hints]
+    some = [(hints, reader) for hints, reader in made if "" not in hints]
+    every = {hint for each, _ in some for hint in each}.union(FRAME_HINTS, SIGN_HINTS)
+    hints = [hint for hint in every if not any(other in hint for other in every - {hint})]
+    stream = iter(lines)
+    while batch := list(itertools.islice(stream, BATCH)):
+        first = first or next((line for line in batch if line and not line.isspace()), "")
+        for reader in whole:
+            for line in batch:
+                if reader.closed:
+                    break
+                reader.line(line)
+        for line in _saying(batch, hints):
+            text = frame.line(line)
+            for each, reader in some:
+                if not reader.closed and any(hint in text for hint in each):
+                    reader.line(text)
+    return first
+
+
+def _saying(batch: Sequence[str], hints: Iterable[str]) -> list[str]:
+    """The lines with a hint in them. Looking through many lines at once takes a fifth of the time."""
+    text = "\n".join(batch)
+    starts = list(itertools.accumulate((len(line) + 1 for line in batch), initial=0))
+    chosen: set[int] = set()
+    for hint in hints:
+        place = text.find(hint)
+        while place >= 0:
+            line = bisect.bisect_right(starts, place) - 1
+            chosen.add(line)
+            place = text.find(hint, starts[line + 1])
+    return [batch[line] for line in sorted(chosen)]
+
+
+def _unknown(path: str, first: str) -> str:
+    if not first:
+        return "is empty"
+    if path.lower().endswith((".csv", ".tsv")):
+        return f"no mapping names its columns: {shortened(first)}"
+    return "nothing in it that any reader knows"
+
+
+def _job(
+    path: str, frame: Frame, found: Sequence[Reading], broken: str | None, named: re.Pattern[str] | None
+) -> JobLog:
+    """One job from all that was found of it, the best measured first."""
+    figures = [(reading, measured(reading)) for reading in found]
+    figures.sort(key=lambda each: _worth(*each), reverse=True)
+    ordered = [reading for reading, _ in figures]
+    best = figures[0][1] if figures else None
+
+    def told(name: str) -> float | None:
+        return next((value for each in ordered if (value := getattr(each, name)) is not None), None)
+
+    steps, skipped, memory = told("steps"), told("skipped"), told("memory")
+    notes = [note for each in ordered for note in each.notes]
+    if best is None and told("reported") is not None:
+        notes.append("no steps were timed: the rate is the tool's own, with its warm-up")
+    if best and best.skipped:
+        notes.append(f"the windows have {best.skipped} skipped steps in them")
+    if best and best.interrupted:
+        notes.append("the windows have evaluation or saving in them")
+    job = JobLog(
+        path=f"{path}#{ordered[0].part}" if ordered and ordered[0].part else path,
+        outcome="succeeded",
+        format=", ".join(dict.fromkeys(each.format for each in ordered)) or None,
+        hosts=ordered[0].hosts if ordered else (),
+        world_size=frame.ranks,
+        workload=frame.workload or next((each.workload for each in ordered if each.workload), ""),
+        recipe=frame.recipe,
+        batch=told("batch") or frame.batch,
+        steps=int(steps) if steps is not None else None,
+        skipped=int(skipped) if skipped is not None else None,
+        measured=best,
+        reported=told("reported"),
+        memory=int(memory) if memory is not None else None,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+    ends = [each.ended for each in ordered if each.ended is not None]
+    if broken and not any(ends):
+        return _with_hosts(replace(job, outcome="unreadable", reason=broken), frame, named)
+    return _with_hosts(_outcome(job, frame, ends), frame, named)
+
+
+def measured(reading: Reading) -> Measured | None:
+    """What a reading's windows come to, in samples where the batch is known."""
+    if reading.series is None:
+        return None
+    if reading.per_step and reading.batch:
+        return reading.series.scaled(reading.batch).measured()
+    return reading.series.measured()
+
+
+def _worth(reading: Reading, figures: Measured | None) -> tuple[bool, bool, float]:
+    return figures is not None, reading.exact, figures.seconds if figures else 0.0
+
+
+def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:
+    """How it went. A log that simply stops did not succeed, where its format says when a job is over."""
+    decisive = frame.signs.decisive()
+    if frame.signs.broke and decisive is not None:
+        return _ended(job, frame, decisive)
+    if any(ends):
+        if job.steps and job.skipped == job.steps:
+            why = f"all {job.steps} steps were skipped by the loss scaler: nothing was trained"
+            return replace(job, outcome="failed", reason=why, failure="loss_scale_too_high", measured=None)
+        return job
+    if decisive is not None:
+        return _ended(job, frame, decisive)
+    if ends or not job.format:
+        where = f"after step {job.steps}" if job.steps else "before its first step"
+        why = f"the log stops {where} and says neither why nor that it is over"
+        return replace(job, outcome="timeout", reason=why)
+    return job
+
+
+def _ended(job: JobLog, frame: Frame, sign: Sign) -> JobLog:
+    outcome: Outcome = "timeout" if sign.weight == "external" else "failed"
+    return replace(
+        job, outcome=outcome, reason=shortened(sign.text), failure=sign.failure, failed_host=sign.host
+    )
+
+
+def _with_hosts(job: JobLog, frame: Frame, named: re.Pattern[str] | None) -> JobLog:
+    """With the hosts that the log names or else its path; a pattern of the user's goes first."""
+    if named is not None and (match := named.search(job.path)):
+        return replace(job, hosts=_split(match["host"]), hosts_from="name")
+    if job.hosts or frame.hosts:
+        return replace(job, hosts=job.hosts or frame.hosts, hosts_from="log")
+    if job.outcome == "unreadable":
+        return job
+    return replace(job, hosts=hosts_of_path(job.path), hosts_from="name")
+
+
+def hosts_of_path(path: str) -> tuple[str, ...]:
+    """The host that a path names: `logs/node07.rank0.log`, `node07/attempt_0/0/stdout.log`; or several, as
+    `node[01-02].log`, `node01,node02.log`. Empty: all its parts are words such as `train` and `stdout`."""
+    for part in reversed(PurePosixPath(path).parts):
+        name = part
+        while match := _ENDING.search(name):
+            name = name[: match.start()]
+        name = _BEFORE.sub("", _RANK.sub("", name), count=1) or name
+        if not _GENERIC.fullmatch(name) and not name.startswith("/"):
+            return _split(name)
+    return ()
+
+
+def _split(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(host.label for host in parse_hosts(text.replace("+", ",")).hosts)
+    except UsageError:
+        return (text,)

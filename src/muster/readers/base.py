@@ -1,0 +1,233 @@
+"""What readers give: windows of optimizer steps, what is measured in them, and a job's log as a whole."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+WARM_UP = 10  # optimizer steps that are left out, as `measure.warmup` of a recipe; at most a third of the run
+HEAD = 64  # windows that are kept one by one; later ones are merged where they become many
+TAIL = 512
+LARGEST = 1e18  # figures above it are nonsense
+
+Outcome = Literal["succeeded", "failed", "timeout", "unreadable"]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some steps in a row.
+
+    `samples` are those of the steps that the optimizer used; `interrupted`: something else was going on as
+    well, such as an evaluation.
+    """
+
+    steps: int
+    skipped: int
+    samples: float
+    seconds: float
+    tokens: float | None = None
+    interrupted: bool = False
+
+    @property
+    def clean(self) -> bool:
+        """Nothing but steps that were used."""
+        return not self.skipped and not self.interrupted
+
+    def plus(self, other: Window) -> Window:
+        """Both as one."""
+        both = self.tokens is not None and other.tokens is not None
+        return Window(
+            self.steps + other.steps,
+            self.skipped + other.skipped,
+            self.samples + other.samples,
+            self.seconds + other.seconds,
+            (self.tokens or 0) + (other.tokens or 0) if both else None,
+            self.interrupted or other.interrupted,
+        )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The windows that a job's figures rest on: a rate is their samples over their seconds."""
+
+    samples: float
+    seconds: float
+    steps: int
+    windows: int
+    tokens: float | None
+    variation: float | None  # coefficient of variation of samples/s over the windows; None: fewer than three
+    skipped: int = 0  # steps inside these windows that were not used: 0 unless there were no cleaner windows
+    interrupted: bool = False  # there were no windows without something else in them
+
+    @property
+    def rate(self) -> float:
+        """Samples per second."""
+        return self.samples / self.seconds
+
+
+@dataclass
+class Series:
+    """The windows of a job in their order, however many: of a long run, neighbours are merged."""
+
+    before: int = 0  # steps that were used before the first window
+    head: list[Window] = field(default_factory=list)
+    tail: list[Window] = field(default_factory=list)
+    unclean: dict[bool, Window] = field(default_factory=dict)  # by `interrupted`: those after the head
+    total: int = 0
+
+    def add(self, window: Window) -> None:
+        """The next one. Windows without time or of nonsense are left out."""
+        if not (1e-6 <= window.seconds <= LARGEST and 0 <= window.samples <= LARGEST):  # false for NaN
+            return
+        if window.steps <= 0 or not 0 <= window.skipped <= window.steps:
+            return
+        if window.tokens is not None and not 0 <= window.tokens <= LARGEST:
+            window = replace(window, tokens=None)
+        self.total += 1
+        if len(self.head) < HEAD:
+            self.head.append(window)
+        elif not window.clean:
+            known = self.unclean.get(window.interrupted)
+            self.unclean[window.interrupted] = known.plus(window) if known else window
+        else:
+            self.tail.append(window)
+            if len(self.tail) >= TAIL:
+                pairs = zip(self.tail[::2], self.tail[1::2], strict=True)
+                self.tail = [first.plus(second) for first, second in pairs]
+
+    def scaled(self, samples: float, seconds: float = 1.0) -> Series:
+        """With its samples (which may be steps) and seconds in other units."""
+
+        def of(window: Window) -> Window:
+            return replace(window, samples=window.samples * samples, seconds=window.seconds * seconds)
+
+        unclean = {key: of(window) for key, window in self.unclean.items()}
+        return Series(self.before, [*map(of, self.head)], [*map(of, self.tail)], unclean, self.total)
+
+    def measured(self) -> Measured | None:
+        """What is left after the warm-up, without skipped steps and without interruptions where that leaves
+        anything. None: nothing was timed.
+
+        The warm-up ends when WARM_UP steps were used by the optimizer (skipped ones prepare nothing), or a
+        third of all, and never takes the last window.
+        """
+        windows = [*self.head, *self.tail, *self.unclean.values()]
+        used = sum(each.steps - each.skipped for each in windows)
+        least = min(WARM_UP, (self.before + used) // 3)
+        passed, warm = self.before, []
+        for number, each in enumerate(windows):
+            if passed >= least or number == len(windows) - 1:
+                warm.append(each)
+            passed += each.steps - each.skipped
+        for choice in (
+            [each for each in warm if each.clean],
+            [each for each in windows if each.clean],  # a short run: better its warm-up than skipped steps
+            [each for each in warm if not each.interrupted],
+            warm,
+        ):
+            found = measure([each for each in choice if each.samples > 0])
+            if found is not None:
+                return found
+        return None
+
+
+def measure(windows: Sequence[Window]) -> Measured | None:
+    """The figures of these windows; None: there are none."""
+    if not windows:
+        return None
+    rates = [each.samples / each.seconds for each in windows]
+    spread = statistics.stdev(rates) / statistics.fmean(rates) if len(rates) > 2 else None
+    tokens = [each.tokens for each in windows]
+    return Measured(
+        samples=math.fsum(each.samples for each in windows),
+        seconds=math.fsum(each.seconds for each in windows),
+        steps=sum(each.steps for each in windows),
+        windows=len(windows),
+        tokens=None if None in tokens else math.fsum(each or 0 for each in tokens),
+        variation=spread,
+        skipped=sum(each.skipped for each in windows),
+        interrupted=any(each.interrupted for each in windows),
+    )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a reader found in a file; unknown is None."""
+
+    format: str
+    series: Series | None = None
+    exact: bool = True  # its times are finer than seconds
+    per_step: bool = False  # the series counts steps, not samples: the batch was not known to the reader
+    batch: float | None = None  # samples of an optimizer step, over all ranks
+    reported: float | None = None  # samples/s as the tool itself says, warm-up and all
+    steps: int | None = None  # attempted
+    skipped: int | None = None
+    memory: int | None = None  # peak of the allocator, bytes
+    ended: bool | None = None  # None: the format does not say when a job is over
+    hosts: tuple[str, ...] = ()  # where the reader itself learnt them (a column of a table)
+    workload: str = ""  # where the reader knows it
+    part: str = ""  # which part of the file this is, where there are several
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobLog:
+    """A job as its log tells it."""
+
+    path: str
+    outcome: Outcome
+    reason: str | None = None  # of any outcome but succeeded
+    failure: str | None = None  # its id in the catalogue of failures
+    failed_host: str | None = None  # that wrote the decisive line
+    format: str | None = None
+    hosts: tuple[str, ...] = ()
+    hosts_from: str = ""  # "log" or "name"
+    world_size: int | None = None
+    workload: str = ""  # what was trained, as far as the log tells
+    recipe: str = ""  # the same with all its settings: jobs of one recipe can be compared
+    batch: float | None = None
+    steps: int | None = None
+    skipped: int | None = None
+    measured: Measured | None = None
+    reported: float | None = None
+    memory: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rate(self) -> float | None:
+        """Samples/s: of the measured windows, or else what the tool itself said."""
+        return self.measured.rate if self.measured else self.reported
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Of a step in the measured windows; None: nothing was timed, or only per sample."""
+        return self.measured.seconds / self.measured.steps if self.measured and self.batch else None
+
+
+class LineReader(Protocol):
+    """What a module's `Reader` makes."""
+
+    closed: bool  # it needs no more lines
+
+    def line(self, text: str) -> None:
+        """Read a line."""
+
+    def readings(self) -> list[Reading]:
+        """What was found."""
+
+
+def number(text: object) -> float | None:
+    """A number that can be one of a job's figures, as text or not; commas between thousands are read.
+
+    None: it is none.
+    """
+    if isinstance(text, bool) or not isinstance(text, str | int | float):
+        return None
+    try:
+        value = float(text.replace(",", "").strip() if isinstance(text, str) else text)
+    except (ValueError, OverflowError):
+        return None
+    return value if abs(value) <= LARGEST else None  # false for NaN

@@ -1,0 +1,102 @@
+"""metaseq's and fairseq's JSON lines: `... | train_inner | {"num_updates": "10", "wall": "60", ...}`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from muster.readers._frame import Frame, stamp
+from muster.readers._mapping import Mapping
+from muster.readers.base import Reading, Series, Window, number
+
+FORMAT = "metaseq"
+HINTS = (
+    '"num_updates"', "gradient overflow detected", "done training", "begin validation", "aved checkpoint",
+)  # fmt: skip
+
+
+class Reader:
+    """Windows between two lines of train_inner, over `num_updates`, which does not count skipped steps.
+
+    Their seconds are those of `wall`, which has no fractions; where lines have finer time stamps, of those.
+    """
+
+    def __init__(self, frame: Frame, mappings: Sequence[Mapping]) -> None:
+        self.frame = frame
+        self.closed = False
+        self.series = Series()
+        self.last: tuple[int, float | None, float | None] | None = None  # updates, wall, stamp
+        self.overflows = 0
+        self.skipped = 0
+        self.interrupted = False
+        self.done = False
+        self.memory: float | None = None
+        self.batch: float | None = None
+
+    def line(self, text: str) -> None:
+        """One of the lines in HINTS."""
+        if "gradient overflow detected" in text:
+            self.overflows += 1
+        elif "done training" in text:
+            self.done = True
+        elif '"num_updates"' in text:
+            self._mark(text)
+        else:
+            self.interrupted = True
+
+    def readings(self) -> list[Reading]:
+        """One, where train_inner told of a step."""
+        if self.last is None:
+            return []
+        return [
+            Reading(
+                format=FORMAT,
+                series=self.series,
+                batch=self.batch,
+                steps=self.last[0] + self.skipped + self.overflows,
+                skipped=self.skipped + self.overflows,
+                ended=self.done,
+            )
+        ]
+
+    def _mark(self, text: str) -> None:
+        brace = text.find("{")
+        try:
+            told = json.loads(text[brace : text.rfind("}") + 1]) if brace >= 0 else None
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(told, dict):
+            return
+        updates, batch = number(told.get("num_updates")), number(told.get("bsz"))
+        wall, words = number(told.get("wall")), number(told.get("wpb"))
+        if updates is None or not 1 <= updates <= 1e12:
+            return
+        now = (int(updates), wall, stamp(text))
+        self.batch = batch or self.batch
+        before = self.last
+        if before is not None and now[0] > before[0]:
+            used = now[0] - before[0]
+            seconds = _between(before, now)
+            if batch and seconds is not None:
+                tokens = used * words if words else None
+                steps = used + self.overflows
+                self.series.add(
+                    Window(steps, self.overflows, used * batch, seconds, tokens, self.interrupted)
+                )
+        elif before is None:
+            self.series.before = now[0]
+        self.last = now
+        self.skipped += self.overflows
+        self.overflows, self.interrupted = 0, False
+        self.frame.progress(now[0])
+
+
+def _between(
+    before: tuple[int, float | None, float | None], now: tuple[int, float | None, float | None]
+) -> float | None:
+    """Seconds from one line to the next: of stamps with fractions, of `wall`, or of any stamps."""
+    stamped = now[2] - before[2] if now[2] is not None and before[2] is not None else None
+    fine = stamped is not None and (now[2] or 0) % 1 + (before[2] or 0) % 1 > 0
+    if not fine and now[1] is not None and before[1] is not None and now[1] > before[1]:
+        return now[1] - before[1]
+    return stamped

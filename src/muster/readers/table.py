@@ -1,0 +1,133 @@
+"""Tables of comma-separated values, such as Lightning's metrics.csv, by what a mapping says of columns."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from muster.readers._frame import Frame
+from muster.readers._mapping import Mapping
+from muster.readers.base import Reading, Series, Window, number
+
+FORMAT = "table"
+HINTS = ("",)
+
+_HEADER_WITHIN = 20  # lines
+_MOST_HOSTS = 20_000
+_DELIMITERS = (",", ";", "\t")
+
+
+@dataclass
+class _Rows:
+    """The rows of one host."""
+
+    series: Series = field(default_factory=Series)
+    last: dict[str, float] | None = None
+    skipped: float = 0.0
+    batch: float | None = None
+
+
+class Reader:
+    """A window from each row to the next. The first row has the start-up in it and is left out."""
+
+    def __init__(self, frame: Frame, mappings: Sequence[Mapping]) -> None:
+        self.frame = frame
+        self.mappings = [(mapping, mapping.names) for mapping in mappings]
+        self.mapping: Mapping | None = None
+        self.delimiter = ","
+        self.places: dict[str, int] = {}  # what -> column
+        self.rows: dict[str, _Rows] = {}
+        self.seen = 0
+        self.closed = not mappings
+
+    def line(self, text: str) -> None:
+        """A header, or a row of one value for each column."""
+        if self.closed or not text.strip():
+            return
+        if self.mapping is None:
+            self.seen += 1
+            self._header(text)
+            self.closed = self.mapping is None and self.seen >= _HEADER_WITHIN
+            return
+        cells = _split(text, self.delimiter)
+        named = {what: cells[place] for what, place in self.places.items() if cells and place < len(cells)}
+        host = named.pop("host", "").strip() if "host" in self.places else ""
+        values = {what: number(cell) for what, cell in named.items()}
+        told = {what: value for what, value in values.items() if value is not None}
+        if len(told) < len(self.places) - ("host" in self.places) or ("host" in self.places and not host):
+            return  # a row of something else, such as Lightning's of a validation
+        if host in self.rows or len(self.rows) < _MOST_HOSTS:
+            self._row(self.rows.setdefault(host, _Rows()), told, self.mapping)
+
+    def readings(self) -> list[Reading]:
+        """One per host."""
+        if self.mapping is None:
+            return []
+        found = []
+        for host, rows in self.rows.items():
+            batch = self.mapping.batch or rows.batch
+            counts = "samples" in self.places or "batch" in self.places or "samples_per_second" in self.places
+            notes = () if counts or batch else ("the batch is not known: rates are of steps, not of samples",)
+            steps = rows.last.get("step") if rows.last else None
+            found.append(
+                Reading(
+                    format=FORMAT,
+                    series=rows.series,
+                    per_step=not counts and batch is not None,
+                    batch=batch,
+                    steps=int(steps) if steps is not None else rows.series.total + 1,
+                    skipped=int(rows.skipped) if "skipped" in self.places else None,
+                    hosts=(host,) if host else (),
+                    part=host,
+                    notes=notes,
+                    workload=self.mapping.workload,
+                )
+            )
+        return found
+
+    def _header(self, text: str) -> None:
+        for mapping, wanted in self.mappings:
+            for delimiter in (mapping.delimiter,) if mapping.delimiter else _DELIMITERS:
+                if delimiter not in text and len(wanted) > 1:
+                    continue
+                names = [name.strip() for name in _split(text, delimiter)]
+                if wanted <= set(names):
+                    self.mapping, self.delimiter = mapping, delimiter
+                    columns = mapping.columns.model_dump()
+                    self.places = {what: names.index(name) for what, name in columns.items() if name}
+                    return
+
+    def _row(self, rows: _Rows, told: dict[str, float], mapping: Mapping) -> None:
+        last, rows.last = rows.last, told
+        steps = told["step"] - last["step"] if last and "step" in told else 1.0
+        rows.batch = told.get("batch", rows.batch)
+        if last is None or steps < 1:
+            rows.series.before += max(0, int(told.get("step", 1))) if last is None else 0
+            rows.skipped = told.get("skipped", 0.0)
+            return
+        lost = min(max(0.0, told.get("skipped", 0.0) - last.get("skipped", 0.0)), steps)
+        rows.skipped += lost
+        if "seconds" in told:
+            seconds = (told["seconds"] - last["seconds"]) * mapping.unit
+        elif "step_seconds" in told:
+            seconds = told["step_seconds"] * mapping.unit * steps
+        else:
+            seconds = 1.0  # of rates alone, each counts as much as any other
+        if "samples" in told:
+            samples = told["samples"] - last["samples"]
+        elif "samples_per_second" in told:
+            samples = told["samples_per_second"] * seconds
+        else:
+            samples = (steps - lost) * told.get("batch", 1.0)
+        tokens = told["tokens"] - last["tokens"] if "tokens" in told else None
+        rows.series.add(Window(int(steps), int(lost), samples, seconds, tokens))
+        self.frame.progress(int(told.get("step", rows.series.total)))
+
+
+def _split(text: str, delimiter: str) -> list[str]:
+    """A line's cells; empty where it is no line of a table."""
+    try:
+        return next(csv.reader([text], delimiter=delimiter), [])
+    except csv.Error:
+        return []

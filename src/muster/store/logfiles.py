@@ -1,0 +1,158 @@
+"""Files of others: folders of logs, compressed ones and archives, line by line in little memory."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import io
+import lzma
+import os
+import re
+import stat
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from muster.core.errors import UsageError
+
+CHUNK = 1 << 20  # bytes
+LONGEST_LINE = 1 << 18  # characters; what is longer is cut there: no figure stands so far from a line's start
+_HEAD = 8192  # bytes by which a file is known for text
+# By their first bytes, whatever they are called.
+_OPENERS: tuple[tuple[bytes, Callable[[IO[bytes]], io.BufferedIOBase]], ...] = (
+    (b"\x1f\x8b", lambda raw: gzip.GzipFile(fileobj=raw)),
+    (b"\xfd7zXZ\x00", lzma.LZMAFile),
+    (b"BZh", bz2.BZ2File),
+)
+_ARCHIVE = re.compile(r"\.(?:tar|tgz|txz|tbz2?|tar\.(?:gz|xz|bz2))$", re.IGNORECASE)
+_BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, ValueError)
+
+
+class BrokenFile(Exception):
+    """The rest of a file cannot be read, and why. Raised by an iterator of lines, at the place."""
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """A file, or an archive of some; `shown`: its path below the folder that was given."""
+
+    path: Path
+    shown: str
+    archive: bool
+    size: int
+
+
+def find_logs(where: Path) -> list[LogFile]:
+    """The regular files in a folder and its folders, in the order of their names; or the one file given.
+
+    Hidden ones are left out; links to folders are not followed. Raises UsageError where there are none.
+    """
+    if not where.exists():
+        raise UsageError("no such file or folder", where=str(where))
+    if not where.is_dir():
+        found = [_logfile(where, where.name)]
+    else:
+        found = []
+        for folder, folders, names in os.walk(where):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in sorted(name for name in names if not name.startswith(".")):
+                path = Path(folder, name)
+                found.append(_logfile(path, str(path.relative_to(where))))
+    regular = [each for each in found if each is not None]
+    if not regular:
+        raise UsageError("there are no files in it", where=str(where))
+    return regular
+
+
+def lines_of(file: LogFile) -> Iterator[str]:
+    """A file's lines. Raises BrokenFile where it cannot be opened, is no text, or ends too early."""
+    try:
+        with file.path.open("rb") as raw:
+            yield from lines(raw)
+    except OSError as error:
+        raise BrokenFile(f"cannot be read: {error.strerror or error}") from None
+
+
+def members_of(file: LogFile) -> Iterator[tuple[str, Iterator[str]]]:
+    """(path, lines) of an archive's files, in their order: each one's lines must be read before the next.
+
+    An archive that is broken has a last member that raises BrokenFile; its path is the archive's.
+    """
+    try:
+        # tarfile's own decompression takes a stream that was cut for one that ends.
+        with file.path.open("rb") as raw, tarfile.open(fileobj=_opened(raw), mode="r|") as archive:
+            for member in archive:
+                name = member.name.removeprefix("./")
+                if member.isfile() and not name.rpartition("/")[2].startswith("."):
+                    stream = archive.extractfile(member)
+                    if stream is not None:
+                        yield f"{file.shown}/{name}", lines(stream)
+    except _BROKEN as error:
+        yield file.shown, _broken(f"cannot be read to its end: {error}")
+
+
+def lines(raw: IO[bytes]) -> Iterator[str]:
+    """The lines of a stream of bytes, without their ends: UTF-8 with whatever is none replaced, CR as well as
+    LF (progress bars), each cut at LONGEST_LINE. Raises BrokenFile."""
+    try:
+        stream = _opened(raw)
+        head = stream.read(_HEAD)
+        if _encoding(head) != "utf-16" and _binary(head):
+            raise BrokenFile("is no text")
+        decoder = io.IncrementalNewlineDecoder(None, translate=True)
+        text = codecs.getincrementaldecoder(_encoding(head))(errors="replace")
+        rest, block = "", head
+        while block:
+            whole = rest + decoder.decode(text.decode(block)).replace("\x00", "")
+            *full, rest = whole.split("\n")
+            for line in full:
+                yield line[:LONGEST_LINE]
+            rest = rest[:LONGEST_LINE]
+            block = stream.read(CHUNK)
+        rest += decoder.decode(text.decode(b"", final=True), final=True)
+        *full, rest = rest.split("\n")  # a CR at the very end is known for a line's end only now
+        yield from full
+        if rest:
+            yield rest
+    except _BROKEN as error:
+        raise BrokenFile(f"cannot be read to its end: {error}") from None
+
+
+def _opened(raw: IO[bytes]) -> io.BufferedIOBase:
+    """The stream, decompressed where its first bytes say that it is compressed."""
+    buffered = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)  # type: ignore[type-var]
+    head = buffered.peek(8)
+    for magic, opener in _OPENERS:
+        if head.startswith(magic):
+            return opener(buffered)
+    return buffered
+
+
+def _encoding(head: bytes) -> str:
+    """UTF-16 is what PowerShell writes, with a mark at the beginning."""
+    return "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+
+
+def _binary(head: bytes) -> bool:
+    """Whether these are no text: more than a few control characters."""
+    odd = sum(byte < 32 and byte not in b"\t\n\r\x0c\x08\x1b" for byte in head)
+    return odd * 20 > len(head)
+
+
+def _broken(why: str) -> Iterator[str]:
+    raise BrokenFile(why)
+    yield ""
+
+
+def _logfile(path: Path, shown: str) -> LogFile | None:
+    try:
+        status = path.stat()
+    except OSError:  # a link to nowhere
+        return None
+    if not stat.S_ISREG(status.st_mode):  # a pipe would wait for ever
+        return None
+    return LogFile(path, shown, bool(_ARCHIVE.search(path.name)), status.st_size)

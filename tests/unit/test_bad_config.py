@@ -1,0 +1,277 @@
+"""A model's configuration that makes no model, by the real command line: refused before anything is asked or
+started, with the field and the nearest value that works."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.cli import main
+from muster.core import families
+from muster.core.errors import RecipeError
+from muster.core.families.checking import Source, check_config, near_divisors, near_multiples
+from muster.core.recipe import recipe_from
+from muster.planner.model import check_model
+
+QUICK = ("--on", "h200:8", "--quick")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str, str]:
+    """-> exit code, what was printed, and the lines of the error and its hint."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(argv))
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    lines = shown.err.strip().splitlines()
+    error = next((line for line in lines if line.startswith("error: ")), "")
+    hint = next((line for line in lines if line.startswith("hint: ")), "")
+    return int(ended.value.code or 0), shown.out, error, hint
+
+
+def config(kind: str, **fields: Any) -> str:
+    """As an override, in a model whose other fields are usual ones."""
+    return f"model.config={json.dumps({'model_type': kind, **fields})}"
+
+
+# What is wrong, with the recipe whose model it changes: the error's beginning, and what the hint has.
+NUMBERS = {
+    "words for a number": (
+        "causal-lm",
+        config("llama", hidden_size="wide"),
+        "hidden_size: must be a whole",
+        "model.config.hidden_size=4096",
+    ),
+    "a fraction": ("causal-lm", config("gpt2", n_embd=64.4), "n_embd: must be a whole number", "n_embd=64"),
+    "a number as text": ("causal-lm", config("opt", ffn_dim="96"), "ffn_dim: must be", "ffn_dim=96"),
+    "no number": ("causal-lm", "model.config.n_embd=[1]", "n_embd: must be", "n_embd=768"),
+    "yes for a number": ("causal-lm", config("gpt2", n_layer=True), "n_layer: must be", "n_layer=1"),
+    "null": ("causal-lm", config("gpt2", n_layer=None), "not null", "model.config.n_layer=12"),
+    "no layers": ("causal-lm", config("gpt2", n_layer=0), "n_layer: must be", "model.config.n_layer=1"),
+    "fewer than none": ("causal-lm", config("opt", num_hidden_layers=-3), "num_hidden_layers: must be", "=1"),
+    "layers without end": ("causal-lm", config("opt", num_hidden_layers=10**12), "1 to 10,000", "=10000"),
+    "too many zeros": ("causal-lm", config("gpt2", vocab_size=10**15), "1 to 1,000,000,000", "=1000000000"),
+    "no decoder": ("demo", "model.config.num_decoder_layers=0", "num_decoder_layers: must be", "=1"),
+    "too few buckets": ("demo", "model.config.relative_attention_num_buckets=2", "from 4", "buckets=4"),
+    "a word for a share": ("demo", "model.config.dropout_rate=much", "from 0 to 1, not 'much'", "rate=0.1"),
+    "more than all": ("causal-lm", config("opt", dropout=10), "dropout: must be a number from 0 to 1", "=1"),
+    "a word for yes or no": ("causal-lm", config("opt", enable_bias="no"), "true or false", "bias=false"),
+    "no activation": (
+        "causal-lm",
+        config("opt", activation_function="relo"),
+        "an activation",
+        "function=relu",
+    ),
+    "no feed-forward": ("demo", "model.config.feed_forward_proj=gated_gelu", "gated- and one", "=gated-gelu"),
+    "three sides": ("digits", "model.config.image_size=[8, 8, 8]", "two for height and width", "=8"),
+    "no class": ("digits", "model.config.num_labels=0", "num_labels: must be", "num_labels=1"),
+}
+RELATIONS = {
+    "GPT-2's heads": (
+        "causal-lm",
+        config("gpt2", n_embd=100, n_head=12),
+        "n_head=12 does not divide n_embd=100",
+        "model.config.n_head=10, or model.config.n_embd=96 or 108",
+    ),
+    "by the general names": (
+        "gpt2-micro",
+        "model.config.hidden_size=101",
+        "model.config.hidden_size: n_head=2 does not divide n_embd=101",
+        "model.config.n_head=1, or model.config.hidden_size=100 or 102",
+    ),
+    "OPT's heads": (
+        "opt-benchmark",
+        "model.config.num_attention_heads=7",
+        "model.config.num_attention_heads: num_attention_heads=7 does not divide hidden_size=768",
+        "model.config.num_attention_heads=6 or 8, or model.config.hidden_size=763 or 770",
+    ),
+    "OPT's width": (
+        "opt-benchmark",
+        "model.config.hidden_size=100",
+        "model.config.hidden_size: num_att",
+        "model.config.hidden_size=96 or 108",
+    ),
+    "ViT's heads": (
+        "digits",
+        "model.config.num_attention_heads=3",
+        "does not divide hidden_size=64",
+        "=2 or 4",
+    ),
+    "Llama's heads": (
+        "causal-lm",
+        config("llama", hidden_size=100, num_attention_heads=12),
+        "12 does not divide",
+        "heads=10, or model.config.hidden_size=96 or 120",
+    ),
+    "odd heads": (
+        "causal-lm",
+        config("llama", hidden_size=36, num_attention_heads=12),
+        "into even heads",
+        "heads=9, or model.config.hidden_size=24 or 48",
+    ),
+    "odd heads of their own width": (
+        "causal-lm",
+        config("mistral", head_dim=25),
+        "a head is 25 wide",
+        "model.config.head_dim=24 or 26",
+    ),
+    "groups of keys": (
+        "causal-lm",
+        config("llama", num_key_value_heads=5),
+        "key_value_heads=5 does not divide",
+        "model.config.num_key_value_heads=4",
+    ),
+    "patches": (
+        "digits",
+        "model.config.patch_size=3",
+        "patch_size: patch_size=3 does not divide image_size=8",
+        "model.config.patch_size=2 or 4",
+    ),
+    "patches of resized images": (
+        "digits",
+        "data.size=9",
+        "data.size: patch_size=2 does not",
+        "data.size=8 or 10",
+    ),
+    "more tokens than positions": (
+        "causal-lm",
+        "data.sequence=5000",
+        "data.sequence: is 5,000, and the model has",
+        "data.sequence=256",
+    ),
+    "one token": ("causal-lm", "data.sequence=1", "data.sequence: is 1: there is nothing to predict", "=2"),
+}
+NAMES = {
+    "a misspelt field": (
+        "causal-lm",
+        "model.config.n_embed=64",
+        "n_embed: is no field",
+        "model.config.n_embd?",
+    ),
+    "another task's model": (
+        "causal-lm",
+        "model.name=vit-base",
+        "model.name: causal-lm does not train",
+        "opt-8m",
+    ),
+    "a misspelt type": (
+        "causal-lm",
+        config("gpt22"),
+        "model.config.model_type: no closed form",
+        "mean gpt2?",
+    ),
+    "a type without a form": (
+        "causal-lm",
+        config("bert"),
+        "'bert'",
+        "without --quick the model itself is traced",
+    ),
+    "a misspelt size": (
+        "opt-benchmark",
+        "model.name=opt-124m",
+        "model.name: how opt-124m is built",
+        "opt-125m",
+    ),
+}
+CASES = NUMBERS | RELATIONS | NAMES
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_quick_plan_refuses_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, override, what, nearest = CASES[name]
+    code, out, error, hint = run(capsys, "plan", recipe, override, *QUICK)
+    assert (code, out) == (2, ""), error
+    assert what in error and error.startswith(("error: model.", "error: data.")), error
+    assert nearest in hint, hint
+
+
+@pytest.mark.parametrize("name", ["words for a number", "no layers", "GPT-2's heads", "patches"])
+@pytest.mark.parametrize("verb", ["train", "plan", "prepare"])
+def test_every_verb_refuses_it_before_hosts_are_asked(
+    name: str, verb: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe, override, what, nearest = CASES[name]
+    argv = ["local:1", recipe] if verb == "prepare" else [recipe, "--hosts", "local:1"]
+    code, _, error, hint = run(capsys, verb, *argv, override)
+    assert code == 2
+    assert what in error and nearest in hint
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_check_for_a_recipe_refuses_it(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("check", "local:1", "--recipe", "causal-lm", "model.config.n_head=3")
+    code, _, error, hint = run(capsys, *argv)
+    assert code == 2 and "n_head=3 does not divide n_embd=128" in error and "n_head=2 or 4" in hint
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("gpt2-smal", "gpt2-small"), ("opt-124m", "opt-125m"), ("lama-2-7b", "llama-2-7b")]
+)
+def test_a_misspelt_size_is_refused_before_hosts_are_asked(
+    name: str, meant: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, error, hint = run(capsys, "train", "causal-lm", "--hosts", "local:1", f"model.name={name}")
+    assert code == 2 and error == f"error: model.name: no model is known as {name}"
+    assert hint == f"hint: did you mean model.name={meant}?"
+    for other in ("distilgpt2", "t5-11b", "bert-base-uncased", "someone/opt-124m", "openai-gpt"):
+        check_model(recipe_from({"workload": "causal-lm", "model": {"name": other}}))
+
+
+def test_errors_as_data(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _, _ = run(capsys, "plan", "causal-lm", "model.config.n_head=3", *QUICK, "--json")
+    error = json.loads(out)["error"]
+    assert code == 2 and error["where"] == "model.config.n_head" and "n_head=2 or 4" in error["hint"]
+
+
+# --- what is not refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in families.sizes() if name != "gpt2-micro"])
+def test_no_known_size_is_refused(name: str) -> None:
+    check_config(families.size(name) or {}, Source())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"model_type": "mistral", "hidden_size": 100, "num_attention_heads": 12, "num_key_value_heads": 4},
+        {"model_type": "llama", "num_key_value_heads": None, "head_dim": None},
+        {"model_type": "t5", "d_model": 100, "num_heads": 12, "d_kv": 7},
+        {"model_type": "vit", "image_size": [24, 48], "patch_size": [8, 12]},
+        {"model_type": "opt", "n_layer": "left over", "n_embd": 0},  # another family's: OPT reads none
+        {"model_type": "gpt2", "bos_token_id": "any", "layer_norm_epsilon": None},
+        {"model_type": "bart", "d_model": "whatever"},
+        {"model_type": "t5", "feed_forward_proj": "gated-silu", "dropout_rate": 0},
+        {"model_type": "gpt2", "n_inner": None},
+    ],
+)  # fmt: skip
+def test_what_makes_a_model_is_not_refused(given: dict[str, Any]) -> None:
+    check_config(given, Source(own=given))
+
+
+def test_a_folder_s_own_faults_are_named_by_their_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 100, "n_head": 12}))
+    with pytest.raises(RecipeError, match="n_head=12 does not divide n_embd=100") as caught:
+        check_model(recipe_from({"workload": "causal-lm", "model": {"name": str(tmp_path)}}))
+    assert caught.value.where == f"{tmp_path}/config.json: n_head"
+    mended = {"name": str(tmp_path), "config": {"n_head": 10}}
+    check_model(recipe_from({"workload": "causal-lm", "model": mended}))
+
+
+def test_the_nearest_are_the_nearest() -> None:
+    for total in range(1, 200):
+        for parts in range(1, 40):
+            near = near_divisors(total, parts)
+            every = [each for each in range(1, total + 1) if total % each == 0]
+            assert near == [n for n in every if abs(n - parts) == min(abs(e - parts) for e in every)]
+            around = near_multiples(total, parts)
+            assert all(n % parts == 0 and abs(n - total) <= parts and n for n in around) and around

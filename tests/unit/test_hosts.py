@@ -1,0 +1,291 @@
+"""Which of the hosts given a job runs on: the first so many, or as many as train fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.core.batch import Batch
+from muster.core.errors import RecipeError, UsageError
+from muster.core.inventory import Host, parse_hosts
+from muster.core.plan import Candidate, Plan
+from muster.core.recipes import load_recipe
+from muster.planner.choose import nothing_traced
+from muster.planner.decide import Decided
+from muster.planner.hosts import Trial, by_speed, first, numbers, pick
+from muster.planner.steptime import Calibration
+from muster.stages.inputs import Inputs, check
+from muster.stages.outlook import Ground, Told, ground_of
+from muster.stages.plan import plan_on, recipe_of
+from muster.stages.settle import Settled, settle
+
+HOSTS = parse_hosts("node[1-4]").hosts
+OPEN = ("engine.zero=auto", "train.gradient_checkpointing=auto")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def trial(count: int, speed: float | None, *, fits: bool = True) -> Trial:
+    """A job whose best way on so many hosts is so fast."""
+    recipe = load_recipe("digits")
+    best = Candidate(
+        changes={}, fits=fits, memory=10**9, samples_per_second=speed, chosen=True, why="the only way"
+    )
+    decided = Decided(
+        (1,) * count, "cuda", "fp32", Batch(64 // count, 1, 64), (1,) * count, (None,) * count, (), recipe,
+        candidates=(best,),
+    )  # fmt: skip
+    refused = None if fits else UsageError("too little memory", where="memory")
+    return Trial(HOSTS[:count], decided, refused)
+
+
+def test_the_most_samples_per_second_win_and_the_others_say_by_how_much() -> None:
+    taken, chosen = pick([trial(1, 100), trial(2, 147), trial(3, 152), trial(4, 120)], HOSTS)
+    assert len(taken.hosts) == len(chosen.hosts) == 3  # 147 is less than 98 % of 152
+    assert [host.name for host in chosen.idle] == ["node4"]
+    assert chosen.decision.value == 3
+    assert chosen.decision.why == (
+        "the fastest of those tried: 152.0 samples/s predicted; 1 host 34% slower; 2 hosts 3% slower; "
+        "4 hosts 21% slower; node4 stays idle"
+    )
+    rows = {row.changes["launch.hosts"]: row for row in chosen.candidates}
+    assert [name for name, row in rows.items() if row.chosen] == ["3"]
+    assert rows["2"].why == "3% slower"
+    assert rows["3"].why == "the fastest of those tried: 152.0 samples/s predicted"
+
+
+def test_more_hosts_that_gain_little_stay_idle() -> None:
+    _, chosen = pick([trial(1, 100), trial(2, 150), trial(3, 152), trial(4, 153)], HOSTS)
+    assert len(chosen.hosts) == 2  # 150 is 98.04 % of 153
+    assert "as good as the fastest of those tried: 150.0" in chosen.why
+    assert "4 hosts 2.0% faster, which is not worth more hosts" in chosen.why
+    assert "node[3-4] stay idle" in chosen.decision.why
+
+
+def test_equals_take_the_fewest() -> None:
+    _, chosen = pick([trial(1, 100), trial(2, 100)], HOSTS[:2])
+    assert len(chosen.hosts) == 1
+    assert "2 hosts as fast" in chosen.why
+
+
+def test_where_it_does_not_fit_speed_counts_for_nothing() -> None:
+    _, chosen = pick([trial(1, 500, fits=False), trial(2, 80), trial(3, 100)], HOSTS[:3])
+    assert len(chosen.hosts) == 3
+    assert "1 host does not fit" in chosen.why
+    forced = replace(trial(1, 500, fits=False), refused=None)  # force=true refuses nothing
+    _, chosen = pick([forced, trial(2, 80)], HOSTS[:2])
+    assert len(chosen.hosts) == 2
+
+
+def test_without_speeds_all_that_work() -> None:
+    cannot = Trial(HOSTS, None, RecipeError("a global batch of 6", where="batch.global"))
+    taken, chosen = pick([trial(1, 10), trial(2, None), trial(3, None), cannot], HOSTS)
+    assert (len(taken.hosts), chosen.timed) == (3, False)
+    assert chosen.why == "the most that work: how fast they are is not known here"
+    assert chosen.candidates[3].why == "cannot: a global batch of 6"
+    _, chosen = pick([trial(1, None), trial(2, None)], HOSTS[:2])
+    assert chosen.why.startswith("all of them")
+
+
+def test_nothing_works() -> None:
+    errors = [RecipeError(f"{n} ranks", where="batch.global") for n in (1, 2)]
+    with pytest.raises(RecipeError, match="2 ranks"):
+        pick([Trial(HOSTS[: i + 1], None, error) for i, error in enumerate(errors)], HOSTS[:2])
+    taken, chosen = pick([trial(1, 5, fits=False), trial(2, 4, fits=False)], HOSTS[:2])
+    assert len(taken.hosts) == 2
+    assert taken.refused is not None
+    assert chosen.why == "it fits on no number of them"
+
+
+def test_the_first_so_many() -> None:
+    chosen = first(HOSTS, 3)
+    assert [host.name for host in chosen.hosts] == ["node1", "node2", "node3"]
+    assert chosen.decision.why == "as the recipe says; node4 stays idle"
+    with pytest.raises(RecipeError, match="is 5, and 4 hosts were given"):
+        first(HOSTS, 5)
+    with pytest.raises(RecipeError, match="is 2, and 1 host was given"):
+        first(HOSTS[:1], 2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "hosts", "expected"),
+    [
+        ([], 12, list(range(1, 13))),
+        (["batch.global=7"], 4, [1, 2, 3, 4]),  # few: that 2 do not share 7 samples is worth a line
+        (["batch.global=1000"], 64, [1, 2, 4, 5, 8, 10, 20, 25, 40, 50]),  # all that divide it
+        (["batch.global=512", "batch.micro=8", "batch.accumulation=1"], 100, [64]),
+        (["batch.global=null", "batch.split=[9,7]"], 20, [2]),
+        (["batch.global=101", "batch.micro=3"], 20, [20]),  # none: the most say why
+        # Powers of two, all, and 5 of the widest gaps' middles: 45 = sqrt(32 * 64) and so on.
+        (["batch.global=null"], 64, [1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64]),
+    ],
+)
+def test_numbers_of_hosts_to_try(overrides: list[str], hosts: int, expected: list[int]) -> None:
+    recipe = load_recipe("digits", ["batch.accumulation=null", *overrides])
+    assert numbers(recipe, [1] * hosts) == expected
+
+
+def test_thousands_of_hosts_are_few_numbers() -> None:
+    found = numbers(load_recipe("digits", ["batch.global=null"]), [8] * 5000)
+    assert (found[0], found[-1]) == (1, 5000)
+    assert len(found) == 14  # 13 powers of two, and all
+    assert found == sorted(set(found))
+
+
+# --- on machines, real or not ----------------------------------------------------------------------------
+
+
+def plan(machines: str, *overrides: str, recipe: str = "opt-benchmark", told: Told | None = None) -> Plan:
+    return plan_on(recipe_of(recipe, list(overrides)), machines, told or Told(), traced=False).plan
+
+
+def rate(made: Plan) -> float:
+    assert made.time is not None
+    return made.time.samples_per_second
+
+
+def test_a_slow_network_leaves_hosts_idle() -> None:
+    """By hand: 2 hosts of 32 samples each send the 4 bytes of 60.5 M gradients once per step around a ring
+    (half of them, twice), which takes 1.9 s at 125 MB/s: fewer than 34 samples/s. One host waits for nobody,
+    and does better where 32 samples take it less than 0.9 s."""
+    made = plan("a100-40gb:1x4,1Gbit", "launch.hosts=auto", recipe="text2sql-t5-small-zero1")
+    assert (made.hosts, made.ranks, len(made.idle)) == (1, 1, 3)
+    rows = {row.changes["launch.hosts"]: row for row in made.candidates}
+    assert set(rows) == {"1", "2", "3", "4"}
+    assert made.parameters is not None
+    wire = 4 * made.parameters / 125e6
+    assert (rows["2"].samples_per_second or 0) < 64 / wire < 34 < rate(made)
+    assert all("slower" in rows[name].why for name in "234")
+    assert [point.hosts for point in made.scaling] == [1, 2, 3, 4]  # what all would take is shown
+    assert made.time is not None
+    assert made.scaling[0].step == pytest.approx(made.time.step)
+
+
+def test_a_fast_network_uses_them_all() -> None:
+    made = plan(
+        "a100-40gb:1x4,200Gbit-ib", "launch.hosts=auto", "batch.micro=32", recipe="text2sql-t5-small-zero1"
+    )
+    assert (made.hosts, made.idle) == (4, [])
+    rows = [row.samples_per_second or 0 for row in made.candidates]
+    assert rows == sorted(rows)
+
+
+@pytest.mark.parametrize("link", ["1Gbit", "10Gbit", "25Gbit", "100Gbit", "400Gbit-ib"])
+def test_together_with_everything_else_that_is_open(link: str) -> None:
+    """Held against a plan for each number of hosts by itself."""
+    machines = f"a100-80gb:8x4,{link}"
+    model = ("model.name=opt-2.7b", *OPEN)
+    apart = {count: plan(f"a100-80gb:8x{count},{link}", *model) for count in (1, 2, 3, 4)}
+    made = plan(machines, *model, "launch.hosts=auto")
+    top = max(rate(each) for each in apart.values())
+    assert rate(made) == pytest.approx(rate(apart[made.hosts]))
+    assert rate(made) >= 0.98 * top
+    assert all(rate(apart[fewer]) < 0.98 * top for fewer in range(1, made.hosts))
+    assert (made.engine, made.batch) == (apart[made.hosts].engine, apart[made.hosts].batch)
+    ways = [row for row in made.candidates if row.changes["launch.hosts"] == str(made.hosts)]
+    assert len(ways) == 8  # stages, with and without recomputation
+    assert len(made.candidates) == 8 + 3  # and the best of each other number
+    assert sum(row.chosen for row in made.candidates) == 1
+
+
+def test_a_number_is_as_if_no_more_were_given() -> None:
+    few = plan("a100-80gb:8x8,100Gbit", "model.name=opt-1.3b", "launch.hosts=2")
+    same = plan("a100-80gb:8x2,100Gbit", "model.name=opt-1.3b")
+    assert few.model_copy(update={"idle": [], "decisions": [], "machines": ""}) == same.model_copy(
+        update={"decisions": [], "machines": ""}
+    )
+    assert len(few.idle) == 6
+    assert few.decisions[0]["value"] == 2
+
+
+def test_too_few_that_fit_are_passed_over() -> None:
+    made = plan("a100-80gb:8x4,200Gbit-ib", "model.name=opt-66b", "engine.zero=3", "launch.hosts=auto")
+    rows = {row.changes["launch.hosts"]: row for row in made.candidates}
+    assert not rows["1"].fits
+    assert rows["1"].why.startswith("does not fit: ")
+    assert made.hosts > 2
+    assert made.memory is not None
+    assert made.memory.lacking is None
+
+
+def test_none_fits_is_refused_as_it_always_was() -> None:
+    made = plan("v100-16gb:1x3,10Gbit", "model.name=opt-30b", "engine.zero=0", "launch.hosts=auto")
+    assert made.hosts == 3
+    assert made.memory is not None
+    assert made.memory.lacking == "device"
+    assert made.would_fit
+
+
+def test_a_batch_that_does_not_divide_says_so() -> None:
+    made = plan("a100-40gb:1x3,400Gbit-ib", "launch.hosts=auto", recipe="digits")  # 64 samples a step
+    rows = {row.changes["launch.hosts"]: row for row in made.candidates}
+    assert rows["3"].why.startswith("cannot: a global batch of 64")
+    with pytest.raises(RecipeError, match="65"):
+        plan("a100-40gb:2x2,10Gbit", "launch.hosts=auto", "batch.global=65", recipe="digits")
+
+
+def about(gpu: str, megabits: int | None = 10_000, count: int = 1) -> dict[str, Any]:
+    gpus = [{"name": gpu, "memory_total": 16 * 10**9, "capability": [7, 0]}] * count
+    return {"gpus": gpus, "cores": 8, "memory_total": 64 * 10**9, "network": {"megabits": megabits}}
+
+
+def settled(hosts: str, facts: Mapping[str, Mapping[str, Any]], *overrides: str) -> tuple[Inputs, Settled]:
+    recipe = recipe_of("text2sql-t5-small", ["precision=fp32", "launch.hosts=auto", *overrides])
+    inputs = check(recipe, parse_hosts(hosts))
+    ground = ground_of(inputs, facts, Told(), Calibration())
+    return inputs, settle(inputs, ground, nothing_traced)
+
+
+V100 = "Tesla V100-SXM2-16GB"
+
+
+def test_of_unlike_hosts_the_fastest_are_taken() -> None:
+    facts = {"slow": about("Tesla P4"), "a": about(V100), "b": about(V100)}
+    _, found = settled("slow,a,b", facts, "batch.micro=64", "batch.accumulation=8")
+    assert found.chosen is not None
+    assert [host.name for host in found.chosen.hosts] == ["a", "b"]
+    assert [host.name for host in found.chosen.idle] == ["slow"]
+    assert found.chosen.skips
+    assert "the fastest hosts are a,b" in found.chosen.why
+    assert found.decided.recipe.launch.hosts == 2
+    assert found.reach == 2  # the curve is not of the third, which is unlike them
+
+
+def test_hosts_are_taken_by_speed_link_and_as_given() -> None:
+    facts = {
+        "p4": about("Tesla P4"), "v1": about(V100, 1000), "v2": about(V100), "v3": about(V100),
+        "odd": about("A card of tomorrow"),
+    }  # fmt: skip
+    hosts = parse_hosts("odd,p4,v1,v2,v3").hosts
+    assert [host.name for host in by_speed(hosts, facts, "auto", {})] == ["v2", "v3", "v1", "p4", "odd"]
+    cores = {name: {"cores": count} for name, count in (("x", 8), ("y", 32), ("z", 8))}
+    assert [host.name for host in by_speed(parse_hosts("x,y,z").hosts, cores, "auto", {})] == ["y", "x", "z"]
+    assert [host.name for host in by_speed([Host("x", 1), Host("y", 8)], cores, "cpu", {})] == ["x", "y"]
+
+
+@pytest.mark.parametrize("unknown", [about("A card of tomorrow"), about(V100, None)])
+def test_a_speed_or_a_link_that_nobody_knows_keeps_all_hosts(unknown: dict[str, Any]) -> None:
+    inputs, found = settled("a,b", {"a": about(V100), "b": unknown})
+    assert found.chosen is not None
+    assert found.chosen.hosts == inputs.inventory.hosts
+    assert "how fast they are is not known here" in found.chosen.why
+
+
+def test_each_trace_is_asked_for_once() -> None:
+    asked: list[tuple[bool, int]] = []
+
+    def tracer(recipe: Any, precision: str, device: str, ranks: int) -> None:
+        asked.append((recipe.train.checkpointing, ranks))
+
+    recipe = recipe_of("opt-benchmark", [*OPEN, "launch.hosts=auto", "model.name=opt-125m"])
+    inputs = check(recipe, parse_hosts("node[1-3]:1"))
+    facts = {f"node{i}": about("NVIDIA A100-SXM4-80GB") for i in (1, 2, 3)}
+    settle(inputs, Ground(facts, inputs.inventory.hosts, Calibration()), tracer)
+    assert asked == [(False, 1), (True, 1), (False, 2), (True, 2)]  # one rank, and several

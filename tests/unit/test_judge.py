@@ -1,0 +1,209 @@
+"""muster judge: from folders of logs to verdicts, documents and exit codes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from muster.cli.app import app, main
+from muster.core.errors import UsageError
+from muster.core.judged import Judged
+from muster.stages.judge import judge, load_baselines, save_csv
+from tests.unit.logs import LIGHTNING, chat_log, metaseq_log, trainer_log
+
+FLEET = [f"node-{number:03d}" for number in range(1, 17)]
+
+
+def noise(number: int) -> float:
+    """A healthy job's own: up to 0.3 % either way, the same every time."""
+    return 1 + ((number * 7919) % 61 - 30) / 10_000
+
+
+def write_fleet(folder: Path, slow: dict[str, float] | None = None, *, pairs: bool = True) -> None:
+    """A log of each host alone, and of each pair of neighbours."""
+    slow = slow or {}
+    for number, host in enumerate(FLEET):
+        write(
+            folder / "alone" / f"job{number}.log", chat_log([host], 0.2 * noise(number) * slow.get(host, 1))
+        )
+    for number in range(0, len(FLEET), 2) if pairs else ():
+        hosts = FLEET[number : number + 2]
+        worst = max(slow.get(host, 1.0) for host in hosts)
+        write(folder / "pairs" / f"job{number}.log", chat_log(hosts, 0.205 * noise(number + 40) * worst))
+
+
+def write(path: Path, lines: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def conditions(found: Judged) -> dict[str, str]:
+    return {each.hosts[0]: each.condition for each in found.hosts}
+
+
+def test_a_healthy_fleet(tmp_path: Path) -> None:
+    write_fleet(tmp_path)
+    found = judge(tmp_path)
+    assert found.sound and conditions(found) == dict.fromkeys(FLEET, "fit")
+    assert [(each.hosts, each.jobs) for each in found.peers] == [(1, 16), (2, 8)]
+    assert found.outcomes == {"succeeded": 24, "failed": 0, "timeout": 0, "unreadable": 0}
+    assert found.peers[0].samples_per_second == pytest.approx(960, rel=2e-3)
+
+
+def test_a_slow_host_is_named_and_its_partner_is_not(tmp_path: Path) -> None:
+    write_fleet(tmp_path, {"node-006": 1.05})
+    found = judge(tmp_path)
+    named = conditions(found)
+    assert named.pop("node-006") == "slow" and "slow" not in named.values()
+    verdict = next(each for each in found.hosts if each.hosts == ["node-006"])
+    assert verdict.slower == pytest.approx(0.05, abs=0.006)
+    jobs = {each.job for each in verdict.evidence}
+    assert {"alone/job5.log", "pairs/job4.log"} <= jobs
+
+
+def test_a_failing_host_is_named_by_what_its_own_lines_say(tmp_path: Path) -> None:
+    write_fleet(tmp_path)
+    for number, hosts in ((0, FLEET[:2]), (90, FLEET[:1])):
+        cut = chat_log(hosts, ends=False, windows=2)
+        who = f"{hosts[0]}: "
+        broken = [f"{who}RuntimeError: CUDA error: uncorrectable ECC error encountered"]
+        write(tmp_path / "pairs" / f"job{number}.log", [*cut, *broken])
+    found = judge(tmp_path)
+    named = conditions(found)
+    assert named["node-001"] == "failing" and named["node-002"] != "failing"
+    failed = [job for job in found.jobs if job.outcome == "failed"]
+    assert {job.failure for job in failed} == {"gpu_hardware"}
+
+
+def test_what_most_jobs_meet_is_held_against_no_host(tmp_path: Path) -> None:
+    for number, host in enumerate(FLEET):
+        lines = chat_log([host], ends=False, windows=2)
+        write(
+            tmp_path / f"{number}.log",
+            [*lines, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"],
+        )
+    found = judge(tmp_path)
+    assert set(conditions(found).values()) == {"unknown"} and found.sound
+    assert "16 jobs" in found.notes[0] and "cuda_oom" in found.notes[0]
+
+
+def test_few_hosts_need_a_baseline(tmp_path: Path) -> None:
+    write_fleet(tmp_path / "fleet")
+    document = judge(tmp_path / "fleet").model_dump(mode="json")
+    baseline = tmp_path / "fleet.json"
+    baseline.write_text(json.dumps(document))
+    for name, step in (("a", 0.212), ("b", 0.2122)):  # one slow job alone may be chance
+        write(tmp_path / "new" / f"{name}.log", chat_log(["new-1"], step))
+    assert conditions(judge(tmp_path / "new")) == {"new-1": "unknown"}
+    assert conditions(judge(tmp_path / "new", baseline=baseline)) == {"new-1": "slow"}
+    for text in ("[]", "{", '{"peers": [1]}', "\x00"):
+        baseline.write_text(text)
+        with pytest.raises(UsageError, match="is not what muster judge --json writes"):
+            load_baselines(baseline)
+
+
+def test_other_formats_make_verdicts_as_well(tmp_path: Path) -> None:
+    for number, host in enumerate(FLEET):
+        factor = noise(number) * (1.2 if host == "node-003" else 1)
+        folder = tmp_path / host
+        write(folder / "train.log", metaseq_log(step=round(20 * factor, 1)))
+        (folder / "output.txt").write_text(trainer_log(step=2 * factor, steps=600))
+        rows = []
+        for row in LIGHTNING[1:]:
+            cells = row.split(",")
+            cells[5] = cells[5] and str(30 + (float(cells[5]) - 30) * factor)
+            rows.append(",".join(cells))
+        write(folder / "lightning_logs" / "version_0" / "metrics.csv", [LIGHTNING[0], *rows])
+    found = judge(tmp_path)
+    assert {job.format for job in found.jobs} == {"metaseq", "Transformers", "table"}
+    assert {host for host, condition in conditions(found).items() if condition != "fit"} == {"node-003"}
+
+
+def test_files_that_are_no_logs_spoil_nothing(tmp_path: Path) -> None:
+    write_fleet(tmp_path)
+    (tmp_path / "empty.log").touch()
+    (tmp_path / "core").write_bytes(bytes(range(256)) * 99)
+    (tmp_path / "README.md").write_text("# how these came to be\n")
+    (tmp_path / "cut.log.gz").write_bytes(b"\x1f\x8b\x08\x00garbage")
+    found = judge(tmp_path)
+    assert found.sound and found.outcomes["unreadable"] == 4
+    reasons = {job.job: job.reason for job in found.jobs if job.outcome == "unreadable"}
+    assert reasons["core"] == "is no text" and reasons["empty.log"] == "is empty"
+    assert (reasons["cut.log.gz"] or "").startswith("cannot be read to its end")
+
+
+def test_many_files_are_read_by_several_processes_to_the_same_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_fleet(tmp_path, {"node-009": 1.04})
+    alone = judge(tmp_path)
+    monkeypatch.setattr("muster.stages.judge.MANY", 2)
+    assert judge(tmp_path) == alone
+
+
+def test_a_pattern_names_hosts(tmp_path: Path) -> None:
+    for number, host in enumerate(FLEET):
+        write(tmp_path / f"x-{host}-y.log", metaseq_log(step=round(20 * noise(number), 1)))
+    found = judge(tmp_path, host_pattern=r"x-(?P<host>node-\d+)-y")
+    assert set(conditions(found)) == set(FLEET)
+    for pattern, what in (("(", "not a regular expression"), ("node", "has no group")):
+        with pytest.raises(UsageError, match=what):
+            judge(tmp_path, host_pattern=pattern)
+
+
+def test_the_csv_has_the_benchmarks_columns(tmp_path: Path) -> None:
+    write_fleet(tmp_path / "logs", {"node-006": 1.05})
+    write(tmp_path / "logs" / "more.log", chat_log(["node-004", "node-005"], 0.205))
+    (tmp_path / "logs" / "empty.log").touch()
+    save_csv(judge(tmp_path / "logs"), tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[:3] == ["Hostnames", "Throughput (samples/sec)", "Status"]
+    assert {"job", "recipe", "group", "seconds", "reason", "memory", "spread"} <= set(rows[0])
+    pair = next(row for row in rows if row["job"] == "pairs/job4.log")
+    assert pair["Hostnames"] == "node-005,node-006" and pair["verdicts"] == "fit slow"
+    assert float(pair["Throughput (samples/sec)"]) == pytest.approx(384 / (0.205 * 1.05), rel=0.01)
+    assert next(row for row in rows if row["job"] == "empty.log")["Status"] == "unreadable"
+
+
+# ---- the command line --------------------------------------------------------------------------------------
+
+
+def test_exit_codes_and_what_is_printed(tmp_path: Path) -> None:
+    write_fleet(tmp_path / "good")
+    write_fleet(tmp_path / "bad", {"node-006": 1.05})
+    # Its partner is cleared by a good job with another.
+    write(tmp_path / "bad" / "more.log", chat_log(["node-004", "node-005"], 0.205))
+    runner = CliRunner()
+    good = runner.invoke(app, ["judge", str(tmp_path / "good")], standalone_mode=False)
+    assert good.return_value == 0 and "16 hosts: 16 fit; 24 jobs: 24 succeeded" in good.output
+    bad = runner.invoke(app, ["judge", str(tmp_path / "bad")], standalone_mode=False)
+    assert bad.return_value == 1 and "16 hosts: 15 fit, 1 slow" in bad.output
+    assert bad.output.splitlines()[1].split()[:2] == ["node-006", "slow"]  # the worst first
+
+
+def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_fleet(tmp_path / "logs")
+    with pytest.raises(SystemExit) as left:
+        main(["judge", str(tmp_path / "logs"), "--json", "--output", str(tmp_path / "out.csv")])
+    assert left.value.code == 0
+    found = Judged.model_validate(json.loads(capsys.readouterr().out))
+    assert found.summary["fit"] == 16 and (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["missing"], ["."], [".", "--slow", "0"], [".", "--mapping", "missing.yaml"]]
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("nothing")
+    with pytest.raises(SystemExit) as left:
+        main(["judge", *arguments])
+    assert left.value.code == 2
+    assert capsys.readouterr().err.startswith("error: ")

@@ -1,0 +1,250 @@
+"""Which host, link or switch it is, found by waves of jobs on a fleet that is not there."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from muster.judging import (
+    Baseline,
+    Class,
+    Observation,
+    Settings,
+    Topology,
+    judge,
+    judge_state,
+    localise,
+    next_wave,
+)
+from muster.judging.faults import Kind
+from muster.judging.simulate import Fleet, Hunt, Planted, hunt
+
+HOSTS = tuple(f"n{i:02d}" for i in range(64))
+SWITCHED = Topology(HOSTS, tuple((f"leaf{k}", HOSTS[8 * k : 8 * k + 8]) for k in range(8)))
+
+
+def search(
+    *faults: Planted, most: int = 6, seed: int = 0, topology: Topology = SWITCHED, **how: bool
+) -> Hunt:
+    return hunt(Fleet(topology, faults, seed=seed, **how), most)  # type: ignore[arg-type]
+
+
+def accused(found: Hunt) -> set[tuple[str, ...]]:
+    return {each.subject for each in judge_state(found.state).accused}
+
+
+def test_a_healthy_fleet_is_cleared() -> None:
+    for seed in range(30):
+        found = search(seed=seed, most=10)
+        verdicts = judge_state(found.state)
+        assert not verdicts.accused
+        assert {each.condition for each in verdicts.hosts} == {"fit"}
+        assert found.waves < 10
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("kind", ["compute", "card"])
+def test_one_host_in_three_waves(kind: Kind, seed: int) -> None:
+    host = HOSTS[random.Random(seed).randrange(64)]
+    found = search(Planted(kind, (host,), 0.05), most=3, seed=seed)
+    verdict = judge_state(found.state).hosts[HOSTS.index(host)]
+    assert accused(found) == {(host,)}
+    assert verdict.kind == kind
+    assert verdict.slower == pytest.approx(0.05, abs=0.012)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_waiting_times_save_the_third_wave(seed: int) -> None:
+    """With them, slow compute is named, as such, in two."""
+    found = search(Planted("compute", ("n20",), 0.05), most=2, seed=seed, waits=True)
+    assert accused(found) == {("n20",)}
+    assert judge_state(found.state).hosts[20].kind == "compute"
+
+
+def test_two_that_met_are_both_named() -> None:
+    """Bad neighbours, who are each other's first partner."""
+    for seed in range(5):
+        found = search(Planted("card", ("n20",), 0.05), Planted("compute", ("n21",), 0.07), seed=seed)
+        assert accused(found) == {("n20",), ("n21",)}
+
+
+def test_the_good_host_between_two_bad_ones_is_spared() -> None:
+    for seed in range(5):
+        found = search(Planted("card", ("n20",), 0.05), Planted("card", ("n22",), 0.05), seed=seed)
+        assert accused(found) == {("n20",), ("n22",)}
+
+
+@pytest.mark.parametrize("pair", [("n10", "n11"), ("n11", "n12"), ("n00", "n63")])
+def test_a_link_of_the_ring(pair: tuple[str, str]) -> None:
+    for seed in range(5):
+        found = search(Planted("link", pair, 0.05), most=4, seed=seed)
+        verdicts = judge_state(found.state)
+        assert [(each.subject, each.kind) for each in verdicts.accused] == [(pair, "link")]
+
+
+@pytest.mark.parametrize("kind", ["switch", "uplink"])
+def test_a_switch(kind: Kind) -> None:
+    for seed in range(5):
+        found = search(Planted(kind, ("leaf3",), 0.05), most=4, seed=seed)
+        verdicts = judge_state(found.state)
+        assert [(e.scope, e.subject, e.kind) for e in verdicts.accused] == [("switch", ("leaf3",), kind)]
+
+
+def test_a_switch_that_nobody_knows_of_is_its_hosts() -> None:
+    """Without a topology the same readings mean eight bad hosts: named all the same."""
+    fleet = Fleet(SWITCHED, (Planted("switch", ("leaf3",), 0.05),), seed=1)
+    plain, observations = Topology(HOSTS), []
+    for _ in range(6):
+        observations += fleet.run(next_wave(localise(observations, plain)))
+    assert {each.subject[0] for each in judge(observations, plain).accused} == set(HOSTS[24:32])
+
+
+def test_what_comes_and_goes() -> None:
+    """Slow in some jobs: never another host is called bad for it, and with more jobs it is mostly found."""
+    named = 0
+    for seed in range(20):
+        fleet = Fleet(SWITCHED, (Planted("card", ("n30",), 0.08, chance=0.6),), seed=seed)
+        found = judge_state(hunt(fleet, 12, Settings(sweeps=6)).state)
+        assert {each.subject for each in found.hosts if each.bad} <= {("n30",)}
+        named += found.hosts[30].bad
+    assert named >= 10
+
+
+def test_failing_host_in_a_search() -> None:
+    for seed in range(5):
+        found = search(Planted("compute", ("n07",), 0.0), most=3, seed=seed)
+        verdicts = judge_state(found.state)
+        assert [(each.subject, each.condition) for each in verdicts.accused] == [(("n07",), "failing")]
+
+
+@pytest.mark.parametrize("count", [4, 5, 6, 7, 9, 16, 33])
+def test_other_sizes(count: int) -> None:
+    topology = Topology(HOSTS[:count])
+    for seed in range(3):
+        bad = HOSTS[seed % count]
+        found = search(Planted("card", (bad,), 0.1), most=8, seed=seed, topology=topology)
+        assert accused(found) == {(bad,)}, seed
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_very_small_fleets(count: int) -> None:
+    """Against stored baselines; without them it stops, and knows nothing."""
+    topology = Topology(HOSTS[:count])
+    stored = {Class("", size): Baseline(1.0, 0.004, 64) for size in (1, 2)}
+    fleet = Fleet(topology, (Planted("compute", ("n00",), 0.05),), seed=3)
+    observations: list[Observation] = []
+    for _ in range(6):
+        groups = next_wave(localise(observations, topology, stored=stored))
+        observations += fleet.run(groups)
+    verdicts = judge(observations, topology, stored=stored)
+    assert [each.subject for each in verdicts.accused] == [("n00",)]
+    assert all(each.condition == "fit" for each in verdicts.hosts[1:])
+    blind = hunt(fleet, 50)
+    assert blind.waves < 10
+    assert {each.condition for each in judge_state(blind.state).hosts} == {"unknown"}
+
+
+def test_too_few_waves_accuse_nobody() -> None:
+    for seed in range(10):
+        found = search(Planted("card", ("n20",), 0.05), most=1, seed=seed)
+        assert accused(found) == set()
+        verdict = judge_state(found.state).hosts[20]
+        assert verdict.condition == "unknown"
+        assert 0.2 < verdict.confidence < 0.6
+
+
+def test_hiccups_and_uneven_hosts_are_not_faults() -> None:
+    """One job in 100 slowed by something that does not last, and hosts that differ by 0.3 % for good."""
+    wrong = 0
+    for seed in range(40):
+        fleet = Fleet(SWITCHED, seed=seed, spread=0.003, hiccups=0.01)
+        wrong += len(judge_state(hunt(fleet, 8).state).accused)
+    assert wrong <= 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_waves_are_disjoint_and_of_known_hosts(seed: int) -> None:
+    faults = (
+        Planted("card", ("n20",), 0.05),
+        Planted("link", ("n40", "n41"), 0.05),
+        Planted("uplink", ("leaf1",), 0.03),
+    )
+    fleet = Fleet(SWITCHED, faults, seed=seed)
+    observations: list[Observation] = []
+    for _ in range(6):
+        groups = next_wave(localise(observations, SWITCHED))
+        members = [host for group in groups for host in group]
+        assert len(members) == len(set(members))
+        assert set(members) <= set(HOSTS)
+        observations += fleet.run(groups)
+
+
+def test_first_waves_try_every_link_of_the_ring() -> None:
+    plain = Topology(HOSTS[:10])
+    fleet = Fleet(plain, seed=0)
+    tried: set[frozenset[str]] = set()
+    observations: list[Observation] = []
+    for _ in range(2):
+        groups = next_wave(localise(observations, plain))
+        tried |= {frozenset(group) for group in groups}
+        observations += fleet.run(groups)
+    assert tried == {frozenset((HOSTS[i], HOSTS[(i + 1) % 10])) for i in range(10)}
+
+
+def test_a_job_of_all_hosts_points_at_one() -> None:
+    """What costs no run: after one job of all hosts with waiting times it is the first suspect."""
+    fleet = Fleet(SWITCHED, (Planted("compute", ("n20",), 0.05),), seed=2, waits=True)
+    state = localise(fleet.run([HOSTS]), SWITCHED)
+    assert (
+        state.suspicion(20) == max(state.suspects.values()) > 0.005
+    )  # one hint, at most 4 nats: far from enough to convict
+    assert not judge_state(state).accused
+    assert any("n20" in group for group in next_wave(state)[:2])
+
+
+def test_a_thousand_hosts_take_no_more_waves() -> None:
+    hosts = tuple(f"h{i}" for i in range(1000))
+    faults = tuple(Planted("card", (hosts[i],), 0.05) for i in (3, 500, 777))
+    found = search(*faults, most=6, topology=Topology(hosts))
+    assert accused(found) == {(hosts[i],) for i in (3, 500, 777)}
+
+
+def test_a_third_of_the_fleet_is_bad() -> None:
+    """Half of all pairs are slow then; still the fast ones are what is normal: no good host is accused."""
+    draw = random.Random(5)
+    bad = set(draw.sample(HOSTS, 20))
+    found = search(
+        *(Planted("card", (host,), 0.08) for host in sorted(bad)), most=8, topology=Topology(HOSTS)
+    )
+    named = {host for (host, *_) in accused(found)}
+    assert named <= bad
+    assert len(named) >= 16
+
+
+def test_the_simulator_keeps_to_its_model() -> None:
+    """Alone only slow compute shows; a link only among ring neighbours; an uplink only across."""
+    faults = (
+        Planted("compute", ("n00",), 0.1),
+        Planted("card", ("n10",), 0.2),
+        Planted("link", ("n20", "n22"), 0.3),
+    )
+    fleet = Fleet(SWITCHED, (*faults, Planted("uplink", ("leaf4",), 0.4)), noise=0.0, waits=True)
+
+    def slower(*hosts: str) -> float:
+        return round(float(fleet.run([hosts])[0].seconds or 0) - 1, 9)
+
+    assert (slower("n00"), slower("n00", "n01"), slower("n10"), slower("n10", "n11")) == (0.1, 0.1, 0.0, 0.2)
+    assert (slower("n20", "n22"), slower("n20", "n21", "n22", "n23"), slower("n20", "n21", "n22")) == (
+        0.3,
+        0.0,
+        0.3,
+    )
+    assert (slower("n32", "n33"), slower("n33", "n01"), slower("n00", "n33")) == (0.0, 0.4, 0.4)
+    waits = fleet.run([("n00", "n01")])[0].waits
+    assert waits[0] == pytest.approx(0.2)
+    assert waits[1] == pytest.approx(0.3)
+    noisy = Fleet(SWITCHED, noise=0.004, seed=1).run([(host,) for host in HOSTS])
+    spread = math.sqrt(sum((float(each.seconds or 0) - 1) ** 2 for each in noisy) / 64)
+    assert 0.003 < spread < 0.005

@@ -1,0 +1,134 @@
+"""`launch.hosts` as a user meets it: on the command line, in files, with Slurm, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from muster.cli import main
+from muster.core.errors import RecipeError
+from muster.core.inventory import Host
+from muster.core.plan import Plan
+from muster.core.recipes import load_recipe
+from muster.stages.dry_run import dry_run
+from muster.stages.inputs import Inputs, read_inputs
+from muster.stages.outlook import Told
+from muster.stages.plan import plan_on, recipe_of
+from muster.stages.settle import first_hosts
+from muster.stages.submit import script, submit
+from muster.store.runfolder import RunFolder
+from tests.support import TINY
+
+
+@pytest.fixture(autouse=True)
+def _nothing_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(list(argv))
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    return int(ended.value.code or 0), shown.out, shown.err
+
+
+def test_what_is_said_and_what_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "chosen.yaml"
+    argv = ["plan", "text2sql-t5-small-zero1", "--on", "a100-40gb:1x4,1Gbit", "--quick", "launch.hosts=auto"]
+    code, out, _ = run(capsys, *argv)
+    assert code == 0
+    for words in ("1 of 4, the fastest of those tried", "idle: a100-sxm4-40gb-[2-4]", "hosts=3", "slower"):
+        assert words in out
+    code, out, _ = run(capsys, *argv, "--json", "--write", str(file))
+    made = Plan.model_validate(json.loads(out))
+    assert load_recipe(str(file)).launch.hosts == made.hosts == 1
+    again = plan_on(recipe_of(str(file), []), "a100-40gb:1x4,1Gbit", Told(), traced=False).plan
+    assert (again.hosts, again.batch, again.time) == (made.hosts, made.batch, made.time)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["plan", "digits", "--on", "h200:1x2", "launch.hosts=3"], "is 3, and 2 hosts were given"),
+        (["plan", "digits", "--on", "h200:1x2", "launch.hosts=0"], "launch.hosts"),
+        (["plan", "digits", "--on", "h200:1x2", "launch.hosts=most"], "launch.hosts"),
+        (["train", "fabric", "--hosts", "local:2x1", "launch.hosts=auto"], "trains nothing"),
+        (["train", "digits", "--hosts", "local:2x1", "launch.hosts=3"], "is 3, and 2 hosts were given"),
+    ],
+)
+def test_what_cannot_be(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    where = ["--runs", str(tmp_path / "runs")] if argv[0] == "train" else []
+    code, _, err = run(capsys, *argv, *where)
+    assert code == 2
+    assert says in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_uses_the_first_ones_and_assumes_all() -> None:
+    one = dry_run(read_inputs("demo", "local:3x1", [*TINY, "launch.hosts=1"]))
+    assert [each["host"] for each in one["hosts"]] == ["local0"]
+    all_ = dry_run(read_inputs("demo", "local:3x1", [*TINY, "launch.hosts=auto"]))
+    assert len(all_["hosts"]) == 3
+    assert all_["depends_on_hosts"][0].startswith("launch.hosts = 3 (assumed: all")
+
+
+def test_a_fabric_on_the_first_hosts() -> None:
+    inputs, chosen = first_hosts(read_inputs("fabric", "node[1-4]", ["launch.hosts=2"]))
+    assert [host.name for host in inputs.inventory.hosts] == ["node1", "node2"]
+    assert chosen is not None
+    assert len(chosen.idle) == 2
+
+
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def asking(source: str, wanted: object) -> Inputs:
+    return read_inputs("demo", source, [*TINY, f"launch.hosts={wanted}"], waits=True)
+
+
+def test_slurm_is_asked_for_as_many_nodes(outside: None, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "one")
+    text = script(asking("slurm:gpu", 3), run, "t")
+    assert "#SBATCH --nodes=3" in text
+    assert "--hosts slurm:/3 " in text
+    assert "#SBATCH --nodes=2" in script(asking("slurm:/2", 2), run, "t")
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted", "says", "hint"),
+    [
+        ("slurm:gpu/4", 2, "asks Slurm for 4 nodes", "--hosts slurm:gpu/2"),
+        ("slurm:/2x8", 4, "asks Slurm for 2 nodes", "--hosts slurm:/4x8"),
+        ("slurm:/4", "auto", "which nodes Slurm will give is not known", "muster plan RECIPE --on"),
+    ],
+)
+def test_slurm_is_not_asked_for_idle_nodes(
+    source: str, wanted: object, says: str, hint: str, outside: None, tmp_path: Path
+) -> None:
+    run = RunFolder(tmp_path / "one")
+    with pytest.raises(RecipeError, match=says) as refused:
+        submit(asking(source, wanted), run)
+    assert hint in (refused.value.hint or "")
+    assert not run.path.exists()
+
+
+def listed(hosts: Sequence[Host]) -> list[str]:
+    return [host.name for host in hosts]
+
+
+def test_inside_an_allocation_the_first_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-4]")
+    inputs, chosen = first_hosts(asking("slurm:", 2))
+    assert listed(inputs.inventory.hosts) == ["n1", "n2"]
+    assert chosen is not None
+    assert listed(chosen.idle) == ["n3", "n4"]

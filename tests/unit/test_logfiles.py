@@ -1,0 +1,139 @@
+"""Files of others: whatever is in them, lines or one reason."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import tarfile
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.core.errors import UsageError
+from muster.store.logfiles import LONGEST_LINE, BrokenFile, find_logs, lines, lines_of, members_of
+
+
+@given(st.binary(max_size=4000))
+def test_any_bytes(data: bytes) -> None:
+    try:
+        found = list(lines(io.BytesIO(data)))
+    except BrokenFile as error:
+        assert str(error)
+    else:
+        assert all("\n" not in line and "\r" not in line for line in found)
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", min_codepoint=32), max_size=30), max_size=20),
+       st.sampled_from(["\n", "\r", "\r\n"]))  # fmt: skip
+def test_lines_are_what_was_written(written: list[str], end: str) -> None:
+    written = [line.replace("\ufeff", "") for line in written]
+    data = end.join(written).encode()
+    assert [line for line in lines(io.BytesIO(data)) if line] == [line for line in written if line]
+
+
+def test_invalid_utf8_is_replaced() -> None:
+    assert list(lines(io.BytesIO(b"caf\xe9 1\nstep \xff 2\n"))) == ["caf\ufffd 1", "step \ufffd 2"]
+
+
+def test_what_powershell_writes() -> None:
+    assert list(lines(io.BytesIO("step 1\r\nstep 2\r\n".encode("utf-16")))) == ["step 1", "step 2"]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, bz2.compress])
+def test_compressed_files_whatever_their_name(pack: object, tmp_path: Path) -> None:
+    whole = pack(b"step 1\n" * 50_000)  # type: ignore[operator]
+    file = tmp_path / "a.log"
+    file.write_bytes(whole)
+    (found,) = find_logs(tmp_path)
+    assert sum(1 for _ in lines_of(found)) == 50_000
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BrokenFile, match="to its end"):
+        list(lines_of(found))
+
+
+@pytest.mark.parametrize("data", [bytes(range(256)) * 40, b"\x7fELF" + bytes(5000)])
+def test_binaries(data: bytes) -> None:
+    with pytest.raises(BrokenFile, match="is no text"):
+        list(lines(io.BytesIO(data)))
+
+
+def test_a_line_without_end_takes_little_memory(tmp_path: Path) -> None:
+    """64 MiB of one line, and a line after it."""
+    file = tmp_path / "a.log"
+    with file.open("wb") as out:
+        for _ in range(64):
+            out.write(b"x" * (1 << 20))
+        out.write(b"\nstep 2")
+    (found,) = find_logs(file)
+    tracemalloc.start()
+    try:
+        sizes = [len(line) for line in lines_of(found)]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sizes == [LONGEST_LINE, 6]
+    assert peak < 16 << 20
+
+
+def test_what_a_folder_has(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "x.log").write_text("x")
+    (tmp_path / "a.log").write_text("x")
+    (tmp_path / ".hidden").write_text("x")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "log").write_text("x")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
+    (tmp_path / "b" / "loop").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
+    assert [each.shown for each in find_logs(tmp_path)] == ["a.log", "b/x.log"]
+
+
+def test_nothing_to_read(tmp_path: Path) -> None:
+    for where in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(UsageError):
+            find_logs(where)
+
+
+def test_a_file_that_goes_away(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("x")
+    (found,) = find_logs(tmp_path)
+    (tmp_path / "a.log").unlink()
+    with pytest.raises(BrokenFile, match="cannot be read: No such file"):
+        list(lines_of(found))
+
+
+def archive(path: Path, mode: str) -> Path:
+    with tarfile.open(path, mode) as out:  # type: ignore[call-overload]
+        for name in ("./jobs/a.log", "jobs/.b.swp", "jobs/c.log"):
+            info = tarfile.TarInfo(name)
+            info.size = 7 * 3000
+            out.addfile(info, io.BytesIO(b"step 1\n" * 3000))
+    return path
+
+
+@pytest.mark.parametrize(("name", "mode"), [("l.tar.xz", "w:xz"), ("l.tgz", "w:gz"), ("l.tar", "w")])
+def test_archives_are_read_as_they_are(name: str, mode: str, tmp_path: Path) -> None:
+    (found,) = find_logs(archive(tmp_path / name, mode))
+    assert found.archive
+    read = {path: sum(1 for _ in text) for path, text in members_of(found)}
+    assert read == {f"{name}/jobs/a.log": 3000, f"{name}/jobs/c.log": 3000}
+
+
+@pytest.mark.parametrize("cut", [60, 100, 150])
+@pytest.mark.parametrize(("name", "mode"), [("l.tar.xz", "w:xz"), ("l.tgz", "w:gz")])
+def test_an_archive_that_is_cut(name: str, mode: str, cut: int, tmp_path: Path) -> None:
+    file = archive(tmp_path / name, mode)
+    file.write_bytes(file.read_bytes()[:-cut])
+    told = []
+    for path, text in members_of(find_logs(file)[0]):
+        try:
+            told.append((path, sum(1 for _ in text)))
+        except BrokenFile as error:
+            told.append((path, str(error)))  # type: ignore[arg-type]
+    assert any("cannot be read to its end" in str(what) for _, what in told)
