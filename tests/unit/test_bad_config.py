@@ -226,6 +226,22 @@ def test_a_misspelt_size_is_refused_before_hosts_are_asked(
         check_model(recipe_from({"workload": "causal-lm", "model": {"name": other}}))
 
 
+def test_a_batch_that_no_device_holds_names_the_largest_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fewer samples; and where not even one fits, shorter ones. What is named does fit."""
+    small = {"hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 256}
+    endless = config("llama", max_position_embeddings=10**7, **small)
+    huge = [endless, "data.sequence=10000000", "batch.micro=2"]
+    for wanted, named in ((["batch.micro=1000000000"], "batch.micro="), (huge, "data.sequence=")):
+        argv = ["plan", "causal-lm", *wanted, "--on", "t4", "--quick", "--json"]
+        code, out, error, _ = run(capsys, *argv)
+        made = json.loads(out)
+        assert (code, error) == (1, "") and made["memory"]["lacking"] == "device"
+        way = made["would_fit"][0].split()
+        assert way[0].startswith(named)
+        code, out, _, _ = run(capsys, *argv, *way)
+        assert code == 0 and json.loads(out)["memory"]["lacking"] is None
+
+
 def test_errors_as_data(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _, _ = run(capsys, "plan", "causal-lm", "model.config.n_head=3", *QUICK, "--json")
     error = json.loads(out)["error"]

@@ -48,7 +48,8 @@ def engine_words(setting: Setting) -> str:
 
 
 def remedies(setting: Setting, room: Room, model: str) -> list[str]:
-    """Overrides that would fit: the fewest on these hosts, then on more ranks, then another size."""
+    """Overrides that would fit: the fewest on these hosts, then on more ranks, then another size; where not
+    even one sample fits in any of these ways, shorter ones."""
     ways = []
     here = next((each for each in changes(setting) if fits(each[1], room)), None)
     if here:
@@ -59,7 +60,8 @@ def remedies(setting: Setting, room: Room, model: str) -> list[str]:
     smaller = _smaller(setting, room, model)
     if smaller:
         ways.append(f"model.name={smaller}")
-    return ways
+    shorter = None if ways else _shorter(setting, room)
+    return [shorter] if shorter else ways
 
 
 def _with_large_micro(way: dict[str, str], fitting: Setting, before: Setting, room: Room) -> dict[str, str]:
@@ -186,6 +188,25 @@ def _smaller(setting: Setting, room: Room, model: str) -> str | None:
         if fits(smaller, room) and need(smaller) is not None:
             return str(name)
     return None
+
+
+def _shorter(setting: Setting, room: Room) -> str | None:
+    """The longest sequences of which one fits as everything else is: a language model's, in closed form."""
+    if setting.lengths.target or "vocab_size" not in setting.config:
+        return None
+    one = replace(setting, micro=1, trace=None)
+
+    def fit(tokens: int) -> bool:
+        return fits(replace(one, lengths=replace(one.lengths, tokens=tokens)), room)
+
+    low, high = 0, setting.lengths.tokens
+    while low < high:  # what is needed grows with the tokens
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fit(middle) else (low, middle - 1)
+    whole = low // 64 * 64 or low
+    if whole < 2:
+        return None
+    return _words({"data.sequence": str(whole), **({"batch.micro": "1"} if setting.micro > 1 else {})})
 
 
 def _words(way: dict[str, str]) -> str:
