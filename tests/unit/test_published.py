@@ -25,6 +25,7 @@ T5 = {
     "t5-large": Work(32, 4_618_432_020_480, 13_855_296_061_440, 167_722_682_051, 5325),
 }
 WIKISQL = Length(samples=56_355, epochs=3)
+HELD_OUT = 8421
 OFFLOAD = {"stage": 3, "offload": "optimizer+param", "bucket": 10**7, "prefetch": 10**7, "overlap": True}
 # Seconds of the whole run, optimizer steps.
 PUBLISHED = {
@@ -90,19 +91,21 @@ def test_without_the_checkpointing_of_the_single_run_it_is_worse(known: Calibrat
 
 
 def test_offloading_is_slower_than_zero_1_only_by_what_nobody_published(known: Calibration) -> None:
-    """ZeRO-3 with offload is out by a third: how fast the pods' processors ran Adam, and what really ran side
-    by side over sockets, is not published. With nothing hidden it is within a sixth."""
+    """ZeRO-3 with offload is out by more than a quarter: how fast the pods' processors ran Adam, and what
+    really ran side by side over sockets, is not published. With nothing hidden it is within an eighth. The
+    held-out passes, one per epoch, gather all weights again and are in the published time."""
     row = "t5-large, 3 hosts, ZeRO-3 offload"
     found = predict(ROWS[row], known)
-    assert 0.6 < found.seconds / measured(row) < 0.75
+    held_out = WIKISQL.epochs * evaluation(ROWS[row], HELD_OUT, known) / PUBLISHED[row][1]
+    assert 0.68 < (found.seconds + held_out) / measured(row) < 0.8
     waiting = found.seconds - found.communication + found.exchange
-    assert waiting == pytest.approx(measured(row), rel=1 / 6)
+    assert waiting + held_out == pytest.approx(measured(row), rel=1 / 8)
 
 
 def test_evaluation_of_t5_large_as_it_was_logged(known: Calibration) -> None:
     """8421 samples on three hosts took 28.1 s: larger products run nearer to the peak than the small ones
     that were learned from."""
-    assert evaluation(ROWS["t5-large, 3 hosts, ZeRO-1"], 8421, known) == pytest.approx(28.1, rel=0.25)
+    assert evaluation(ROWS["t5-large, 3 hosts, ZeRO-1"], HELD_OUT, known) == pytest.approx(28.1, rel=0.25)
 
 
 def test_the_sentence_of_the_published_runs(known: Calibration) -> None:

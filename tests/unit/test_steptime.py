@@ -23,11 +23,10 @@ from muster.planner.steptime import (
     HOST_BANDWIDTH,
     KERNEL,
     LAUNCH,
-    MEMORY,
-    UPDATE,
     Calibration,
     Case,
     Work,
+    computing,
     engine_key,
     evaluation,
     ideal,
@@ -35,7 +34,8 @@ from muster.planner.steptime import (
     predict,
     work_of,
 )
-from muster.planner.traffic import lump
+from muster.planner.traffic import lump, traffic_of
+from muster.planner.update import MEMORY, UPDATE, update
 
 PSI = 60_000_000
 WORK = Work(samples=32, forward=4e11, flops=12e11, moved=30e9)
@@ -120,7 +120,7 @@ def test_offloading_costs_the_bus_and_the_hosts_memory() -> None:
     assert device.transfer == 0 < host.transfer < both.transfer
     part = PSI / 8
     assert host.optimizer >= 8 * UPDATE * part / HOST_BANDWIDTH
-    assert host.transfer == pytest.approx(2 * 4 * part / (0.73 * 63.015e9))
+    assert host.transfer == pytest.approx(4 * 4 * part / (0.73 * 63.015e9))
     assert any("host's memory" in each for each in host.assumed)
     with pytest.raises(UsageError, match="how the device reaches its host's memory"):
         predict(case("own{tflops=10,bandwidth=1e12}", stage=3, offload="optimizer"))
@@ -307,3 +307,29 @@ def test_faster_links_and_devices_never_take_longer(each: Case, times: float) ->
     name = key(each.machines.device.name, each.precision)
     assert predict(each, Calibration(efficiency={name: EFFICIENCY * times})).seconds <= now * (1 + 1e-9)
     assert ideal(each) <= predict(each, Calibration(efficiency={name: 1.0})).compute * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("stage", "offload", "ways"),
+    [(1, "optimizer", 1 + 1), (2, "optimizer", 4 + 1), (3, "optimizer", 9 + 1), (3, "optimizer+param", 9)],
+)
+def test_what_crosses_the_bus(stage: int, offload: str, ways: int) -> None:
+    """Gradients and new weights of a rank's part, four micro-steps; with parameters, what is gathered too."""
+    spread = Spread("deepspeed", 8, micro_steps=4, stage=stage, offload=offload)
+    machines = parse_machines("a100-40gb:8")
+    traffic = traffic_of(lump(PSI), spread)
+    _, transfer = update(spread, machines, PSI, traffic, 50e9, [])
+    gathered = sum(call.size for call in traffic.calls() if call.operation == "all-gather")
+    moved = ways * 4 * PSI / 8 + (gathered / 8 if "param" in offload else 0)
+    assert machines.bus is not None
+    assert transfer == pytest.approx(moved / machines.bus.bandwidth)
+
+
+def test_a_held_out_pass_gathers_what_zero_3_shards() -> None:
+    """A replicated model has its weights: nothing is exchanged in a forward pass of it."""
+    with_three, plain = (case(engine="deepspeed", stage=stage) for stage in (3, 0))
+    assert (
+        evaluation(with_three, 96)
+        > evaluation(plain, 96)
+        == pytest.approx(computing(plain, Calibration()) / 3)
+    )

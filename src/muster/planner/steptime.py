@@ -12,8 +12,7 @@ that.
 Communication: planner/traffic.py's calls, each a latency per hop and bytes over the slowest link
 (planner/collective.py), less what the engine hides behind the computation (planner/overlap.py).
 
-Optimizer: the bytes that it reads and writes over the memory bandwidth: the device's, or the host's where it
-is offloaded; then gradients and weights cross the bus as well.
+Optimizer: planner/update.py.
 """
 
 from __future__ import annotations
@@ -30,13 +29,10 @@ from muster.planner.collective import Call, seconds
 from muster.planner.exchange import Spread, Traffic
 from muster.planner.overlap import Cost, Pace, waited
 from muster.planner.traffic import traffic_of
+from muster.planner.update import update
 
 EFFICIENCY = 0.6  # of the stated figures, where nothing was measured: amid docs/steptime.md's published runs
-MEMORY = 0.8  # of its stated bandwidth that long sequential reads and writes get
 HOST_BANDWIDTH = 50e9  # bytes/s of a host's memory, all its ranks together: to be replaced by a measurement
-# Bytes per parameter of a rank's part: Adam reads gradient, weight and two moments and writes three of them
-# back (28), the norm reads the gradient (4), clipping reads and writes it (8).
-UPDATE = 40
 # Seconds that an operation takes beside its work: on a GPU between two kernels, on a CPU for PyTorch to find
 # and call it; and on a GPU, until Python has launched it. Usual figures; CPU: measured on a core of an EPYC.
 KERNEL = {"cuda": 3e-6, "cpu": 5e-6}
@@ -45,8 +41,6 @@ LAUNCH = 8e-6
 # optimizer takes per step: DeepSpeed 0.19 on a core of an EPYC, slopes between 100 and 400 tensors.
 HOOKS = (20e-6, 40e-6, 45e-6, 300e-6)
 STEPPING = 15e-6
-# How often a gradient is read and written on its way into a bucket, averaged, and out again.
-COPIES = {"ddp": 4, "fsdp": 4, "deepspeed": 6}
 
 
 @dataclass(frozen=True)
@@ -196,7 +190,8 @@ def predict(case: Case, calibration: Calibration | None = None) -> Step:
             costs[call] = seconds(call, machines, traffic.library)
         return costs[call]
 
-    optimizer, transfer = _update(case, traffic, known, assumed)
+    trained = sum(p.numel for p in case.parameters if p.trained)
+    optimizer, transfer = update(case.placed, machines, trained, traffic, known.host_bandwidth, assumed)
     compute = case.spread.micro_steps * micro
     per_micro, per_step = known.engines.get(engine_key(case), (0.0, 0.0))
     return Step(
@@ -213,10 +208,22 @@ def predict(case: Case, calibration: Calibration | None = None) -> Step:
 
 
 def evaluation(case: Case, samples: int, calibration: Calibration | None = None) -> float:
-    """Seconds of a forward pass over so many samples, dealt to all ranks, in batches of the micro-batch."""
-    whole = computing(case, calibration or Calibration())
+    """Seconds of a forward pass over so many samples, dealt to all ranks, in batches of the micro-batch; with
+    what a pass gathers first."""
+    known = calibration or Calibration()
+    machines = measured_links(case.machines, known)
+    traffic = traffic_of(case.parameters, case.placed)
+    forward = computing(case, known) * case.work.forward / case.work.flops
+    gathering = waited(
+        traffic.last.forward,
+        forward,
+        lambda call: seconds(call, machines, traffic.library),
+        gathers_hide=traffic.gathers_hide,
+        reduces_hide=traffic.reduces_hide,
+        pace=_pace(machines),
+    )
     rounds = -(-samples // (case.work.samples * case.machines.ranks))
-    return rounds * whole * case.work.forward / case.work.flops
+    return rounds * (forward + gathering)
 
 
 def link_key(link: Link, device: str) -> str:
@@ -271,34 +278,3 @@ def _waited(case: Case, traffic: Traffic, micro: float, cost: Cost, pace: Pace) 
         if times:
             total += times * (play(passes.forward, forward) + play(passes.backward, micro - forward))
     return total
-
-
-def _update(case: Case, traffic: Traffic, known: Calibration, assumed: list[str]) -> tuple[float, float]:
-    """Seconds of the optimizer, and of what crosses the bus to the host's memory."""
-    spread, machines = case.placed, case.machines
-    trained = sum(p.numel for p in case.parameters if p.trained)
-    part = trained / spread.shards
-    device = machines.device
-    rate = MEMORY * device.bandwidth if device.bandwidth else None
-    copies = COPIES[spread.engine] * spread.element * trained if spread.ranks > 1 else 0.0
-    offloaded = spread.offload != "none" and device.kind != "cpu"
-    if device.kind == "cpu" and rate is None:
-        rate = known.host_bandwidth / machines.per_host
-    if rate is None:
-        assumed.append(f"no time for what moves through {device.name}'s memory: its bandwidth is not known")
-    if not offloaded:
-        return ((UPDATE * part + copies) / rate if rate else 0.0), 0.0
-    assumed.append(f"a host's memory moves {known.host_bandwidth / 1e9:.0f} GB/s")
-    on_host = UPDATE * part * machines.per_host / known.host_bandwidth
-    if machines.bus is None:
-        raise UsageError(
-            "offloads, and how the device reaches its host's memory is not known",
-            where=f"device {device.name}",
-            hint="a device of the table, with figures by hand over it: h100{memory=80GB}",
-        )
-    crossing = spread.element * part * ((spread.micro_steps if spread.stage > 1 else 1) + 1)
-    if "param" in spread.offload:
-        crossing += (
-            sum(call.size for call in traffic.calls() if call.operation == "all-gather") / spread.ranks
-        )
-    return (copies / rate if rate else 0.0) + on_host, crossing / machines.bus.bandwidth
