@@ -22,6 +22,7 @@ from muster.core.recipe import Recipe
 from muster.core.units import size_words
 from muster.planner.decide import Decided
 from muster.planner.fit import lacking, need
+from muster.planner.placing import ranks_of
 from muster.planner.prospect import link_of
 
 FIELD = "launch.hosts"
@@ -85,12 +86,6 @@ def first(hosts: Sequence[Host], wanted: int) -> Chosen:
             f"is {wanted}, and {given}", where=FIELD, hint=f"at most {len(hosts)}, auto, or more hosts"
         )
     return Chosen(tuple(hosts[:wanted]), tuple(hosts[wanted:]), "as the recipe says")
-
-
-def ranks_of(host: Host, about: Mapping[str, Any], device: str) -> int:
-    """Ranks that a host takes. `device`: of the recipe's `launch`."""
-    gpus = 0 if device == "cpu" else len(about.get("gpus") or [])
-    return host.slots or gpus or 1
 
 
 def by_speed(hosts: Sequence[Host], facts: Facts, device: str, env: Mapping[str, str]) -> list[Host]:

@@ -11,6 +11,12 @@ from muster.core.job import Decision
 from muster.core.recipe import Recipe
 
 
+def ranks_of(host: Host, about: Mapping[str, Any], device: str) -> int:
+    """Ranks that a host takes: its slots, else one per GPU, else one. `device`: cpu, cuda or auto."""
+    gpus = 0 if device == "cpu" else len(about.get("gpus") or [])
+    return host.slots or gpus or 1
+
+
 def device_and_slots(
     recipe: Recipe,
     inventory: Inventory,
@@ -39,7 +45,7 @@ def device_and_slots(
         )
     slots = []
     for host in inventory.hosts:
-        slots.append(host.slots or (counts[host.label] if device == "cuda" else 1))
+        slots.append(ranks_of(host, facts[host.label], device))
         if host.slots is None:
             why = "one rank per GPU" if device == "cuda" else "one rank per host without a GPU"
             decisions.append(Decision(f"slots of {host.label}", slots[-1], why))

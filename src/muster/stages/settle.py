@@ -11,8 +11,9 @@ from muster.core.recipe import Recipe
 from muster.core.trace import Trace
 from muster.planner.choose import Tracer
 from muster.planner.decide import Decided, decide
-from muster.planner.hosts import FIELD, Chosen, Trial, by_speed, first, numbers, pick, ranks_of
+from muster.planner.hosts import FIELD, Chosen, Trial, by_speed, first, numbers, pick
 from muster.planner.model import whole_config
+from muster.planner.placing import ranks_of
 from muster.stages.inputs import Inputs
 from muster.stages.outlook import Ground
 from muster.stages.tracing import request_of, trace
