@@ -3,10 +3,10 @@
     .venv/bin/python benchmarks/planner_cluster.py [--only GROUP ...] [--cores 0.4]
 
 Needs root: the hosts are the test cluster's (network namespaces on this machine, jobs over ssh), each
-with a quota of a core, its link shaped. First, on one host: every engine with accumulation 1 and 4, from
-which the CPUs' efficiency and the engines' own work are learned. Then each link, between two hosts:
-`muster train fabric`. Nothing else is learned; every configuration on two and on three hosts is predicted
-and then run, and "is one host more faster?" is answered from the prediction. Writes
+with a quota of a core, its link shaped. First and last, on one host: every engine with accumulation 1 and 4,
+from which the CPUs' efficiency and the engines' own work are learned (twice, since machines drift). Each
+link, between two hosts: `muster train fabric`. Nothing else is learned; every configuration on two and on
+three hosts is run and predicted, and "is one host more faster?" is answered from the prediction. Writes
 benchmarks/results/planner_cluster.json.
 
 A quota is given out in the kernel's ticks of some milliseconds. Steps are long beside them, and the hosts'
@@ -118,32 +118,54 @@ def spelled(rate: str) -> str:
     return rate.replace("mbit", "Mbit").replace("gbit", "Gbit")
 
 
-def measure(cluster: Cluster, scratch: Path, groups: list[tuple[str, str, int]]) -> dict[str, Any]:
-    """Calibrate, measure links, predict, run."""
-    alone: dict[tuple[str, int], Measured] = {}
+def on_one_host(
+    cluster: Cluster, scratch: Path, groups: list[tuple[str, str, int]], turn: str
+) -> list[tuple[tuple[str, int], Measured]]:
+    """Every engine with accumulation 1 and 4, alone."""
+    found = []
     for engine in dict.fromkeys(("ddp", *(group[0] for group in groups))):
         for accumulation in (1, 4):
-            done = job(cluster, scratch / f"{engine}-1-{accumulation}", engine, 1, accumulation)
-            alone[engine, accumulation] = measured_of(done)
-            seconds = alone[engine, accumulation].seconds
-            print(f"{engine}, one host, accumulation {accumulation}: {seconds:.4f} s a step", flush=True)
-    known = learn(list(alone.values()), Calibration())
-    rows, curves = [], []
+            done = job(cluster, scratch / f"{engine}-1-{accumulation}-{turn}", engine, 1, accumulation)
+            found.append(((engine, accumulation), measured_of(done)))
+            seconds = found[-1][1].seconds
+            print(f"{turn}: {engine}, one host, accumulation {accumulation}: {seconds:.4f} s", flush=True)
+    return found
+
+
+def measure(cluster: Cluster, scratch: Path, groups: list[tuple[str, str, int]]) -> dict[str, Any]:
+    """Calibrate, measure links, run, calibrate again (machines drift); then predict."""
+    turns = on_one_host(cluster, scratch, groups, "before")
+    links: dict[str, Figures] = {}
+    ran: dict[tuple[str, str, int], list[Measured]] = {}
     for rate in dict.fromkeys(group[1] for group in groups):
         with shaped(cluster, rate):
-            figures = link_of(cluster, scratch / f"link-{rate}")
-            known = replace(known, links={**known.links, f"{spelled(rate)} gloo": figures})
-            print(f"{rate}: {figures}", flush=True)
-            for engine, _, accumulation in (group for group in groups if group[1] == rate):
-                runs = [alone[engine, accumulation]]
+            links[f"{spelled(rate)} gloo"] = link_of(cluster, scratch / f"link-{rate}")
+            print(f"{rate}: {links[f'{spelled(rate)} gloo']}", flush=True)
+            for group in (group for group in groups if group[1] == rate):
+                engine, _, accumulation = group
                 for hosts in (2, 3):
                     name = f"{engine}-{hosts}-{rate}-{accumulation}"
                     done = job(cluster, scratch / name, engine, hosts, accumulation)
-                    runs.append(measured_of(done, spelled(rate)))
-                    rows.append(row(name, runs[-1], known))
-                    print(json.dumps(rows[-1]), flush=True)
-                curves += [faster(f"{engine} {rate} {accumulation}", *pair, known) for pair in pairwise(runs)]
-    return {"rows": rows, "is_one_more_faster": curves, "learned": asdict(known)}
+                    ran.setdefault(group, []).append(measured_of(done, spelled(rate)))
+                    print(f"{name}: {ran[group][-1].seconds:.4f} s", flush=True)
+    turns += on_one_host(cluster, scratch, groups, "after")
+    known = replace(learn([each for _, each in turns], Calibration()), links=links)
+    rows, curves = [], []
+    for (engine, rate, accumulation), several in ran.items():
+        for each in several:
+            hosts = each.case.machines.hosts
+            rows.append(row(f"{engine}, {hosts} hosts, {spelled(rate)}, {accumulation}", each, known))
+        alone = [each for name, each in turns if name == (engine, accumulation)]
+        one = replace(alone[0], seconds=statistics.mean(each.seconds for each in alone))
+        for pair in pairwise([one, *several]):
+            curves.append(faster(f"{engine} {rate} {accumulation}", *pair, known))
+    drift = {
+        f"{engine}, accumulation {accumulation}": [
+            round(each.seconds, 4) for name, each in turns if name == (engine, accumulation)
+        ]
+        for engine, accumulation in dict(turns)
+    }
+    return {"rows": rows, "is_one_more_faster": curves, "one_host": drift, "learned": asdict(known)}
 
 
 def faster(name: str, fewer: Measured, more: Measured, known: Calibration) -> dict[str, Any]:
