@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests that share a file stay on one of pytest's workers (tests/conftest.py).
+WORKERS := -n $(shell $(PYTHON) -c 'import os; print(min(8, len(os.sched_getaffinity(0)) + 1))') --no-loadscope-reorder
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 .PHONY: demo test fast slow check wheel clean
@@ -14,11 +16,12 @@ demo: $(VENV)/.train
 test: fast slow
 
 fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -q tests/unit tests/property tests/golden
+	$(BIN)/python -m pytest -q $(WORKERS) tests/unit tests/property tests/golden
 
-# One after the other: beside each other they fight for the cores, and nothing is won.
+# Jobs mostly wait for each other's imports: more of them than cores run beside each other. What measures time runs alone.
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -q --durations=30 tests/processes tests/real tests/cluster
+	$(BIN)/python -m pytest -q $(WORKERS) -m "not alone" --durations=30 tests/processes tests/real tests/cluster
+	$(BIN)/python -m pytest -q -m alone tests/processes tests/real tests/cluster
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check src tests dev benchmarks

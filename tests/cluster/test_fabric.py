@@ -24,12 +24,12 @@ from muster.stages.mpi_hello import mpi_hello
 from muster.stages.report import report
 from muster.stages.train import train
 from muster.store.runfolder import RunFolder
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import Cluster, Node
 from tests.cluster.namespaces import tool
 from tests.cluster.scenarios import over_ssh
 from tests.support import needs_torch, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(200)]
 
 HOSTS = parse_hosts("node1:1,node2:1,node3:1")
 MIB = 1 << 20
@@ -46,11 +46,15 @@ def measured(cluster: Cluster, watch: Watch | None = None, **asked: Any) -> Fabr
     needs_torch()
     recipe = Recipe(launch=launch(cluster))
     watching = {"watch": watch} if watch else {}
+    before = {node.name: files(cluster, node) for node in cluster.hosts}  # other tests' jobs
     found = measure(HOSTS, recipe, load_plugin("muster.launchers", "ssh"), asked=Asked(**asked), **watching)
     assert wait_until(lambda: not left(cluster), 10), left(cluster)
-    for node in cluster.hosts:
-        assert cluster.run(node, ["ls", "-A", f"{cluster.private_dir}/muster"]).stdout == ""
+    assert {node.name: files(cluster, node) for node in cluster.hosts} == before
     return found
+
+
+def files(cluster: Cluster, node: Node) -> str:
+    return cluster.run(node, ["ls", "-A", f"{cluster.private_dir}/muster"]).stdout
 
 
 def left(cluster: Cluster, job: str = "fabric-") -> list[str]:

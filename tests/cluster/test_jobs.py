@@ -24,6 +24,7 @@ def bystander(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
     folder = tmp_path_factory.mktemp("bystander") / "bystander-run"
     with Job(folder, "node1:1", *LONG, *over_ssh(cluster)) as job:
         job.wait_for_steps()
+        job.step_aside()
         yield job
         before = job.windows()
         assert wait_until(lambda: job.windows() > before, 60), "the other job no longer trains"
@@ -50,9 +51,8 @@ def test_three_hosts_train_with_zero1(cluster: Cluster, tmp_path: Path) -> None:
     assert (job.run.model / "model.safetensors").stat().st_size > 0
     assert {path.name for path in job.run.logs.iterdir()} >= {f"node{n}.rank{n - 1}.log" for n in (1, 2, 3)}
     for node in cluster.hosts:  # each host keeps its part of the checkpoints, complete
-        listed = cluster.run(
-            node, ["ls", f"{cluster.private_dir}/muster/three-hosts/checkpoints"]
-        ).stdout.split()
+        place = f"{cluster.private_dir}/muster/{job.run.id}/checkpoints"
+        listed = cluster.run(node, ["ls", place]).stdout.split()
         assert listed == ["checkpoint-12", "checkpoint-6"]
     assert all_gone(cluster, job)
 
@@ -124,7 +124,7 @@ def test_resume_on_disks_of_their_own(engine: str, cluster: Cluster, tmp_path: P
         f"launch.workdir={cluster.private_dir}/muster", *over_ssh(cluster),
     ]  # fmt: skip
     with Job(folder, "node1:1,node2:1", *overrides) as job:
-        saved = f"{cluster.private_dir}/muster/{folder.name}/checkpoints/checkpoint-20/complete.json"
+        saved = f"{cluster.private_dir}/muster/{job.run.id}/checkpoints/checkpoint-20/complete.json"
         reached = wait_until(
             lambda: all(
                 cluster.run(node, ["test", "-e", saved]).returncode == 0 for node in ("node1", "node2")

@@ -13,7 +13,7 @@ from muster.stages.runs import stop
 from tests.jobs import LONG, Job
 from tests.support import needs_torch, wait_until
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.real, pytest.mark.alone, pytest.mark.timeout(280)]
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +22,7 @@ def bystander(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     needs_torch()
     with Job(tmp_path_factory.mktemp("bystander") / "bystander-run", "local:1", *LONG) as job:
         job.wait_for_steps()
+        job.step_aside()
         yield job
         before = job.windows()
         assert wait_until(lambda: job.windows() > before, 60), "the other job no longer trains"
