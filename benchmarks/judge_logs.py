@@ -69,8 +69,8 @@ def make_large(log: bytes, gigabytes: float, path: Path) -> int:
 
 
 def timed(where: Path, output: Path) -> dict[str, Any]:
-    """`muster judge --json` in a process of its own: seconds, the peak memory of the largest of it and its
-    helpers, and the summary."""
+    """`muster judge --json` in a process of its own: seconds, those of processors, the peak memory of the
+    largest of it and its helpers, and the summary."""
     command = [sys.executable, "-m", "muster", "judge", str(where), "--json"]
     before = time.monotonic()
     with output.open("wb") as out:
@@ -82,6 +82,7 @@ def timed(where: Path, output: Path) -> dict[str, Any]:
     found = json.loads(output.read_text(encoding="utf-8"))
     return {
         "seconds": round(seconds, 1),
+        "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
         "peak_bytes": usage.ru_maxrss * 1024,
         "summary": found["summary"],
         "outcomes": found["outcomes"],

@@ -283,7 +283,7 @@ def main() -> None:
         "command": f"benchmarks/localise.py --fleets {chosen.fleets}",
         "noise": NOISE,
         "bars": bars,
-        "compared": compare(max(10, chosen.fleets // 20), place),
+        "compared": compare(max(10, chosen.fleets // 100), place),
         "scale": scale(),
     }
     write(document, save=not chosen.no_write)

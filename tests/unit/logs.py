@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from muster.readers._mapping import load_mappings
+from muster.readers._read import read_log
+from muster.readers.base import JobLog
+
+MAPPINGS = load_mappings()
 START = datetime(2024, 7, 8, 5, 52, 0)
 ARGUMENTS = "--model_name_or_path facebook/opt-350m --per_device_train_batch_size 24 --max_seq_len 512"
+
+
+def one(lines: Sequence[str], path: str = "job.log") -> JobLog:
+    """The one job of these lines."""
+    (job,) = read_log(path, lines, MAPPINGS)
+    return job
 
 
 def at(seconds: float) -> str:

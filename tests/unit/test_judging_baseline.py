@@ -47,6 +47,13 @@ def test_scale_is_that_of_the_noise() -> None:
     assert min(few) > 0.002
 
 
+def test_scale_is_seldom_far_too_small() -> None:
+    """What starts from a narrow window must not stay there: of 32 values, below 0.7 of it in 1 of 20."""
+    scales = [robust([math.log(t) for t in jobs(32, 0, 0, seed)])[1] for seed in range(500)]
+    assert sum(scale < 0.7 * 0.004 for scale in scales) < 25
+    assert sum(scale > 1.4 * 0.004 for scale in scales) < 5
+
+
 def test_large_noise_is_not_taken_for_faults() -> None:
     values = [math.log(value) for value in jobs(64, 0, 0, 3, noise=0.05)]
     middle, scale, kept = robust(values)

@@ -70,6 +70,42 @@ def test_two_that_met_are_both_named() -> None:
         assert accused(found) == {("n20",), ("n21",)}
 
 
+def test_what_shows_alone_only_is_asked_alone() -> None:
+    """Of a host that is good in groups, groups tell nothing more, however many are asked for."""
+    fleet = Fleet(SWITCHED, seed=3)
+    jobs = fleet.run([(HOSTS[i], HOSTS[(i + 1) % 64]) for first in (0, 1) for i in range(first, 64, 2)])
+    jobs += [each for each in fleet.run([(host,) for host in HOSTS[:32]]) if each.hosts != ("n10",)]
+    jobs.append(Observation("a", ("n10",), 1.014))
+    state = localise(jobs, SWITCHED)
+    assert 0.01 < state.suspicion(10) < 0.99
+    assert [group for group in next_wave(state) if "n10" in group] == [("n10",)]
+    for again in range(2):
+        jobs.append(Observation(f"b{again}", ("n10",), 1.0))
+    assert next_wave(localise(jobs, SWITCHED)) == ()
+
+
+def test_a_slow_job_without_a_reason_is_looked_into() -> None:
+    """Chance, or what comes and goes: both are asked for until they had six jobs in groups, and no longer."""
+    fleet = Fleet(SWITCHED, seed=5)
+    jobs = fleet.run([(HOSTS[i], HOSTS[(i + 1) % 64]) for first in (0, 1) for i in range(first, 64, 2)])
+    jobs = [each for each in jobs if each.hosts != ("n10", "n11")]
+    jobs.append(Observation("slow", ("n10", "n11"), 1.06))
+    waves = 0
+    while groups := next_wave(localise(jobs, SWITCHED)):
+        jobs += fleet.run(groups)
+        waves += 1
+        assert {"n10", "n11"} <= {host for group in groups for host in group}
+    of = [sum(host in each.hosts and len(each.hosts) > 1 for each in jobs) for host in ("n10", "n11")]
+    assert of == [6, 6] and waves == 4
+
+
+def test_asking_ends_in_large_fleets() -> None:
+    hosts = tuple(f"n{i:04d}" for i in range(3000))
+    found = search(Planted("card", (hosts[0],), 0.05), most=16, topology=Topology(hosts), seed=7)
+    assert found.waves <= 8
+    assert accused(found) == {(hosts[0],)}
+
+
 def test_the_good_host_between_two_bad_ones_is_spared() -> None:
     for seed in range(5):
         found = search(Planted("card", ("n20",), 0.05), Planted("card", ("n22",), 0.05), seed=seed)

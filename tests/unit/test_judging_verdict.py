@@ -195,6 +195,19 @@ def test_behind_a_slow_partner_is_unknown_not_fit() -> None:
     found = book.verdicts()
     assert [each.subject for each in found.accused] == [("n05",)]
     assert of(found, "n04").condition == "unknown"
+    assert of(found, "n04").reason == "no job of its own was good, and others explain that"
+
+
+def test_good_alone_behind_a_slow_partner_says_so() -> None:
+    """What it exchanges was never seen good; what it does by itself was."""
+    book = Book()
+    book.alone(bad="n05")
+    book.ring(0, bad="n05")
+    verdict = of(book.verdicts(), "n04")
+    assert verdict.condition == "unknown"
+    assert verdict.reason == (
+        "good by itself, but none of its jobs in a group was good, and others explain that"
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

@@ -9,14 +9,33 @@ import lzma
 import os
 import tarfile
 import tracemalloc
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
+from typing import IO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.core.errors import UsageError
-from muster.store.logfiles import LONGEST_LINE, BrokenFile, find_logs, lines, lines_of, members_of
+from muster.store.logfiles import (
+    LONGEST_LINE,
+    BrokenFile,
+    LogFile,
+    blocks,
+    blocks_of,
+    find_logs,
+    members_of,
+)
+
+
+def lines(raw: IO[bytes]) -> Iterator[str]:
+    return chain.from_iterable(blocks(raw))
+
+
+def lines_of(file: LogFile) -> Iterator[str]:
+    return chain.from_iterable(blocks_of(file))
 
 
 @given(st.binary(max_size=4000))
@@ -121,7 +140,7 @@ def archive(path: Path, mode: str) -> Path:
 def test_archives_are_read_as_they_are(name: str, mode: str, tmp_path: Path) -> None:
     (found,) = find_logs(archive(tmp_path / name, mode))
     assert found.archive
-    read = {path: sum(1 for _ in text) for path, text in members_of(found)}
+    read = {path: sum(map(len, text)) for path, text in members_of(found)}
     assert read == {f"{name}/jobs/a.log": 3000, f"{name}/jobs/c.log": 3000}
 
 
@@ -133,7 +152,29 @@ def test_an_archive_that_is_cut(name: str, mode: str, cut: int, tmp_path: Path) 
     told = []
     for path, text in members_of(find_logs(file)[0]):
         try:
-            told.append((path, sum(1 for _ in text)))
+            told.append((path, sum(map(len, text))))
         except BrokenFile as error:
             told.append((path, str(error)))  # type: ignore[arg-type]
     assert any("cannot be read to its end" in str(what) for _, what in told)
+
+
+MEMBER = 512 + 42 * 512  # bytes: its header, and 21,000 of text in whole blocks
+
+
+@pytest.mark.parametrize("kept", [2 * MEMBER, 2 * MEMBER + 100, 3 * MEMBER])
+def test_a_plain_archive_that_is_cut_between_its_members(kept: int, tmp_path: Path) -> None:
+    file = archive(tmp_path / "l.tar", "w")
+    file.write_bytes(file.read_bytes()[:kept])
+    *members, (path, text) = members_of(find_logs(file)[0])
+    assert [name for name, _ in members] == ["l.tar/jobs/a.log", "l.tar/jobs/c.log"][: kept // MEMBER - 1]
+    assert path == "l.tar"
+    with pytest.raises(BrokenFile, match="without the mark of an archive's end"):
+        list(text)
+
+
+@pytest.mark.parametrize("zeros", [1, 2])
+def test_few_zeros_end_an_archive_too(zeros: int, tmp_path: Path) -> None:
+    """Not every tool fills up with as many as tar does."""
+    file = archive(tmp_path / "l.tar", "w")
+    file.write_bytes(file.read_bytes()[: 3 * MEMBER + zeros * 512])
+    assert [path for path, _ in members_of(find_logs(file)[0])] == ["l.tar/jobs/a.log", "l.tar/jobs/c.log"]

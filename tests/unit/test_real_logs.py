@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_all_are_read_and_every_host_is_fit() -> None:
 @pytest.fixture(scope="module")
 def texts() -> dict[str, list[str]]:
     """Path -> lines."""
-    return {path: list(text) for path, text in members_of(find_logs(LOGS)[0])}
+    return {path: list(chain.from_iterable(text)) for path, text in members_of(find_logs(LOGS)[0])}
 
 
 def stretched(lines: list[str], factor: float) -> list[str]:

@@ -19,6 +19,9 @@ from muster.judging.localise import State
 from muster.judging.observation import Group, Link, ring_links
 
 WORTH = 0.06  # bits that a job must be expected to tell
+# A job that was slower than noise can make it, and that nothing explains: chance, or what comes and goes. Its
+# hosts are asked for less, until they have had so many jobs more than the sweep gives them.
+CLEAR, AGAIN, LITTLE = 5.0, 4, 0.005
 Hosts = tuple[int, ...]
 
 
@@ -44,23 +47,36 @@ class _Question:
     partner: bool = False
     across: int | None = None  # the switch that the partner must not be behind (or, inside, must be)
     inside: bool = False
+    least: float = WORTH  # bits, from where on it is asked
 
 
 def _questions(state: State) -> list[_Question]:
     """Everything that could be asked, the most telling first."""
     found: list[_Question] = []
     for part in state.parts:
-        for fault in part.faults():
+        faults = part.faults()
+        for host in sorted({fault.where[0] for fault in faults if fault.kind in OF_HOSTS}):
+            found += _of_host(state, part, host)
+        for fault in faults:
             if fault.kind in OF_HOSTS:
-                found += _of_host(state, part, fault.where[0])
-            elif fault.kind == "link":
+                continue
+            if fault.kind == "link":
                 doubted = sum(state.suspicion(host) > state.settings.clear for host in fault.where)
                 bits = _bits(_chance(state, part, fault.where)) / max(1, doubted)
                 found.append(_Question(bits, fault.where))
             else:
                 found += _of_switch(state, part, fault)
-    worth = {each for each in found if each.bits > WORTH}
+    worth = {each for each in found if each.bits > each.least}
     return sorted(worth, key=lambda each: (-round(each.bits, 9), each.hosts, each.partner))
+
+
+def _puzzling(state: State, host: int) -> bool:
+    """Whether a job of the host was slow for no reason, and it has had few since."""
+    readings = state.case.readings
+    mine = [row for row in readings.of_host[host] if not readings.alone[row]]
+    if len(mine) >= state.settings.sweeps + AGAIN:
+        return False
+    return any(readings.deviations(row) > CLEAR for row in mine)
 
 
 def _of_host(state: State, part: Part, host: int) -> list[_Question]:
@@ -75,8 +91,9 @@ def _of_host(state: State, part: Part, host: int) -> list[_Question]:
     if total >= state.settings.convict and known >= state.settings.named * total:
         return []
     with_partner = sum([each.probability * _own_chance(each, host) for each in part.explanations])
+    least = LITTLE if _puzzling(state, host) else WORTH
     return [
-        _Question(_bits(with_partner), (host,), partner=True),
+        _Question(_bits(with_partner), (host,), partner=True, least=least),
         _Question(_bits(_chance(state, part, (host,))), (host,)),
     ]
 
@@ -85,7 +102,7 @@ def _own_chance(explanation: Explanation, host: int) -> float:
     """The chance that the host slows a job of a group, by itself."""
     for fault, fit in zip(explanation.faults, explanation.fits, strict=True):
         if fault.kind in OF_HOSTS and fault.where[0] == host:
-            return fit.chance
+            return 0.0 if fit.hidden else fit.chance
     return 0.0
 
 

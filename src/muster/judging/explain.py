@@ -31,6 +31,8 @@ class Explanation:
         """The probability that a job on these hosts would be slow, were this the explanation."""
         passes = 1.0
         for fault, fit in zip(self.faults, self.fits, strict=True):
+            if fit.hidden and len(hosts) > 1:
+                continue
             if would_slow(case, fault, hosts):
                 passes *= 1.0 - fit.chance
             elif fault.kind == "host" and hosts == fault.where:
@@ -167,13 +169,16 @@ class _Sketch:
     found: tuple[tuple[Fault, Fit], ...]
     expected: dict[int, float]
 
+    def cost_with(self, fault: Fault, fit: Fit) -> float:
+        return self.cost + COST[fault.kind] - fit.gain
+
     def extended(self, fault: Fault, fit: Fit) -> _Sketch:
         expected = dict(self.expected)
         expected.update(fit.expects)
         if fault.kind == "intermittent":  # it never lowers what is expected
             for row, by in fit.expects:
                 expected[row] = max(by, self.expected.get(row, 0.0))
-        return _Sketch(self.cost + COST[fault.kind] - fit.gain, (*self.found, (fault, fit)), expected)
+        return _Sketch(self.cost_with(fault, fit), (*self.found, (fault, fit)), expected)
 
 
 def _explanations(case: Case, rows: Sequence[int], switches: Sequence[Fault]) -> tuple[Explanation, ...]:
@@ -186,6 +191,7 @@ def _explanations(case: Case, rows: Sequence[int], switches: Sequence[Fault]) ->
     for row in order:
         options = _options(case, row, switches)
         new: dict[frozenset[Fault], _Sketch] = {}
+        least = min(each.cost for each in kept)
         for sketch in kept:
             _keep(new, sketch)
             off = readings.value[row] - sketch.expected.get(row, 0.0)
@@ -196,7 +202,8 @@ def _explanations(case: Case, rows: Sequence[int], switches: Sequence[Fault]) ->
                 if fault.where in taken.get(fault.kind in OF_HOSTS, ()):
                     continue
                 fit = _cached(case, fault, sketch, alone)
-                if fit is not None:
+                if fit is not None and sketch.cost_with(fault, fit) < least + HOPELESS:
+                    least = min(least, sketch.cost_with(fault, fit))
                     _keep(new, sketch.extended(fault, fit))
         best = min(each.cost for each in new.values())
         ranked = sorted(new.values(), key=lambda each: (each.cost, [fault for fault, _ in each.found]))

@@ -53,13 +53,14 @@ class Fit:
 
     `gain`: nats, before its cost; `by`: the slowdown (log) of jobs in groups, or of the host alone where it
     shows there only; `expects`: the slowdown now expected of each reading it changes; `chance`: of showing in
-    a job.
+    a job; `hidden`: its jobs in groups were good, so that only one of the host alone would show it again.
     """
 
     gain: float
     by: float
     expects: tuple[tuple[int, float], ...]
     chance: float = 1.0
+    hidden: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ class Case:
             gain, by, expects = 0.0, 0.0, ()
         low = max(smallest(self.readings, alone, self.settings), DILUTED * by)
         more, own, besides = self._best(alone, expected, low)
-        return Fit(gain + more, by or own, expects + besides) if besides else None
+        hidden = not by and bool(together)
+        return Fit(gain + more, by or own, expects + besides, hidden=hidden) if besides else None
 
     def _best(
         self, rows: Sequence[int], expected: dict[int, float], low: float

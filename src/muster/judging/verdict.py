@@ -145,12 +145,22 @@ def _host(state: State, host: int) -> Verdict:
         return Verdict("host", name, "unknown", chance, at_most=bound, reason=reason, evidence=evidence)
     low = math.expm1(smallest(state.case.readings, rows, state.settings))
     if bound > 2 * low:
-        reason = "no job of its own was good, and others explain that"
+        reason = _never_good(state, rows, low)
         return Verdict("host", name, "unknown", chance, at_most=bound, reason=reason, evidence=evidence)
     groups = any(not state.case.readings.alone[row] for row in rows)
     reason = f"at most {bound:.1%} slower than its peers" + ("" if groups else "; it ran alone only")
     confidence = 1.0 - max(chance, _unseen(state, rows, low))
     return Verdict("host", name, "fit", confidence, at_most=bound, reason=reason, evidence=evidence)
+
+
+def _never_good(state: State, rows: Sequence[int], low: float) -> str:
+    """What is not known of a host whose jobs in groups (all its jobs, where it was in none) were all slow."""
+    readings = state.case.readings
+    alone = [row for row in rows if readings.alone[row]]
+    good = [row for row in alone if math.expm1(readings.value[row] + 2 * readings.sigma[row]) <= 2 * low]
+    if not good or len(alone) == len(rows):
+        return "no job of its own was good, and others explain that"
+    return "good by itself, but none of its jobs in a group was good, and others explain that"
 
 
 def _at_most(state: State, rows: Sequence[int]) -> float:

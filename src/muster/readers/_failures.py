@@ -16,7 +16,7 @@ LONGEST = 300  # characters of a reason
 PATTERNS: tuple[tuple[str, Weight, str, str], ...] = (
     # id, weight, hint that a line must contain, pattern
     ("cuda_oom", "cause", "ut of memory", r"OutOfMemoryError|CUDA out of memory"),
-    ("host_oom_killed", "cause", "-9", r"exits with return code = -9\b|exitcode\s*: -9\b"),
+    ("host_oom_killed", "cause", "exit", r"exits with return code = -9\b|exitcode\s*: -9\b"),
     ("host_oom_killed", "cause", "ut of memory", r"Out of memory: Killed process|[Cc]group out of memory"),
     ("slurm_oom", "cause", "oom", r"Detected \d+ oom[-_]kill event"),
     (
@@ -54,7 +54,7 @@ PATTERNS: tuple[tuple[str, Weight, str, str], ...] = (
 _COMPILED = tuple((name, weight, hint, re.compile(pattern)) for name, weight, hint, pattern in PATTERNS)
 HINTS = tuple(
     sorted(
-        {hint for _, _, hint, _ in PATTERNS if hint}
+        ({hint for _, _, hint, _ in PATTERNS} - {"", "exit"})
         | {"rror", "Exception", "Traceback", "exit code", "exitcode", "exits with", "signal", "SIGTERM"}
         | {"SIGINT", "CANCELLED", "Xid", "fallen off"}
         | {"no GPU", "No CUDA", "device ordinal", "device handle", "Broken pipe", "reset by peer"}

@@ -24,7 +24,8 @@ _HOSTFILE = re.compile(r"(\S+)\s+slots\s*=\s*(\d{1,5})(?:\s+max_slots\s*=\s*\d+)
 _WORLD_INFO = re.compile(r"--world_info[= ]([A-Za-z0-9+/_=-]+)")
 _NODELIST = re.compile(r"SLURM_(?:JOB_|STEP_)?NODELIST\s*[=:]\s*(\S+)")
 _NCCL = re.compile(r"([\w.-]+):\d+:\d+ \[\d+\] NCCL (?:INFO|WARN)")
-_BATCH = re.compile(r"\btrain_batch_size\W+(\d{1,12})\b")
+# A whole word; with \b before it, a pattern is tried at every character instead of being searched for.
+_BATCH = re.compile(r"train_batch_size(?<!\wtrain_batch_size)\W+(\d{1,12})\b")
 _WORLD = re.compile(r"\b(?:dist_world_size=|world_size\s*(?:\.{2,}|=)\s*)(\d{1,9})\b")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)[,.]?(\d{1,6})?")
 _PROCESS = re.compile(r"\[launch\.py:\d+:main\] [Pp]rocess \d+ (spawned|exits successfully)")
@@ -38,6 +39,8 @@ HINTS = (
     "slots", "WORLD INFO", "world_info", "NODELIST", " NCCL ", "train_batch_size", "world_size",
     "[launch.py:",
 )  # fmt: skip
+# To whom a line may say something, as bits; readers' begin at bit 2.
+FOR_FACTS, FOR_SIGNS, FOR_READERS = 1, 2, 2
 
 
 class Frame:
@@ -55,12 +58,12 @@ class Frame:
         self.left = 0  # processes that exited successfully
         self.steps = 0  # of the last mark of progress
         self.signs = Signs()
-        self.lines = 0
 
-    def line(self, raw: str) -> str:
-        """Read a line, and give it without prefix and colours."""
-        self.lines += 1
-        text = _COLOUR.sub("", raw) if "\x1b" in raw else raw
+    def line(self, raw: str, telling: int = FOR_FACTS | FOR_SIGNS) -> str:
+        """Read a line, and give it without prefix and colours. `telling`: whom its words may concern."""
+        text = raw
+        if "\x1b" in raw:
+            text, telling = _COLOUR.sub("", raw), FOR_FACTS | FOR_SIGNS  # a colour within a word hides it
         host = None
         if self.slots:
             head, colon, rest = text.partition(": ")
@@ -69,11 +72,10 @@ class Frame:
         label = _LABEL.match(text)
         if label:
             text = text[label.end() :]
-        for hint in HINTS:
-            if hint in text:
-                self._facts(text)
-                break
-        self.signs.line(text, host)
+        if telling & FOR_FACTS and any(hint in text for hint in HINTS):
+            self._facts(text)
+        if telling & FOR_SIGNS:
+            self.signs.line(text, host)
         return text
 
     def progress(self, step: int) -> None:
@@ -100,14 +102,14 @@ class Frame:
         return bool(self.slots or self.spawned or self.recipe or self.steps)
 
     def _facts(self, text: str) -> None:
-        match = _HOSTFILE.fullmatch(text)
+        match = _HOSTFILE.fullmatch(text) if "slots" in text else None
         if match:
             if not self.certain and len(self.slots) < MOST_HOSTS:
                 self.slots[match[1]] = int(match[2])
             return
         if "WORLD INFO DICT" in text:
             self._world(_literal(text.partition("DICT:")[2]))
-        elif not self.certain and (match := _WORLD_INFO.search(text)):
+        elif not self.certain and "world_info" in text and (match := _WORLD_INFO.search(text)):
             self._world(_decoded(match[1]))
         if "NODELIST" in text and not self.slots and (match := _NODELIST.search(text)):
             self._nodes(match[1])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
 import importlib
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -16,14 +14,15 @@ from muster.core.inventory import parse_hosts
 from muster.core.registry import plugin_names
 from muster.readers._failures import HINTS as SIGN_HINTS
 from muster.readers._failures import Sign, shortened
+from muster.readers._frame import FOR_READERS, Frame
 from muster.readers._frame import HINTS as FRAME_HINTS
-from muster.readers._frame import Frame
 from muster.readers._mapping import Mapping
+from muster.readers._sieve import Sieve
 from muster.readers.base import JobLog, LineReader, Measured, Outcome, Reading
 from muster.store.logfiles import BrokenFile
 
 PACKAGE = "muster.readers"
-BATCH = 512  # lines
+BATCH = 512  # lines at a time, where they come one by one
 _MADE = Callable[[Frame, Sequence[Mapping]], LineReader]
 
 # Names of files and folders that say nothing about a host.
@@ -45,21 +44,54 @@ def _readers() -> tuple[tuple[tuple[str, ...], _MADE], ...]:
     return tuple((module.HINTS, module.Reader) for module in modules)
 
 
+@functools.cache
+def _sieve() -> Sieve:
+    """For the frame (FOR_FACTS, FOR_SIGNS), then for each reader that does not want every line."""
+    some = [hints for hints, _ in _readers() if "" not in hints]
+    return Sieve([FRAME_HINTS, SIGN_HINTS, *some])
+
+
 def read_log(
     path: str,
     lines: Iterable[str],
     mappings: Sequence[Mapping] = (),
     named: re.Pattern[str] | None = None,
 ) -> list[JobLog]:
+    """As `read_blocks`, from lines that come one by one."""
+    return read_blocks(path, _batches(lines), mappings, named)
+
+
+def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
+    """So many at a time; where there comes no other for a reason, those before it come all the same."""
+    batch: list[str] = []
+    try:
+        for line in lines:
+            batch += line.split("\n")
+            if len(batch) >= BATCH:
+                yield batch
+                batch = []
+    except BrokenFile:
+        yield batch
+        raise
+    yield batch
+
+
+def read_blocks(
+    path: str,
+    blocks: Iterable[Sequence[str]],
+    mappings: Sequence[Mapping] = (),
+    named: re.Pattern[str] | None = None,
+) -> list[JobLog]:
     """The jobs of a file; one that nobody can read is a job whose outcome is `unreadable`.
 
-    `lines` may raise BrokenFile. `path`: as it is shown, and from which hosts are told where the log does not
-    name them; `named`: how, with a group `host`. Raises nothing for whatever the lines say.
+    `blocks`: its lines, some at a time; they may raise BrokenFile. `path`: as it is shown, and from which
+    hosts are told where the log does not name them; `named`: how, with a group `host`. Raises nothing for
+    whatever the lines say.
     """
     frame = Frame()
     fitting = [mapping for mapping in mappings if mapping.takes(path)]
     made = [(hints, make(frame, fitting)) for hints, make in _readers()]
-    whole = _Whole(lines)
+    whole = _Whole(blocks)
     first = _feed(frame, made, whole)
     broken = whole.broken
     found = [reading for _, reader in made for reading in reader.readings()]
@@ -77,53 +109,50 @@ def read_log(
 class _Whole:
     """All lines that can be read; then `broken` says why there are no more, if that is so."""
 
-    def __init__(self, lines: Iterable[str]) -> None:
-        self.lines = lines
+    def __init__(self, blocks: Iterable[Sequence[str]]) -> None:
+        self.blocks = blocks
         self.broken: str | None = None
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Sequence[str]]:
         try:
-            yield from self.lines
+            yield from self.blocks
         except BrokenFile as error:
             self.broken = str(error)
 
 
-def _feed(frame: Frame, made: Sequence[tuple[tuple[str, ...], LineReader]], lines: Iterable[str]) -> str:
+def _feed(
+    frame: Frame, made: Sequence[tuple[tuple[str, ...], LineReader]], blocks: Iterable[Sequence[str]]
+) -> str:
     """Every line that says something to the frame, and to the readers that want it. -> the first line that is
     not blank."""
-    first = ""
+    first, sieve = "", _sieve()
     whole = [reader for hints, reader in made if "" in hints]
     some = [(hints, reader) for hints, reader in made if "" not in hints]
-    every = {hint for each, _ in some for hint in each}.union(FRAME_HINTS, SIGN_HINTS)
-    hints = [hint for hint in every if not any(other in hint for other in every - {hint})]
-    stream = iter(lines)
-    while batch := list(itertools.islice(stream, BATCH)):
-        first = first or next((line for line in batch if line and not line.isspace()), "")
-        for reader in whole:
-            for line in batch:
-                if reader.closed:
-                    break
-                reader.line(line)
-        for line in _saying(batch, hints):
-            text = frame.line(line)
-            for each, reader in some:
-                if not reader.closed and any(hint in text for hint in each):
+    bits = [(1 << number, hints, reader) for number, (hints, reader) in enumerate(some, FOR_READERS)]
+    for block in blocks:
+        first = first or next((line for line in block if line and not line.isspace()), "")
+        fed = 0
+        for place, telling in sieve.telling(block):
+            whole = _feed_whole(whole, block[fed : place + 1]) if whole else whole
+            fed, line = place + 1, block[place]
+            text = frame.line(line, telling)
+            for bit, hints, reader in bits:
+                # A prefix or a colour that was taken off can have hidden a word, or had one in it.
+                wanted = telling & bit or "\x1b" in line
+                if wanted and not reader.closed and any(hint in text for hint in hints):
                     reader.line(text)
+        whole = _feed_whole(whole, block[fed:]) if whole else whole
     return first
 
 
-def _saying(batch: Sequence[str], hints: Iterable[str]) -> list[str]:
-    """The lines with a hint in them. Looking through many lines at once takes a fifth of the time."""
-    text = "\n".join(batch)
-    starts = list(itertools.accumulate((len(line) + 1 for line in batch), initial=0))
-    chosen: set[int] = set()
-    for hint in hints:
-        place = text.find(hint)
-        while place >= 0:
-            line = bisect.bisect_right(starts, place) - 1
-            chosen.add(line)
-            place = text.find(hint, starts[line + 1])
-    return [batch[line] for line in sorted(chosen)]
+def _feed_whole(readers: Sequence[LineReader], lines: Sequence[str]) -> list[LineReader]:
+    """Give readers of every line these; -> those that want more."""
+    for reader in readers:
+        for line in lines:
+            if reader.closed:
+                break
+            reader.line(line)
+    return [reader for reader in readers if not reader.closed]
 
 
 def _unknown(path: str, first: str) -> str:

@@ -11,8 +11,9 @@ from muster.readers.base import Reading, Series, Window, number
 
 FORMAT = "Transformers"
 HINTS = (
-    "%|", "train_", "Total train batch size", "Total optimization steps", "aving model checkpoint",
-    "Running Evaluation", "eval_runtime", "Skipping step", "'loss': ",
+    "%|", "train_runtime", "train_samples_per_second", "Total train batch size",
+    "Total optimization steps", "aving model checkpoint", "Running Evaluation", "eval_runtime",
+    "Skipping step", "'loss': ",
 )  # fmt: skip
 
 # " 11%|█         | 11/100 [00:25<03:45,  2.00s/it]": the Trainer's own bars have no words before them
@@ -79,7 +80,7 @@ class Reader:
                 self.batch = value or None
             elif value:
                 self.total = int(value)
-        elif "train_" in text:
+        elif "train_runtime" in text or "train_samples_per_second" in text:
             self._account(text)
         elif "'loss': " in text:
             self.logged = True

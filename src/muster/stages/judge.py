@@ -21,11 +21,11 @@ from muster.core.errors import JobError, UsageError
 from muster.core.judged import Judged, Peers
 from muster.judging import Baseline, Class, Settings
 from muster.readers._mapping import Mapping, load_mappings
-from muster.readers._read import read_log
+from muster.readers._read import read_blocks
 from muster.readers.base import JobLog
 from muster.stages.joblogs import judged
 from muster.store.atomic import write_text
-from muster.store.logfiles import LogFile, find_logs, lines_of, members_of
+from muster.store.logfiles import LogFile, blocks_of, find_logs, members_of
 
 MANY, LARGE = 64, 64 << 20  # files, bytes: from there on, several processes read
 Progress = Callable[[int, int], None]
@@ -92,8 +92,8 @@ def read_logs(
 def _read(file: LogFile, *, mappings: Sequence[Mapping], named: re.Pattern[str] | None) -> list[JobLog]:
     """The jobs of one file, or of all files of an archive."""
     if not file.archive:
-        return read_log(file.shown, lines_of(file), mappings, named)
-    return [job for path, text in members_of(file) for job in read_log(path, text, mappings, named)]
+        return read_blocks(file.shown, blocks_of(file), mappings, named)
+    return [job for path, text in members_of(file) for job in read_blocks(path, text, mappings, named)]
 
 
 def load_baselines(path: Path) -> dict[Class, Baseline]:

@@ -22,6 +22,7 @@ from muster.core.errors import UsageError
 CHUNK = 1 << 20  # bytes
 LONGEST_LINE = 1 << 18  # characters; what is longer is cut there: no figure stands so far from a line's start
 _HEAD = 8192  # bytes by which a file is known for text
+_TEXT = bytes([*b"\t\n\r\x0c\x08\x1b", *range(32, 256)])  # what texts are made of
 # By their first bytes, whatever they are called.
 _OPENERS: tuple[tuple[bytes, Callable[[IO[bytes]], io.BufferedIOBase]], ...] = (
     (b"\x1f\x8b", lambda raw: gzip.GzipFile(fileobj=raw)),
@@ -68,16 +69,16 @@ def find_logs(where: Path) -> list[LogFile]:
     return regular
 
 
-def lines_of(file: LogFile) -> Iterator[str]:
+def blocks_of(file: LogFile) -> Iterator[list[str]]:
     """A file's lines. Raises BrokenFile where it cannot be opened, is no text, or ends too early."""
     try:
         with file.path.open("rb") as raw:
-            yield from lines(raw)
+            yield from blocks(raw)
     except OSError as error:
         raise BrokenFile(f"cannot be read: {error.strerror or error}") from None
 
 
-def members_of(file: LogFile) -> Iterator[tuple[str, Iterator[str]]]:
+def members_of(file: LogFile) -> Iterator[tuple[str, Iterator[list[str]]]]:
     """(path, lines) of an archive's files, in their order: each one's lines must be read before the next.
 
     An archive that is broken has a last member that raises BrokenFile; its path is the archive's.
@@ -90,14 +91,17 @@ def members_of(file: LogFile) -> Iterator[tuple[str, Iterator[str]]]:
                 if member.isfile() and not name.rpartition("/")[2].startswith("."):
                     stream = archive.extractfile(member)
                     if stream is not None:
-                        yield f"{file.shown}/{name}", lines(stream)
+                        yield f"{file.shown}/{name}", blocks(stream)
+            # An archive ends with blocks of zeros; tarfile is content where there is simply nothing more.
+            if archive.fileobj is not None and archive.fileobj.tell() < archive.offset + tarfile.BLOCKSIZE:
+                raise tarfile.ReadError("it stops without the mark of an archive's end")
     except _BROKEN as error:
         yield file.shown, _broken(f"cannot be read to its end: {error}")
 
 
-def lines(raw: IO[bytes]) -> Iterator[str]:
-    """The lines of a stream of bytes, without their ends: UTF-8 with whatever is none replaced, CR as well as
-    LF (progress bars), each cut at LONGEST_LINE. Raises BrokenFile."""
+def blocks(raw: IO[bytes]) -> Iterator[list[str]]:
+    """The lines of a stream of bytes, some at a time, without their ends: UTF-8 with whatever is none
+    replaced, CR as well as LF (progress bars), each cut at LONGEST_LINE. Raises BrokenFile."""
     try:
         stream = _opened(raw)
         head = stream.read(_HEAD)
@@ -108,16 +112,15 @@ def lines(raw: IO[bytes]) -> Iterator[str]:
         rest, block = "", head
         while block:
             whole = rest + decoder.decode(text.decode(block)).replace("\x00", "")
-            *full, rest = whole.split("\n")
-            for line in full:
-                yield line[:LONGEST_LINE]
-            rest = rest[:LONGEST_LINE]
+            full = whole.split("\n")
+            rest = full.pop()[:LONGEST_LINE]
+            if len(whole) > LONGEST_LINE:
+                full = [line[:LONGEST_LINE] for line in full]
+            yield full
             block = stream.read(CHUNK)
         rest += decoder.decode(text.decode(b"", final=True), final=True)
-        *full, rest = rest.split("\n")  # a CR at the very end is known for a line's end only now
-        yield from full
-        if rest:
-            yield rest
+        full = rest.split("\n")  # a CR at the very end is known for a line's end only now
+        yield full if full[-1] else full[:-1]
     except _BROKEN as error:
         raise BrokenFile(f"cannot be read to its end: {error}") from None
 
@@ -139,13 +142,12 @@ def _encoding(head: bytes) -> str:
 
 def _binary(head: bytes) -> bool:
     """Whether these are no text: more than a few control characters."""
-    odd = sum(byte < 32 and byte not in b"\t\n\r\x0c\x08\x1b" for byte in head)
-    return odd * 20 > len(head)
+    return len(head.translate(None, _TEXT)) * 20 > len(head)
 
 
-def _broken(why: str) -> Iterator[str]:
+def _broken(why: str) -> Iterator[list[str]]:
     raise BrokenFile(why)
-    yield ""
+    yield []
 
 
 def _logfile(path: Path, shown: str) -> LogFile | None:

@@ -1,0 +1,68 @@
+"""Tables, and the mappings that say what is in them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from muster.core.errors import UsageError
+from muster.readers._mapping import Mapping, load_mapping
+from muster.readers._read import read_log
+from muster.readers.base import JobLog
+from tests.unit.logs import LIGHTNING, MAPPINGS, one
+
+
+def test_lightnings_metrics() -> None:
+    job = one(LIGHTNING, "node07/lightning_logs/version_0/metrics.csv")
+    assert (job.outcome, job.hosts, job.format) == ("succeeded", ("node07",), "table")
+    assert job.rate == pytest.approx(32.0)
+
+
+def mapped(lines: list[str], **keys: object) -> list[JobLog]:
+    return read_log("results.csv", lines, [Mapping.model_validate(keys)])
+
+
+def test_a_table_with_a_row_per_host_and_step() -> None:
+    lines = ["host;iter;ms"] + [
+        f"{host};{step};{ms}" for step in range(50) for host, ms in (("a", 100), ("b", 125))
+    ]
+    first, second = mapped(
+        lines, columns={"host": "host", "step": "iter", "step_seconds": "ms"}, batch=32, unit=0.001
+    )
+    assert (first.path, first.hosts, second.hosts) == ("results.csv#a", ("a",), ("b",))
+    assert first.rate == pytest.approx(320) and second.rate == pytest.approx(256)
+    assert first.step_seconds == pytest.approx(0.1)
+
+
+def test_a_table_of_rates() -> None:
+    """The rate of the mean, not the mean of rates: half of the time at 100, half at 300 samples/s."""
+    lines = [
+        "t,speed",
+        "0,100",
+        *[f"{2 * n},100" for n in range(1, 25)],
+        *[f"{48 + n},300" for n in range(1, 49)],
+    ]
+    (job,) = mapped(lines, columns={"seconds": "t", "samples_per_second": "speed"})
+    assert job.measured and job.rate == pytest.approx(job.measured.samples / job.measured.seconds)
+    assert 200 < (job.rate or 0) < 225  # the warm-up is taken from the slow half
+
+
+def test_a_mapping_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    for text, what in (
+        ("columns: {step: s}", "needs one of seconds, step_seconds, samples_per_second"),
+        ("columns: {seconds: a, step_seconds: b}", "give one of them"),
+        ("columns: {secons: a}", "unknown key 'columns.secons'"),
+        ("columns: [a]", "columns"),
+        ("batch: 0\ncolumns: {seconds: a}", "batch"),
+        ("{", "not valid YAML"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UsageError, match=re.escape(what)):
+            load_mapping(file)
+
+
+def test_shipped_mappings_load() -> None:
+    assert MAPPINGS and all(each.about for each in MAPPINGS)

@@ -1,0 +1,51 @@
+"""Windows of steps, and the rate they come to."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.readers.base import HEAD, TAIL, Series, Window
+
+WINDOWS = st.builds(
+    Window,
+    steps=st.integers(1, 50),
+    skipped=st.just(0),
+    samples=st.floats(1, 1e6),
+    seconds=st.floats(1e-3, 1e4),
+)
+
+
+@given(st.lists(WINDOWS, min_size=1, max_size=40))
+def test_a_rate_is_samples_over_seconds(windows: list[Window]) -> None:
+    """Of the windows after the warm-up, whatever their lengths: never a mean of rates."""
+    series = Series()
+    for window in windows:
+        series.add(window)
+    found = series.measured()
+    assert found is not None
+    rest = windows[-found.windows :]
+    assert found.rate == pytest.approx(sum(w.samples for w in rest) / sum(w.seconds for w in rest))
+    passed = sum(w.steps for w in windows[: -found.windows])
+    assert passed - (windows[-found.windows - 1].steps if passed else 0) <= max(
+        10, sum(w.steps for w in windows) / 3
+    )
+
+
+def test_long_runs_keep_a_bounded_number_of_windows() -> None:
+    series = Series()
+    for number in range(100_000):
+        series.add(Window(10, int(number % 50 == 0), 640.0, 2.0 + number % 2))
+    assert len(series.head) <= HEAD and len(series.tail) <= TAIL
+    found = series.measured()
+    # Every 25th of the windows of two seconds had a skipped step; they alternate with 25 of three seconds.
+    assert found is not None and found.rate == pytest.approx(49 * 640 / (24 * 2 + 25 * 3), rel=1e-3)
+    assert found.steps == 10 * (98_000 - 1)  # one window of warm-up had a skipped step
+
+
+def test_nonsense_is_no_window() -> None:
+    series = Series()
+    for window in (Window(0, 0, 1, 1), Window(1, 0, 1, 0), Window(1, 0, 1, float("nan")), Window(1, 2, 1, 1)):
+        series.add(window)
+    assert series.measured() is None
