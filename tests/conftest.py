@@ -23,7 +23,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background: chil
 APART = ("real/test_resume", "real/test_fabric.py")
 # What takes longest goes first, so that no worker is left alone with it at the end.
 LONGEST = (
-    "real/test_states", "real/test_engines", "cluster/test_jobs", "cluster/test_prepare",
+    "real/test_states", "real/test_engines", "real/test_bench", "cluster/test_jobs", "cluster/test_prepare",
     "cluster/test_slurm_jobs", "cluster/test_launchers", "real/test_traffic", "real/test_instruments",
     "real/test_wheel", "real/test_resume", "real/test_contracts_worker", "real/test_image_classification",
     "real/test_causal_lm", "real/test_flops",

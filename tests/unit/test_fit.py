@@ -196,22 +196,42 @@ def test_opt_350m_as_it_was_measured_on_h100s() -> None:
     assert peak / (33.78 * GIB) == pytest.approx(1, abs=0.05)
 
 
-PUBLISHED_T5 = [("t5-large", 15), ("t5-small", 3)]  # in whole GB, taken for 2^30 bytes
+# A100, fp32, 32 x (96, 96) tokens: ranks, ZeRO's stage and offload, GiB as published (without their fraction;
+# "14 to 15"), how far the plan is out of that at most. All with gradient checkpointing: without it the larger
+# model takes 16 GiB more, though by their times the runs on several hosts were not checkpointed.
+PUBLISHED_T5: dict[str, tuple[int, int, str, float, float, float]] = {
+    "t5-small": (1, 0, "none", 3, 4, 0),
+    "t5-large": (1, 0, "none", 15, 16, 0),
+    "t5-small, ZeRO-1, 3 hosts": (3, 1, "none", 5, 6, 0),
+    "t5-large, ZeRO-1, 3 hosts": (3, 1, "none", 13, 14, 0.05),
+    "t5-large, ZeRO-1, 2 hosts": (2, 1, "none", 14, 15, 0.07),
+    "t5-large, ZeRO-3 offload, 3 hosts": (3, 3, "optimizer+param", 9, 10, 0.18),
+}
 
 
-def t5_on_one(model: str) -> Setting:
-    """A100, fp32, batch 32 x (96, 96), with checkpointing."""
-    config = families.size(model) or {}
+def published_t5(name: str) -> Setting:
+    """The run as the planner sees it."""
+    config = families.size(name.partition(",")[0]) or {}
     count = families.parameters(config) or 0
+    ranks, stage, offload = PUBLISHED_T5[name][:3]
+    engine = {"engine": "deepspeed", "stage": stage, "offload": offload} if stage else {"engine": "ddp"}
     return tiny(
-        config=config, parameters=count, trainable=count, lengths=Lengths(96, 96), engine="ddp",
-        precision="fp32", ranks=1, micro=32, checkpointing=True,
+        config=config, parameters=count, trainable=count, lengths=Lengths(96, 96), precision="fp32",
+        ranks=ranks, ranks_per_host=1, micro=32, checkpointing=True,
+        **engine, bucket=10**7 if stage == 3 else 5 * 10**8,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("model", "published"), PUBLISHED_T5)
-def test_t5_on_one_gpu_as_it_was_measured(model: str, published: float) -> None:
-    assert published <= sum(needed(t5_on_one(model)).device.values()) / GIB < published + 1
+def outside(value: float, least: float, most: float) -> float:
+    """How far a value is from a range, as a share of its nearer end."""
+    return min(0.0, value / least - 1) + max(0.0, value / most - 1)
+
+
+@pytest.mark.parametrize("name", PUBLISHED_T5)
+def test_t5_as_it_was_measured(name: str) -> None:
+    least, most, tolerance = PUBLISHED_T5[name][3:]
+    planned = sum(needed(published_t5(name)).device.values()) / GIB
+    assert abs(outside(planned, least, most)) <= tolerance
 
 
 def test_the_largest_micro_batch() -> None:

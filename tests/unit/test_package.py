@@ -42,6 +42,7 @@ def test_the_wheel_is_whole(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     for folder, pattern in (
         ("recipes", "*.yaml"),
+        ("suites", "*.yaml"),
         ("profiles", "*.yaml"),
         ("readers/mappings", "*.yaml"),
         ("report/templates", "*"),
@@ -68,7 +69,9 @@ def test_the_control_side_does_not_require_torch(wheel: zipfile.ZipFile) -> None
         assert not any(line.startswith(package) for line in required)
 
 
-@pytest.mark.parametrize("what", ["recipe", "result", "event", "inspection", "plan", "judged"])
+@pytest.mark.parametrize(
+    "what", ["recipe", "result", "event", "inspection", "plan", "judged", "bench", "suite"]
+)
 def test_schemas_are_current(what: str) -> None:
     """Renew with: muster schema WHAT > src/muster/schemas/WHAT.schema.json"""
     shipped = json.loads((ROOT / f"src/muster/schemas/{what}.schema.json").read_text(encoding="utf-8"))

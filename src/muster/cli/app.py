@@ -18,6 +18,7 @@ VERBS = (
     "plan",
     "prepare",
     "train",
+    "bench",
     "ask",
     "resume",
     "ls",

@@ -23,10 +23,12 @@ class What(str, Enum):
     inspection = "inspection"
     plan = "plan"
     judged = "judged"
+    bench = "bench"
+    suite = "suite"
 
 
 def schema(what: Annotated[What, typer.Argument(help="Which document.")] = What.recipe) -> int:
-    """Print a JSON Schema: of recipes (for editors), plans, results, events, inspections, judged logs."""
+    """Print a JSON Schema: recipes and suites (for editors), plans, results, events, inspections, benches."""
     from muster.cli.output import print_json
     from muster.stages.schema import schema_of
 

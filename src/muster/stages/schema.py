@@ -7,22 +7,29 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from muster.core.bench import Bench
 from muster.core.inspection import Inspection
 from muster.core.judged import Judged
 from muster.core.plan import Plan
 from muster.core.recipe import RECIPES
 from muster.core.result import Result
+from muster.core.suite import Suite
 from muster.store.events import event_schema
 
 
 def schema_of(what: str) -> dict[str, Any]:
-    """The schema of a recipe file, a plan, a result, an event, an inspection or what was judged."""
+    """The schema of a recipe or suite file, a plan, a result, an event, an inspection, a bench, what was
+    judged."""
     if what == "plan":
         return Plan.model_json_schema()
     if what == "inspection":
         return Inspection.model_json_schema()
     if what == "judged":
         return Judged.model_json_schema()
+    if what == "bench":
+        return Bench.model_json_schema()
+    if what == "suite":
+        return Suite.model_json_schema()
     if what == "result":
         return Result.model_json_schema()
     if what == "event":

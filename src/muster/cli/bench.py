@@ -1,0 +1,145 @@
+"""muster bench"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from muster.cli.options import Json, Root
+
+if TYPE_CHECKING:
+    from muster.cli.benchview import BenchView
+    from muster.core.bench import Bench
+    from muster.stages.bench import Surroundings
+    from muster.stages.bench_inputs import BenchInputs
+    from muster.store.benchfolder import BenchFolder
+
+EXAMPLES = """Examples:
+
+  muster bench acceptance --hosts node[01-64] --dry-run
+
+  muster bench scaling --hosts hostfile --recipe my.yaml
+
+  muster bench my-suite.yaml --hosts local:3x1 --jobs 2 digits:train.max_steps=50
+
+  muster bench --continue runs/20261122-093000-bench-acceptance-4f2a"""
+
+
+def bench(
+    suite: Annotated[
+        str, typer.Argument(help="acceptance, scaling, zero-sweep, s1, or a YAML file of your own.")
+    ] = "",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[[ENTRY:]KEY=VALUE]...", help="Changes of every recipe, or of one entry's."),
+    ] = None,
+    hosts: Annotated[
+        str, typer.Option("--hosts", "-H", help="host1,host2:8, node[01-16], local:3x1, or a host file.")
+    ] = "",
+    go_on: Annotated[
+        Path | None, typer.Option("--continue", help="Go on with this bench: jobs that are over stay so.")
+    ] = None,
+    recipe: Annotated[
+        str, typer.Option("--recipe", "-r", help="Train this, in place of the suite's recipe.")
+    ] = "",
+    at_once: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Jobs at a time; 64 where hosts allow.")
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option("--baseline", help="bench.json of an earlier bench, where there are too few peers."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The bench's folder; must not exist.")
+    ] = None,
+    root: Root = Path("runs"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the schedule, and start nothing.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show every host and job, however many.")] = False,
+    json: Json = False,
+) -> int:
+    """Run many jobs on groups of hosts: which host is slow, how well do they scale, what does ZeRO cost."""
+    from muster.core.errors import UsageError
+    from muster.stages.bench_inputs import read_bench
+    from muster.store.benchfolder import BenchFolder, new_bench_folder
+
+    if go_on is not None:
+        told = {
+            "SUITE": suite,
+            "--hosts": hosts,
+            "--recipe": recipe,
+            "--output": output,
+            "--dry-run": dry_run,
+        }
+        extra = next((name for name, value in told.items() if value), None)
+        if extra:
+            hint = f"muster bench --continue {go_on}"
+            raise UsageError("is fixed already in a bench that goes on", where=extra, hint=hint)
+        return _go_on(BenchFolder(go_on.absolute()), at_once, baseline, every=every, json=json)
+    if not suite:
+        raise UsageError("no suite was given", hint="muster bench acceptance --hosts node[01-64]")
+    inputs = read_bench(suite, hosts, overrides or [], recipe=recipe, at_once=at_once)
+    folder = BenchFolder(output.absolute()) if output else new_bench_folder(root, inputs.name)
+    if dry_run:
+        return _dry_run(inputs, folder, every=every, json=json)
+    return _begin(inputs, folder, baseline, every=every, json=json)
+
+
+def _begin(
+    inputs: BenchInputs, folder: BenchFolder, baseline: Path | None, *, every: bool, json: bool
+) -> int:
+    from muster.cli.benchview import BenchView
+    from muster.cli.output import err_console
+    from muster.stages.bench import bench as run_bench
+
+    with BenchView(err_console()) as view:
+        found = run_bench(inputs, folder, _around(view, baseline))
+    return _finish(found, folder, every=every, json=json)
+
+
+def _go_on(
+    folder: BenchFolder, at_once: int | None, baseline: Path | None, *, every: bool, json: bool
+) -> int:
+    from muster.cli.benchview import BenchView
+    from muster.cli.output import err_console
+    from muster.stages.bench import continue_bench
+
+    with BenchView(err_console()) as view:
+        found = continue_bench(folder, _around(view, baseline), at_once=at_once)
+    return _finish(found, folder, every=every, json=json)
+
+
+def _around(view: BenchView, baseline: Path | None) -> Surroundings:
+    from muster.stages.bench import Surroundings
+
+    return Surroundings(view, view.announce, view.progress, baseline=baseline)
+
+
+def _finish(found: Bench, folder: BenchFolder, *, every: bool, json: bool) -> int:
+    """Print what was found. -> 0: every job ended well and nothing is known against a host; else 1."""
+    from muster.cli.benches import print_bench
+    from muster.cli.output import err_console, print_json
+
+    if json:
+        print_json(found.model_dump(mode="json"))
+    else:
+        print_bench(found, every=every)
+    console = err_console()
+    console.print(f"results     {folder.bench}\ntable       {folder.table}")
+    if not found.complete:
+        console.print(f"go on with  muster bench --continue {folder.path}")
+    return 0 if found.sound else 1
+
+
+def _dry_run(inputs: BenchInputs, folder: BenchFolder, *, every: bool, json: bool) -> int:
+    from muster.cli.benches import print_schedule
+    from muster.cli.output import print_json
+    from muster.stages.bench import dry_run
+
+    plan = dry_run(inputs, folder)
+    if json:
+        print_json(plan)
+    else:
+        print_schedule(plan, every=every)
+    return 0

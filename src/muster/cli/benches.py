@@ -1,0 +1,256 @@
+"""What a bench came to, and its schedule, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from muster.cli.output import err_console, out_console
+from muster.core.bench import Bench, BenchJob, Comparison, Curve, HostVerdict
+from muster.core.hostlist import fold_hosts
+from muster.core.units import format_flops, format_seconds, size_words
+
+SHOWN = 100  # hosts, and jobs; of more, those that are not well
+_COLOURS = {
+    "fit": "green", "unfit": "red", "slow": "red", "failing": "red", "below": "red", "unknown": "yellow",
+    "succeeded": "green", "failed": "red", "timeout": "red",
+}  # fmt: skip
+_ORDER = ("unfit", "failing", "slow", "below", "unknown", "fit")
+# Of a comparison, in this order: name in the document, heading.
+_COMPARED = (
+    ("samples_per_second", "samples/s"), ("training_seconds", "training"), ("seconds", "in all"),
+    ("memory", "memory"), ("loss", "loss"), ("evaluation_loss", "held-out loss"), ("exact_match", "exact"),
+    ("execution_match", "same rows"),
+)  # fmt: skip
+
+
+def print_bench(found: Bench, *, every: bool) -> None:
+    """Jobs, curves, comparison, hosts with evidence, the count."""
+    console = out_console()
+    _show(console, _jobs(found, every=every))
+    for curve in found.curves:
+        _show(console, _curve(curve))
+        for note in curve.notes:
+            console.print(f"[yellow]note[/yellow] {escape(note)}")
+    if found.comparison:
+        _comparison(console, found.comparison)
+    console.print()
+    _show(console, _hosts(found, every=every))
+    for link in found.links:
+        ends = escape(" - ".join(link.hosts))
+        console.print(f"[red]{link.condition}[/red]  link {ends}: {escape(link.reason)}")
+    for verdict in _sorted(found):
+        if verdict.verdict in ("slow", "failing"):
+            _evidence(console, verdict)
+    for note in found.notes:
+        err_console().print(f"[yellow]note[/yellow] {escape(note)}")
+    console.print(_count(found))
+
+
+def figure_words(name: str, value: float | None) -> str:
+    """A figure as people read it."""
+    if value is None:
+        return ""
+    if name == "memory":
+        return size_words(int(value))
+    if name.endswith("seconds") and name != "step_seconds":
+        return format_seconds(value)
+    if name in ("exact_match", "execution_match", "mfu", "variation", "skipped_share"):
+        return f"{value:.1%}"
+    if name == "busbw":
+        return f"{8 * value / 1e9:.3g} Gbit/s"
+    if name in ("matmul", "flops_per_second"):
+        return format_flops(value)
+    return f"{value:.4f}" if "loss" in name else f"{value:.4g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _jobs(found: Bench, *, every: bool) -> Table:
+    """A row per job; of many, those that did not end well, or missed a threshold."""
+    table = Table(box=None)
+    shown = found.jobs
+    if not every and len(shown) > SHOWN:
+        shown = [job for job in shown if job.outcome != "succeeded" or job.misses][:SHOWN]
+        table.caption = f"{len(found.jobs) - len(shown)} jobs that ended well; --all shows them"
+    for name in ("job", "hosts", "outcome", "result", "memory", "time", "peers", "why"):
+        right = name in ("memory", "time", "peers")
+        table.add_column(name, no_wrap=name != "why", justify="right" if right else "left")
+    for job in shown:
+        colour = _COLOURS[job.outcome]
+        took = job.ended - job.started if job.ended and job.started else None
+        table.add_row(
+            escape(job.job),
+            escape(fold_hosts(job.hosts)),
+            f"[{colour}]{job.outcome}[/{colour}]",
+            _result(job),
+            figure_words("memory", job.figures.get("memory")),
+            "" if took is None else format_seconds(took),
+            "" if job.slower is None else f"{job.slower:+.2%}",
+            escape(_why(job)),
+        )
+    return table
+
+
+def _result(job: BenchJob) -> str:
+    if job.warm_up:
+        return "warm-up"
+    for name, unit in (("samples_per_second", "samples/s"), ("busbw", ""), ("matmul", "")):
+        if name in job.figures:
+            return f"{figure_words(name, job.figures[name])} {unit}".strip()
+    return ""
+
+
+def _why(job: BenchJob) -> str:
+    """Of a job that is not well."""
+    if job.misses:
+        return "; ".join(job.misses)
+    if job.outcome == "succeeded":
+        return f"for {', '.join(job.leftover)}, left over" if job.leftover else ""
+    parts = [job.failed_host, job.reason or "no reason is known"]
+    return ": ".join(part for part in parts if part) + (f" (hint: {job.hint})" if job.hint else "")
+
+
+def _curve(curve: Curve) -> Table:
+    table = Table(box=None, title=f"{curve.entry}: {curve.kind} scaling", title_justify="left")
+    for name in ("hosts", "ranks", "jobs", "samples/s", "spread", "speed-up", "efficiency"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for point in curve.points:
+        table.add_row(
+            str(point.hosts),
+            str(point.ranks),
+            str(point.jobs),
+            f"{point.samples_per_second:,.1f}",
+            "" if point.variation is None else f"{point.variation:.1%}",
+            f"{point.speedup:.2f}",
+            f"{point.efficiency:.1%}",
+        )
+    return table
+
+
+def _comparison(console: Console, found: Comparison) -> None:
+    """Entries beside each other; then what else differs."""
+    table = Table(box=None, title="beside each other", title_justify="left")
+    paths = dict.fromkeys(path for row in found.rows for path in row.settings)
+    settings = [path for path in paths if path.count(".") <= 1 and not path.endswith(".options")][:5]
+    present = [each for each in _COMPARED if any(each[0] in row.figures for row in found.rows)]
+    for name in ("entry", "hosts", *settings):
+        table.add_column(name, no_wrap=True)
+    for _, heading in present:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in found.rows:
+        table.add_row(
+            escape(row.entry),
+            str(row.hosts),
+            *(escape(row.settings.get(path, "")) for path in settings),
+            *(figure_words(name, row.figures.get(name)) for name, _ in present),
+        )
+    _show(console, table)
+    for path, values in found.confounded_by.items():
+        told = ", ".join(f"{name}: {value}" for name, value in values.items())
+        console.print(f"[yellow]confounded[/yellow] {escape(path)} differs as well ({escape(told)})")
+
+
+def _hosts(found: Bench, *, every: bool) -> Table:
+    """A row per host: its verdict, and its mean time beside healthy ones', by the size of the group."""
+    sizes = sorted({job.size for job in found.jobs if job.slower is not None})[:6]
+    times: dict[tuple[str, int], list[float]] = {}
+    for job in found.jobs:
+        if job.slower is not None:
+            for host in job.hosts:
+                times.setdefault((host, job.size), []).append(job.slower)
+    table = Table(box=None)
+    for name in ("host", "verdict", *(f"{size} host{'s' * (size > 1)}" for size in sizes), "jobs", "why"):
+        right = name == "jobs" or name[0].isdigit()
+        table.add_column(name, no_wrap=name != "why", justify="right" if right else "left")
+    rows = _sorted(found)
+    if not every and len(rows) > SHOWN:
+        rows = [each for each in rows if each.verdict != "fit"][:SHOWN]
+        table.caption = f"{len(found.hosts) - len(rows)} hosts more; --all shows them"
+    for each in rows:
+        own = [times.get((each.host, size)) for size in sizes]
+        cells = [f"{sum(values) / len(values):+.2%}" if values else "" for values in own]
+        colour = _COLOURS[each.verdict]
+        verdict = f"[{colour}]{each.verdict}[/{colour}]"
+        table.add_row(escape(each.host), verdict, *cells, str(each.jobs), escape(each.reason))
+    return table
+
+
+def _sorted(found: Bench) -> list[HostVerdict]:
+    """The worst first; among equals as they stand."""
+    return sorted(found.hosts, key=lambda each: _ORDER.index(each.verdict))
+
+
+def _evidence(console: Console, verdict: HostVerdict) -> None:
+    reason = escape(verdict.reason)
+    console.print(f"[red]{verdict.verdict:<8}[/red] [bold]{escape(verdict.host)}[/bold]  {reason}")
+    for one in verdict.evidence:
+        how = "failed" if one.slower is None else f"{one.slower:+.2%} time"
+        peers = f" with {escape(', '.join(one.peers[:4]))}" if one.peers else " alone"
+        console.print(f"          {how}{peers}  [dim]{escape(one.job)}[/dim]")
+
+
+def _count(found: Bench) -> str:
+    hosts = [
+        f"[{_COLOURS[name]}]{count} {name}[/{_COLOURS[name]}]"
+        for name, count in found.summary.items()
+        if count
+    ]
+    jobs = [f"{count} {name}" for name, count in found.outcomes.items() if count]
+    missed = sum(bool(job.misses) for job in found.jobs)
+    more = f", {missed} below a threshold" if missed else ""
+    open_ = "" if found.complete else "; not complete"
+    count = "1 host" if len(found.hosts) == 1 else f"{len(found.hosts)} hosts"
+    took = format_seconds(found.ended - found.started)
+    return (
+        f"{count}: {', '.join(hosts) or 'none'}; {len(found.jobs)} jobs: {', '.join(jobs) or 'none'}{more}"
+        f"{open_} ({took})"
+    )
+
+
+def print_schedule(plan: Mapping[str, Any], *, every: bool) -> None:
+    """What would run beside each other, job by job."""
+    console = out_console()
+    console.print(f"{plan['suite']}: {escape(plan['about'])}")
+    checks = "inspected first; unfit ones take no part" if plan["check"] else "not inspected"
+    console.print(f"{len(plan['hosts'])} hosts ({escape(fold_hosts(plan['hosts']))}), {checks}")
+    jobs = {job["id"]: job for job in plan["jobs"]}
+    table = Table(box=None)
+    for name in ("wave", "job", "hosts", "timeout", ""):
+        table.add_column(name, no_wrap=True, justify="right" if name in ("wave", "timeout") else "left")
+    for number, wave in enumerate(plan["waves"], 1):
+        for identity in wave if every else wave[:SHOWN]:
+            job = jobs[identity]
+            table.add_row(
+                str(number),
+                escape(identity),
+                escape(fold_hosts(job["hosts"])),
+                format_seconds(job["timeout"]),
+                _remark(job),
+            )
+        if len(wave) > SHOWN and not every:
+            table.add_row(str(number), f"and {len(wave) - SHOWN} more (--all)", "", "", "")
+    _show(console, table)
+    for note in plan["notes"]:
+        console.print(f"[yellow]note[/yellow] {escape(note)}")
+    most = format_seconds(plan["at_most_seconds"])
+    console.print(
+        f"{len(jobs)} jobs, at most {plan['at_once']} at once; a wave is what could run at once. "
+        f"If every job took all of its time: {most}"
+    )
+
+
+def _remark(job: Mapping[str, Any]) -> str:
+    if job["warm_up"]:
+        return "warm-up, before the others of its entry"
+    return f"for {escape(', '.join(job['leftover']))}, left over" if job["leftover"] else ""
+
+
+def _show(console: Console, table: Table) -> None:
+    """A pipe has no width to fit into."""
+    if not console.is_terminal:
+        console.width = 220
+    if table.row_count:
+        console.print(table)

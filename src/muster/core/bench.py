@@ -1,0 +1,138 @@
+"""What a bench came to: bench.json, and what each finished job leaves for it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from muster.core.judged import Evidence, JobEntry, Part, Peers
+from muster.core.judged import Verdict as Judgement
+from muster.core.result import Result
+
+SCHEMA_VERSION = 1
+Outcome = Literal["succeeded", "failed", "timeout"]
+Verdict = Literal["fit", "unfit", "slow", "failing", "below", "unknown"]
+
+
+class JobRecord(Part):
+    """A finished job, in a file of its own: it is not run again."""
+
+    job: str
+    outcome: Outcome
+    reason: str | None = None
+    hint: str | None = None
+    failed_host: str | None = Field(None, description="that is to blame, as far as the job itself knows")
+    usage: bool = Field(False, description="bad input, or stopped by somebody: nothing that hosts did")
+    run: str = Field(description="the job's run folder, relative to the bench's; its last attempt")
+    started: float = Field(description="Unix time")
+    ended: float
+    exit_code: int | None = Field(None, description="of muster train; negative: ended by that signal")
+    devices: dict[str, str] = Field(default_factory=dict, description="host -> what its ranks ran on")
+    result: Result | None = Field(None, description="None: it had none")
+
+
+class BenchJob(JobEntry):
+    """A job and its figures. Those that are named as `muster judge` names them mean the same."""
+
+    entry: str
+    recipe: str
+    size: int = Field(description="hosts")
+    repeat: int = 1
+    warm_up: bool = Field(False, description="not measured, not judged")
+    leftover: list[str] = Field(default_factory=list, description="hosts for whose sake the group is there")
+    wave: int | None = Field(None, description="of an adaptive entry")
+    hint: str | None = None
+    run: str | None = Field(None, description="run folder, relative to the bench's")
+    started: float | None = None
+    ended: float | None = None
+    figures: dict[str, float] = Field(default_factory=dict, description="by the names of thresholds")
+    misses: list[str] = Field(default_factory=list, description="thresholds that it does not meet")
+
+
+class HostVerdict(Part):
+    """A host: unfit by the inspection; slow or failing beside others; below a threshold of the suite."""
+
+    host: str
+    verdict: Verdict
+    reason: str
+    jobs: int = Field(0, description="that it took part in, warm-ups apart")
+    misses: list[str] = Field(default_factory=list, description="thresholds, of jobs that it ran alone")
+    evidence: list[Evidence] = Field(default_factory=list)
+    beside_others: Judgement | None = Field(None, description="None: it was in no job that counts")
+
+
+class CurvePoint(Part):
+    """Jobs of one size."""
+
+    hosts: int
+    ranks: int
+    jobs: int
+    samples_per_second: float = Field(description="median of the jobs")
+    variation: float | None = Field(description="coefficient of variation over the jobs; None: one alone")
+    speedup: float = Field(description="against the smallest size")
+    efficiency: float = Field(description="speedup over the ratio of the ranks")
+
+
+class Curve(Part):
+    """How an entry's throughput grows with the number of hosts."""
+
+    entry: str
+    kind: Literal["weak", "strong"] = Field(
+        description="weak: a rank's batch is fixed; strong: the global one"
+    )
+    points: list[CurvePoint]
+    notes: list[str] = Field(default_factory=list)
+
+
+class Compared(Part):
+    """Entries beside each other, on groups of one size: medians over their jobs."""
+
+    entry: str
+    hosts: int
+    jobs: int
+    settings: dict[str, str] = Field(description="what the comparison is about")
+    figures: dict[str, float]
+    spread: float | None = Field(None, description="coefficient of variation of samples/s over the jobs")
+
+
+class Comparison(Part):
+    """What the entries differ in, and what came of it."""
+
+    about: list[str] = Field(description="paths of the recipe that may differ")
+    rows: list[Compared]
+    confounded_by: dict[str, dict[str, str]] = Field(
+        default_factory=dict, description="other settings that differ: path -> entry -> value"
+    )
+
+
+class Bench(Part):
+    """The document that `muster bench --json` prints."""
+
+    schema_version: int = SCHEMA_VERSION
+    id: str
+    suite: str
+    about: str = ""
+    source: str = Field(description="the hosts as they were given")
+    overrides: list[str] = Field(default_factory=list)
+    complete: bool = Field(description="every job has ended; else `muster bench --continue` goes on")
+    started: float = Field(description="Unix time")
+    ended: float
+    versions: dict[str, str] = Field(default_factory=dict)
+    summary: dict[Verdict, int]
+    outcomes: dict[Outcome, int]
+    hosts: list[HostVerdict]
+    links: list[Judgement] = Field(description="that are slow or failing; healthy ones are not listed")
+    peers: list[Peers]
+    jobs: list[BenchJob]
+    curves: list[Curve] = Field(default_factory=list)
+    comparison: Comparison | None = None
+    notes: list[str] = Field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        """Every job ended well and met its thresholds, and nothing is known against any host or link."""
+        bad = sum(count for name, count in self.summary.items() if name not in ("fit", "unknown"))
+        missed = any(job.misses for job in self.jobs)
+        failed = any(count for name, count in self.outcomes.items() if name != "succeeded")
+        return self.complete and not (bad or missed or failed or self.links)

@@ -1,0 +1,290 @@
+"""Bench: a suite on hosts -> many jobs on groups of them, one verdict per host. docs/bench.md."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.core.bench import Bench, BenchJob, JobRecord
+from muster.core.errors import JobError, UsageError
+from muster.core.inspection import Inspection
+from muster.core.inventory import Host
+from muster.core.suite import Entry
+from muster.judging import Baseline, Class, Settings, Topology, localise, next_wave
+from muster.planner.rota import Task, rounds, warmed, wave_tasks
+from muster.shell import RealShell, Shell
+from muster.stages.bench_child import Child
+from muster.stages.bench_fold import Ended, fold_bench
+from muster.stages.bench_inputs import (
+    BenchInputs,
+    freeze_bench,
+    reread,
+    started_of,
+    with_tasks,
+    write_schedule,
+)
+from muster.stages.bench_logs import logs_of, observed
+from muster.stages.bench_loop import Jobs, Spectator, command, settle_unfinished
+from muster.stages.check import Wanted
+from muster.stages.check import check as inspect
+from muster.stages.judge import load_baselines
+from muster.store.atomic import write_json, write_text
+from muster.store.benchfolder import BenchFolder
+from muster.supervise.survey import Progress
+
+
+class Nobody:
+    """A spectator that does not look."""
+
+    def began(self, task: Task, run: Path) -> None:
+        """See Spectator."""
+
+    def ended(self, task: Task, record: JobRecord | None) -> None:
+        """See Spectator."""
+
+    def turn(self, children: Sequence[Child], tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> None:
+        """See Spectator."""
+
+
+@dataclass
+class Surroundings:
+    """What a bench speaks with; tests give their own."""
+
+    spectator: Spectator = field(default_factory=Nobody)
+    announce: Callable[[str], None] = lambda text: None
+    progress: Progress = lambda done, total, unreached: None
+    shell: Shell = field(default_factory=RealShell)
+    baseline: Path | None = None  # what an earlier bench, or muster judge --json, found normal
+
+
+def bench(inputs: BenchInputs, folder: BenchFolder, around: Surroundings | None = None) -> Bench:
+    """Run a suite to its end, or until Ctrl-C. The results are also in the folder.
+
+    Raises UsageError (nothing was started then) and JobError.
+    """
+    around = around or Surroundings()
+    stored = load_baselines(around.baseline) if around.baseline else {}
+    if "," in str(folder.path):
+        raise UsageError("a comma in it would divide hosts", where=str(folder.path), hint="another --output")
+    folder.create()
+    with folder.held():
+        freeze_bench(folder, inputs)
+        return _inspected(inputs, folder, around, stored)
+
+
+def continue_bench(
+    folder: BenchFolder, around: Surroundings | None = None, *, at_once: int | None = None
+) -> Bench:
+    """Go on where a bench was broken off: jobs that are over are not run again. Raises as `bench`."""
+    around = around or Surroundings()
+    stored = load_baselines(around.baseline) if around.baseline else {}
+    folder = folder.marked()
+    inputs = reread(folder, at_once)
+    with folder.held():
+        return _inspected(inputs, folder, around, stored)
+
+
+def dry_run(inputs: BenchInputs, folder: BenchFolder) -> dict[str, Any]:
+    """The schedule as data: jobs with their commands, and what would run beside each other."""
+    suite, tasks = inputs.suite, inputs.rota.tasks
+    adaptive = [each.name for each in suite.jobs if suite.of(each).groups == "adaptive"]
+    waves = rounds(tasks, inputs.at_once)
+    return {
+        "suite": inputs.name,
+        "about": suite.about,
+        "hosts": list(inputs.inventory.names),
+        "check": suite.check.model_dump(mode="json") if suite.check else None,
+        "at_once": inputs.at_once,
+        "jobs": [
+            {
+                **task.as_dict(),
+                "command": command(
+                    folder.recipe(task.entry),
+                    folder.hosts(task.id),
+                    folder.next_attempt(task.id),
+                    task,
+                    inputs.recipes[task.entry],
+                ),
+            }
+            for task in tasks
+        ],
+        "waves": [[task.id for task in wave] for wave in waves],
+        "at_most_seconds": sum(max(task.timeout for task in wave) for wave in waves),
+        "adaptive": adaptive,
+        "notes": [*inputs.rota.notes, *(f"{name}: its groups are chosen from results" for name in adaptive)],
+    }
+
+
+def _inspected(
+    inputs: BenchInputs, folder: BenchFolder, around: Surroundings, stored: Mapping[Class, Baseline]
+) -> Bench:
+    """The inspection, where the suite asks for one and none was made yet; then the jobs."""
+    if inputs.suite.check is not None and not folder.inspection.exists():
+        around.announce(f"inspecting {len(inputs.inventory.hosts)} hosts")
+        found = _inspection(inputs, around)
+        usable = [Host(each.name, each.slots) for each in found.usable]
+        inputs = inputs.on(usable)
+        write_schedule(folder, inputs, _dropped(found))
+        write_json(folder.inspection, found.model_dump(mode="json"))
+    dropped = folder.read_schedule().get("dropped", {})
+    for host, why in dropped.items():
+        around.announce(f"{host} takes no part: {why}")
+    return _jobs(inputs, folder, around, stored, dropped)
+
+
+def _inspection(inputs: BenchInputs, around: Surroundings) -> Inspection:
+    checks = inputs.suite.check
+    assert checks is not None
+    recipe = next(
+        (each for each in inputs.recipes.values() if each.trains), next(iter(inputs.recipes.values()))
+    )
+    wanted = Wanted(inputs.name, checks.profile, checks.gpus, checks.group)
+    return inspect(
+        inputs.inventory,
+        recipe,
+        wanted,
+        progress=around.progress,
+        announce=around.announce,
+        shell=around.shell,
+    )
+
+
+def _dropped(found: Inspection) -> dict[str, str]:
+    """Hosts that are unfit, with everything that failed on them."""
+    dropped = {}
+    for host in found.hosts:
+        if host.verdict in ("fit", "warning"):
+            continue
+        failed = [f"{each.check}: {each.problem}" for each in host.checks if each.level == "fail"]
+        dropped[host.host] = "; ".join(failed) or host.verdict
+    return dropped
+
+
+def _jobs(
+    inputs: BenchInputs,
+    folder: BenchFolder,
+    around: Surroundings,
+    stored: Mapping[Class, Baseline],
+    dropped: Mapping[str, str],
+) -> Bench:
+    state = _Adaptive(inputs, folder, stored)
+    tasks = list(inputs.rota.tasks)
+    done = folder.records([task.id for task in tasks])
+    notes = settle_unfinished(folder, tasks, done)
+    for note in notes:
+        around.announce(note)
+    if done:
+        around.announce(f"{len(done)} jobs are over already")
+    jobs = Jobs(
+        folder,
+        inputs.inventory,
+        inputs.recipes,
+        tasks,
+        done,
+        inputs.at_once,
+        around.shell,
+        around.spectator,
+        state.more,
+    )
+    stopped = jobs.run()
+    found = fold_bench(
+        Ended(
+            id=folder.id,
+            name=inputs.name,
+            suite=inputs.suite,
+            source=inputs.inventory.source,
+            overrides=inputs.overrides,
+            hosts=inputs.inventory.names,
+            dropped=dropped,
+            recipes=inputs.recipes,
+            tasks=jobs.tasks,
+            records=jobs.done,
+            notes=[*inputs.rota.notes, *state.notes, *([stopped] if stopped else [])],
+            started=started_of(folder),
+            ended=time.time(),
+            stored=stored,
+            unfinished=stopped is not None,
+        )
+    )
+    try:
+        write_json(folder.bench, found.model_dump(mode="json"))
+        write_text(folder.table, table_of(found))
+    except OSError as error:
+        raise JobError(f"cannot be written: {error.strerror}", where=str(folder.path)) from None
+    return found
+
+
+@dataclass
+class _Adaptive:
+    """Entries whose groups are chosen from results: a wave at a time, until nothing is left to ask."""
+
+    inputs: BenchInputs
+    folder: BenchFolder
+    stored: Mapping[Class, Baseline]
+    notes: list[str] = field(default_factory=list)
+    over: set[str] = field(default_factory=set)
+
+    def more(self, done: Mapping[str, JobRecord]) -> list[Task]:
+        """The next waves of all entries that have run out of jobs."""
+        found: list[Task] = []
+        for entry in self.inputs.suite.jobs:
+            if entry.name not in self.over and self.inputs.suite.of(entry).groups == "adaptive":
+                found += self._wave(entry, done)
+        if found:
+            self.inputs = with_tasks(self.inputs, found)
+            write_schedule(self.folder, self.inputs)
+        return found
+
+    def _wave(self, entry: Entry, done: Mapping[str, JobRecord]) -> list[Task]:
+        suite, hosts = self.inputs.suite, self.inputs.inventory.names
+        own = [task for task in self.inputs.rota.tasks if task.entry == entry.name]
+        if not hosts or any(task.id not in done for task in own):
+            return []
+        number = max((task.wave or 0 for task in own), default=0) + 1
+        held = suite.of(entry)
+        logs = {task.id: logs_of(task, done[task.id], self.inputs.recipes[entry.name]) for task in own}
+        state = localise(observed(own, logs), Topology(hosts), Settings(slow=suite.slow), self.stored)
+        groups = next_wave(state)
+        if not groups or number > suite.waves:
+            self.over.add(entry.name)
+            if groups:
+                self.notes.append(f"{entry.name}: more was left to ask after {suite.waves} waves")
+            return []
+        tasks = wave_tasks(entry.name, number, groups, held.timeout)
+        return warmed(tasks) if number == 1 and held.warm_up and len(tasks) > 1 else tasks
+
+
+def table_of(found: Bench) -> str:
+    """A row per job as CSV: the columns of the benchmark that this one stands in for first."""
+    verdicts = {each.host: each.verdict for each in found.hosts}
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    extra = sorted({name for job in found.jobs for name in job.figures} - {"samples_per_second", "memory"})
+    rows.writerow(
+        ["Hostnames", "Throughput (samples/sec)", "Status", "job", "recipe", "group", "seconds", "reason",
+         "memory", "spread", "slower", "steps", "skipped", "verdicts", "entry", "repeat", "warm_up",
+         "world_size", "misses", "run", *(f"figure.{name}" for name in extra)]
+    )  # fmt: skip
+    for job in found.jobs:
+        rows.writerow("" if value is None else value for value in _row(job, verdicts, extra))
+    return text.getvalue()
+
+
+def _row(job: BenchJob, verdicts: Mapping[str, str], extra: Sequence[str]) -> list[Any]:
+    figures = job.figures
+    speed = figures.get("samples_per_second")
+    status = "below threshold" if job.misses else job.outcome
+    took = job.ended - job.started if job.ended and job.started else None
+    memory = figures.get("memory")
+    return [
+        ",".join(job.hosts), None if speed is None else f"{speed:.4f}", status, job.job, job.recipe, job.size,
+        None if took is None else f"{took:.3f}", job.reason, None if memory is None else int(memory),
+        job.variation, None if job.slower is None else f"{job.slower:.6f}", job.steps, job.skipped_steps,
+        " ".join(dict.fromkeys(verdicts.get(host, "unknown") for host in job.hosts)), job.entry, job.repeat,
+        job.warm_up, job.world_size, "; ".join(job.misses), job.run, *(figures.get(name) for name in extra),
+    ]  # fmt: skip

@@ -1,0 +1,118 @@
+"""Curves of entries over the number of hosts, and entries beside each other. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from muster.core.bench import BenchJob, Compared, Comparison, Curve, CurvePoint
+from muster.core.recipe import Recipe
+from muster.core.suite import Suite
+
+_APART = ("launch", "env", "force", "measure")  # nothing that a comparison could be about
+
+
+def curves_of(suite: Suite, jobs: Sequence[BenchJob]) -> list[Curve]:
+    """The efficiency of each entry that asks for it, from jobs that ended well."""
+    found = []
+    for entry in suite.jobs:
+        own = [job for job in jobs if job.entry == entry.name and job.figures.get("samples_per_second")]
+        if entry.curve is None or not own:
+            continue
+        by_size: dict[int, list[BenchJob]] = {}
+        for job in own:
+            by_size.setdefault(job.size, []).append(job)
+        points = _points([by_size[size] for size in sorted(by_size)])
+        notes = []
+        if any(len({job.world_size for job in group}) > 1 for group in by_size.values()):
+            notes.append(
+                "hosts have different numbers of slots: jobs of one size have different numbers of ranks"
+            )
+        if len(points) == 1:
+            notes.append("one size alone ended well: there is nothing to compare it with")
+        found.append(Curve(entry=entry.name, kind=entry.curve, points=points, notes=notes))
+    return found
+
+
+def _points(groups: Sequence[Sequence[BenchJob]]) -> list[CurvePoint]:
+    """Speed-up S(n) = rate(n) / rate(smallest), efficiency S(n) / (ranks(n) / ranks(smallest)); for weak and
+    strong scaling alike, since rates count samples and not steps."""
+    points: list[CurvePoint] = []
+    for group in groups:
+        rates = [job.figures["samples_per_second"] for job in group]
+        ranks = round(statistics.median([job.world_size or job.size for job in group]))
+        rate = statistics.median(rates)
+        first = points[0] if points else None
+        speedup = rate / first.samples_per_second if first else 1.0
+        points.append(
+            CurvePoint(
+                hosts=group[0].size,
+                ranks=ranks,
+                jobs=len(group),
+                samples_per_second=rate,
+                variation=variation(rates),
+                speedup=speedup,
+                efficiency=speedup * first.ranks / ranks if first else 1.0,
+            )
+        )
+    return points
+
+
+def variation(values: Sequence[float]) -> float | None:
+    """Coefficient of variation; None: a single value, or nothing but zeros."""
+    mean = statistics.fmean(values)
+    return statistics.stdev(values) / mean if len(values) > 1 and mean > 0 else None
+
+
+def comparison_of(suite: Suite, recipes: Mapping[str, Recipe], jobs: Sequence[BenchJob]) -> Comparison | None:
+    """Entries beside each other, by size; and everything else that differs. None: the suite does not ask."""
+    if suite.compare is None:
+        return None
+    flat = {each.name: dict(_flat(recipes[each.name].as_dict())) for each in suite.jobs}
+    paths = sorted({path for each in flat.values() for path in each})
+    differ = [path for path in paths if len({flat[name].get(path, "") for name in flat}) > 1]
+    about = [path for path in differ if _within(path, suite.compare)]
+    others = [path for path in differ if path not in about and path.partition(".")[0] not in _APART]
+    rows = []
+    for entry in suite.jobs:
+        own = [job for job in jobs if job.entry == entry.name]
+        for size in sorted({job.size for job in own}):
+            of_size = [job for job in own if job.size == size]
+            rates = [
+                job.figures["samples_per_second"] for job in of_size if "samples_per_second" in job.figures
+            ]
+            rows.append(
+                Compared(
+                    entry=entry.name,
+                    hosts=size,
+                    jobs=len(of_size),
+                    settings={path: flat[entry.name].get(path, "") for path in about},
+                    figures=_medians(of_size),
+                    spread=variation(rates) if rates else None,
+                )
+            )
+    return Comparison(
+        about=list(suite.compare),
+        rows=rows,
+        confounded_by={path: {name: flat[name].get(path, "") for name in flat} for path in others},
+    )
+
+
+def _medians(jobs: Sequence[BenchJob]) -> dict[str, float]:
+    """Of every figure that all of these jobs have."""
+    names = set.intersection(*(set(job.figures) for job in jobs))
+    return {name: statistics.median([job.figures[name] for job in jobs]) for name in sorted(names)}
+
+
+def _within(path: str, about: Sequence[str]) -> bool:
+    return any(path == each or path.startswith(f"{each}.") for each in about)
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every leaf by its dotted path, as text."""
+    for key, value in data.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", "none" if value is None or value == {} else str(value)

@@ -1,0 +1,193 @@
+"""A bench's folder: every path in it, what is frozen before the first job, and which jobs are over."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from muster.core.bench import JobRecord
+from muster.core.errors import RunFolderError
+from muster.core.inventory import Host, Inventory, inventory_document
+from muster.store.atomic import write_json, write_text
+from muster.store.runfolder import RunFolder
+
+
+@dataclass(frozen=True)
+class BenchFolder:
+    """Paths of one bench. Nothing is created until `create`.
+
+    `mark`: ends the names of its run folders, by which hosts with disks of their own name what they keep:
+    two benches have jobs of one name.
+    """
+
+    path: Path
+    mark: str = field(default_factory=lambda: secrets.token_hex(3))
+
+    @property
+    def id(self) -> str:
+        """The bench's name: that of its folder."""
+        return self.path.name
+
+    @property
+    def suite(self) -> Path:
+        """The suite as it was resolved."""
+        return self.path / "suite.yaml"
+
+    @property
+    def schedule(self) -> Path:
+        """Hosts, jobs and their order; adaptive entries add theirs."""
+        return self.path / "schedule.json"
+
+    @property
+    def inspection(self) -> Path:
+        """What was found before the first job."""
+        return self.path / "inspection.json"
+
+    @property
+    def bench(self) -> Path:
+        """The results."""
+        return self.path / "bench.json"
+
+    @property
+    def table(self) -> Path:
+        """The results of jobs, a row each."""
+        return self.path / "results.csv"
+
+    @property
+    def runs(self) -> Path:
+        """The jobs' run folders: `muster ls --runs` lists them."""
+        return self.path / "runs"
+
+    def recipe(self, entry: str) -> Path:
+        """An entry's recipe as it was resolved."""
+        return self.path / "recipes" / f"{entry}.yaml"
+
+    def hosts(self, job: str) -> Path:
+        """The hosts of a job, for --hosts."""
+        return self.path / "jobs" / f"{job}.hosts.json"
+
+    def record(self, job: str) -> Path:
+        """Written when the job is over. Not there: it is to run (again)."""
+        return self.path / "jobs" / f"{job}.json"
+
+    def said(self, job: str) -> Path:
+        """What `muster train` said."""
+        return self.path / "jobs" / f"{job}.log"
+
+    def attempts(self, job: str) -> list[RunFolder]:
+        """The run folders of a job that are there, the last one last."""
+        found = []
+        for number in range(1, 1000):
+            run = self._attempt(job, number)
+            if not run.path.exists():
+                break
+            found.append(run)
+        return found
+
+    def next_attempt(self, job: str) -> RunFolder:
+        """A run folder that is not there yet."""
+        return self._attempt(job, len(self.attempts(job)) + 1)
+
+    def _attempt(self, job: str, number: int) -> RunFolder:
+        name = f"{job}-{self.mark}" if self.mark else job
+        return RunFolder(self.runs / (name if number == 1 else f"{name}.again{number - 1}"))
+
+    def marked(self) -> BenchFolder:
+        """With the mark that it was begun with. Raises RunFolderError where this is no bench's folder."""
+        return replace(self, mark=str(self.read_schedule().get("mark", "")))
+
+    def create(self) -> None:
+        """Make the folder. Raises RunFolderError where it is there already, or cannot be made."""
+        try:
+            self.path.mkdir(parents=True)
+            for name in ("jobs", "recipes", "runs"):
+                (self.path / name).mkdir()
+        except FileExistsError:
+            raise RunFolderError(
+                "is already there",
+                where=str(self.path),
+                hint=f"choose another --output, or `muster bench --continue {self.path}`",
+            ) from None
+        except OSError as error:
+            raise RunFolderError(f"cannot be made: {error.strerror}", where=str(self.path)) from None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While inside, no other process works on this bench. Raises RunFolderError."""
+        try:
+            lock = (self.path / "bench.lock").open("a")
+        except OSError as error:
+            raise RunFolderError(f"cannot be written: {error.strerror}", where=str(self.path)) from None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunFolderError(
+                    "another process works on this bench", where=self.id, hint="end that one first"
+                ) from None
+            except OSError:
+                pass  # a file system without locks
+            yield
+
+    def write_recipe(self, entry: str, text: str, *, private: bool) -> None:
+        """Freeze an entry's recipe. `private`: it holds an environment."""
+        write_text(self.recipe(entry), text, private=private)
+
+    def write_hosts(self, job: str, hosts: Sequence[Host], inventory: Inventory) -> Path:
+        """The job's hosts as an inventory: slots, logins and the way to reach them stay as they are."""
+        write_json(self.hosts(job), inventory_document(hosts, inventory.launcher, inventory.ssh_config))
+        return self.hosts(job)
+
+    def write_record(self, record: JobRecord) -> None:
+        """From now on the job is not run again."""
+        write_json(self.record(record.job), record.model_dump(mode="json"))
+
+    def records(self, jobs: Sequence[str]) -> dict[str, JobRecord]:
+        """The finished ones of these jobs. Raises RunFolderError for a damaged file."""
+        found = {}
+        for job in jobs:
+            path = self.record(job)
+            if not path.exists():
+                continue
+            try:
+                found[job] = JobRecord.model_validate_json(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise RunFolderError(
+                    f"cannot be read: {str(error).splitlines()[0]}",
+                    where=str(path),
+                    hint="without this file the job is run again",
+                ) from None
+        return found
+
+    def write_schedule(self, data: Mapping[str, Any]) -> None:
+        """Hosts and jobs."""
+        write_json(self.schedule, dict(data))
+
+    def read_schedule(self) -> dict[str, Any]:
+        """What was written. Raises RunFolderError where this is no bench's folder."""
+        try:
+            data = json.loads(self.schedule.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunFolderError(
+                "is not the folder of a bench", where=str(self.path), hint="it has no schedule.json"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"cannot be read: {error}", where=str(self.schedule)) from None
+        if not isinstance(data, dict):
+            raise RunFolderError("is not a schedule", where=str(self.schedule))
+        return data
+
+
+def new_bench_folder(root: Path, suite: str) -> BenchFolder:
+    """A folder name that sorts by time and says what it is: 20261121-093000-bench-acceptance-4f2a."""
+    words = re.sub(r"[^A-Za-z0-9]+", "-", suite).strip("-").lower()[:40]
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return BenchFolder((root / f"{stamp}-bench-{words}-{secrets.token_hex(2)}").absolute())

@@ -1,0 +1,70 @@
+"""`muster bench` over ssh: a job that is too late is ended on all of its hosts, and no other job is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from muster.core.bench import JobRecord
+from muster.planner.rota import Task
+from muster.stages.bench import Nobody, Surroundings, bench
+from muster.stages.bench_inputs import read_bench
+from muster.store.benchfolder import BenchFolder
+from tests.cluster.cluster import Cluster
+from tests.cluster.scenarios import HOSTS, over_ssh
+from tests.support import needs_torch, wait_until
+from tests.unit.benches import write_suite
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
+
+SUITE = {
+    "warm_up": False,
+    "jobs": [
+        {"name": "late", "recipe": "digits", "groups": [2], "cover": "first", "timeout": 20,
+         "set": {"train": {"max_steps": 1_000_000}, "batch": {"global": None, "micro": 8}}},
+        {"name": "fabric", "recipe": "fabric", "groups": [1], "timeout": 200,
+         "set": {"fabric": {"seconds": 2, "largest": "1MiB"}}},
+    ],
+}  # fmt: skip
+
+
+def processes(cluster: Cluster, job: str) -> list[str]:
+    """What is there of a job, on any host."""
+    return [
+        f"{node.name}: {process.pid} {process.argv[:5]}"
+        for node in cluster.hosts
+        for process in cluster.processes(node)
+        if process.environ.get("MUSTER_TOKEN", "").startswith(job)
+    ]
+
+
+class Looker(Nobody):
+    """Looks at all hosts whenever a job ends."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.left: list[str] = []
+
+    def ended(self, task: Task, record: JobRecord | None) -> None:
+        if not wait_until(lambda: not processes(self.cluster, task.id), 30):
+            self.left += processes(self.cluster, task.id)
+
+
+def test_a_late_job_is_ended_on_its_hosts_alone(cluster: Cluster, tmp_path: Path) -> None:
+    needs_torch()
+    inputs = read_bench(str(write_suite(tmp_path, SUITE)), HOSTS, over_ssh(cluster))
+    looker = Looker(cluster)
+    found = bench(inputs, BenchFolder(tmp_path / "bench"), Surroundings(spectator=looker))
+    jobs = {job.job: job for job in found.jobs}
+    assert found.complete
+    assert jobs["late-2x-001"].outcome == "timeout"
+    assert not looker.left
+    alone = [jobs[f"fabric-1x-00{number}"] for number in (1, 2, 3)]
+    assert [job.outcome for job in alone] == ["succeeded"] * 3, [job.reason for job in alone]
+    assert [job.hosts for job in alone] == [["node1"], ["node2"], ["node3"]]
+    began = {job.job: job.started or 0 for job in found.jobs}
+    late = jobs["late-2x-001"]
+    assert began["fabric-1x-003"] < (late.ended or 0)  # its host was free: it ran beside the late one
+    assert min(began["fabric-1x-001"], began["fabric-1x-002"]) >= (late.ended or 0)  # theirs were not
+    assert all(job.figures["matmul"] > 0 for job in alone)

@@ -1,0 +1,109 @@
+"""What holds for any suite on any hosts: no host in two jobs at a time, every host covered, all jobs run."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.core.suite import Suite
+from muster.planner.groups import groups_of, sizes_of
+from muster.planner.rota import Task, make_rota, rounds, startable
+from tests.unit.benches import suite_of
+
+QUICK = settings(max_examples=80, deadline=None)
+SIZES = st.one_of(
+    st.lists(st.one_of(st.integers(1, 9), st.just("all")), min_size=1, max_size=4), st.just("doubling")
+)
+
+
+@st.composite
+def suites(draw: st.DrawFn) -> Suite:
+    """One to three entries of any sizes, repeats, with and without a warm-up."""
+    jobs = [
+        {
+            "name": f"e{number}",
+            "groups": draw(SIZES),
+            "repeats": draw(st.integers(1, 3)),
+            "cover": draw(st.sampled_from(["all", "first"])),
+            "warm_up": draw(st.booleans()),
+        }
+        for number in range(draw(st.integers(1, 3)))
+    ]
+    return suite_of(*jobs)
+
+
+HOSTS = st.integers(1, 20).map(lambda count: tuple(f"h{number}" for number in range(count)))
+AT_ONCE = st.one_of(st.none(), st.integers(1, 5))
+
+
+@QUICK
+@given(HOSTS, st.data())
+def test_groups_cover_every_host_once_but_for_the_last(hosts: tuple[str, ...], data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, len(hosts)))
+    groups = groups_of(hosts, size)
+    assert all(len(group.hosts) == size == len(set(group.hosts)) for group in groups)
+    assert {host for group in groups for host in group.hosts} == set(hosts)
+    plain = [host for group in groups for host in group.hosts if not group.leftover]
+    assert len(plain) == len(set(plain))
+    assert len(groups) == -(-len(hosts) // size)
+    last = groups[-1]
+    assert set(last.leftover) == (set(hosts) - set(plain) if last.leftover else set())
+    assert set(last.again) | set(last.leftover) == (set(last.hosts) if last.leftover else set())
+
+
+@QUICK
+@given(suites(), HOSTS)
+def test_every_host_has_its_job_of_every_size(suite: Suite, hosts: tuple[str, ...]) -> None:
+    rota = make_rota(suite, hosts)
+    assert rota == make_rota(suite, hosts)
+    assert len({task.id for task in rota.tasks}) == len(rota.tasks)
+    for entry in suite.jobs:
+        held = suite.of(entry)
+        own = [task for task in rota.tasks if task.entry == entry.name and not task.warm_up]
+        sizes, missing = sizes_of(held.groups, len(hosts))
+        assert {len(task.hosts) for task in own} == set(sizes)
+        assert bool(missing) == any(f"{entry.name}: no group of" in note for note in rota.notes)
+        for size in sizes:
+            for repeat in range(1, held.repeats + 1):
+                of_size = [task for task in own if len(task.hosts) == size and task.repeat == repeat]
+                covered = {host for task in of_size for host in task.hosts}
+                assert covered == (set(hosts[:size]) if held.cover == "first" else set(hosts))
+
+
+@QUICK
+@given(suites(), HOSTS, AT_ONCE, st.randoms(use_true_random=False))
+def test_no_host_is_in_two_jobs_and_all_jobs_run(
+    suite: Suite, hosts: tuple[str, ...], at_once: int | None, chance: object
+) -> None:
+    """Jobs end in any order."""
+    tasks = make_rota(suite, hosts).tasks
+    done: set[str] = set()
+    running: list[Task] = []
+    while True:
+        begun = startable(tasks, done, running, at_once)
+        running += begun
+        members = [host for task in running for host in task.hosts]
+        assert len(members) == len(set(members))
+        assert at_once is None or len(running) <= at_once
+        assert all(set(task.after) <= done for task in begun)
+        if not running:
+            break
+        over = running.pop(chance.randrange(len(running)))  # type: ignore[attr-defined]
+        assert over.id not in done
+        done.add(over.id)
+    assert done == {task.id for task in tasks}
+
+
+@QUICK
+@given(suites(), HOSTS, AT_ONCE)
+def test_a_warm_up_is_over_before_any_other_job_of_its_entry(
+    suite: Suite, hosts: tuple[str, ...], at_once: int | None
+) -> None:
+    tasks = make_rota(suite, hosts).tasks
+    waves = rounds(tasks, at_once)
+    at = {task.id: number for number, wave in enumerate(waves) for task in wave}
+    assert len(at) == len(tasks)
+    for task in tasks:
+        if task.warm_up:
+            others = [other for other in tasks if other.entry == task.entry and not other.warm_up]
+            assert others and all(at[other.id] > at[task.id] for other in others)

@@ -1,0 +1,278 @@
+"""A bench's jobs as processes: at once, each for itself, stopped, and gone on with. `muster train` is played
+by a process of a few lines; tests/real/test_bench.py has the real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.core.bench import Bench, JobRecord
+from muster.core.errors import JobError, RunFolderError, UsageError
+from muster.core.result import Failure
+from muster.planner.rota import Task
+from muster.shell import FakeShell
+from muster.stages import bench_child
+from muster.stages.bench import Nobody, Surroundings, bench, continue_bench, dry_run
+from muster.stages.bench_inputs import BenchInputs, read_bench
+from muster.store.benchfolder import BenchFolder
+from tests.unit.benches import Plays, diary_of, made, player, write_suite
+
+ANY_SIZE = {"set": {"batch": {"global": None, "micro": 8}}}  # digits' global batch of 64 is not for 5 ranks
+
+
+def long_on(host: str) -> Plays:
+    """A job on this host takes a minute; others end at once."""
+    return lambda job, hosts: (60.0 if hosts == [host] else 0.05, 0, made(hosts))
+
+
+def inputs_of(tmp_path: Path, hosts: str, *jobs: dict[str, Any], **fields: Any) -> BenchInputs:
+    entries = [{"recipe": "digits", **job} for job in jobs]
+    path = write_suite(tmp_path, {"jobs": entries, "warm_up": False, **fields})
+    return read_bench(str(path), hosts)
+
+
+def play(tmp_path: Path, inputs: BenchInputs, plays: Plays, **around: Any) -> tuple[Bench, BenchFolder]:
+    folder = BenchFolder(tmp_path / "bench", mark="")
+    shell = player(tmp_path / "diary", plays)
+    return bench(inputs, folder, Surroundings(shell=shell, **around)), folder
+
+
+def well(job: str, hosts: Sequence[str]) -> tuple[float, int, Any]:
+    return 0.05, 0, made(hosts)
+
+
+def test_every_job_runs_and_no_host_is_in_two(tmp_path: Path) -> None:
+    inputs = inputs_of(
+        tmp_path, "local:5x1", {"groups": [1, 2, "all"], "warm_up": True, **ANY_SIZE}, at_once=3
+    )
+    found, folder = play(tmp_path, inputs, well)
+    played = diary_of(tmp_path / "diary")
+    assert len(played) == len(inputs.rota.tasks) == 1 + 5 + 3 + 1
+    for number, (_, hosts, begun, over) in enumerate(played):
+        for _, others, begun_too, over_too in played[number + 1 :]:
+            assert not set(hosts) & set(others) or begun_too >= over or begun >= over_too
+    for moment in (begun for _, _, begun, _ in played):
+        assert sum(begun <= moment < over for _, _, begun, over in played) <= 3
+    assert played[0][0] == "digits-warmup"
+    assert found.complete and found.outcomes["succeeded"] == 10
+    assert Bench.model_validate(json.loads(folder.bench.read_text())) == found
+    lines = folder.table.read_text().splitlines()
+    assert lines[0].startswith(
+        "Hostnames,Throughput (samples/sec),Status,job,recipe,group,seconds,reason,memory"
+    )
+    assert len(lines) == 11
+    assert any("local4 left over" in note for note in found.notes)
+    assert [job.leftover for job in found.jobs if job.leftover] == [["local4"]]
+
+
+def test_a_failure_is_that_jobs_alone(tmp_path: Path) -> None:
+    def plays(job: str, hosts: Sequence[str]) -> tuple[float, int, Any]:
+        if hosts == ["local1"]:
+            failure = Failure(what="CUDA out of memory", host="local1", where="rank 0", hint="less")
+            return 0.02, 1, made(hosts, status="failed", failure=failure)
+        if hosts == ["local2"]:
+            said = {"message": "x: batch.micro: no", "hint": "yes", "host": None}
+            return 0.02, 2, {"error": said}
+        return well(job, hosts)
+
+    found, _ = play(tmp_path, inputs_of(tmp_path, "local:4x1", {"groups": [1]}), plays)
+    by_host = {job.hosts[0]: job for job in found.jobs}
+    assert [by_host[f"local{i}"].outcome for i in range(4)] == ["succeeded", "failed", "failed", "succeeded"]
+    assert by_host["local1"].reason == "rank 0: CUDA out of memory"
+    assert (by_host["local1"].failed_host, by_host["local1"].hint) == ("local1", "less")
+    assert (by_host["local1"].failure, by_host["local1"].judged) == ("cuda_oom", True)
+    assert (by_host["local2"].reason, by_host["local2"].judged) == ("x: batch.micro: no", False)
+    assert found.complete and not found.sound
+
+
+def test_a_killed_job_says_by_what(tmp_path: Path) -> None:
+    class Killer(Nobody):
+        def turn(self, children: Sequence[Any], tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> None:
+            for child in children:
+                if child.task.hosts == ("local0",) and child.words:
+                    os.kill(child.process.pid, signal.SIGKILL)
+
+    inputs = inputs_of(tmp_path, "local:2x1", {"groups": [1]})
+    found, _ = play(tmp_path, inputs, long_on("local0"), spectator=Killer())
+    assert [job.outcome for job in found.jobs] == ["failed", "succeeded"]
+    assert found.jobs[0].reason == "muster train was ended by SIGKILL"
+
+
+@pytest.mark.parametrize("heeds", [True, False])
+def test_a_timeout_ends_that_job_alone(tmp_path: Path, heeds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that heeds SIGINT, and one that heeds nothing but SIGKILL."""
+    monkeypatch.setattr(bench_child, "ASKED", 0.3)
+    monkeypatch.setattr(bench_child, "TOLD", 0.3)
+    inputs = inputs_of(
+        tmp_path,
+        "local:2x1",
+        {"name": "long", "cover": "first", "timeout": 1.0},
+        {"name": "short"},
+        groups=[1],
+    )
+
+    def plays(job: str, hosts: Sequence[str]) -> tuple[float, int, Any]:
+        return (120.0, 0 if heeds else -1, made(hosts)) if "long" in job else well(job, hosts)
+
+    found, folder = play(tmp_path, inputs, plays)
+    long = next(job for job in found.jobs if job.entry == "long")
+    assert (long.outcome, long.reason) == ("timeout", "timeout: not over after 1 s; " + (
+        "after 60 steps" if heeds else "it had said: step 1/9: loss 1.0"
+    ))  # fmt: skip
+    code = folder.records(["long-1x-001"])["long-1x-001"].exit_code
+    assert code == (1 if heeds else -signal.SIGKILL)
+    assert all(job.outcome == "succeeded" for job in found.jobs if job.entry == "short")
+    assert found.complete
+
+
+class Interrupter(Nobody):
+    """Ctrl-C, once so many jobs have ended."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def ended(self, task: Task, record: JobRecord | None) -> None:
+        self.after -= record is not None
+        if self.after == 0:
+            self.after = -1
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_interrupted_and_gone_on_with(tmp_path: Path) -> None:
+    """What is over is not run again; what was stopped is, in a run folder of its own."""
+    inputs = inputs_of(tmp_path, "local:3x1", {"groups": [1], "repeats": 2})
+    found, folder = play(tmp_path, inputs, long_on("local2"), spectator=Interrupter(3))
+    assert not found.complete and not found.sound
+    assert "stopped by Ctrl-C" in found.notes
+    over = {job.job for job in found.jobs}
+    assert 3 <= len(over) < 6 and "digits-1x-003-r1" not in over
+    before = diary_of(tmp_path / "diary")
+
+    shell = player(tmp_path / "diary", well)
+    again = continue_bench(folder, Surroundings(shell=shell))
+    assert again.complete and len(again.jobs) == 6
+    assert {name.partition(".")[0] for name, *_ in diary_of(tmp_path / "diary")[len(before) :]} == {
+        task.id for task in inputs.rota.tasks
+    } - over
+    record = folder.records(["digits-1x-003-r1"])["digits-1x-003-r1"]
+    assert record.run == "runs/digits-1x-003-r1.again1"
+    assert again.started == found.started
+
+    nothing = continue_bench(folder, Surroundings(shell=FakeShell()))  # which starts nothing
+    assert nothing.jobs == again.jobs
+
+
+def test_a_job_that_ended_well_while_nobody_watched_counts(tmp_path: Path) -> None:
+    inputs = inputs_of(tmp_path, "local:2x1", {"groups": [1]})
+    _, folder = play(tmp_path, inputs, well)
+    for job in ("digits-1x-001", "digits-1x-002"):
+        folder.record(job).unlink()
+    failed = made(["local1"], status="failed", failure=Failure(what="x"))
+    (folder.runs / "digits-1x-002" / "result.json").write_text(failed.model_dump_json())
+    diary = tmp_path / "again"
+    again = continue_bench(folder, Surroundings(shell=player(diary, well)))
+    assert again.complete
+    assert [name for name, *_ in diary_of(diary)] == ["digits-1x-002.again1"]
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from muster.store.runfolder import RunFolder
+run = RunFolder(Path(sys.argv[1]))
+run.path.mkdir()
+run.job.write_text("{}")
+with run.claim():
+    print("held", flush=True)
+    while not run.stop_request.exists():
+        time.sleep(0.05)
+"""
+
+
+def test_a_job_that_still_runs_is_stopped_before_its_hosts_get_others(tmp_path: Path) -> None:
+    """As after `kill -9` of the bench: its `muster train` holds the run until it is asked to end."""
+    inputs = inputs_of(tmp_path, "local:2x1", {"groups": [1]})
+    _, folder = play(tmp_path, inputs, well)
+    run = folder.runs / "digits-1x-002"
+    folder.record("digits-1x-002").unlink()
+    shutil.rmtree(run)
+    command = [sys.executable, "-c", HOLDER, str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as orphan:
+        try:
+            assert orphan.stdout is not None and orphan.stdout.readline() == "held\n"
+            said: list[str] = []
+            around = Surroundings(shell=player(tmp_path / "again", well), announce=said.append)
+            assert continue_bench(folder, around).complete
+            assert orphan.wait(10) == 0
+        finally:
+            orphan.kill()
+    assert "digits-1x-002 was still running, and was stopped" in said
+    assert [name for name, *_ in diary_of(tmp_path / "again")] == ["digits-1x-002.again1"]
+
+
+def test_what_cannot_be_started_is_a_failure_of_that_job(tmp_path: Path) -> None:
+    shell = player(tmp_path / "diary", well)
+    plays, count = shell.answer, 0
+    assert plays is not None
+
+    def answer(argv: Sequence[str]) -> Any:
+        nonlocal count
+        count += 1
+        if count == 1:
+            raise JobError("cannot start python: Resource temporarily unavailable", hint="ulimit -u")
+        return plays(argv)
+
+    inputs = inputs_of(tmp_path, "local:2x1", {"groups": [1]})
+    found = bench(inputs, BenchFolder(tmp_path / "bench"), Surroundings(shell=FakeShell(answer=answer)))
+    assert [job.outcome for job in found.jobs] == ["failed", "succeeded"]
+    assert found.jobs[0].hint == "ulimit -u" and not found.jobs[0].judged
+
+
+def test_groups_chosen_from_results(tmp_path: Path) -> None:
+    """A slow host of eight is found in waves, which are written down as they are chosen."""
+
+    def plays(job: str, hosts: Sequence[str]) -> tuple[float, int, Any]:
+        jitter = 1 + 0.0005 * (sum(map(ord, "".join(hosts))) % 5)
+        return 0.0, 0, made(hosts, (80.0 if "local3" in hosts else 100.0) * len(hosts) * jitter)
+
+    inputs = inputs_of(tmp_path, "local:8x1", {"groups": "adaptive"}, waves=6)
+    assert dry_run(inputs, BenchFolder(tmp_path / "x"))["adaptive"] == ["digits"]
+    found, folder = play(tmp_path, inputs, plays)
+    assert found.complete
+    assert {each.host: each.verdict for each in found.hosts if each.verdict != "fit"} == {"local3": "slow"}
+    waves = {job.wave for job in found.jobs}
+    assert len(waves) > 1 and None not in waves
+    assert len(folder.read_schedule()["jobs"]) == len(found.jobs)
+    again = continue_bench(folder, Surroundings(shell=FakeShell()))
+    assert again.hosts == found.hosts
+
+
+def test_folders(tmp_path: Path) -> None:
+    inputs = inputs_of(tmp_path, "local:2x1", {"groups": [1]})
+    (tmp_path / "bench").mkdir()
+    with pytest.raises(RunFolderError, match="already there"):
+        bench(inputs, BenchFolder(tmp_path / "bench"))
+    with pytest.raises(UsageError, match="comma"):
+        bench(inputs, BenchFolder(tmp_path / "a,b"))
+    with pytest.raises(RunFolderError, match="not the folder of a bench"):
+        continue_bench(BenchFolder(tmp_path / "bench"))
+    (tmp_path / "bench" / "schedule.json").write_text('{"jobs": 1}')
+    (tmp_path / "bench" / "suite.yaml").write_text("jobs: [{recipe: digits}]")
+    with pytest.raises(UsageError, match="is damaged"):
+        continue_bench(BenchFolder(tmp_path / "bench"))
+
+
+def test_two_at_the_same_bench(tmp_path: Path) -> None:
+    folder = BenchFolder(tmp_path / "bench")
+    folder.create()
+    with folder.held(), pytest.raises(RunFolderError, match="another process works"), folder.held():
+        pass

@@ -1,0 +1,87 @@
+"""Of a bench's document: curves over the number of hosts, entries beside each other, the table of jobs."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+
+from muster.core.bench import Bench
+from muster.core.judged import Judged
+from muster.core.recipes import load_recipe
+from muster.core.result import Result
+from muster.planner.rota import Task
+from muster.stages.bench import table_of
+from muster.stages.bench_fold import fold_bench
+from tests.unit.benches import ended, made, suite_of
+from tests.unit.test_bench_fold import PER_SLOT, fleet
+
+
+def test_the_efficiency_curve() -> None:
+    """Weak and strong: rates of 100, 190 (95 %) and 300 (75 %) samples/s on 1, 2 and 4 hosts."""
+    rates = {1: 100.0, 2: 190.0, 4: 300.0}
+
+    def result(task: Task) -> Result:
+        return made(task.hosts, rates[len(task.hosts)] * (1 + 0.01 * (task.repeat - 2)), slots=8)
+
+    suite = suite_of(
+        {"groups": "doubling", "cover": "first", "repeats": 3, "curve": "weak"}, {"name": "other"}
+    )
+    found = fold_bench(ended(suite, "local:4x8", result))
+    (curve,) = found.curves
+    assert (curve.entry, curve.kind) == ("digits", "weak")
+    assert [(point.hosts, point.ranks, point.jobs) for point in curve.points] == [
+        (1, 8, 3),
+        (2, 16, 3),
+        (4, 32, 3),
+    ]
+    assert [point.efficiency for point in curve.points] == pytest.approx([1.0, 0.95, 0.75])
+    assert [point.speedup for point in curve.points] == pytest.approx([1.0, 1.9, 3.0])
+    assert all(point.variation == pytest.approx(0.01) for point in curve.points)
+
+
+def test_a_comparison_names_what_else_differs() -> None:
+    suite = suite_of(
+        {"name": "none", "recipe": "text2sql-t5-small"},
+        {"name": "zero1", "recipe": "text2sql-t5-small-zero1"},
+        compare=["engine"],
+    )
+
+    def result(task: Task) -> Result:
+        return made(task.hosts, 200.0 if task.entry == "none" else 180.0)
+
+    found = fold_bench(ended(suite, "local:3x1", result)).comparison
+    assert found is not None and found.confounded_by == {}
+    assert [row.settings["engine.name"] for row in found.rows] == ["ddp", "deepspeed"]
+    assert [row.figures["samples_per_second"] for row in found.rows] == [200.0, 180.0]
+    bench = ended(suite, "local:3x1", result)
+    recipes = {
+        **bench.recipes,
+        "none": load_recipe("text2sql-t5-small", ["train.gradient_checkpointing=true"]),
+    }
+    confounded = fold_bench(ended(suite, "local:3x1", result, recipes=recipes)).comparison
+    assert confounded is not None
+    assert confounded.confounded_by == {"train.gradient_checkpointing": {"none": "True", "zero1": "False"}}
+
+
+def test_the_table() -> None:
+    """S1's columns first, then what is known besides; unknown is empty."""
+    found = fold_bench(ended(suite_of({"groups": [1, 2]}, thresholds=[PER_SLOT]), "local:3x1", fleet))
+    rows = list(csv.DictReader(io.StringIO(table_of(found))))
+    assert len(rows) == 5
+    assert rows[3]["Hostnames"] == "local0,local1"
+    assert float(rows[3]["Throughput (samples/sec)"]) == pytest.approx(200, rel=0.01)
+    assert (rows[0]["Status"], rows[0]["recipe"], rows[0]["group"], rows[0]["reason"]) == (
+        "succeeded",
+        "digits",
+        "1",
+        "",
+    )
+    assert rows[0]["memory"] == "500000000" and float(rows[0]["seconds"]) == 12.0
+    assert "-1" not in {value for row in rows for value in row.values()}
+
+
+def test_documents_of_judged_and_bench_share_their_peers() -> None:
+    """So `--baseline` takes either."""
+    assert Judged.model_fields["peers"].annotation == Bench.model_fields["peers"].annotation
