@@ -4,7 +4,7 @@
 
 Needs root: the hosts are the test cluster's (network namespaces on this machine, jobs over ssh), each
 with a quota of a core, its link shaped. First and last, on one host: every engine with accumulation 1 and 4,
-from which the CPUs' efficiency and the engines' own work are learned (twice, since machines drift). Each
+from which the CPUs' efficiency and the engines' own work are learned (again last, since machines drift). Each
 link, between two hosts: `muster train fabric`. Nothing else is learned; every configuration on two and on
 three hosts is run and predicted, and "is one host more faster?" is answered from the prediction. Writes
 benchmarks/results/planner_cluster.json.
@@ -24,9 +24,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -119,22 +119,22 @@ def spelled(rate: str) -> str:
 
 
 def on_one_host(
-    cluster: Cluster, scratch: Path, groups: list[tuple[str, str, int]], turn: str
+    cluster: Cluster, scratch: Path, which: Iterable[tuple[str, int]], turn: str
 ) -> list[tuple[tuple[str, int], Measured]]:
-    """Every engine with accumulation 1 and 4, alone."""
+    """Engines, each with an accumulation, alone."""
     found = []
-    for engine in dict.fromkeys(("ddp", *(group[0] for group in groups))):
-        for accumulation in (1, 4):
-            done = job(cluster, scratch / f"{engine}-1-{accumulation}-{turn}", engine, 1, accumulation)
-            found.append(((engine, accumulation), measured_of(done)))
-            seconds = found[-1][1].seconds
-            print(f"{turn}: {engine}, one host, accumulation {accumulation}: {seconds:.4f} s", flush=True)
+    for engine, accumulation in which:
+        done = job(cluster, scratch / f"{engine}-1-{accumulation}-{turn}", engine, 1, accumulation)
+        found.append(((engine, accumulation), measured_of(done)))
+        seconds = found[-1][1].seconds
+        print(f"{turn}: {engine}, one host, accumulation {accumulation}: {seconds:.4f} s", flush=True)
     return found
 
 
 def measure(cluster: Cluster, scratch: Path, groups: list[tuple[str, str, int]]) -> dict[str, Any]:
     """Calibrate, measure links, run, calibrate again (machines drift); then predict."""
-    turns = on_one_host(cluster, scratch, groups, "before")
+    engines = dict.fromkeys(("ddp", *(group[0] for group in groups)))
+    turns = on_one_host(cluster, scratch, product(engines, (1, 4)), "before")
     links: dict[str, Figures] = {}
     ran: dict[tuple[str, str, int], list[Measured]] = {}
     for rate in dict.fromkeys(group[1] for group in groups):
@@ -148,7 +148,8 @@ def measure(cluster: Cluster, scratch: Path, groups: list[tuple[str, str, int]])
                     done = job(cluster, scratch / name, engine, hosts, accumulation)
                     ran.setdefault(group, []).append(measured_of(done, spelled(rate)))
                     print(f"{name}: {ran[group][-1].seconds:.4f} s", flush=True)
-    turns += on_one_host(cluster, scratch, groups, "after")
+    used = dict.fromkeys([("ddp", 1), ("ddp", 4), *((engine, times) for engine, _, times in groups)])
+    turns += on_one_host(cluster, scratch, used, "after")
     known = replace(learn([each for _, each in turns], Calibration()), links=links)
     rows, curves = [], []
     for (engine, rate, accumulation), several in ran.items():
