@@ -20,7 +20,7 @@ from muster.planner.setting import setting_of
 from muster.planner.states import states
 from tests.support import needs_torch
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(960)]
 
 # 2.5 million parameters, of sizes that no number of ranks divides.
 CONFIG = {
@@ -137,7 +137,7 @@ def hold(folder: Path) -> Told:
         env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "0"},
         capture_output=True,
         text=True,
-        timeout=570,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found: Told = {}

@@ -23,7 +23,7 @@ from muster.planner.setting import setting_of
 from muster.planner.traffic import traffic_of
 from tests.support import needs_torch
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(960)]
 
 RANKS, WIDTH = 2, 256
 SMALL = {"zero_optimization": {"reduce_bucket_size": 1_000_000}}
@@ -90,7 +90,7 @@ def count(folder: Path) -> dict[str, Any]:
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--standalone",
          "-m", "tests.real.traffic_ranks", str(folder)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
-        capture_output=True, text=True, timeout=550, check=False,
+        capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     found = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
