@@ -30,8 +30,10 @@ LONGEST = (
 )  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files come first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest files come first, where several workers share them."""
+    if not hasattr(config, "workerinput"):
+        return
 
     def place(item: pytest.Item) -> int:
         return next((n for n, name in enumerate(LONGEST) if name in item.path.as_posix()), len(LONGEST))

@@ -112,7 +112,7 @@ def test_local_disks_are_local(cluster: Cluster) -> None:
     for node in cluster.hosts:
         listed = ssh(cluster, node.name, "ls", str(cluster.private_dir)).split()
         assert [name for name in listed if name.startswith("of-")] == [f"of-{node.name}"]
-    assert list(cluster.private_dir.iterdir()) == []
+    assert not list(cluster.private_dir.glob("of-*"))  # other tests may have left theirs on this machine
 
 
 def test_processes_are_of_one_host(cluster: Cluster) -> None:
