@@ -2,11 +2,13 @@
 
     .venv/bin/python benchmarks/planner_cluster.py [--only GROUP ...] [--cores 0.4]
 
-Needs root: the hosts are the test cluster's (network namespaces on this machine, jobs over ssh), each
-with a quota of a core, its link shaped. First and last, on one host: every engine with accumulation 1 and 4,
-from which the CPUs' efficiency and the engines' own work are learned (again last, since machines drift). Each
-link, between two hosts: `muster train fabric`. Nothing else is learned; every configuration on two and on
-three hosts is run and predicted, and "is one host more faster?" is answered from the prediction. Writes
+Needs root: the hosts are the test cluster's (network namespaces on this machine, jobs over ssh), each with
+a quota of a core, its link shaped. First and last, on one host: every engine with accumulation 1 and 4,
+from which the CPUs' efficiency and the engines' own work are learned (again last, since machines drift);
+then on two ranks of that host, which has twice the quota for it, what engines do where something is
+exchanged, beside the fabric workload's figures of the link between them. Each link, between two hosts:
+`muster train fabric`. Nothing else is learned; every configuration on two and on three hosts is run and
+predicted, and "is one host more faster?" is answered from the prediction. Writes
 benchmarks/results/planner_cluster.json.
 
 A quota is given out in the kernel's ticks of some milliseconds. Steps are long beside them, and the hosts'
@@ -35,7 +37,7 @@ sys.path.insert(0, str(ROOT))
 
 from hardware import processor  # noqa: E402
 from tests.cluster.cluster import Cluster  # noqa: E402
-from tests.cluster.slow import slowed  # noqa: E402
+from tests.cluster.slow import give, slowed  # noqa: E402
 
 from muster.core.links import Figures  # noqa: E402
 from muster.planner.learning import Measured, learn  # noqa: E402
@@ -75,9 +77,11 @@ ENGINES = {
 }
 
 
-def run(cluster: Cluster, folder: Path, recipe: str, hosts: int, overrides: list[str]) -> RunFolder:
+def run(
+    cluster: Cluster, folder: Path, recipe: str, hosts: int, overrides: list[str], slots: int = 1
+) -> RunFolder:
     """A job to its end."""
-    names = ",".join(f"{name}:1" for name in HOSTS[:hosts])
+    names = ",".join(f"{name}:{slots}" for name in HOSTS[:hosts])
     settings = [*overrides, f"launch.ssh_options=[-F, {cluster.ssh_config}]"]
     made = RunFolder(folder)
     result = train(read_inputs(recipe, names, settings), made)
@@ -86,10 +90,12 @@ def run(cluster: Cluster, folder: Path, recipe: str, hosts: int, overrides: list
     return made
 
 
-def job(cluster: Cluster, folder: Path, engine: str, hosts: int, accumulation: int) -> RunFolder:
+def job(
+    cluster: Cluster, folder: Path, engine: str, hosts: int, accumulation: int, slots: int = 1
+) -> RunFolder:
     """A training of the small GPT-2."""
     batch = [f"batch.micro={MICRO}", f"batch.accumulation={accumulation}", "batch.global=auto"]
-    return run(cluster, folder, "causal-lm", hosts, [*MODEL, *ENGINES[engine], *batch])
+    return run(cluster, folder, "causal-lm", hosts, [*MODEL, *ENGINES[engine], *batch], slots)
 
 
 @contextlib.contextmanager
@@ -104,10 +110,10 @@ def shaped(cluster: Cluster, rate: str) -> Iterator[None]:
             cluster.unshape(name)
 
 
-def link_of(cluster: Cluster, folder: Path) -> Figures:
-    """What a link between two hosts does, as `muster train fabric` finds it."""
+def link_of(cluster: Cluster, folder: Path, hosts: int = 2) -> Figures:
+    """What a link does, between two hosts or two ranks of one, as `muster train fabric` finds it."""
     settings = ["fabric.largest=4MiB", "fabric.matmul=false", "fabric.seconds=30", "launch.threads=1"]
-    found = run(cluster, folder, "fabric", 2, settings).read_result()
+    found = run(cluster, folder, "fabric", hosts, settings, slots=2 // hosts).read_result()
     assert found is not None
     assert found.fabric is not None
     return link_figures(found.fabric, 2)
@@ -131,10 +137,31 @@ def on_one_host(
     return found
 
 
-def measure(cluster: Cluster, scratch: Path, groups: list[tuple[str, str, int]]) -> dict[str, Any]:
+def on_two_ranks(
+    cluster: Cluster, scratch: Path, which: Iterable[tuple[str, int]], cores: float
+) -> tuple[Figures, list[Measured]]:
+    """What is exchanged within a host, where both ranks get what a host's one rank gets."""
+    give(HOSTS[0], 2 * cores, PERIOD)
+    try:
+        figures = link_of(cluster, scratch / "link-within", 1)
+        print(f"within a host: {figures}", flush=True)
+        found = []
+        for engine, accumulation in which:
+            name = f"{engine}-within-{accumulation}"
+            found.append(measured_of(job(cluster, scratch / name, engine, 1, accumulation, slots=2)))
+            print(f"{name}: {found[-1].seconds:.4f} s", flush=True)
+        return figures, found
+    finally:
+        give(HOSTS[0], cores, PERIOD)
+
+
+def measure(
+    cluster: Cluster, scratch: Path, groups: list[tuple[str, str, int]], cores: float
+) -> dict[str, Any]:
     """Calibrate, measure links, run, calibrate again (machines drift); then predict."""
     engines = dict.fromkeys(("ddp", *(group[0] for group in groups)))
     turns = on_one_host(cluster, scratch, product(engines, (1, 4)), "before")
+    within, paired = on_two_ranks(cluster, scratch, product(engines, (1, 4)), cores)
     links: dict[str, Figures] = {}
     ran: dict[tuple[str, str, int], list[Measured]] = {}
     for rate in dict.fromkeys(group[1] for group in groups):
@@ -150,7 +177,8 @@ def measure(cluster: Cluster, scratch: Path, groups: list[tuple[str, str, int]])
                     print(f"{name}: {ran[group][-1].seconds:.4f} s", flush=True)
     used = dict.fromkeys([("ddp", 1), ("ddp", 4), *((engine, times) for engine, _, times in groups)])
     turns += on_one_host(cluster, scratch, used, "after")
-    known = replace(learn([each for _, each in turns], Calibration()), links=links)
+    links["loopback gloo"] = within
+    known = learn([*(each for _, each in turns), *paired], Calibration(links=links))
     rows, curves = [], []
     for (engine, rate, accumulation), several in ran.items():
         for each in several:
@@ -166,7 +194,17 @@ def measure(cluster: Cluster, scratch: Path, groups: list[tuple[str, str, int]])
         ]
         for engine, accumulation in dict(turns)
     }
-    return {"rows": rows, "is_one_more_faster": curves, "one_host": drift, "learned": asdict(known)}
+    two = {
+        f"{case.spread.engine} {case.spread.stage}, accumulation {case.spread.micro_steps}": round(seconds, 4)
+        for case, seconds in ((each.case, each.seconds) for each in paired)
+    }
+    return {
+        "rows": rows,
+        "is_one_more_faster": curves,
+        "one_host": drift,
+        "two_ranks": two,
+        "learned": asdict(known),
+    }
 
 
 def faster(name: str, fewer: Measured, more: Measured, known: Calibration) -> dict[str, Any]:
@@ -220,7 +258,7 @@ def main() -> None:
         for name in HOSTS:
             stack.enter_context(slowed(cluster, name, options.cores, period=PERIOD))
         groups = [GROUPS[index] for index in options.only] or GROUPS
-        found = measure(cluster, Path(scratch), groups)
+        found = measure(cluster, Path(scratch), groups, options.cores)
     errors = [abs(each["error"]) for each in found["rows"]]
     document = {
         "command": " ".join(["benchmarks/planner_cluster.py", *sys.argv[1:]]),

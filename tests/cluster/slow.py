@@ -25,6 +25,24 @@ def quota_root() -> Path | None:
         return None
 
 
+def _group(node: str) -> Path:
+    root = quota_root()
+    assert root is not None
+    return root / f"muster-{os.getpid()}-{node}"
+
+
+def give(node: str, cores: float, period: int = PERIOD, weight: float = 1.0) -> None:
+    """So much of a core from now on, to a host that is slowed."""
+    group, quota = _group(node), int(cores * period)
+    if quota_root() == V1:
+        (group / "cpu.cfs_period_us").write_text(str(period))
+        (group / "cpu.cfs_quota_us").write_text(str(quota))
+        (group / "cpu.shares").write_text(str(max(2, int(weight * cores * 1024))))
+    else:
+        (group / "cpu.max").write_text(f"{quota} {period}")
+        (group / "cpu.weight").write_text(str(max(1, min(10_000, int(weight * cores * 100)))))
+
+
 @contextlib.contextmanager
 def slowed(
     cluster: Cluster, node: str, cores: float, weight: float = 1.0, period: int = PERIOD
@@ -37,17 +55,10 @@ def slowed(
     """
     root = quota_root()
     assert root is not None
-    group = root / f"muster-{os.getpid()}-{node}"
+    group = _group(node)
     group.mkdir()
-    quota = int(cores * period)
     try:
-        if root == V1:
-            (group / "cpu.cfs_period_us").write_text(str(period))
-            (group / "cpu.cfs_quota_us").write_text(str(quota))
-            (group / "cpu.shares").write_text(str(max(2, int(weight * cores * 1024))))
-        else:
-            (group / "cpu.max").write_text(f"{quota} {period}")
-            (group / "cpu.weight").write_text(str(max(1, min(10_000, int(weight * cores * 100)))))
+        give(node, cores, period, weight)
         for process in inhabitants(cluster, node):
             (group / "cgroup.procs").write_text(str(process.pid))
         yield

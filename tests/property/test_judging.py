@@ -56,7 +56,11 @@ def test_waves_are_disjoint_and_end(fleet: Fleet) -> None:
 def test_neither_units_nor_order_nor_names_matter(fleet: Fleet, unit: float, draw: object) -> None:
     found = hunt(fleet, 4)
     jobs = [
-        replace(each, seconds=each.seconds and each.seconds * unit, waits=tuple(w * unit for w in each.waits))
+        replace(
+            each,
+            seconds=each.seconds and each.seconds * unit,
+            computing=tuple(own * unit for own in each.computing),
+        )
         for each in found.observations
     ]
     draw.shuffle(jobs)  # type: ignore[attr-defined]

@@ -58,6 +58,26 @@ def test_a_slow_host_is_named_with_its_jobs() -> None:
     assert {"digits-1x-006", "digits-2x-003"} <= {each.job for each in named.evidence}
 
 
+def test_what_hosts_compute_tells_partners_apart() -> None:
+    """Jobs of the same pairs alone: who of a slow pair it is, only its forward passes say."""
+
+    def told(task: Task, forward: bool = True, share: int | None = None) -> Result:
+        found = fleet(task, {"local5": 1.06})
+        own = {host: 0.01 * jitter(task) * (1.08 if host == "local5" else 1.0) for host in task.hosts}
+        news = {host: {"share": share, "forward_seconds": own[host] if forward else None} for host in own}
+        hosts = [each.model_copy(update=news[each.host]) for each in found.hosts]
+        return found.model_copy(update={"hosts": hosts})
+
+    pairs = suite_of({"groups": [2], "repeats": 4})
+    found = fold_bench(ended(pairs, "local:8x1", told))
+    assert {host for host, verdict in verdicts(found).items() if verdict == "slow"} == {"local5"}
+    named = next(each for each in found.hosts if each.host == "local5")
+    assert named.beside_others is not None and named.beside_others.kind == "compute"
+    for silent in ({"forward": False}, {"share": 4}):  # unequal shares: each has other work
+        found = fold_bench(ended(pairs, "local:8x1", lambda task, how=silent: told(task, **how)))  # type: ignore[misc]
+        assert "slow" not in verdicts(found).values()
+
+
 def test_hosts_that_the_inspection_dropped_are_unfit() -> None:
     bench = ended(suite_of({}), "local:2x1", fleet, dropped={"local9": "disk.free: 1 GB"})
     found = fold_bench(bench)

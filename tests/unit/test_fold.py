@@ -55,6 +55,18 @@ def begin(attempt: int = 1, resume_step: int | None = None, time: float = 0.0) -
     return events.JobState(time=time, attempt=attempt, state="begin", detail={"resume_step": resume_step})
 
 
+def test_what_hosts_compute_by_themselves() -> None:
+    """Per host the median over the measured windows of its slowest rank; nothing where no rank says."""
+    windows = [
+        *both(10, forward_seconds=9.0),  # warm-up
+        *(window(step, 0, forward_seconds=0.01) for step in (20, 30, 40)),
+        *(window(20 + 10 * i, 1, forward_seconds=each) for i, each in enumerate((0.02, 0.03, 0.5))),
+    ]
+    first, second = result(fold([begin(), *windows])).hosts
+    assert (first.forward_seconds, second.forward_seconds) == (0.01, 0.03)
+    assert [host.forward_seconds for host in result(fold([begin(), *both(20)])).hosts] == [None, None]
+
+
 def test_throughput_by_hand() -> None:
     windows = [
         both(10, seconds=9.0),

@@ -20,9 +20,9 @@ class Book:
         self.draw = random.Random(seed)
         self.jobs: list[Observation] = []
 
-    def ran(self, *hosts: str, slower: float = 0.0, waits: tuple[float, ...] = ()) -> None:
+    def ran(self, *hosts: str, slower: float = 0.0, computing: tuple[float, ...] = ()) -> None:
         seconds = (1 + slower) * (1 + self.draw.gauss(0, 0.004))
-        self.jobs.append(Observation(f"job{len(self.jobs)}", hosts, seconds, waits=waits))
+        self.jobs.append(Observation(f"job{len(self.jobs)}", hosts, seconds, computing=computing))
 
     def failed(self, *hosts: str, culprits: tuple[str, ...] = ()) -> None:
         self.jobs.append(Observation(f"job{len(self.jobs)}", hosts, None, "failed", culprits=culprits))
@@ -103,8 +103,8 @@ def test_slow_alone_and_hidden_in_groups() -> None:
     assert verdict.slower == pytest.approx(0.05, abs=0.01)
 
 
-def test_waiting_times_tell_who_it_is() -> None:
-    """In two slow pairs that are the same, only what each waited tells the two apart; no job was alone."""
+def test_what_each_computed_tells_who_it_is() -> None:
+    """In two slow pairs that are the same, only what each computed tells the two apart; no job was alone."""
     book = Book()
     for wave in (0, 1, 0):
         for i in range(wave, 16, 2):
@@ -112,14 +112,9 @@ def test_waiting_times_tell_who_it_is() -> None:
             if wave and "n05" in pair:  # it never meets another partner
                 continue
             slow = 0.05 if "n05" in pair else 0.0
-            waits = tuple(
-                1 + slow - (0.85 if host == "n05" else 0.8) * (1 + book.draw.gauss(0, 0.004)) for host in pair
-            )
-            book.jobs.append(
-                Observation(
-                    f"job{len(book.jobs)}", pair, (1 + slow) * (1 + book.draw.gauss(0, 0.004)), waits=waits
-                )
-            )
+            own = tuple((0.85 if host == "n05" else 0.8) * (1 + book.draw.gauss(0, 0.004)) for host in pair)
+            seconds = (1 + slow) * (1 + book.draw.gauss(0, 0.004))
+            book.jobs.append(Observation(f"job{len(book.jobs)}", pair, seconds, computing=own))
     found = book.verdicts()
     assert [each.subject for each in found.accused] == [("n05",)]
     assert of(found, "n05").kind == "compute"
@@ -274,7 +269,7 @@ def test_strictness_is_a_setting() -> None:
         ({"seconds": None}, "time of a step"),
         ({"seconds": 0.0}, "time of a step"),
         ({"seconds": float("nan")}, "time of a step"),
-        ({"waits": (0.1,)}, "1 waiting times for 2 hosts"),
+        ({"computing": (0.1,)}, "1 times of their own for 2 hosts"),
     ],
 )
 def test_what_does_not_go_together(change: dict[str, object], says: str) -> None:

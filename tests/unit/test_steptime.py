@@ -31,6 +31,7 @@ from muster.planner.steptime import (
     evaluation,
     ideal,
     key,
+    own_work,
     predict,
     work_of,
 )
@@ -209,6 +210,27 @@ def test_an_engines_own_work_is_learned_beside_ddps() -> None:
     single = learn(runs(truth(engines={name: (0.03, 0.0)}), *alone[:2]))
     assert single.engines[name] == pytest.approx((0.03, 0.0), rel=1e-3)
     assert learn(runs(known, case(one, stage=3))).engines == {}  # nothing tells its work from the device's
+
+
+def test_an_engines_work_among_ranks_is_learned_where_the_link_was_measured() -> None:
+    """What two ranks of a host leave over is the engine's, not the link's; for one rank it says nothing."""
+    alone, two = case("a100-pcie", stage=3), case("a100-pcie:2", stage=3)
+    name = engine_key(two, several=True)
+    pcie = Figures(9e9, 5e-6)
+    known = Calibration(
+        {key("a100-pcie-40gb", "fp32"): 0.41}, links={"pcie4": pcie}, engines={name: (0.03, 0.2)}
+    )
+    plain = case("a100-pcie", engine="ddp")
+    made = runs(known, plain, alone, two, case("a100-pcie:2", stage=3, micro_steps=4))
+    learned = learn(made, Calibration(links={"pcie4": pcie}))
+    assert learned.links["pcie4"] == pcie
+    assert learned.engines[name] == pytest.approx((0.03, 0.2), rel=1e-3)
+    assert learned.engines[engine_key(alone)] == pytest.approx((0.0, 0.0), abs=1e-6)
+    more = case("a100-pcie:4x2,10Gbit", stage=3, micro_steps=2)
+    assert errors(runs(known, more, alone), learned) == pytest.approx([0.0, 0.0], abs=1e-3)
+    assert own_work(more, learned) == pytest.approx(0.26, rel=1e-3)
+    once = learn(made, Calibration(links={"pcie4": Figures(9e9)}))  # learned from a training before
+    assert name not in once.engines and once.links["pcie4"].bandwidth != 9e9
 
 
 def test_links_within_a_host_are_learned_too() -> None:

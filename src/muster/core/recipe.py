@@ -62,6 +62,13 @@ class Engine(Section):
             raise ValueError("ZeRO's stage is not decided yet")
         return self.zero
 
+    @property
+    def may_shard_weights(self) -> bool:
+        """Whether a forward pass gathers weights; also where a file of the user's own decides that."""
+        if self.name != "deepspeed":
+            return self.name == "fsdp"
+        return bool(self.config) or "zero_optimization" in self.options or self.stage == 3
+
 
 class BatchSpec(Section):
     """Two given, the third derived: global = micro x accumulation x world size."""

@@ -125,6 +125,11 @@ class HostReport(Part):
     speed: float | None = Field(
         None, description="samples/s of its ranks as measured before the training, without the others"
     )
+    forward_seconds: float | None = Field(
+        None,
+        description="of a micro-step's forward pass on its slowest rank, without waiting for others: median "
+        "of the measured windows",
+    )
 
 
 class Result(Part):

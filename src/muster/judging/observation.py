@@ -20,8 +20,9 @@ class Observation:
 
     `hosts` in the order of the ring that its collectives take; `seconds` of a step, None where there are
     none; `work`: what was run and on what hardware: only observations with the same `work` and number of
-    hosts are compared; `waits`: seconds of a step that each host spent inside collectives, in the order of
-    `hosts`, or nothing; `culprits`: hosts that the job's own logs hold responsible for its failure.
+    hosts are compared; `computing`: seconds that each host took for what it does by itself, outside of
+    collectives, or for a part of it that is the same on all, in the order of `hosts`, or nothing; `culprits`:
+    hosts that the job's own logs hold responsible for its failure.
     Raises UsageError for hosts that stand twice, and figures that do not go together.
     """
 
@@ -30,7 +31,7 @@ class Observation:
     seconds: float | None
     outcome: Outcome = "succeeded"
     work: str = ""
-    waits: tuple[float, ...] = ()
+    computing: tuple[float, ...] = ()
     culprits: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -40,9 +41,9 @@ class Observation:
             self.seconds is None or not (self.seconds > 0 and math.isfinite(self.seconds))
         ):
             raise UsageError(f"a succeeded job needs a time of a step, not {self.seconds}", where=self.job)
-        if self.waits and len(self.waits) != len(self.hosts):
+        if self.computing and len(self.computing) != len(self.hosts):
             raise UsageError(
-                f"{len(self.waits)} waiting times for {len(self.hosts)} hosts",
+                f"{len(self.computing)} times of their own for {len(self.hosts)} hosts",
                 where=self.job,
                 hint="give one per host, in the order of the hosts, or none",
             )

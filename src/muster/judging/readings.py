@@ -1,8 +1,8 @@
 """From observations to readings: by how much a step was slower than a healthy one, in columns. Pure.
 
-A job gives a reading of its step. Where waiting times are there, it gives one more per host, of what that
-host did outside collectives: the host that others wait for waits least, and does most. Such a reading is as
-if the host had run alone, and costs no run; but a hiccup of the run is in both, so it counts for less.
+A job gives a reading of its step. Where it tells what each host computed by itself, it gives one more per
+host: the host that others wait for waits least inside collectives, and does most outside. Such a reading is
+as if the host had run alone, and costs no run; but a hiccup of the run is in both, so it counts for less.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from muster.judging.observation import Link, Observation, Settings, Topology, ri
 
 # What one surprising reading may weigh, in nats, however far off it is: a job can be slowed by something that
 # does not last (1 in 500, by anything up to 20 %: log 500 + log(0.2 / (0.004 sqrt(2 pi))) = 9.2), or die by
-# chance (1 in 10,000), and waiting times can mislead.
+# chance (1 in 10,000), and what a host does by itself can mislead.
 HICCUP, CRASH, HINT = 9.2, 9.2, 4.0
 # A job that runs faster than a fault allows is stronger evidence: nothing makes jobs faster.
 FASTER = 30.0
@@ -89,10 +89,9 @@ def _times(observations: Sequence[Observation]) -> tuple[dict[Class, list[float]
         key = Class(each.work, size)
         times.setdefault(key, []).append(each.seconds)
         hosts.setdefault(key, set()).update(each.hosts)
-        if each.waits and size > 1:
-            busy = [each.seconds - wait for wait in each.waits]
+        if each.computing and size > 1:
             key = Class(each.work, size, "busy")
-            times.setdefault(key, []).extend(b for b in busy if b > 0)
+            times.setdefault(key, []).extend(busy for busy in each.computing if busy > 0)
             hosts.setdefault(key, set()).update(each.hosts)
     return times, {key: len(names) for key, names in hosts.items()}
 
@@ -122,10 +121,9 @@ def read(
         base = baselines.get(Class(each.work, len(hosts)))
         if base is not None:
             rows.add(hosts, math.log(each.seconds / base.seconds), base.sigma, number, HICCUP)
-        if each.waits and len(hosts) > 1:
+        if each.computing and len(hosts) > 1:
             base = baselines.get(Class(each.work, len(hosts), "busy"))
-            for host, wait in zip(hosts, each.waits, strict=True):
-                busy = each.seconds - wait
+            for host, busy in zip(hosts, each.computing, strict=True):
                 if base is not None and busy > 0:
                     rows.add((host,), math.log(busy / base.seconds), base.sigma, number, HINT)
     return rows, baselines

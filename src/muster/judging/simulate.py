@@ -81,13 +81,13 @@ class Fleet:
         if self.hiccups and self.random.random() < self.hiccups:
             worst = max(worst, self.random.uniform(0.01, 0.2))
         seconds = (1.0 + worst) * (1.0 + gauss(0.0, self.noise))
-        waits: tuple[float, ...] = ()
+        computing: tuple[float, ...] = ()
         if self.waits and len(hosts) > 1:
             busy = 1.0 - self.communication
-            waits = tuple(
-                seconds - (busy + computes.get(host, 0.0)) * (1.0 + gauss(0.0, self.noise)) for host in hosts
+            computing = tuple(
+                (busy + computes.get(host, 0.0)) * (1.0 + gauss(0.0, self.noise)) for host in hosts
             )
-        return Observation(name, hosts, seconds, waits=waits)
+        return Observation(name, hosts, seconds, computing=computing)
 
     def _met(self, hosts: Group) -> list[Planted]:
         """The faults that a job on these hosts meets."""

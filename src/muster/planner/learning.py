@@ -1,10 +1,11 @@
 """What measured runs teach about a device and a link. Pure.
 
 In steps, since what a run on one rank takes has no communication in it: first the efficiency of each device
-and precision, from DDP's runs where there are some; then what other engines take beyond that; then the
-bandwidth of each link from what is left. Each is the value at which the
-prediction is what was measured; of several runs, the median. Where runs on one rank differ in their work,
-seconds that do not depend on it are told apart by least squares.
+and precision, from DDP's runs where there are some; then what other engines take beyond that. What runs on
+several ranks of one host take beyond all this is the engines' as well where the link within a host was
+measured by itself (the fabric workload), else that link's bandwidth. Last, the bandwidth of links between
+hosts. Each is the value at which the prediction is what was measured; of several runs, the median. Where runs
+on one rank differ in their work, seconds that do not depend on it are told apart by least squares.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ def learn(runs: Sequence[Measured], known: Calibration | None = None) -> Calibra
         if plain:
             found = _learn_engines([run for run in of_device if run not in plain], found)
     within = [run for run in runs if run.case.machines.hosts == 1 < run.case.machines.per_host]
+    told = [run for run in within if _was_measured(known, _link(run, "inner"))]
+    found = _learn_engines(told, found)
+    within = [run for run in within if run not in told]
     between = [run for run in runs if run.case.machines.hosts > 1]
     for chosen, which in ((within, "inner"), (between, "link")):
         for name in dict.fromkeys(_link(run, which) for run in chosen):
@@ -66,6 +70,16 @@ def errors(runs: Sequence[Measured], known: Calibration) -> list[float]:
 
 def _key(run: Measured) -> str:
     return key(run.case.machines.device.name, run.case.precision)
+
+
+def _engine(run: Measured) -> str:
+    return engine_key(run.case, several=run.case.machines.ranks > 1)
+
+
+def _was_measured(known: Calibration | None, link: str) -> bool:
+    """By itself, not learned from a training: that finds a bandwidth alone."""
+    figures = known.links.get(link) if known else None
+    return figures is not None and figures.bandwidth is not None and figures.latency is not None
 
 
 def _link(run: Measured, which: str) -> str:
@@ -98,12 +112,12 @@ def _learn_device(name: str, runs: Sequence[Measured], known: Calibration) -> Ca
 
 
 def _learn_engines(runs: Sequence[Measured], known: Calibration) -> Calibration:
-    """What is left of runs on one rank: per micro-step and per optimizer step where their numbers of
+    """What is left of runs on one host: per micro-step and per optimizer step where their numbers of
     micro-steps differ, else per micro-step alone. Never less than nothing."""
     learned = dict(known.engines)
-    for name in dict.fromkeys(engine_key(run.case) for run in runs):
-        mine = [run for run in runs if engine_key(run.case) == name]
-        bare = replace(known, engines={k: v for k, v in known.engines.items() if k != name})
+    bare = replace(known, engines={})
+    for name in dict.fromkeys(_engine(run) for run in runs):
+        mine = [run for run in runs if _engine(run) == name]
         steps = [run.case.spread.micro_steps for run in mine]
         left = [run.seconds - predict(run.case, bare).seconds for run in mine]
         per_micro, per_step = statistics.median(x / a for x, a in zip(left, steps, strict=True)), 0.0

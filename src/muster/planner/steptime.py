@@ -41,6 +41,7 @@ LAUNCH = 8e-6
 # optimizer takes per step: DeepSpeed 0.19 on a core of an EPYC, slopes between 100 and 400 tensors.
 HOOKS = (20e-6, 40e-6, 45e-6, 300e-6)
 STEPPING = 15e-6
+SEVERAL = ", several ranks"  # in an engine's key
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ class Case:
 class Calibration:
     """What was measured. `efficiency`, `fixed`: by `key` of device and precision, the share of the stated
     figures that a computation reaches, and seconds per micro-step beside it; `engines`: by `engine_key`, what
-    an engine's own work takes beyond what is foretold, in seconds per micro-step and per optimizer step;
+    an engine's own work takes beyond what is foretold, in seconds per micro-step and per optimizer step, on
+    one rank and among several (it packs and cuts what they exchange; DeepSpeed gathers nothing on one);
     `links`: by name; `overhead`: seconds per optimizer step."""
 
     efficiency: Mapping[str, float] = field(default_factory=dict)
@@ -137,12 +139,21 @@ def key(device: str, precision: str) -> str:
     return f"{device} {precision}"
 
 
-def engine_key(case: Case) -> str:
-    """What an engine's own work is known by in a Calibration."""
+def engine_key(case: Case, *, several: bool = False) -> str:
+    """What an engine's own work is known by in a Calibration: on one rank, or among `several`."""
     spread = case.spread
     stage = f"-{spread.stage}" if spread.engine == "deepspeed" else ""
     offload = "" if spread.offload == "none" else f" {spread.offload}"
-    return f"{key(case.machines.device.name, case.precision)} {spread.engine}{stage}{offload}"
+    among = SEVERAL if several else ""
+    return f"{key(case.machines.device.name, case.precision)} {spread.engine}{stage}{offload}{among}"
+
+
+def own_work(case: Case, known: Calibration) -> float:
+    """Seconds of an optimizer step that an engine's own work takes beyond what is foretold: for several ranks
+    as runs on several showed it, or else as those on one did."""
+    several = case.machines.ranks > 1 and engine_key(case, several=True) in known.engines
+    per_micro, per_step = known.engines.get(engine_key(case, several=several), (0.0, 0.0))
+    return case.spread.micro_steps * per_micro + per_step
 
 
 def work_of(passes: Pass) -> Work:
@@ -193,14 +204,13 @@ def predict(case: Case, calibration: Calibration | None = None) -> Step:
     trained = sum(p.numel for p in case.parameters if p.trained)
     optimizer, transfer = update(case.placed, machines, trained, traffic, known.host_bandwidth, assumed)
     compute = case.spread.micro_steps * micro
-    per_micro, per_step = known.engines.get(engine_key(case), (0.0, 0.0))
     return Step(
         compute=compute,
         communication=_waited(case, traffic, micro, cost, _pace(machines)),
         optimizer=optimizer,
         transfer=transfer,
         reading=case.spread.micro_steps * (max(0.0, case.reading - micro) if case.ahead else case.reading),
-        overhead=known.overhead + _hooks(case) + case.spread.micro_steps * per_micro + per_step,
+        overhead=known.overhead + _hooks(case) + own_work(case, known),
         exchange=sum(cost(call) for call in traffic.calls()),
         samples=case.batch,
         assumed=tuple(assumed),

@@ -194,6 +194,7 @@ class JobLog:
     measured: Measured | None = None
     reported: float | None = None
     memory: int | None = None
+    computing: tuple[float, ...] = ()  # seconds that each of `hosts` took for the same work of its own
     notes: tuple[str, ...] = ()
 
     @property

@@ -17,6 +17,7 @@ from muster.report.charts import usable
 from muster.report.gather import RunData
 from muster.report.words import UNKNOWN, number, ranges, seconds
 
+FORWARD = "Forward pass, without waiting"  # tells the host that others wait for
 SPLIT = ("Share of a micro-step", "Speed, alone")  # where hosts' shares need not be equal
 COLOURS = ("c5", "c0", "c2", "c3", "c4", "rest")  # training has the page's main colour
 
@@ -83,6 +84,7 @@ def host_table(data: RunData) -> HostTable:
     names = sorted({name for found in versions.values() for name in found})
     differ = [name for name in names if len({found.get(name) for found in versions.values()}) > 1]
     split = any(each.share is not None for each in hosts)
+    forward = any(each.forward_seconds is not None for each in hosts)
     rows = tuple(
         (
             each.host,
@@ -93,6 +95,7 @@ def host_table(data: RunData) -> HostTable:
             _percent(each.cpu_percent_mean),
             _percent(each.gpu_percent_mean),
             _bytes(each.memory_used_peak),
+            *((seconds(each.forward_seconds),) if forward else ()),
             *(_split(each) if split else ()),
             *(versions[each.host].get(name) or UNKNOWN for name in differ),
         )
@@ -107,6 +110,7 @@ def host_table(data: RunData) -> HostTable:
         "CPU, mean",
         "GPU, mean",
         "Memory used, peak",
+        *((FORWARD,) if forward else ()),
         *(SPLIT if split else ()),
         *differ,
     )

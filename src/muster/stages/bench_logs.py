@@ -87,7 +87,9 @@ def observed(tasks: Sequence[Task], logs: Mapping[str, Sequence[JobLog]]) -> lis
     for log in [log for task in tasks for log in logs.get(task.id, ()) if log.hosts]:
         if log.outcome == "succeeded" and log.rate:
             seconds = (log.batch or 1.0) / log.rate
-            found.append(Observation(log.path, log.hosts, seconds, work=work_of(log)))
+            found.append(
+                Observation(log.path, log.hosts, seconds, work=work_of(log), computing=log.computing)
+            )
         elif log.outcome in ("failed", "timeout"):
             found.append(Observation(log.path, log.hosts, None, log.outcome, work_of(log)))
     return found
@@ -124,8 +126,16 @@ def logs_of(task: Task, record: JobRecord, recipe: Recipe) -> list[JobLog]:
             skipped=result.skipped_steps,
             measured=measured,
             memory=memory_of(result),
+            computing=_computing(result, task.hosts),
         )
     ]
+
+
+def _computing(result: Result, hosts: Sequence[str]) -> tuple[float, ...]:
+    """What each host's forward passes took; nothing where one does not say, or their shares differ."""
+    told = {each.host: each.forward_seconds for each in result.hosts if each.share is None}
+    found = [seconds for host in hosts if (seconds := told.get(host)) is not None]
+    return tuple(found) if len(found) == len(hosts) else ()
 
 
 def _about(record: JobRecord, recipe: Recipe) -> str:

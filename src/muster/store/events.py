@@ -83,6 +83,9 @@ class Window(_Event):
     padded_tokens: int
     step_seconds: list[float]
     profiled: bool = Field(False, description="a profiler ran: it counts for no throughput")
+    forward_seconds: float | None = Field(
+        None, description="of a micro-step's forward pass, without waiting for other ranks: mean"
+    )
     model_flops: int | None = Field(None, description="forward and backward, by shapes with padding")
     hardware_flops: int | None = Field(None, description="with what gradient checkpointing computes again")
     allocator_peak: int | None = None

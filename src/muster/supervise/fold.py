@@ -12,6 +12,7 @@ from muster.core.job import PASSED_OVER, Job
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.result import Failure, Memory, Planned, Quality, Result, Seconds, Status
 from muster.store import events
+from muster.store.windows import measured
 from muster.supervise.attention import attention_report
 from muster.supervise.fold_fabric import measured_alone
 from muster.supervise.fold_hosts import host_reports, pace_notes, split_note
@@ -196,7 +197,13 @@ def make_result(
         memory=_memory(windows),
         quality=_quality(folder),
         attention=attention_report(list(folder.attention.values()), seconds.training),
-        hosts=host_reports(job, folder.facts, folder.hardware, folder.split),
+        hosts=host_reports(
+            job,
+            folder.facts,
+            folder.hardware,
+            folder.split,
+            measured(windows, recipe.measure.warmup, job.world_size),
+        ),
         versions=dict(first.versions) if first else {},
         model_path=folder.model_path,
         notes=notes,

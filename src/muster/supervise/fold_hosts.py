@@ -20,9 +20,11 @@ def host_reports(
     facts: Mapping[str, dict[str, Any]],
     hardware: Mapping[str, Sequence[events.Hardware]],
     split: events.Split | None,
+    windows: Sequence[Sequence[events.Window]] = (),
 ) -> list[HostReport]:
-    """A report per host, in the order of the ranks."""
+    """A report per host, in the order of the ranks. `windows`: those that are measured."""
     reports = []
+    forward = _forward(windows)
     for place in job.placements:
         samples = hardware.get(place.host, [])
         cpu = [s.cpu_percent for s in samples if s.cpu_percent is not None]
@@ -38,9 +40,20 @@ def host_reports(
                 gpu_percent_mean=statistics.mean([float(g) for g in gpu if g is not None]) if gpu else None,
                 share=sum(split.shares[rank] for rank in place.ranks) if split else None,
                 speed=sum(split.speeds[rank] for rank in place.ranks) if split and split.speeds else None,
+                forward_seconds=max((forward[rank] for rank in place.ranks if rank in forward), default=None),
             )
         )
     return reports
+
+
+def _forward(windows: Sequence[Sequence[events.Window]]) -> dict[int, float]:
+    """Of each rank, the seconds of a forward pass."""
+    found: dict[int, list[float]] = {}
+    for each in windows:
+        for window in each:
+            if window.rank is not None and window.forward_seconds is not None:
+                found.setdefault(window.rank, []).append(window.forward_seconds)
+    return {rank: statistics.median(seconds) for rank, seconds in found.items()}
 
 
 def split_note(job: Job, split: events.Split | None) -> str | None:

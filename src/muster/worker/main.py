@@ -130,6 +130,7 @@ def set_loss_scale(context: Context, trainer: Any) -> None:
 
 def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
     from muster.worker.instruments.attention import AttentionMonitor
+    from muster.worker.instruments.computing import Computing
     from muster.worker.instruments.flops import Flops
     from muster.worker.instruments.keeper import Keeper
     from muster.worker.instruments.logbook import Logbook
@@ -143,7 +144,10 @@ def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
     flops = (
         Flops(context.emit, trainer.model, checkpointing=again, main=context.main) if measure.flops else None
     )
-    meter = Meter(context.emit, built.count, measure.window, context.device, flops, measure.profiled)
+    # What a compiled model is called by is no longer Python's; a GPU's own waiting cannot be told apart.
+    apart = context.device != "cuda" or not recipe.engine.may_shard_weights
+    own = Computing(context.device) if apart and not recipe.train.compile else None
+    meter = Meter(context.emit, built.count, measure.window, context.device, flops, measure.profiled, own)
     trainer.add_callback(Keeper(context))
     trainer.add_callback(ScheduleWatch(context))
     if recipe.measure.attention:

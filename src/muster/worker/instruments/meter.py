@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 
 from muster.store import events
 from muster.worker.context import Emitter
+from muster.worker.instruments.computing import Computing
 from muster.worker.instruments.flops import Flops
 from muster.worker.workloads.base import Counts
 
@@ -72,6 +73,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         device: str,
         flops: Flops | None = None,
         profiled: range = range(0),
+        computing: Computing | None = None,
     ) -> None:
         self.emit = emit
         self.count = count
@@ -79,6 +81,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.device = device
         self.flops = flops
         self.profiled = profiled  # steps that get a window of their own
+        self.computing = computing
         self.trainer: Any = None
         self.clock = Clock(device)
         self.began = 0.0
@@ -114,6 +117,8 @@ class Meter(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the first window. A resumed DeepSpeed engine remembers the steps that it skipped before."""
         self.skipped_before = int(getattr(getattr(self.trainer, "deepspeed", None), "skipped_steps", 0) or 0)
+        if self.computing:
+            self.computing.attach(self.trainer.accelerator.unwrap_model(self.trainer.model))
         self._open()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -156,6 +161,8 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         """Emit what is left."""
         if self.window_steps:
             self._close(state.global_step)
+        if self.computing:
+            self.computing.detach()
 
     def _resume(self) -> float:
         """Seconds since the last step's end, which the clock does not count. Starts the clock again."""
@@ -195,6 +202,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             padded_tokens=self.in_window.padded_tokens,
             step_seconds=[s for i, s in enumerate(intervals) if i not in self.skips],
             profiled=step in self.profiled,
+            forward_seconds=self.computing.take() if self.computing else None,
             **memory_peaks(self.device),
             **(self.flops.close() if self.flops else {}),
         )

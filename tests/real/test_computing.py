@@ -1,0 +1,45 @@
+"""Who is slow in a job of several hosts: each rank's forward passes, without what it waits for in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from muster.stages import orders
+from muster.store import events
+from tests.support import needs_torch, run, said
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
+
+ROOT = Path(__file__).resolve().parents[2]
+SLEEP = 0.2
+ENGINES = {
+    "ddp": ["engine.name=ddp", "engine.zero=0"],
+    "fsdp": ["engine.name=fsdp", "engine.zero=0"],
+    "zero3": [
+        "engine.name=deepspeed",
+        "engine.zero=3",
+        "engine.options={zero_optimization: {stage3_param_persistence_threshold: 0}}",  # so that it gathers
+    ],
+}
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_the_host_that_others_wait_for(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second host's rank sleeps in its forward passes. Steps take as long on both; what each computes by
+    itself differs by the sleep, also where the other one waits for it within its own forward pass."""
+    needs_torch()
+    command = orders.torchrun_argv
+    monkeypatch.setattr(orders, "torchrun_argv", lambda *a: [*command(*a)[:-1], "tests.real.slow_worker"])
+    planted = [f"env.PYTHONPATH={ROOT}", f"env.SLOW='1:{SLEEP}'"]
+    settings = [*planted, "train.max_steps=12", "measure.window=3", "measure.warmup=6"]
+    done, result = run(tmp_path / "run", "local:2x1", *ENGINES[engine], *settings, "batch.micro=2")
+    assert result.status == "succeeded", result.failure
+    fast, slow = (host.forward_seconds for host in result.hosts)
+    assert fast is not None and slow is not None
+    assert fast < SLEEP <= slow, "the waiting is not its own work"
+    assert slow - fast == pytest.approx(SLEEP, rel=0.5)
+    windows = [each for each in said(done, events.Window) if each.step > 6]
+    steps = {rank: [s for w in windows if w.rank == rank for s in w.step_seconds] for rank in (0, 1)}
+    assert min(min(each) for each in steps.values()) >= 0.9 * SLEEP, "all wait for the slowest"
