@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from muster.cli.app import app
 from muster.core.bench import Bench, JobRecord
 from muster.core.errors import JobError, RunFolderError, UsageError
 from muster.core.result import Failure
@@ -23,6 +25,7 @@ from muster.shell import FakeShell
 from muster.stages import bench_child
 from muster.stages.bench import Nobody, Surroundings, bench, continue_bench, dry_run
 from muster.stages.bench_inputs import BenchInputs, read_bench
+from muster.stages.runs import benches
 from muster.store.benchfolder import BenchFolder
 from tests.unit.benches import Plays, diary_of, made, player, write_suite
 
@@ -155,11 +158,17 @@ def test_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     assert "stopped by Ctrl-C" in found.notes
     over = {job.job for job in found.jobs}
     assert 3 <= len(over) < 6 and "digits-1x-003-r1" not in over
+    (listed,) = benches(tmp_path)
+    assert (listed.jobs, listed.done, listed.complete) == (6, len(over), False)
+    told = CliRunner().invoke(app, ["ls", "--runs", str(tmp_path)])
+    assert f"{len(over)} of 6 jobs are over; muster bench --continue {folder.path}" in told.output
     before = diary_of(tmp_path / "diary")
 
     shell = player(tmp_path / "diary", well)
     again = continue_bench(folder, Surroundings(shell=shell))
     assert again.complete and len(again.jobs) == 6
+    (listed,) = benches(tmp_path)
+    assert (listed.done, listed.complete, sum(listed.verdicts.values())) == (6, True, 3)
     assert {name.partition(".")[0] for name, *_ in diary_of(tmp_path / "diary")[len(before) :]} == {
         task.id for task in inputs.rota.tasks
     } - over

@@ -25,17 +25,26 @@ def ls(
     ] = None,
     json: Json = False,
 ) -> int:
-    """List runs."""
+    """List runs, and benches."""
     from muster.cli.output import err_console, print_json
+    from muster.stages.runs import benches
     from muster.stages.runs import ls as run_ls
 
     rows = run_ls(root, where)
     if json:
         print_json(rows)
-    elif not rows:
-        err_console().print(f"no runs in {root}/")
-    else:
+        return 0
+    if rows:
         _table(rows)
+    found = benches(root) if where is None else []
+    for each in found:
+        words = ", ".join(f"{count} {verdict}" for verdict, count in each.verdicts.items())
+        state = f"hosts: {words or 'none'}" if each.complete else f"muster bench --continue {each.bench.path}"
+        typer.echo(f"bench {each.bench.id}  {each.done} of {each.jobs} jobs are over; {state}")
+    if found:
+        typer.echo(f"the runs of a bench: muster ls --runs {found[-1].bench.runs}")
+    if not rows and not found:
+        err_console().print(f"no runs in {root}/")
     return 0
 
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from muster.core.bench import Bench
 from muster.core.errors import MusterError, RunFolderError
 from muster.core.result import Result
 from muster.stages.slurm_queue import cancel, waits, whereabouts
 from muster.store import events
+from muster.store.benchfolder import BenchFolder, list_benches
 from muster.store.queries import runs_table
 from muster.store.runfolder import RunFolder
 from muster.supervise.fold import fold
@@ -32,6 +34,33 @@ class Shown:
 def ls(root: Path, where: str | None = None) -> list[dict[str, Any]]:
     """One row per run under `root`, oldest first."""
     return runs_table(root, where)
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """A bench as `muster ls` tells it. `done` of `jobs` are over; `verdicts`: hosts by verdict, where it has
+    come to some."""
+
+    bench: BenchFolder
+    jobs: int
+    done: int
+    complete: bool
+    verdicts: dict[str, int]
+
+
+def benches(root: Path) -> list[BenchRow]:
+    """Benches under `root`, oldest first; those that cannot be read are left out."""
+    rows = []
+    for folder in list_benches(root):
+        try:
+            jobs = [str(each["id"]) for each in folder.read_schedule()["jobs"]]
+            found = Bench.model_validate_json(folder.bench.read_bytes()) if folder.bench.exists() else None
+        except (RunFolderError, OSError, ValueError, LookupError, TypeError):
+            continue
+        done = sum(folder.record(job).exists() for job in jobs)
+        verdicts = {str(name): count for name, count in found.summary.items() if count} if found else {}
+        rows.append(BenchRow(folder, len(jobs), done, found is not None and found.complete, verdicts))
+    return rows
 
 
 def show(run: RunFolder) -> Shown:

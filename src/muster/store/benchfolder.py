@@ -186,6 +186,11 @@ class BenchFolder:
         return data
 
 
+def list_benches(root: Path) -> list[BenchFolder]:
+    """Benches directly under `root`, oldest first by name."""
+    return [BenchFolder(found.parent) for found in sorted(root.glob("*/schedule.json"))]
+
+
 def new_bench_folder(root: Path, suite: str) -> BenchFolder:
     """A folder name that sorts by time and says what it is: 20261121-093000-bench-acceptance-4f2a."""
     words = re.sub(r"[^A-Za-z0-9]+", "-", suite).strip("-").lower()[:40]
