@@ -161,7 +161,8 @@ def measure(
     """Calibrate, measure links, run, calibrate again (machines drift); then predict."""
     engines = dict.fromkeys(("ddp", *(group[0] for group in groups)))
     turns = on_one_host(cluster, scratch, product(engines, (1, 4)), "before")
-    within, paired = on_two_ranks(cluster, scratch, product(engines, (1, 4)), cores)
+    used = dict.fromkeys([("ddp", 1), ("ddp", 4), *((engine, times) for engine, _, times in groups)])
+    within, paired = on_two_ranks(cluster, scratch, used, cores)
     links: dict[str, Figures] = {}
     ran: dict[tuple[str, str, int], list[Measured]] = {}
     for rate in dict.fromkeys(group[1] for group in groups):
@@ -175,7 +176,6 @@ def measure(
                     done = job(cluster, scratch / name, engine, hosts, accumulation)
                     ran.setdefault(group, []).append(measured_of(done, spelled(rate)))
                     print(f"{name}: {ran[group][-1].seconds:.4f} s", flush=True)
-    used = dict.fromkeys([("ddp", 1), ("ddp", 4), *((engine, times) for engine, _, times in groups)])
     turns += on_one_host(cluster, scratch, used, "after")
     links["loopback gloo"] = within
     known = learn([*(each for _, each in turns), *paired], Calibration(links=links))
