@@ -15,8 +15,9 @@ import pytest
 from muster.core.recipe import recipe_from
 from muster.core.trace import Parameter, from_json
 from muster.planner.fit import Setting, need
-from muster.planner.memory import Spread, States
+from muster.planner.memory import States
 from muster.planner.setting import setting_of
+from muster.planner.spread import Spread
 from muster.planner.states import states
 from tests.support import needs_torch
 

@@ -11,9 +11,9 @@ import pytest
 from muster.core import families
 from muster.core.flops import Shape, training
 from muster.core.machines import parse_machines
-from muster.planner.exchange import Spread
 from muster.planner.learning import Measured, errors, learn
 from muster.planner.scaling import CaseOn, Length, curve, point, say
+from muster.planner.spread import Spread
 from muster.planner.steptime import EFFICIENCY, Calibration, Case, Work, evaluation, ideal, predict
 from muster.planner.traffic import lump
 

@@ -10,7 +10,7 @@ from muster.core import families
 from muster.core.trace import Parameter
 from muster.planner.activations import Lengths
 from muster.planner.fit import WORKSPACES
-from muster.planner.memory import Spread, optimizer_groups
+from muster.planner.spread import Spread, optimizer_groups
 from muster.planner.states import likely_tensors, states
 
 # A matrix of 5 rows, one of 4 that is not trained, a vector: 10 + 12 + 3 elements.
@@ -42,7 +42,7 @@ def test_fsdp_cuts_rows_and_pads_them() -> None:
     root, module = 2 * 2, 2 * 3 * 2  # padded: a's rows, which are as many elements as b's
     assert first.passes == {"gathered layers": 2 * root}
     assert first.backward == {"gathered layers": 2 * 2 * module, "gradients in flight": 2 * 2 * module}
-    several = states(spread("fsdp", accumulates=True), TENSORS)
+    several = states(spread("fsdp", micro_steps=2), TENSORS)
     assert several.passes["accumulated gradients"] == 2 * 13  # whole, and as they go shards come
     assert several.gradients == {"gradients": 4 * (3 * 2 + 2) - 2 * 13}
     assert states(spread("fsdp", ranks=64), TENSORS, 63).held == {
@@ -80,7 +80,7 @@ def test_zero_1_and_2_pad_each_optimizer_group_to_twice_the_ranks(element: int) 
     assert one.gradients == {"gradients": element * 13}
     assert two.gradients == {"gradients": element * 13}  # both parts have some of both tensors
     assert one.backward["buckets"] == two.backward["buckets"] == element * 4
-    assert states(spread(stage=1, element=element, buckets=2), TENSORS).backward["buckets"] == element * 8
+    assert states(spread(stage=1, element=element, overlap=True), TENSORS).backward["buckets"] == element * 8
     assert two.backward["gradients in flight"] == element * (10 + 4)
     flat = 6 if element == 2 else 4
     assert one.after["optimizer step"] == {"gradients": element * 13, "fp32 gradients": flat * 6}
@@ -117,7 +117,7 @@ def test_zero_3_pads_each_tensor_to_the_ranks() -> None:
     alone = states(spread(stage=3, ranks=1), TENSORS)
     assert not {"persistent parameters"} & set(alone.held)
     assert alone.passes == {"gathered parameters": 0}
-    assert "buckets" in states(spread(stage=1, accumulates=True), TENSORS).passes  # it stays between them
+    assert "buckets" in states(spread(stage=1, micro_steps=2), TENSORS).passes  # it stays between them
     tiles = states(spread(stage=3, sub_group=4, together=True), TENSORS).after["optimizer step"]
     assert tiles == {"fp32 gradients": 6 * 5}
 

@@ -11,9 +11,10 @@ from muster.core import families
 from muster.core.trace import Parameter, Pass, Trace
 from muster.planner.activations import Lengths
 from muster.planner.fit import CONTEXT, PROCESS, SLACK, WORKSPACES, Need, Setting, need
-from muster.planner.memory import Spread, States
+from muster.planner.memory import States
 from muster.planner.passing import moments_of, traced
 from muster.planner.remedies import with_buckets
+from muster.planner.spread import Spread
 from muster.planner.states import states
 
 KEPT = ("parameters", "persistent parameters", "gradients", "fp32 master", "optimizer")

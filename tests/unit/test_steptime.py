@@ -14,9 +14,9 @@ from muster.core.errors import UsageError
 from muster.core.links import Figures, between_hosts, find_link
 from muster.core.machines import parse_machines
 from muster.core.trace import Pass
-from muster.planner.exchange import Spread
 from muster.planner.learning import Measured, errors, learn
 from muster.planner.scaling import CaseOn, Length, curve, fastest, point, say
+from muster.planner.spread import Spread
 from muster.planner.steptime import (
     EFFICIENCY,
     HOOKS,

@@ -13,8 +13,9 @@ from muster.core.links import Beside, find_link
 from muster.core.machines import parse_machines
 from muster.core.trace import Parameter
 from muster.planner.collective import CALL, Call, ring, seconds, tree
-from muster.planner.exchange import Segment, Spread, Traffic, buckets
+from muster.planner.exchange import Segment, Traffic, buckets
 from muster.planner.overlap import Pace, waited
+from muster.planner.spread import Spread
 from muster.planner.traffic import DDP_BUCKET, DDP_FIRST, lump, traffic_of
 
 MIB = 2**20

@@ -15,8 +15,9 @@ from muster.core import families
 from muster.core.families import t5
 from muster.core.trace import Trace
 from muster.planner.activations import Kept, Lengths, activation_bytes, logit_bytes, stacks
-from muster.planner.memory import Parts, Spread, Tensors, added, elements, largest
+from muster.planner.memory import Parts, added, elements, largest
 from muster.planner.passing import Passing, closed, moments_of, traced
+from muster.planner.spread import Spread, Tensors
 from muster.planner.states import likely_tensors, states
 
 MARGIN = 0.06  # of a device's or a host's memory, left free
@@ -71,7 +72,7 @@ class Setting:
         """fp32; half: the whole model as it computes; autocast: weights in fp32, copies for the products."""
         if self.element == 4:
             return "fp32"
-        return "half" if self.engine == "deepspeed" or self.spread.shards else "autocast"
+        return "half" if self.engine == "deepspeed" or self.spread.cut else "autocast"
 
     @property
     def kept(self) -> Kept:
@@ -101,10 +102,10 @@ class Setting:
             stage=self.stage,
             offload=self.offload,
             device=self.device,
-            accumulates=self.accumulation > 1,
-            together=self.together or self.offload != "none",
+            micro_steps=self.accumulation,
+            together=self.together,
             bucket=self.bucket,
-            buckets=2 if self.overlap else 1,
+            overlap=self.overlap,
             prefetch=self.prefetch,
             persistence=self.persistence,
             live=self.live,

@@ -1,4 +1,4 @@
-"""How a model is spread over ranks, and the bytes that this comes to: what engines' accounts share. Pure.
+"""The bytes that a spread model comes to: what engines' accounts share. Pure.
 
 Bytes are of storages, as an engine allocates them, padding included. Where nothing else is said, a figure is
 exact; the accounts are in `memory_zero`, `memory_fsdp` and `states`.
@@ -6,58 +6,12 @@ exact; the accounts are in `memory_zero`, `memory_fsdp` and `states`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from muster.core.trace import Parameter
 
 Parts = dict[str, int]  # what for -> bytes
-Tensors = tuple[Parameter, ...]
-
-# Transformers' Trainer.get_decay_parameter_names: these, and LayerNorms, have no weight decay and make an
-# optimizer group of their own. Vectors are taken for norms and biases.
-_NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
-
-
-@dataclass(frozen=True)
-class Spread:
-    """What decides which bytes of a model a rank holds, and what it does with them.
-
-    `element`: bytes of a value in the chosen precision; `accumulates`: more than one micro-batch a step;
-    `together`: DeepSpeed makes the optimizer, with one group of parameters, not the Trainer with two;
-    `bucket`, `prefetch`, `persistence`, `live`, `reuse`, `sub_group`: elements, DeepSpeed's keys;
-    `buckets`: how many at once (two where communication overlaps); `pins`: host memory is page-locked.
-    """
-
-    engine: str
-    ranks: int
-    element: int
-    stage: int = 0
-    offload: str = "none"
-    device: str = "cuda"
-    accumulates: bool = False
-    together: bool = False
-    bucket: int = 0
-    buckets: int = 1
-    prefetch: int = 50_000_000
-    persistence: int = 100_000
-    live: int = 1_000_000_000
-    reuse: int = 1_000_000_000
-    sub_group: int = 1_000_000_000
-    pins: bool = True
-
-    @property
-    def shards(self) -> bool:
-        """Whether FSDP shards: on one rank there is nothing to shard over (worker/engines/fsdp.py)."""
-        return self.engine == "fsdp" and self.ranks > 1
-
-    def pinned(self, size: int) -> int:
-        """Bytes of host memory for a page-locked block: torch rounds it up to a power of two
-        (ATen/core/CachingHostAllocator.h, allocate). On CPUs nothing is pinned."""
-        if self.device != "cuda" or not self.pins:
-            return size
-        return 1 << (size - 1).bit_length() if size else 0
 
 
 @dataclass(frozen=True)
@@ -105,22 +59,3 @@ def largest(tensors: Iterable[Parameter]) -> int:
 def up(number: int, multiple: int) -> int:
     """Rounded up to a multiple."""
     return -(-number // multiple) * multiple
-
-
-def trained(tensors: Tensors) -> Tensors:
-    """Those that the optimizer changes."""
-    return tuple(each for each in tensors if each.trained and each.numel)
-
-
-def optimizer_groups(tensors: Tensors, *, together: bool) -> list[Tensors]:
-    """The optimizer's groups of trained parameters, in the model's order: with weight decay, and without.
-
-    Source: transformers/trainer.py, create_optimizer; with DeepSpeed's own optimizer there is one group
-    (transformers/integrations/deepspeed.py, deepspeed_optim_sched).
-    """
-    all_ = trained(tensors)
-    if together:
-        return [all_] if all_ else []
-    plain = tuple(each for each in all_ if len(each.shape) < 2 or _NO_DECAY.search(each.name.lower()))
-    names = {each.name for each in plain}
-    return [group for group in (tuple(each for each in all_ if each.name not in names), plain) if group]

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muster.core.trace import EMBEDDINGS, Parameter
-from muster.planner.memory import Parts, Spread, States, Tensors, elements, largest, trained
+from muster.planner.memory import Parts, States, elements, largest
+from muster.planner.spread import Spread, Tensors, trained
 
 
 def ddp(spread: Spread, tensors: Tensors) -> States:

@@ -8,17 +8,8 @@ in the model's precision (engine.py, get_data_types). The Trainer's fused AdamW 
 
 from __future__ import annotations
 
-from muster.planner.memory import (
-    Parts,
-    Spread,
-    States,
-    Tensors,
-    elements,
-    largest,
-    optimizer_groups,
-    trained,
-    up,
-)
+from muster.planner.memory import Parts, States, elements, largest, up
+from muster.planner.spread import Spread, Tensors, optimizer_groups, trained
 
 REDUCED_AT_ONCE = 500_000_000  # elements: engine.py, MEMORY_OPT_ALLREDUCE_SIZE
 NORM = 8  # bytes: gradients are converted to double, one tensor at a time (zero/utils.py, get_norm_dtype)
@@ -44,7 +35,7 @@ def _stage_0(spread: Spread, tensors: Tensors) -> States:
     step = dict(gradients)
     if e == 2:
         held["fp32 master"] = 4 * own
-        step["fp32 gradients"] = (8 if spread.together else 4) * own
+        step["fp32 gradients"] = (8 if spread.one_group else 4) * own
     flat = min(own, REDUCED_AT_ONCE + largest(trained(tensors)))
     after = {"gradient reduction": {**gradients, "buckets": e * flat}, "optimizer step": step}
     backward = {"gradients in flight": e * largest(trained(tensors))}
@@ -65,7 +56,7 @@ def _stages_1_2(spread: Spread, tensors: Tensors, rank: int | None) -> States:
     """
     e, n = spread.element, spread.ranks
     own = trained(tensors)
-    groups = optimizer_groups(tensors, together=spread.together)
+    groups = optimizer_groups(tensors, together=spread.one_group)
     parts = [up(elements(group), 2 * n) // n for group in groups]
     part, most = sum(parts), max(parts, default=0)
     frozen = elements(tensors) - elements(own)
@@ -166,7 +157,7 @@ def _stage_3(spread: Spread, tensors: Tensors) -> States:
     """
     e, n = spread.element, spread.ranks
     own = trained(tensors)
-    groups = [_shards(group, n) for group in optimizer_groups(tensors, together=spread.together)]
+    groups = [_shards(group, n) for group in optimizer_groups(tensors, together=spread.one_group)]
     part = sum(sum(group) for group in groups)
     all_ = sum(_shards(tensors, n))
     biggest = largest(own)

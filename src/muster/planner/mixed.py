@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from muster.planner.collective import RINGS
-from muster.planner.exchange import Spread
+from muster.planner.spread import Spread
 from muster.planner.traffic import lump, traffic_of
 
 BUCKET = 25 * 2**20  # bytes: DDP's, of which each is a message of its own
@@ -89,7 +89,7 @@ def rounds_of(engine: str, zero: int, accumulation: int, parameters: int | None 
         spread = replace(spread, reuse=0)
     layers = lump(parameters or LUMP)
     moved = sum(RINGS[call.operation] * call.size for call in traffic_of(layers, spread).calls())
-    return moved / (spread.element * sum(each.numel for each in layers))
+    return moved / (spread.exchanged * sum(each.numel for each in layers))
 
 
 def predict(machines: Sequence[Machine], load: Load, *, measured: bool = False) -> Predicted:

@@ -18,7 +18,6 @@ from muster.core.machines import Machines, machines_of
 from muster.core.plan import MemoryPlan, Plan, ScalingPoint, TimePlan
 from muster.core.recipe import Recipe
 from muster.core.units import format_seconds
-from muster.planner.exchange import Spread
 from muster.planner.fit import MARGIN, Need, Room, Setting, fits, lacking, largest_micro, need
 from muster.planner.scaling import CaseOn, Length, Point, curve, fastest, point, say
 from muster.planner.steptime import Calibration, Case, Step, Work, key, predict, work_of
@@ -84,23 +83,7 @@ def case_of(setting: Setting, machines: Machines) -> Case | None:
     work = _work(setting)
     if work is None:
         return None
-    # DDP's gradients travel as they are kept, in fp32; FSDP's and DeepSpeed's in the chosen precision.
-    element = setting.element if setting.engine in ("deepspeed", "fsdp") else 4
-    spread = Spread(
-        engine=setting.engine,
-        ranks=setting.ranks,
-        micro_steps=setting.accumulation,
-        stage=setting.stage,
-        element=element,
-        device=setting.device,
-        offload=setting.offload,
-        bucket=setting.bucket,
-        prefetch=setting.prefetch,
-        persistence=setting.persistence,
-        reuse=setting.reuse,
-        overlap=setting.overlap,
-    )
-    return Case(machines, setting.precision, work, setting.tensors, spread)
+    return Case(machines, setting.precision, work, setting.tensors, setting.spread)
 
 
 def _work(setting: Setting) -> Work | None:

@@ -13,9 +13,10 @@ from typing import Any
 from muster.core import families
 from muster.core.trace import EMBEDDINGS, Parameter
 from muster.planner.activations import Lengths, Stack, stacks
-from muster.planner.memory import Spread, States, Tensors, elements
+from muster.planner.memory import States, elements
 from muster.planner.memory_fsdp import ddp, fsdp
 from muster.planner.memory_zero import zero
+from muster.planner.spread import Spread, Tensors
 
 _OUTPUT = "output.weight"
 
@@ -25,7 +26,7 @@ def states(spread: Spread, tensors: Tensors, rank: int | None = None) -> States:
     """What a rank holds; None: of the one that holds most. The result is shared: not to be changed."""
     if spread.engine == "deepspeed":
         return zero(spread, tensors, rank)
-    return fsdp(spread, tensors, rank or 0) if spread.shards else ddp(spread, tensors)
+    return fsdp(spread, tensors, rank or 0) if spread.cut else ddp(spread, tensors)
 
 
 def likely_tensors(

@@ -26,8 +26,9 @@ from muster.core.links import Figures, Link, calibrated
 from muster.core.machines import Machines
 from muster.core.trace import Parameter, Pass
 from muster.planner.collective import Call, seconds
-from muster.planner.exchange import Spread, Traffic
+from muster.planner.exchange import Traffic
 from muster.planner.overlap import Cost, Pace, waited
+from muster.planner.spread import Spread
 from muster.planner.traffic import traffic_of
 from muster.planner.update import update
 

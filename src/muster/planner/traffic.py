@@ -21,7 +21,8 @@ from collections.abc import Sequence
 
 from muster.core.trace import Parameter
 from muster.planner.collective import Call, library_of
-from muster.planner.exchange import Passes, Segment, Spread, Traffic, buckets, groups_of, step_calls
+from muster.planner.exchange import Passes, Segment, Traffic, buckets, step_calls
+from muster.planner.spread import Spread, optimizer_groups
 from muster.planner.traffic_sharded import fsdp, zero3
 
 DDP_FIRST, DDP_BUCKET = 2**20, 25 * 2**20  # bytes
@@ -80,7 +81,7 @@ def _reducing(size: int, whole: int) -> Segment:
 
 def _deepspeed(parameters: Sequence[Parameter], spread: Spread, library: str) -> Traffic:
     trained = [p for p in parameters if p.trained]
-    element = spread.element
+    element = spread.exchanged
     small = step_calls(parameters, spread)
     if spread.stage == 0:
         sizes, filled = [], 0
@@ -92,7 +93,7 @@ def _deepspeed(parameters: Sequence[Parameter], spread: Spread, library: str) ->
         sizes += [filled] if filled else []
         reduces = tuple(Call("all-reduce", element * size) for size in sizes)
         return Traffic(Passes(), Passes(), (*reduces, *small), spread.micro_steps, library=library)
-    groups = groups_of(trained, spread)
+    groups = optimizer_groups(tuple(trained), together=spread.one_group)
     unit = ALIGNMENT * spread.ranks
     gathers = tuple(
         Call("all-gather", element * (-(-sum(p.numel for p in group) // unit) * unit)) for group in groups

@@ -20,7 +20,8 @@ from itertools import groupby
 
 from muster.core.trace import Parameter
 from muster.planner.collective import Call
-from muster.planner.exchange import Passes, Segment, Spread, Traffic, buckets, step_calls
+from muster.planner.exchange import Passes, Segment, Traffic, buckets, step_calls
+from muster.planner.spread import Spread
 
 
 def fsdp(parameters: Sequence[Parameter], spread: Spread, library: str) -> Traffic:
@@ -69,12 +70,12 @@ def zero3(parameters: Sequence[Parameter], spread: Spread, library: str) -> Traf
 def _gather(parameters: Sequence[Parameter], spread: Spread, *, pad: bool = False) -> Call:
     """Padded so that every rank has the same: along the first dimension (FSDP), or of a tensor's elements."""
     n = spread.ranks
-    return Call("all-gather", spread.element * sum(_padded(p, n, pad=pad) for p in parameters))
+    return Call("all-gather", spread.exchanged * sum(_padded(p, n, pad=pad) for p in parameters))
 
 
 def _scatter(parameters: Sequence[Parameter], spread: Spread) -> tuple[Call, ...]:
     size = sum(_padded(p, spread.ranks, pad=True) for p in parameters)
-    return (Call("reduce-scatter", spread.element * size),) if size else ()
+    return (Call("reduce-scatter", spread.exchanged * size),) if size else ()
 
 
 def _padded(parameter: Parameter, ranks: int, *, pad: bool) -> int:
@@ -135,6 +136,6 @@ def _with_reduces(
         reduces = []
         while waiting and (waiting[0] <= done or index == len(modules) - 1):
             done -= waiting[0]
-            reduces.append(Call("reduce-scatter", spread.element * waiting.pop(0)))
+            reduces.append(Call("reduce-scatter", spread.exchanged * waiting.pop(0)))
         found.append(Segment(segment.share, segment.gathers, tuple(reduces)))
     return found

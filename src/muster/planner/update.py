@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from muster.core.errors import UsageError
 from muster.core.machines import Machines
-from muster.planner.exchange import Spread, Traffic
+from muster.planner.exchange import Traffic
+from muster.planner.spread import Spread
 
 MEMORY = 0.8  # of its stated bandwidth that long sequential reads and writes get
 # Bytes per parameter of a rank's part: Adam reads gradient, weight and two moments and writes three of them
@@ -28,10 +29,10 @@ def update(
     """Seconds of the optimizer, and of what crosses the bus to the host's memory. `trained`: parameters;
     `host_bandwidth`: bytes/s of a host's memory, all its ranks together; what is assumed is added to
     `assumed`. Raises UsageError where it offloads over a bus that is not known."""
-    part = trained / spread.shards
+    part = trained / spread.owners
     device = machines.device
     rate = MEMORY * device.bandwidth if device.bandwidth else None
-    copies = COPIES[spread.engine] * spread.element * trained if spread.ranks > 1 else 0.0
+    copies = COPIES[spread.engine] * spread.exchanged * trained if spread.ranks > 1 else 0.0
     offloaded = spread.offload != "none" and device.kind != "cpu"
     if device.kind == "cpu" and rate is None:
         rate = host_bandwidth / machines.per_host
@@ -47,7 +48,7 @@ def update(
             where=f"device {device.name}",
             hint="a device of the table, with figures by hand over it: h100{memory=80GB}",
         )
-    crossing = spread.element * part * _crossings(spread)
+    crossing = spread.exchanged * part * _crossings(spread)
     if "param" in spread.offload:
         crossing += (
             sum(call.size for call in traffic.calls() if call.operation == "all-gather") / spread.ranks

@@ -1,0 +1,103 @@
+"""How a model is spread over ranks: what its memory, its traffic and its steps follow from. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from muster.core.trace import Parameter
+
+Tensors = tuple[Parameter, ...]
+
+# Transformers' Trainer.get_decay_parameter_names: these, and LayerNorms, have no weight decay and make an
+# optimizer group of their own. Vectors are taken for norms and biases.
+_NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What decides which bytes of a model a rank holds, what it does with them, and what it exchanges.
+
+    `element`: bytes of a value in the chosen precision; `micro_steps`: of an optimizer step; `device`: cpu or
+    cuda; `together`: DeepSpeed makes the optimizer, with one group of parameters, not the Trainer with two;
+    `bucket`, `prefetch`, `persistence`, `live`, `reuse`, `sub_group`: DeepSpeed's keys, in elements
+    (`reuse`: max_reuse_distance); `overlap`: overlap_comm; `pins`: host memory is page-locked; `clips`: the
+    gradients' norm; `counts`: the ranks agree on the number of tokens of a step.
+    """
+
+    engine: str
+    ranks: int
+    element: int = 4
+    micro_steps: int = 1
+    stage: int = 0
+    offload: str = "none"
+    device: str = "cuda"
+    together: bool = False
+    bucket: int = 500_000_000
+    overlap: bool = False
+    prefetch: int = 50_000_000
+    persistence: int = 100_000
+    live: int = 1_000_000_000
+    reuse: int = 1_000_000_000
+    sub_group: int = 1_000_000_000
+    pins: bool = True
+    clips: bool = True
+    counts: bool = True
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a step has more than one micro-batch."""
+        return self.micro_steps > 1
+
+    @property
+    def buckets(self) -> int:
+        """How many of DeepSpeed's at once: two where communication overlaps."""
+        return 2 if self.overlap else 1
+
+    @property
+    def cut(self) -> bool:
+        """Whether FSDP shards: on one rank there is nothing to shard over (worker/engines/fsdp.py)."""
+        return self.engine == "fsdp" and self.ranks > 1
+
+    @property
+    def owners(self) -> int:
+        """Ranks that share the optimizer's states."""
+        sharded = self.engine == "fsdp" or (self.engine == "deepspeed" and self.stage > 0)
+        return self.ranks if sharded else 1
+
+    @property
+    def exchanged(self) -> int:
+        """Bytes of a value as it is exchanged. DDP's gradients travel as they are kept, in fp32; FSDP's and
+        DeepSpeed's in the chosen precision."""
+        return 4 if self.engine == "ddp" else self.element
+
+    @property
+    def one_group(self) -> bool:
+        """Whether the optimizer has one group: DeepSpeed's own, which offloading takes."""
+        return self.together or self.offload != "none"
+
+    def pinned(self, size: int) -> int:
+        """Bytes of host memory for a page-locked block: torch rounds it up to a power of two
+        (ATen/core/CachingHostAllocator.h, allocate). On CPUs nothing is pinned."""
+        if self.device != "cuda" or not self.pins:
+            return size
+        return 1 << (size - 1).bit_length() if size else 0
+
+
+def trained(tensors: Tensors) -> Tensors:
+    """Those that the optimizer changes."""
+    return tuple(each for each in tensors if each.trained and each.numel)
+
+
+def optimizer_groups(tensors: Tensors, *, together: bool) -> list[Tensors]:
+    """The optimizer's groups of trained parameters, in the model's order: with weight decay, and without.
+
+    Source: transformers/trainer.py, create_optimizer; with DeepSpeed's own optimizer there is one group
+    (transformers/integrations/deepspeed.py, deepspeed_optim_sched).
+    """
+    all_ = trained(tensors)
+    if together:
+        return [all_] if all_ else []
+    plain = tuple(each for each in all_ if len(each.shape) < 2 or _NO_DECAY.search(each.name.lower()))
+    names = {each.name for each in plain}
+    return [group for group in (tuple(each for each in all_ if each.name not in names), plain) if group]
