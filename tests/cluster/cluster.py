@@ -207,9 +207,9 @@ class Cluster:
         self._alive(self.node(node))
         self._set_port(self.node(node), FORWARDING)
 
-    def shape(self, node: str | Node, rate: str = "50mbit") -> None:
-        """Limit a host's link, in both directions each."""
-        limit = ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
+    def shape(self, node: str | Node, rate: str = "50mbit", burst: str = "256kb") -> None:
+        """Limit a host's link, in both directions each. `burst`: what goes at full speed after a pause."""
+        limit = ["root", "tbf", "rate", rate, "burst", burst, "latency", "50ms"]
         command([tool("tc"), "qdisc", "replace", "dev", self.node(node).link, *limit])
         self._inside(node, [tool("tc"), "qdisc", "replace", "dev", "eth0", *limit])
 
