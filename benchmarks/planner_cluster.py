@@ -3,12 +3,12 @@
     .venv/bin/python benchmarks/planner_cluster.py [--only GROUP ...] [--cores 0.4]
 
 Needs root: the hosts are the test cluster's (network namespaces on this machine, jobs over ssh), each with
-a quota of a core, its link shaped. First and last, on one host: every engine with accumulation 1 and 4,
-from which the CPUs' efficiency and the engines' own work are learned (again last, since machines drift);
-then on two ranks of that host, which has twice the quota for it, what engines do where something is
-exchanged, beside the fabric workload's figures of the link between them. Each link, between two hosts:
-`muster train fabric`. Nothing else is learned; every configuration on two and on three hosts is run and
-predicted, and "is one host more faster?" is answered from the prediction. Writes
+a quota of a core, its link shaped. In two rounds, since machines drift: on one host every engine, from
+which the CPUs' efficiency and the engines' own work are learned; on two ranks of that host, which has twice
+the quota for it, what engines do where something is exchanged, beside the fabric workload's figures of the
+link between them; then every configuration on two and on three hosts. Each link is measured between two
+hosts by `muster train fabric`. Nothing else is learned. A run's figure is the median of its steps, a row's
+the mean of both rounds; "is one host more faster?" is answered from the prediction. Writes
 benchmarks/results/planner_cluster.json.
 
 A quota is given out in the kernel's ticks of some milliseconds. Steps are long beside them, and the hosts'
@@ -26,9 +26,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, replace
-from itertools import pairwise, product
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,12 @@ from muster.planner.steptime import Calibration, predict  # noqa: E402
 from muster.stages.calibrate import measured_of  # noqa: E402
 from muster.stages.inputs import read_inputs  # noqa: E402
 from muster.stages.train import train  # noqa: E402
+from muster.store import events  # noqa: E402
 from muster.store.runfolder import RunFolder  # noqa: E402
 
 HOSTS = ("node1", "node2", "node3")
 STEPS = 16
+ROUNDS = 2
 MICRO = 4
 PERIOD = 10_000  # microseconds: shorter ones are not kept exactly
 WORTH = 0.10  # difference from where on the faster number of hosts must be told
@@ -77,25 +79,61 @@ ENGINES = {
 }
 
 
-def run(
-    cluster: Cluster, folder: Path, recipe: str, hosts: int, overrides: list[str], slots: int = 1
-) -> RunFolder:
-    """A job to its end."""
-    names = ",".join(f"{name}:{slots}" for name in HOSTS[:hosts])
-    settings = [*overrides, f"launch.ssh_options=[-F, {cluster.ssh_config}]"]
-    made = RunFolder(folder)
-    result = train(read_inputs(recipe, names, settings), made)
-    if result.status != "succeeded":
-        raise SystemExit(f"{folder.name}: {result.failure}")
-    return made
+@dataclass(frozen=True)
+class Lab:
+    """The hosts, each with so many cores while it trains."""
 
+    cluster: Cluster
+    scratch: Path
+    cores: float
 
-def job(
-    cluster: Cluster, folder: Path, engine: str, hosts: int, accumulation: int, slots: int = 1
-) -> RunFolder:
-    """A training of the small GPT-2."""
-    batch = [f"batch.micro={MICRO}", f"batch.accumulation={accumulation}", "batch.global=auto"]
-    return run(cluster, folder, "causal-lm", hosts, [*MODEL, *ENGINES[engine], *batch], slots)
+    def run(
+        self, name: str, recipe: str, hosts: int, overrides: list[str], slots: int = 1, whole: bool = False
+    ) -> RunFolder:
+        """A job to its end. Starting is nobody's step: until the first one hosts have all of the machine's
+        cores, unless their quota counts from the start (`whole`)."""
+        names = ",".join(f"{host}:{slots}" for host in HOSTS[:hosts])
+        settings = [*overrides, f"launch.ssh_options=[-F, {self.cluster.ssh_config}]"]
+        made, limited = RunFolder(self.scratch / name), whole
+        self._give(self.cores * slots if whole else float(os.cpu_count() or 1))
+
+        def watch(event: events.Event) -> None:
+            nonlocal limited
+            if not limited and isinstance(event, events.Phase) and event.name == "steps":
+                limited = True
+                self._give(self.cores * slots)
+
+        result = train(read_inputs(recipe, names, settings), made, watch=watch)
+        if result.status != "succeeded" or not limited:
+            raise SystemExit(f"{name}: {result.failure}")
+        return made
+
+    def _give(self, cores: float) -> None:
+        for host in HOSTS:
+            give(host, cores, PERIOD)
+
+    def job(
+        self, name: str, engine: str, hosts: int, accumulation: int, slots: int = 1, link: str | None = None
+    ) -> Measured:
+        """A training of the small GPT-2: the median of its steps."""
+        batch = [f"batch.micro={MICRO}", f"batch.accumulation={accumulation}", "batch.global=auto"]
+        done = self.run(name, "causal-lm", hosts, [*MODEL, *ENGINES[engine], *batch], slots)
+        result = done.read_result()
+        assert result is not None
+        assert result.throughput is not None
+        found = replace(measured_of(done, link), seconds=result.throughput.step_seconds_median)
+        print(f"{name}: {found.seconds:.4f} s", flush=True)
+        return found
+
+    def link(self, name: str, hosts: int = 2) -> Figures:
+        """What a link does, between two hosts or two ranks of one, as `muster train fabric` finds it."""
+        settings = ["fabric.largest=4MiB", "fabric.matmul=false", "fabric.seconds=30", "launch.threads=1"]
+        found = self.run(name, "fabric", hosts, settings, slots=2 // hosts, whole=True).read_result()
+        assert found is not None
+        assert found.fabric is not None
+        figures = link_figures(found.fabric, 2)
+        print(f"{name}: {figures}", flush=True)
+        return figures
 
 
 @contextlib.contextmanager
@@ -113,101 +151,82 @@ def shaped(cluster: Cluster, rate: str) -> Iterator[None]:
             cluster.unshape(name)
 
 
-def link_of(cluster: Cluster, folder: Path, hosts: int = 2) -> Figures:
-    """What a link does, between two hosts or two ranks of one, as `muster train fabric` finds it."""
-    settings = ["fabric.largest=4MiB", "fabric.matmul=false", "fabric.seconds=30", "launch.threads=1"]
-    found = run(cluster, folder, "fabric", hosts, settings, slots=2 // hosts).read_result()
-    assert found is not None
-    assert found.fabric is not None
-    return link_figures(found.fabric, 2)
-
-
 def spelled(rate: str) -> str:
     """100mbit -> 100Mbit, as links are named."""
     return rate.replace("mbit", "Mbit").replace("gbit", "Gbit")
 
 
-def on_one_host(
-    cluster: Cluster, scratch: Path, which: Iterable[tuple[str, int]], turn: str
-) -> list[tuple[tuple[str, int], Measured]]:
-    """Engines, each with an accumulation, alone."""
-    found = []
-    for engine, accumulation in which:
-        done = job(cluster, scratch / f"{engine}-1-{accumulation}-{turn}", engine, 1, accumulation)
-        found.append(((engine, accumulation), measured_of(done)))
-        seconds = found[-1][1].seconds
-        print(f"{turn}: {engine}, one host, accumulation {accumulation}: {seconds:.4f} s", flush=True)
+@dataclass
+class Found:
+    """What was measured: on one rank, on two ranks of one host, on several hosts; each once a round."""
+
+    alone: dict[tuple[str, int], list[Measured]] = field(default_factory=dict)
+    paired: dict[tuple[str, int], list[Measured]] = field(default_factory=dict)
+    ran: dict[tuple[str, str, int], dict[int, list[Measured]]] = field(default_factory=dict)
+    links: dict[str, Figures] = field(default_factory=dict)
+
+    def known(self) -> Calibration:
+        """What is learned: from one host, and the links' figures, alone."""
+        taught = [each for several in (*self.alone.values(), *self.paired.values()) for each in several]
+        return learn(taught, Calibration(links=self.links))
+
+
+def measure(lab: Lab, groups: list[tuple[str, str, int]]) -> Found:
+    """In rounds, since machines drift: each does everything once, but a link is measured in the first."""
+    found = Found()
+    used = dict.fromkeys([("ddp", 1), ("ddp", 4), *((engine, times) for engine, _, times in groups)])
+    for turn in range(1, ROUNDS + 1):
+        for engine, times in used:
+            one = lab.job(f"{engine}-1-{times}-{turn}", engine, 1, times)
+            found.alone.setdefault((engine, times), []).append(one)
+        if turn == 1:
+            found.links["loopback gloo"] = lab.link("link-within", 1)
+        for engine, times in used:
+            two = lab.job(f"{engine}-within-{times}-{turn}", engine, 1, times, slots=2)
+            found.paired.setdefault((engine, times), []).append(two)
+        for rate in dict.fromkeys(group[1] for group in groups):
+            with shaped(lab.cluster, rate):
+                if turn == 1:
+                    found.links[f"{spelled(rate)} gloo"] = lab.link(f"link-{rate}")
+                for group in (group for group in groups if group[1] == rate):
+                    engine, _, times = group
+                    for hosts in (2, 3):
+                        name = f"{engine}-{hosts}-{rate}-{times}-{turn}"
+                        done = lab.job(name, engine, hosts, times, link=spelled(rate))
+                        found.ran.setdefault(group, {}).setdefault(hosts, []).append(done)
     return found
 
 
-def on_two_ranks(
-    cluster: Cluster, scratch: Path, which: Iterable[tuple[str, int]], cores: float
-) -> tuple[Figures, list[Measured]]:
-    """What is exchanged within a host, where both ranks get what a host's one rank gets."""
-    give(HOSTS[0], 2 * cores, PERIOD)
-    try:
-        figures = link_of(cluster, scratch / "link-within", 1)
-        print(f"within a host: {figures}", flush=True)
-        found = []
-        for engine, accumulation in which:
-            name = f"{engine}-within-{accumulation}"
-            found.append(measured_of(job(cluster, scratch / name, engine, 1, accumulation, slots=2)))
-            print(f"{name}: {found[-1].seconds:.4f} s", flush=True)
-        return figures, found
-    finally:
-        give(HOSTS[0], cores, PERIOD)
-
-
-def measure(
-    cluster: Cluster, scratch: Path, groups: list[tuple[str, str, int]], cores: float
-) -> dict[str, Any]:
-    """Calibrate, measure links, run, calibrate again (machines drift); then predict."""
-    engines = dict.fromkeys(("ddp", *(group[0] for group in groups)))
-    turns = on_one_host(cluster, scratch, product(engines, (1, 4)), "before")
-    used = dict.fromkeys([("ddp", 1), ("ddp", 4), *((engine, times) for engine, _, times in groups)])
-    within, paired = on_two_ranks(cluster, scratch, used, cores)
-    links: dict[str, Figures] = {}
-    ran: dict[tuple[str, str, int], list[Measured]] = {}
-    for rate in dict.fromkeys(group[1] for group in groups):
-        with shaped(cluster, rate):
-            links[f"{spelled(rate)} gloo"] = link_of(cluster, scratch / f"link-{rate}")
-            print(f"{rate}: {links[f'{spelled(rate)} gloo']}", flush=True)
-            for group in (group for group in groups if group[1] == rate):
-                engine, _, accumulation = group
-                for hosts in (2, 3):
-                    name = f"{engine}-{hosts}-{rate}-{accumulation}"
-                    done = job(cluster, scratch / name, engine, hosts, accumulation)
-                    ran.setdefault(group, []).append(measured_of(done, spelled(rate)))
-                    print(f"{name}: {ran[group][-1].seconds:.4f} s", flush=True)
-    turns += on_one_host(cluster, scratch, used, "after")
-    links["loopback gloo"] = within
-    known = learn([*(each for _, each in turns), *paired], Calibration(links=links))
+def compared(found: Found) -> dict[str, Any]:
+    """Predicted beside measured, and whether one host more is faster by both."""
+    known = found.known()
     rows, curves = [], []
-    for (engine, rate, accumulation), several in ran.items():
-        for each in several:
-            hosts = each.case.machines.hosts
-            rows.append(row(f"{engine}, {hosts} hosts, {spelled(rate)}, {accumulation}", each, known))
-        alone = [each for name, each in turns if name == (engine, accumulation)]
-        one = replace(alone[0], seconds=statistics.mean(each.seconds for each in alone))
-        for pair in pairwise([one, *several]):
-            curves.append(faster(f"{engine} {rate} {accumulation}", *pair, known))
-    drift = {
-        f"{engine}, accumulation {accumulation}": [
-            round(each.seconds, 4) for name, each in turns if name == (engine, accumulation)
-        ]
-        for engine, accumulation in dict(turns)
-    }
-    two = {
-        f"{case.spread.engine} {case.spread.stage}, accumulation {case.spread.micro_steps}": round(seconds, 4)
-        for case, seconds in ((each.case, each.seconds) for each in paired)
-    }
+    for (engine, rate, times), by_hosts in found.ran.items():
+        for hosts, several in by_hosts.items():
+            name = f"{engine}, {hosts} hosts, {spelled(rate)}, {times}"
+            rows.append({**row(name, mean(several), known), "runs": seconds_of(several)})
+        sizes = [mean(found.alone[engine, times]), *(mean(several) for several in by_hosts.values())]
+        for pair in pairwise(sizes):
+            curves.append(faster(f"{engine} {rate} {times}", *pair, known))
     return {
         "rows": rows,
         "is_one_more_faster": curves,
-        "one_host": drift,
-        "two_ranks": two,
+        "one_rank": {f"{name}, {times}": seconds_of(found.alone[name, times]) for name, times in found.alone},
+        "two_ranks": {
+            f"{name}, {times}": seconds_of(found.paired[name, times]) for name, times in found.paired
+        },
         "learned": asdict(known),
     }
+
+
+def mean(several: list[Measured]) -> Measured:
+    """Of the rounds."""
+    return replace(several[0], seconds=statistics.fmean(each.seconds for each in several))
+
+
+def seconds_of(several: list[Measured]) -> list[float]:
+    """Of each round."""
+    return [round(each.seconds, 4) for each in several]
 
 
 def faster(name: str, fewer: Measured, more: Measured, known: Calibration) -> dict[str, Any]:
@@ -261,7 +280,7 @@ def main() -> None:
         for name in HOSTS:
             stack.enter_context(slowed(cluster, name, options.cores, period=PERIOD))
         groups = [GROUPS[index] for index in options.only] or GROUPS
-        found = measure(cluster, Path(scratch), groups, options.cores)
+        found = compared(measure(Lab(cluster, Path(scratch), options.cores), groups))
     errors = [abs(each["error"]) for each in found["rows"]]
     document = {
         "command": " ".join(["benchmarks/planner_cluster.py", *sys.argv[1:]]),
