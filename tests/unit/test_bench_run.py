@@ -228,6 +228,28 @@ def test_a_job_that_still_runs_is_stopped_before_its_hosts_get_others(tmp_path: 
     assert [name for name, *_ in diary_of(tmp_path / "again")] == ["digits-1x-002.again1"]
 
 
+def test_a_job_that_has_not_begun_yet_is_waited_for(tmp_path: Path) -> None:
+    """`kill -9` of the bench right after it started a job: the process is there, its run folder is not."""
+    inputs = inputs_of(tmp_path, "local:2x1", {"groups": [1]})
+    _, folder = play(tmp_path, inputs, well)
+    run = folder.runs / "digits-1x-002"
+    folder.record("digits-1x-002").unlink()
+    shutil.rmtree(run)
+    begins = f"import time; time.sleep(1.5); import sys; sys.argv[1:] = [sys.argv[2]]\n{HOLDER}"
+    said: list[str] = []
+    with subprocess.Popen(
+        [sys.executable, "-c", begins, "--output", str(run)], stdout=subprocess.DEVNULL
+    ) as orphan:
+        try:
+            around = Surroundings(shell=player(tmp_path / "again", well), announce=said.append)
+            assert continue_bench(folder, around).complete
+            assert orphan.wait(10) == 0
+        finally:
+            orphan.kill()
+    assert "digits-1x-002 was still running, and was stopped" in said
+    assert [name for name, *_ in diary_of(tmp_path / "again")] == ["digits-1x-002.again1"]
+
+
 def test_what_cannot_be_started_is_a_failure_of_that_job(tmp_path: Path) -> None:
     shell = player(tmp_path / "diary", well)
     plays, count = shell.answer, 0

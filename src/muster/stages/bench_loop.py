@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +27,7 @@ from muster.store.runfolder import RunFolder
 from muster.supervise.interrupts import interrupts
 
 TURN = 0.25  # seconds between two looks at the clock
+PATIENCE = 60.0  # seconds until a process that was started holds its run, or has ended
 
 
 class Spectator(Protocol):
@@ -147,6 +150,7 @@ def command(file: Path, hosts: Path, run: RunFolder, task: Task, recipe: Recipe)
 def settle_unfinished(folder: BenchFolder, tasks: Iterable[Task], done: dict[str, JobRecord]) -> list[str]:
     """Of a bench that was broken off: jobs that ended well while nobody watched count, those that still run
     are stopped (their hosts are about to get others). -> notes. Raises JobError where one cannot be."""
+    _await_begun(folder)
     notes = []
     for task in tasks:
         attempts = folder.attempts(task.id)
@@ -161,6 +165,32 @@ def settle_unfinished(folder: BenchFolder, tasks: Iterable[Task], done: dict[str
             folder.write_record(record)
             done[task.id] = record
     return notes
+
+
+def _await_begun(folder: BenchFolder) -> None:
+    """A bench that was killed may have left `muster train` processes that hold no run yet: each does soon, or
+    ends. Raises JobError where one does neither."""
+    limit = time.monotonic() + PATIENCE
+    while beginning := [run for run in _outputs(folder) if run.state() not in ("running", "elsewhere")]:
+        if time.monotonic() > limit:
+            raise JobError(
+                "a process of this bench neither begins nor ends",
+                where=beginning[0].id,
+                hint=f"find it: pgrep -f {beginning[0].path}",
+            )
+        time.sleep(0.2)
+
+
+def _outputs(folder: BenchFolder) -> list[RunFolder]:
+    """Run folders of living processes on this machine that were started for jobs of this bench."""
+    begin, found = f"{folder.runs}/".encode(), []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            words = entry.read_bytes().split(b"\0")
+            for flag, value in pairwise(words):
+                if flag == b"--output" and value.startswith(begin):
+                    found.append(RunFolder(Path(os.fsdecode(value))))
+    return found
 
 
 def _stopped(run: RunFolder, task: Task) -> None:
