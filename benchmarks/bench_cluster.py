@@ -5,8 +5,9 @@
 Needs root: the hosts are the test cluster's (network namespaces on this machine, jobs over ssh), each with a
 quota of a core and a shaped link. In every try one of them has 20 % less of a core, or of its link, or none
 has; another one each time. The bench is the same: the fabric on all hosts at once, three times, for what each
-host computes; then on groups that are chosen from results, for what it exchanges. Right: exactly that host
-is called slow. Writes benchmarks/results/bench_cluster.json.
+host computes; then on groups that are chosen from results, for what it exchanges. Less than 10 % does not
+count: that much healthy hosts differ here, which share two cores with each other and with the machine's
+neighbours. Right: exactly that host is called slow. Writes benchmarks/results/bench_cluster.json.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ PERIOD = 10_000  # microseconds: shorter ones are not kept exactly
 KINDS = ("healthy", "processor", "link")
 SUITE: dict[str, Any] = {
     "about": "what each host computes, and what it exchanges",
-    "slow": 0.05,
+    "slow": 0.1,
     "timeout": 300,
     "warm_up": False,
     "jobs": [
         {"name": "compute", "recipe": "fabric", "groups": ["all"], "repeats": 3,
          "set": {"fabric": {"seconds": 20, "largest": "64KiB", "pairs": "sample"}}},
         {"name": "network", "recipe": "fabric", "groups": "adaptive",
-         "set": {"fabric": {"seconds": 10, "largest": "2MiB", "matmul": False, "pairs": "sample"}}},
+         "set": {"fabric": {"seconds": 20, "largest": "1MiB", "matmul": False, "pairs": "sample"}}},
     ],
 }  # fmt: skip
 

@@ -256,3 +256,26 @@ def test_the_fabrics_products_tell_of_each_host_by_itself() -> None:
     job = found.jobs[0]
     assert job.samples_per_second is None and job.figures["matmul"] == pytest.approx(1e12 / 1.2, rel=0.01)
     assert all(each.samples_per_second is None for each in found.peers)
+
+
+def test_only_all_reduces_of_one_size_are_compared() -> None:
+    """A job that had too little time ends with a smaller message: much faster, and no better."""
+
+    def hasty(task: Task) -> Result:
+        found = fabric_result(list(task.hosts), {})
+        assert found.fabric is not None
+        if task.hosts[0] != "local0":
+            return found
+        few = found.fabric.model_copy(update={"sweeps": [s for s in found.fabric.sweeps if s.bytes == 1024]})
+        quick = few.sweeps[0].model_copy(
+            update={"time": few.sweeps[0].time.model_copy(update={"median": 1e-5})}
+        )
+        return found.model_copy(update={"fabric": few.model_copy(update={"sweeps": [quick]})})
+
+    suite = suite_of({"recipe": "fabric", "groups": [2]})
+    found = fold_bench(ended(suite, "local:12x1", hasty))
+    works = {job.work for job in found.jobs}
+    assert len(works) == 2 and any("1,048,576 bytes" in work for work in works)
+    assert set(verdicts(found).values()) == {"fit"}
+    hurried = next(job for job in found.jobs if "local0" in job.hosts)
+    assert hurried.slower is None

@@ -119,7 +119,9 @@ class Case:
     def _best(
         self, rows: Sequence[int], expected: dict[int, float], low: float
     ) -> tuple[float, float, tuple[tuple[int, float], ...]]:
-        """Gain, slowdown and what it changes, for the slowdown of at least `low` that fits best."""
+        """Gain, slowdown and what it changes, for the slowdown of at least `low` that fits best. Nothing,
+        where less would fit better still, by more than chance: who is slower by less than what counts is not
+        slow."""
         readings = self.readings
         base = [(row, expected.get(row, 0.0)) for row in rows]
         if not base:
@@ -133,7 +135,12 @@ class Case:
                     gain += was - readings.loss(row, by)
             if gain > best:
                 best, chosen = gain, by
-        return best, chosen, tuple([(row, chosen) for row, at in base if at < chosen])
+        changed = [row for row, at in base if at < chosen]
+        if chosen == low and changed:
+            lacking = sum([low - readings.value[row] for row in changed])
+            if lacking > math.sqrt(len(changed)) * max([readings.sigma[row] for row in changed]):
+                return 0.0, 0.0, ()
+        return best, chosen, tuple([(row, chosen) for row in changed])
 
     def _intermittent(self, fault: Fault, expected: dict[int, float]) -> Fit | None:
         """Slow in k of n jobs, every share equally likely beforehand: k! (n - k)! / (n + 1)!."""

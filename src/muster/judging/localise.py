@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from muster.judging.baseline import Baseline, Class
 from muster.judging.explain import Part, explain
 from muster.judging.faults import OF_HOSTS, Case
+from muster.judging.moments import side_by_side
 from muster.judging.observation import Observation, Settings, Topology
 from muster.judging.readings import read
 
@@ -47,6 +48,7 @@ def localise(
     `stored`: baselines from elsewhere, used where the fleet is too small to make its own.
     """
     settings = settings or Settings()
+    observations = side_by_side(observations)
     readings, baselines = read(observations, topology, stored)
     case = Case(readings, topology, settings)
     parts = explain(case)

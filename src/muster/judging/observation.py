@@ -22,7 +22,8 @@ class Observation:
     none; `work`: what was run and on what hardware: only observations with the same `work` and number of
     hosts are compared; `computing`: seconds that each host took for what it does by itself, outside of
     collectives, or for a part of it that is the same on all, in the order of `hosts`, or nothing; `culprits`:
-    hosts that the job's own logs hold responsible for its failure.
+    hosts that the job's own logs hold responsible for its failure; `moment`: observations that share one were
+    made side by side (judging/moments.py).
     Raises UsageError for hosts that stand twice, and figures that do not go together.
     """
 
@@ -33,6 +34,7 @@ class Observation:
     work: str = ""
     computing: tuple[float, ...] = ()
     culprits: tuple[str, ...] = ()
+    moment: str = ""
 
     def __post_init__(self) -> None:
         if not self.hosts or (len(self.hosts) > 1 and len(set(self.hosts)) < len(self.hosts)):

@@ -164,10 +164,15 @@ def _never_good(state: State, rows: Sequence[int], low: float) -> str:
 
 
 def _at_most(state: State, rows: Sequence[int]) -> float:
-    """No slower than its best job, plus two deviations: a job runs at the pace of its slowest host."""
+    """No slower than its best job, plus two deviations: a job runs at the pace of its slowest host. The best
+    in groups, and the best alone: in a group that only exchanges, a slow processor does not show."""
     readings = state.case.readings
-    own = [row for row in rows if not readings.alone[row]] or list(rows)
-    return max(0.0, math.expm1(min(readings.value[row] + 2 * readings.sigma[row] for row in own)))
+    found = 0.0
+    for alone in (True, False):
+        own = [row for row in rows if readings.alone[row] is alone]
+        if own:
+            found = max(found, min(readings.value[row] + 2 * readings.sigma[row] for row in own))
+    return math.expm1(found)
 
 
 def _unseen(state: State, rows: Sequence[int], by: float) -> float:

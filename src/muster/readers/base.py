@@ -195,6 +195,7 @@ class JobLog:
     reported: float | None = None
     memory: int | None = None
     computing: tuple[float, ...] = ()  # seconds that each of `hosts` took for the same work of its own
+    moment: str = ""  # what has the same one was measured side by side
     notes: tuple[str, ...] = ()
 
     @property

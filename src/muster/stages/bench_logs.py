@@ -88,7 +88,14 @@ def observed(tasks: Sequence[Task], logs: Mapping[str, Sequence[JobLog]]) -> lis
         if log.outcome == "succeeded" and log.rate:
             seconds = (log.batch or 1.0) / log.rate
             found.append(
-                Observation(log.path, log.hosts, seconds, work=work_of(log), computing=log.computing)
+                Observation(
+                    log.path,
+                    log.hosts,
+                    seconds,
+                    work=work_of(log),
+                    computing=log.computing,
+                    moment=log.moment,
+                )
             )
         elif log.outcome in ("failed", "timeout"):
             found.append(Observation(log.path, log.hosts, None, log.outcome, work_of(log)))
@@ -160,9 +167,13 @@ def _failure(record: JobRecord, task: Task) -> tuple[str | None, str | None]:
 
 
 def _fabric_logs(base: JobLog, fabric: FabricRun) -> list[JobLog]:
-    """The largest all-reduce as the job's time; each host's matrix products as a job of it alone."""
+    """The largest all-reduce as the job's time, and of what size: a job that had too little time ends with a
+    smaller one. Each host's matrix products as a job of it alone."""
     largest = max(_all_reduces(fabric), key=lambda each: each.bytes, default=None)
-    logs = [replace(base, batch=1.0 if largest else None, measured=_timed(largest))]
+    logs = [base]
+    if largest is not None:
+        about = f"{base.workload}, all-reduce of {largest.bytes:,} bytes"
+        logs = [replace(base, workload=about, batch=1.0, measured=_timed(largest))]
     by_host: dict[str, list[Matmul]] = {}
     for each in _products(fabric.matmul):
         by_host.setdefault(each.host, []).append(each)
@@ -181,6 +192,7 @@ def _fabric_logs(base: JobLog, fabric: FabricRun) -> list[JobLog]:
                 world_size=None,
                 batch=1.0,
                 measured=Measured(1.0, seconds, 1, 1, None, None),
+                moment=base.path,
             )
         )
     return logs

@@ -92,7 +92,11 @@ def _observation(log: JobLog, work: str, shared: Mapping[tuple[str, str], int]) 
     if log.outcome == "succeeded":
         seconds = (log.batch or 1.0) / log.rate if log.rate else None
         sound = seconds is not None and 0 < seconds < math.inf
-        return Observation(log.path, hosts, seconds, work=work, computing=log.computing) if sound else None
+        return (
+            Observation(log.path, hosts, seconds, work=work, computing=log.computing, moment=log.moment)
+            if sound
+            else None
+        )
     if _why(log) in shared:
         return None
     culprits = (log.failed_host,) if log.failure in OF_HOSTS and log.failed_host in hosts else ()
