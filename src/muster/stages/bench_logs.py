@@ -15,7 +15,7 @@ from muster.judging import Observation
 from muster.planner.rota import Task
 from muster.readers._failures import PATTERNS, Signs, shortened
 from muster.readers.base import JobLog, Measured
-from muster.stages.joblogs import OF_HOSTS, work_of
+from muster.stages.joblogs import OF_HOSTS, observation_of, work_of
 
 # What Muster itself says of a host, by the catalogue's name for it.
 _OWN_WORDS = (
@@ -83,23 +83,9 @@ def memory_of(result: Result) -> int | None:
 
 def observed(tasks: Sequence[Task], logs: Mapping[str, Sequence[JobLog]]) -> list[Observation]:
     """What the jobs of one entry say of their hosts, for the choice of the next ones."""
-    found = []
-    for log in [log for task in tasks for log in logs.get(task.id, ()) if log.hosts]:
-        if log.outcome == "succeeded" and log.rate:
-            seconds = (log.batch or 1.0) / log.rate
-            found.append(
-                Observation(
-                    log.path,
-                    log.hosts,
-                    seconds,
-                    work=work_of(log),
-                    computing=log.computing,
-                    moment=log.moment,
-                )
-            )
-        elif log.outcome in ("failed", "timeout"):
-            found.append(Observation(log.path, log.hosts, None, log.outcome, work_of(log)))
-    return found
+    mine = (log for task in tasks for log in logs.get(task.id, ()))
+    found = (observation_of(log, work_of(log)) for log in mine)
+    return [each for each in found if each is not None]
 
 
 def logs_of(task: Task, record: JobRecord, recipe: Recipe) -> list[JobLog]:

@@ -81,11 +81,13 @@ def work_of(log: JobLog) -> str:
 
 def _job(log: JobLog, shared: Mapping[tuple[str, str], int]) -> _Job:
     work = work_of(log)
-    return _Job(log, work, _observation(log, work, shared))
+    return _Job(log, work, observation_of(log, work, shared))
 
 
-def _observation(log: JobLog, work: str, shared: Mapping[tuple[str, str], int]) -> Observation | None:
-    """What the log says of its hosts; None: nothing."""
+def observation_of(
+    log: JobLog, work: str, shared: Mapping[tuple[str, str], int] | None = None
+) -> Observation | None:
+    """What the log says of its hosts; None: nothing. `shared`: ways to end that are the work's."""
     hosts = tuple(dict.fromkeys(log.hosts))
     if not hosts or log.outcome == "unreadable":
         return None
@@ -97,7 +99,7 @@ def _observation(log: JobLog, work: str, shared: Mapping[tuple[str, str], int]) 
             if sound
             else None
         )
-    if _why(log) in shared:
+    if shared and _why(log) in shared:
         return None
     culprits = (log.failed_host,) if log.failure in OF_HOSTS and log.failed_host in hosts else ()
     told = tuple(each for each in culprits if each)
