@@ -18,10 +18,16 @@ from muster.launchers import ssh
 from muster.shell import FakeShell
 from muster.store import events
 from muster.store.runfolder import RunFolder
-from muster.supervise.fetch import fetch_model, fetch_profiles
+from muster.supervise import fetch as fetch_module
+from muster.supervise.fetch import ATTEMPTS, fetch_model, fetch_profiles
 
 MARK = b"--- muster: the model follows ---\n"
 NODE = Placement("node1", "me@node1", 1, 0)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_module, "PAUSE", 0.0)
 
 
 def packed(names: Sequence[str], link: str | None = None) -> bytes:
@@ -78,6 +84,25 @@ def test_anything_else_is_refused_and_nothing_stays(out: bytes, tmp_path: Path) 
     assert caught.value.host == "node1"
     assert "it is still there: me@node1:'/base with space'/model" in (caught.value.hint or "")
     assert not (tmp_path / "run" / "model").exists()
+
+
+@pytest.mark.parametrize("broken", range(ATTEMPTS + 1))
+def test_a_connection_that_breaks_is_tried_again(broken: int, tmp_path: Path) -> None:
+    """So many times it breaks in the middle of the model; then it holds."""
+    whole = MARK + packed(["model/config.json", "model/big"])
+    answers = iter([(255, whole[:700], b"Connection closed\n")] * broken + [(0, whole, b"")])
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    shell = FakeShell(answer_run=lambda argv: next(answers))
+    if broken == ATTEMPTS:
+        with pytest.raises(HostError, match="could not be fetched: Connection closed"):
+            fetch_model(ssh, NODE, Launch(), "/base", run, shell)
+        assert not run.model.exists()
+    else:
+        fetch_model(ssh, NODE, Launch(), "/base", run, shell)
+        assert (run.model / "big").read_bytes() == b"data"
+    assert len(shell.started) == min(broken + 1, ATTEMPTS)
+    assert not list(run.path.glob("model.*"))
 
 
 def test_a_host_that_says_why(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import tarfile
+import time
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from types import ModuleType
@@ -20,18 +21,27 @@ from muster.store.runfolder import RunFolder
 _MARK = b"--- muster: the model follows ---\n"  # what a login script prints comes before it
 _SCRIPT = 'echo "--- muster: the model follows ---"; exec tar -C "$1" -cf - "$2"'
 _HOURS = 6
+ATTEMPTS = 3
+PAUSE = 3.0  # seconds between them
 
 
 def fetch_model(
     launcher: ModuleType, place: Placement, launch: Launch, base: str, run: RunFolder, shell: Shell
 ) -> None:
-    """Copy `base`/model into the run folder, by way of a file: models can be large. Raises HostError."""
+    """Copy `base`/model into the run folder, by way of a file: models can be large. A training is too dear to
+    hang on one connection: it is tried ATTEMPTS times. Raises HostError."""
     hint = f"it is still there: {place.address}:{shlex.quote(base)}/model"
-    try:
-        _fetch(launcher, place, launch, base, "model", run, shell)
-    except (JobError, tarfile.TarError, OSError, ValueError) as error:
-        what = getattr(error, "what", None) or str(error)
-        raise HostError(f"the model could not be fetched: {what}", host=place.host, hint=hint) from None
+    for left in reversed(range(ATTEMPTS)):
+        try:
+            _fetch(launcher, place, launch, base, "model", run, shell)
+        except (JobError, tarfile.TarError, OSError, ValueError) as error:
+            if not left:
+                what = getattr(error, "what", None) or str(error)
+                words = f"the model could not be fetched: {what}"
+                raise HostError(words, host=place.host, hint=hint) from None
+            time.sleep(PAUSE)
+        else:
+            return
 
 
 def fetch_profiles(
