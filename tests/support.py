@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from muster.core.result import Result
+from muster.stages import orders
 from muster.stages.inputs import read_inputs
 from muster.stages.train import train
 from muster.store import events
@@ -43,6 +44,12 @@ def run(folder: Path, hosts: str, *overrides: str, recipe: str = "demo") -> tupl
     target = RunFolder(folder)
     result = train(read_inputs(recipe, hosts, [*TINY, *overrides]), target)
     return target, result
+
+
+def with_ranks(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """Jobs' ranks are this module's from now on, in place of Muster's own."""
+    command = orders.torchrun_argv
+    monkeypatch.setattr(orders, "torchrun_argv", lambda *a: [*command(*a)[:-1], module])
 
 
 def losses(run_folder: RunFolder) -> list[float]:

@@ -107,12 +107,13 @@ def test_a_network_of_its_own_in_sys_and_proc(cluster: Cluster) -> None:
 
 
 def test_local_disks_are_local(cluster: Cluster) -> None:
+    before = set(cluster.private_dir.iterdir())  # other tests may have left theirs on this machine
     for node in cluster.hosts:
         ssh(cluster, node.name, "touch", str(cluster.private_dir / f"of-{node.name}"))
     for node in cluster.hosts:
         listed = ssh(cluster, node.name, "ls", str(cluster.private_dir)).split()
         assert [name for name in listed if name.startswith("of-")] == [f"of-{node.name}"]
-    assert not list(cluster.private_dir.glob("of-*"))  # other tests may have left theirs on this machine
+    assert set(cluster.private_dir.iterdir()) == before
 
 
 def test_processes_are_of_one_host(cluster: Cluster) -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.stages import orders
 from muster.store import events
-from tests.support import needs_torch, run, said
+from tests.support import needs_torch, run, said, with_ranks
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 
@@ -30,8 +29,7 @@ def test_the_host_that_others_wait_for(engine: str, tmp_path: Path, monkeypatch:
     """The second host's rank sleeps in its forward passes. Steps take as long on both; what each computes by
     itself differs by the sleep, also where the other one waits for it within its own forward pass."""
     needs_torch()
-    command = orders.torchrun_argv
-    monkeypatch.setattr(orders, "torchrun_argv", lambda *a: [*command(*a)[:-1], "tests.real.slow_worker"])
+    with_ranks(monkeypatch, "tests.real.slow_worker")
     planted = [f"env.PYTHONPATH={ROOT}", f"env.SLOW='1:{SLEEP}'"]
     settings = [*planted, "train.max_steps=12", "measure.window=3", "measure.warmup=6"]
     done, result = run(tmp_path / "run", "local:2x1", *ENGINES[engine], *settings, "batch.micro=2")

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from muster.cli.app import app
 from muster.core.result import Result
 from muster.planner.learning_links import link_figures
-from muster.stages import orders
 from muster.stages.calibrate import calibrate
 from muster.stages.inputs import read_inputs
 from muster.stages.outlook import load_calibration
@@ -20,7 +19,7 @@ from muster.stages.report import report
 from muster.stages.train import nobody, train
 from muster.store import events
 from muster.store.runfolder import RunFolder
-from tests.support import needs_torch
+from tests.support import needs_torch, with_ranks
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
@@ -40,8 +39,7 @@ def faulty(
     folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str, *overrides: str
 ) -> tuple[RunFolder, Result]:
     """The same on three hosts, with ranks of which one has a planted fault."""
-    command = orders.torchrun_argv
-    monkeypatch.setattr(orders, "torchrun_argv", lambda *a: [*command(*a)[:-1], "tests.real.faulty_worker"])
+    with_ranks(monkeypatch, "tests.real.faulty_worker")
     environment = [f"env.PYTHONPATH={ROOT}", f"env.FAULT={fault}"]
     return measured(folder, "local:3x1", "fabric.seconds=2", *environment, *overrides)
 

@@ -58,6 +58,14 @@ def left_over(home: Path) -> list[int]:
     return found
 
 
+def parent_of(pid: int) -> int | None:
+    """None: the process has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
 def test_hosts_and_commands_that_share_a_home_build_once(ready: tuple[Path, list[dict]]) -> None:
     """One builds, the others wait and verify; what was installed runs; nothing else is left."""
     home, (document, other) = ready
@@ -105,11 +113,13 @@ def test_ended_in_the_middle_and_done_again(wheels: list[str], tmp_path: Path) -
             process.kill()
             process.communicate()
         elif victim == "host":
-            program = min(  # a child of it has its command line, until it has one of its own
+            agents = [
                 pid
                 for pid in left_over(tmp_path)
                 if b"muster-agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
-            )
+            ]
+            # A child of it has its command line, until it has one of its own.
+            (program,) = [pid for pid in agents if parent_of(pid) not in agents]
             os.kill(program, signal.SIGKILL)
             code, document, _ = finish(process)
             assert code == 1

@@ -197,7 +197,8 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from muster.store.runfolder import RunFolder
-run = RunFolder(Path(sys.argv[1]))
+time.sleep(float(sys.argv[1]))
+run = RunFolder(Path(sys.argv[3]))
 run.path.mkdir()
 run.job.write_text("{}")
 with run.claim():
@@ -207,40 +208,22 @@ with run.claim():
 """
 
 
-def test_a_job_that_still_runs_is_stopped_before_its_hosts_get_others(tmp_path: Path) -> None:
-    """As after `kill -9` of the bench: its `muster train` holds the run until it is asked to end."""
+@pytest.mark.parametrize("begun", [True, False], ids=["begun", "not begun yet"])
+def test_a_job_that_still_runs_is_stopped_before_its_hosts_get_others(begun: bool, tmp_path: Path) -> None:
+    """As after `kill -9` of the bench: its `muster train` holds the run until it is asked to end. Or it
+    will soon, just started: the process is there, and its run folder is not."""
     inputs = inputs_of(tmp_path, "local:2x1", {"groups": [1]})
     _, folder = play(tmp_path, inputs, well)
     run = folder.runs / "digits-1x-002"
     folder.record("digits-1x-002").unlink()
     shutil.rmtree(run)
-    command = [sys.executable, "-c", HOLDER, str(run)]
+    command = [sys.executable, "-c", HOLDER, "0" if begun else "1.5", "--output", str(run)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as orphan:
         try:
-            assert orphan.stdout is not None and orphan.stdout.readline() == "held\n"
+            assert orphan.stdout is not None
+            if begun:
+                assert orphan.stdout.readline() == "held\n"
             said: list[str] = []
-            around = Surroundings(shell=player(tmp_path / "again", well), announce=said.append)
-            assert continue_bench(folder, around).complete
-            assert orphan.wait(10) == 0
-        finally:
-            orphan.kill()
-    assert "digits-1x-002 was still running, and was stopped" in said
-    assert [name for name, *_ in diary_of(tmp_path / "again")] == ["digits-1x-002.again1"]
-
-
-def test_a_job_that_has_not_begun_yet_is_waited_for(tmp_path: Path) -> None:
-    """`kill -9` of the bench right after it started a job: the process is there, its run folder is not."""
-    inputs = inputs_of(tmp_path, "local:2x1", {"groups": [1]})
-    _, folder = play(tmp_path, inputs, well)
-    run = folder.runs / "digits-1x-002"
-    folder.record("digits-1x-002").unlink()
-    shutil.rmtree(run)
-    begins = f"import time; time.sleep(1.5); import sys; sys.argv[1:] = [sys.argv[2]]\n{HOLDER}"
-    said: list[str] = []
-    with subprocess.Popen(
-        [sys.executable, "-c", begins, "--output", str(run)], stdout=subprocess.DEVNULL
-    ) as orphan:
-        try:
             around = Surroundings(shell=player(tmp_path / "again", well), announce=said.append)
             assert continue_bench(folder, around).complete
             assert orphan.wait(10) == 0

@@ -9,46 +9,46 @@ moment they are compared with their median; so are what the hosts of one trainin
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from muster.judging.baseline import FEWEST
 from muster.judging.observation import Observation
 
+_Kind = tuple[str, int]  # work, and number of hosts
+_Moment = tuple[_Kind, str]
+
 
 def side_by_side(observations: Sequence[Observation]) -> list[Observation]:
     """The observations, with times as if every moment had been alike. A moment of fewer than FEWEST hosts
     stays as it is: one bad host would be a part of what is normal there."""
-    found = _computing(observations)
-    moments: dict[tuple[str, int, str], list[int]] = {}
-    for index, each in enumerate(found):
+    alone: dict[_Moment, list[float]] = {}
+    together: dict[_Moment, Sequence[float]] = {}
+    for index, each in enumerate(observations):
+        kind = (each.work, len(each.hosts))
         if each.moment and each.seconds is not None and each.outcome == "succeeded":
-            moments.setdefault((each.work, len(each.hosts), each.moment), []).append(index)
-    middles = {
-        key: statistics.median(found[i].seconds or 0.0 for i in indices)
-        for key, indices in moments.items()
-        if len(indices) >= FEWEST
-    }
-    for key, middle in middles.items():
-        usual = statistics.median(other for (*kind, _), other in middles.items() if tuple(kind) == key[:2])
-        for index in moments[key]:
-            each = found[index]
-            found[index] = replace(each, seconds=(each.seconds or 0.0) * usual / middle)
-    return found
-
-
-def _computing(observations: Sequence[Observation]) -> list[Observation]:
-    """What hosts computed in a job, as if all jobs of the kind had been made at the same time."""
-    middles: dict[tuple[str, int], list[float]] = {}
-    for each in observations:
-        if len(each.computing) >= FEWEST:
-            middles.setdefault((each.work, len(each.hosts)), []).append(statistics.median(each.computing))
-    usual = {key: statistics.median(values) for key, values in middles.items()}
+            alone.setdefault((kind, each.moment), []).append(each.seconds)
+        if each.computing:
+            together[kind, str(index)] = each.computing
+    pace, own = _paces(alone), _paces(together)
+    if not pace and not own:
+        return list(observations)
     made = []
-    for each in observations:
-        middle = statistics.median(each.computing) if len(each.computing) >= FEWEST else 0.0
-        if middle > 0:
-            factor = usual[each.work, len(each.hosts)] / middle
-            each = replace(each, computing=tuple(own * factor for own in each.computing))
+    for index, each in enumerate(observations):
+        kind = (each.work, len(each.hosts))
+        if each.seconds is not None and each.outcome == "succeeded" and (by := pace.get((kind, each.moment))):
+            each = replace(each, seconds=each.seconds / by)
+        if by := own.get((kind, str(index))):
+            each = replace(each, computing=tuple(seconds / by for seconds in each.computing))
         made.append(each)
     return made
+
+
+def _paces(times: Mapping[_Moment, Sequence[float]]) -> dict[_Moment, float]:
+    """How much longer everything took in a moment than in the usual one of its kind."""
+    middles = {moment: statistics.median(each) for moment, each in times.items() if len(each) >= FEWEST}
+    of_kind: dict[_Kind, list[float]] = {}
+    for (kind, _), middle in middles.items():
+        of_kind.setdefault(kind, []).append(middle)
+    usual = {kind: statistics.median(each) for kind, each in of_kind.items()}
+    return {moment: middle / usual[moment[0]] for moment, middle in middles.items() if usual[moment[0]] > 0}

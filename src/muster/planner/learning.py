@@ -52,7 +52,7 @@ def learn(runs: Sequence[Measured], known: Calibration | None = None) -> Calibra
         if plain:
             found = _learn_engines([run for run in of_device if run not in plain], found)
     within = [run for run in runs if run.case.machines.hosts == 1 < run.case.machines.per_host]
-    told = [run for run in within if _was_measured(known, _link(run, "inner"))]
+    told = [run for run in within if _was_measured(found, _link(run, "inner"))]
     found = _learn_engines(told, found)
     within = [run for run in within if run not in told]
     between = [run for run in runs if run.case.machines.hosts > 1]
@@ -76,9 +76,9 @@ def _engine(run: Measured) -> str:
     return engine_key(run.case, several=run.case.machines.ranks > 1)
 
 
-def _was_measured(known: Calibration | None, link: str) -> bool:
+def _was_measured(known: Calibration, link: str) -> bool:
     """By itself, not learned from a training: that finds a bandwidth alone."""
-    figures = known.links.get(link) if known else None
+    figures = known.links.get(link)
     return figures is not None and figures.bandwidth is not None and figures.latency is not None
 
 

@@ -1,10 +1,10 @@
 """What a rank computes by itself: seconds of its forward passes, without what it waits for others in them.
 
 Ranks that train together take the same time for a step, since all wait for the slowest in its collectives.
-What each does between them differs, and tells who that is, in any job and at no cost. Forward passes exchange
-nothing under DDP and ZeRO-1 and 2; under ZeRO-3 and FSDP they gather weights. On CPUs that waiting is a call
-of Python's, which is left out here. On GPUs it is the device's, between its kernels: nothing is said there of
-engines that shard weights.
+What each does between them differs, and tells who that is, in any job, without a run for it. Forward passes
+exchange nothing under DDP and ZeRO-1 and 2; under ZeRO-3 and FSDP they gather weights. On CPUs that waiting
+is a call of Python's, which is left out here. On GPUs it is the device's, between its kernels: nothing is
+said there of engines that shard weights.
 """
 
 from __future__ import annotations
