@@ -7,7 +7,9 @@ quota of a core and a shaped link. In every try one of them has 20 % less of a c
 has; another one each time. The bench is the same: the fabric on all hosts at once, three times, for what each
 host computes; then on groups that are chosen from results, for what it exchanges. Less than 10 % does not
 count: that much healthy hosts differ here, which share two cores with each other and with the machine's
-neighbours. Right: exactly that host is called slow. Writes benchmarks/results/bench_cluster.json.
+neighbours. Right: exactly that host is called slow. `stolen`: the share of the machine's time that its own
+host gave to others meanwhile, which takes from all of them, and least from one with less of a core. Writes
+benchmarks/results/bench_cluster.json.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hardware import processor  # noqa: E402
+from hardware import processor, stolen, ticks  # noqa: E402
 from tests.cluster.cluster import Cluster  # noqa: E402
 from tests.cluster.slow import slowed  # noqa: E402
 
@@ -68,11 +70,12 @@ def one(kind: str, number: int, scratch: Path) -> dict[str, Any]:
         suite.write_text(dump_yaml(SUITE))
         hosts = ",".join(f"{name}:1" for name in names)
         options = [f"launch.ssh_options=[-F, {cluster.ssh_config}]", "launch.threads=1"]
-        began = time.monotonic()
+        began, before = time.monotonic(), ticks()
         found = bench(read_bench(str(suite), hosts, options), BenchFolder(scratch / f"bench-{kind}-{number}"))
     planted = [] if kind == "healthy" else [bad]
     return {
-        "kind": kind, "planted": planted, "seconds": round(time.monotonic() - began, 1), **said(found),
+        "kind": kind, "planted": planted, "seconds": round(time.monotonic() - began, 1),
+        "stolen": round(stolen(before), 3), **said(found),
         "right": accused(found) == planted and not found.links,
     }  # fmt: skip
 

@@ -69,10 +69,11 @@ def scaled(rows: list[dict[str, Any]]) -> list[str]:
     ]
     for row in rows:
         worst = row["named after waves (worst)"]
+        longest = max(0.01, row["seconds of a wave (worst)"])  # as it was rounded
         lines.append(
             f"| {row['hosts']:,} | {100 * row['slow by']:g} % | {row['fleets']} | {share(row['solved'])}"
             f" | {row['named after waves (median)']} ({'never' if worst == 99 else worst})"
-            f" | {row['nothing left after waves (median)']} | {row['seconds of a wave (worst)']} s |"
+            f" | {row['nothing left after waves (median)']} | {longest} s |"
         )
     return lines
 

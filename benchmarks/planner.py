@@ -85,6 +85,12 @@ def memory() -> list[Row]:
         row("opt-350m, between steps", unit_states.held_of_opt_350m() / 2**30, 5.53, unit="GiB"),
         row("1 B parameters, fp32, ZeRO-1 on one rank", unit_states.held_of_a_billion() / 1e9, 22, **without),
     ]
+    for said, planned in (
+        ("plain", unit_fit.of_a_billion("ddp")),
+        ("ZeRO-1", unit_fit.of_a_billion("deepspeed", 1)),
+    ):
+        apart = f"{100 * (planned / 22e9 - 1):+.1f} % beside a sum by hand"
+        rows.append(row(f"1 B parameters, fp32, 1 x 96, {said}", planned / 1e9, 22, unit="GB", apart=apart))
     for name, (_, _, _, least, most, _) in unit_fit.PUBLISHED_T5.items():  # without its fraction
         planned = sum(unit_fit.needed(unit_fit.published_t5(name)).device.values()) / 2**30
         off = unit_fit.outside(planned, least, most)

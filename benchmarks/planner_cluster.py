@@ -7,8 +7,8 @@ a quota of a core, its link shaped. In two rounds, since machines drift: on one 
 which the CPUs' efficiency and the engines' own work are learned; on two ranks of that host, which has twice
 the quota for it, what engines do where something is exchanged, beside the fabric workload's figures of the
 link between them; then every configuration on two and on three hosts. Each link is measured between two
-hosts by `muster train fabric`. Nothing else is learned. A run's figure is the median of its steps, a row's
-the mean of both rounds; "is one host more faster?" is answered from the prediction. Writes
+hosts by `muster train fabric`. Nothing else is learned. A run's figure is the median of its steps; a row's,
+and a link's, are means of both rounds. "Is one host more faster?" is answered from the prediction. Writes
 benchmarks/results/planner_cluster.json.
 
 A quota is given out in the kernel's ticks of some milliseconds. Steps are long beside them, and the hosts'
@@ -35,11 +35,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hardware import processor  # noqa: E402
+from hardware import processor, stolen, ticks  # noqa: E402
 from tests.cluster.cluster import Cluster  # noqa: E402
 from tests.cluster.slow import give, slowed  # noqa: E402
 
-from muster.core.links import Figures  # noqa: E402
+from muster.core.links import Beside, Figures  # noqa: E402
 from muster.planner.learning import Measured, learn  # noqa: E402
 from muster.planner.learning_links import link_figures  # noqa: E402
 from muster.planner.steptime import Calibration, predict  # noqa: E402
@@ -50,7 +50,7 @@ from muster.store import events  # noqa: E402
 from muster.store.runfolder import RunFolder  # noqa: E402
 
 HOSTS = ("node1", "node2", "node3")
-STEPS = 16
+STEPS = {1: 28, 4: 14}  # by accumulation: neighbours on the machine slow it for seconds, now and then
 ROUNDS = 2
 MICRO = 4
 PERIOD = 10_000  # microseconds: shorter ones are not kept exactly
@@ -58,9 +58,8 @@ WORTH = 0.10  # difference from where on the faster number of hosts must be told
 MODEL = [
     "model.config={model_type: gpt2, n_layer: 4, n_head: 4, n_embd: 192, n_positions: 128, vocab_size: 2048}",
     "data.library=null", "data.synthetic={}", "evaluate.after=false", "evaluate.every=null",
-    "checkpoint.model=false", "checkpoint.every=null", f"train.max_steps={STEPS}",
-    "train.max_minutes=null", "measure.window=3", "measure.warmup=4", "measure.flops=false",
-    "launch.threads=1", "precision=fp32",
+    "checkpoint.model=false", "checkpoint.every=null", "train.max_minutes=null",
+    "measure.window=3", "measure.warmup=4", "measure.flops=false", "launch.threads=1", "precision=fp32",
 ]  # fmt: skip
 # engine, link, accumulation: each on two and on three hosts
 GROUPS: list[tuple[str, str, int]] = [
@@ -117,6 +116,7 @@ class Lab:
     ) -> Measured:
         """A training of the small GPT-2: the median of its steps."""
         batch = [f"batch.micro={MICRO}", f"batch.accumulation={accumulation}", "batch.global=auto"]
+        batch.append(f"train.max_steps={STEPS[accumulation]}")
         done = self.run(name, "causal-lm", hosts, [*MODEL, *ENGINES[engine], *batch], slots)
         result = done.read_result()
         assert result is not None
@@ -127,7 +127,7 @@ class Lab:
 
     def link(self, name: str, hosts: int = 2) -> Figures:
         """What a link does, between two hosts or two ranks of one, as `muster train fabric` finds it."""
-        settings = ["fabric.largest=4MiB", "fabric.matmul=false", "fabric.seconds=30", "launch.threads=1"]
+        settings = ["fabric.largest=4MiB", "fabric.matmul=false", "fabric.seconds=60", "launch.threads=1"]
         found = self.run(name, "fabric", hosts, settings, slots=2 // hosts, whole=True).read_result()
         assert found is not None
         assert found.fabric is not None
@@ -163,31 +163,32 @@ class Found:
     alone: dict[tuple[str, int], list[Measured]] = field(default_factory=dict)
     paired: dict[tuple[str, int], list[Measured]] = field(default_factory=dict)
     ran: dict[tuple[str, str, int], dict[int, list[Measured]]] = field(default_factory=dict)
-    links: dict[str, Figures] = field(default_factory=dict)
+    links: dict[str, list[Figures]] = field(default_factory=dict)
 
     def known(self) -> Calibration:
         """What is learned: from one host, and the links' figures, alone."""
         taught = [each for several in (*self.alone.values(), *self.paired.values()) for each in several]
-        return learn(taught, Calibration(links=self.links))
+        return learn(
+            taught, Calibration(links={name: mean_figures(each) for name, each in self.links.items()})
+        )
 
 
 def measure(lab: Lab, groups: list[tuple[str, str, int]]) -> Found:
-    """In rounds, since machines drift: each does everything once, but a link is measured in the first."""
+    """In rounds, since machines drift: each does everything once."""
     found = Found()
     used = dict.fromkeys([("ddp", 1), ("ddp", 4), *((engine, times) for engine, _, times in groups)])
     for turn in range(1, ROUNDS + 1):
         for engine, times in used:
             one = lab.job(f"{engine}-1-{times}-{turn}", engine, 1, times)
             found.alone.setdefault((engine, times), []).append(one)
-        if turn == 1:
-            found.links["loopback gloo"] = lab.link("link-within", 1)
+        found.links.setdefault("loopback gloo", []).append(lab.link(f"link-within-{turn}", 1))
         for engine, times in used:
             two = lab.job(f"{engine}-within-{times}-{turn}", engine, 1, times, slots=2)
             found.paired.setdefault((engine, times), []).append(two)
         for rate in dict.fromkeys(group[1] for group in groups):
             with shaped(lab.cluster, rate):
-                if turn == 1:
-                    found.links[f"{spelled(rate)} gloo"] = lab.link(f"link-{rate}")
+                link = lab.link(f"link-{rate}-{turn}")
+                found.links.setdefault(f"{spelled(rate)} gloo", []).append(link)
                 for group in (group for group in groups if group[1] == rate):
                     engine, _, times = group
                     for hosts in (2, 3):
@@ -222,6 +223,25 @@ def compared(found: Found) -> dict[str, Any]:
 def mean(several: list[Measured]) -> Measured:
     """Of the rounds."""
     return replace(several[0], seconds=statistics.fmean(each.seconds for each in several))
+
+
+def mean_figures(several: list[Figures]) -> Figures:
+    """Of the rounds, each figure of those that found it: an all-gather is fast on one connection and slow on
+    another, and so is what ranks lose by meeting."""
+
+    def of(values: list[float | None]) -> float | None:
+        there = [value for value in values if value is not None]
+        return statistics.fmean(there) if there else None
+
+    besides = [each.beside for each in several]
+    beside = Beside(
+        gather=of([each.gather for each in besides]),
+        computing=statistics.fmean(each.computing for each in besides),
+        exchanging=statistics.fmean(each.exchanging for each in besides),
+        meeting=statistics.fmean(each.meeting for each in besides),
+    )
+    bandwidth, latency = of([each.bandwidth for each in several]), of([each.latency for each in several])
+    return Figures(bandwidth=bandwidth, latency=latency, beside=beside)
 
 
 def seconds_of(several: list[Measured]) -> list[float]:
@@ -271,7 +291,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     began = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    load = os.getloadavg()[0]
+    load, before = os.getloadavg()[0], ticks()
     with (
         tempfile.TemporaryDirectory() as scratch,
         Cluster(size=3) as cluster,
@@ -286,6 +306,7 @@ def main() -> None:
         "command": " ".join(["benchmarks/planner_cluster.py", *sys.argv[1:]]),
         "began": began,
         "load_before": round(load, 2),
+        "stolen": round(stolen(before), 3),  # of the machine's time, by its own host
         "machine": {"cores": os.cpu_count(), "system": platform.platform(), "cpu": processor()},
         "cores_of_a_host": options.cores,
         "median_error": round(statistics.median(errors), 4),

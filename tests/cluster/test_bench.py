@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -29,26 +30,34 @@ SUITE = {
 }  # fmt: skip
 
 
-def processes(cluster: Cluster, job: str) -> list[str]:
-    """What is there of a job, on any host."""
+def processes(cluster: Cluster, job: str, hosts: Sequence[str]) -> list[str]:
+    """What is there of a job on these hosts."""
     return [
-        f"{node.name}: {process.pid} {process.argv[:5]}"
-        for node in cluster.hosts
-        for process in cluster.processes(node)
+        f"{host}: {process.pid} {process.argv[:5]}"
+        for host in hosts
+        for process in cluster.processes(host)
         if process.environ.get("MUSTER_TOKEN", "").startswith(job)
     ]
 
 
 class Looker(Nobody):
-    """Looks at all hosts whenever a job ends."""
+    """Looks, when a job begins, what is there on its hosts of jobs that are over. It does not wait: the next
+    job would then begin later than it does."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self.over: list[Task] = []
+        self.looked = 0
         self.left: list[str] = []
 
+    def began(self, task: Task, run: Path) -> None:
+        for other in self.over:
+            shared = sorted(set(other.hosts) & set(task.hosts))
+            self.looked += len(shared)
+            self.left += processes(self.cluster, other.id, shared)
+
     def ended(self, task: Task, record: JobRecord | None) -> None:
-        if not wait_until(lambda: not processes(self.cluster, task.id), 30):
-            self.left += processes(self.cluster, task.id)
+        self.over.append(task)
 
 
 def test_a_late_job_is_ended_on_its_hosts_alone(cluster: Cluster, tmp_path: Path) -> None:
@@ -59,7 +68,9 @@ def test_a_late_job_is_ended_on_its_hosts_alone(cluster: Cluster, tmp_path: Path
     jobs = {job.job: job for job in found.jobs}
     assert found.complete
     assert jobs["late-2x-001"].outcome == "timeout"
-    assert not looker.left
+    assert looker.looked == 2 and not looker.left
+    every = [(task.id, task.hosts) for task in looker.over]
+    assert wait_until(lambda: not any(processes(cluster, *each) for each in every), 10)
     alone = [jobs[f"fabric-1x-00{number}"] for number in (1, 2, 3)]
     assert [job.outcome for job in alone] == ["succeeded"] * 3, [job.reason for job in alone]
     assert [job.hosts for job in alone] == [["node1"], ["node2"], ["node3"]]

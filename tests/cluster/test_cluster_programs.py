@@ -17,7 +17,12 @@ pytestmark = pytest.mark.cluster
 
 HOSTS = "node1,node2,node3"
 # Host, launcher's rank, and an argument as it arrived.
-SAY = "import os, socket, sys; print(socket.gethostname(), *map(os.environ.get, sys.argv[2:]), sys.argv[1])"
+# A line in one piece: mpirun forwards what comes, and unbuffered output comes word by word. Without quotes,
+# for shells.
+SAY = (
+    "import os, socket, sys; words = [socket.gethostname(), *map(os.environ.get, sys.argv[2:]), sys.argv[1]];"
+    " os.write(1, (chr(32).join(words) + chr(10)).encode())"
+)
 WORDS = "a  b 'c' \"d\" $HOME `id` %h"
 OUTSIDE_AND_INSIDE = pytest.mark.parametrize("on", [None, "node1"])
 

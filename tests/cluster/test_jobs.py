@@ -51,7 +51,7 @@ def test_three_hosts_train_with_zero1(cluster: Cluster, tmp_path: Path) -> None:
     assert (job.run.model / "model.safetensors").stat().st_size > 0
     assert {path.name for path in job.run.logs.iterdir()} >= {f"node{n}.rank{n - 1}.log" for n in (1, 2, 3)}
     for node in cluster.hosts:  # each host keeps its part of the checkpoints, complete
-        place = f"{cluster.private_dir}/muster/{job.run.id}/checkpoints"
+        place = f"{cluster.private_dir}/muster/{job.run.elsewhere}/checkpoints"
         listed = cluster.run(node, ["ls", place]).stdout.split()
         assert listed == ["checkpoint-12", "checkpoint-6"]
     assert all_gone(cluster, job)
@@ -117,17 +117,19 @@ def test_resume_on_disks_of_their_own(engine: str, cluster: Cluster, tmp_path: P
         "ddp": ["engine.name=ddp", "engine.zero=0"],
         "zero1": ["engine.name=deepspeed", "engine.zero=1"],
     }
-    folder = cluster.private_dir / "runs" / f"resumed-{engine}"
+    folder, own = cluster.private_dir / "runs" / f"resumed-{engine}", f"{cluster.private_dir}/muster"
     overrides = [
         "train.max_steps=150", "measure.window=5", "checkpoint.every=10", "checkpoint.keep=20",
         "batch.micro=4", *chosen[engine],
-        f"launch.workdir={cluster.private_dir}/muster", *over_ssh(cluster),
+        f"launch.workdir={own}", *over_ssh(cluster),
     ]  # fmt: skip
     with Job(folder, "node1:1,node2:1", *overrides) as job:
-        saved = f"{cluster.private_dir}/muster/{job.run.id}/checkpoints/checkpoint-20/complete.json"
+        # Its name there is known once the run folder is made.
+        saved = "checkpoints/checkpoint-20/complete.json"
         reached = wait_until(
             lambda: all(
-                cluster.run(node, ["test", "-e", saved]).returncode == 0 for node in ("node1", "node2")
+                cluster.run(node, ["test", "-e", f"{own}/{job.run.elsewhere}/{saved}"]).returncode == 0
+                for node in ("node1", "node2")
             ),
             120,
         )

@@ -195,6 +195,15 @@ def test_the_greeting_of_a_job() -> None:
     assert len({spec["token"] for spec in told.values()}) == 2  # pretend hosts share a machine
 
 
+def test_hosts_with_disks_of_their_own_keep_runs_of_one_name_apart() -> None:
+    hosts, told = places("node1"), []
+    for mark in (None, "01ab", "23cd"):
+        about = {"run_dir": Path("/runs/final"), "nonce": ".n", "job_id": "final", "attempt": 1}
+        told.append(greeting(Recipe(), hosts, mark=mark, **about)["node1"]["workdir"])
+    cache = "~/.cache/muster/final"
+    assert told == [cache, f"{cache}-01ab", f"{cache}-23cd"]
+
+
 def test_the_agents_text_has_its_length_before_it() -> None:
     source = agent_source()
     assert int(source[:10]) == len(source) - 10

@@ -6,9 +6,11 @@ import json
 import os
 import shlex
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 from muster.core.inventory import parse_hosts
 from muster.core.job import Placement, place
 from muster.core.launch import Launch
-from muster.launchers.base import Home, Request, dialling_argv, dialling_env
+from muster.launchers.base import Home, Request, agent_argv, dialling_argv, dialling_env
 from muster.shell import RealShell
 from muster.supervise.addresses import own_addresses
 from muster.supervise.fleet import Fleet
@@ -93,6 +95,26 @@ def turn_until(
 
 def everyone(fleet: Fleet, what: Callable[[Link], bool]) -> Callable[[], bool]:
     return lambda: all(what(link) for link in fleet.links)
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["environment", "argument"])
+def test_no_module_is_from_the_folder_where_an_agent_begins(
+    opened: Callable[..., Fleet], tmp_path: Path, told: bool
+) -> None:
+    """A login's folder may hold anything, under any name."""
+    for name in ("json", "base64", "zlib", "hashlib", "socket", "platform"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('not this one')\n")
+    done = subprocess.run(
+        agent_argv(sys.executable, "job-1"), input=SOURCE, cwd=tmp_path, capture_output=True, timeout=30
+    )
+    assert (done.returncode, b'"here"' in done.stdout) == (0, True), done.stderr
+
+    def make(home: Home, places: tuple[Placement, ...]) -> str:
+        return f"cd {shlex.quote(str(tmp_path))} && {dial('node1', home, told=told)}"
+
+    fleet = opened(launcher(make, told=told), THREE[:1])
+    heard = turn_until(fleet, everyone(fleet, lambda link: link.greeted))
+    assert [(host, message["m"]) for host, message in heard] == [("node1", "here")]
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["environment", "argument"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -73,6 +74,15 @@ class Peak(TorchDispatchMode):
         """The most so far; from now on it is counted anew."""
         most, self.most = self.most, self.now
         return most
+
+    def settle(self) -> None:
+        """Wait for what goes later: garbage, and what a thread of gloo has reduced and may hold still."""
+        gc.collect()
+        for _ in range(50):
+            before = self.now
+            time.sleep(0.1)
+            if self.now == before:
+                break
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -100,6 +100,7 @@ def watched(trainer: Any, told: dict[str, Any]) -> Any:
                 self.peak.again()
                 told["passes"] = self.peak.restart()
                 told["before"] = kinds(trainer)
+                self.peak.settle()
                 self.peak.restart()
                 done = step(*args, **kwargs)
                 told["peak"] = self.peak.restart()

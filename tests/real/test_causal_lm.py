@@ -153,6 +153,16 @@ def test_resumed_is_as_if_never_interrupted(reference: tuple[RunFolder, Result],
     assert all(bool((ours[name] == theirs[name]).all()) for name in theirs)
 
 
+def test_a_text_too_small_to_hold_some_out(tmp_path: Path) -> None:
+    """Of which nothing can be evaluated, though the recipe wants it at every interval: a note says so."""
+    text = tmp_path / "small.txt"
+    text.write_text(Path(argparse.__file__).read_text(encoding="utf-8")[:3000])
+    few = ["data.library=null", f"data.path={text}", "evaluate.every=1", "train.max_steps=2", "batch.micro=2"]
+    done, result = run(tmp_path / "run", "local:1", tmp_path / "cache", *few)
+    assert "the held-out text does not fill one sequence: there is no perplexity" in result.notes
+    assert (result.steps, result.evaluation_loss, said(done, events.Evaluated)) == (2, None, [])
+
+
 # --- Mistral's gpt2-micro, shrunk ------------------------------------------------------------------------
 
 

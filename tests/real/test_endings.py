@@ -85,9 +85,12 @@ def test_rank_killed(bystander: Job, tmp_path: Path) -> None:
 
 
 def test_interrupt(bystander: Job, tmp_path: Path) -> None:
-    """Ctrl-C: the job is stopped, and says so."""
-    with Job(tmp_path / "interrupt-run", "local:2x1", *LONG, "env.MUSTER_PROOF=of the recipe") as job:
+    """Ctrl-C: the job is stopped, says so, and leaves nothing lying about."""
+    (scratch := tmp_path / "scratch").mkdir()
+    env = ["env.MUSTER_PROOF=of the recipe", f"env.TMPDIR={scratch}"]
+    with Job(tmp_path / "interrupt-run", "local:2x1", *LONG, *env) as job:
         job.wait_for_steps()
+        assert len(list(job.run.path.glob("hosts/*/torchrun"))) == 2
         (rank, _) = ranks_of(job)
         assert b"MUSTER_PROOF=of the recipe" in Path(f"/proc/{rank}/environ").read_bytes().split(b"\0")
         job.process.send_signal(signal.SIGINT)
@@ -95,6 +98,8 @@ def test_interrupt(bystander: Job, tmp_path: Path) -> None:
         assert (code, result["status"]) == (1, "stopped")
         assert result["steps"] > 0  # what was measured until then is there
         assert job.gone_within()
+        assert len(list(job.run.path.glob("hosts/*/torchrun.log"))) == 2
+        assert not list(job.run.path.glob("hosts/*/torchrun")) and not list(scratch.glob("torchelastic_*"))
 
 
 def test_stop_from_elsewhere(bystander: Job, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.agent.agent import processor
 from muster.core.links import Figures
 from muster.core.plan import Plan
 from muster.core.recipes import load_recipe
@@ -49,7 +50,8 @@ def test_the_first_host_alone(tmp_path: Path) -> None:
 def test_the_plan_chooses_and_a_resumed_run_keeps_its_choice(tmp_path: Path) -> None:
     """A link of 1 MB/s makes one of two hosts the faster job; what is learned before the run goes on changes
     nothing."""
-    slow = Calibration(efficiency={"cpu fp32": 0.1}, links={"loopback gloo": Figures(1e6)})
+    cpu = " ".join(filter(None, ("cpu", processor())))
+    slow = Calibration(efficiency={f"{cpu} fp32": 0.1}, links={"loopback gloo": Figures(1e6)})
     save_calibration(slow)
     run = RunFolder(tmp_path / "run")
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from muster.core.result import Result
 from muster.store import events
 from muster.store.runfolder import RunFolder
+from muster.supervise.speed import throughput
 from muster.worker.context import read_context
 from tests.support import losses, needs_torch, run, said
 
@@ -210,3 +214,32 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     assert not result.failure.usage
     assert not done.model.exists()
     assert all(loss is None or math.isfinite(loss) for loss in losses(done))
+
+
+def test_skipped_steps_are_in_no_second() -> None:
+    """A loss scaler's steps use no sample, and a step that did is as fast as without them."""
+    needs_torch()
+    from muster.worker.instruments.meter import Meter
+    from muster.worker.workloads.base import Counts
+
+    told: list[dict[str, Any]] = []
+    trainer = SimpleNamespace(
+        training_step=lambda model, inputs: time.sleep(inputs),
+        accelerator=SimpleNamespace(optimizer_step_was_skipped=False, unwrap_model=lambda model: model),
+        add_callback=lambda callback: None,
+        model=None,
+    )
+    meter = Meter(lambda kind, **fields: told.append(fields), lambda inputs: Counts(8, 8, 8), 5, "cpu")
+    meter.attach(trainer)
+    meter.on_train_begin(None, None, None)
+    for step in range(1, 6):
+        skipped = step in (2, 4)
+        trainer.accelerator.optimizer_step_was_skipped = skipped
+        trainer.training_step(None, 0.2 if skipped else 0.05)
+        state = SimpleNamespace(global_step=step, max_steps=5)
+        meter.on_step_end(None, state, SimpleNamespace(should_save=False))
+    window = events.Window(time=0.0, rank=0, **told[-1])
+    assert (window.steps, window.skipped, window.samples, len(window.step_seconds)) == (5, 2, 24, 3)
+    found = throughput([[window]], warmup=0, world_size=1)
+    assert found is not None and found.measured_steps == 3
+    assert 0.05 <= 8 / found.samples_per_second < 0.1  # of a step of eight samples; with the skipped: 0.18

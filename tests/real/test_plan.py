@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from muster.agent.agent import processor
 from muster.cli import main
 from muster.core.plan import Plan
 from muster.core.recipes import load_recipe
 from muster.stages.calibrate import calibrate, measured_of
 from muster.stages.inputs import read_inputs
 from muster.stages.outlook import Told
-from muster.stages.plan import plan_hosts
+from muster.stages.plan import plan_hosts, plan_on, recipe_of
 from muster.stages.train import train
 from muster.store.runfolder import RunFolder
 
@@ -74,5 +75,20 @@ def test_calibrating_on_the_command_line(
         main(["plan", "--calibrate", str(done.path), "--json"])
     assert ended.value.code == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["efficiency"]["cpu fp32"] > 0
+    [(name, share)] = found["efficiency"].items()
+    assert name == f"{' '.join(filter(None, ('cpu', processor())))} fp32"
+    assert share > 0
     assert Path(found["file"]).is_file()
+
+
+def test_a_run_with_dynamic_padding_teaches_as_well(tmp_path: Path) -> None:
+    """Its operations are near those of its mean lengths, and a third of those of its longest samples."""
+    run = RunFolder(tmp_path / "run")
+    settings = ["train.max_steps=40", "engine.name=ddp", "engine.zero=0", "evaluate.after=false"]
+    assert train(read_inputs("demo", "local:1", [*settings, "measure.warmup=10"]), run).status == "succeeded"
+    found, planned = measured_of(run), plan_on(recipe_of("demo", settings), "cpu{tflops=0.1}", Told()).plan
+    assert planned.time is not None
+    [said] = [each for each in planned.time.assumed if "dynamic padding" in each]
+    assert said == "steps are of the longest samples; with dynamic padding they are shorter"
+    assert found.case.work.flops / 0.6e11 < 0.5 * planned.time.compute  # 60 % of the nominal peak
+    assert 0.05 < max(calibrate([run], file=tmp_path / "kept.json").calibration.efficiency.values()) < 2

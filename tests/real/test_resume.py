@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.stages import train as stage
 from muster.stages.resume import resume
 from muster.store import events
 from tests.jobs import Job
@@ -115,3 +116,31 @@ def test_incomplete_checkpoints_are_never_resumed_from(tmp_path: Path) -> None:
     assert f"model.safetensors has {size - 1} of {size} bytes" in passed[0]
     assert "checkpoint-13" in passed[2] and "no manifest" in passed[2]
     assert len(list(done.checkpoints.glob("*/complete.json"))) == 6
+
+
+def test_a_run_sees_only_what_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a host with a disk of its own, where a run of the same name has been: what that one saved, said and
+    failed at is not this one's, and this one finds its own again."""
+    needs_torch()
+    monkeypatch.setattr(stage, "_leave", lambda sign: sign)  # so that the host shares nothing
+    settings = [
+        "train.max_steps=6", "checkpoint.every=3", "engine.name=ddp", "engine.zero=0", "batch.micro=4",
+        f"launch.workdir={tmp_path}/hosts", "checkpoint.model=false",
+    ]  # fmt: skip
+    steps = []
+    for name in ("first", "second"):
+        done, result = run(tmp_path / "final", "local:1", *settings)
+        assert (result.status, result.steps) == ("succeeded", 6), result.failure
+        (facts,) = (host.facts for host in result.hosts)
+        assert not facts["shared"]
+        assert Path(facts["base"]) == tmp_path / "hosts" / done.elsewhere
+        steps.append(facts["checkpoints"])
+        if name == "first":
+            done.path.rename(tmp_path / name)
+    assert steps == [[], []]
+    document = {**json.loads(done.result.read_text()), "status": "failed"}
+    done.result.write_text(json.dumps(document))
+    (tmp_path / "hosts" / done.elsewhere / "checkpoints" / "checkpoint-6" / "complete.json").unlink()
+    again = resume(done)
+    assert (again.status, again.steps) == ("succeeded", 6), again.failure
+    assert done.read_json(done.job)["resume_step"] == 3

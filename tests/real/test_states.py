@@ -49,6 +49,11 @@ ENGINES: dict[str, dict[str, Any]] = {
     "zero2": {"name": "deepspeed", "zero": 2, "options": BUCKET},
     "zero3": {"name": "deepspeed", "zero": 3},
     "zero3few": {"name": "deepspeed", "zero": 3, "options": FEW},
+    "zero3param": {
+        "name": "deepspeed",
+        "zero": 3,
+        "options": {"zero_optimization": {"offload_param": {"device": "cpu"}}},
+    },
     "offload2": {"name": "deepspeed", "zero": 2, "offload": "optimizer", "options": BUCKET},
     "offload3": {"name": "deepspeed", "zero": 3, "offload": "optimizer+param"},
 }

@@ -164,5 +164,5 @@ def test_what_gloo_puts_on_the_wire() -> None:
     counted = json.loads(done.stdout.strip().splitlines()[-1])
     assert counted
     for operation, size, on_wire in counted:
-        planned = 3 * ring(Call(operation, size), per_host=1, hosts=3, library="gloo").size
+        planned = 3 * ring(Call(operation, size), ranks=3, hosts=3, library="gloo").size
         assert on_wire == pytest.approx(planned, rel=0.03), operation  # headers of TCP/IP, acknowledgements

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from muster.core.bench import JobRecord
+from muster.core.bench import Bench, JobRecord
 from muster.core.fabric_result import FabricRun, Latency, Matmul, Sweep, spread
 from muster.core.inventory import read_inventory
 from muster.core.recipe import Recipe
@@ -18,7 +18,10 @@ from muster.core.result import Failure, HostReport, Memory, Result, Seconds, Thr
 from muster.core.suite import Suite, suite_from
 from muster.planner.rota import Task, make_rota
 from muster.shell import FakeShell, Process
+from muster.stages.bench import Surroundings, bench
 from muster.stages.bench_fold import Ended
+from muster.stages.bench_inputs import BenchInputs, read_bench
+from muster.store.benchfolder import BenchFolder
 
 # Waits, leaves a result, prints it and ends: argv: seconds, exit code, diary, output folder, result, hosts.
 # Upon SIGINT it leaves a stopped one; with a negative exit code it heeds neither SIGINT nor SIGTERM.
@@ -189,3 +192,24 @@ def player(diary: Path, plays: Plays) -> FakeShell:
 def diary_of(path: Path) -> list[tuple[str, list[str], float, float]]:
     """What was played: job, hosts, begin, end."""
     return [tuple(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def long_on(host: str) -> Plays:
+    """A job on this host takes a minute; others end at once."""
+    return lambda job, hosts: (60.0 if hosts == [host] else 0.05, 0, made(hosts))
+
+
+def inputs_of(tmp_path: Path, hosts: str, *jobs: dict[str, Any], **fields: Any) -> BenchInputs:
+    entries = [{"recipe": "digits", **job} for job in jobs]
+    path = write_suite(tmp_path, {"jobs": entries, "warm_up": False, **fields})
+    return read_bench(str(path), hosts)
+
+
+def play(tmp_path: Path, inputs: BenchInputs, plays: Plays, **around: Any) -> tuple[Bench, BenchFolder]:
+    folder = BenchFolder(tmp_path / "bench", mark="")
+    shell = player(tmp_path / "diary", plays)
+    return bench(inputs, folder, Surroundings(shell=shell, **around)), folder
+
+
+def well(job: str, hosts: Sequence[str]) -> tuple[float, int, Any]:
+    return 0.05, 0, made(hosts)

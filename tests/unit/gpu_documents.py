@@ -4,6 +4,7 @@ of its elements over the years."""
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -98,6 +99,11 @@ def hopper(
         + _processes(pids)
         + "</gpu>"
     )
+
+
+def lost(gpu: str, word: str) -> str:
+    """The same GPU when it no longer answers: the driver says so of every field."""
+    return re.sub(r"(<(\w+)>)[^<>]+(</\2>)", rf"\1{word}\3", gpu)
 
 
 def volta(index: int = 0, *, double: int | None = 0, retire: str = "No", application: int = 1312) -> str:

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -272,6 +274,62 @@ def test_nobodys_variables_replace_the_jobs_own(monkeypatch: pytest.MonkeyPatch)
     assert env["CUDA_VISIBLE_DEVICES"] == "7"  # the second of those that are ours to use
 
 
+@pytest.mark.parametrize(
+    ("code", "why", "free", "told"),
+    [
+        (1, None, 4096, True),
+        (None, "stopped", 4096, True),
+        (1, None, 1 << 30, False),
+        (0, None, 4096, False),
+        (None, "parent gone", 4096, False),
+    ],
+)
+def test_a_full_disk_is_told_by_the_agent(
+    code: int | None, why: str | None, free: int, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks had no room for their last words, and the agent's need none."""
+    monkeypatch.setattr(agent.os, "set_blocking", lambda *_: None)
+    monkeypatch.setattr(agent.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(agent, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(agent.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    host = Agent()
+    host.base, host.ranks = str(tmp_path), Mock(**{"poll.return_value": code})
+    monkeypatch.setattr(host, "turn", lambda: setattr(host, "why", why))
+    monkeypatch.setattr(host, "end_ranks", lambda: None)
+    monkeypatch.setattr(host, "send_all", lambda seconds: None)
+    host.run()
+    said = [json.loads(line) for line in host.outbox if line.strip()]
+    assert said[-1] == {"m": "exit", "code": code, "why": why}
+    assert [each["what"] for each in said[:-1]] == (
+        [f"the disk is full: {free} bytes are free for {tmp_path}"] if told else []
+    )
+
+
+def test_what_is_left_from_before_is_not_this_jobs(tmp_path: Path) -> None:
+    """An attempt's place is made anew: events and logs that lie there are those of another job."""
+    place = tmp_path / "hosts" / "n1.attempt1"
+    (place / "torchrun").mkdir(parents=True)
+    (place / "rank0.events.jsonl").write_text('{"kind": "failed"}\n')
+    (place / "rank0.log").write_text("of another job\n")
+    host = Agent()
+    host.base, host.python = str(tmp_path), sys.executable
+    host.spec = {"folder": "n1", "attempt": 1, "shared": False, "token": "job.1"}
+    told = {"argv": ["{python}", "-c", "pass"], "ranks": [0], "threads": 1, "device": "cpu", "env": {}}
+    told |= {"hardware_seconds": 60.0, "code": ""}
+    host.start({"host": told, "job": {}, "address": "127.0.0.1", "port": 1})
+    assert host.ranks is not None
+    assert host.ranks.wait(30) == 0
+    host.read_tails(final=True)
+    assert list(host.outbox) == []
+    assert sorted(each.name for each in place.iterdir()) == ["code.zip", "spec.json", "torchrun.log"]
+
+
+def test_a_place_that_cannot_be_made_anew_is_told(tmp_path: Path) -> None:
+    (tmp_path / "place").touch()
+    with pytest.raises(Problem, match="place cannot be made anew: File exists"):
+        agent.new_folder(str(tmp_path / "place"))
+
+
 def test_gpus_that_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert agent.gpu_mask() is None
@@ -302,3 +360,16 @@ def test_the_memory_that_control_groups_allow(
         (tmp_path / name).write_text(text)
     assert agent.memory_limit(str(tmp_path), str(tmp_path / "own")) == limit
     assert agent.memory_limit(str(tmp_path), str(tmp_path / "nowhere")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        ("processor\t: 0\nmodel\t\t: 1\nmodel name\t: An EPYC  7B13 \nmodel name\t: b\n", "An EPYC 7B13"),
+        ("processor\t: 0\nCPU implementer\t: 0x41\n", None), ("model name", None), ("", None),
+    ],
+)  # fmt: skip
+def test_the_processors_model(text: str, model: str | None, tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    assert agent.processor(str(tmp_path / "cpuinfo")) == model
+    assert agent.processor(str(tmp_path / "nowhere")) is None

@@ -102,6 +102,25 @@ def test_what_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_bench_without_any_job_is_refused(
+    dry: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_suite(tmp_path, {"groups": [4], "jobs": [{"recipe": "digits"}]})
+    argv = [
+        str(path),
+        "--hosts",
+        "local:2x1",
+        "--runs",
+        str(tmp_path / "runs"),
+        *(["--dry-run"] if dry else []),
+    ]
+    code, out, err = run(capsys, *argv)
+    assert (code, out) == (2, "") and not (tmp_path / "runs").exists()
+    assert "local:2x1: no job of the suite can be made of these hosts" in err
+    assert "digits: no group of 4: there are 2 hosts" in err
+
+
 def test_overrides_go_where_they_mean_something() -> None:
     """A change of all entries changes those for which it means something; one with a name, that one alone."""
     training = ["train.max_steps=9", "measure.warmup=1"]

@@ -40,6 +40,8 @@ def test_a_healthy_fleet_is_fit() -> None:
     found = fold_bench(ended(suite_of({"groups": [1, 2]}), "local:8x1", fleet))
     assert set(verdicts(found).values()) == {"fit"}
     assert found.sound and found.complete
+    lead = found.jobs[0].model_copy(update={"warm_up": True})
+    assert not any(found.model_copy(update={"jobs": jobs}).sound for jobs in ([], [lead]))  # nothing was run
     assert [(each.hosts, each.jobs) for each in found.peers] == [(1, 8), (2, 4)]
     assert found.peers[1].samples_per_second == pytest.approx(200, rel=0.01)
     assert all(job.slower is not None and abs(job.slower) < 0.01 for job in found.jobs)
@@ -181,7 +183,7 @@ def test_failures_of_a_host_and_of_bad_input() -> None:
             records[task.id] = records[task.id].model_copy(update=told)
     found = fold_bench(ended(bench.suite, "local:12x1", result, records=records))
     named = verdicts(found)
-    assert named["local2"] == "failing"
+    assert named["local2"] == "failing" and "to blame" in found.hosts[2].reason
     assert named.pop("local3") in ("fit", "unknown")  # no pair of its own was good
     assert {name for host, name in named.items() if host != "local2"} == {"fit"}
     jobs = {job.job: job for job in found.jobs}
@@ -209,6 +211,9 @@ def test_a_host_that_cannot_be_reached_is_to_blame_alone() -> None:
     named = verdicts(found)
     assert named.pop("local2") == "failing"
     assert named.pop("local3") in ("fit", "unknown") and set(named.values()) == {"fit"}
+    verdict = next(each for each in found.hosts if each.host == "local2")
+    assert verdict.reason == "its jobs fail, and say themselves that it is to blame"
+    assert all(each.peers for each in verdict.evidence)  # none of its jobs was of it alone
     assert {job.failure for job in found.jobs if job.outcome == "failed"} == {"ssh_unreachable"}
 
 

@@ -18,39 +18,18 @@ from typer.testing import CliRunner
 
 from muster.cli.app import app
 from muster.core.bench import Bench, JobRecord
-from muster.core.errors import JobError, RunFolderError, UsageError
+from muster.core.errors import RunFolderError, UsageError
 from muster.core.result import Failure
 from muster.planner.rota import Task
 from muster.shell import FakeShell
-from muster.stages import bench_child
-from muster.stages.bench import Nobody, Surroundings, bench, continue_bench, dry_run
-from muster.stages.bench_inputs import BenchInputs, read_bench
+from muster.stages import bench_child, bench_loop
+from muster.stages.bench import Nobody, Surroundings, bench, continue_bench
+from muster.stages.bench_inputs import read_bench, reread
 from muster.stages.runs import benches
 from muster.store.benchfolder import BenchFolder
-from tests.unit.benches import Plays, diary_of, made, player, write_suite
+from tests.unit.benches import diary_of, inputs_of, long_on, made, play, player, well, write_suite
 
 ANY_SIZE = {"set": {"batch": {"global": None, "micro": 8}}}  # digits' global batch of 64 is not for 5 ranks
-
-
-def long_on(host: str) -> Plays:
-    """A job on this host takes a minute; others end at once."""
-    return lambda job, hosts: (60.0 if hosts == [host] else 0.05, 0, made(hosts))
-
-
-def inputs_of(tmp_path: Path, hosts: str, *jobs: dict[str, Any], **fields: Any) -> BenchInputs:
-    entries = [{"recipe": "digits", **job} for job in jobs]
-    path = write_suite(tmp_path, {"jobs": entries, "warm_up": False, **fields})
-    return read_bench(str(path), hosts)
-
-
-def play(tmp_path: Path, inputs: BenchInputs, plays: Plays, **around: Any) -> tuple[Bench, BenchFolder]:
-    folder = BenchFolder(tmp_path / "bench", mark="")
-    shell = player(tmp_path / "diary", plays)
-    return bench(inputs, folder, Surroundings(shell=shell, **around)), folder
-
-
-def well(job: str, hosts: Sequence[str]) -> tuple[float, int, Any]:
-    return 0.05, 0, made(hosts)
 
 
 def test_every_job_runs_and_no_host_is_in_two(tmp_path: Path) -> None:
@@ -113,6 +92,7 @@ def test_a_killed_job_says_by_what(tmp_path: Path) -> None:
 @pytest.mark.parametrize("heeds", [True, False])
 def test_a_timeout_ends_that_job_alone(tmp_path: Path, heeds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that heeds SIGINT, and one that heeds nothing but SIGKILL."""
+    monkeypatch.setattr(bench_loop, "LINGER", 0.3)
     monkeypatch.setattr(bench_child, "ASKED", 0.3)
     monkeypatch.setattr(bench_child, "TOLD", 0.3)
     inputs = inputs_of(
@@ -164,6 +144,10 @@ def test_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     assert f"{len(over)} of 6 jobs are over; muster bench --continue {folder.path}" in told.output
     before = diary_of(tmp_path / "diary")
 
+    with folder.held():
+        told = CliRunner().invoke(app, ["ls", "--runs", str(tmp_path)])
+        assert f"{len(over)} of 6 jobs are over; running" in told.output
+
     shell = player(tmp_path / "diary", well)
     again = continue_bench(folder, Surroundings(shell=shell))
     assert again.complete and len(again.jobs) == 6
@@ -178,6 +162,50 @@ def test_interrupted_and_gone_on_with(tmp_path: Path) -> None:
 
     nothing = continue_bench(folder, Surroundings(shell=FakeShell()))  # which starts nothing
     assert nothing.jobs == again.jobs
+
+
+def test_secrets_stay_in_private_files(tmp_path: Path) -> None:
+    """Those that the user typed, and those of the suite; a bench that goes on has them still."""
+    entries = [{"recipe": "digits", "groups": [1], "set": {"env.API_KEY": "of-the-suite"}}]
+    suite = write_suite(tmp_path, {"jobs": entries, "warm_up": False})
+    typed = ["digits:env.HF_TOKEN=hf_typed", 'env={"WANDB_PASSWORD": "pw_typed"}', "train.seed=3"]
+    inputs = read_bench(str(suite), "local:1", typed)
+    found, folder = play(tmp_path, inputs, well)
+    told = ["digits:env.HF_TOKEN=(hidden)", 'env={"WANDB_PASSWORD": "(hidden)"}', "train.seed=3"]
+    assert found.overrides == told
+    secrets = ("of-the-suite", "hf_typed", "pw_typed")
+    modes = {
+        path.relative_to(folder.path).as_posix(): path.stat().st_mode & 0o777
+        for path in folder.path.rglob("*")
+        if path.is_file() and any(each in path.read_text() for each in secrets)
+    }
+    assert modes == {"suite.yaml": 0o600, "recipes/digits.yaml": 0o600}
+    assert reread(folder).recipes["digits"].env == dict(
+        zip(("API_KEY", "HF_TOKEN", "WANDB_PASSWORD"), secrets, strict=True)
+    )
+    assert continue_bench(folder, Surroundings(shell=FakeShell())).overrides == told
+
+
+def test_what_is_normal_is_kept_for_a_bench_that_goes_on(tmp_path: Path) -> None:
+    """One host beside an earlier bench of eight, whose file is gone by then."""
+    (earlier := tmp_path / "earlier").mkdir()
+    jitter = {f"local{number}": 1 + 0.0005 * number for number in range(8)}
+    speeds = lambda job, hosts: (0.0, 0, made(hosts, 100.0 * jitter[hosts[0]]))  # noqa: E731
+    _, before = play(earlier, inputs_of(earlier, "local:8x1", {"groups": [1]}), speeds)
+    inputs = inputs_of(tmp_path, "local:1x1", {"groups": [1], "repeats": 3})
+    slow = lambda job, hosts: (0.0, 0, made(hosts, 90.0))  # noqa: E731
+    found, folder = play(tmp_path, inputs, slow, baseline=before.bench)
+    assert [each.verdict for each in found.hosts] == ["slow"]
+    shutil.rmtree(earlier)
+    again = continue_bench(folder, Surroundings(shell=FakeShell()))
+    assert [each.verdict for each in again.hosts] == ["slow"]
+    other = found.model_copy(update={"peers": [each.model_copy(update={"step_seconds": each.step_seconds * 2})
+                                               for each in found.peers]})  # fmt: skip
+    (tmp_path / "other.json").write_text(other.model_dump_json())
+    told = continue_bench(folder, Surroundings(shell=FakeShell(), baseline=tmp_path / "other.json"))
+    (tmp_path / "other.json").unlink()
+    assert [each.verdict for each in told.hosts] != ["slow"]
+    assert continue_bench(folder, Surroundings(shell=FakeShell())).hosts == told.hosts
 
 
 def test_a_job_that_ended_well_while_nobody_watched_counts(tmp_path: Path) -> None:
@@ -233,43 +261,6 @@ def test_a_job_that_still_runs_is_stopped_before_its_hosts_get_others(begun: boo
     assert [name for name, *_ in diary_of(tmp_path / "again")] == ["digits-1x-002.again1"]
 
 
-def test_what_cannot_be_started_is_a_failure_of_that_job(tmp_path: Path) -> None:
-    shell = player(tmp_path / "diary", well)
-    plays, count = shell.answer, 0
-    assert plays is not None
-
-    def answer(argv: Sequence[str]) -> Any:
-        nonlocal count
-        count += 1
-        if count == 1:
-            raise JobError("cannot start python: Resource temporarily unavailable", hint="ulimit -u")
-        return plays(argv)
-
-    inputs = inputs_of(tmp_path, "local:2x1", {"groups": [1]})
-    found = bench(inputs, BenchFolder(tmp_path / "bench"), Surroundings(shell=FakeShell(answer=answer)))
-    assert [job.outcome for job in found.jobs] == ["failed", "succeeded"]
-    assert found.jobs[0].hint == "ulimit -u" and not found.jobs[0].judged
-
-
-def test_groups_chosen_from_results(tmp_path: Path) -> None:
-    """A slow host of eight is found in waves, which are written down as they are chosen."""
-
-    def plays(job: str, hosts: Sequence[str]) -> tuple[float, int, Any]:
-        jitter = 1 + 0.0005 * (sum(map(ord, "".join(hosts))) % 5)
-        return 0.0, 0, made(hosts, (80.0 if "local3" in hosts else 100.0) * len(hosts) * jitter)
-
-    inputs = inputs_of(tmp_path, "local:8x1", {"groups": "adaptive"}, waves=6)
-    assert dry_run(inputs, BenchFolder(tmp_path / "x"))["adaptive"] == ["digits"]
-    found, folder = play(tmp_path, inputs, plays)
-    assert found.complete
-    assert {each.host: each.verdict for each in found.hosts if each.verdict != "fit"} == {"local3": "slow"}
-    waves = {job.wave for job in found.jobs}
-    assert len(waves) > 1 and None not in waves
-    assert len(folder.read_schedule()["jobs"]) == len(found.jobs)
-    again = continue_bench(folder, Surroundings(shell=FakeShell()))
-    assert again.hosts == found.hosts
-
-
 def test_folders(tmp_path: Path) -> None:
     inputs = inputs_of(tmp_path, "local:2x1", {"groups": [1]})
     (tmp_path / "bench").mkdir()
@@ -288,5 +279,9 @@ def test_folders(tmp_path: Path) -> None:
 def test_two_at_the_same_bench(tmp_path: Path) -> None:
     folder = BenchFolder(tmp_path / "bench")
     folder.create()
-    with folder.held(), pytest.raises(RunFolderError, match="another process works"), folder.held():
-        pass
+    assert not folder.busy()
+    with folder.held():
+        assert folder.busy()
+        with pytest.raises(RunFolderError, match="another process works"), folder.held():
+            pass
+    assert not folder.busy()

@@ -25,6 +25,7 @@ from muster.planner.setting import sequence_of as planned_sequence
 from muster.stages.inputs import read_inputs
 from muster.stages.text_inputs import check_sequence
 from muster.stages.warm import warm_recipe
+from muster.worker import together
 from muster.worker.data.packed import Packed
 from muster.worker.data.text import source_of
 from muster.worker.data.tokenizer import TEXT_END, train_text_tokenizer
@@ -213,9 +214,9 @@ def test_hosts_with_other_text_are_named(tmp_path: Path) -> None:
         made = recipe(data={"path": str(tmp_path / "a.txt")}, model={"init": "random", "vocab_size": 300})
         tokens = open_tokens(source_of(made.data), causal_lm.tokenizing(made), tmp_path / "cache")  # type: ignore[arg-type]
         digests.append(tokens.digest)
-    causal_lm.check_alike([("node1", digests[0]), ("node2", digests[0])])
-    with pytest.raises(DataError, match=r"node1 has [0-9]+ tokens, .*, node3 [0-9]+ tokens"):
-        causal_lm.check_alike([("node1", digests[0]), ("node2", digests[0]), ("node3", digests[1])])
+    together.compare("the text is", [("node1", digests[0]), ("node2", digests[0])])
+    with pytest.raises(DataError, match=r"node\[1-2\] has [0-9]+ tokens, .*; node3 has [0-9]+ tokens"):
+        together.compare("the text is", [("node1", digests[0]), ("node2", digests[0]), ("node3", digests[1])])
 
 
 def test_the_warm_job_reads_no_text() -> None:

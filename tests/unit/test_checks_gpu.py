@@ -23,7 +23,7 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         answer: dict[str, Any] = probed("gpu", **ask)
         # This machine's own: its PCI bus and its kernel's log.
-        return {**answer, "pci": len(answer["gpus"]), "xids": []}
+        return {**answer, "pci": len(answer["gpus"]), "xids": [], "log_from": 0.0}
 
     return probe
 
@@ -150,12 +150,150 @@ def test_smaller_gpus_and_fewer_links_than_elsewhere(look: Any) -> None:
     assert levels(usual, profile="h200-8")["memory"] == FAIL
 
 
+@pytest.mark.parametrize(
+    "word", ["Unknown Error", "[Unknown Error]", "GPU is lost", "ERR!", "[GPU requires reset]"]
+)
+def test_a_gpu_that_does_not_answer_among_others_that_do(look: Any, word: str) -> None:
+    gpus = [smi.hopper(index) for index in range(4)]
+    gpus[2] = smi.lost(gpus[2], word)
+    answer = look(smi.document(*gpus), smi.nvlink(18, 18), f"9.0\n9.0\n{word}\n9.0\n")
+    assert [gpu["capability"] for gpu in answer["gpus"]] == [[9, 0], [9, 0], None, [9, 0]]
+    for gpu in (answer["gpus"][3], answer["gpus"][1]):
+        gpu["links"] = [26.562] * 18
+    found = judged("gpu", {"n1": answer, "n2": host(look, *(smi.hopper(index) for index in range(4)))})
+    driver = found["driver", "n1"]
+    assert (driver.level, driver.problem) == (FAIL, "a GPU does not answer the driver")
+    assert driver.evidence == f"00000000:1A:00.0: {word.strip('[]')}" and "reset" in (driver.remedy or "")
+    rest = {check: each for (check, name), each in found.items() if name == "n1" and check != "driver"}
+    assert {check for check, each in rest.items() if each.level == PASS} == {"count", "xid"}
+    assert {each.level for each in rest.values()} == {PASS, UNKNOWN}
+    for check in ("ecc", "memory_repair", "throttling", "clocks", "pcie", "temperature", "nvlink", "memory"):
+        assert rest[check].problem == "some GPUs do not tell"
+        assert rest[check].evidence == f"00000000:1A:00.0: {word.strip('[]')}"
+    assert {each.level for (_, name), each in found.items() if name == "n2"} == {PASS}
+
+
+def test_the_only_gpu_does_not_answer(look: Any) -> None:
+    found = levels(look(smi.document(smi.lost(smi.hopper(), "Unknown Error"))))
+    assert found.pop("driver") == FAIL
+    assert {check for check, level in found.items() if level != UNKNOWN} == {"count", "xid"}
+
+
+def test_a_field_that_one_gpu_of_a_model_does_not_tell_is_unknown(look: Any) -> None:
+    """A driver's error in a field that healthy GPUs may lack is no failure of the GPU."""
+    silent = smi.hopper(1).replace("<current_ecc>Enabled", "<current_ecc>Unknown Error")
+    silent = silent.replace("<max_link_width>", "<x>").replace(
+        "<current_link_width>16x", "<current_link_width>N/A"
+    )
+    found = judged("gpu", {"n1": host(look, smi.hopper(), silent.replace("</max_link_width>", "</x>"))})
+    odd = {check: each for (check, _), each in found.items() if each.level != PASS}
+    assert {check: each.level for check, each in odd.items()} == {"ecc": UNKNOWN, "pcie": UNKNOWN}
+    assert odd["ecc"].evidence == "00000000:19:00.0: not told"
+
+
+def test_a_card_that_cannot_tell_what_other_models_do_is_no_trouble(look: Any) -> None:
+    """A display card beside GPUs that compute."""
+    answer = look(smi.document(smi.hopper(), smi.geforce(9)), smi.nvlink(18), "9.0\n6.1\n")
+    found = levels(answer, profile="workstation")
+    assert UNKNOWN not in found.values()
+    assert [found[check] for check in ("ecc", "memory_repair", "mig", "temperature")] == [PASS] * 4
+
+
+@pytest.mark.parametrize("states", ["N/A", "", None])
+def test_reasons_that_are_not_told_are_not_none(look: Any, states: str | None) -> None:
+    gpu = smi.hopper()
+    before, _, rest = gpu.partition("<clocks_event_reasons>")
+    rest = rest.partition("</clocks_event_reasons>")[2]
+    told = "" if states is None else f"<clocks_event_reasons>{states}</clocks_event_reasons>"
+    answer = host(look, before + told + rest)
+    assert answer["gpus"][0]["reasons"] is None
+    assert levels(answer)["throttling"] == UNKNOWN
+    assert levels(host(look, before + told + rest, smi.hopper(1)))["throttling"] == UNKNOWN
+
+
 @pytest.mark.parametrize(("xid", "level"), [(79, FAIL), (48, FAIL), (13, PASS), (31, PASS)])
 def test_xids(look: Any, xid: int, level: object) -> None:
     event = {"bus": "0000:3b:00", "xid": xid, "count": 2, "text": "pid=1, GPU has fallen off the bus."}
     answer = host(look, smi.hopper(), xids=[event])
     assert levels(answer)["xid"] == level
     assert levels({**answer, "xids": None})["xid"] == UNKNOWN
+
+
+class Kernel:
+    """A C library whose kernel's log is this; None: it may not be read."""
+
+    def __init__(self, log: str | None) -> None:
+        self.log = log
+
+    def __call__(self, *_: Any) -> Kernel:
+        return self
+
+    def klogctl(self, _: int, held: Any, size: int) -> int:
+        if self.log is None:
+            return -1
+        held.raw = self.log.encode().ljust(size, b"\0")
+        return len(self.log)
+
+
+BOOT = "<5>[    0.000000] Linux version 6.1\n"
+FALLEN = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n"
+
+
+@pytest.mark.parametrize(
+    ("ring", "journal", "level", "words"),
+    [
+        (BOOT, "", PASS, "none"),
+        (
+            f"{BOOT}<3>[ 7200.500000] {FALLEN}",
+            "",
+            FAIL,
+            "(1x): pid=1, GPU has fallen off the bus. (last 2 h 0 min",
+        ),
+        # The buffer has wrapped: the journal knows, or nobody does.
+        (
+            "<6>[90000.1] eth0: up\n",
+            f"[    3.1] n1 kernel: Linux version 6\n[   70.5] n1 kernel: {FALLEN}",
+            FAIL,
+            "last 1 min 10 s",
+        ),
+        ("<6>[90000.1] eth0: up\n", "[    3.1] n1 kernel: Linux version 6.1\n", PASS, "none"),
+        ("<6>[90000.1] eth0: up\n", "", UNKNOWN, "none, but it begins 25 h 0 min after"),
+        (
+            "<6>[90000.1] eth0: up\n",
+            "[80000.0] n1 kernel: eth0: up\n",
+            UNKNOWN,
+            "it begins 22 h 13 min after",
+        ),
+        (f"<6>[90000.1] {FALLEN}", "", FAIL, "Xid 79"),
+        ("", "", UNKNOWN, "none, but its beginning is missing"),  # dmesg -C
+        (None, "[    0.0] n1 kernel: Linux version 6.1\n", PASS, "none"),
+        (None, "", UNKNOWN, ""),
+        (None, f"[  99.0] n1 kernel: {FALLEN}", FAIL, "(1x)"),
+        # Both have it: the one that has seen more counts, and the later time.
+        (
+            f"{BOOT}<3>[   80.0] {FALLEN}<3>[   81.0] {FALLEN}",
+            f"[  99.0] n1 kernel: {FALLEN}",
+            FAIL,
+            "(2x): pid=1, GPU has fallen off the bus. (last 1 min 39 s",
+        ),
+    ],
+)
+def test_xids_are_looked_for_since_boot(
+    ring: str | None, journal: str, level: object, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(smi.install(tmp_path, smi.document(smi.hopper()))))
+    (tmp_path / "journal").write_text(journal)
+    script = tmp_path / "journalctl"
+    script.write_text(f"#!/bin/sh\ncat {tmp_path}/journal\n")
+    script.chmod(0o755)
+    monkeypatch.setattr("ctypes.CDLL", Kernel(ring))
+    monkeypatch.setattr("time.monotonic", lambda: 100_000.0)
+    found = judged("gpu", {"n1": probed("gpu")})["xid", "n1"]
+    assert found.level == level and words in found.evidence
+    if level == FAIL:
+        assert " ago)" in found.evidence and (found.remedy or "").endswith("until a reboot")
+    if level == UNKNOWN:
+        assert found.problem.startswith("the kernel's log ") and found.remedy
 
 
 def linked(name: str, *counts: int) -> dict[str, Any]:
@@ -260,5 +398,10 @@ def test_the_mask_is_counted(look: Any, monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("PATH", str(smi.install(tmp_path, smi.document(smi.hopper()))))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,GPU-1 , ")
     assert probed("gpu")["mask"] == 2
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert probed("gpu")["mask"] == 0
+    # As CUDA and the agent have it, the list ends at the first entry that names no GPU.
+    for mask, count in (("", 0), ("-1", 0), ("0,-1,0", 1), ("7", 0), ("none", 0)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+        assert probed("gpu")["mask"] == count
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,-1")
+    assert probed("gpu")["mask"] == 2  # also where the driver has told nothing

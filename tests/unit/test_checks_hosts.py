@@ -93,6 +93,30 @@ def test_limits(check: str, changes: dict[str, Any], slots: int, level: object) 
 
 
 @pytest.mark.parametrize(
+    "names", [("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")]
+)
+def test_the_lowest_memory_limit_counts_whatever_is_used_beside_it(
+    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slice has less left, and the scope inside it a limit that the ranks reach first. Of processes, what
+    is left counts."""
+    slice_, old = "/sys/fs/cgroup/{}job.slice", names[0] == "memory.limit_in_bytes"
+    files = {
+        "/proc/self/cgroup": "4:memory:/job.slice/own\n3:pids:/job.slice/own" if old else "0::/job.slice/own"
+    }
+    memory, pids = (slice_.format(f"{name}/" if old else "") for name in ("memory", "pids"))
+    for folder, limit, used in ((memory + "/own", 4, 1), (memory, 100, 99)):
+        files[f"{folder}/{names[0]}"], files[f"{folder}/{names[1]}"] = str(limit * GIB), str(used * GIB)
+    for folder, limit, used in ((pids + "/own", 400, 1), (pids, 1000, 990)):
+        files[f"{folder}/pids.max"], files[f"{folder}/pids.current"] = str(limit), str(used)
+    monkeypatch.setattr("tests.unit.judging.text", files.get)
+    answer = probed("limits")
+    assert (answer["memory"], answer["pids"]) == ([4 * GIB, GIB], [1000, 990])
+    found = limits("memory", 8, memory=answer["memory"])
+    assert (found.level, found.evidence) == (FAIL, "4.0 GiB, and 8 ranks need 8.0 GiB")
+
+
+@pytest.mark.parametrize(
     ("offset", "error", "level"),
     [(0.1, 0.02, PASS), (-0.7, 0.3, PASS), (-0.7, 0.1, WARN), (8, 0.1, FAIL), (9, 6, WARN), (3600, 1, FAIL)],
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.checks._judging import Differ, differing, majority, number, version_key, world_size
+from muster.checks._judging import Differ, _near, differing, majority, number, version_key, world_size
 from tests.unit.judging import FAIL, PASS, WARN, context
 
 DIFFER = Differ("another size than most hosts")
@@ -39,6 +41,26 @@ def test_numbers_are_close_or_not_and_text_is_not_a_number() -> None:
     assert [each.level for each in differing("x.y", {"n1": "3.1", "n2": "3.1", "n3": "3.10"}, DIFFER)][
         2
     ] == WARN
+
+
+def test_an_outlier_at_the_edge_draws_no_host_away_from_the_others() -> None:
+    near = Differ("p", tolerance=0.03)
+    sizes = [974, 1000, 1000, 1000, 1004, 1004, 1004, 1004]
+    for low, level in ((974, PASS), (968, WARN)):
+        values = {f"n{index}": size for index, size in enumerate([low, *sizes[1:]])}
+        found = differing("x.y", values, near)
+        assert [each.level for each in found] == [level] + [PASS] * 7
+        assert [each.evidence for each in found][1:] == [str(size) for size in sizes[1:]]
+    assert found[0].evidence == "968 here (1004 on n[1-7] (most); 968 on n0)"
+
+
+def test_ten_thousand_different_values_are_grouped_soon() -> None:
+    values = [1000.0 + index for index in range(10_000)]
+    began = time.process_time()
+    near = _near(values, 0.001)
+    assert time.process_time() - began < 2  # each against each would take minutes
+    assert len(near) == 10_000 and near[10_990.0] == near[10_999.0]
+    assert all(abs(value - centre) <= 0.001 * centre for value, centre in near.items())
 
 
 def test_a_missing_value_is_a_difference() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,20 @@ def test_a_name_that_one_host_does_not_know_and_one_that_nobody_knows() -> None:
     assert found[2].evidence == "n[1-2]"
     nobody = {host: {"views": {name: [] for name in HOSTS}, "slow": False} for host in HOSTS}
     assert [each.level for each in agreed(nobody)] == [NA] * 3  # aliases of the user's ssh alone
+
+
+def test_names_that_mean_every_host_itself_are_wrong_on_all_that_have_them() -> None:
+    """Cloned images: each host's /etc/hosts has the first one's name on 127.0.1.1."""
+    loop = {"n1": ["127.0.1.1"]}
+    found = agreed(views(n1=loop, n2=loop, n3=loop))
+    assert [each.level for each in found] == [PASS, WARN, WARN]
+    assert found[1].problem == "names of peers mean this host itself"
+    assert found[1].evidence == "n1: 127.0.1.1" and "/etc/hosts" in (found[1].remedy or "")
+    one = agreed(views(n2={"n1": ["127.0.1.1", "::1"]}))  # who sees the peer where it is, is not blamed
+    assert [each.level for each in one] == [PASS, WARN, PASS]
+    answers = dict.fromkeys(HOSTS, known())
+    pretend = judged("names", answers, peers=views(n2=loop), one_machine=True)
+    assert pretend["peers", "n2"].level == NA
 
 
 def test_who_was_not_in_the_sample_is_not_blamed_and_who_vanished_is_unknown() -> None:
@@ -258,8 +273,10 @@ def interface(**route: Any) -> dict[str, Any]:
     [
         ("route", {"interface": "docker0"}, WARN),
         ("route", {"interface": "virbr0"}, WARN),
-        ("route", {"interface": "lo", "to": "10.0.0.2"}, WARN),
-        ("route", {"interface": "lo", "to": "127.0.0.2"}, PASS),
+        ("route", {"interface": "lo", "asked": "10.0.0.2", "to": "10.0.0.2"}, WARN),
+        ("route", {"interface": "lo", "asked": "127.0.0.2", "to": "127.0.0.2"}, PASS),
+        ("route", {"interface": "lo", "asked": "node1", "to": "127.0.1.1"}, WARN),
+        ("route", {"interface": "lo", "asked": "node1", "to": "::1"}, WARN),
         ("speed", {"speed": 1000}, WARN),
         ("speed", {"speed": -1}, NA),
         ("mtu", {"mtu": 9000}, WARN),
@@ -272,6 +289,53 @@ def interface(**route: Any) -> dict[str, Any]:
 def test_the_way_to_the_peers(check: str, route: dict[str, Any], level: object) -> None:
     found = judged("network", {"n1": interface(), "n2": interface(**route), "n3": interface()})
     assert [found[check, host].level for host in HOSTS] == [PASS, level, PASS]
+
+
+def test_the_way_is_not_told_by_a_name_that_means_this_host_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one is asked: who the connection comes from. A loopback address that is given is meant."""
+    means = {"node1": "127.0.1.1", "10.0.0.9": "10.0.0.9", "127.0.0.2": "127.0.0.2"}
+    sources = {"127.0.1.1": "127.0.0.1", "10.0.0.9": "10.0.0.1", "127.0.0.2": "127.0.0.1"}
+
+    class Trial:
+        """A socket of a host whose addresses are these."""
+
+        def __init__(self, *kind: Any) -> None:
+            self.real = REAL(*kind)
+
+        def __enter__(self) -> Trial:
+            return self
+
+        def __exit__(self, *error: Any) -> None:
+            self.real.close()
+
+        def fileno(self) -> int:
+            return self.real.fileno()
+
+        def connect(self, to: tuple[str, int]) -> None:
+            self.source = sources[to[0]]
+
+        def getsockname(self) -> tuple[str, int]:
+            return self.source, 1
+
+    def look(name: bytes, *_: Any, **__: Any) -> Any:
+        if name.decode() not in means:
+            raise OSError("not known")
+        return [(socket.AF_INET, 2, 17, "", (means[name.decode()], 9))]
+
+    monkeypatch.setattr(socket, "socket", Trial)
+    monkeypatch.setattr(socket, "getaddrinfo", look)
+
+    def way(peer: str, client: str) -> Any:
+        monkeypatch.setenv("SSH_CONNECTION", f"{client} 1 10.0.0.1 22")
+        return probed("network", hosts={"a": "127.0.0.1", "b": peer})["route"]
+
+    assert way("node1", "elsewhere")["asked"] == "node1"  # nobody else is known
+    assert way("node1", "elsewhere")["to"] == "127.0.1.1"
+    assert way("127.0.0.2", "10.0.0.9")["asked"] == "127.0.0.2"
+    assert way("node1", "10.0.0.9") is None  # an address that no interface here has: not loopback's
+
+
+REAL = socket.socket
 
 
 def test_a_slow_link_is_below_what_a_profile_asks_by_number() -> None:

@@ -10,8 +10,9 @@ import pytest
 from muster.core.errors import RecipeError, UsageError
 from muster.core.inventory import parse_hosts
 from muster.core.machines import parse_machines
-from muster.core.recipe import Recipe
+from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import load_recipe
+from muster.core.trace import Parameter, Pass, Trace
 from muster.planner.decide import Decided, decide
 from muster.planner.fit import lacking, need
 from muster.planner.steptime import Calibration
@@ -111,6 +112,51 @@ def test_gradient_checkpointing_alone_can_be_open() -> None:
     decided = decide(recipe, parse_hosts("node1"), {"node1": about}, one_machine=False)
     assert decided.recipe.train.checkpointing is False
     assert [each.changes["train.gradient_checkpointing"] for each in decided.candidates] == ["false", "true"]
+
+
+QWEN = {
+    "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
+}  # fmt: skip
+
+
+def of_no_known_family(memory: int, *, traces: bool) -> Decided:
+    """A model without closed forms, whose recomputation cannot be traced; 1 GB of parameters in fp32."""
+
+    def tracer(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace | None:
+        if recipe.train.checkpointing or not traces:
+            return None
+        passes = (Pass(2, 200, 0, 0, 0, 300, 10, 30, 0), Pass(4, 400, 0, 0, 0, 600, 20, 60, 0))
+        tensors = (Parameter("a.weight", (250_000, 1000), True, "a"),)
+        return Trace(tensors, passes, 0, "fp32", "cpu", False, (2,), {}, 0.0)
+
+    recipe = recipe_from({
+        "workload": "causal-lm", "model": {"config": QWEN, "init": "random"},
+        "data": {"synthetic": {}, "sequence": 8}, "train": {"gradient_checkpointing": "auto"},
+    })  # fmt: skip
+    about = {"node1": {"cores": 8, "gpus": [], "memory_total": memory}}
+    return decide(recipe, parse_hosts("node1"), about, one_machine=False, tracer=tracer)
+
+
+def test_a_way_that_could_not_be_counted_does_not_fit() -> None:
+    found = of_no_known_family(64 * 10**9, traces=True)
+    assert found.setting is not None
+    assert [each.fits for each in found.candidates] == [True, None]
+    assert [each.chosen for each in found.candidates] == [True, False]
+    assert "the mildest of 1 ways that fit (of 2)" in found.candidates[0].why
+    assert "is not known here" in found.candidates[1].why
+    with pytest.raises(UsageError, match="needs about") as refused:
+        of_no_known_family(3 * 10**9, traces=True)
+    assert refused.value.hint is not None  # nor is it offered
+    assert refused.value.hint.startswith("nothing that was tried would fit")
+
+
+def test_where_no_way_can_be_counted_that_is_said() -> None:
+    found = of_no_known_family(64 * 10**9, traces=False)
+    assert found.setting is None
+    assert found.candidates[0].chosen
+    assert found.candidates[0].fits is None
+    assert "whether it fits, is not known here" in found.candidates[0].why
 
 
 def test_a_way_that_cannot_do_what_the_recipe_wants_is_left_out() -> None:

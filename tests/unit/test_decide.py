@@ -181,6 +181,25 @@ def test_device_and_slots(
     assert (decided.device, decided.slots, decided.visible_gpus) == (device, slots, visible)
 
 
+def test_gpus_that_no_rank_uses_decide_nothing() -> None:
+    """Ranks take a host's first ones, pretend hosts theirs one after the other."""
+    about = facts(a=[A100, P100, None])
+    for index, memory in enumerate((48, 4, 2)):
+        about["a"]["gpus"][index]["memory_total"] = memory * 10**9
+    alone = on(about, hosts="a:1")
+    assert (alone.precision, alone.room.device) == ("bf16", 48 * 10**9)
+    assert on(about, hosts="a:1", precision="bf16", **OTHER).precision == "bf16"
+    two = on(about, hosts="a:2")
+    assert (two.precision, two.room.device) == ("fp32", 4 * 10**9)
+    here = {"local0": about["a"], "local1": about["a"]}
+    shared = on(here, hosts="local:2x1", one_machine=True)
+    assert shared.visible_gpus == ((0,), (1,))
+    assert (shared.precision, shared.room.device) == ("fp32", 4 * 10**9)
+    assert "GPU of local1 has compute capability 6.0" in why(shared, "precision")
+    separate = on({"a": about["a"], "b": about["a"]}, hosts="a:1,b:1")
+    assert (separate.precision, separate.room.device) == ("bf16", 48 * 10**9)
+
+
 def test_pretend_hosts_share_the_machines_gpus_and_cores() -> None:
     decided = on(facts(local0=[A100] * 4, local1=[A100] * 4), hosts="local:2x2", one_machine=True)
     assert decided.visible_gpus == ((0, 1), (2, 3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.core.devices import BY_HAND, Device, driver_device, entries, find_device, named, names
+from muster.core.devices import BY_HAND, Device, driver_device, entries, find_device, named, names, plain_name
 from muster.core.errors import UsageError
 from muster.core.links import between_hosts, ethernet, find_link
 from muster.core.links import names as link_names
@@ -106,15 +106,35 @@ def test_unknown_devices_name_the_nearest_and_the_way_by_hand() -> None:
 
 def test_a_device_by_hand() -> None:
     found = find_device("mydev{tflops=100,memory=48e9,bandwidth=900e9}")
-    assert found == Device(
-        "mydev", dict.fromkeys(("fp32", "tf32", "bf16", "fp16"), 100e12), 48 * 10**9, 900e9
-    )
+    peaks = dict.fromkeys(("fp32", "tf32", "bf16", "fp16"), 100e12)
+    name = "mydev{bandwidth=9e+11,memory=4.8e+10,tflops=100}"
+    assert found == Device(name, peaks, 48 * 10**9, 900e9)
     assert find_device("mydev{fp32=20, bf16=80, memory=48GiB}").peaks == {"fp32": 20e12, "bf16": 80e12}
     assert find_device("mydev{fp32=20,memory=48GiB}").memory == 48 * 2**30
     over = find_device("rtx-3070{bf16=81,bandwidth=448GB/s}")  # figures laid over those of the table
     assert over.peaks == {"fp32": 20.3e12, "bf16": 81e12} and over.bus == "pcie4"
     assert over.memory == 8 * 10**9 and over.bandwidth == 448e9
     assert find_device("cpu{tflops=0.1}").kind == "cpu"
+    assert Device("cpu AMD EPYC 7763", {}).kind == Device("cpu", {}).kind == "cpu"
+    assert Device("cpux", {}).kind == find_device("cpu-like{tflops=1}").kind == "cuda"
+
+
+def test_figures_by_hand_are_part_of_a_name() -> None:
+    """In one spelling, which finds the same again; what is the table's alone keeps its name."""
+    for text in ("h200{bf16=700}", "H200{ bf16 = 7e2 }", "h200{bf16=700.0,}"):
+        assert find_device(text).name == "h200{bf16=700}"
+    over = find_device("rtx-3070{memory=8GB,bandwidth=448e9}")
+    assert find_device(over.name) == over
+    assert find_device("h200{}").name == "h200" == plain_name("h200{bf16=700}")
+    for text in ("10Gbit{usable=0.5}", "10gbe{ usable=.5 }"):
+        assert find_link(text).name == "10Gbit{usable=0.5}"
+    assert len({find_link(f"{{bandwidth={size}e9}}").name for size in (1, 2)}) == 2
+    for text in ("hdr{latency=1e-5,bandwidth=2e10}", "{bandwidth=1.1e9,latency=20e-6}"):
+        link = find_link(text)
+        assert find_link(link.name).seconds(1e6) == link.seconds(1e6)
+    assert find_link("{bandwidth=1234567.8}").name != find_link("{bandwidth=1234567.9}").name
+    assert find_link("10Gbit{}") == find_link("10Gbit")
+    assert find_link("{bandwidth=2e9,usable=0.5}").bandwidth == 1e9
 
 
 @pytest.mark.parametrize(
@@ -192,6 +212,8 @@ def test_machines() -> None:
     own = parse_machines("mydev{tflops=100,memory=48e9,bandwidth=900e9}:8x4,10Gbit{usable=0.8,latency=1e-4}")
     assert own.ranks == 32 and own.device.bandwidth == 900e9
     assert own.link is not None and own.link.latency == 1e-4 and own.inner is None
+    inner = parse_machines("a100:8x2,hdr,pcie4{usable=0.5}")
+    assert inner.inner == find_link("pcie4{usable=0.5}") and inner.link == find_link("hdr")
     assert found.on(2).ranks == 16 and found.over(find_link("hdr")).link == find_link("ib-hdr")
 
 

@@ -4,6 +4,7 @@ harm."""
 from __future__ import annotations
 
 import json
+import os
 import typing
 from pathlib import Path
 
@@ -63,6 +64,28 @@ def test_a_loss_that_is_not_a_number_survives() -> None:
     assert isinstance(back, events.Log)
     assert back.loss is not None
     assert back.loss != back.loss
+
+
+def test_bytes_that_are_no_utf8_cost_no_event(tmp_path: Path) -> None:
+    """As in the name of an image's file that Latin-1 was used for."""
+    name = os.fsdecode(b"caf\xe9.png")
+    written = [
+        events.Answer(
+            time=1, index=0, question=name, predicted="\ud83d", expected="\\\udc80\U0001f600", exact=False
+        ),
+        events.HostFacts(time=1, facts={"names": [name]}),
+        events.Failed(time=1, what=f"{name} is no image"),
+    ]
+    path = tmp_path / "rank0.events.jsonl"
+    path.write_text("".join(f"{events.to_line(event)}\n" for event in written), encoding="utf-8")
+    answer, facts, failed = events.read_events(path)
+    assert isinstance(answer, events.Answer)
+    assert (answer.question, answer.predicted) == (r"caf\udce9.png", r"\ud83d")
+    assert answer.expected == "\\\\udc80\U0001f600"
+    assert isinstance(facts, events.HostFacts)
+    assert facts.facts == {"names": [r"caf\udce9.png"]}
+    assert isinstance(failed, events.Failed)
+    assert failed.what == r"caf\udce9.png is no image"
 
 
 def test_fields_of_a_later_version_are_left_out() -> None:

@@ -112,16 +112,25 @@ def test_what_a_plan_learns_of_the_link() -> None:
     """By hand: of three ranks' largest all-reduce, 4/3 of its bytes in its time; latency in four steps."""
     names = ["a", "b", "c"]
     beside = {"bytes": 4096, "computing": 0.9, "exchanging": 0.8, "meeting": 0.002, "apart": 0.02}
-    told = [*whole(names), sweep("all-gather", 8192, 0.004), (0, "beside", beside)]
+    told = [*whole(names), sweep("all-gather", 4104, 0.004), (0, "beside", beside)]
+    told += [sweep("all-reduce", 8192, 0.003), sweep("all-gather", 2048, 0.0001)]
     latency = {**LATENCY, "median": CALL["gloo"] + 4e-5}
     told = [
         (0, "latency", latency) if kind == "latency" else (rank, kind, content)
         for rank, kind, content in told
     ]
     found = link_figures(figures(names, told), 3)
-    bandwidth = 4096 / 0.0015 * 4 / 3
+    bandwidth = 8192 / 0.003 * 4 / 3
     assert found.bandwidth == pytest.approx(bandwidth) and found.latency == pytest.approx(1e-5)
-    assert found.beside.gather == pytest.approx(8192 / 0.004 * 2 / 3 / bandwidth)
+    alike = 4096 / 0.0015 * 4 / 3  # the largest that an all-gather was measured with, to some bytes
+    assert found.beside.gather == pytest.approx(4104 / 0.004 * 2 / 3 / alike)
+    small = [told for told in whole(names) if told[1] != "sweep"]
+    small += [
+        sweep("all-reduce", 8192, 0.003),
+        sweep("all-reduce", 1024, 0.001),
+        sweep("all-gather", 1024, 0.001),
+    ]
+    assert link_figures(figures(names, small), 3).beside.gather is None  # too small to show it
     assert (found.beside.computing, found.beside.exchanging, found.beside.meeting) == (0.9, 0.8, 0.002)
     with pytest.raises(UsageError, match="no all-reduce was measured"):
         link_figures(figures(names, [matmul(0, 1e9)]), 3)

@@ -105,6 +105,26 @@ def test_a_connection_that_breaks_is_tried_again(broken: int, tmp_path: Path) ->
     assert not list(run.path.glob("model.*"))
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_model_that_was_fetched_before_is_replaced(whole: bool, tmp_path: Path) -> None:
+    """By a controller that died before the end was written; what does not come whole replaces nothing."""
+    run = RunFolder(tmp_path / "run")
+    for name in ("model", "model.before"):
+        (run.path / name).mkdir(parents=True)
+        (run.path / name / "old").write_text("of the first attempt")
+    shell = FakeShell(
+        answer_run=lambda argv: (0, MARK + packed(["model/new" if whole else "other/new"]), b"")
+    )
+    if whole:
+        fetch_model(ssh, NODE, Launch(), "/base", run, shell)
+    else:
+        with pytest.raises(HostError, match="could not be fetched: what came has no model"):
+            fetch_model(ssh, NODE, Launch(), "/base", run, shell)
+    assert [path.name for path in run.model.iterdir()] == ["new" if whole else "old"]
+    assert len(shell.started) == (1 if whole else ATTEMPTS)
+    assert whole != (run.path / "model.before").exists()
+
+
 def test_a_host_that_says_why(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="No space left on device"):
         fetch(tmp_path, 2, MARK, b"tar: cannot write: No space left on device\n")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from muster.core import families
+from muster.core.batch import resolve_batch
 from muster.core.errors import UsageError
 from muster.planner.activations import Kept, Lengths, activation_bytes, layer_bytes, logit_bytes, stacks
 from muster.planner.fit import (
@@ -25,7 +26,7 @@ from muster.planner.fit import (
     largest_micro,
     need,
 )
-from muster.planner.remedies import changes, refusal, remedies
+from muster.planner.remedies import NOTHING_SAID, Said, apply, changes, refusal, remedies
 
 GIB = 2**30
 OPT = {
@@ -234,6 +235,23 @@ def test_t5_as_it_was_measured(name: str) -> None:
     assert abs(outside(planned, least, most)) <= tolerance
 
 
+def of_a_billion(engine: str, stage: int = 0) -> int:
+    """Bytes of a rank alone with a billion parameters in fp32, one sample of 96 tokens, in all: a decoder
+    with opt-1.3b's widths and 18 layers. ZeRO's bucket as in those authors' runs: 5e8 elements."""
+    config = {**(families.size("opt-1.3b") or {}), "num_hidden_layers": 18}
+    planned = tiny(
+        config=config, parameters=10**9, trainable=10**9, lengths=Lengths(96), precision="fp32", ranks=1,
+        ranks_per_host=1, engine=engine, stage=stage, bucket=5 * 10**8 if stage else 0,
+    )  # fmt: skip
+    return sum(needed(planned).device.values())
+
+
+def test_the_published_sum_for_a_billion_parameters_lies_between_two_plans() -> None:
+    """22 GB, a sum of 20 bytes per parameter and activations: more than a plain run needs, which has no
+    second copy of the weights; less than ZeRO-1 with such a bucket, and all that a process has besides."""
+    assert 17 * 10**9 < of_a_billion("ddp") < 22 * 10**9 < of_a_billion("deepspeed", 1) < 27 * 10**9
+
+
 def test_the_largest_micro_batch() -> None:
     setting = tiny(stage=2)
     sizes = {micro: sum(needed(replace(setting, micro=micro)).device.values()) for micro in (1, 5, 6)}
@@ -296,6 +314,68 @@ def test_every_change_that_is_offered_was_tried() -> None:
     assert remedies(setting, room, "opt-66b")[0] == " ".join(f"{k}={v}" for k, v in fitting[0][0].items())
     assert all(len(way) >= len(fitting[0][0]) for way, _ in fitting)
     assert all(not fits(each, room) for way, each in changes(setting) if len(way) < len(fitting[0][0]))
+
+
+def overridden(way: str, setting: Setting) -> tuple[dict[str, str], int]:
+    """The overrides of an offered change, and the ranks that it is for."""
+    words = way.removesuffix(" such ranks").split()
+    ranks = int(words.pop()) if way.endswith("such ranks") else setting.ranks
+    return dict(word.split("=") for word in words if word != "on"), ranks
+
+
+@pytest.mark.parametrize(
+    ("micro", "accumulation", "said"),
+    [
+        (24, 1, Said(accumulation=1, global_=24 * 4)),
+        (36, 1, Said(global_=36 * 4)),
+        (35, 2, Said(accumulation=2, global_=35 * 2 * 4)),
+        (97, 1, Said(global_=97 * 4)),  # a prime: one sample at a time
+        (64, 1, Said(samples=300)),
+        (64, 1, Said(accumulation=1)),
+        (64, 1, NOTHING_SAID),
+        (24, 1, Said(accumulation=1, global_=24 * 4, fixed=frozenset({"accumulation"}))),
+        (24, 1, Said(global_=24 * 4, fixed=frozenset({"micro", "ranks"}))),
+        (24, 1, Said(global_=24 * 4, fixed=frozenset({"engine"}))),
+    ],
+)
+def test_every_change_that_is_offered_makes_the_batch_and_fits(
+    micro: int, accumulation: int, said: Said
+) -> None:
+    setting = big("opt-1.3b", 4, checkpointing=False, micro=micro, accumulation=accumulation)
+    room = Room(40 * 10**9, ROOMY)
+    assert not fits(setting, room)
+    ways = [way for way in remedies(setting, room, "opt-1.3b", said) if "model.name" not in way]
+    assert ways
+    for way in ways:
+        changed, ranks = overridden(way, setting)
+        names = {key.removeprefix("batch.").partition(".")[0] for key in changed}
+        assert not names & said.fixed and not (ranks != setting.ranks and "ranks" in said.fixed)
+        batch = resolve_batch(
+            int(changed.get("batch.micro", micro)),
+            int(changed["batch.accumulation"]) if "batch.accumulation" in changed else said.accumulation,
+            said.global_,
+            world_size=ranks,
+        )
+        assert "batch.micro" not in changed or batch.micro < micro
+        there = replace(
+            apply(setting, changed),
+            ranks=ranks,
+            accumulation=batch.accumulation,
+            lengths=Lengths(int(changed.get("data.sequence", 2048))),
+        )
+        assert fits(there, room), way
+
+
+def test_the_largest_micro_batch_that_divides_the_share_is_offered() -> None:
+    setting = big("opt-1.3b", 4, checkpointing=False, micro=36)
+    said = Said(accumulation=1, global_=36 * 4)
+    room = Room(40 * 10**9, ROOMY)
+    (first, *_) = remedies(setting, room, "opt-1.3b", said)
+    changed, _ = overridden(first, setting)
+    small = int(changed["batch.micro"])
+    assert int(changed["batch.accumulation"]) * small == 36
+    larger = min(size for size in (2, 3, 4, 6, 9, 12, 18, 36) if size > small)
+    assert not fits(replace(setting, micro=larger, accumulation=36 // larger), room)
 
 
 def test_host_memory_is_too_little_for_eight_ranks_that_make_the_model_whole() -> None:

@@ -13,7 +13,7 @@ from muster.core.job import PASSED_OVER, Decision, Job, place
 from muster.core.recipe import recipe_from
 from muster.core.result import Extreme, Result
 from muster.store import events
-from muster.store.windows import warm_up
+from muster.store.windows import measured, warm_ups
 from muster.supervise.fold import Folder, engine_name, fold, make_result, model_name
 from muster.supervise.speed import percentile, throughput
 
@@ -102,7 +102,7 @@ def test_without_step_times_the_mean_stands_in() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "warmup", "measured"),
+    ("sizes", "warmup", "steps"),
     [
         ([10, 10, 10, 10], 0, 40),
         ([10, 10, 10, 10], 10, 30),
@@ -113,16 +113,31 @@ def test_without_step_times_the_mean_stands_in() -> None:
         ([10, 2], 10, 2),
     ],
 )
-def test_the_warm_up(sizes: list[int], warmup: int, measured: int) -> None:
+def test_the_warm_up(sizes: list[int], warmup: int, steps: int) -> None:
     windows, step = [], 0
     for size in sizes:
         step += size
         windows.append(both(step, steps=size))
     got = throughput(windows, warmup, world_size=2)
     assert got is not None
-    assert got.measured_steps == measured
-    shaded = warm_up(windows, warmup, world_size=2)
-    assert shaded == ((0, sum(sizes) - measured) if measured < sum(sizes) else None)
+    assert got.measured_steps == steps
+    shaded = warm_ups(windows, warmup, world_size=2)
+    assert shaded == ([(0, sum(sizes) - steps)] if steps < sum(sizes) else [])
+
+
+def test_every_attempt_has_its_warm_up() -> None:
+    """Each begins its devices and compiles anew: the first window takes 20 s, not 2."""
+    slow = {"seconds": 20.0, "step_seconds": [2.0] * 10}
+    first = [both(step, **(slow if step == 10 else {})) for step in (10, 20, 30)]
+    second = [both(step, attempt=2, **(slow if step == 40 else {})) for step in (40, 50, 60)]
+    got = throughput([*first, *second], warmup=10, world_size=2)
+    assert got is not None
+    assert (got.samples_per_second, got.step_seconds_p95, got.measured_steps) == (80.0, 0.2, 40)
+    assert warm_ups([*first, *second], 10, 2) == [(0, 10), (30, 40)]
+    short = [*first, second[0]]  # it ended within its warm-up: the first attempt's windows are there
+    assert [each[0].step for each in measured(short, 10, 2)] == [20, 30]
+    assert warm_ups(short, 10, 2) == [(0, 10), (30, 40)]
+    assert warm_ups([], 10, 2) == []
 
 
 def test_a_shorter_last_window_does_not_count_as_variation() -> None:
@@ -199,6 +214,47 @@ def test_resuming_replaces_the_steps_that_are_done_again() -> None:
     assert "this run was resumed: attempt 2" in got.notes
 
 
+def test_after_a_resume_all_times_are_of_the_same_steps() -> None:
+    """Both attempts' evaluations and checkpoints as their steps; of several disks, the slowest."""
+
+    def saved(rank: int, step: int | None, seconds: float) -> events.Saved:
+        return events.Saved(time=1, rank=rank, step=step, path="/c", bytes=1, seconds=seconds)
+
+    first = [
+        begin(), *both(10), events.Evaluated(time=1, step=10, loss=1, seconds=3.0), saved(0, 10, 1.0),
+        saved(1, 10, 1.5), *both(20), events.Evaluated(time=1, step=20, loss=1, seconds=50.0),
+        saved(0, 20, 50.0),
+    ]  # fmt: skip
+    second = [
+        begin(2, 10, 50.0), *both(20), events.Evaluated(time=1, step=20, loss=1, seconds=4.0),
+        saved(0, 20, 2.0), saved(0, None, 0.5),
+        events.Done(time=60, rank=0, step=20, seconds={"training": 2.0, "evaluation": 4.0, "saving": 2.5}),
+    ]  # fmt: skip
+    spent = result(fold([*first, *second]), job(attempt=2)).seconds
+    assert (spent.training, spent.evaluation, spent.saving) == (4.0, 7.0, 4.0)
+
+
+@pytest.mark.parametrize("ahead", [300.0, -300.0])
+def test_hosts_clocks_do_not_matter(ahead: float) -> None:
+    """20 s to the first step, 30 s to the end of an attempt, whatever the host thinks that it is."""
+
+    def phase(heard: float | None, when: float) -> events.Phase:
+        return events.Phase(time=when + ahead, heard=heard, rank=0, name="steps")
+
+    stream = [begin(time=1000.0), phase(1020.0, 1020.0), *both(10, time=1030.0 + ahead, heard=1030.0)]
+    assert make(stream, ended=1040.0) == (40.0, 20.0)
+    again = [*stream, begin(2, 10, 2000.0), phase(2020.0, 2020.0)]
+    assert make(again, ended=2040.0) == (30.0 + 40.0, 20.0)
+    old = [begin(time=1000.0), phase(None, 1020.0)]  # of a file from before there was `heard`
+    assert make(old, ended=1040.0) == (40.0, 320.0 if ahead > 0 else None)
+
+
+def make(stream: list[events.Event], ended: float) -> tuple[float, float | None]:
+    """The total and the set-up seconds."""
+    made = make_result(fold(stream), job(), status="succeeded", failure=None, ended=ended).seconds
+    return made.total, made.setup
+
+
 def test_starting_again_from_nothing_forgets_everything() -> None:
     folder = fold([begin(), *both(10), log(10, 3.0), begin(2, None, 50.0), *both(5, steps=5)])
     got = result(folder, job(attempt=2))
@@ -257,7 +313,7 @@ def test_the_rest_of_a_result() -> None:
     assert got.memory.model_dump() == {"allocator_peak": None, "device_peak": 9, "resident_peak": 4}
     spent = got.seconds
     assert (spent.total, spent.setup, spent.training, spent.evaluation) == (90.0, 2.0, 5.0, 2.0)
-    assert spent.saving is None
+    assert spent.saving == pytest.approx(0.2)  # no rank told at its end: as the events do
     assert (got.parameters, got.versions, got.model_path) == (7, {"torch": "2"}, "/model")
     assert got.notes == ["n", "3 samples were cut to data.max_source or data.max_target", FEW]
     host = got.hosts[0]

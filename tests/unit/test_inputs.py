@@ -7,15 +7,17 @@ import base64
 import io
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from muster.core.errors import DataError, InventoryError, RecipeError
-from muster.core.inventory import Host, inventory_document
+from muster.core.inventory import Host, inventory_document, parse_hosts
 from muster.core.recipe import Recipe, recipe_from
-from muster.stages.inputs import absolute, environment, read_deepspeed_env, read_inputs
+from muster.core.recipes import load_recipe
+from muster.stages.inputs import absolute, check, environment, read_deepspeed_env, read_inputs
 from muster.stages.orders import code
 
 GOOD = '{"question": "q", "sql": "s"}\n'
@@ -106,6 +108,22 @@ def test_everything_together(here: Path) -> None:
     assert read_inputs("demo", "node1,node2:4", []).launcher_name == "ssh"
 
 
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("[]", ["-F", "hosts.ssh_config"]),
+        ("[-i, /k]", ["-F", "hosts.ssh_config", "-i", "/k"]),
+        ("[-F, mine]", ["-F", "mine"]),
+        ("[-Fmine]", ["-Fmine"]),
+    ],
+)
+def test_an_inventorys_ssh_config_is_used_beside_other_options(given: str, used: list[str]) -> None:
+    """Ports, users and keys of members are in it."""
+    inventory = replace(parse_hosts("node1"), ssh_config="hosts.ssh_config")
+    made = check(load_recipe("demo", [f"launch.ssh_options={given}"]), inventory)
+    assert list(made.recipe.launch.ssh_options) == used
+
+
 @pytest.mark.parametrize(("name", "line"), [("train", 3), ("validation", 2)])
 def test_a_fault_in_the_data_is_found_with_its_line(here: Path, name: str, line: int) -> None:
     for part in ("train", "validation"):
@@ -138,6 +156,11 @@ def test_data_must_be_here_unless_it_may_be_on_the_hosts(here: Path) -> None:
             ["engine.name=ddp", "engine.zero=0", "engine.offload=optimizer"],
             "engine.offload",
             "DDP offloads nothing",
+        ),
+        (
+            ["engine.name=fsdp", "engine.zero=0", "engine.offload=optimizer"],
+            "engine.offload",
+            "FSDP offloads parameters and optimizer together",
         ),
         (["engine.zero=2", "engine.offload=optimizer+param"], "engine.offload", "by ZeRO-3 only"),
         (["engine.config=nowhere.json"], None, "no such DeepSpeed configuration"),
@@ -220,7 +243,7 @@ def test_an_inventory_says_how_to_reach_its_hosts(tmp_path: Path) -> None:
     file.write_text(json.dumps(inventory_document(hosts, "ssh", "/home/me/hosts.ssh_config")))
     assert read_inputs("demo", str(file), []).recipe.launch.ssh_options == ["-F", "/home/me/hosts.ssh_config"]
     own = read_inputs("demo", str(file), ["launch.ssh_options=[-v]"])
-    assert own.recipe.launch.ssh_options == ["-v"]
+    assert own.recipe.launch.ssh_options == ["-F", "/home/me/hosts.ssh_config", "-v"]
     file.write_text(json.dumps(inventory_document(hosts, "ssh", "-oProxyCommand=x")))
     with pytest.raises(InventoryError, match="ssh_config"):
         read_inputs("demo", str(file), [])

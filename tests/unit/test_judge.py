@@ -150,6 +150,9 @@ def test_a_pattern_names_hosts(tmp_path: Path) -> None:
         write(tmp_path / f"x-{host}-y.log", metaseq_log(step=round(20 * noise(number), 1)))
     found = judge(tmp_path, host_pattern=r"x-(?P<host>node-\d+)-y")
     assert set(conditions(found)) == set(FLEET)
+    other = r"x-(?P<host>node-01\d)-y|node-00\d"  # matches some paths without the group
+    named = judge(tmp_path, host_pattern=other)
+    assert {f"x-{host}-y" for host in FLEET[:9]} | set(FLEET[9:]) == set(conditions(named))
     for pattern, what in (("(", "not a regular expression"), ("node", "has no group")):
         with pytest.raises(UsageError, match=what):
             judge(tmp_path, host_pattern=pattern)

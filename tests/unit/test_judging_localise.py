@@ -84,6 +84,21 @@ def test_what_shows_alone_only_is_asked_alone() -> None:
     assert next_wave(localise(jobs, SWITCHED)) == ()
 
 
+@pytest.mark.parametrize("bad", range(5))
+def test_where_a_host_alone_tells_nothing_only_groups_are_asked(bad: int) -> None:
+    """A workload that only exchanges: each question of a host alone would be a wave for nothing."""
+    topology, five = Topology(HOSTS[:5]), HOSTS[:5]
+    fleet = Fleet(topology, (Planted("card", (five[bad],), 0.25),), seed=bad)
+    settings, jobs, waves = Settings(slow=0.1, alone=False), list[Observation](), 0
+    while groups := next_wave(localise(jobs, topology, settings)):
+        assert all(len(group) > 1 for group in groups)
+        jobs += fleet.run(groups)
+        waves += 1
+    found = judge_state(localise(jobs, topology, settings))
+    assert [each.subject for each in found.accused] == [(five[bad],)]
+    assert waves <= 4
+
+
 def test_a_slow_job_without_a_reason_is_looked_into() -> None:
     """Chance, or what comes and goes: both are asked for until they had six jobs in groups, and no longer."""
     fleet = Fleet(SWITCHED, seed=5)

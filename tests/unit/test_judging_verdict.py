@@ -155,18 +155,6 @@ def test_failing() -> None:
     assert [each.subject for each in book.verdicts().accused] == [("n09",)]
 
 
-def test_logs_that_name_a_culprit_spare_its_peers() -> None:
-    book = Book()
-    book.ring(0)
-    book.ring(1)
-    whole = tuple(HOSTS)
-    book.failed(*whole, culprits=("n03",))
-    book.failed(*whole, culprits=("n03",))
-    found = book.verdicts()
-    assert [each.subject for each in found.accused] == [("n03",)]
-    assert of(found, "n03").condition == "failing"
-
-
 def test_one_crash_is_no_failing_host() -> None:
     book = Book()
     book.ring(0)

@@ -8,16 +8,25 @@ from pathlib import Path
 import pytest
 
 from muster.cli import main
+from muster.cli.output import print_json
 from muster.core.errors import UsageError
+from muster.core.inventory import parse_hosts
 from muster.core.links import Figures
+from muster.core.machines import parse_machines
 from muster.core.plan import Plan
+from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe
+from muster.core.trace import Parameter, Pass, Trace
 from muster.planner.prospect import host_counts
-from muster.planner.steptime import Calibration
-from muster.stages.outlook import Told, calibration_file, load_calibration, save_calibration
-from muster.stages.plan import plan_on, promised, recipe_of
+from muster.planner.steptime import ALONE, Calibration
+from muster.shell import RealShell
+from muster.stages.inputs import check
+from muster.stages.outlook import Told, calibration_file, hypothetical, load_calibration, save_calibration
+from muster.stages.plan import hosts_first, plan_first, plan_on, promised, recipe_of
+from muster.stages.tracing import arithmetic_of
 
 MACHINES = "a100-80gb:8x4,200Gbit-ib"
+KEY = f"h200 bf16{ALONE}"  # nothing is traced here
 
 
 def plan(machines: str, *overrides: str, recipe: str = "opt-benchmark", told: Told | None = None) -> Plan:
@@ -44,7 +53,7 @@ def test_parts_add_up_to_the_whole() -> None:
     assert sum(made.memory.device.values()) == made.memory.device_bytes
     assert sum(made.memory.host.values()) == made.memory.host_bytes
     time = made.time
-    parts = (time.compute, time.communication, time.optimizer, time.transfer, time.reading, time.overhead)
+    parts = (time.compute, time.communication, time.optimizer, time.transfer, time.overhead)
     assert sum(parts) == pytest.approx(time.step)
     assert made.batch["global"] == made.batch["micro"] * made.batch["accumulation"] * made.ranks
     assert time.samples_per_second == pytest.approx(made.batch["global"] / time.step)
@@ -135,6 +144,94 @@ def test_a_plan_that_fits_as_json_and_as_text(capsys: pytest.CaptureFixture[str]
     assert Plan.model_validate(json.loads(out)).engine.startswith("deepspeed ZeRO-")
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [
+        ["batch.micro=48", "batch.global=48"],  # and the recipe says accumulation 1
+        ["batch.micro=72", "batch.global=72", "batch.accumulation=auto"],
+        ["batch.micro=auto", "batch.global=72", "batch.accumulation=1"],
+    ],
+)
+def test_what_would_fit_is_accepted_and_fits(batch: list[str]) -> None:
+    made = plan("a10:1", *batch, recipe="text2sql-t5-large")
+    assert made.memory is not None and made.memory.lacking == "device"
+    assert any("batch.micro" in way for way in made.would_fit)
+    for way in made.would_fit:
+        words = way.removesuffix(" such ranks").split()
+        ranks = words.pop() if way.endswith("such ranks") else "1"
+        overrides = [word for word in words if word != "on"]
+        there = plan(f"a10:{ranks}", *batch, *overrides, recipe="text2sql-t5-large")
+        assert there.memory is not None and there.memory.lacking is None, way
+
+
+def test_a_price_without_samples_says_why_there_is_no_cost() -> None:
+    made = plan("a100-40gb:1x3,10Gbit", recipe="text2sql-wikisql", told=Told(price=2.0))
+    assert made.time is not None and made.time.cost is None
+    assert any(note.startswith("no cost: how many samples an epoch has") for note in made.notes)
+    slow = ("v100-32gb:8x2,10Gbit", "precision=bf16", "force=true", "model.name=opt-125m")
+    untimed = plan(*slow, told=Told(price=2.0))
+    assert untimed.time is None
+    assert any(note.startswith("no cost: that takes a time") for note in untimed.notes)
+    assert not any("no cost" in note for note in plan(MACHINES, told=Told(samples=10, price=2.0)).notes)
+
+
+def test_json_has_no_number_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": float("nan"), "b": [float("inf"), (1.5, -float("inf"))], "c": "NaN"})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, [1.5, None]], "c": "NaN"}
+
+
+# About 32 billion parameters, of a family without closed forms.
+QWEN = (
+    "model.config={model_type: qwen2, hidden_size: 5120, intermediate_size: 27648, num_hidden_layers: 64, "
+    "num_attention_heads: 40, num_key_value_heads: 8, vocab_size: 152064}"
+)
+A10 = {"name": "NVIDIA A10", "capability": [8, 6], "memory_total": 24 * 10**9}
+
+
+def big_trace(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace:
+    """What a tracer would say of it."""
+    passes = (Pass(2, 2000, 0, 0, 0, 3000, 10, 30, 0), Pass(4, 4000, 0, 0, 0, 6000, 20, 60, 0))
+    tensors = tuple(Parameter(f"m{i}.weight", (500_000, 1000), True, f"m{i}") for i in range(64))
+    arithmetic = arithmetic_of(recipe.engine.name, precision, ranks)
+    return Trace(
+        tensors, passes, 0, arithmetic, device, recipe.train.checkpointing, (2,), {}, 0.0
+    )  # fmt: skip
+
+
+def test_train_traces_and_refuses_a_model_without_closed_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.stages.plan.tracer", big_trace)
+    about = {"w": {"cores": 8, "memory_total": 64 * 10**9, "gpus": [A10], "network": {}}}
+    words = [QWEN, "model.init=random", "data={synthetic: {}, sequence: 512}", "engine.name=ddp"]
+    inputs = check(recipe_of("causal-lm", words), parse_hosts("w:1"))
+    with pytest.raises(UsageError, match="needs about") as refused:
+        plan_first(inputs, about)
+    assert refused.value.where == "memory"
+    forced = check(recipe_of("causal-lm", [*words, "force=true"]), parse_hosts("w:1"))
+    _, made = plan_first(forced, about)
+    assert made is not None and made.memory is not None
+    assert (made.memory.basis, made.memory.lacking) == ("traced", "device")
+    silent = {"w": {"cores": 8, "gpus": [{"name": "NVIDIA A10", "capability": [8, 6]}]}}
+    monkeypatch.setattr("muster.stages.plan.tracer", None)  # not called: there is nothing to check against
+    _, made = plan_first(inputs, silent)
+    assert made is not None and made.memory is None
+
+
+def test_hosts_are_chosen_by_a_trace_where_there_are_no_closed_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def tracer(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace:
+        asked.append(ranks)
+        return big_trace(recipe, precision, device, ranks)
+
+    about = {name: {"cores": 8, "memory_total": 512 * 10**9, "gpus": [A10], "network": {}} for name in "vw"}
+    monkeypatch.setattr("muster.stages.plan.tracer", tracer)
+    monkeypatch.setattr("muster.stages.plan.ask", lambda inputs, shell: about)
+    words = [QWEN, "model.init=random", "data={synthetic: {}, sequence: 512}", "launch.hosts=auto"]
+    inputs = check(recipe_of("causal-lm", words), parse_hosts("v:1,w:1"))
+    hosts_first(inputs, RealShell())
+    assert asked
+
+
 def test_what_is_written_is_a_recipe_that_says_everything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,6 +269,8 @@ def test_what_is_written_is_a_recipe_that_says_everything(
         (["digits", "--hosts", "local:2", "--host-memory", "64GB"], "what --hosts say themselves"),
         (["digits", "--on", "h200:100000x100000"], "at most 1,000,000"),
         (["--calibrate", "nosuch"], "nosuch"),
+        (["digits", "--on", "h200:8", "--price", "inf"], "--price: inf is not a number"),
+        (["digits", "--on", "h200:8", "--price", "nan"], "--price"),
     ],
 )
 def test_what_is_not_understood(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,11 +282,11 @@ def test_what_is_not_understood(argv: list[str], says: str, capsys: pytest.Captu
 
 def test_what_was_learned_is_kept(tmp_path: Path) -> None:
     assert load_calibration() == Calibration()
-    learned = Calibration(efficiency={"h200 bf16": 0.5}, links={"10Gbit": Figures(1e9)}, overhead=0.001)
+    learned = Calibration(efficiency={KEY: 0.5}, links={"10Gbit": Figures(1e9)}, hosts={"h200": 2e11})
     save_calibration(learned)
     assert load_calibration() == learned
     slow = plan("h200:8x2,10Gbit", "model.name=opt-1.3b")
-    save_calibration(Calibration(efficiency={"h200 bf16": 0.25}))
+    save_calibration(Calibration(efficiency={KEY: 0.25}))
     slower = plan("h200:8x2,10Gbit", "model.name=opt-1.3b")
     assert slow.time is not None
     assert slower.time is not None
@@ -199,7 +298,7 @@ def test_what_was_learned_is_kept(tmp_path: Path) -> None:
     "text",
     [
         "{", '"x"', '{"links": {"a": [1]}}', '{"efficiency": []}', '{"efficiency": {"h200 bf16": 0}}',
-        '{"overhead": null}', '{"more": 1}',
+        '{"hosts": {"h200": 0}}', '{"more": 1}',
     ],
 )  # fmt: skip
 def test_a_damaged_calibration_is_said(text: str) -> None:
@@ -207,6 +306,52 @@ def test_a_damaged_calibration_is_said(text: str) -> None:
     file.write_text(text)
     with pytest.raises(UsageError, match="cannot be read"):
         plan("h200:8", "model.name=opt-125m")
+
+
+def test_a_calibration_of_an_earlier_version_is_read() -> None:
+    """It had two figures more that nothing learned, and CPUs without their model."""
+    file = save_calibration(Calibration())
+    file.write_text('{"efficiency": {"cpu fp32": 0.3}, "overhead": 0.001, "host_bandwidth": 5e10}')
+    assert load_calibration() == Calibration(efficiency={"cpu fp32": 0.3})
+
+
+def test_what_is_assumed_is_said_beside_what_is_learned(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["opt-benchmark", "model.name=opt-1.3b", "--on", "h200:8x2,10Gbit", "--quick"]
+    bare = "operations alone: what moves through memory is not counted"
+
+    def said() -> str:
+        return " ".join(run(capsys, *argv)[1].split())
+
+    assert f"(60% of h200's stated peaks; {bare})" in said()
+    save_calibration(Calibration(efficiency={KEY: 0.5}))
+    assert f"(calibrated; {bare})" in said()
+    save_calibration(Calibration(efficiency={"h200 bf16": 0.5}))  # of operations and bytes
+    assert f"(60% of h200's stated peaks, not calibrated for operations alone; {bare})" in said()
+
+
+def test_steps_of_dynamic_padding_are_planned_at_full_length_and_said_to_be() -> None:
+    shorter = "steps are of the longest samples; with dynamic padding they are shorter"
+    for padding, says in (("dynamic", True), ("fixed", False)):
+        made = plan("a100-40gb:2", f"data.padding={padding}", recipe="text2sql-t5-small")
+        assert made.time is not None
+        assert (shorter in made.time.assumed) is says
+    packed = plan("a100-40gb:2", "model.name=opt-125m").time
+    assert packed is not None and shorter not in packed.assumed
+
+
+def test_figures_by_hand_are_neither_calibrated_nor_a_hosts_name() -> None:
+    machines = "h200{bf16=700}:8x2,10Gbit{usable=0.5}"
+    known = Calibration(efficiency={KEY: 0.5}, links={"10Gbit": Figures(1.2e9)})
+    save_calibration(known)
+    made = plan(machines, "model.name=opt-1.3b", told=Told(samples=1000))
+    save_calibration(Calibration())
+    without = plan(machines, "model.name=opt-1.3b", told=Told(samples=1000))
+    assert made.time is not None and without.time is not None and not made.time.calibrated
+    assert "60% of h200{bf16=700}'s stated peaks" in made.time.assumed
+    assert made.time.step == without.time.step
+    assert "10Gbit{usable=0.5} network" in (made.sentence or "")
+    inventory, _ = hypothetical(parse_machines(machines), "--on", None)
+    assert [host.name for host in inventory.hosts] == ["h200-1", "h200-2"]
 
 
 def test_a_calibration_that_cannot_be_kept_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,12 +17,15 @@ import pytest
 from muster.agent.provision import REMOTE
 from muster.checks import disk
 from muster.core.errors import HostError, JobError, UsageError
+from muster.core.inventory import Host as Named
+from muster.shell import RealShell
 from muster.stages.inputs import read_inputs
 from muster.stages.pinned import pinned_here, read_requirements
 from muster.stages.provision_files import waypoint
 from muster.stages.provision_plan import Options, make_plan, plan_as_dict
 from muster.stages.provision_result import differences
-from muster.stages.warm import kernel_folders, warm_recipe
+from muster.stages.warm import Warmer, kernel_folders, warm_recipe
+from muster.store.runfolder import RunFolder
 from muster.supervise.provisioning import Entry, Tree, safe_path
 from tests.wheels import PROGRAM, Host, environment, make_wheel
 
@@ -158,6 +161,7 @@ def test_the_warm_job_is_one_step_of_one_rank() -> None:
     """It stays a valid recipe, with the engine, width and precision of the real one."""
     overrides = ["batch.global=512", "engine.zero=3", "train.epochs=9", "model.config.num_layers=40"]
     overrides += ["measure.profile=flops"]  # of a step that the short job does not have
+    overrides += ["launch.hosts=2"]  # which each host by itself is not
     inputs = read_inputs(
         "text2sql-t5-large-zero3-offload", "node1:8", [*overrides, "data.generated.train=9000"]
     )
@@ -166,9 +170,38 @@ def test_the_warm_job_is_one_step_of_one_rank() -> None:
     assert (recipe.train.max_steps, recipe.batch.global_, recipe.batch.micro) == (1, None, 32)
     assert (recipe.model.init, recipe.model.config) == ("random", {"num_layers": 1, "num_decoder_layers": 1})
     assert recipe.engine == inputs.recipe.engine
+    assert recipe.launch.hosts is None
     assert not recipe.measure.profiled
     assert recipe.data.generated and recipe.data.generated.train == 256
     assert (recipe.launch.python, recipe.env["A"], recipe.launch.workdir) == ("/v e/python", "1", "~/c/warm")
+
+
+def test_what_the_warm_job_wrote_on_a_host_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the name that the host knows it by: the job's own, with the mark of its run folder."""
+    runs, asked = [], []
+
+    class Remote:
+        host = "node1"
+
+        def ask(self, op: str, **content: Any) -> Iterator[dict[str, Any]]:
+            asked.append((op, content.get("name")))
+            yield from ()
+            return {"content": None, "removed": 0}
+
+    def job(self: Warmer, host: Named, name: str) -> Iterator[None]:
+        runs.append(RunFolder(self.folder / name))
+        runs[0].create(mark="7e")
+        yield
+
+    monkeypatch.setattr(Warmer, "_train", job)
+    inputs = read_inputs("demo", "node1", [])
+    warmer = Warmer(inputs, [], "~/c", 60, tmp_path, "t", RealShell(), lambda *_: None)
+    for _ in warmer.warm(Remote(), Named("node1", 1), "d", again=False):  # type: ignore[arg-type]
+        pass
+    assert runs[0].elsewhere == "warm-t-1-7e"
+    assert ("remove", "warm-t-1-7e") in asked
 
 
 def test_kernels_stay_off_network_file_systems() -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import muster.readers
 from muster.core.registry import plugin_names
 from muster.readers._frame import Frame, stamp
-from muster.readers._read import hosts_of_path, read_log
+from muster.readers._paths import hosts_of_path, place_of
+from muster.readers._read import read_log
 from muster.readers._sieve import Sieve
 from tests.unit.logs import LIGHTNING, MAPPINGS, chat_log, metaseq_log, one, trainer_log
 
@@ -89,6 +90,26 @@ def test_any_text_is_read(lines: list[str]) -> None:
 )
 def test_hosts_of_a_path(path: str, hosts: tuple[str, ...]) -> None:
     assert hosts_of_path(path) == hosts
+
+
+@pytest.mark.parametrize(
+    ("path", "job", "rank"),
+    [
+        ("a/node07.rank3.log", "a/node07.log", 3),
+        ("a/node07-task_3.out", "a/node07", 3),
+        ("a/node07.gpu3.log", "a/node07.log", None),
+        ("a/local_rank_3.log.gz", "a/.log.gz", None),
+        ("node07/attempt_1/3/stdout.log", "node07/attempt_1/*/.log", None),
+        ("node07/rank3/stderr", "node07/*/", 3),
+        ("slurm-12.err", "slurm-12", None),
+        ("r.rank3.csv#node07", "r.csv#node07", 3),
+        ("a/3/node07-3.log", "a/3/node07-3.log", None),  # numbers that are nobody's rank
+        ("task3/node07.log", "task3/node07.log", None),
+        ("layout/standard.log", "layout/standard.log", None),
+    ],
+)
+def test_what_files_of_one_job_share(path: str, job: str, rank: int | None) -> None:
+    assert place_of(path) == (job, rank)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from muster.core.errors import UsageError
+from muster.judging import Settings
 from muster.readers._mapping import Mapping, load_mapping
 from muster.readers._read import read_log
 from muster.readers.base import JobLog
+from muster.stages.joblogs import judged
 from tests.unit.logs import LIGHTNING, MAPPINGS, one
 
 
@@ -47,6 +49,39 @@ def test_a_table_of_rates() -> None:
     (job,) = mapped(lines, columns={"seconds": "t", "samples_per_second": "speed"})
     assert job.measured and job.rate == pytest.approx(job.measured.samples / job.measured.seconds)
     assert 200 < (job.rate or 0) < 225  # the warm-up is taken from the slow half
+
+
+def test_rates_beside_a_batch_tell_the_time_of_a_step() -> None:
+    """900 samples/s at 192 samples a step: 0.213 s, whichever way the batch is known; a row in ten steps."""
+    lines = ["step,speed,size,done"] + [f"{10 * n},900,192,{1920 * n}" for n in range(1, 30)]
+    columns = {"step": "step", "samples_per_second": "speed"}
+    for more in ({"batch": 192}, {"columns": {**columns, "batch": "size"}}):
+        (job,) = mapped(lines, **{"columns": columns, **more})
+        assert job.rate == pytest.approx(900) and job.step_seconds == pytest.approx(192 / 900)
+        assert job.measured and job.measured.timed
+        assert job.measured.seconds == pytest.approx(job.measured.steps * 192 / 900)
+    (job,) = mapped(lines, columns={"samples_per_second": "speed", "samples": "done"})
+    assert job.rate == pytest.approx(900) and job.measured and job.measured.timed
+    (job,) = mapped([*lines, "999,0,192,0"], columns={**columns, "batch": "size"})  # no rate, no time
+    assert job.rate == pytest.approx(900)
+
+
+def test_rates_alone_tell_no_time() -> None:
+    lines = ["step,speed"] + [f"{10 * n},{n % 2 * 200 + 800}" for n in range(1, 30)]
+    (job,) = mapped(lines, columns={"step": "step", "samples_per_second": "speed"})
+    assert job.rate == pytest.approx(900, rel=0.02)
+    assert job.measured and not job.measured.timed and job.step_seconds is None
+    (entry,) = judged("x", [job], Settings(), {}).jobs
+    assert entry.samples_per_second == job.rate
+    assert (entry.step_seconds, entry.measured_seconds, entry.measured_samples) == (None, None, None)
+
+
+def test_a_header_and_nothing_below_it() -> None:
+    """A mapping names its columns: what is missing are rows."""
+    for rows in ([], ["1,"], ["x,y"]):
+        (job,) = mapped(["t,speed", *rows], columns={"seconds": "t", "samples_per_second": "speed"})
+        assert job.outcome == "unreadable"
+        assert job.reason == "has the columns that a mapping names, but no row with a value in each of them"
 
 
 def test_a_mapping_says_what_is_wrong_with_it(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from muster.stages.recorder import Recorder
 from muster.store import events
 from muster.store.runfolder import RunFolder
+from muster.supervise.fold import fold
 
 
 def made(tmp_path: Path) -> RunFolder:
@@ -63,3 +65,18 @@ def test_a_line_that_was_cut_short_is_ended_first(tmp_path: Path) -> None:
         recorder.event("node1", phase("save"))
     kept = [event.name for event in events.read_events(run.events) if isinstance(event, events.Phase)]
     assert kept == ["load", "save"]
+
+
+def test_what_is_heard_gets_the_controllers_time(tmp_path: Path) -> None:
+    """The host's clock is an hour fast. Folded as it comes and from the file, the set-up is the same."""
+    run, began = made(tmp_path), time.time()
+    with Recorder(run, 1, lambda event: None) as recorder:
+        recorder.state("begin")
+        recorder.event("node1", events.to_line(events.Phase(time=began + 3600, rank=0, name="steps")))
+    state, steps = events.read_events(run.events)
+    assert steps.time == began + 3600
+    assert began <= state.arrived <= steps.arrived <= time.time()
+    folder = fold(events.read_events(run.events))
+    assert folder.stepping == recorder.folder.stepping == {0: steps.heard}
+    assert folder.last_heard == recorder.folder.last_heard == steps.heard
+    assert events.parse_event('{"kind": "phase", "time": 7, "name": "steps"}').arrived == 7  # an older file

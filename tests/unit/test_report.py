@@ -11,9 +11,16 @@ from html.parser import HTMLParser
 import pytest
 
 from muster.core.result import Attention, Failure, HostReport, Memory, Quality, Result, Seconds, Throughput
+from muster.core.secrets import HIDDEN, masked_override
+from muster.planner.decide import decide
 from muster.report import answers, charts, tables, words
 from muster.report.gather import Prediction, RunData, gather, read_stream
 from muster.report.page import render
+from muster.stages.agree import Ready
+from muster.stages.freeze import freeze
+from muster.stages.inputs import read_inputs
+from muster.stages.orders import job_of, orders
+from muster.stages.resume import frozen_recipe
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from muster.supervise.fold import Folder
@@ -367,16 +374,69 @@ def test_differences_lose_no_text(predicted, expected):
     assert "".join(text for text, _ in ours) == predicted and "".join(text for text, _ in theirs) == expected
 
 
-def test_secrets_are_not_shown():
-    token = "hf_abcdefgh12345"
-    recipe = {"workload": "text2sql", "env": {"HF_TOKEN": token, "NCCL_DEBUG": "INFO"}}
-    data = a_run(
-        recipe=f"workload: text2sql\nenv:\n  HF_TOKEN: {token}\n",
-        job={"recipe": recipe, "world_size": 2},
-        env={"argv": ["muster", f"env.HF_TOKEN={token}"], "rank_environment": recipe["env"]},
-    )
-    assert token not in render(data)
-    assert "INFO" in render(data) and tables.HIDDEN in render(data)
+def frozen(folder, overrides) -> RunFolder:
+    """A run as it was written down before its start."""
+    inputs = read_inputs("digits", "local:2", overrides)
+    facts = {host.label: {"gpus": [], "cores": 2} for host in inputs.inventory.hosts}
+    decided = decide(inputs.recipe, inputs.inventory, facts, one_machine=True)
+    run = RunFolder(folder)
+    run.create()
+    job = job_of(run.id, inputs, decided)
+    told = orders(job, decided.recipe, decided, inputs.env, address="127.0.0.1", port=1)
+    freeze(run, Ready(job, decided, told, None), inputs)
+    return run
+
+
+TOKEN = "hf_abcdefgh12345"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [f"env.HF_TOKEN={TOKEN}", "env.NCCL_DEBUG=INFO"],
+        [f'env={{"HF_TOKEN": "{TOKEN}", "NCCL_DEBUG": "INFO"}}'],
+        [f"env={{HF_TOKEN: {TOKEN}, NCCL_DEBUG: INFO}}"],
+    ],
+)
+def test_secrets_are_not_shown(tmp_path, monkeypatch, overrides):
+    monkeypatch.setattr("sys.argv", ["muster", "train", "digits", "--hosts", "local:2", *overrides])
+    run = frozen(tmp_path / "run", overrides)
+    holders = {path.name: path.stat().st_mode & 0o777 for path in run.path.rglob("*") if path.is_file()
+               and TOKEN in path.read_text()}  # fmt: skip
+    assert holders == {"recipe.yaml": 0o600}
+    assert frozen_recipe(run).env == {"HF_TOKEN": TOKEN, "NCCL_DEBUG": "INFO"}  # a resumed run needs it
+    page = check(gather(run))
+    assert TOKEN not in render(gather(run))
+    assert "muster train digits" in page.words and "INFO" in page.words and HIDDEN in page.words
+    run.job.unlink()  # it was the last one to be written
+    assert TOKEN not in render(gather(run)) and "HF_TOKEN" in render(gather(run))
+
+
+def test_a_command_of_an_earlier_versions_folder_is_masked():
+    typed = {"argv": ["muster", "train", "r.yaml", f"env.HF_TOKEN={TOKEN}"]}
+    assert tables.commands(a_run(env=typed))[0][1] == "muster train r.yaml 'env.HF_TOKEN=(hidden)'"
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("env.HF_TOKEN=x", "env.HF_TOKEN=(hidden)"),
+        (" env.HF_TOKEN =a=b", " env.HF_TOKEN =(hidden)"),
+        ("t5:env.HF_TOKEN=x", "t5:env.HF_TOKEN=(hidden)"),
+        ("env.A:TOKEN=x", "env.A:TOKEN=(hidden)"),
+        ("env={A: 1, API_KEY: x}", 'env={"A": 1, "API_KEY": "(hidden)"}'),
+        ("t5:env={API_KEY: x}", 't5:env={"API_KEY": "(hidden)"}'),
+        ("env={API_KEY: x", "env=(hidden)"),
+        ("env={A: 1}", "env={A: 1}"),
+        ("env.NCCL_DEBUG=INFO", "env.NCCL_DEBUG=INFO"),
+        ("env=", "env="),
+        ("data.tokenizer=x", "data.tokenizer=x"),
+        ("--json", "--json"),
+    ],
+)
+def test_words_of_a_command(word, shown):
+    assert masked_override(word) == shown
+    assert masked_override(shown) == shown
 
 
 def test_versions_that_differ_have_a_column():

@@ -14,7 +14,7 @@ import pytest
 from muster.core.errors import RunFolderError
 from muster.core.result import Memory, Result, Seconds
 from muster.store.atomic import write_json
-from muster.store.runfolder import RunFolder, find_run, list_runs, new_run_folder
+from muster.store.runfolder import RunFolder, find_run, list_runs, new_mark, new_run_folder
 
 CONTROLLER = """
 import sys; from pathlib import Path; from muster.store.runfolder import RunFolder
@@ -144,6 +144,23 @@ def test_a_run_never_writes_over_another(run: RunFolder) -> None:
         run.create()
     assert f"muster resume {run.path}" in (caught.value.hint or "")
     assert (run.logs / "x.log").read_text() == "kept"
+
+
+def test_what_a_run_is_called_on_other_disks(run: RunFolder, tmp_path: Path) -> None:
+    """By its name and the mark that it was made with; runs of before have none, and keep their plain name."""
+    assert (run.mark, run.elsewhere) == (None, "one")
+    marked, mark = RunFolder(tmp_path / "two"), new_mark()
+    marked.create(mark=mark)
+    assert len({new_mark() for _ in range(20)}) == 20
+    assert (RunFolder(marked.path).mark, marked.elsewhere) == (mark, f"two-{mark}")
+    job = RunFolder(tmp_path / "three")  # a batch job whose first start died early is told by its last one
+    write_json(job.submission, {"ticket": "t"})
+    for mark in ("a", "b"):
+        job.create("t", mark)
+    assert job.elsewhere == "three-b"
+    (marked.path / "mark").write_bytes(b"\xff")
+    with pytest.raises(RunFolderError, match="cannot be read"):
+        _ = marked.mark
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

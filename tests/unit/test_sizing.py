@@ -14,6 +14,9 @@ from muster.core.inventory import parse_hosts
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
 from muster.planner.decide import Decided, decide
+from muster.planner.fit import Setting, need
+from muster.planner.model import whole_config
+from muster.planner.setting import setting_of
 
 TABLE = {  # size: (learning rate, tokens per update in units of 2^20)
     "opt-8m": (1e-3, 0.125), "opt-125m": (6e-4, 0.5), "opt-350m": (3e-4, 0.5), "opt-760m": (2.5e-4, 0.5),
@@ -212,6 +215,63 @@ def test_a_users_own_stage_counts(tmp_path: Path) -> None:
     decided = benchmark({"a": gpus(8)}, "model.name=opt-30b", f"engine.config={file}")
     assert decided.recipe.model.create == "sharded"
     assert "optimizer" not in why(decided, "memory of a rank")
+
+
+def offloading(zero: dict[str, Any], stage: int = 3) -> Setting:
+    """t5-3b in fp32 on four ranks, with a user's own words on offloading."""
+    recipe = load_recipe("text2sql-t5-large", ["model.name=t5-3b", "engine.name=deepspeed"])
+    options = {"zero_optimization": zero}
+    engine = recipe.engine.model_copy(update={"zero": stage, "options": options})
+    recipe = recipe.model_copy(update={"engine": engine})
+    found = setting_of(recipe, whole_config(recipe), "fp32", "cuda", [4])
+    assert found is not None
+    return found
+
+
+CPU, DISK = {"device": "cpu"}, {"device": "nvme", "nvme_path": "/local"}
+
+
+@pytest.mark.parametrize(
+    ("zero", "stage", "offload", "gone"),
+    [
+        ({"offload_param": CPU}, 3, "param", "none"),
+        ({"offload_optimizer": CPU}, 3, "optimizer", "none"),
+        ({"offload_optimizer": CPU, "offload_param": CPU}, 3, "optimizer+param", "none"),
+        ({"offload_optimizer": DISK, "offload_param": CPU}, 3, "optimizer+param", "optimizer"),
+        ({"offload_optimizer": DISK, "offload_param": DISK}, 3, "optimizer+param", "optimizer+param"),
+        ({"offload_param": CPU}, 2, "none", "none"),  # which stage 3 alone can do
+        ({"offload_optimizer": DISK}, 2, "optimizer", "none"),  # to the host's memory
+        ({"offload_optimizer": {"device": "none"}}, 3, "none", "none"),
+        ({"offload_optimizer": None}, 3, "none", "none"),
+    ],
+)
+def test_what_deepspeed_offloads_is_each_part_by_itself(
+    zero: dict[str, Any], stage: int, offload: str, gone: str
+) -> None:
+    found = offloading(zero, stage)
+    assert (found.offload, found.disk.holds) == (offload, gone)
+
+
+def test_parameters_alone_on_the_host_leave_gigabytes_on_the_device() -> None:
+    alone, both = (need(offloading(zero)) for zero in (
+        {"offload_param": CPU}, {"offload_optimizer": CPU, "offload_param": CPU},
+    ))  # fmt: skip
+    assert alone is not None and both is not None
+    part = offloading({}).parameters / 4
+    more = sum(alone.device.values()) - sum(both.device.values())
+    assert more > 15.5 * part  # master, moments and gradients, 16 bytes each
+    assert "optimizer" in both.host and "optimizer" not in alone.host
+
+
+def test_what_lies_on_a_disk_is_charged_to_no_memory() -> None:
+    here, gone = (need(offloading({"offload_optimizer": where})) for where in (CPU, DISK))
+    assert here is not None and gone is not None
+    assert {"fp32 master", "optimizer"} <= set(here.host)
+    assert not {"fp32 master", "optimizer"} & set(gone.host)
+    assert "disk buffers" in gone.host
+    few = need(offloading({"offload_optimizer": {**DISK, "buffer_count": 8}}))
+    assert few is not None
+    assert few.host["disk buffers"] > gone.host["disk buffers"]
 
 
 def test_adapters_need_less() -> None:

@@ -10,7 +10,7 @@ from muster.core import families
 from muster.core.trace import Parameter
 from muster.planner.activations import Lengths
 from muster.planner.fit import WORKSPACES
-from muster.planner.spread import Spread, optimizer_groups
+from muster.planner.spread import Disk, Spread
 from muster.planner.states import likely_tensors, states
 
 # A matrix of 5 rows, one of 4 that is not trained, a vector: 10 + 12 + 3 elements.
@@ -141,6 +141,38 @@ def test_what_offload_moves_is_rounded_up_where_it_is_pinned() -> None:
     }  # fmt: skip
 
 
+def test_parameters_alone_leave_the_optimizer_on_the_device() -> None:
+    """DeepSpeed sets the two independently: master, Adam and gradients stay, as without offload."""
+    none, found = (states(spread(stage=3, offload=offload), TENSORS) for offload in ("none", "param"))
+    assert found.held == {name: size for name, size in none.held.items() if name != "parameters"}
+    assert found.held["fp32 master"] == 4 * 7 and found.held["gradients"] == 2 * 7
+    assert found.after == none.after
+    assert found.host == {
+        "parameters": 16 + 4 + 16,
+        "pinned blocks kept": 16,
+    }  # two groups, and what is frozen
+    assert Spread("deepspeed", 2, stage=3, offload="param").one_group is False
+
+
+# Shards of 2^20 and, not trained, 2^19 elements: of 1 MiB and more, which a disk takes.
+LARGE = (Parameter("a.weight", (2**20, 2), True, "a"), Parameter("b.weight", (2**20,), False, "b"))
+
+
+def test_what_goes_to_a_disk_is_in_no_memory_but_its_buffers_are() -> None:
+    one, mib = 2**20, 2**20
+    states_gone = states(spread(stage=3, offload="optimizer", disk=Disk("optimizer")), LARGE)
+    assert states_gone.host == {"gradients": 2 * mib, "disk buffers": 4 * 4 * one + 8 * one}
+    both = spread(
+        stage=3, offload="optimizer+param", disk=Disk("optimizer+param", value_buffers=10, kept=one // 2)
+    )
+    there = states(both, LARGE).host
+    assert there["parameters"] == 2 * one // 2  # what may stay, in half precision
+    assert there["disk buffers"] == (4 * 4 + 8) * one + 2 * (10 + 2 * one)  # and one for a whole sub-group
+    assert not {"fp32 master", "optimizer", "fp32 gradients", "pinned blocks kept"} & set(there)
+    small = states(spread(stage=3, offload="optimizer", disk=Disk("optimizer")), TENSORS).host
+    assert small["optimizer"] == 8 * 7  # too small for a disk
+
+
 def test_what_has_no_weight_decay_is_a_group_of_its_own() -> None:
     names = (
         "wte.weight",
@@ -150,10 +182,10 @@ def test_what_has_no_weight_decay_is_a_group_of_its_own() -> None:
     )
     shapes = ((7, 2), (7,), (7,), (32, 2))
     tensors = tuple(Parameter(name, shape, True, "") for name, shape in zip(names, shapes, strict=True))
-    assert [[each.name for each in group] for group in optimizer_groups(tensors, together=False)] == [
+    assert [[each.name for each in group] for group in Spread("deepspeed", 1).optimizer_groups(tensors)] == [
         [names[0]], list(names[1:]),
     ]  # fmt: skip
-    assert optimizer_groups(tensors, together=True) == [tensors]
+    assert Spread("deepspeed", 1, together=True).optimizer_groups(tensors) == [tensors]
 
 
 @pytest.mark.parametrize("name", ["opt-350m", "opt-1.3b", "gpt2", "t5-large", "google/vit-base-patch16-224"])

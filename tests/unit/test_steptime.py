@@ -16,16 +16,17 @@ from muster.core.machines import parse_machines
 from muster.core.trace import Pass
 from muster.planner.learning import Measured, errors, learn
 from muster.planner.scaling import CaseOn, Length, curve, fastest, point, say
-from muster.planner.spread import Spread
+from muster.planner.spread import Disk, Spread
 from muster.planner.steptime import (
+    ALONE,
     EFFICIENCY,
     HOOKS,
-    HOST_BANDWIDTH,
     KERNEL,
     LAUNCH,
     Calibration,
     Case,
     Work,
+    case_key,
     computing,
     engine_key,
     evaluation,
@@ -36,20 +37,19 @@ from muster.planner.steptime import (
     work_of,
 )
 from muster.planner.traffic import lump, traffic_of
-from muster.planner.update import MEMORY, UPDATE, update
+from muster.planner.update import HOST_BANDWIDTH, MEMORY, UPDATE, update
 
 PSI = 60_000_000
 WORK = Work(samples=32, forward=4e11, flops=12e11, moved=30e9)
-PARTS = ("compute", "communication", "optimizer", "transfer", "reading", "overhead")
+PARTS = ("compute", "communication", "optimizer", "transfer", "overhead")
 
 
 def case(
     on: str = "a100-40gb:1x3,10Gbit", engine: str = "deepspeed", precision: str = "fp32", **fields: Any
 ) -> Case:
     work = fields.pop("work", WORK)
-    reading = {name: fields.pop(name) for name in ("reading", "ahead") if name in fields}
     spread = Spread(engine, ranks=1, **{"stage": 1 if engine == "deepspeed" else 0, **fields})
-    return Case(parse_machines(on), precision, work, lump(PSI), spread, **reading)
+    return Case(parse_machines(on), precision, work, lump(PSI), spread)
 
 
 def on_hosts(case: Case) -> CaseOn:
@@ -61,7 +61,7 @@ def test_a_step_on_one_device_by_hand() -> None:
     found = predict(case("a100-40gb"))
     assert found.compute == pytest.approx((12e11 / 19.5e12 + 30e9 / 1555e9) / EFFICIENCY)
     assert found.optimizer == pytest.approx(UPDATE * PSI / (MEMORY * 1555e9))
-    assert (found.communication, found.transfer, found.reading, found.overhead) == (0, 0, 0, 0)
+    assert (found.communication, found.transfer, found.overhead) == (0, 0, 0)
     assert found.samples_per_second == pytest.approx(32 / found.seconds)
     assert found.assumed == ("60% of a100-sxm4-40gb's stated peaks",)
 
@@ -125,22 +125,21 @@ def test_offloading_costs_the_bus_and_the_hosts_memory() -> None:
     assert any("host's memory" in each for each in host.assumed)
     with pytest.raises(UsageError, match="how the device reaches its host's memory"):
         predict(case("own{tflops=10,bandwidth=1e12}", stage=3, offload="optimizer"))
+    values = predict(case("h100:8", stage=3, offload="param"))
+    assert (values.optimizer, 0 < values.transfer < both.transfer) == (device.optimizer, True)
+    with pytest.raises(UsageError, match="how fast the disks are"):
+        predict(case("h100:8", stage=3, offload="optimizer", disk=Disk("optimizer")))
     on_cpu = predict(case("cpu{tflops=0.1}", stage=3, offload="optimizer"))
     assert on_cpu.transfer == 0 < on_cpu.optimizer
-
-
-def test_reading_is_hidden_by_other_processes() -> None:
-    step = predict(case("a100", reading=0.05))
-    assert step.reading == pytest.approx(0.05)
-    assert predict(case("a100", reading=0.05, ahead=True)).reading == 0
-    late = predict(case("a100", reading=10.0, ahead=True, micro_steps=2))
-    assert late.reading == pytest.approx(20 - late.compute)
 
 
 def test_what_cannot_be_predicted_says_what_to_give() -> None:
     with pytest.raises(UsageError, match="v100-sxm2-16gb has no stated peak in bf16") as caught:
         predict(case("v100", precision="bf16"))
     assert "fp32, fp16" in (caught.value.hint or "")
+    with pytest.raises(UsageError) as caught:
+        predict(case("own{fp32=10}", precision="bf16"))
+    assert (caught.value.hint or "").endswith("by hand: own{bf16=TFLOPS}")
     with pytest.raises(UsageError, match="how 3 hosts are joined"):
         predict(case("a100:1x3"))
     without = predict(case("own{tflops=10}"))
@@ -231,6 +230,73 @@ def test_an_engines_work_among_ranks_is_learned_where_the_link_was_measured() ->
     assert own_work(more, learned) == pytest.approx(0.26, rel=1e-3)
     once = learn(made, Calibration(links={"pcie4": Figures(9e9)}))  # learned from a training before
     assert name not in once.engines and once.links["pcie4"].bandwidth != 9e9
+
+
+def test_runs_that_took_less_than_ddps_count_for_the_device_too() -> None:
+    """All compute the same: what engines take beyond that is never less than nothing."""
+    one = "a100-40gb"
+    [plain, less, more] = runs(truth(), case(one, engine="ddp"), case(one), case(one, stage=3))
+    plain, less, more = (
+        replace(run, seconds=by * run.seconds) for run, by in ((plain, 1.1), (less, 0.9), (more, 1.2))
+    )
+    name = key("a100-sxm4-40gb", "fp32")
+    slow, fast = (learn([run]).efficiency[name] for run in (plain, less))
+    learned = learn([plain, less, more])
+    assert learned.efficiency[name] == pytest.approx((slow + fast) / 2)
+    assert learned.engines[engine_key(less.case)] == (0.0, 0.0)
+    assert errors([plain, more], learned) == pytest.approx([0.0, 0.0], abs=1e-6)  # beyond it: their own work
+    assert errors([less], learned)[0] > 0.05
+    again = learn(runs(truth(), plain.case, less.case, more.case), learned)
+    assert again.efficiency[name] == pytest.approx(0.41, rel=1e-3)  # what was learned before does not stay
+    assert errors(runs(truth(), plain.case, less.case), again) == pytest.approx([0.0, 0.0], abs=1e-3)
+
+
+@pytest.mark.parametrize(("bandwidth", "counts"), [(100e9, True), (1e9, False)])
+def test_ranks_that_exchange_little_tell_of_the_device(bandwidth: float, counts: bool) -> None:
+    """What an exchange takes is known less well: where it is more, the run tells nothing of computation."""
+    known = replace(truth(), links={"pcie4": Figures(bandwidth, 1e-6)})
+    name = key("a100-pcie-40gb", "fp32")
+    known = replace(known, efficiency={name: 0.41})
+    alone, two = runs(known, case("a100-pcie", engine="ddp"), case("a100-pcie:2", engine="ddp"))
+    share = predict(two.case, known).communication / two.seconds
+    assert (share < 0.05) if counts else (share > 0.15)
+    two = replace(two, seconds=0.95 * two.seconds)
+    learned = learn([alone, two], Calibration(links=known.links))
+    assert (learned.efficiency[name] > 0.415) == counts
+    assert errors([alone], learned) == pytest.approx([0.0], abs=1e-6)
+
+
+def test_a_hosts_memory_is_learned_from_offloaded_runs_once_the_device_is_known() -> None:
+    name, offloaded = "a100-sxm4-40gb", {"stage": 2, "offload": "optimizer"}
+    known = truth(hosts={name: 9e9})
+    made = runs(known, case("a100-40gb", **offloaded), case("a100-40gb", **offloaded, micro_steps=4))
+    assert learn(made) == Calibration()  # it may be the device as well
+    learned = learn([*made, *runs(known, case("a100-40gb"))])
+    assert learned.efficiency == pytest.approx(known.efficiency, rel=1e-3)
+    assert learned.hosts == pytest.approx({name: 9e9}, rel=1e-3)
+    assert learned.engines == {}
+    several = runs(known, case("a100-40gb:1x3,10Gbit", **offloaded))
+    assert learn(several, replace(learned, hosts={})).links == {}  # nor is it the link
+    assert learn(several, learned).links["10Gbit"].bandwidth == pytest.approx(0.97e9, rel=1e-3)
+    assert errors(several, replace(learned, links=known.links)) == pytest.approx([0.0], abs=1e-3)
+    elsewhere = case("h100", **offloaded)
+    assert "a host's memory moves 50 GB/s" in predict(elsewhere, learned).assumed
+
+
+def test_operations_alone_are_learned_and_used_alone() -> None:
+    """A share of operations and bytes together is no share of the operations, nor the other way round."""
+    whole, bare = case("a100-40gb"), case("a100-40gb", work=replace(WORK, moved=0.0))
+    assert case_key(bare) == case_key(whole) + ALONE
+    of_whole, of_bare = learn(runs(truth(), whole)), learn([Measured(bare, predict(whole, truth()).seconds)])
+    assert list(of_whole.efficiency) == [case_key(whole)] and list(of_bare.efficiency) == [case_key(bare)]
+    assert of_bare.efficiency[case_key(bare)] < 0.9 * of_whole.efficiency[case_key(whole)]
+    for each, known in ((bare, of_whole), (whole, of_bare)):
+        assert computing(each, known) == pytest.approx(ideal(each) / EFFICIENCY)
+    [said] = predict(bare, of_whole).assumed
+    assert said == "60% of a100-sxm4-40gb's stated peaks, not calibrated for operations alone"
+    assert predict(bare, of_bare).assumed == predict(whole, of_whole).assumed == ()
+    on_cpu = case("cpu{tflops=0.1}", work=replace(WORK, moved=0.0))  # no bandwidth: never anything else
+    assert ALONE not in case_key(on_cpu)
 
 
 def test_links_within_a_host_are_learned_too() -> None:
@@ -333,7 +399,13 @@ def test_faster_links_and_devices_never_take_longer(each: Case, times: float) ->
 
 @pytest.mark.parametrize(
     ("stage", "offload", "ways"),
-    [(1, "optimizer", 1 + 1), (2, "optimizer", 4 + 1), (3, "optimizer", 9 + 1), (3, "optimizer+param", 9)],
+    [
+        (1, "optimizer", 1 + 1),
+        (2, "optimizer", 4 + 1),
+        (3, "optimizer", 9 + 1),
+        (3, "optimizer+param", 9),
+        (3, "param", 1),  # new weights; the optimizer stays on the device
+    ],
 )
 def test_what_crosses_the_bus(stage: int, offload: str, ways: int) -> None:
     """Gradients and new weights of a rank's part, four micro-steps; with parameters, what is gathered too."""

@@ -10,6 +10,7 @@ import pytest
 from muster.core.errors import MusterError, UsageError
 from muster.core.recipes import load_recipe
 from muster.core.suite import Threshold, find_suite, load_suite, shipped_suites, suite_from
+from muster.planner.rota import make_rota
 from tests.unit.benches import suite_of, write_suite
 
 JOB = {"recipe": "digits"}
@@ -63,6 +64,13 @@ def test_what_an_entry_does_not_say_the_suite_says() -> None:
     assert second.thresholds == [Threshold(figure="memory", at_most=40e9)]
 
 
+def test_a_suite_that_is_written_down_is_one_again() -> None:
+    """With every key, as a bench that goes on reads it: also those that adaptive entries may not have."""
+    suite = suite_of({"groups": "adaptive"}, {"name": "b", "groups": [1], "curve": "weak"}, repeats=2)
+    assert suite_from(suite.model_dump(mode="json", by_alias=True), where="suite.yaml") == suite
+    assert make_rota(suite, ["a", "b"]).notes == ("digits: not repeated: its groups are chosen from results",)
+
+
 def test_changes_may_be_dotted_and_names_are_the_recipes() -> None:
     suite = suite_of({"set": {"train.max_steps": 5, "train": {"seed": 1}, "batch.global": 8}})
     assert suite.jobs[0].name == "digits"
@@ -85,7 +93,15 @@ def test_changes_may_be_dotted_and_names_are_the_recipes() -> None:
         ({"jobs": [{**JOB, "groups": [0]}]}, "groups", "[1, 2, all]"),
         ({"jobs": [{**JOB, "groups": "twice"}]}, "groups", "doubling"),
         ({"jobs": [{**JOB, "timeout": 0}]}, "timeout", ""),
-        ({"jobs": [{**JOB, "name": "../x"}]}, "name", ""),
+        ({"jobs": [{**JOB, "name": "../x"}]}, "jobs.0.name: '../x' cannot be the name of an entry", "`name"),
+        ({"jobs": [JOB, {"recipe": "my Recipe.yaml"}]}, "jobs.1.name: 'my Recipe' cannot be the name",
+         "a letter or digit first; `name: NAME` beside `recipe` gives one"),
+        ({"jobs": [{**JOB, "groups": "adaptive", "repeats": 2}]},
+         "digits: repeats and adaptive groups do not go together", ""),
+        ({"jobs": [{**JOB, "curve": "weak"}], "groups": "adaptive"},
+         "digits: curve and adaptive groups do not go together", ""),
+        ({"jobs": [{**JOB, "groups": "adaptive", "cover": "first"}]}, "digits: cover and adaptive", ""),
+        ({"jobs": [{"recipe": 3, "name": "A"}]}, "jobs.0.recipe: input should be a valid string, not 3", ""),
         ({"jobs": [JOB], "slow": 1.5}, "slow", ""),
         ({"jobs": [{"name": "x"}]}, "jobs.0.recipe is missing", ""),
         ({"jobs": [JOB], "thresholds": [{"figure": "loss"}]}, "one of at_least and at_most", ""),

@@ -35,6 +35,8 @@ GRACE = 1.5  # seconds between SIGTERM and SIGKILL
 OUT_LIMIT = (
     1 << 20
 )  # bytes waiting to be sent above which files are not read further: they keep what is unsent
+LEAST_ROOM = 1 << 20  # free bytes below which a disk counts as full
+TORCHRUN_OWN = "torchrun"  # its folder for logs, which ranks write elsewhere
 # What mpirun and srun tell the one process that they started: its ranks are others.
 NOT_THEIRS = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "SLURM_PROCID", "SLURM_LOCALID")
 PACKAGES = (
@@ -237,6 +239,16 @@ def meminfo() -> Dict[str, int]:
         return {}
 
 
+def processor(path: str = "/proc/cpuinfo") -> Optional[str]:
+    """The processor's model; None where the kernel does not tell."""
+    try:
+        with open(path, errors="replace") as file:
+            named = (line.split(":", 1)[1] for line in file if line.startswith("model name") and ":" in line)
+            return " ".join(next(named, "").split()) or None
+    except OSError:
+        return None
+
+
 def memory_limit(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> Optional[int]:
     """The least memory that this process's control groups, or those above them, allow; None: no limit."""
     found = []
@@ -321,6 +333,16 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     except (OSError, AttributeError):
         pass
+
+
+def new_folder(path: str) -> None:
+    """An empty folder. What is there is left from before, and none of it may be taken for this job's."""
+    try:
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+        os.makedirs(path)
+    except OSError as error:
+        raise Problem("%s cannot be made anew: %s" % (path, error.strerror), "remove it there")
 
 
 def reached_at() -> Optional[str]:
@@ -557,6 +579,7 @@ class Agent:
             "hostname": socket.gethostname(),
             "system": platform.platform(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "processor": processor(),
             "memory_total": memory.get("MemTotal"),
             "memory_limit": memory_limit(),
             "gpus": gpu_facts(),
@@ -580,7 +603,8 @@ class Agent:
     def versions(self) -> Dict[str, Optional[str]]:
         """The packages' versions as the ranks will see them, without importing any."""
         code = (
-            "import json,sys,platform\nfrom importlib.metadata import version,PackageNotFoundError\n"
+            "import sys\nsys.path=[p for p in sys.path if p]\n"  # not the folder where it begins
+            "import json,platform\nfrom importlib.metadata import version,PackageNotFoundError\n"
             "found={'python':platform.python_version()}\n"
             "for name in sys.argv[1:]:\n"
             "  try: found[name]=version(name)\n"
@@ -632,7 +656,7 @@ class Agent:
         self.place = place = os.path.join(
             self.base, "hosts", "%s.attempt%d" % (spec["folder"], spec["attempt"])
         )
-        os.makedirs(place, exist_ok=True)
+        new_folder(place)
         code = os.path.join(place, "code.zip")
         with open(code, "wb") as file:
             file.write(base64.b64decode(spec["code"]))
@@ -648,7 +672,8 @@ class Agent:
         self.logs.append(Tail(own, "log", None))
         if self.port_holder:
             self.port_holder.close()
-        argv = [self.python if word == "{python}" else word for word in order["host"]["argv"]]
+        known = {"{python}": self.python, "{folder}": os.path.join(place, TORCHRUN_OWN)}
+        argv = [known.get(word, word) for word in order["host"]["argv"]]
         with open(own, "wb") as log:
             self.ranks = subprocess.Popen(
                 argv,
@@ -745,6 +770,8 @@ class Agent:
         for message in self.listen(TICK):
             op = message.get("op")
             if op == "spec":
+                self.say("beat")  # reached: a driver that is slow to load is another matter
+                self.flush()
                 self.prepare(message)
                 self.heard = time.monotonic()  # looking took its time; messages lie unread, not unsent
             elif op == "start":
@@ -784,6 +811,9 @@ class Agent:
             while self.why is None and code is None:
                 self.turn()
                 code = self.ranks.poll() if self.ranks else None
+            # Stopped: another host may have missed these ranks first.
+            if code or (self.ranks and self.why == "stopped"):
+                self.look_at_disk()
         except Problem as problem:
             self.why = "error"
             self.say("error", what=str(problem), hint=problem.hint)
@@ -792,11 +822,26 @@ class Agent:
             self.say("error", what="the agent failed: %s: %s" % (type(error).__name__, error), hint=None)
         self.end_ranks()
         self.drain()
-        if self.spec.get("scratch") and self.place:  # a folder of this job alone, not worth keeping
-            shutil.rmtree(self.base, ignore_errors=True)
+        if self.place:
+            shutil.rmtree(os.path.join(self.place, TORCHRUN_OWN), ignore_errors=True)
+            if self.spec.get("scratch"):  # a folder of this job alone, not worth keeping
+                shutil.rmtree(self.base, ignore_errors=True)
         self.say("exit", code=code, why=self.why)
         self.send_all(min(10.0, float(self.spec.get("lease", 5))))
         return code if code is not None else 1
+
+    def look_at_disk(self) -> None:
+        """After a bad end: ranks without room on the disk had none for their last words either."""
+        try:
+            free = shutil.disk_usage(self.base).free
+        except OSError:
+            return
+        if free < LEAST_ROOM:
+            self.say(
+                "error",
+                what="the disk is full: %d bytes are free for %s" % (free, self.base),
+                hint="make room there; lower checkpoint.keep, or choose another --output or launch.workdir",
+            )
 
     def drain(self) -> None:
         """Forward the rest of the files while the other side takes it: all events, logs for 30 s at most.

@@ -146,7 +146,7 @@ def all_reduce(found: Fabric, context: Context) -> list[Finding]:
     """The group's highest bus bandwidth: one figure, the same finding for every host."""
     check = "fabric.all_reduce"
     least = number(context.expect(check, "at_least_gbit"))
-    sweeps = [each for each in found.sweeps if each.operation == "all-reduce"]
+    sweeps = found.of("all-reduce")
     abouts = [About(check, each.host) for each in found.hosts]
     if not sweeps:
         return [about.unknown("it was not measured") for about in abouts]

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from muster.checks._gpu_told import RESET, Judge, those, untold
+from muster.checks._gpu_xid import FATAL, judge_xid
 from muster.checks._judging import About, majority
 from muster.checks.base import Answers, Check, Context, Finding
 
-Judge = Callable[[About, Mapping[str, Any]], Finding]
-
-# Xid events that mean broken hardware (NVIDIA's catalogue of Xid errors; the health gates of A100 clusters),
-# with uncontained memory errors (95, 140) and a GPU system processor that does not answer (119, 120).
-_FATAL = [48, 56, 57, 58, 62, 63, 64, 65, 68, 69, 73, 74, 79, 80, 81, 92, 95, 119, 120, 140]
 # Cards that a bridge links in pairs, or not at all; the others are linked by their board.
 _BRIDGED = re.compile(r"GeForce|RTX|Quadro|TITAN|PCIe|NVL\b|\bA[34]0\b", re.IGNORECASE)
-_RESET = "sudo nvidia-smi --gpu-reset -i GPU when no job runs, or sudo reboot; leave the host out until then"
 
 CHECKS = (
     Check(
@@ -32,9 +28,9 @@ CHECKS = (
     ),
     Check(
         "gpu.xid",
-        "Xid events of broken hardware in the kernel's log since boot. fatal: their numbers.",
+        "Xid events of broken hardware since boot, in the kernel's log and journal. fatal: their numbers.",
         "A GPU that has had one fails again under load.",
-        {"fatal": _FATAL},
+        {"fatal": FATAL},
     ),
     Check(
         "gpu.throttling",
@@ -83,7 +79,7 @@ def judges(answers: Answers, context: Context) -> dict[str, Judge]:
     return {
         "gpu.ecc": lambda at, a: _ecc(at, a, context),
         "gpu.memory_repair": lambda at, a: _repair(at, a),
-        "gpu.xid": lambda at, a: _xid(at, a, context),
+        "gpu.xid": lambda at, a: judge_xid(at, a, context),
         "gpu.throttling": lambda at, a: _throttling(at, a),
         "gpu.clocks": lambda at, a: _clocks(at, a, usual),
         "gpu.pcie": lambda at, a: _pcie(at, a, context),
@@ -92,19 +88,13 @@ def judges(answers: Answers, context: Context) -> dict[str, Judge]:
     }
 
 
-def _those(answer: Mapping[str, Any], words: Callable[[Mapping[str, Any]], str | None]) -> str:
-    """What `words` says about GPUs, each with its place on the bus."""
-    said = ((gpu["bus"], words(gpu)) for gpu in answer["gpus"])
-    return ", ".join(f"{bus}: {text}" for bus, text in said if text)
-
-
 def _ecc(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
     most, mode = int(context.expect(about.check, "at_most")), str(context.expect(about.check, "mode"))
-    bad = _those(
+    bad = those(
         answer, lambda gpu: f"{gpu['uncorrected']} errors" if (gpu.get("uncorrected") or 0) > most else None
     )
     if bad:
-        return about.fail("GPU memory has had errors that could not be corrected", bad, _RESET)
+        return about.fail("GPU memory has had errors that could not be corrected", bad, RESET)
     modes = {str(gpu["ecc"]).lower() for gpu in answer["gpus"] if gpu.get("ecc")}
     if mode != "any" and modes - {mode}:
         bit = int(mode == "enabled")
@@ -115,58 +105,50 @@ def _ecc(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
         return about.warn(
             "ECC is on for some GPUs only", ", ".join(sorted(modes)), "sudo nvidia-smi -e 1; sudo reboot"
         )
+    silent = untold(about, answer, "ecc", "uncorrected")
+    if silent:
+        return silent
     if not modes:
         return about.not_applicable("the GPUs have no ECC")
     return about.passed(modes.pop())
 
 
 def _repair(about: About, answer: Mapping[str, Any]) -> Finding:
-    failed = _those(answer, lambda gpu: "remapping failed" if gpu.get("remap_failure") == "Yes" else None)
+    failed = those(answer, lambda gpu: "remapping failed" if gpu.get("remap_failure") == "Yes" else None)
     if failed:
         return about.fail("a GPU's broken memory could not be replaced", failed, "have the GPU exchanged")
-    waiting = _those(
+    waiting = those(
         answer, lambda gpu: "waits for a reset" if "Yes" in (gpu.get("pending"), gpu.get("reset")) else None
     )
     if waiting:
-        return about.fail("a GPU waits for a reset to replace broken memory", waiting, _RESET)
+        return about.fail("a GPU waits for a reset to replace broken memory", waiting, RESET)
+    silent = untold(about, answer, "pending", "remap_failure")
+    if silent:
+        return silent
     if all(gpu.get("pending") is None and gpu.get("remap_failure") is None for gpu in answer["gpus"]):
         return about.not_applicable("the GPUs do not repair their memory")
     return about.passed()
 
 
-def _xid(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
-    events = answer.get("xids")
-    if events is None:
-        return about.unknown(
-            "the kernel's log may not be read",
-            remedy="sudo sysctl kernel.dmesg_restrict=0, or sudo usermod -aG systemd-journal $USER",
-        )
-    fatal = {int(number) for number in context.expect(about.check, "fatal")}
-    bad = [event for event in events if event["xid"] in fatal]
-    if bad:
-        words = "; ".join(
-            f"Xid {one['xid']} at {one['bus']} ({one['count']}x): {one['text']}" for one in bad[:4]
-        )
-        return about.fail("the kernel has reported a GPU hardware fault (Xid)", words, _RESET)
-    return about.passed(f"{len(events)} of other kinds" if events else "none")
-
-
 def _throttling(about: About, answer: Mapping[str, Any]) -> Finding:
     hard = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
     remedy = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; look at fans, air and power supplies"
-    failing = _those(answer, lambda gpu: " ".join(name for name in gpu["reasons"] if name in hard))
+
+    def active(*names: str) -> str:
+        return those(answer, lambda gpu: " ".join(one for one in gpu.get("reasons") or () if one in names))
+
+    failing, warm = active(*hard), active("sw_thermal_slowdown")
     if failing:
         return about.fail("GPU hardware lowers the clocks", failing, remedy)
-    warm = _those(
-        answer, lambda gpu: "sw_thermal_slowdown" if "sw_thermal_slowdown" in gpu["reasons"] else None
-    )
     if warm:
         return about.warn("the driver lowers GPU clocks because of heat", warm, remedy)
-    return about.passed()
+    if all(gpu.get("reasons") is None for gpu in answer["gpus"]):
+        return about.unknown("the GPUs do not tell why their clocks are lowered")
+    return untold(about, answer, "reasons") or about.passed()
 
 
 def _clocks(about: About, answer: Mapping[str, Any], usual: Mapping[tuple[str, str], Any]) -> Finding:
-    capped = _those(
+    capped = those(
         answer,
         lambda gpu: (
             f"{gpu['set_sm']:g} of {gpu['default_sm']:g} MHz"
@@ -182,13 +164,15 @@ def _clocks(about: About, answer: Mapping[str, Any], usual: Mapping[tuple[str, s
         ("max_sm", "MHz", "sudo nvidia-smi -rgc"),
         ("power_limit", "W", "sudo nvidia-smi -pl WATTS"),
     ):
-        low = _those(answer, lambda gpu, key=key, unit=unit: _below(gpu, key, unit, usual))  # type: ignore[misc]
+        low = those(answer, lambda gpu, key=key, unit=unit: _below(gpu, key, unit, usual))  # type: ignore[misc]
         if low:
             words = "highest clock" if key == "max_sm" else "power limit"
             return about.warn(f"a GPU's {words} is lower than its peers'", low, remedy)
     if not any(gpu.get("max_sm") for gpu in answer["gpus"]):
         return about.unknown("the GPUs do not tell their clocks")
-    return about.passed(f"up to {max(gpu.get('max_sm') or 0 for gpu in answer['gpus']):g} MHz")
+    return untold(about, answer, "max_sm") or about.passed(
+        f"up to {max(gpu.get('max_sm') or 0 for gpu in answer['gpus']):g} MHz"
+    )
 
 
 def _below(gpu: Mapping[str, Any], key: str, unit: str, usual: Mapping[tuple[str, str], Any]) -> str | None:
@@ -200,19 +184,19 @@ def _below(gpu: Mapping[str, Any], key: str, unit: str, usual: Mapping[tuple[str
 def _pcie(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
     width, gen = (float(context.expect(about.check, key)) for key in ("width", "gen"))
     remedy = "reseat the GPU or its riser; sudo lspci -vv -s BUS | grep LnkSta"
-    narrow = _those(
+    narrow = those(
         answer,
         lambda gpu: (
             f"x{gpu['width']:g}, x{width:g} expected" if gpu.get("width") and gpu["width"] < width else None
         ),
     )
-    slow = _those(
+    slow = those(
         answer,
         lambda gpu: f"gen {gpu['gen']:g}, {gen:g} expected" if gpu.get("gen") and gpu["gen"] < gen else None,
     )
     if narrow or slow:
         return about.fail("PCIe is narrower or slower than expected", narrow or slow, remedy)
-    half = _those(
+    half = those(
         answer,
         lambda gpu: (
             f"x{gpu['width']:g} of x{gpu['max_width']:g}"
@@ -222,6 +206,9 @@ def _pcie(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
     )
     if half:
         return about.warn("a GPU does not use all of its PCIe lanes", half, remedy)
+    silent = untold(about, answer, "gen", "width")
+    if silent:
+        return silent
     known = [
         f"gen {gpu['gen']:g} x{gpu['width']:g}"
         for gpu in answer["gpus"]
@@ -243,10 +230,15 @@ def _temperature(about: About, answer: Mapping[str, Any], context: Context) -> F
         )
         return f"{value:g} C" if value is not None and (near or value > most) else None
 
-    bad = _those(answer, hot)
+    bad = those(answer, hot)
     if bad:
         return about.warn("a GPU is hot", bad, "nvidia-smi -q -d TEMPERATURE; look at fans and air")
-    return about.passed(f"up to {max(known):g} C")
+    return untold(about, answer, "celsius") or about.passed(f"up to {max(known):g} C")
+
+
+def _lost(gpu: Mapping[str, Any]) -> str | None:
+    """Why nothing is known of a GPU's links; None: it has those that are told, be it none."""
+    return gpu.get("broken") if not gpu.get("links") else None
 
 
 def _active(gpu: Mapping[str, Any]) -> int:
@@ -257,7 +249,7 @@ def _nvlink(
     about: About, answer: Mapping[str, Any], context: Context, usual: Mapping[tuple[str, str], Any]
 ) -> Finding:
     wanted = int(context.expect(about.check, "links"))
-    stuck = _those(
+    stuck = those(
         answer, lambda gpu: "in progress" if str(gpu.get("fabric")).lower() == "in progress" else None
     )
     if stuck and len(answer["gpus"]) > 1:
@@ -267,10 +259,13 @@ def _nvlink(
         name = str(gpu.get("name"))
         here = _active(gpu) if gpu.get("links") else 0
         most[name] = max(most.get(name, 0), wanted, usual.get((name, "links")) or 0, here)
+    silent = those(answer, _lost) and untold(about, answer, "links")
     if not any(most.values()):
-        return about.not_applicable("no NVLink")
+        return silent or about.not_applicable("no NVLink")
 
     def low(gpu: Mapping[str, Any], bound: int) -> str | None:
+        if _lost(gpu):
+            return None
         active = _active(gpu) if gpu.get("links") else 0
         return f"{active} active, {bound} expected" if active < bound else None
 
@@ -279,12 +274,12 @@ def _nvlink(
         return wanted if _BRIDGED.search(name) else most[name]
 
     remedy = "nvidia-smi nvlink --status; sudo systemctl restart nvidia-fabricmanager; sudo reboot"
-    bad = _those(answer, lambda gpu: low(gpu, ought(gpu)))
+    bad = those(answer, lambda gpu: low(gpu, ought(gpu)))
     if bad:
         return about.fail("a GPU has fewer active NVLinks than it ought to", bad, remedy)
-    odd = _those(answer, lambda gpu: low(gpu, most[str(gpu.get("name"))]))
+    odd = those(answer, lambda gpu: low(gpu, most[str(gpu.get("name"))]))
     if odd:
         return about.warn(
             "not all GPUs have NVLink bridges", odd, "nvidia-smi topo -m; nvidia-smi nvlink --status"
         )
-    return about.passed(f"{max(most.values())} links each")
+    return silent or about.passed(f"{max(most.values())} links each")

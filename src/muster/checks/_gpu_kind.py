@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from muster.checks._gpu_told import Judge, untold
 from muster.checks._judging import About, Differ, differing, majority
 from muster.checks.base import Answers, Check, Context, Finding, Level
 from muster.core.devices import driver_device
 from muster.core.units import format_bytes
-
-Judge = Callable[[About, Mapping[str, Any]], Finding]
 
 # The lowest compute capability of an architecture, for drivers that do not tell it (CUDA programming guide).
 _ARCHITECTURES = {
@@ -90,7 +89,7 @@ def judges(answers: Answers, context: Context) -> dict[str, Judge]:
     """Check -> what judges a host that has GPUs. The comparison between hosts is made once, here."""
     able = {host: answer for host, answer in answers.items() if answer.get("gpus")}
     counts = {host: len(answer["gpus"]) for host, answer in able.items()}
-    models = {host: _models(answer) for host, answer in able.items()}
+    models = {host: _models(answer) for host, answer in able.items() if _named(answer)}
     memory = {
         host: min(sizes)
         for host, answer in able.items()
@@ -114,9 +113,9 @@ def judges(answers: Answers, context: Context) -> dict[str, Judge]:
     others = {(check, each.host): each for check, found in compared.items() for each in found}
     return {
         "gpu.count": lambda at, a: _count(at, a, context, usual),
-        "gpu.model": lambda at, a: _model(at, a, context, others[at.check, at.host]),
+        "gpu.model": lambda at, a: _model(at, a, context, others.get((at.check, at.host))),
         "gpu.memory": lambda at, a: _memory(
-            at, context, memory.get(at.host), others.get((at.check, at.host))
+            at, a, context, memory.get(at.host), others.get((at.check, at.host))
         ),
         "gpu.precision": lambda at, a: _precision(at, a, context),
         "gpu.processes": lambda at, a: _processes(at, a, context),
@@ -132,6 +131,10 @@ _ALIKE = (
 
 def _models(answer: Mapping[str, Any]) -> str:
     return " + ".join(sorted({str(gpu.get("name")) for gpu in answer["gpus"]}))
+
+
+def _named(answer: Mapping[str, Any]) -> bool:
+    return all(gpu.get("name") for gpu in answer["gpus"])
 
 
 def _count(about: About, answer: Mapping[str, Any], context: Context, usual: int | None) -> Finding:
@@ -167,19 +170,21 @@ def _count(about: About, answer: Mapping[str, Any], context: Context, usual: int
     return about.passed(seen)
 
 
-def _model(about: About, answer: Mapping[str, Any], context: Context, compared: Finding) -> Finding:
+def _model(about: About, answer: Mapping[str, Any], context: Context, compared: Finding | None) -> Finding:
     part = str(context.expect(about.check, "contains"))
-    names = {str(gpu.get("name")) for gpu in answer["gpus"]}
+    names = {str(gpu["name"]) for gpu in answer["gpus"] if gpu.get("name")}
     if part and not all(part.lower() in name.lower() for name in names):
         return about.fail(
             "other GPUs than expected", f"{', '.join(sorted(names))}; {part} expected", "another profile"
         )
     if len(names) > 1:
         return about.warn("the host has GPUs of several kinds", ", ".join(sorted(names)), _ALIKE)
-    return compared
+    return compared or untold(about, answer, "name") or about.unknown("the GPUs do not tell their model")
 
 
-def _memory(about: About, context: Context, least: int | None, compared: Finding | None) -> Finding:
+def _memory(
+    about: About, answer: Mapping[str, Any], context: Context, least: int | None, compared: Finding | None
+) -> Finding:
     if least is None or compared is None:
         return about.unknown("the GPUs do not tell their memory")
     wanted = float(context.expect(about.check, "at_least"))
@@ -187,7 +192,9 @@ def _memory(about: About, context: Context, least: int | None, compared: Finding
         return about.fail(
             "less GPU memory than expected", f"{format_bytes(least)}, {format_bytes(wanted)} expected"
         )
-    return compared
+    if compared.level != Level.PASS:
+        return compared
+    return untold(about, answer, "memory") or compared
 
 
 def capability(gpu: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -236,17 +243,17 @@ def _processes(about: About, answer: Mapping[str, Any], context: Context) -> Fin
             evidence,
             "nvidia-smi, outside the container",
         )
-    return about.passed("none")
+    return untold(about, answer, "used") or about.passed("none")
 
 
 def _mig(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
     modes = {str(gpu["mig"]).lower() == "enabled" for gpu in answer["gpus"] if gpu.get("mig")}
     if not modes:
-        return about.not_applicable("the GPUs have no multi-instance mode")
+        return untold(about, answer, "mig") or about.not_applicable("the GPUs have no multi-instance mode")
     wanted = bool(context.expect(about.check, "enabled"))
     words = "on" if modes == {True} else "off" if modes == {False} else "on for some GPUs"
     if modes == {wanted}:
-        return about.passed(words)
+        return untold(about, answer, "mig") or about.passed(words)
     return about.warn(
         "multi-instance mode is not as expected",
         words,
@@ -260,7 +267,7 @@ def _persistence(about: About, answer: Mapping[str, Any], context: Context) -> F
         return about.unknown("the GPUs do not tell")
     off = modes.count("disabled")
     if not off or not context.expect(about.check, "enabled"):
-        return about.passed("on" if not off else "off")
+        return untold(about, answer, "persistence") or about.passed("on" if not off else "off")
     return about.warn(
         "persistence mode is off", f"off on {off} of {len(modes)} GPUs", "sudo nvidia-smi -pm 1"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -55,6 +56,11 @@ def absent(about: About, answer: Mapping[str, Any]) -> Finding:
     if answer.get("stays"):
         return about.unknown("the host did not answer in the second round")
     return about.not_applicable("not in the sample of hosts that look at each other")
+
+
+def loopback(address: str) -> bool:
+    """Whether an address (not a name) is one at which every host finds itself."""
+    return address.startswith("127.") or address == "::1"
 
 
 def number(value: Any) -> float | None:
@@ -111,14 +117,14 @@ def differing(check: str, values: Mapping[str, Any], differ: Differ) -> list[Fin
         for index, (value, hosts) in enumerate(groups)
     )
     findings = []
-    for index, (value, hosts) in enumerate(groups):
+    for index, (_, hosts) in enumerate(groups):
         for host in hosts:
             about = About(check, host)
             if index == 0 and not tie:
                 findings.append(about.passed(_shown(values[host], differ)))
             else:
                 problem = differ.problem + NO_MAJORITY if tie else differ.problem
-                evidence = f"{_shown(value, differ)} here ({words})"
+                evidence = f"{_shown(values[host], differ)} here ({words})"
                 findings.append(about.at(differ.level, problem, evidence, differ.remedy))
     order = {host: place for place, host in enumerate(values)}
     return sorted(findings, key=lambda finding: order[finding.host])
@@ -130,20 +136,43 @@ def _shown(value: Any, differ: Differ) -> str:
 
 def _groups(values: Mapping[str, Any], tolerance: float) -> list[tuple[Any, list[str]]]:
     """Equal values with their hosts, the most frequent one first."""
-    keys: dict[str, Any] = {}
+    keys: dict[str, Any] = {host: repr(value) for host, value in values.items()}
+    shown: dict[Any, Any] = {}
     if values and all(isinstance(value, (int, float)) for value in values.values()):
-        start: float | None = None
-        for host, found in sorted(values.items(), key=lambda item: float(item[1])):
-            if start is None or found > start + tolerance * abs(start):
-                start = found
-            keys[host] = start
-    else:
-        keys = {host: repr(value) for host, value in values.items()}
+        near = _near(list(values.values()), tolerance)
+        keys = {host: near[value] for host, value in values.items()}
+        shown = {value: value for value in near.values()}
     groups: dict[Any, list[str]] = {}
     for host in values:
         groups.setdefault(keys[host], []).append(host)
-    ranked = sorted(groups.values(), key=len, reverse=True)
-    return [(values[hosts[0]], hosts) for hosts in ranked]
+        shown.setdefault(keys[host], values[host])
+    ranked = sorted(groups, key=lambda key: len(groups[key]), reverse=True)
+    return [(shown[key], groups[key]) for key in ranked]
+
+
+def _near(values: list[Any], tolerance: float) -> dict[Any, Any]:
+    """Number -> the one that it counts as. The one with most numbers within the tolerance of it stands for
+    all of these, so that no outlier at the edge draws others away from them; what is left is grouped from
+    below."""
+    ordered = sorted(values)
+    middle = ordered[len(ordered) // 2]
+    counted = Counter(ordered)
+
+    def weight(value: Any) -> tuple[float, ...]:
+        reach = tolerance * abs(value)
+        held = bisect_right(ordered, value + reach) - bisect_left(ordered, value - reach)
+        return held, counted[value], -abs(value - middle)
+
+    centre = max(counted, key=weight)
+    near: dict[Any, Any] = {}
+    start = None
+    for value in counted:  # in order, as they were counted
+        if abs(value - centre) <= tolerance * abs(centre):
+            near[value] = centre
+        else:
+            start = value if start is None or value > start + tolerance * abs(start) else start
+            near[value] = start
+    return near
 
 
 def majority(values: Iterable[Any]) -> Any:

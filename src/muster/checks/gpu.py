@@ -8,6 +8,7 @@ from typing import Any
 from muster.agent.probe import run, text
 from muster.checks import _gpu_health, _gpu_kind
 from muster.checks._gpu_kind import expected
+from muster.checks._gpu_told import RESET, those
 from muster.checks._judging import About, each
 from muster.checks.base import Answers, Check, Context, Finding
 
@@ -17,7 +18,7 @@ SECONDS = 50.0
 CHECKS = (
     Check(
         "gpu.driver",
-        "nvidia-smi answers in time and without an error.",
+        "nvidia-smi answers in time and without an error, and so does every GPU.",
         "A driver that hangs or has lost a GPU hangs every rank of the host, and all others wait.",
     ),
     *_gpu_kind.CHECKS,
@@ -50,7 +51,18 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     tools = [folder + "/nvidia-smi" for folder in folders if folder]
     smi = next((tool for tool in tools if os.path.isfile(tool) and os.access(tool, os.X_OK)), None)
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
-    answer["mask"] = None if mask is None else len([word for word in mask.split(",") if word.strip()])
+
+    def visible(count: int) -> int | None:
+        """Entries of the mask: CUDA ends its list at the first one that names no GPU, such as -1."""
+        found = 0
+        for entry in mask.split(",") if mask is not None else []:
+            name = entry.strip()
+            if int(name) >= count if name.isdigit() else name and not name.startswith(("GPU-", "MIG-")):
+                break
+            found += bool(name)
+        return None if mask is None else found
+
+    answer["mask"] = visible(1 << 30)
     answer["smi"] = bool(smi)
     if not smi:
         return answer
@@ -64,8 +76,10 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         said[key] = run([smi or "", *words], limit)
 
     def kernel() -> None:
-        """The kernel's log in one piece, or from the journal where the user may not read it."""
+        """The kernel's log: its own buffer, which wraps and can be cleared, and the journal, which may be
+        missing or shut. Of an event that both have, the one of them counts that has seen more."""
         import ctypes
+        import time
 
         size = 1 << 22
         held = ctypes.create_string_buffer(size)
@@ -73,19 +87,33 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
             count = ctypes.CDLL(None).klogctl(3, held, size)  # SYSLOG_ACTION_READ_ALL
         except (OSError, AttributeError):
             count = -1
-        log = held.raw[:count].decode("utf-8", "replace") if count > 0 else ""
-        if count < 0:
-            code, log, _ = run(
-                ["journalctl", "-k", "-b", "-q", "-o", "cat", "--no-pager", "-n", "20000"], min(limit, 10.0)
-            )
-            if code != 0 or not log.strip():
-                return
+        logs = [held.raw[:count].decode("utf-8", "replace")] if count >= 0 else []
+        journal = "journalctl -k -b -q -o short-monotonic --no-pager -n 100000 2>/dev/null"
+        pick = "sed -n -e 1p -e 1d -e '/NVRM: Xid/p'"  # where the log begins, and what is asked for
+        kept = run(["sh", "-c", journal + " | " + pick], min(limit, 10.0))[1]
+        logs += [kept] if kept.strip() else []
         events: dict[str, Any] = {}
-        for bus, number, words in re.findall(r"NVRM: Xid \(PCI:([^)]*)\): (\d+),? *([^\n]*)", log):
-            event = events.setdefault(bus + " " + number, {"bus": bus, "xid": int(number), "count": 0})
-            event["count"] += 1
-            event["text"] = words[:120]
-        said["xids"] = list(events.values())[:50]
+        begins = []
+        for log in logs:
+            first = log.partition("\n")[0]
+            stamp = re.search(r"\[ *(\d+\.\d+)\]", first)
+            if "Linux version" in first or stamp:
+                begins.append(float(stamp.group(1)) if stamp and "Linux version" not in first else 0.0)
+            here: dict[str, Any] = {}
+            for at, bus, number, words in re.findall(
+                r"^(?:<\d+>)?(?:\[ *(\d+\.\d+)\])?.*NVRM: Xid \(PCI:([^)]*)\): (\d+),? *(.*)", log, re.M
+            ):
+                event = here.setdefault(bus + " " + number, {"bus": bus, "xid": int(number), "count": 0})
+                last = float(at) if at else None
+                ago = None if last is None else round(max(0.0, time.monotonic() - last), 1)
+                event.update(count=event["count"] + 1, text=words[:120], last=last, ago=ago)
+            for key, event in here.items():
+                other = events.setdefault(key, event)
+                if (event["last"] or 0.0) > (other["last"] or 0.0):
+                    other.update(event, count=other["count"])
+                other["count"] = max(other["count"], event["count"])
+        if logs:
+            said["xids"], said["log_from"] = list(events.values())[:50], min(begins, default=None)
 
     threads = [
         threading.Thread(target=kernel, daemon=True),
@@ -99,7 +127,7 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         thread.start()
     for thread in threads:
         thread.join(limit + 2.0)
-    answer["xids"] = said.get("xids")
+    answer["xids"], answer["log_from"] = said.get("xids"), said.get("log_from")
     code, out, err = said.get("xml") or (None, "", "nvidia-smi did not end")
     try:
         log = tree.fromstring(out) if code == 0 else None
@@ -110,10 +138,26 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         answer["hangs"] = code is None
         return answer
 
+    # What stands for a field that is not told, and for a GPU that does not answer.
+    lost = ("gpu is lost", "gpu requires reset")
+    errors = ("unknown error", "err!")
+    vague = ("n/a", "not supported", "unknown", "requested functionality", "insufficient permissions")
+
     def word(gpu: Any, path: str) -> str | None:
         found = (gpu.findtext(path) or "").strip()
-        vague = ("", "n/a", "[n/a]", "not supported", "unknown error", "unknown", "requested functionality")
-        return None if found.lower().startswith(vague[1:]) or not found else found
+        plain = found.lower().lstrip("[")
+        return None if not found or plain.startswith((*vague, *lost, *errors)) else found
+
+    def broken(gpu: Any) -> str | None:
+        """The word of a GPU that does not answer: that it is lost, in any field; an error, in one that every
+        GPU tells (of others, drivers say so of healthy GPUs)."""
+        basic = [gpu.find(path) for path in ("product_name", "fb_memory_usage/total", "temperature/gpu_temp")]
+        for signs, parts in ((lost, gpu.iter()), (errors, basic)):
+            for part in parts:
+                found = ("" if part is None else part.text or "").strip().strip("[]")
+                if found.lower().startswith(signs):
+                    return str(found[:40])
+        return None
 
     def figure(gpu: Any, *paths: str) -> float | None:
         for path in paths:
@@ -132,20 +176,25 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         return sum(known) if known else None
 
     answer["driver"] = word(log, "driver_version")
-    abilities = (said.get("ability") or (None, "", ""))[1].split()
+    abilities = (said.get("ability") or (None, "", ""))[1].splitlines()
+    answer["mask"] = visible(len(log.findall("gpu")))
     for index, gpu in enumerate(log.findall("gpu")):
         clocks = gpu.find("clocks_event_reasons")
         clocks = gpu.find("clocks_throttle_reasons") if clocks is None else clocks
-        reasons = (
-            [] if clocks is None else [part.tag for part in clocks if (part.text or "").strip() == "Active"]
-        )
-        ability = abilities[index] if index < len(abilities) else ""
+        states = {part.tag: (part.text or "").strip() for part in (() if clocks is None else clocks)}
+        reasons = [
+            re.sub(r"^clocks_(?:event|throttle)_reasons?_", "", tag)
+            for tag, state in states.items()
+            if state == "Active"
+        ]
+        ability = abilities[index].strip() if index < len(abilities) else ""
         memory = figure(gpu, "fb_memory_usage/total")
         used = figure(gpu, "fb_memory_usage/used")
         slow = figure(gpu, "temperature/gpu_temp_slow_threshold")
         answer["gpus"].append(
             {
                 "bus": gpu.get("id"),
+                "broken": broken(gpu),
                 "name": word(gpu, "product_name"),
                 "family": word(gpu, "product_architecture"),
                 "capability": [int(part) for part in ability.split(".")]
@@ -167,7 +216,7 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
                 or word(gpu, "remapped_rows/remapped_row_pending"),
                 "remap_failure": word(gpu, "remapped_rows/remapped_row_failure"),
                 "reset": word(gpu, "gpu_reset_status/reset_required"),
-                "reasons": [re.sub(r"^clocks_(?:event|throttle)_reasons?_", "", tag) for tag in reasons],
+                "reasons": reasons if {"Active", "Not Active"} & set(states.values()) else None,
                 "state": word(gpu, "performance_state"),
                 "max_sm": figure(gpu, "max_clocks/sm_clock"),
                 "set_sm": figure(gpu, "applications_clocks/graphics_clock"),
@@ -239,4 +288,7 @@ def _driver(about: About, answer: Mapping[str, Any], answers: Answers, context: 
             str(answer["trouble"]),
             "nvidia-smi; sudo dmesg | grep NVRM; sudo modprobe nvidia",
         )
+    lost = those(answer, lambda gpu: gpu.get("broken"))
+    if lost:
+        return about.fail("a GPU does not answer the driver", lost, RESET)
     return about.passed(f"driver {answer.get('driver')}")

@@ -49,7 +49,7 @@ CHECKS = (
     ),
     Check(
         "limits.memory",
-        "The control group's memory limit, per rank of the host. Bytes.",
+        "The lowest memory limit of the control groups, per rank of the host. Bytes.",
         "Beyond it the kernel kills a rank with signal 9; torch, its libraries and a CUDA context alone take "
         "most of 1 GiB.",
         {"per_rank": 1 << 30},
@@ -81,14 +81,15 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
             found.append(root)
         return found
 
-    def tightest(controller: str, limit: str, use: str) -> list[int] | None:
-        """[limit, used] of the folder that has least left; None: no limit."""
+    def tightest(controller: str, limit: str, use: str, left: bool) -> list[int] | None:
+        """[limit, used] of the folder with the least left, or with the lowest limit: what others have used
+        of memory is partly cache, which the kernel takes back. None: no limit."""
         least = None
         for folder in levels(controller):
             most, used = text(folder + "/" + limit) or "", text(folder + "/" + use) or ""
             if most.isdigit() and int(most) < 1 << 60:
                 pair = [int(most), int(used) if used.isdigit() else 0]
-                if least is None or pair[0] - pair[1] < least[0] - least[1]:
+                if least is None or pair[0] - left * pair[1] < least[0] - left * least[1]:
                     least = pair
         return least
 
@@ -119,9 +120,9 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
             answer["unbound"] = bool(powers >> 21 & 1 or powers >> 24 & 1)  # CAP_SYS_ADMIN, CAP_SYS_RESOURCE
     count = text("/proc/sys/vm/max_map_count") or ""
     answer["map_count"] = int(count) if count.isdigit() else None
-    answer["pids"] = tightest("pids", "pids.max", "pids.current")
-    answer["memory"] = tightest("memory", "memory.max", "memory.current") or tightest(
-        "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+    answer["pids"] = tightest("pids", "pids.max", "pids.current", True)
+    answer["memory"] = tightest("memory", "memory.max", "memory.current", False) or tightest(
+        "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", False
     )
     answer["cores"] = os.cpu_count()
     if hasattr(os, "sched_getaffinity"):

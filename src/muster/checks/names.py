@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from muster.checks._judging import About, absent, each, majority
+from muster.checks._judging import About, absent, each, loopback, majority
 from muster.checks.base import Answers, Check, Context, Finding
 from muster.core.hostlist import fold_hosts
 
 _HOSTS_FILE = "the same lines in /etc/hosts on every host: echo 'ADDRESS NAME' | sudo tee -a /etc/hosts"
+
+_LOOPBACK_LINE = (
+    "take the peers' names off the lines of 127.* in /etc/hosts (images keep that of the host that they were "
+    f"made on); then {_HOSTS_FILE}"
+)
 
 CHECKS = (
     Check(
@@ -117,10 +122,6 @@ def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
     ]
 
 
-def _loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
-
-
 def _own(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
     addresses, name = answer.get("addresses"), answer.get("name")
     if addresses is None:
@@ -134,7 +135,7 @@ def _own(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
     evidence = f"{name} is {', '.join(addresses)}"
     if not answer.get("own"):
         return about.warn("the host's own name is an address that it does not have", evidence, _HOSTS_FILE)
-    outside = [address for address in answer["own"] if not _loopback(address)]
+    outside = [address for address in answer["own"] if not loopback(address)]
     if outside or context.one_machine or context.expect(about.check, "loopback") == "allowed":
         return about.passed(evidence)
     return about.warn("the host's own name means loopback", evidence, _HOSTS_FILE)
@@ -150,7 +151,7 @@ def _reverse(about: About, answer: Mapping[str, Any], context: Context) -> Findi
     address, name, back = answer["reverse"]
     if not name:
         return about.not_applicable("the address has no name")
-    if address in back or _loopback(address):
+    if address in back or loopback(address):
         return about.passed(f"{address} is {name}")
     return about.warn(
         "the address's name leads elsewhere",
@@ -167,8 +168,13 @@ def _views(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
     usual: dict[str, Any] = {}
     apart: set[str] = set()  # names of which two views share nothing
     for target in {target for view in views.values() for target in view}:
-        # A host's view of itself does not count: loopback is usual there.
-        seen = [tuple(view[target]) for host, view in views.items() if host != target and view.get(target)]
+        # A host's view of itself does not count: loopback is usual there. Nor does one that takes a peer for
+        # the host itself, which is wrong however many have it.
+        seen = [
+            tuple(view[target])
+            for host, view in views.items()
+            if host != target and view.get(target) and not all(map(loopback, view[target]))
+        ]
         if seen:
             usual[target] = majority(seen) or ()
             if any(not set(one) & set(other) for one in seen for other in seen):
@@ -186,6 +192,10 @@ def _view(
     views = {target: view for target, view in (answer.get("views") or {}).items() if target != about.host}
     if not answer.get("views") and not answer.get("slow"):
         return about.not_applicable("the hosts are given by address")
+    selves = [target for target, view in views.items() if view and all(map(loopback, view))]
+    if selves:
+        words = f"{fold_hosts(selves)}: {', '.join(views[selves[0]])}"
+        return about.warn("names of peers mean this host itself", words, _LOOPBACK_LINE)
     lost = [target for target, view in views.items() if target in usual and not view]
     if lost:
         return about.warn("names of peers are unknown here", fold_hosts(lost), _HOSTS_FILE)

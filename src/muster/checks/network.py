@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.agent.probe import text
-from muster.checks._judging import About, Differ, differing, each
+from muster.checks._judging import About, Differ, differing, each, loopback
 from muster.checks.base import Answers, Check, Context, Finding, Level
 from muster.core.hostlist import fold_hosts
 
@@ -104,18 +104,26 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     others = [address for address in (ask.get("hosts") or {}).values() if address != mine]
     client = os.environ.get("SSH_CONNECTION", "").split()[:1]
     guess: dict[str, Any] = {}
+    spare: dict[str, Any] = {}
 
     def find() -> None:
         for target in [*others[:1], *client, "192.0.2.1"]:
-            name = target.rpartition("@")[2].strip("[]").encode("ascii", "replace")
+            asked = target.rpartition("@")[2].strip("[]")
             try:
-                for info in socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM):
+                for info in socket.getaddrinfo(asked.encode("ascii", "replace"), 9, type=socket.SOCK_DGRAM):
                     with socket.socket(info[0], socket.SOCK_DGRAM) as trial:
                         trial.connect(info[4])  # sends nothing: asks the kernel for the way
-                        guess["address"], guess["to"] = trial.getsockname()[0], info[4][0]
+                        source = trial.getsockname()[0]
+                    way = {"asked": asked, "address": source, "to": info[4][0]}
+                    inside = source.startswith("127.") or source == "::1"
+                    if not inside or asked.startswith("127.") or asked == "::1":
+                        guess.update(way)
                         return
+                    # The name means this host itself: what is asked next may lead outside.
+                    spare.update(spare or way)
             except OSError:
                 continue
+        guess.update(spare)
 
     finding = threading.Thread(target=find, daemon=True)  # a dead name server must not hold the rest
     finding.start()
@@ -124,7 +132,7 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
         if guess.get("address") in about["addresses"] or (
             (guess.get("address") or "").startswith("127.") and name == "lo"
         ):
-            answer["route"] = {"interface": name, "address": guess["address"], "to": guess["to"]}
+            answer["route"] = dict(guess, interface=name)
             for key in ("speed", "mtu"):
                 answer["route"][key] = whole(root + name + "/" + key)
             answer["route"]["duplex"] = text(root + name + "/duplex")
@@ -164,8 +172,11 @@ def _route(about: About, route: Mapping[str, Any], context: Context) -> Finding:
         return about.not_applicable("pretend hosts of one machine")
     if not route:
         return about.unknown("the way to the peers could not be found out")
-    evidence = f"{route['interface']} ({route['address']}) to {route['to']}"
-    if _leads_out(route) or str(route["to"]).startswith("127.") or route["to"] == "::1":
+    asked, to = route.get("asked"), route["to"]
+    shown = to if asked in (None, to) else f"{to}, which {asked} means here"
+    evidence = f"{route['interface']} ({route['address']}) to {shown}"
+    # Hosts that are given as loopback addresses are this machine's own; a name that means one is an error.
+    if _leads_out(route) or loopback(str(route.get("asked"))):
         return about.passed(evidence)
     return about.warn(
         "the way to the peers is one that leads to no other host",

@@ -43,6 +43,9 @@ def print_bench(found: Bench, *, every: bool) -> None:
     for link in found.links:
         ends = escape(" - ".join(link.hosts))
         console.print(f"[red]{link.condition}[/red]  link {ends}: {escape(link.reason)}")
+    for switch in found.switches:
+        name, behind = escape(switch.switch or ""), escape(fold_hosts(switch.hosts))
+        console.print(f"[red]{switch.condition}[/red]  switch {name} ({behind}): {escape(switch.reason)}")
     for verdict in _sorted(found):
         if verdict.verdict in ("slow", "failing"):
             _evidence(console, verdict)

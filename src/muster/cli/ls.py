@@ -38,8 +38,12 @@ def ls(
         _table(rows)
     found = benches(root) if where is None else []
     for each in found:
-        words = ", ".join(f"{count} {verdict}" for verdict, count in each.verdicts.items())
-        state = f"hosts: {words or 'none'}" if each.complete else f"muster bench --continue {each.bench.path}"
+        state = f"muster bench --continue {each.bench.path}"
+        if each.running:
+            state = "running"
+        elif each.complete:
+            words = ", ".join(f"{count} {verdict}" for verdict, count in each.verdicts.items())
+            state = f"hosts: {words or 'none'}"
         typer.echo(f"bench {each.bench.id}  {each.done} of {each.jobs} jobs are over; {state}")
     if found:
         typer.echo(f"the runs of a bench: muster ls --runs {found[-1].bench.runs}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,16 @@ def out_console() -> Console:
 
 
 def print_json(data: Any) -> None:
-    """One document on stdout."""
-    print(json.dumps(data, indent=2, ensure_ascii=False))
+    """One document on stdout. JSON has no infinite numbers and no NaN: they become null."""
+    print(json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    return [_finite(value) for value in data] if isinstance(data, list | tuple) else data
 
 
 def fail(

@@ -100,10 +100,14 @@ def plan(
 
 
 def _told(samples: int | None, price: float | None, link: str, host_memory: str) -> Told:
+    import math
+
     from muster.core.errors import UsageError
     from muster.core.units import parse_bytes
     from muster.stages.outlook import Told
 
+    if price is not None and not math.isfinite(price):
+        raise UsageError(f"{price:g} is not a number", where="--price", hint="such as --price 2.5")
     memory = parse_bytes(host_memory) if host_memory else None
     if host_memory and not memory:
         raise UsageError(f"{host_memory!r} is not a size", where="--host-memory", hint="such as 512GB")
@@ -137,6 +141,8 @@ def _calibrate(names: list[str], root: Path, link: str | None, *, as_json: bool)
     for name, figures in found.links.items():
         if figures.bandwidth:
             console.print(f"learned     {name}: {figures.bandwidth / 1e6:,.1f} MB/s")
+    for name, moved in found.hosts.items():
+        console.print(f"learned     memory of a {name}'s host: {moved / 1e9:,.1f} GB/s")
     for run, error in zip(learned.runs, learned.errors, strict=True):
         console.print(f"            {run}: predicted {error:+.1%} of what was measured")
     console.print(f"kept in     {learned.file}")

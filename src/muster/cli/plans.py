@@ -109,11 +109,10 @@ def _time(console: Console, time: TimePlan) -> None:
         "waiting for the network": time.communication,
         "optimizer": time.optimizer,
         "host transfer": time.transfer,
-        "reading data": time.reading,
         "overhead": time.overhead,
     }
     words = ", ".join(f"{name} {_brief(value)}" for name, value in parts.items() if value > SMALL * time.step)
-    basis = "calibrated" if time.calibrated else "; ".join(time.assumed) or "from stated figures"
+    basis = "; ".join([*(["calibrated"] if time.calibrated else []), *time.assumed]) or "from stated figures"
     console.print(f"\n  [bold]Step[/bold]  {_brief(time.step)}: {words}  ({basis})")
     console.print(f"        {time.samples_per_second:,.1f} samples/s")
     if time.total is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from muster.core.judged import Evidence, JobEntry, Part, Peers
 from muster.core.judged import Verdict as Judgement
@@ -106,6 +106,16 @@ class Comparison(Part):
     )
 
 
+class BenchHead(BaseModel):
+    """Of a bench's document what a list of benches tells: the rest, which grows with hosts and jobs, is not
+    looked at."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    complete: bool
+    summary: dict[Verdict, int]
+
+
 class Bench(Part):
     """The document that `muster bench --json` prints."""
 
@@ -123,6 +133,9 @@ class Bench(Part):
     outcomes: dict[Outcome, int]
     hosts: list[HostVerdict]
     links: list[Judgement] = Field(description="that are slow or failing; healthy ones are not listed")
+    switches: list[Judgement] = Field(
+        default_factory=list, description="that are slow or failing, of those that the suite names"
+    )
     peers: list[Peers]
     jobs: list[BenchJob]
     curves: list[Curve] = Field(default_factory=list)
@@ -131,8 +144,10 @@ class Bench(Part):
 
     @property
     def sound(self) -> bool:
-        """Every job ended well and met its thresholds, and nothing is known against any host or link."""
+        """There were jobs, all ended well and met their thresholds; nothing is known against a host, link
+        or switch."""
         bad = sum(count for name, count in self.summary.items() if name not in ("fit", "unknown"))
         missed = any(job.misses for job in self.jobs)
         failed = any(count for name, count in self.outcomes.items() if name != "succeeded")
-        return self.complete and not (bad or missed or failed or self.links)
+        some = any(not job.warm_up for job in self.jobs)
+        return self.complete and some and not (bad or missed or failed or self.links or self.switches)

@@ -2,7 +2,8 @@
 
 `core/devices.json` has the table. A CPU is not in it: cores x clock x vector width says little where the
 clock falls under vector load. What is not in it is given by hand:
-`mydev{tflops=100,memory=48GB,bandwidth=900e9}`.
+`mydev{tflops=100,memory=48GB,bandwidth=900e9}`. Such figures are part of the device's name: what was learned
+of another device of that name says nothing of it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from muster.core.near import near_names
 from muster.core.units import parse_bytes
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-CPU = "cpu"  # a device of this name, by hand, is a rank's part of a host's processors
+CPU = "cpu"  # with a model or figures after it: a rank's part of a host's processors
 BY_HAND = "given by hand"
 _EXAMPLE = "mydev{tflops=100,memory=48GB,bandwidth=900e9}"
 _KEYS = ("tflops", *PRECISIONS, "memory", "bandwidth", "capability")
@@ -65,7 +66,7 @@ class Device:
     @property
     def kind(self) -> str:
         """cuda or cpu."""
-        return CPU if self.name == CPU else "cuda"
+        return CPU if plain_name(self.name).partition(" ")[0] == CPU else "cuda"
 
     def peak(self, precision: str) -> float | None:
         """Operations per second in a precision; None: it cannot, or nobody says."""
@@ -181,7 +182,7 @@ def _by_hand(name: str, rest: str, text: str) -> Device:
         )
     able = base.capability if base else None
     return Device(
-        name=base.name if base else name.lower(),
+        name=with_figures(base.name if base else name.lower(), given),
         peaks=peaks,
         memory=int(given["memory"]) if "memory" in given else (base.memory if base else None),
         bandwidth=given.get("bandwidth", base.bandwidth if base else None),
@@ -195,6 +196,20 @@ def _by_hand(name: str, rest: str, text: str) -> Device:
         capability=_capability(given["capability"]) if "capability" in given else able,
         capability_source=BY_HAND if base is None or "capability" in given else base.capability_source,
     )
+
+
+def with_figures(name: str, given: Mapping[str, float]) -> str:
+    """A name that says what was given by hand, in one spelling: `h200{bf16=700}`."""
+    return f"{name}{{{','.join(f'{key}={_short(given[key])}' for key in sorted(given))}}}" if given else name
+
+
+def _short(value: float) -> str:
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+
+
+def plain_name(name: str) -> str:
+    """`h200{bf16=700}` -> `h200`."""
+    return name.partition("{")[0]
 
 
 def _capability(told: float) -> tuple[int, int]:

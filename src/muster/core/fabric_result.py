@@ -223,6 +223,10 @@ class Figures(Part):
     products: list[Product] = Field(default_factory=list)
     beside: list[Beside] = Field(default_factory=list)
 
+    def of(self, operation: str) -> list[Sweep]:
+        """The sweeps of one collective, in the order in which they were measured."""
+        return [each for each in self.sweeps if each.operation == operation]
+
 
 class Fabric(Figures):
     """Everything that a group check measured, also where something failed on the way."""

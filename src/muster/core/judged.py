@@ -58,9 +58,11 @@ class Evidence(Part):
 
 
 class Verdict(Part):
-    """A host; or a link (its two hosts) between hosts that are good with others."""
+    """A host; or a link (its two hosts) between hosts that are good with others; or a switch (those behind
+    it)."""
 
     hosts: list[str]
+    switch: str | None = Field(None, description="its name; None: a host or a link")
     condition: Condition
     kind: str | None = None
     slower: float | None = Field(None, description="share of a healthy step's time")
@@ -93,11 +95,13 @@ class Judged(Part):
     outcomes: dict[JobOutcome, int]
     hosts: list[Verdict]
     links: list[Verdict] = Field(description="that are slow or failing; healthy ones are not listed")
+    switches: list[Verdict] = Field(default_factory=list, description="likewise; none where none are known")
     peers: list[Peers]
     jobs: list[JobEntry]
     notes: list[str] = Field(default_factory=list)
 
     @property
     def sound(self) -> bool:
-        """No host and no link is slow or failing."""
-        return not self.summary["slow"] and not self.summary["failing"] and not self.links
+        """No host, link or switch is slow or failing."""
+        bad = self.summary["slow"] or self.summary["failing"]
+        return not (bad or self.links or self.switches)

@@ -1,7 +1,8 @@
 """Links between devices and hosts as data: what they are stated to carry, and how much of it a message gets.
 
 `core/links.json` has the table. Between hosts, people give a speed: `10Gbit` is Ethernet, `200Gbit-ib` or
-`hdr` InfiniBand. By hand: `10Gbit{usable=0.8,latency=50e-6}`, `{bandwidth=1.1e9,latency=20e-6}`.
+`hdr` InfiniBand. By hand: `10Gbit{usable=0.8,latency=50e-6}`, `{bandwidth=1.1e9,latency=20e-6}`; such figures
+are part of the link's name, so that what was measured of another link is not taken for its own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from muster.core.devices import number
+from muster.core.devices import BY_HAND, number, with_figures
 from muster.core.errors import UsageError
 from muster.core.near import near_names
 
@@ -84,8 +85,8 @@ def find_link(text: str) -> Link:
     if not name:
         if "bandwidth" not in given:
             raise _unknown(text)
-        bandwidth = given["bandwidth"]
-        return Link("given by hand", bandwidth, bandwidth, given.get("latency", 0.0), "given by hand")
+        stated, usable = given["bandwidth"], given.get("usable", 1.0)
+        return Link(with_figures("", given), stated, stated * usable, given.get("latency", 0.0), BY_HAND)
     link = named(name) or _by_speed(name)
     if link is None:
         raise _unknown(text)
@@ -94,7 +95,8 @@ def find_link(text: str) -> Link:
     stated = given.get("bandwidth", link.stated)
     usable = given.get("usable", 1.0 if "bandwidth" in given else link.bandwidth / link.stated)
     source = f"{link.source}; by hand: {', '.join(sorted(given))}"
-    return Link(link.name, stated, stated * usable, given.get("latency", link.latency), source)
+    latency = given.get("latency", link.latency)
+    return Link(with_figures(link.name, given), stated, stated * usable, latency, source)
 
 
 def named(name: str) -> Link | None:

@@ -10,6 +10,7 @@ usual.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from muster.core.devices import CPU, Device, find_device
@@ -20,14 +21,15 @@ from muster.core.links import named as named_link
 MOST = 100_000  # hosts, and devices of a host
 MOST_RANKS = 1_000_000
 _EXAMPLE = "h200:8x4,10Gbit: 8 devices per host, 4 hosts, 10 Gbit/s between them"
-_INNER = re.compile(r"nvlink[0-9]*|pcie[0-9]*|loopback")
+_INNER = re.compile(r"(?:nvlink[0-9]*|pcie[0-9]*|loopback)(?:\{.*\})?")  # with figures by hand, or without
 _COUNTS = re.compile(r"([0-9]{1,6})(?:x([0-9]{1,6}))?")
 
 
 @dataclass(frozen=True)
 class Machines:
     """Hosts that are alike. `link`: between hosts, None: not known or there is one host alone; `inner`:
-    between the devices of a host; `bus`: between a device and its host's memory."""
+    between the devices of a host; `bus`: between a device and its host's memory; `slots`: devices of each
+    host that are used, where they differ, `per_host` being the most."""
 
     device: Device
     per_host: int = 1
@@ -35,11 +37,18 @@ class Machines:
     link: Link | None = None
     inner: Link | None = None
     bus: Link | None = None
+    slots: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> int:
-        """Devices in all: one rank each."""
-        return self.per_host * self.hosts
+        """Devices in all: one rank each. Hosts beyond those whose slots are known have the most."""
+        if not self.slots:
+            return self.per_host * self.hosts
+        return sum(self.slots[: self.hosts]) + self.per_host * max(0, self.hosts - len(self.slots))
+
+    def with_slots(self, slots: Sequence[int]) -> Machines:
+        """The same, of whose hosts so many devices are used each."""
+        return replace(self, per_host=max(slots), slots=tuple(slots) if len(set(slots)) > 1 else ())
 
     def on(self, hosts: int) -> Machines:
         """The same on another number of hosts."""

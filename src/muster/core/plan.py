@@ -36,8 +36,7 @@ class TimePlan(Part):
     communication: float = Field(description="what ranks wait for each other")
     optimizer: float
     transfer: float = Field(description="over the bus to the host's memory")
-    reading: float = Field(description="waiting for data")
-    overhead: float
+    overhead: float = Field(description="what an engine does for each tensor, and else of its own")
     step: float = Field(description="the sum")
     samples_per_second: float
     steps: int | None = Field(description="optimizer steps of the whole training")
@@ -64,7 +63,7 @@ class Candidate(Part):
     """Another way to run the recipe, and what became of it."""
 
     changes: dict[str, str] = Field(description="overrides of the recipe; empty: as it is")
-    fits: bool
+    fits: bool | None = Field(description="null: what it needs is not known")
     memory: int = Field(description="bytes of a rank's device")
     step: float | None = Field(None, description="seconds of an optimizer step")
     samples_per_second: float | None = None

@@ -53,8 +53,9 @@ def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
-def _parse_yaml(text: str) -> Any:
-    """Raises yaml.YAMLError and nothing else: PyYAML's own constructors raise all sorts for `!!bool x`."""
+def parse_yaml(text: str) -> Any:
+    """Text as recipes are read. Raises yaml.YAMLError and nothing else: PyYAML's own constructors raise all
+    sorts for `!!bool x`."""
     try:
         return yaml.load(text, Loader=_Loader)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
@@ -139,7 +140,7 @@ def parse_override(text: str) -> dict[str, Any]:
     if not equals or not key or any(not part for part in key.split(".")):
         raise RecipeError("is not an override", where=text, hint="write key.sub=value, such as engine.zero=3")
     try:
-        value: Any = _parse_yaml(raw) if raw.strip() else None
+        value: Any = parse_yaml(raw) if raw.strip() else None
     except yaml.YAMLError:
         value = raw
     for part in reversed(key.split(".")):
@@ -230,7 +231,7 @@ def _section(model: type[BaseModel] | None, key: str) -> type[BaseModel] | None:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that is a mapping. Raises RecipeError with the file and the line."""
     try:
-        data = _parse_yaml(path.read_text(encoding="utf-8"))
+        data = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"cannot be read: {error}", where=str(path)) from None
     except yaml.YAMLError as error:

@@ -18,11 +18,16 @@ class Seconds(Part):
 
     total: float = Field(description="all attempts, without the time between them")
     setup: float | None = Field(
-        None, description="start order to the slowest rank's first optimizer step, last attempt"
+        None,
+        description="start order to the slowest rank's first optimizer step, by the controller's clock; "
+        "of the last attempt",
     )
-    training: float | None = Field(None, description="optimizer steps, without evaluation and saving")
-    evaluation: float | None = None
-    saving: float | None = None
+    training: float | None = Field(
+        None,
+        description="optimizer steps, without evaluation and saving; all attempts, without steps done again",
+    )
+    evaluation: float | None = Field(None, description="of the same steps as training")
+    saving: float | None = Field(None, description="of the same steps as training: checkpoints and the model")
 
 
 class Throughput(Part):

@@ -45,6 +45,7 @@ Amount = Annotated[float, BeforeValidator(_as_number)]  # 40GB, or a number
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,40}$")]
 Sizes = list[PositiveInt | Literal["all"]] | Literal["doubling", "adaptive"]
 _ALL: Sizes = ["all"]
+_FIXED = ("repeats", "curve", "cover")  # keys of entries whose groups are given, not chosen from results
 
 
 class Threshold(Section):
@@ -124,6 +125,9 @@ class Suite(Section):
         0.01, description="the smallest slowdown against the fleet that counts, share of a step's time"
     )
     waves: PositiveInt = Field(6, description="of jobs that an adaptive entry may ask for, at most")
+    switches: dict[str, str] = Field(
+        default_factory=dict, description="switch -> the hosts behind it, such as node[01-08]"
+    )
     compare: list[str] | None = Field(
         None, description="entries are put beside each other; what they are about: paths that may differ"
     )
@@ -149,6 +153,10 @@ class Suite(Section):
             raise ValueError(f"two entries are named {twice}: give each a `name`")
         if any(groups == [] for groups in (self.groups, *(each.groups for each in self.jobs))):
             raise ValueError("groups must name at least one size")
+        for each in self.jobs:
+            useless = [key for key in _FIXED if getattr(each, key) not in (None, 1)]
+            if useless and self.of(each).groups == "adaptive":
+                raise ValueError(f"{each.name}: {useless[0]} and adaptive groups do not go together")
         return self
 
     def of(self, entry: Entry) -> Settled:
@@ -256,4 +264,11 @@ def _explain(error: ValidationError, where: str) -> UsageError:
         hint = did_you_mean(given, FIGURES) or f"figures: {', '.join(FIGURES)}"
     elif "groups" in parts:
         hint = "such as [1, 2, all], doubling, or adaptive"
-    return UsageError(f"{location}: {first['msg'].lower()}, not {given!r}", where=where, hint=hint)
+    elif kind == "string_pattern_mismatch":  # a name: nothing else has a pattern
+        hint = (
+            "at most 41 letters, digits, '.', '-' and '_', a letter or digit first; `name: NAME` beside "
+            "`recipe` gives one"
+        )
+        return UsageError(f"{location}: {given!r} cannot be the name of an entry", where=where, hint=hint)
+    said = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+    return UsageError(f"{location}: {said}, not {given!r}", where=where, hint=hint)

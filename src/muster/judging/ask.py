@@ -80,7 +80,8 @@ def _puzzling(state: State, host: int) -> bool:
 
 
 def _of_host(state: State, part: Part, host: int) -> list[_Question]:
-    """With a good partner, and alone; nothing of a host that is convicted and known in what."""
+    """With a good partner, and alone; nothing of a host that is convicted and known in what, as far as jobs
+    can tell."""
     kinds: dict[str, float] = {}
     for each in part.explanations:
         for fault in each.faults:
@@ -88,14 +89,15 @@ def _of_host(state: State, part: Part, host: int) -> list[_Question]:
                 kinds[fault.kind] = kinds.get(fault.kind, 0.0) + each.probability
     known = max([chance for kind, chance in kinds.items() if kind != "host"], default=0.0)
     total = sum(kinds.values())
-    if total >= state.settings.convict and known >= state.settings.named * total:
+    named = known >= state.settings.named * total or not state.settings.alone
+    if total >= state.settings.convict and named:
         return []
     with_partner = sum([each.probability * _own_chance(each, host) for each in part.explanations])
     least = LITTLE if _puzzling(state, host) else WORTH
-    return [
-        _Question(_bits(with_partner), (host,), partner=True, least=least),
-        _Question(_bits(_chance(state, part, (host,))), (host,)),
-    ]
+    found = [_Question(_bits(with_partner), (host,), partner=True, least=least)]
+    if state.settings.alone:
+        found.append(_Question(_bits(_chance(state, part, (host,))), (host,)))
+    return found
 
 
 def _own_chance(explanation: Explanation, host: int) -> float:
@@ -249,7 +251,8 @@ def _sweep(wave: _Wave) -> None:
     """Pairs that are still due: untried links of the ring, then, for hosts with too few jobs in groups, hosts
     further and further apart."""
     state, count = wave.state, len(wave.state.topology.hosts)
-    if count < FEWEST and not wave.alone:  # they will be held against stored baselines: alone first
+    if count < FEWEST and not wave.alone and state.settings.alone:
+        # They will be held against stored baselines: alone first.
         for host in range(count):
             if wave.free(host):
                 wave.take((host,))

@@ -154,8 +154,14 @@ class Case:
                 tried += 1
             elif not readings.alone[row]:
                 tried += 1
-        if not shown:
-            return None
+        # What failed and what was a little slow have no mean: failures may be all that it is.
+        failed = [row for row in shown if readings.value[row] >= FAILED - SURE]
+        fits = [self._now_and_then(rows, tried, expected) for rows in (shown, failed) if rows]
+        return max(fits, key=lambda fit: fit.gain) if fits else None
+
+    def _now_and_then(self, shown: Sequence[int], tried: int, expected: dict[int, float]) -> Fit:
+        """Had it shown in these of so many jobs."""
+        readings = self.readings
         by = sum([readings.value[row] for row in shown]) / len(shown)
         gain = sum([readings.loss(row, expected.get(row, 0.0)) - readings.loss(row, by) for row in shown])
         gain -= math.log((tried + 1) * math.comb(tried, len(shown)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,8 +22,9 @@ class Observation:
     none; `work`: what was run and on what hardware: only observations with the same `work` and number of
     hosts are compared; `computing`: seconds that each host took for what it does by itself, outside of
     collectives, or for a part of it that is the same on all, in the order of `hosts`, or nothing; `culprits`:
-    hosts that the job's own logs hold responsible for its failure; `moment`: observations that share one were
-    made side by side (judging/moments.py).
+    hosts that the job's own logs hold responsible for its failure; `hardware`: for an error of their
+    hardware, which is no chance; `moment`: observations that share one were made side by side
+    (judging/moments.py).
     Raises UsageError for hosts that stand twice, and figures that do not go together.
     """
 
@@ -34,6 +35,7 @@ class Observation:
     work: str = ""
     computing: tuple[float, ...] = ()
     culprits: tuple[str, ...] = ()
+    hardware: bool = False
     moment: str = ""
 
     def __post_init__(self) -> None:
@@ -70,6 +72,13 @@ class Topology:
     index: Mapping[str, int] = field(init=False, repr=False, compare=False)
     behind: tuple[int, ...] = field(init=False, repr=False, compare=False)  # host -> switch; -1 none
 
+    @classmethod
+    def of(cls, hosts: Sequence[str], switches: Mapping[str, Sequence[str]]) -> Topology:
+        """With the switches of these hosts: others behind them are left out."""
+        known = set(hosts)
+        there = {name: tuple(host for host in behind if host in known) for name, behind in switches.items()}
+        return cls(tuple(hosts), tuple((name, behind) for name, behind in there.items() if behind))
+
     def __post_init__(self) -> None:
         index = {host: i for i, host in enumerate(self.hosts)}
         if len(index) < len(self.hosts):
@@ -94,7 +103,8 @@ class Settings:
     standard deviations of it count instead. `convict`: the probability above which a host is called bad;
     `named`: above which the kind of fault, or a link or a switch, is named; `clear`: below which a suspicion
     is dropped; `sweeps`: jobs in a group that every host shall have had; `ring`: try every link between
-    neighbours; `references`: hosts that run alone beside a suspect, to compare it with.
+    neighbours; `references`: hosts that run alone beside a suspect, to compare it with; `alone`: whether a
+    job on one host can be run, and tells anything.
     """
 
     slow: float = 0.01
@@ -104,6 +114,7 @@ class Settings:
     sweeps: int = 2
     ring: bool = True
     references: int = 31
+    alone: bool = True
 
 
 def ring_links(hosts: tuple[int, ...]) -> tuple[Link, ...]:

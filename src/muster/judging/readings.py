@@ -18,8 +18,13 @@ from muster.judging.observation import Link, Observation, Settings, Topology, ri
 # does not last (1 in 500, by anything up to 20 %: log 500 + log(0.2 / (0.004 sqrt(2 pi))) = 9.2), or die by
 # chance (1 in 10,000), and what a host does by itself can mislead.
 HICCUP, CRASH, HINT = 9.2, 9.2, 4.0
-# A job that runs faster than a fault allows is stronger evidence: nothing makes jobs faster.
+# A job that runs faster than a fault allows is stronger evidence: nothing makes jobs faster. Except where it
+# was measured side by side with others, and held against what they took: while all of them are slowed by the
+# same (a machine that has too little processor time for its virtual ones), the fault of one hardly shows.
+# There a reading that is too fast weighs what a hiccup does.
 FASTER = 30.0
+# A job that names a hardware error of its host did not die by chance: one is enough.
+HARDWARE = 30.0
 VARIES = 0.1  # a fault's slowdown differs that much, relative to itself, from job to job (partners, load)
 FAILED = 1.0  # the reading of a failed job: as if it took 2.7 times as long
 SURE = 0.05  # and its deviation
@@ -42,14 +47,22 @@ class Readings:
     source: list[int] = field(default_factory=list)
     of_host: dict[int, list[int]] = field(default_factory=dict)
 
-    def add(self, hosts: tuple[int, ...], value: float, sigma: float, source: int, most: float) -> None:
+    def add(
+        self,
+        hosts: tuple[int, ...],
+        value: float,
+        sigma: float,
+        source: int,
+        most: float,
+        least: float = FASTER,
+    ) -> None:
         """One reading; `alone` follows from the number of hosts."""
         row = len(self.value)
         self.value.append(value)
         self.sigma.append(sigma)
         self.weight.append(0.5 / (sigma * sigma))
         self.most.append(most)
-        self.least.append(FASTER if most != HINT else HINT)
+        self.least.append(least)
         self.alone.append(len(hosts) == 1)
         self.hosts.append(hosts)
         self.source.append(source)
@@ -114,18 +127,19 @@ def read(
         if each.outcome != "succeeded" or each.seconds is None:
             culprits = [index[host] for host in each.culprits if host in index]
             for host in culprits:
-                rows.add((host,), FAILED, SURE, number, CRASH)
+                rows.add((host,), FAILED, SURE, number, HARDWARE if each.hardware else CRASH)
             if not culprits:
                 rows.add(hosts, FAILED, SURE, number, CRASH)
             continue
         base = baselines.get(Class(each.work, len(hosts)))
         if base is not None:
-            rows.add(hosts, math.log(each.seconds / base.seconds), base.sigma, number, HICCUP)
+            least = HICCUP if each.moment else FASTER
+            rows.add(hosts, math.log(each.seconds / base.seconds), base.sigma, number, HICCUP, least)
         if each.computing and len(hosts) > 1:
             base = baselines.get(Class(each.work, len(hosts), "busy"))
             for host, busy in zip(hosts, each.computing, strict=True):
                 if base is not None and busy > 0:
-                    rows.add((host,), math.log(busy / base.seconds), base.sigma, number, HINT)
+                    rows.add((host,), math.log(busy / base.seconds), base.sigma, number, HINT, HINT)
     return rows, baselines
 
 

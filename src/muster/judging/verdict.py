@@ -82,7 +82,8 @@ def judge(
 
 def judge_state(state: State) -> Judgement:
     """Verdicts of a State."""
-    hosts = tuple(_host(state, host) for host in range(len(state.topology.hosts)))
+    unread = _unread(state)
+    hosts = tuple(_host(state, host, unread) for host in range(len(state.topology.hosts)))
     links: list[Verdict] = []
     switches: list[Verdict] = []
     for part in state.parts:
@@ -95,9 +96,33 @@ def judge_state(state: State) -> Judgement:
     return Judgement(hosts, tuple(links), tuple(switches), state.baselines)
 
 
+def _unread(state: State) -> dict[str, list[Observation]]:
+    """The jobs of each host of which there is no reading."""
+    names = enumerate(state.topology.hosts)
+    found: dict[str, list[Observation]] = {
+        name: [] for index, name in names if not state.case.readings.of_host.get(index)
+    }
+    for each in state.observations if found else ():
+        for host in each.hosts:
+            if host in found:
+                found[host].append(each)
+    return found
+
+
+def _nothing_known(jobs: Sequence[Observation]) -> str:
+    """Why there is no reading of a host that was in these jobs."""
+    if not jobs:
+        return "it was in no job"
+    if all(each.culprits and each.outcome != "succeeded" for each in jobs):
+        guilty = list(dict.fromkeys(host for each in jobs for host in each.culprits))
+        return f"its jobs failed because of {', '.join(guilty[:4])}: nothing is known of it"
+    return "its jobs can be compared with nothing: too few alike, and no stored baseline"
+
+
 def _evidence(state: State, rows: Sequence[int], but: tuple[int, ...]) -> tuple[Evidence, ...]:
-    """The jobs that tell most, the slowest first; `but`: the hosts that the verdict is about."""
-    readings, names = state.case.readings, state.topology.hosts
+    """The jobs that tell most, the slowest first; `but`: the hosts that the verdict is about. Peers are those
+    of the job, also where it tells something of one host alone."""
+    readings, about = state.case.readings, {state.topology.hosts[host] for host in but}
     steps = [row for row in rows if readings.most[row] != readings.least[row]] or list(rows)
     slow = sorted((r for r in steps if readings.deviations(r) > 2.5), key=lambda r: (-readings.value[r], r))
     fine = sorted((r for r in steps if readings.deviations(r) <= 2.5), key=lambda r: (readings.value[r], r))
@@ -106,7 +131,7 @@ def _evidence(state: State, rows: Sequence[int], but: tuple[int, ...]) -> tuple[
     return tuple(
         Evidence(
             state.observations[readings.source[row]].job,
-            tuple(names[host] for host in readings.hosts[row] if host not in but),
+            tuple(host for host in state.observations[readings.source[row]].hosts if host not in about),
             None
             if readings.value[row] == FAILED and readings.sigma[row] == SURE
             else round(math.expm1(readings.value[row]), 5),
@@ -126,15 +151,12 @@ def _size(state: State, fit: Fit) -> tuple[Condition, float | None, float | None
     return "slow", math.expm1(fit.by), math.exp(fit.by) * max(spread) / math.sqrt(len(spread))
 
 
-def _host(state: State, host: int) -> Verdict:
+def _host(state: State, host: int, unread: Mapping[str, Sequence[Observation]]) -> Verdict:
     """Whether something is wrong with the host itself."""
     rows = state.case.readings.of_host.get(host, [])
     name = (state.topology.hosts[host],)
     if not rows:
-        tried = any(name[0] in each.hosts for each in state.observations)
-        nothing = "its jobs can be compared with nothing: too few alike, and no stored baseline"
-        reason = nothing if tried else "it was in no job"
-        return Verdict("host", name, "unknown", 0.0, reason=reason)
+        return Verdict("host", name, "unknown", 0.0, reason=_nothing_known(unread[name[0]]))
     evidence = _evidence(state, rows, (host,))
     bound = _at_most(state, rows)
     part, chance = state.part_of.get(host), state.suspicion(host)
@@ -202,7 +224,17 @@ def _bad_host(state: State, part: Part, host: int, evidence: tuple[Evidence, ...
     name = state.topology.hosts[host]
     what = "its jobs fail" if slower is None else f"{slower:.1%} slower than its peers"
     reason = f"{what}, {WORDS[kind]}"
+    if slower is None and _told(state, name, best[1]):
+        kind, reason = "host", "its jobs fail, and say themselves that it is to blame"
     return Verdict("host", (name,), condition, total, kind, slower, within, None, reason, evidence)
+
+
+def _told(state: State, name: str, fit: Fit) -> bool:
+    """Whether the jobs that failed, or half of them, said that it is this host."""
+    readings = state.case.readings
+    failed = [row for row, by in fit.expects if by > 0 and readings.value[row] == FAILED]
+    told = sum(name in state.observations[readings.source[row]].culprits for row in failed)
+    return told > 0 and 2 * told >= len(failed)
 
 
 WORDS: dict[Kind, str] = {

@@ -20,11 +20,14 @@ from muster.core.errors import RecipeError
 from muster.core.job import Placement
 from muster.core.launch import Launch
 
+# Nothing in the folder where an agent begins (a login's, or the user's own) takes the place of a module.
+_OWN_PATH = "sys.path=[p for p in sys.path if p]"
 # Reads ten digits and that many bytes of source from descriptor 0, byte-exact: what follows is the agent's
 # input.
 # One line, and no single quotes, so that every remote shell takes it.
 BOOTSTRAP = (
-    'exec("import os\\ndef r(n):\\n b=b\\"\\"\\n while len(b)<n:\\n  c=os.read(0,n-len(b))\\n'
+    f'import os,sys;{_OWN_PATH};exec("'
+    'def r(n):\\n b=b\\"\\"\\n while len(b)<n:\\n  c=os.read(0,n-len(b))\\n'
     "  if not c: raise SystemExit(3)\\n"
     '  b+=c\\n return b\\nsource=r(int(r(10)))");exec(compile(source,"muster-agent","exec"))'
 )
@@ -143,6 +146,7 @@ def dialling_argv(
         start = f'import base64,zlib;exec(zlib.decompress(base64.b64decode("{code}")))'
     else:
         start = f'import os;exec(os.environ.pop("{CODE}"))'
+    start = f"import sys;{_OWN_PATH};{start}"
     words = [name, str(home), f"{launch.connect_timeout:g}", *([home.secret] if told else [])]
     return [python, "-u", "-c", start, "muster-agent", job_id, *words]
 

@@ -17,7 +17,7 @@ from muster.core.units import size_words
 from muster.core.zero import open_stages
 from muster.planner.fit import Room, Setting, lacking, need
 from muster.planner.remedies import refusal
-from muster.planner.sizing import Sized, size
+from muster.planner.sizing import Sized, said_of, size
 from muster.planner.steptime import Step
 
 Tracer = Callable[[Recipe, str, str, int], "Trace | None"]  # recipe, precision, device, ranks
@@ -70,7 +70,7 @@ def choose(
     best, reason = _best(tried)
     chosen = tried[best]
     if not recipe.force:
-        _check_fit(chosen, where.room)
+        _check_fit(chosen, config, where.room)
     decisions.extend([*chosen.decisions, *_told(chosen, reason)])
     made = chosen.sized.recipe.model_copy(update={"force": recipe.force})
     return replace(chosen.sized, recipe=made), [
@@ -80,7 +80,8 @@ def choose(
 
 @dataclass(frozen=True)
 class _Tried:
-    """A way, what it comes to, and what was decided on it. `setting`: None where its memory is not known."""
+    """A way, what it comes to, and what was decided on it. `setting`: None where its memory is not known,
+    and so whether it fits."""
 
     way: dict[str, str]
     sized: Sized
@@ -93,7 +94,7 @@ class _Tried:
 
     @property
     def fits(self) -> bool:
-        return self.lacks is None
+        return self.setting is not None and self.lacks is None
 
 
 def _ways(recipe: Recipe) -> list[tuple[dict[str, str], Recipe]]:
@@ -139,23 +140,25 @@ def _try(
     )
 
 
-def _check_fit(chosen: _Tried, room: Room) -> None:
+def _check_fit(chosen: _Tried, config: Mapping[str, Any] | None, room: Room) -> None:
     """Raise UsageError, with what would fit, where even the chosen way does not."""
     setting = chosen.setting
     found = need(setting) if setting is not None and chosen.lacks and room.device is not None else None
     if setting is not None and found is not None:
-        raise refusal(setting, room, found, chosen.sized.recipe.model.name or "the model")
+        recipe = chosen.sized.recipe
+        raise refusal(setting, room, found, recipe.model.name or "the model", said_of(recipe, config))
 
 
 def _best(tried: Sequence[_Tried]) -> tuple[int, str]:
     """Which way, and why: of those that fit the fastest; the mildest where one's speed is not known. None
-    fits: the smallest."""
-    fitting = [index for index, each in enumerate(tried) if each.fits]
+    fits: the smallest. A way of which nobody knows what it needs is taken only where that is so of all."""
+    known = [index for index, each in enumerate(tried) if each.setting is not None]
+    if not known:
+        return 0, "the mildest: what it needs, and whether it fits, is not known here"
+    fitting = [index for index in known if tried[index].fits]
     among = f"of {len(fitting)} ways that fit (of {len(tried)})"
-    if tried[0].setting is None:
-        return 0, "the mildest: the model's size is not known here"
     if not fitting:
-        return min(range(len(tried)), key=lambda index: tried[index].memory), "needs least, and does not fit"
+        return min(known, key=lambda index: tried[index].memory), "needs least, and does not fit"
     if any(tried[index].step is None for index in fitting):
         return fitting[0], f"the mildest {among}; not all of their speeds are known"
     best = max(fitting, key=lambda index: (_speed(tried[index]), -index))
@@ -179,7 +182,7 @@ def _as_candidate(tried: _Tried, chosen: _Tried, reason: str, is_chosen: bool) -
     step = tried.step
     return Candidate(
         changes=tried.way,
-        fits=tried.fits,
+        fits=None if tried.setting is None else tried.fits,
         memory=tried.memory,
         step=step.seconds if step else None,
         samples_per_second=step.samples_per_second if step else None,
@@ -190,6 +193,8 @@ def _as_candidate(tried: _Tried, chosen: _Tried, reason: str, is_chosen: bool) -
 
 def _lost(tried: _Tried, chosen: _Tried) -> str:
     """Why a way was not chosen."""
+    if tried.setting is None:
+        return "what it needs, and whether it fits, is not known here"
     if not tried.fits:
         has = f" of {size_words(tried.room)}" if tried.room else ""
         return f"does not fit: {size_words(tried.memory)}{has} ({tried.lacks} memory)"

@@ -56,9 +56,8 @@ def library_of(device: str) -> str:
     return "gloo" if device == "cpu" else "nccl"
 
 
-def ring(call: Call, per_host: int, hosts: int, library: str) -> Wire:
+def ring(call: Call, ranks: int, hosts: int, library: str) -> Wire:
     """What a rank sends along a ring. Raises ValueError for an operation that is no collective here."""
-    ranks = per_host * hosts
     operation = call.operation
     if operation == "reduce-scatter" and library == "gloo":
         operation = "all-reduce"
@@ -82,7 +81,7 @@ def seconds(call: Call, machines: Machines, library: str) -> float:
     """
     if machines.ranks == 1:
         return 0.0
-    ways = [ring(call, machines.per_host, machines.hosts, library)]
+    ways = [ring(call, machines.ranks, machines.hosts, library)]
     if library == "nccl" and call.operation == "all-reduce" and machines.hosts > 1:
         ways.append(tree(call, machines.per_host, machines.hosts))
     share = _share(call, machines, library)

@@ -21,12 +21,13 @@ from muster.core.zero import read_user_config, user_decisions, user_precision
 from muster.planner.choose import Timer, Tracer, Where, choose, not_timed, nothing_traced
 from muster.planner.fit import Room, Setting
 from muster.planner.model import is_t5, parameters, whole_config
-from muster.planner.placing import device_and_slots
+from muster.planner.placing import device_and_slots, gpu_numbers, gpus_of
 from muster.planner.setting import room_of
 from muster.planner.sizing import Sized
 
 NOWHERE = Room(None, None)
 Clock = Callable[[Sequence[int], str], Timer]
+Gpus = Mapping[str, Sequence[Mapping[str, Any]]]  # by host
 CPU_FACTS: dict[str, Any] = {"gpus": [], "cores": None}
 
 
@@ -63,8 +64,9 @@ def decide(
     decisions: list[Decision] = []
     device, slots = device_and_slots(recipe, inventory, facts, one_machine, decisions)
     world_size = sum(slots)
+    gpus = gpus_of(facts, inventory.hosts, slots, shared=one_machine)
     # What trains nothing has neither: the values below are shown nowhere.
-    precision = decide_precision(recipe, device, facts, decisions) if recipe.trains else "fp32"
+    precision = decide_precision(recipe, device, gpus, decisions) if recipe.trains else "fp32"
     sized, candidates, room = Sized(Batch(1, 1, world_size), recipe), list[Candidate](), NOWHERE
     if recipe.trains:
         room = room_of(facts, inventory.hosts, slots, device, shared=one_machine)
@@ -83,10 +85,7 @@ def decide(
         threads.append(recipe.launch.threads or max(1, int(cores) // (sharing or count)))
     visible: list[tuple[int, ...] | None] = [None] * len(slots)
     if device == "cuda" and one_machine and len(slots) > 1:
-        first = 0
-        for index, count in enumerate(slots):
-            visible[index] = tuple(range(first, first + count))
-            first += count
+        visible = [tuple(numbers) for numbers in gpu_numbers(slots, shared=True)]
     return Decided(
         tuple(slots),
         device,
@@ -102,10 +101,9 @@ def decide(
     )
 
 
-def decide_precision(
-    recipe: Recipe, device: str, facts: Mapping[str, Mapping[str, Any]], decisions: list[Decision]
-) -> str:
-    """fp32, bf16 or fp16. `auto`: the fastest that every device can do and the model bears.
+def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[Decision]) -> str:
+    """fp32, bf16 or fp16. `auto`: the fastest that every device can do and the model bears. `gpus`: those
+    that ranks use, by host.
 
     Compute capability below 8 has no bf16, below 7 no useful fp16 (NVIDIA's CUDA programming guide).
     """
@@ -119,10 +117,10 @@ def decide_precision(
                 hint=f'precision={fixed}, or "auto" in that file',
             )
         wanted = fixed or wanted  # type: ignore[assignment]
-    weakest, capability = _weakest(facts) if device == "cuda" else (None, None)
+    weakest, capability = _weakest(gpus) if device == "cuda" else (None, None)
     if wanted == "auto":
         chosen, why = _auto_precision(recipe, device, weakest, capability)
-        if chosen != "fp32" and (silent := _silent(facts)):
+        if chosen != "fp32" and (silent := _silent(gpus)):
             chosen, why = "fp32", f"{silent} does not tell its compute capability"
         decisions.append(Decision("precision", chosen, why))
         return chosen
@@ -134,11 +132,11 @@ def decide_precision(
     return wanted
 
 
-def _weakest(facts: Mapping[str, Mapping[str, Any]]) -> tuple[str | None, tuple[int, int] | None]:
+def _weakest(gpus: Gpus) -> tuple[str | None, tuple[int, int] | None]:
     known = [
         (capability, f"{gpu.get('name') or 'a GPU'} of {host}")
-        for host, about in facts.items()
-        for gpu in about.get("gpus") or []
+        for host, used in gpus.items()
+        for gpu in used
         if (capability := _capability(gpu))
     ]
     if not known:
@@ -156,10 +154,10 @@ def _capability(gpu: Mapping[str, Any]) -> tuple[int, int] | None:
     return device.capability if device else None
 
 
-def _silent(facts: Mapping[str, Mapping[str, Any]]) -> str | None:
+def _silent(gpus: Gpus) -> str | None:
     """A GPU whose compute capability is not known, as under an old driver."""
-    for host, about in facts.items():
-        for gpu in about.get("gpus") or []:
+    for host, used in gpus.items():
+        for gpu in used:
             if not _capability(gpu):
                 return f"{gpu.get('name') or 'a GPU'} of {host}"
     return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from muster.core.trace import Parameter
 from muster.planner.collective import Call
-from muster.planner.spread import Spread, optimizer_groups
+from muster.planner.spread import Spread
 
 COUNT_BYTES = 8  # per rank: how many tokens the loss is divided by
 
@@ -63,7 +63,7 @@ def step_calls(parameters: Sequence[Parameter], spread: Spread) -> tuple[Call, .
     if spread.clips and spread.engine == "fsdp":
         found.append(Call("all-reduce", 4 * len(trained)))
     if spread.clips and spread.engine == "deepspeed":
-        norms = len(optimizer_groups(tuple(trained), together=spread.one_group)) if spread.stage else 1
+        norms = len(spread.optimizer_groups(tuple(trained))) if spread.stage else 1
         found += [Call("all-reduce", 8 if spread.stage == 3 else 4)] * norms
     if spread.engine == "deepspeed" and spread.stage in (1, 2) and spread.exchanged == 2:
         found.append(Call("all-reduce", 1))

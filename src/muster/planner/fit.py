@@ -17,7 +17,7 @@ from muster.core.trace import Trace
 from muster.planner.activations import Kept, Lengths, activation_bytes, logit_bytes, stacks
 from muster.planner.memory import Parts, added, elements, largest
 from muster.planner.passing import Passing, closed, moments_of, traced
-from muster.planner.spread import Spread, Tensors
+from muster.planner.spread import NO_DISK, Disk, Spread, Tensors
 from muster.planner.states import likely_tensors, states
 
 MARGIN = 0.06  # of a device's or a host's memory, left free
@@ -48,6 +48,7 @@ class Setting:
     accumulation: int = 1
     stage: int = 0
     offload: str = "none"
+    disk: Disk = NO_DISK
     checkpointing: bool = False
     create: str = "whole"
     bucket: int = 0  # what gradients are reduced in
@@ -59,6 +60,7 @@ class Setting:
     sub_group: int = GB  # and updates at once
     pins: bool = True  # what is offloaded lies in page-locked memory
     together: bool = False  # DeepSpeed makes the optimizer
+    share: float = 1.0  # of micro, samples of a rank on average: below 1 where batch.split differs
     saves: bool = True  # the first rank gathers the trained model
     trace: Trace | None = field(default=None, repr=False)  # of the recipe's real model
 
@@ -101,6 +103,7 @@ class Setting:
             element=self.element,
             stage=self.stage,
             offload=self.offload,
+            disk=self.disk,
             device=self.device,
             micro_steps=self.accumulation,
             together=self.together,

@@ -69,8 +69,8 @@ class Trial:
 
     @property
     def works(self) -> bool:
-        """Whether it fits there."""
-        return self.refused is None and self.best is not None and self.best.fits
+        """Whether it fits there, as far as that is known."""
+        return self.refused is None and self.best is not None and self.best.fits is not False
 
     @property
     def speed(self) -> float | None:
@@ -88,9 +88,11 @@ def first(hosts: Sequence[Host], wanted: int) -> Chosen:
     return Chosen(tuple(hosts[:wanted]), tuple(hosts[wanted:]), "as the recipe says")
 
 
-def by_speed(hosts: Sequence[Host], facts: Facts, device: str, env: Mapping[str, str]) -> list[Host]:
-    """The fastest ranks first, of equals those with the faster link, then more memory, then as given: hosts
-    are taken in this order, since the slowest of them sets the pace."""
+def by_speed(
+    hosts: Sequence[Host], facts: Facts, device: str, env: Mapping[str, str], precision: str = "auto"
+) -> list[Host]:
+    """The fastest ranks first, in the precision that is wanted, of equals those with the faster link, then
+    more memory, then as given: hosts are taken so, since the slowest of them sets the pace."""
 
     def key(host: Host) -> tuple[float, float, float]:
         about = facts[host.label]
@@ -99,17 +101,19 @@ def by_speed(hosts: Sequence[Host], facts: Facts, device: str, env: Mapping[str,
         link = link_of(about.get("network") or {}, env)
         speed, memory = (about.get("cores") or 0) // ranks, (about.get("memory_total") or 0) // ranks
         if gpus:
-            speed = min(_peak(str(gpu.get("name") or "")) for gpu in gpus)
+            speed = min(_peak(str(gpu.get("name") or ""), precision) for gpu in gpus)
             memory = min(gpu.get("memory_total") or 0 for gpu in gpus)
         return -speed, -(link.bandwidth if link else 0.0), -memory
 
     return sorted(hosts, key=key)
 
 
-def _peak(gpu: str) -> float:
-    """Its highest stated one; 0: not known."""
+def _peak(gpu: str, precision: str) -> float:
+    """Its stated one, the highest where precision is still open; 0: not known."""
     found = driver_device(gpu)
-    return max(found.peaks.values(), default=0.0) if found else 0.0
+    if found is None:
+        return 0.0
+    return max(found.peaks.values(), default=0.0) if precision == "auto" else found.peak(precision) or 0.0
 
 
 def numbers(recipe: Recipe, ranks: Sequence[int]) -> list[int]:

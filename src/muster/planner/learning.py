@@ -1,11 +1,13 @@
 """What measured runs teach about a device and a link. Pure.
 
 In steps, since what a run on one rank takes has no communication in it: first the efficiency of each device
-and precision, from DDP's runs where there are some; then what other engines take beyond that. What runs on
-several ranks of one host take beyond all this is the engines' as well where the link within a host was
-measured by itself (the fabric workload), else that link's bandwidth. Last, the bandwidth of links between
-hosts. Each is the value at which the prediction is what was measured; of several runs, the median. Where runs
-on one rank differ in their work, seconds that do not depend on it are told apart by least squares.
+and precision, from DDP's runs where there are some, and from those that took less; then what engines take
+beyond that. A run that offloads tells nothing of its device: what it takes beyond all that is known is its
+host's memory. What runs on several ranks of one host take beyond all this is the engines' as well where the
+link within a host was measured by itself (the fabric workload), else that link's bandwidth. Last, the
+bandwidth of links between hosts. Each is the value at which the prediction is what was measured; of several
+runs, the median. Where runs on one rank differ in their work, seconds that do not depend on it are told apart
+by least squares.
 """
 
 from __future__ import annotations
@@ -17,12 +19,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import mul
 
+from muster.core.devices import CPU
 from muster.core.links import Figures
-from muster.planner.steptime import Calibration, Case, engine_key, ideal, key, link_key, predict
+from muster.planner.steptime import Calibration, Case, case_key, engine_key, ideal, link_key, predict
+from muster.planner.update import HOST_BANDWIDTH
 
 LEAST, MOST = 1e-4, 1e4  # times what is stated, within which a figure is looked for
 SPAN = 1.2  # work of the largest over that of the smallest run, from where on a constant can be told apart
-WORTH = 0.02  # of a step: a link that matters less teaches nothing about itself
+BESIDE = 0.1  # of a step: runs that exchange for no longer tell of the device as well
+CLOSE = 0.005  # of a step: what differs by less is not told apart
+WORTH = 0.02  # of a step: a link, or a host's memory, that matters less teaches nothing about itself
+HOST_LEAST, HOST_MOST = 5e8, 2e12  # bytes/s: beyond these something else than its memory was slow or fast
 
 
 @dataclass(frozen=True)
@@ -45,17 +52,22 @@ def learn(runs: Sequence[Measured], known: Calibration | None = None) -> Calibra
     """
     found = known or Calibration()
     alone = [run for run in runs if run.case.machines.ranks == 1]
-    for name in dict.fromkeys(_key(run) for run in alone):
-        of_device = [run for run in alone if _key(run) == name]
-        plain = [run for run in of_device if run.case.spread.engine == "ddp"]
-        found = _learn_device(name, plain or of_device, found)
-        if plain:
-            found = _learn_engines([run for run in of_device if run not in plain], found)
     within = [run for run in runs if run.case.machines.hosts == 1 < run.case.machines.per_host]
     told = [run for run in within if _was_measured(found, _link(run, "inner"))]
-    found = _learn_engines(told, found)
-    within = [run for run in within if run not in told]
-    between = [run for run in runs if run.case.machines.hosts > 1]
+    for name in dict.fromkeys(case_key(run.case) for run in alone if shows_device(run.case)):
+        here = [run for run in (*alone, *told) if case_key(run.case) == name and not on_host(run.case)]
+        found = _learn_computation(name, here, found)
+    offloaded = [run for run in alone if on_host(run.case) and case_key(run.case) in found.efficiency]
+    for name in dict.fromkeys(_device(run) for run in offloaded):
+        found = _learn_host(name, [run for run in offloaded if _device(run) == name], found)
+
+    def clear(several: Sequence[Measured]) -> list[Measured]:
+        """Without what a host's memory takes that nothing is known of."""
+        return [run for run in several if not on_host(run.case) or _device(run) in found.hosts]
+
+    found = _learn_engines(clear(told), found)
+    within = clear([run for run in within if run not in told])
+    between = clear([run for run in runs if run.case.machines.hosts > 1])
     for chosen, which in ((within, "inner"), (between, "link")):
         for name in dict.fromkeys(_link(run, which) for run in chosen):
             if name:
@@ -68,8 +80,18 @@ def errors(runs: Sequence[Measured], known: Calibration) -> list[float]:
     return [predict(run.case, known).seconds / run.seconds - 1 for run in runs]
 
 
-def _key(run: Measured) -> str:
-    return key(run.case.machines.device.name, run.case.precision)
+def shows_device(case: Case) -> bool:
+    """Whether a run of it tells how fast its device computes."""
+    return case.machines.ranks == 1 and case.spread.offload == "none"
+
+
+def on_host(case: Case) -> bool:
+    """Whether its optimizer runs in a host's memory, beside the devices'."""
+    return case.spread.moves_optimizer and case.machines.device.kind != CPU
+
+
+def _device(run: Measured) -> str:
+    return run.case.machines.device.name
 
 
 def _engine(run: Measured) -> str:
@@ -86,6 +108,42 @@ def _link(run: Measured, which: str) -> str:
     machines = run.case.machines
     link = machines.link if which == "link" else machines.inner
     return link_key(link, machines.device.kind) if link else ""
+
+
+def _learn_computation(name: str, runs: Sequence[Measured], known: Calibration) -> Calibration:
+    """Efficiency, then what engines take beyond it on one rank.
+
+    All compute the same, and no engine's own work is less than none. Where one takes less than DDP did, that
+    is noise or DDP's own work: its runs count for the efficiency too, and DDP may take something beyond it.
+    """
+    alone = [run for run in runs if run.case.machines.ranks == 1]
+    shown = [run for run in alone if shows_device(run.case)]
+    plain = [run for run in shown if run.case.spread.engine == "ddp"]
+    if not plain:
+        return _learn_device(name, shown, known)
+    engines = {key: each for key, each in known.engines.items() if key not in {*map(_engine, runs)}}
+    bare = replace(known, engines=engines)
+    pool, found = plain, _learn_device(name, plain, bare)
+    while below := _below([run for run in runs if run not in pool], found):
+        pool = [*pool, *below]
+        found = _learn_device(name, pool, bare)
+    with_own_work = [run for run in alone if run not in plain] if pool == plain else alone
+    return _learn_engines(with_own_work, found)
+
+
+def _below(runs: Sequence[Measured], known: Calibration) -> list[Measured]:
+    """The runs of the engine that took least beside what is foretold, of those that do little but compute;
+    none where all took more."""
+    beyond: dict[str, list[tuple[Measured, float]]] = {}
+    for run in runs:
+        step = predict(run.case, known)
+        if run.case.spread.offload == "none" and step.communication <= BESIDE * run.seconds:
+            beyond.setdefault(_engine(run), []).append((run, run.seconds / step.seconds - 1))
+    middles = {name: statistics.median(share for _, share in each) for name, each in beyond.items()}
+    least = min(middles, key=middles.__getitem__, default=None)
+    if least is None or middles[least] > -CLOSE:
+        return []
+    return [run for run, _ in beyond[least]]
 
 
 def _learn_device(name: str, runs: Sequence[Measured], known: Calibration) -> Calibration:
@@ -130,6 +188,22 @@ def _learn_engines(runs: Sequence[Measured], known: Calibration) -> Calibration:
                 )
         learned[name] = (max(0.0, per_micro), max(0.0, per_step))
     return replace(known, engines=learned)
+
+
+def _learn_host(name: str, runs: Sequence[Measured], known: Calibration) -> Calibration:
+    """What a host's memory moves under the optimizer, from runs on a device whose efficiency is known."""
+
+    def with_share(share: float) -> Calibration:
+        return replace(known, hosts={**known.hosts, name: share * HOST_BANDWIDTH})
+
+    values = []
+    for run in runs:
+        share = _solve(partial(_excess, run, with_share))
+        if share is None or not HOST_LEAST <= share * HOST_BANDWIDTH <= HOST_MOST:
+            continue
+        if predict(run.case, with_share(share)).optimizer >= WORTH * run.seconds:
+            values.append(share)
+    return with_share(statistics.median(values)) if values else known
 
 
 def _left(run: Measured, known: Calibration, efficiency: float) -> float:

@@ -2,16 +2,17 @@
 
 Sources: DeepSpeed 0.19, deepspeed/runtime: engine.py (_configure_optimizer, allreduce_gradients),
 fp16/unfused_optimizer.py, zero/stage_1_and_2.py, zero/stage3.py, zero/partition_parameters.py,
-zero/parameter_offload.py, zero/partitioned_param_coordinator.py; ops/adam/cpu_adam.py. Gradients are added up
-in the model's precision (engine.py, get_data_types). The Trainer's fused AdamW works in place.
+zero/parameter_offload.py, zero/partitioned_param_coordinator.py, swap_tensor; ops/adam/cpu_adam.py. Gradients
+are added up in the model's precision (engine.py, get_data_types). The Trainer's fused AdamW works in place.
 """
 
 from __future__ import annotations
 
-from muster.planner.memory import Parts, States, elements, largest, up
-from muster.planner.spread import Spread, Tensors, optimizer_groups, trained
+from muster.planner.memory import Parts, States, added, elements, largest, up
+from muster.planner.spread import Spread, Tensors, trained
 
 REDUCED_AT_ONCE = 500_000_000  # elements: engine.py, MEMORY_OPT_ALLREDUCE_SIZE
+TO_DISK = 2**20  # bytes of a tensor from which on it goes to a disk (swap_tensor/utils.py, MIN_AIO_BYTES)
 NORM = 8  # bytes: gradients are converted to double, one tensor at a time (zero/utils.py, get_norm_dtype)
 
 
@@ -56,7 +57,7 @@ def _stages_1_2(spread: Spread, tensors: Tensors, rank: int | None) -> States:
     """
     e, n = spread.element, spread.ranks
     own = trained(tensors)
-    groups = optimizer_groups(tensors, together=spread.one_group)
+    groups = spread.optimizer_groups(tensors)
     parts = [up(elements(group), 2 * n) // n for group in groups]
     part, most = sum(parts), max(parts, default=0)
     frozen = elements(tensors) - elements(own)
@@ -74,7 +75,7 @@ def _stages_1_2(spread: Spread, tensors: Tensors, rank: int | None) -> States:
     gradients = {"gradients": e * elements(own) if spread.stage == 1 else kept}
     stays = spread.stage == 1 and spread.accumulates  # the bucket, from the first micro-batch on
     passes = {"buckets": backward.pop("buckets")} if stays else {}
-    if spread.offload != "none":
+    if spread.moves_optimizer:
         # A part's gradients go straight to the host; one goes by way of these buffers, and is measured.
         held["transfer buffer"] = e * largest(own)
         backward["gradients in flight"] += NORM * piece
@@ -154,16 +155,19 @@ def _stage_3(spread: Spread, tensors: Tensors) -> States:
     Parameters of at most `persistence` elements are gathered again after each step and stay so. What is
     gathered in a pass: `_gathered`. In flight: the largest gradient, which does not fit the bucket as a
     rule, and the copy that is reduced. The step works on sub-groups, after all parameters were released.
+    Parameters and the optimizer are offloaded each by itself (_configure_offloading).
     """
     e, n = spread.element, spread.ranks
     own = trained(tensors)
-    groups = [_shards(group, n) for group in optimizer_groups(tensors, together=spread.one_group)]
+    groups = [_shards(group, n) for group in spread.optimizer_groups(tensors)]
     part = sum(sum(group) for group in groups)
     all_ = sum(_shards(tensors, n))
     biggest = largest(own)
     bucket = spread.bucket if spread.device == "cuda" else min(spread.bucket, elements(own))
-    held = {"parameters": e * all_, "buckets": e * bucket}
-    travels = n > 1 or "param" in spread.offload
+    held = {"buckets": e * bucket}
+    if not spread.moves_parameters:
+        held["parameters"] = e * all_
+    travels = n > 1 or spread.moves_parameters
     if travels:
         small = (up(each.numel, n) for each in tensors if each.numel <= spread.persistence)
         held["persistent parameters"] = e * sum(small)
@@ -171,34 +175,66 @@ def _stage_3(spread: Spread, tensors: Tensors) -> States:
     copied = max(min(spread.bucket, elements(own)), up(biggest, n) if biggest % n else 0)
     backward = {"gradients in flight": e * (biggest + copied)}
     subs = [size for group in groups for size in _sub_groups(group, spread.sub_group)]
-    if spread.offload == "none":
+    host = _parameters_on_host(spread, tensors, groups, subs) if spread.moves_parameters else {}
+    if not spread.moves_optimizer:
         held |= {"fp32 master": 4 * part, "optimizer": 8 * part, "gradients": e * part}
         step = {"fp32 gradients": (6 if e == 2 else 4) * max(subs, default=0)}
         norm = {"gradients in flight": NORM * -(-biggest // n)}
-        return States(held, {}, passes, {}, backward, {"optimizer step": step, "gradient norm": norm})
+        return States(held, host, passes, {}, backward, {"optimizer step": step, "gradient norm": norm})
     backward["gradients in flight"] += (e + 4 + NORM) * -(-biggest // n)  # a shard's, on its way to the host
-    host = {
-        "fp32 master": 4 * part,
-        "optimizer": 8 * part,
-        "fp32 gradients": sum(spread.pinned(4 * size) for size in subs),
-        "gradients": spread.pinned(e * part),
-    }
-    if "param" in spread.offload:
-        del held["parameters"]
-        host |= _parameters_on_host(spread, tensors, groups)
+    if spread.disk.optimizer:  # all of a bucket's wait in fp32 (partition_grads)
+        backward["gradients in flight"] += 4 * -(-min(spread.bucket, elements(own)) // n)
+    host = added(host, _optimizer_on_host(spread, part, subs))
     return States(held, host, passes, {}, backward)
 
 
-def _parameters_on_host(spread: Spread, tensors: Tensors, groups: list[list[int]]) -> Parts:
+def _optimizer_on_host(spread: Spread, part: int, subs: list[int]) -> Parts:
+    """Adam's states, their fp32 copies and gradients; a rank's gradients as they are reduced.
+
+    On a disk: of sub-groups that are large enough, whose states come by way of buffers of the largest one's
+    size; the first step makes its moments beside them (SwapBufferManager, swap_in_optimizer_state).
+    """
+    gone = spread.disk.optimizer
+    here = [size for size in subs if not gone or 4 * size < TO_DISK]
+    host = {
+        "fp32 master": 4 * sum(here),
+        "optimizer": 8 * sum(here),
+        "fp32 gradients": sum(spread.pinned(4 * size) for size in here),
+        "gradients": spread.pinned(spread.element * part),
+    }
+    if gone:
+        host["disk buffers"] = (4 * spread.disk.state_buffers + 8) * max(subs, default=0)
+    return host
+
+
+def _parameters_on_host(spread: Spread, tensors: Tensors, groups: list[list[int]], subs: list[int]) -> Parts:
     """Trained shards in one flat block a group; frozen ones as they are. Each had a block of its own while
-    the model was cut, which torch's allocator of pinned memory keeps (_partition_param)."""
-    e, n = spread.element, spread.ranks
+    the model was cut, which torch's allocator of pinned memory keeps (_partition_param).
+
+    On a disk: what is over `kept`, and frozen shards that are large enough; they come by way of buffers, and
+    go by way of one for all of the largest sub-group (_create_param_groups_fp16_flat_cpu_memory,
+    reserve_partitioned_swap_space).
+    """
+    e, n, gone = spread.element, spread.ranks, spread.disk.parameters
+    left = spread.disk.kept if gone else sum(sum(group) for group in groups)
+    flat = buffers = 0
+    for group in groups:
+        size = min(sum(group), left)
+        flat, left = flat + spread.pinned(e * size), left - size
+        if size < sum(group):
+            buffers = e * n * max(subs)
+
+    def stays(size: int) -> bool:
+        return not gone or e * size < TO_DISK
+
     frozen = _shards(tuple(each for each in tensors if not each.trained), n)
-    flat = sum(spread.pinned(e * sum(group)) for group in groups)
-    parts = {"parameters": flat + sum(spread.pinned(e * size) for size in frozen)}
+    parts = {"parameters": flat + sum(spread.pinned(e * size) for size in frozen if stays(size))}
     if spread.device == "cuda" and spread.pins:
         large = tuple(each for each in trained(tensors) if each.numel > spread.persistence)
-        parts["pinned blocks kept"] = sum(spread.pinned(e * size) for size in _shards(large, n))
+        shards = [size for size in _shards(large, n) if stays(size)]
+        parts["pinned blocks kept"] = sum(spread.pinned(e * size) for size in shards)
+    if gone:
+        parts["disk buffers"] = e * spread.disk.value_buffers + buffers
     return parts
 
 

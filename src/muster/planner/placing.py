@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from muster.core.errors import InventoryError
@@ -15,6 +16,24 @@ def ranks_of(host: Host, about: Mapping[str, Any], device: str) -> int:
     """Ranks that a host takes: its slots, else one per GPU, else one. `device`: cpu, cuda or auto."""
     gpus = 0 if device == "cpu" else len(about.get("gpus") or [])
     return host.slots or gpus or 1
+
+
+def gpu_numbers(slots: Sequence[int], *, shared: bool) -> list[range]:
+    """The numbers of the GPUs that each host's ranks use: its first ones. `shared`: pretend hosts that are
+    all one machine, whose GPUs they take one host after the other."""
+    first = accumulate(slots, initial=0) if shared else [0] * len(slots)
+    return [range(start, start + count) for start, count in zip(first, slots, strict=False)]
+
+
+def gpus_of(
+    facts: Mapping[str, Mapping[str, Any]], hosts: Sequence[Host], slots: Sequence[int], *, shared: bool
+) -> dict[str, list[Mapping[str, Any]]]:
+    """By host, the GPUs that the job's ranks use, as it tells of them."""
+    used = zip(hosts, gpu_numbers(slots, shared=shared), strict=True)
+    return {
+        host.label: list(facts[host.label].get("gpus") or [])[numbers.start : numbers.stop]
+        for host, numbers in used
+    }
 
 
 def device_and_slots(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any
 
 from muster.core import families
 from muster.core.batch import resolve_batch
+from muster.core.data import TextToSqlData
 from muster.core.devices import driver_device
 from muster.core.errors import RecipeError, UsageError
 from muster.core.flops import Shape, training
@@ -18,9 +20,11 @@ from muster.core.machines import Machines, machines_of
 from muster.core.plan import MemoryPlan, Plan, ScalingPoint, TimePlan
 from muster.core.recipe import Recipe
 from muster.core.units import format_seconds
+from muster.core.zero import given_config, user_batch
 from muster.planner.fit import MARGIN, Need, Room, Setting, fits, lacking, largest_micro, need
+from muster.planner.placing import gpus_of
 from muster.planner.scaling import CaseOn, Length, Point, curve, fastest, point, say
-from muster.planner.steptime import Calibration, Case, Step, Work, key, predict, work_of
+from muster.planner.steptime import Calibration, Case, Step, Work, case_key, predict, work_of
 
 MOST_POINTS = 12  # of a scaling curve
 
@@ -42,23 +46,26 @@ def machines_from(
     hosts: Sequence[Host],
     slots: Sequence[int],
     env: Mapping[str, str],
+    precision: str,
+    *,
+    shared: bool = False,
 ) -> Machines | None:
-    """Real hosts as alike ones: their slowest GPU and slowest link, since those set the pace; None where
-    one is not known. `env`: the ranks' variables, which may switch InfiniBand off."""
+    """Real hosts as alike ones: their slowest GPU in this precision and slowest link, since those set the
+    pace; None where one is not known. `env`: the ranks' variables, which may switch InfiniBand off; `shared`:
+    pretend hosts that are all one machine."""
     devices = []
-    for host, count in zip(hosts, slots, strict=True):
-        for gpu in list(facts[host.label].get("gpus") or [])[:count]:
-            found = driver_device(str(gpu.get("name") or ""))
-            if found is None:
-                return None
-            devices.append(found)
+    for gpu in chain.from_iterable(gpus_of(facts, hosts, slots, shared=shared).values()):
+        found = driver_device(str(gpu.get("name") or ""))
+        if found is None:
+            return None
+        devices.append(found)
     if not devices:
         return None
-    slowest = min(devices, key=lambda each: max(each.peaks.values(), default=0.0))
+    slowest = min(devices, key=lambda each: each.peak(precision) or 0.0)
     link = slowest_link([facts[host.label] for host in hosts], env)
     if link is None and len(hosts) > 1:
         return None
-    return machines_of(slowest, max(slots), len(hosts), link)
+    return machines_of(slowest, hosts=len(hosts), link=link).with_slots(slots)
 
 
 def slowest_link(facts: Sequence[Mapping[str, Any]], env: Mapping[str, str]) -> Link | None:
@@ -83,7 +90,8 @@ def case_of(setting: Setting, machines: Machines) -> Case | None:
     work = _work(setting)
     if work is None:
         return None
-    return Case(machines, setting.precision, work, setting.tensors, setting.spread)
+    spread = setting.spread
+    return Case(machines, setting.precision, work, setting.tensors, spread, share=setting.share)
 
 
 def _work(setting: Setting) -> Work | None:
@@ -144,7 +152,8 @@ def plan_of(recipe: Recipe, setting: Setting | None, room: Room, outlook: Outloo
     try:
         return _with_time(recipe, setting, room, outlook, made)
     except UsageError as error:  # a figure is missing: that costs the time alone
-        return made.model_copy(update={"notes": [*made.notes, f"no time: {error.what}"]})
+        said = f"no time: {error.what}" + (f" ({error.hint})" if error.hint else "")
+        return made.model_copy(update={"notes": [*made.notes, said]})
 
 
 def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, made: Plan) -> Plan:
@@ -156,7 +165,8 @@ def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, m
     samples, epochs = outlook.samples, recipe.train.epochs
     if recipe.train.max_steps is not None:  # the same samples on any number of hosts
         samples, epochs = recipe.train.max_steps * case.batch, 1.0
-    length = Length(samples or case.batch, epochs, price=outlook.price)
+    most = None if recipe.train.max_minutes is None else 60 * recipe.train.max_minutes
+    length = Length(samples or case.batch, epochs, price=outlook.price, most=most)
     now = point(case, length, outlook.calibration)
     on = on_fitting(recipe, setting, case.machines, room)
     hosts = case.machines.hosts
@@ -166,13 +176,20 @@ def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, m
     compared = [each for each in points if each.hosts <= hosts] if hosts > 1 else points
     alone = points[0] if points else now
     known = samples is not None
-    assumed = [] if setting.trace else ["operations alone: what moves through memory is not counted"]
+    notes = list(made.notes)
+    if known and now.whole > now.total:
+        limit = f"train.max_minutes={recipe.train.max_minutes:g}"
+        notes.append(f"{limit} ends the training after {now.total / now.whole:.0%} of its steps")
+    assumed = [] if case.work.moved else ["operations alone: what moves through memory is not counted"]
+    if isinstance(recipe.data, TextToSqlData) and recipe.data.padding == "dynamic":
+        assumed.append("steps are of the longest samples; with dynamic padding they are shorter")
     return made.model_copy(
         update={
             "time": _time_plan(now, outlook, known=known, assumed=assumed),
             "scaling": [_scaling(each, alone, known=known) for each in points],
             "fastest_hosts": fastest(points).hosts if points else None,
             "sentence": _sentence(on, compared, length, outlook) if known else None,
+            "notes": notes,
         }
     )
 
@@ -181,12 +198,15 @@ def on_fitting(recipe: Recipe, setting: Setting, machines: Machines, room: Room)
     """The job on any number of hosts, where it fits: with the same global batch where the recipe says which,
     else with the same micro-batch and accumulation."""
     fixed = setting.micro * setting.accumulation * setting.ranks
-    given = recipe.batch.global_ is not None or recipe.batch.tokens is not None
+    by_file = user_batch(given_config(recipe)).get("global")
+    given = by_file is not None or recipe.batch.global_ is not None or recipe.batch.tokens is not None
 
     def case_on(hosts: int) -> Case | None:
-        ranks = machines.per_host * hosts
+        ranks = machines.on(hosts).ranks
         there = replace(setting, ranks=ranks)
-        if given:
+        if setting.share < 1 and ranks != setting.ranks:  # shares are given rank by rank
+            return None
+        if given and ranks != setting.ranks:
             largest = setting.micro
             if recipe.batch.micro is None:  # fewer hosts may have to hold more each
                 largest = max(1, largest_micro(there, room, largest))
@@ -207,11 +227,11 @@ def _sentence(on: CaseOn, points: Sequence[Point], length: Length, outlook: Outl
     fewest, most = points[0], points[-1]
     if fewest.hosts == 1:
         return say(on, most.hosts, length, outlook.calibration).text
-    head = f"At least {fewest.hosts} of these hosts are needed, which take {format_seconds(fewest.total)}"
+    head = f"At least {fewest.hosts} of these hosts are needed, which take {format_seconds(fewest.whole)}"
     if most is fewest:
         return f"{head}."
-    times = fewest.total / most.total
-    return f"{head}; {most.hosts} take {format_seconds(most.total)}: {times:.1f} times as fast."
+    times = fewest.whole / most.whole
+    return f"{head}; {most.hosts} take {format_seconds(most.whole)}: {times:.1f} times as fast."
 
 
 def host_counts(hosts: int) -> list[int]:
@@ -235,11 +255,11 @@ def _time_plan(now: Point, outlook: Outlook, *, known: bool, assumed: list[str])
         total=now.total if known else None,
         cost=now.cost if known else None,
         assumed=[*step.assumed, *assumed],
-        calibrated=key(now.case.machines.device.name, now.case.precision) in outlook.calibration.efficiency,
+        calibrated=case_key(now.case) in outlook.calibration.efficiency,
     )
 
 
-_PARTS = ("compute", "communication", "optimizer", "transfer", "reading", "overhead")
+_PARTS = ("compute", "communication", "optimizer", "transfer", "overhead")
 
 
 def _scaling(each: Point, alone: Point, *, known: bool) -> ScalingPoint:

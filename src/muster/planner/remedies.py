@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from muster.core import families
-from muster.core.errors import UsageError
+from muster.core.batch import resolve_batch
+from muster.core.errors import RecipeError, UsageError
 from muster.core.units import size_words
 from muster.core.zero import REDUCE_BUCKET
-from muster.planner.fit import Need, Room, Setting, fits, lacking, largest_micro, need
+from muster.planner.fit import Need, Room, Setting, lacking, need
 
 MOST_RANKS = 65536
 Change = tuple[dict[str, str], Setting]  # overrides of the recipe, and what they come to
 
 
-def refusal(setting: Setting, room: Room, found: Need, model: str) -> UsageError:
+@dataclass(frozen=True)
+class Said:
+    """What a recipe says of what may be changed. `accumulation`, `global_`: of its batch, None: open;
+    `samples`: about so many of a global batch, where tokens were asked for; `fixed`: what no override
+    changes: micro, accumulation, engine, ranks."""
+
+    accumulation: int | None = None
+    global_: int | None = None
+    samples: int | None = None
+    fixed: frozenset[str] = frozenset()
+
+
+NOTHING_SAID = Said()
+
+
+def refusal(setting: Setting, room: Room, found: Need, model: str, said: Said = NOTHING_SAID) -> UsageError:
     """The error for a job that does not fit: what it needs, what there is, and what would fit."""
     where = lacking(found, setting, room)
     cpu = setting.device == "cpu"
@@ -34,7 +50,7 @@ def refusal(setting: Setting, room: Room, found: Need, model: str) -> UsageError
         f"{setting.ranks:,} rank{'' if setting.ranks == 1 else 's'} at micro-batch "
         f"{setting.micro} ({words}), and {name} has {size_words(has or 0)} for each"
     )
-    ways = remedies(setting, room, model)
+    ways = remedies(setting, room, model, said)
     hint = f"would fit: {'; or '.join(ways)}; " if ways else "nothing that was tried would fit; "
     return UsageError(what, where="memory", hint=f"{hint}force=true goes on all the same")
 
@@ -47,45 +63,99 @@ def engine_words(setting: Setting) -> str:
     return words + (" and gradient checkpointing" if setting.checkpointing else "")
 
 
-def remedies(setting: Setting, room: Room, model: str) -> list[str]:
+def remedies(setting: Setting, room: Room, model: str, said: Said = NOTHING_SAID) -> list[str]:
     """Overrides that would fit: the fewest on these hosts, then on more ranks, then another size; where not
     even one sample fits in any of these ways, shorter ones."""
     ways = []
-    here = next((each for each in changes(setting) if fits(each[1], room)), None)
+    here = next((each for each in changes(setting, said) if _fits(each[1], room)), None)
     if here:
-        ways.append(_words(_with_large_micro(*here, setting, room)))
-    more = _more_ranks(setting, room, zero3=here is None or "engine.offload" in here[0])
-    if more:
-        ways.append(more)
+        ways.append(_words(_with_large_micro(*here, setting, room, said)))
+    if "ranks" not in said.fixed:
+        zero3 = "engine" not in said.fixed and (here is None or "engine.offload" in here[0])
+        more = _more_ranks(setting, room, said, zero3=zero3)
+        ways += [more] if more else []
     smaller = _smaller(setting, room, model)
     if smaller:
         ways.append(f"model.name={smaller}")
-    shorter = None if ways else _shorter(setting, room)
+    shorter = None if ways else _shorter(setting, room, said)
     return [shorter] if shorter else ways
 
 
-def _with_large_micro(way: dict[str, str], fitting: Setting, before: Setting, room: Room) -> dict[str, str]:
-    """Where the micro-batch has to shrink: not to 1, but to the largest power of two that fits."""
+def _with_large_micro(
+    way: dict[str, str], fitting: Setting, before: Setting, room: Room, said: Said
+) -> dict[str, str]:
+    """Where the micro-batch has to shrink: not to the smallest, but to the largest that fits."""
     if "batch.micro" not in way:
         return way
-    most = largest_micro(fitting, room, before.micro - 1)
-    return {**way, "batch.micro": str(1 << (most.bit_length() - 1))}
+    others = {key: value for key, value in way.items() if not key.startswith("batch.")}
+    found = _largest(replace(fitting, micro=before.micro), room, said)
+    return {**others, **found[0]} if found else way
 
 
-def changes(setting: Setting) -> Iterator[Change]:
+def changes(setting: Setting, said: Said = NOTHING_SAID) -> Iterator[Change]:
     """Every other way to train the same model on the same ranks, those with fewest and mildest changes
-    first: a smaller micro-batch, checkpointing, a higher ZeRO stage, offload."""
-    micro = [{}, {"batch.micro": "1"}] if setting.micro > 1 else [{}]
+    first: the smallest micro-batch, checkpointing, a higher ZeRO stage, offload."""
+    smallest = next(iter(_batches(setting, list(reversed(_below(setting, said))), said)), None)
+    micro = [{}, smallest[0]] if smallest else [{}]
     checkpointing = [{}] if setting.checkpointing else [{}, {"train.gradient_checkpointing": "true"}]
-    spread = list(_spreads(setting))
+    spread = [{}] if "engine" in said.fixed else list(_spreads(setting))
     every = itertools.product(micro, checkpointing, spread)
     ways = [{**a, **b, **c} for a, b, c in every if a or b or c]
 
     def cost(way: dict[str, str]) -> tuple[int, int, bool]:
-        return len(way), spread.index(_spread_of(way)), "train.gradient_checkpointing" in way
+        number = len(way) - ("batch.accumulation" in way)  # the batch is one change
+        return number, spread.index(_spread_of(way)), "train.gradient_checkpointing" in way
 
     for way in sorted(ways, key=cost):
-        yield way, apply(setting, way)
+        base = smallest[1] if smallest and "batch.micro" in way else setting
+        yield way, apply(base, way)
+
+
+def _fits(setting: Setting, room: Room) -> bool:
+    """What cannot be counted, as a model without closed forms in other ways than it was traced, is not
+    offered."""
+    found = need(setting)
+    return found is not None and not lacking(found, setting, room)
+
+
+def _below(setting: Setting, said: Said) -> list[int]:
+    """Smaller micro-batches, largest first: those that divide a rank's share of a given global batch, else
+    powers of two."""
+    if "micro" in said.fixed:
+        return []
+    if said.global_ is None:
+        powers = (1 << bit for bit in reversed(range(setting.micro.bit_length())))
+        return [power for power in powers if power < setting.micro]
+    share = said.global_ // setting.ranks
+    return [size for size in range(min(setting.micro - 1, share), 0, -1) if share % size == 0]
+
+
+def _batches(setting: Setting, micros: list[int], said: Said) -> Iterator[Change]:
+    """The setting at each of these micro-batches that makes the batch which the recipe says, and what has to
+    be said for it."""
+    for micro in micros:
+        unit = micro * setting.ranks
+        accumulation, whole = setting.accumulation, said.global_
+        if whole is not None:
+            accumulation = max(1, whole // unit)
+        elif said.samples is not None:
+            accumulation = said.accumulation or max(1, round(said.samples / unit))
+        try:
+            batch = resolve_batch(micro, accumulation, whole, world_size=setting.ranks)
+        except RecipeError:
+            continue
+        way = {"batch.micro": str(micro)} if micro != setting.micro else {}
+        if said.accumulation not in (None, batch.accumulation):
+            if "accumulation" in said.fixed:
+                continue
+            way["batch.accumulation"] = str(batch.accumulation)
+        yield way, replace(setting, micro=micro, accumulation=batch.accumulation)
+
+
+def _largest(setting: Setting, room: Room, said: Said) -> Change | None:
+    """At the largest smaller micro-batch that fits."""
+    found = _batches(setting, _below(setting, said), said)
+    return next((each for each in found if _fits(each[1], room)), None)
 
 
 def _spreads(setting: Setting) -> Iterator[dict[str, str]]:
@@ -147,22 +217,24 @@ def hidden_size(config: Mapping[str, Any]) -> int:
     return int(next((config[name] for name in names if name in config), 0))
 
 
-def _more_ranks(setting: Setting, room: Room, *, zero3: bool) -> str | None:
+def _more_ranks(setting: Setting, room: Room, said: Said, *, zero3: bool) -> str | None:
     """The fewest ranks, by doubling, on which the engine as it is fits, or ZeRO-3 where asked to try it."""
     ways: list[dict[str, str]] = [{}]
     if zero3 and not (setting.engine == "fsdp" or setting.stage == 3):
         name = {} if setting.engine == "deepspeed" else {"engine.name": "deepspeed"}
         ways.append({**name, "engine.zero": "3"})
-    if setting.micro > 1:
-        ways += [{**way, "batch.micro": "1"} for way in ways]
     best: tuple[int, str] | None = None
-    for way in ways:
-        ranks = setting.ranks * 2
-        base = apply(setting, way)
-        while ranks <= MOST_RANKS and not fits(replace(base, ranks=ranks), room):
+    for smaller, way in itertools.product((False, True), ways):
+        base, ranks = apply(setting, way), setting.ranks * 2
+        while ranks <= MOST_RANKS and (best is None or ranks < best[0]):
+            there = replace(base, ranks=ranks)
+            same = next(iter(_batches(there, [there.micro], said)), None)
+            found = _largest(there, room, said) if smaller else same
+            if found and _fits(found[1], room):
+                changed = {**way, **found[0]}
+                words = f"{ranks} such ranks"
+                best = (ranks, f"{_words(changed)} on {words}" if changed else words)
             ranks *= 2
-        if ranks <= MOST_RANKS and (best is None or ranks < best[0]):
-            best = (ranks, f"{_words(way)} on {ranks} such ranks" if way else f"{ranks} such ranks")
     return best[1] if best else None
 
 
@@ -185,19 +257,22 @@ def _smaller(setting: Setting, room: Room, model: str) -> str | None:
         smaller = replace(
             setting, config=config, parameters=count, trainable=round(count * share), trace=None
         )
-        if fits(smaller, room) and need(smaller) is not None:
+        if _fits(smaller, room):
             return str(name)
     return None
 
 
-def _shorter(setting: Setting, room: Room) -> str | None:
+def _shorter(setting: Setting, room: Room, said: Said) -> str | None:
     """The longest sequences of which one fits as everything else is: a language model's, in closed form."""
     if setting.lengths.target or "vocab_size" not in setting.config:
         return None
-    one = replace(setting, micro=1, trace=None)
+    way, smallest = next(
+        _batches(setting, [*reversed(_below(setting, said)), setting.micro], said), ({}, setting)
+    )
+    one = replace(smallest, trace=None)
 
     def fit(tokens: int) -> bool:
-        return fits(replace(one, lengths=replace(one.lengths, tokens=tokens)), room)
+        return _fits(replace(one, lengths=replace(one.lengths, tokens=tokens)), room)
 
     low, high = 0, setting.lengths.tokens
     while low < high:  # what is needed grows with the tokens
@@ -206,7 +281,7 @@ def _shorter(setting: Setting, room: Room) -> str | None:
     whole = low // 64 * 64 or low
     if whole < 2:
         return None
-    return _words({"data.sequence": str(whole), **({"batch.micro": "1"} if setting.micro > 1 else {})})
+    return _words({"data.sequence": str(whole), **way})
 
 
 def _words(way: dict[str, str]) -> str:

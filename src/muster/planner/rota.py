@@ -5,12 +5,15 @@ The one rule that nothing may break: no host is in two jobs at a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from muster.core.suite import Suite
 from muster.planner.groups import HostGroup, groups_of, sizes_of
+
+WARM_UPS = 3  # of an entry at most, where those before did not end well
+Impossible = Callable[[str, Sequence[str]], str | None]  # entry, hosts -> why there can be no such job
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,16 @@ class Rota:
     notes: tuple[str, ...] = ()
 
 
-def make_rota(suite: Suite, hosts: Sequence[str]) -> Rota:
+def make_rota(suite: Suite, hosts: Sequence[str], impossible: Impossible = lambda entry, hosts: None) -> Rota:
     """Entries in the suite's order; of each, sizes as given; of each size, all groups once, then again for
-    every repeat, overlapping groups last. Adaptive entries have no jobs yet."""
+    every repeat, overlapping groups last; without those that are impossible. Adaptive entries have no jobs
+    yet."""
     tasks: list[Task] = []
     notes: list[str] = []
     for entry in suite.jobs:
         held = suite.of(entry)
+        if held.groups == "adaptive" and held.repeats > 1:
+            notes.append(f"{entry.name}: not repeated: its groups are chosen from results")
         sizes, missing = sizes_of(held.groups, len(hosts))
         if missing:
             sizes_words = ", ".join(str(size) for size in missing)
@@ -66,24 +72,73 @@ def make_rota(suite: Suite, hosts: Sequence[str]) -> Rota:
                 for repeat in range(1, held.repeats + 1)
                 for number, group in enumerate(groups, 1)
             ]
+        own, why = possible(own, impossible)
+        notes += why
         if held.warm_up and _beside(own):
             own = warmed(own)
         tasks += own
     return Rota(tuple(tasks), tuple(notes))
 
 
+def possible(tasks: Sequence[Task], impossible: Impossible) -> tuple[list[Task], list[str]]:
+    """Those that can be, and why others cannot: each reason once."""
+    left: list[Task] = []
+    notes: dict[str, None] = {}
+    for task in tasks:
+        why = impossible(task.entry, task.hosts)
+        if why is None:
+            left.append(task)
+        else:
+            notes[why] = None
+    return left, list(notes)
+
+
 def _beside(tasks: Sequence[Task]) -> bool:
-    """Whether any two of them could run at once."""
-    return any(set(tasks[0].hosts).isdisjoint(other.hosts) for other in tasks[1:])
+    """Whether any two of them could run at once. Groups of a size are disjoint but for the last one, so that
+    the first of each size is enough to look at."""
+    firsts = {len(task.hosts): set(task.hosts) for task in reversed(tasks)}
+    return any(first.isdisjoint(other.hosts) for first in firsts.values() for other in tasks)
 
 
 def warmed(tasks: Sequence[Task]) -> list[Task]:
-    """A short job on the first group before all of them: one writer for every cache that is still empty."""
-    first = tasks[0]
-    lead = Task(
-        f"{first.entry}-warmup", first.entry, first.hosts, first.timeout, warm_up=True, wave=first.wave
-    )
-    return [lead, *(Task(**{**vars(each), "after": (*each.after, lead.id)}) for each in tasks)]
+    """A short job before all of them, on the first of the smallest groups: one writer for every cache that is
+    still empty."""
+    first = min(tasks, key=lambda task: len(task.hosts))
+    lead = _warm_up(f"{first.entry}-warmup", first)
+    return [lead, *(replace(each, after=(*each.after, lead.id)) for each in tasks)]
+
+
+def warmed_again(tasks: Sequence[Task], failed: Collection[str]) -> tuple[list[Task], list[str]]:
+    """With another warm-up, on other hosts, for each entry whose last one failed: what waited for that one
+    waits for the new one. And notes about entries that have had enough of them, or have no other hosts."""
+    made = list(tasks)
+    notes: list[str] = []
+    for entry in dict.fromkeys(task.entry for task in tasks if task.id in failed and task.warm_up):
+        leads = [task for task in made if task.warm_up and task.entry == entry]
+        last = leads[-1]
+        if last.id not in failed:
+            continue
+        tried = {host for lead in leads for host in lead.hosts}
+        waiting = [task for task in made if last.id in task.after]
+        others = [task for task in waiting if tried.isdisjoint(task.hosts)]
+        if not others or len(leads) >= WARM_UPS:
+            count = "the warm-up" if len(leads) == 1 else f"each of {len(leads)} warm-ups"
+            notes.append(f"{entry}: {count} failed, so its jobs may have found empty caches")
+            continue
+        first = min(others, key=lambda task: len(task.hosts))
+        lead = replace(_warm_up(f"{entry}-warmup{len(leads) + 1}", first), after=(last.id,))
+        moved = {task.id: replace(task, after=_instead(task.after, last.id, lead.id)) for task in waiting}
+        made = [moved.get(task.id, task) for task in made]
+        made.insert(made.index(last) + 1, lead)
+    return made, notes
+
+
+def _warm_up(identity: str, on: Task) -> Task:
+    return Task(identity, on.entry, on.hosts, on.timeout, warm_up=True, wave=on.wave)
+
+
+def _instead(after: Sequence[str], old: str, new: str) -> tuple[str, ...]:
+    return tuple(new if each == old else each for each in after)
 
 
 def wave_tasks(entry: str, wave: int, groups: Sequence[Sequence[str]], timeout: float) -> list[Task]:

@@ -17,23 +17,26 @@ CaseOn = Callable[[int], "Case | None"]  # hosts -> the job on so many; None: it
 @dataclass(frozen=True)
 class Length:
     """How much is trained. `samples`: of an epoch; `held_out`: evaluated after each one; `price`: of a host
-    for an hour, in any currency; None: not given. An epoch's last step counts as a whole one."""
+    for an hour, in any currency; `most`: seconds after which training ends; None: not given. An epoch's last
+    step counts as a whole one."""
 
     samples: int
     epochs: float = 1.0
     held_out: int = 0
     price: float | None = None
+    most: float | None = None
 
 
 @dataclass(frozen=True)
 class Point:
-    """A job on so many hosts. `epoch`, `total`: seconds, evaluation included; `cost`: None without a
-    price."""
+    """A job on so many hosts. `epoch`, `whole`, `total`: seconds, evaluation included, of an epoch, of all
+    that is to be trained, and until training ends; `cost`: None without a price."""
 
     hosts: int
     case: Case
     step: Step
     epoch: float
+    whole: float
     total: float
     cost: float | None
 
@@ -54,10 +57,11 @@ def point(case: Case, length: Length, calibration: Calibration | None = None) ->
     steps = -(-length.samples // case.batch)
     held_out = evaluation(case, length.held_out, calibration) if length.held_out else 0.0
     epoch = steps * step.seconds + held_out
-    total = length.epochs * epoch
+    whole = length.epochs * epoch
+    total = whole if length.most is None else min(whole, length.most)
     hosts = case.machines.hosts
     cost = None if length.price is None else length.price * hosts * total / 3600
-    return Point(hosts, case, step, epoch, total, cost)
+    return Point(hosts, case, step, epoch, whole, total, cost)
 
 
 def curve(
@@ -81,14 +85,14 @@ def say(case_on: CaseOn, hosts: int, length: Length, calibration: Calibration | 
         raise ValueError(f"this job does not work out on 1 or on {hosts} hosts")
     alone = point(one, length, calibration)
     if hosts == 1:
-        return Said(f"1 host takes {_time(alone.total)}: {_where(alone.step)}.")
+        return Said(f"1 host takes {_time(alone.whole)}: {_where(alone.step)}.")
     together = point(many, length, calibration)
-    head = f"{hosts} hosts take {_time(together.total)}, 1 host {_time(alone.total)}"
+    head = f"{hosts} hosts take {_time(together.whole)}, 1 host {_time(alone.whole)}"
     step, link = together.step, many.machines.link
     name = _spaced(link.name) if link else "?"
     network = f"the {name} network costs {_time(step.communication)} of every {_time(step.seconds)} step"
-    if together.total < alone.total:
-        times = alone.total / together.total
+    if together.whole < alone.whole:
+        times = alone.whole / together.whole
         return Said(f"{head}: {times:.1f} times as fast, {times / hosts:.0%} of {hosts}; {network}.")
     faster = _faster_link(many, alone, length, calibration)
     more = _more_steps(many, alone, length, calibration)
@@ -110,7 +114,7 @@ def _faster_link(case: Case, alone: Point, length: Length, calibration: Calibrat
         if now is not None and link.stated <= now.stated:
             continue
         better = replace(link, bandwidth=min(link.bandwidth, share * link.stated))
-        if point(case.over(case.machines.over(better)), length, calibration).total < alone.total:
+        if point(case.over(case.machines.over(better)), length, calibration).whole < alone.whole:
             return link.name
     return None
 
@@ -130,7 +134,7 @@ def _more_steps(case: Case, alone: Point, length: Length, calibration: Calibrati
     """The fewest times as many micro-steps with which several hosts beat one host as it is."""
     for times in TRIED:
         micro_steps = times * case.spread.micro_steps
-        if point(case.accumulating(micro_steps), length, calibration).total < alone.total:
+        if point(case.accumulating(micro_steps), length, calibration).whole < alone.whole:
             return micro_steps
     return None
 
@@ -139,7 +143,7 @@ def _where(step: Step) -> str:
     """The largest part of a step."""
     parts = {
         "computation": step.compute, "the network": step.communication, "the optimizer": step.optimizer,
-        "the bus to the host": step.transfer, "reading data": step.reading,
+        "the bus to the host": step.transfer,
     }  # fmt: skip
     name = max(parts, key=lambda each: parts[each])
     return f"{name} is {parts[name] / step.seconds:.0%} of every {_time(step.seconds)} step"

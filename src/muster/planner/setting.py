@@ -17,14 +17,16 @@ from muster.core.zero import REDUCE_BUCKET, deepspeed_config
 from muster.planner.activations import Lengths
 from muster.planner.fit import Room, Setting
 from muster.planner.model import whole_config
+from muster.planner.placing import gpus_of
 from muster.planner.remedies import hidden_size, with_buckets
+from muster.planner.spread import NO_DISK, Disk
 
 Facts = Mapping[str, Mapping[str, Any]]
 
 
 def room_of(facts: Facts, hosts: Sequence[Host], slots: Sequence[int], device: str, *, shared: bool) -> Room:
-    """What a rank may use at the smallest device and the smallest host. `shared`: pretend hosts that are all
-    one machine."""
+    """What a rank may use at the smallest device that the job uses and the smallest host. `shared`: pretend
+    hosts that are all one machine."""
     devices: list[tuple[int, str]] = []
     shares: list[tuple[int, str]] = []
     for host, count in zip(hosts, slots, strict=True):
@@ -32,12 +34,12 @@ def room_of(facts: Facts, hosts: Sequence[Host], slots: Sequence[int], device: s
         totals = [about[key] for key in ("memory_total", "memory_limit") if about.get(key)]
         if totals:
             shares.append((min(totals) // (sum(slots) if shared else count), host.label))
-        for gpu in (about.get("gpus") or []) if device == "cuda" else []:
-            if gpu.get("memory_total"):
-                devices.append((gpu["memory_total"], f"{gpu.get('name') or 'a GPU'} of {host.label}"))
     share, host_name = min(shares, default=(None, "a host"))
     if device == "cpu":
         return Room(share, None, host_name, host_name)
+    for label, gpus in gpus_of(facts, hosts, slots, shared=shared).items():
+        told = [gpu for gpu in gpus if gpu.get("memory_total")]
+        devices += [(gpu["memory_total"], f"{gpu.get('name') or 'a GPU'} of {label}") for gpu in told]
     smallest, name = min(devices, default=(None, "a GPU"))
     return Room(smallest, share, name, host_name)
 
@@ -87,21 +89,47 @@ def _with_deepspeed(recipe: Recipe, setting: Setting) -> Setting:
     whole = deepspeed_config(recipe, Batch(1, 1, 1), setting.precision)
     zero = whole.get("zero_optimization") or {}
     stage = int(zero.get("stage", 0))
-    offloads = [zero.get(key) or {} for key in ("offload_optimizer", "offload_param")]
-    devices = [each.get("device", "none") for each in offloads]
-    offload = {"param": "optimizer+param", "optimizer": "optimizer"}.get(
-        "param" if devices[1] != "none" else "optimizer" if devices[0] != "none" else "none", "none"
-    )
-    setting = with_buckets(replace(setting, stage=stage, offload=offload))
+    offloads = {name: _section(zero, f"offload_{name}") for name in ("optimizer", "param")}
+    offload, disk = _offloads(stage, offloads)
+    setting = with_buckets(replace(setting, stage=stage, offload=offload, disk=disk))
     if zero.get("reduce_bucket_size") == "auto":  # of any stage: Transformers'
         setting = replace(setting, bucket=hidden_size(setting.config) ** 2)
     given = {field: zero.get(key, default) for key, (field, default) in _SIZES.items()}
     sizes: dict[str, Any] = {
         field: int(value) for field, value in given.items() if isinstance(value, int | float)
     }
-    pins = all(each.get("pin_memory", True) for each in offloads)
+    pins = all(each.get("pin_memory", True) for each in offloads.values())
     overlap = bool(zero.get("overlap_comm", stage == 3))
     return replace(setting, overlap=overlap, pins=pins, together="optimizer" in whole, **sizes)
+
+
+def _offloads(stage: int, asked: Mapping[str, Mapping[str, Any]]) -> tuple[str, Disk]:
+    """What DeepSpeed moves to the host's memory, each part by itself, and what of it to a disk. Stage 0 moves
+    nothing, and only stage 3 parameters, or anything to a disk (engine.py, _configure_zero_optimizer;
+    stage3.py, _configure_offloading; stage_1_and_2.py, cpu_offload)."""
+    able = {0: (), 3: ("optimizer", "param")}.get(stage, ("optimizer",))
+    moved = [name for name in able if asked[name].get("device", "none") != "none"]
+    gone = [name for name in moved if stage == 3 and asked[name]["device"] == "nvme"]
+    if not gone:
+        return "+".join(moved) or "none", NO_DISK
+    states, values = asked["optimizer"], asked["param"]
+    disk = Disk(
+        "+".join(gone),
+        state_buffers=_number(states, "buffer_count", 4),
+        value_buffers=_number(values, "buffer_count", 5) * _number(values, "buffer_size", 100_000_000),
+        kept=_number(values, "max_in_cpu", 1_000_000_000),
+    )
+    return "+".join(moved), disk
+
+
+def _section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = config.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _number(config: Mapping[str, Any], key: str, default: int) -> int:
+    value = config.get(key, default)
+    return int(value) if isinstance(value, int | float) else default
 
 
 # DeepSpeed's keys -> fields, and its own defaults (zero/config.py). "auto" leaves what `with_buckets` said.

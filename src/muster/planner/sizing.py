@@ -17,7 +17,7 @@ from muster.core.trace import Trace
 from muster.core.units import size_words
 from muster.core.zero import given_config, read_user_config, user_batch, user_training
 from muster.planner.fit import Room, Setting, lacking, largest_micro, need
-from muster.planner.remedies import refusal
+from muster.planner.remedies import Said, refusal
 from muster.planner.setting import sequence_of, setting_of
 
 # A model is made in shards where the whole of it in fp32 takes more than this of what a rank may use.
@@ -54,10 +54,11 @@ def size(
     recipe, setting = _creation(recipe, setting, room, decisions)
     batch = _batch(recipe, config, sum(slots), setting, room, decisions)
     if setting is not None:
-        split = recipe.batch.split
-        most = max(split) if isinstance(split, list) else batch.micro  # of any rank
-        setting = replace(setting, micro=most, accumulation=batch.accumulation)
-        _check_fit(recipe, setting, room, decisions)
+        split = recipe.batch.split if isinstance(recipe.batch.split, list) else [batch.micro]
+        most = max(split)  # of any rank
+        share = sum(split) / len(split) / most
+        setting = replace(setting, micro=most, share=share, accumulation=batch.accumulation)
+        _check_fit(recipe, config, setting, room, decisions)
     return Sized(batch, recipe, setting)
 
 
@@ -252,13 +253,38 @@ def _about_tokens(recipe: Recipe, config: Mapping[str, Any] | None, wanted: int,
     return f"; the multiple nearest to {wanted} samples ({asked:,} tokens, {source}): {off:+.1f} %"
 
 
-def _check_fit(recipe: Recipe, setting: Setting, room: Room, decisions: list[Decision]) -> None:
+def said_of(recipe: Recipe, config: Mapping[str, Any] | None) -> Said:
+    """What the recipe, and a user's own DeepSpeed configuration, say of what a remedy would change."""
+    engine, split, given = recipe.engine, recipe.batch.split, _given(recipe)
+    fixed = set(user_batch(read_user_config(engine.config))) if engine.config else set()
+    fixed |= {"micro", "ranks"} if isinstance(split, list) else set()
+    own = engine.options.get("zero_optimization")
+    decided = {"stage", "offload_optimizer", "offload_param"} & set(own if isinstance(own, Mapping) else ())
+    if engine.config or decided or split == "measured":  # which DDP alone can do
+        fixed.add("engine")
+    about = recipe.batch.tokens is not None
+    return Said(
+        accumulation=given["accumulation"],
+        global_=None if about else given["global"],
+        samples=_wanted(recipe, config, None) if about else None,
+        fixed=frozenset(fixed),
+    )
+
+
+def _check_fit(
+    recipe: Recipe,
+    config: Mapping[str, Any] | None,
+    setting: Setting,
+    room: Room,
+    decisions: list[Decision],
+) -> None:
     """Refuse what cannot fit, and record what is needed. Raises UsageError."""
     found = need(setting)
     if found is None or room.device is None:
         return
     if lacking(found, setting, room):
-        error = refusal(setting, room, found, recipe.model.name or "the model")
+        said = said_of(recipe, config)
+        error = refusal(setting, room, found, recipe.model.name or "the model", said)
         if not recipe.force:
             raise error
         decisions.append(Decision("force", True, f"although {error.what}"))

@@ -15,10 +15,39 @@ _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\
 
 
 @dataclass(frozen=True)
+class Disk:
+    """What ZeRO 3 offloads to a disk (device: nvme) in place of host memory, in the words of
+    `Spread.offload`, and what stays in host memory for it.
+
+    `state_buffers`: each for a sub-group in fp32; `value_buffers`: elements of all buffers of parameters;
+    `kept`: elements of parameters that stay in memory (max_in_cpu).
+    """
+
+    holds: str = "none"
+    state_buffers: int = 4
+    value_buffers: int = 500_000_000
+    kept: int = 1_000_000_000
+
+    @property
+    def optimizer(self) -> bool:
+        """Whether the optimizer's states lie there."""
+        return "optimizer" in self.holds
+
+    @property
+    def parameters(self) -> bool:
+        """Whether parameters lie there."""
+        return "param" in self.holds
+
+
+NO_DISK = Disk()
+
+
+@dataclass(frozen=True)
 class Spread:
     """What decides which bytes of a model a rank holds, what it does with them, and what it exchanges.
 
-    `element`: bytes of a value in the chosen precision; `micro_steps`: of an optimizer step; `device`: cpu or
+    `element`: bytes of a value in the chosen precision; `micro_steps`: of an optimizer step; `offload`: none,
+    optimizer, param or optimizer+param, and `disk`: what of it goes further than the host; `device`: cpu or
     cuda; `together`: DeepSpeed makes the optimizer, with one group of parameters, not the Trainer with two;
     `bucket`, `prefetch`, `persistence`, `live`, `reuse`, `sub_group`: DeepSpeed's keys, in elements
     (`reuse`: max_reuse_distance); `overlap`: overlap_comm; `pins`: host memory is page-locked; `clips`: the
@@ -31,6 +60,7 @@ class Spread:
     micro_steps: int = 1
     stage: int = 0
     offload: str = "none"
+    disk: Disk = NO_DISK
     device: str = "cuda"
     together: bool = False
     bucket: int = 500_000_000
@@ -72,9 +102,33 @@ class Spread:
         return 4 if self.engine == "ddp" else self.element
 
     @property
+    def moves_optimizer(self) -> bool:
+        """Whether the optimizer's states, and with them gradients, leave the device."""
+        return "optimizer" in self.offload
+
+    @property
+    def moves_parameters(self) -> bool:
+        """Whether parameters leave the device."""
+        return "param" in self.offload
+
+    @property
     def one_group(self) -> bool:
-        """Whether the optimizer has one group: DeepSpeed's own, which offloading takes."""
-        return self.together or self.offload != "none"
+        """Whether the optimizer has one group: DeepSpeed's own, which offloading its states takes."""
+        return self.together or self.moves_optimizer
+
+    def optimizer_groups(self, tensors: Tensors) -> list[Tensors]:
+        """The optimizer's groups of trained parameters, in the model's order: with weight decay, and without.
+
+        Source: transformers/trainer.py, create_optimizer; transformers/integrations/deepspeed.py,
+        deepspeed_optim_sched.
+        """
+        all_ = trained(tensors)
+        if self.one_group:
+            return [all_] if all_ else []
+        plain = tuple(each for each in all_ if len(each.shape) < 2 or _NO_DECAY.search(each.name.lower()))
+        names = {each.name for each in plain}
+        decayed = tuple(each for each in all_ if each.name not in names)
+        return [group for group in (decayed, plain) if group]
 
     def pinned(self, size: int) -> int:
         """Bytes of host memory for a page-locked block: torch rounds it up to a power of two
@@ -87,17 +141,3 @@ class Spread:
 def trained(tensors: Tensors) -> Tensors:
     """Those that the optimizer changes."""
     return tuple(each for each in tensors if each.trained and each.numel)
-
-
-def optimizer_groups(tensors: Tensors, *, together: bool) -> list[Tensors]:
-    """The optimizer's groups of trained parameters, in the model's order: with weight decay, and without.
-
-    Source: transformers/trainer.py, create_optimizer; with DeepSpeed's own optimizer there is one group
-    (transformers/integrations/deepspeed.py, deepspeed_optim_sched).
-    """
-    all_ = trained(tensors)
-    if together:
-        return [all_] if all_ else []
-    plain = tuple(each for each in all_ if len(each.shape) < 2 or _NO_DECAY.search(each.name.lower()))
-    names = {each.name for each in plain}
-    return [group for group in (tuple(each for each in all_ if each.name not in names), plain) if group]

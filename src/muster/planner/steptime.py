@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from muster.core.devices import plain_name
 from muster.core.errors import UsageError
 from muster.core.links import Figures, Link, calibrated
 from muster.core.machines import Machines
@@ -33,7 +34,6 @@ from muster.planner.traffic import traffic_of
 from muster.planner.update import update
 
 EFFICIENCY = 0.6  # of the stated figures, where nothing was measured: amid docs/steptime.md's published runs
-HOST_BANDWIDTH = 50e9  # bytes/s of a host's memory, all its ranks together: to be replaced by a measurement
 # Seconds that an operation takes beside its work: on a GPU between two kernels, on a CPU for PyTorch to find
 # and call it; and on a GPU, until Python has launched it. Usual figures; CPU: measured on a core of an EPYC.
 KERNEL = {"cuda": 3e-6, "cpu": 5e-6}
@@ -43,6 +43,7 @@ LAUNCH = 8e-6
 HOOKS = (20e-6, 40e-6, 45e-6, 300e-6)
 STEPPING = 15e-6
 SEVERAL = ", several ranks"  # in an engine's key
+ALONE = ", operations alone"  # in the key of a computation of which nobody knows what it moves
 
 
 @dataclass(frozen=True)
@@ -61,16 +62,15 @@ class Work:
 @dataclass(frozen=True)
 class Case:
     """A job whose step is to be predicted. `parameters`: of the model, in its order; `spread.ranks` is what
-    `machines` say. `reading`: seconds that a rank needs to read a micro-batch; `ahead`: other processes do
-    it meanwhile."""
+    `machines` say. `share`: samples of a rank on average over those of the rank that has most, which `work`
+    is of."""
 
     machines: Machines
     precision: str
     work: Work
     parameters: tuple[Parameter, ...] = field(repr=False)
     spread: Spread
-    reading: float = 0.0
-    ahead: bool = False
+    share: float = 1.0
 
     @property
     def placed(self) -> Spread:
@@ -80,7 +80,7 @@ class Case:
     @property
     def batch(self) -> int:
         """Samples of an optimizer step."""
-        return self.work.samples * self.spread.micro_steps * self.machines.ranks
+        return round(self.work.samples * self.share * self.machines.ranks) * self.spread.micro_steps
 
     def over(self, machines: Machines) -> Case:
         """The same on other machines."""
@@ -93,18 +93,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured. `efficiency`, `fixed`: by `key` of device and precision, the share of the stated
-    figures that a computation reaches, and seconds per micro-step beside it; `engines`: by `engine_key`, what
-    an engine's own work takes beyond what is foretold, in seconds per micro-step and per optimizer step, on
-    one rank and among several (it packs and cuts what they exchange; DeepSpeed gathers nothing on one);
-    `links`: by name; `overhead`: seconds per optimizer step."""
+    """What was measured. `efficiency`, `fixed`: by `case_key`, the share of the stated figures that a
+    computation reaches, and seconds per micro-step beside it; `engines`: by `engine_key`, what an engine's
+    own work takes beyond what is foretold, in seconds per micro-step and per optimizer step, on one rank and
+    among several (it packs and cuts what they exchange; DeepSpeed gathers nothing on one); `links`: by name;
+    `hosts`: by their devices' name, bytes/s of a host's memory under an offloaded optimizer."""
 
     efficiency: Mapping[str, float] = field(default_factory=dict)
     fixed: Mapping[str, float] = field(default_factory=dict)
     engines: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     links: Mapping[str, Figures] = field(default_factory=dict)
-    overhead: float = 0.0
-    host_bandwidth: float = HOST_BANDWIDTH
+    hosts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,6 @@ class Step:
     communication: float
     optimizer: float
     transfer: float
-    reading: float
     overhead: float
     exchange: float
     samples: int
@@ -125,9 +123,7 @@ class Step:
     @property
     def seconds(self) -> float:
         """The whole step."""
-        return (
-            self.compute + self.communication + self.optimizer + self.transfer + self.reading + self.overhead
-        )
+        return self.compute + self.communication + self.optimizer + self.transfer + self.overhead
 
     @property
     def samples_per_second(self) -> float:
@@ -138,6 +134,14 @@ class Step:
 def key(device: str, precision: str) -> str:
     """What a device's computation is known by in a Calibration."""
     return f"{device} {precision}"
+
+
+def case_key(case: Case) -> str:
+    """What a job's computation is known by in a Calibration. A share of operations and bytes together says
+    nothing of operations alone, which are a part of them."""
+    device = case.machines.device
+    counted = case.work.moved or not device.bandwidth
+    return key(device.name, case.precision) + ("" if counted else ALONE)
 
 
 def engine_key(case: Case, *, several: bool = False) -> str:
@@ -171,14 +175,14 @@ def ideal(case: Case) -> float:
         raise UsageError(
             f"{device.name} has no stated peak in {case.precision}",
             where="precision",
-            hint=f"it has one in {can}; or by hand: {device.name}{{{case.precision}=TFLOPS}}",
+            hint=f"it has one in {can}; or by hand: {plain_name(device.name)}{{{case.precision}=TFLOPS}}",
         )
     return case.work.flops / peak + (case.work.moved / device.bandwidth if device.bandwidth else 0.0)
 
 
 def computing(case: Case, known: Calibration) -> float:
     """Seconds of a micro-step's computation."""
-    name, kind = key(case.machines.device.name, case.precision), case.machines.device.kind
+    name, kind = case_key(case), case.machines.device.kind
     done = ideal(case) / known.efficiency.get(name, EFFICIENCY) + KERNEL[kind] * case.work.operations
     if kind == "cuda":
         done = max(done, LAUNCH * case.work.operations + _per_tensor(case))
@@ -190,10 +194,11 @@ def predict(case: Case, calibration: Calibration | None = None) -> Step:
     known = calibration or Calibration()
     machines = measured_links(case.machines, known)
     traffic = traffic_of(case.parameters, case.placed)
-    name = key(machines.device.name, case.precision)
-    assumed = (
-        [] if name in known.efficiency else [f"{EFFICIENCY:.0%} of {machines.device.name}'s stated peaks"]
-    )
+    assumed: list[str] = []
+    if case_key(case) not in known.efficiency:
+        other = key(machines.device.name, case.precision) in known.efficiency
+        but = ", not calibrated for operations alone" if other else ""
+        assumed.append(f"{EFFICIENCY:.0%} of {machines.device.name}'s stated peaks{but}")
     micro = computing(case, known)
     costs: dict[Call, float] = {}
 
@@ -203,15 +208,15 @@ def predict(case: Case, calibration: Calibration | None = None) -> Step:
         return costs[call]
 
     trained = sum(p.numel for p in case.parameters if p.trained)
-    optimizer, transfer = update(case.placed, machines, trained, traffic, known.host_bandwidth, assumed)
+    learned = known.hosts.get(machines.device.name)
+    optimizer, transfer = update(case.placed, machines, trained, traffic, learned, assumed)
     compute = case.spread.micro_steps * micro
     return Step(
         compute=compute,
         communication=_waited(case, traffic, micro, cost, _pace(machines)),
         optimizer=optimizer,
         transfer=transfer,
-        reading=case.spread.micro_steps * (max(0.0, case.reading - micro) if case.ahead else case.reading),
-        overhead=known.overhead + _hooks(case) + own_work(case, known),
+        overhead=_hooks(case) + own_work(case, known),
         exchange=sum(cost(call) for call in traffic.calls()),
         samples=case.batch,
         assumed=tuple(assumed),

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from muster.core.trace import Parameter
 from muster.planner.collective import Call, library_of
 from muster.planner.exchange import Passes, Segment, Traffic, buckets, step_calls
-from muster.planner.spread import Spread, optimizer_groups
+from muster.planner.spread import Spread
 from muster.planner.traffic_sharded import fsdp, zero3
 
 DDP_FIRST, DDP_BUCKET = 2**20, 25 * 2**20  # bytes
@@ -93,7 +93,7 @@ def _deepspeed(parameters: Sequence[Parameter], spread: Spread, library: str) ->
         sizes += [filled] if filled else []
         reduces = tuple(Call("all-reduce", element * size) for size in sizes)
         return Traffic(Passes(), Passes(), (*reduces, *small), spread.micro_steps, library=library)
-    groups = optimizer_groups(tuple(trained), together=spread.one_group)
+    groups = spread.optimizer_groups(tuple(trained))
     unit = ALIGNMENT * spread.ranks
     gathers = tuple(
         Call("all-gather", element * (-(-sum(p.numel for p in group) // unit) * unit)) for group in groups

@@ -75,6 +75,12 @@ _EXTERNAL = re.compile(
     r"timeout: sending signal|Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|"
     r"^(?:Terminated|KeyboardInterrupt)\b"
 )
+# What no program can be the cause of, among gpu_hardware: others of its signs, such as Xid 13 and 31 and an
+# unspecified launch failure, are seen after a program's own errors as well.
+_BROKEN = re.compile(
+    r"uncorrectable ECC error|Xid \([^)]*\): (?:48|63|64|74|79|94|95)\b|has fallen off the bus|"
+    r"Unable to determine the device handle"
+)
 _ORDER: dict[Weight, int] = {"cause": 0, "external": 1, "exception": 2, "symptom": 3, "exit": 4}
 
 
@@ -139,6 +145,18 @@ class Signs:
             self.now.setdefault("exception", Sign("exception", None, text, host))
         elif code:
             self.now.setdefault("exit", Sign("exit", None, text, host))
+
+
+def of_hardware(failure: str | None, reason: str | None) -> bool:
+    """Whether a failure is an error of a host's hardware, and of nothing else."""
+    return failure == "gpu_hardware" and _BROKEN.search(reason or "") is not None
+
+
+def weight_of(failure: str | None) -> int:
+    """How much a failure explains: a cause, before an exception (which has no name), before a symptom."""
+    if failure is None:
+        return _ORDER["exception"]
+    return next((_ORDER[weight] for name, weight, *_ in PATTERNS if name == failure), _ORDER["cause"])
 
 
 def shortened(text: str) -> str:

@@ -17,6 +17,7 @@ workload: gpt2                 what was trained: tables of one workload and batc
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -29,6 +30,7 @@ from muster.core.near import did_you_mean
 from muster.core.recipes import read_yaml
 from muster.core.section import Section
 
+DELIMITERS = (",", ";", "\t")
 SHIPPED = Path(__file__).resolve().parent / "mappings"
 _Positive = Annotated[float, Field(gt=0)]
 _Name = Annotated[str, Field(min_length=1)]
@@ -72,11 +74,28 @@ class Mapping(Section):
         """The columns that a header must have."""
         return frozenset(name for name in self.columns.model_dump().values() if name)
 
+    def delimiter_of(self, header: str) -> str | None:
+        """What separates the columns of a header that has all of them; None: it has not."""
+        for delimiter in (self.delimiter,) if self.delimiter else DELIMITERS:
+            if delimiter not in header and len(self.names) > 1:
+                continue
+            if self.names <= {name.strip() for name in cells_of(header, delimiter)}:
+                return delimiter
+        return None
+
     def takes(self, path: str) -> bool:
         """Whether a file of this path may be such a table."""
         return not self.files or any(
             fnmatch(path, pattern) or fnmatch(path, f"*/{pattern}") for pattern in self.files
         )
+
+
+def cells_of(text: str, delimiter: str) -> list[str]:
+    """A line's cells; empty where it is no line of a table."""
+    try:
+        return next(csv.reader([text], delimiter=delimiter), [])
+    except csv.Error:
+        return []
 
 
 def load_mappings(files: Iterable[Path] = ()) -> tuple[Mapping, ...]:

@@ -7,16 +7,14 @@ import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import PurePosixPath
 
-from muster.core.errors import UsageError
-from muster.core.inventory import parse_hosts
 from muster.core.registry import plugin_names
 from muster.readers._failures import HINTS as SIGN_HINTS
 from muster.readers._failures import Sign, shortened
 from muster.readers._frame import FOR_READERS, Frame
 from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers._mapping import Mapping
+from muster.readers._paths import hosts_of_path, split_hosts
 from muster.readers._sieve import Sieve
 from muster.readers.base import JobLog, LineReader, Measured, Outcome, Reading
 from muster.store.logfiles import BrokenFile
@@ -24,17 +22,6 @@ from muster.store.logfiles import BrokenFile
 PACKAGE = "muster.readers"
 BATCH = 512  # lines at a time, where they come one by one
 _MADE = Callable[[Frame, Sequence[Mapping]], LineReader]
-
-# Names of files and folders that say nothing about a host.
-_GENERIC = re.compile(
-    r"(?:\d+|attempt_\d+|version_\d+|(?:local_)?rank[-_.]?\d+|none_\w+|(?:std)?(?:out|err)(?:put)?|error|"
-    r"logs?|metrics|train(?:ing|er)?(?:[-_.]?log)?|console|results?|throughput|events|run|jobs?|"
-    r"lightning_logs|\.{0,2}|.*\.(?:tar|tgz|txz|tbz2?))",
-    re.IGNORECASE,
-)
-_ENDING = re.compile(r"\.(?:log|txt|out|err|csv|tsv|jsonl?|gz|xz|bz2|stdout|stderr)$", re.IGNORECASE)
-_RANK = re.compile(r"[-_.](?:local_)?(?:rank|gpu|task)[-_.]?\d+$", re.IGNORECASE)
-_BEFORE = re.compile(r"(?:slurm-\d+|train(?:ing)?|bench(?:mark)?|log|job-?\d*)[-_.]", re.IGNORECASE)
 
 
 @functools.cache
@@ -99,7 +86,8 @@ def read_blocks(
         decisive = frame.signs.decisive()
         if broken is None and decisive is not None:  # it failed before anything that could be recognised
             return [_with_hosts(_ended(JobLog(path, "failed"), frame, decisive), frame, named)]
-        return [_with_hosts(JobLog(path, "unreadable", broken or _unknown(path, first)), frame, named)]
+        why = broken or _unknown(path, first, fitting)
+        return [_with_hosts(JobLog(path, "unreadable", why), frame, named)]
     parts = [each for each in found if each.part]
     if parts:
         return [_job(path, frame, [each], broken, named) for each in parts]
@@ -155,9 +143,11 @@ def _feed_whole(readers: Sequence[LineReader], lines: Sequence[str]) -> list[Lin
     return [reader for reader in readers if not reader.closed]
 
 
-def _unknown(path: str, first: str) -> str:
+def _unknown(path: str, first: str, mappings: Sequence[Mapping]) -> str:
     if not first:
         return "is empty"
+    if any(mapping.delimiter_of(first) for mapping in mappings):
+        return "has the columns that a mapping names, but no row with a value in each of them"
     if path.lower().endswith((".csv", ".tsv")):
         return f"no mapping names its columns: {shortened(first)}"
     return "nothing in it that any reader knows"
@@ -209,9 +199,9 @@ def measured(reading: Reading) -> Measured | None:
     """What a reading's windows come to, in samples where the batch is known."""
     if reading.series is None:
         return None
-    if reading.per_step and reading.batch:
-        return reading.series.scaled(reading.batch).measured()
-    return reading.series.measured()
+    scaled = reading.per_step and reading.batch
+    found = (reading.series.scaled(reading.batch or 1.0) if scaled else reading.series).measured()
+    return replace(found, timed=reading.timed) if found else None
 
 
 def _worth(reading: Reading, figures: Measured | None) -> tuple[bool, bool, float]:
@@ -246,30 +236,11 @@ def _ended(job: JobLog, frame: Frame, sign: Sign) -> JobLog:
 
 def _with_hosts(job: JobLog, frame: Frame, named: re.Pattern[str] | None) -> JobLog:
     """With the hosts that the log names or else its path; a pattern of the user's goes first."""
-    if named is not None and (match := named.search(job.path)):
-        return replace(job, hosts=_split(match["host"]), hosts_from="name")
+    match = named.search(job.path) if named is not None else None
+    if match and match["host"]:  # the group may be one of several ways to match, and not the one that did
+        return replace(job, hosts=split_hosts(match["host"]), hosts_from="name")
     if job.hosts or frame.hosts:
         return replace(job, hosts=job.hosts or frame.hosts, hosts_from="log")
     if job.outcome == "unreadable":
         return job
     return replace(job, hosts=hosts_of_path(job.path), hosts_from="name")
-
-
-def hosts_of_path(path: str) -> tuple[str, ...]:
-    """The host that a path names: `logs/node07.rank0.log`, `node07/attempt_0/0/stdout.log`; or several, as
-    `node[01-02].log`, `node01,node02.log`. Empty: all its parts are words such as `train` and `stdout`."""
-    for part in reversed(PurePosixPath(path).parts):
-        name = part
-        while match := _ENDING.search(name):
-            name = name[: match.start()]
-        name = _BEFORE.sub("", _RANK.sub("", name), count=1) or name
-        if not _GENERIC.fullmatch(name) and not name.startswith("/"):
-            return _split(name)
-    return ()
-
-
-def _split(text: str) -> tuple[str, ...]:
-    try:
-        return tuple(host.label for host in parse_hosts(text.replace("+", ",")).hosts)
-    except UsageError:
-        return (text,)

@@ -61,6 +61,7 @@ class Measured:
     variation: float | None  # coefficient of variation of samples/s over the windows; None: fewer than three
     skipped: int = 0  # steps inside these windows that were not used: 0 unless there were no cleaner windows
     interrupted: bool = False  # there were no windows without something else in them
+    timed: bool = True  # False: only rates are known, and its seconds are a weight
 
     @property
     def rate(self) -> float:
@@ -161,6 +162,7 @@ class Reading:
     series: Series | None = None
     exact: bool = True  # its times are finer than seconds
     per_step: bool = False  # the series counts steps, not samples: the batch was not known to the reader
+    timed: bool = True  # False: the series is of rates alone, each with a second of its own
     batch: float | None = None  # samples of an optimizer step, over all ranks
     reported: float | None = None  # samples/s as the tool itself says, warm-up and all
     steps: int | None = None  # attempted
@@ -188,6 +190,7 @@ class JobLog:
     world_size: int | None = None
     workload: str = ""  # what was trained, as far as the log tells
     recipe: str = ""  # the same with all its settings: jobs of one recipe can be compared
+    family: str = ""  # among which jobs an ending may be shared; else by what was trained
     batch: float | None = None
     steps: int | None = None
     skipped: int | None = None
@@ -206,7 +209,8 @@ class JobLog:
     @property
     def step_seconds(self) -> float | None:
         """Of a step in the measured windows; None: nothing was timed, or only per sample."""
-        return self.measured.seconds / self.measured.steps if self.measured and self.batch else None
+        known = self.measured is not None and self.measured.timed and self.batch
+        return self.measured.seconds / self.measured.steps if self.measured and known else None
 
 
 class LineReader(Protocol):

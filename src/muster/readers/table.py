@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from muster.readers._frame import Frame
-from muster.readers._mapping import Mapping
+from muster.readers._mapping import Mapping, cells_of
 from muster.readers.base import Reading, Series, Window, number
 
 FORMAT = "table"
@@ -15,7 +14,6 @@ HINTS = ("",)
 
 _HEADER_WITHIN = 20  # lines
 _MOST_HOSTS = 20_000
-_DELIMITERS = (",", ";", "\t")
 
 
 @dataclass
@@ -33,7 +31,7 @@ class Reader:
 
     def __init__(self, frame: Frame, mappings: Sequence[Mapping]) -> None:
         self.frame = frame
-        self.mappings = [(mapping, mapping.names) for mapping in mappings]
+        self.mappings = mappings
         self.mapping: Mapping | None = None
         self.delimiter = ","
         self.places: dict[str, int] = {}  # what -> column
@@ -50,7 +48,7 @@ class Reader:
             self._header(text)
             self.closed = self.mapping is None and self.seen >= _HEADER_WITHIN
             return
-        cells = _split(text, self.delimiter)
+        cells = cells_of(text, self.delimiter)
         named = {what: cells[place] for what, place in self.places.items() if cells and place < len(cells)}
         host = named.pop("host", "").strip() if "host" in self.places else ""
         values = {what: number(cell) for what, cell in named.items()}
@@ -75,6 +73,7 @@ class Reader:
                     format=FORMAT,
                     series=rows.series,
                     per_step=not counts and batch is not None,
+                    timed=self._timed(self.mapping),
                     batch=batch,
                     steps=int(steps) if steps is not None else rows.series.total + 1,
                     skipped=int(rows.skipped) if "skipped" in self.places else None,
@@ -87,16 +86,14 @@ class Reader:
         return found
 
     def _header(self, text: str) -> None:
-        for mapping, wanted in self.mappings:
-            for delimiter in (mapping.delimiter,) if mapping.delimiter else _DELIMITERS:
-                if delimiter not in text and len(wanted) > 1:
-                    continue
-                names = [name.strip() for name in _split(text, delimiter)]
-                if wanted <= set(names):
-                    self.mapping, self.delimiter = mapping, delimiter
-                    columns = mapping.columns.model_dump()
-                    self.places = {what: names.index(name) for what, name in columns.items() if name}
-                    return
+        for mapping in self.mappings:
+            delimiter = mapping.delimiter_of(text)
+            if delimiter is not None:
+                names = [name.strip() for name in cells_of(text, delimiter)]
+                self.mapping, self.delimiter = mapping, delimiter
+                columns = mapping.columns.model_dump()
+                self.places = {what: names.index(name) for what, name in columns.items() if name}
+                return
 
     def _row(self, rows: _Rows, told: dict[str, float], mapping: Mapping) -> None:
         last, rows.last = rows.last, told
@@ -108,26 +105,33 @@ class Reader:
             return
         lost = min(max(0.0, told.get("skipped", 0.0) - last.get("skipped", 0.0)), steps)
         rows.skipped += lost
+        samples = told["samples"] - last["samples"] if "samples" in told else None
         if "seconds" in told:
             seconds = (told["seconds"] - last["seconds"]) * mapping.unit
         elif "step_seconds" in told:
             seconds = told["step_seconds"] * mapping.unit * steps
         else:
-            seconds = 1.0  # of rates alone, each counts as much as any other
-        if "samples" in told:
-            samples = told["samples"] - last["samples"]
-        elif "samples_per_second" in told:
+            seconds = self._of_rate(told, mapping, steps, samples)
+        if samples is None and "samples_per_second" in told:
             samples = told["samples_per_second"] * seconds
-        else:
+        elif samples is None:
             samples = (steps - lost) * told.get("batch", 1.0)
         tokens = told["tokens"] - last["tokens"] if "tokens" in told else None
         rows.series.add(Window(int(steps), int(lost), samples, seconds, tokens))
         self.frame.progress(int(told.get("step", rows.series.total)))
 
+    def _of_rate(
+        self, told: dict[str, float], mapping: Mapping, steps: float, samples: float | None
+    ) -> float:
+        """Seconds of a row that has a rate and no time; 0: it has none either, and is left out."""
+        rate = told["samples_per_second"]
+        if not self._timed(mapping):
+            return 1.0  # each row counts as much as any other
+        done = samples if samples is not None else steps * (told.get("batch") or mapping.batch or 0.0)
+        return done / rate if rate > 0 and done > 0 else 0.0
 
-def _split(text: str, delimiter: str) -> list[str]:
-    """A line's cells; empty where it is no line of a table."""
-    try:
-        return next(csv.reader([text], delimiter=delimiter), [])
-    except csv.Error:
-        return []
+    def _timed(self, mapping: Mapping) -> bool:
+        """Whether rows tell how long something took: a rate does where it is known of how many samples."""
+        return bool(mapping.batch) or not {"seconds", "step_seconds", "samples", "batch"}.isdisjoint(
+            self.places
+        )

@@ -44,7 +44,7 @@ class Chart:
     zero: bool = True  # the y axis starts at zero
     top: float | None = None  # the y axis reaches at least here
     span: tuple[float, float] | None = None  # the x axis reaches at least from here to there
-    shade: tuple[float, float] | None = None  # steps that no figure counts
+    shade: tuple[tuple[float, float], ...] = ()  # steps that no figure counts
     note: str = ""
     nothing: str = "Nothing was measured."
     x_names: tuple[tuple[float, str], ...] = ()  # places on the x axis with words, instead of numbers
@@ -90,8 +90,8 @@ def line_chart(chart: Chart) -> Markup:
             WIDTH, HEIGHT, describe(chart)
         )
     ]
-    if chart.shade:
-        left, right = (min(max(x.at(edge), LEFT), WIDTH - RIGHT) for edge in chart.shade)
+    for edges in chart.shade:
+        left, right = (min(max(x.at(edge), LEFT), WIDTH - RIGHT) for edge in edges)
         parts.append(
             Markup('<rect class="shade" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
                 left, TOP, right - left, HEIGHT - TOP - BOTTOM

@@ -12,7 +12,7 @@ from muster.report.charts import Chart, Point, Series, usable
 from muster.report.gather import RunData
 from muster.report.lines import Clock, lines_chart, memory_chart
 from muster.store import events
-from muster.store.windows import warm_up as before_measured
+from muster.store.windows import warm_ups
 from muster.supervise.speed import percentile
 
 UNITS = (("seconds", 1, 180.0), ("minutes", 60, 10800.0), ("hours", 3600, math.inf))
@@ -86,7 +86,7 @@ def throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Cha
         points.append(
             (float(each[0].step), sum(window.samples for window in each) / seconds if whole else None)
         )
-    shade = warm_up(data, windows)
+    shade = shaded(data, windows)
     return Chart(
         "Throughput, all ranks",
         "samples/s",
@@ -114,16 +114,15 @@ def rank_throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -
     chart = lines_chart(
         "Throughput of each rank", "samples/s", named, ("step", steps_of(data)), "ranks", nothing
     )
-    return [replace(chart, shade=warm_up(data, windows))]
+    return [replace(chart, shade=shaded(data, windows))]
 
 
-def warm_up(data: RunData, windows: Sequence[Sequence[events.Window]]) -> tuple[float, float] | None:
-    """The steps that the figures leave out."""
+def shaded(data: RunData, windows: Sequence[Sequence[events.Window]]) -> tuple[tuple[float, float], ...]:
+    """The steps that the figures leave out, of each attempt."""
     warmup, ranks = data.measure("warmup"), data.world_size
     if not isinstance(warmup, int) or ranks is None:
-        return None
-    found = before_measured(windows, warmup, ranks)
-    return (float(found[0]), float(found[1])) if found else None
+        return ()
+    return tuple((float(first), float(to)) for first, to in warm_ups(windows, warmup, ranks))
 
 
 def step_time(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Chart:
@@ -148,7 +147,7 @@ def step_time(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Char
         "step",
         series if windows else (),
         span=steps_of(data),
-        shade=warm_up(data, windows),
+        shade=shaded(data, windows),
         note="Of the slowest rank in each window.",
         nothing="No window of optimizer steps was finished.",
     )

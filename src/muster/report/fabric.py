@@ -53,8 +53,7 @@ def key_figures(figures: Result, fabric: FabricRun) -> list[tuple[str, list[Figu
     """In groups, as words.key_figures gives them for a training."""
     tops = []
     for name in ("all-reduce", "all-gather", "reduce-scatter", "broadcast"):
-        found = [each for each in fabric.sweeps if each.operation == name]
-        best = max(found, key=lambda each: each.busbw, default=None)
+        best = max(fabric.of(name), key=lambda each: each.busbw, default=None)
         note = f"bus bandwidth, highest, at {format_bytes(best.bytes)}" if best else ""
         tops.append(Figure(name, gbit(best.busbw), note=note) if best else Figure(name))
     small = fabric.latencies[0] if fabric.latencies else None
@@ -106,9 +105,7 @@ def charts(fabric: FabricRun) -> list[Chart]:
     """Bus bandwidth and time of every operation over the message size, in powers of two."""
     rates, times, sizes = [], [], set()
     for index, operation in enumerate(dict.fromkeys(each.operation for each in fabric.sweeps)):
-        found = sorted(
-            (each for each in fabric.sweeps if each.operation == operation), key=lambda each: each.bytes
-        )
+        found = sorted(fabric.of(operation), key=lambda each: each.bytes)
         at = [math.log2(each.bytes) for each in found]
         sizes |= {round(x) for x in at}
         rates.append(

@@ -136,7 +136,7 @@ def summary(fabric: FabricRun) -> list[tuple[str, str]]:
     """The most important figures as (name, text)."""
     rows = []
     for operation in dict.fromkeys(each.operation for each in fabric.sweeps):
-        best = max((s for s in fabric.sweeps if s.operation == operation), key=lambda each: each.busbw)
+        best = max(fabric.of(operation), key=lambda each: each.busbw)
         size = format_bytes(_nominal(best.bytes))
         rows.append((operation, f"{gbit(best.busbw)} bus bandwidth at {size}, the highest"))
     for each in fabric.latencies:

@@ -86,13 +86,13 @@ def gather(run: RunFolder) -> RunData:
 
 
 def read_stream(stream: Iterable[events.Event]) -> tuple[Folder, tuple[Prediction, ...], float | None]:
-    """Events -> the folder, the last attempt's answers by index, and the time of the last event."""
+    """Events -> the folder, the last attempt's answers by index, and when the last event was heard."""
     folder = Folder()
     answers: dict[int, Prediction] = {}
     last: float | None = None
     for event in stream:
         folder.add(event)
-        last = event.time if last is None else max(last, event.time)
+        last = event.arrived if last is None else max(last, event.arrived)
         if isinstance(event, events.JobState) and event.state == "begin":
             answers.clear()
         elif isinstance(event, events.Answer):

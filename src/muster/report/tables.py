@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from muster.core.recipes import dump_yaml
+import yaml
+
+from muster.core.recipes import dump_yaml, parse_yaml
 from muster.core.result import HostReport
-from muster.core.secrets import HIDDEN, is_secret
+from muster.core.secrets import masked, masked_override
 from muster.core.units import format_bytes
 from muster.report.charts import usable
 from muster.report.gather import RunData
@@ -71,8 +73,8 @@ def time_parts(data: RunData) -> tuple[list[tuple[str, float, str]], list[Part],
     note += ", and what was not measured." if any(not part.share for part in parts) else "."
     if data.figures.attempt > 1:
         note = (
-            "This run was resumed. Setup, evaluation and saving are those of the last attempt; "
-            "the rest holds those of the earlier ones."
+            "This run was resumed. Setup is that of the last attempt; the rest holds those of the earlier "
+            "ones, and steps that were done again."
         )
     return bar, parts, note
 
@@ -165,28 +167,22 @@ def show(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def secrets_of(data: RunData) -> dict[str, str]:
-    """Variables whose names say that their values are nobody's business."""
-    recipe = data.job.get("recipe") or {}
-    env = {**(recipe.get("env") or {}), **(data.env.get("rank_environment") or {})}
-    return {name: str(value) for name, value in env.items() if is_secret(name) and str(value)}
-
-
 def recipe_text(data: RunData) -> str:
     """The recipe as it was frozen; only secrets are taken out."""
-    hidden = secrets_of(data)
-    recipe = data.job.get("recipe")
-    if not hidden or not isinstance(recipe, dict):
+    try:
+        recipe = parse_yaml(data.recipe)
+    except yaml.YAMLError:  # damaged by hand: what of it is a secret is not known
+        return "cannot be read as YAML"
+    env = recipe.get("env") if isinstance(recipe, Mapping) else None
+    if not isinstance(env, Mapping) or masked(env) == env:
         return data.recipe
-    env = {name: HIDDEN if name in hidden else value for name, value in (recipe.get("env") or {}).items()}
-    return dump_yaml({**recipe, "env": env})
+    return dump_yaml({**recipe, "env": masked(env)})
 
 
 def environment_rows(data: RunData) -> list[tuple[str, str]]:
     """The ranks' variables that the user or the recipe set."""
-    hidden = secrets_of(data)
-    env = data.env.get("rank_environment") or {}
-    return [(name, HIDDEN if name in hidden else str(value)) for name, value in sorted(env.items())]
+    env = masked(data.env.get("rank_environment") or {})
+    return [(name, str(value)) for name, value in sorted(env.items())]
 
 
 def commands(data: RunData) -> list[tuple[str, str]]:
@@ -194,21 +190,19 @@ def commands(data: RunData) -> list[tuple[str, str]]:
     found = []
     argv = data.env.get("argv")
     if isinstance(argv, list) and argv:
-        found.append(("The command that started it", _command(argv, data)))
+        found.append(("The command that started it", _command(argv)))
     orders = data.job.get("orders")
     if isinstance(orders, Mapping) and orders:
         host, order = next(iter(orders.items()))
         started = ((order or {}).get("host") or {}).get("argv")
         if isinstance(started, list) and started:
-            found.append((f"What the agent on {host} started", _command(started, data)))
+            found.append((f"What the agent on {host} started", _command(started)))
     return found
 
 
-def _command(argv: Sequence[Any], data: RunData) -> str:
-    text = shlex.join(str(word) for word in argv)
-    for value in secrets_of(data).values():
-        text = text.replace(value, HIDDEN)
-    return text
+def _command(argv: Sequence[Any]) -> str:
+    """Masked once more: folders of earlier versions have the words as they were typed."""
+    return shlex.join(masked_override(str(word)) for word in argv)
 
 
 def _versions(host: HostReport) -> dict[str, str]:

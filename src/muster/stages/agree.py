@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from muster.core.errors import RecipeError, UsageError
-from muster.core.job import PASSED_OVER, Decision, Job, Placement, place
+from muster.core.job import PASSED_OVER, Decision, Job, Placement, read_job
 from muster.core.plan import Plan
 from muster.core.recipe import Recipe
 from muster.planner.advice import advise
 from muster.planner.decide import Decided, check_disk
 from muster.planner.hosts import Chosen
 from muster.stages.inputs import Inputs
-from muster.stages.orders import orders
+from muster.stages.orders import job_of, orders
 from muster.stages.peaks import peaks_of
 from muster.stages.plan import plan_first
 from muster.store.runfolder import RunFolder
@@ -56,21 +56,17 @@ def agree(
     advice = advise(decided.recipe, inventory, facts, decided, inputs.env) if apart else []
     resume_step = common_checkpoint(facts) if attempt.resume else None
     passed_over = damaged_checkpoints(facts, resume_step) if attempt.resume else ()
-    places = place(list(zip(inventory.hosts, decided.slots, strict=True)))
-    peaks, unmeasured = peaks_of(recipe.measure.peaks, places, facts, decided)
-    job = Job(
-        id=run.id,
-        launcher=inputs.launcher_name,
-        placements=places,
-        batch=decided.batch,
-        precision=decided.precision,
-        device=decided.device,
-        recipe=decided.recipe.as_dict(),
+    job = job_of(run.id, inputs, decided)
+    peaks, unmeasured = peaks_of(recipe.measure.peaks, job.placements, facts, decided)
+    job = replace(
+        job,
         attempt=attempt.number,
         resume_step=resume_step,
-        decisions=(*decided.decisions, *unmeasured, *advice, *passed_over),
+        decisions=(*job.decisions, *unmeasured, *advice, *passed_over),
         peaks=peaks,
     )
+    if resume_step is not None:
+        job = continued(run, job)
     first = job.placements[0]
     address = recipe.launch.address or rendezvous_address(inputs, facts[first.host], first)
     port = int(facts[first.host]["port"])
@@ -137,6 +133,38 @@ def common_checkpoint(facts: Facts) -> int | None:
     """The newest step whose checkpoint is complete on every host; None: from the beginning."""
     common = set.intersection(*(set(about["checkpoints"]) for about in facts.values()))
     return max(common, default=None)
+
+
+def continued(run: RunFolder, job: Job) -> Job:
+    """A job that goes on from a checkpoint, with a word where its ranks are others in number.
+
+    What was open is decided anew, by hosts that may have changed. Samples are counted in global batches, and
+    DeepSpeed's checkpoints are cut by rank: raises UsageError where those, or the arithmetic, would change.
+    """
+    before = read_job(run.read_json(run.job))
+    if before is None:
+        return job
+    same = _manner(before) == _manner(job)
+    moved = before.world_size != job.world_size
+    if not same or (moved and job.recipe["engine"]["name"] == "deepspeed"):
+        raise UsageError(
+            f"was begun {_words(before)}, and would go on {_words(job)}",
+            where=run.id,
+            hint="as many slots on the same kind of hosts; or `muster train` anew",
+        )
+    if not moved:
+        return job
+    why = f"begun on {before.world_size}: the same global batches, but other random numbers, as for dropout"
+    return replace(job, decisions=(*job.decisions, Decision("ranks", job.world_size, why)))
+
+
+def _manner(job: Job) -> tuple[int, str, str]:
+    return job.batch.global_, job.precision, job.device
+
+
+def _words(job: Job) -> str:
+    size, precision, device = _manner(job)
+    return f"on {job.world_size} ranks with a global batch of {size} in {precision} on {device}"
 
 
 def damaged_checkpoints(facts: Facts, resume_step: int | None) -> tuple[Decision, ...]:

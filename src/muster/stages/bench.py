@@ -11,29 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from muster.core.bench import Bench, BenchJob, JobRecord
-from muster.core.errors import JobError, UsageError
+from muster.core.errors import UsageError
 from muster.core.inspection import Inspection
 from muster.core.inventory import Host
-from muster.core.suite import Entry
-from muster.judging import Baseline, Class, Settings, Topology, localise, next_wave
-from muster.planner.rota import Task, rounds, warmed, wave_tasks
+from muster.judging import Baseline, Class
+from muster.planner.rota import Task, rounds
 from muster.shell import RealShell, Shell
 from muster.stages.bench_child import Child
 from muster.stages.bench_fold import Ended, fold_bench
-from muster.stages.bench_inputs import (
-    BenchInputs,
-    freeze_bench,
-    reread,
-    started_of,
-    with_tasks,
-    write_schedule,
-)
-from muster.stages.bench_logs import logs_of, observed
-from muster.stages.bench_loop import Jobs, Spectator, command, settle_unfinished
+from muster.stages.bench_grow import Growth
+from muster.stages.bench_inputs import BenchInputs, freeze_bench, reread, started_of, write_schedule
+from muster.stages.bench_loop import Jobs, Spectator, command, not_started, settle_unfinished
 from muster.stages.check import Wanted
 from muster.stages.check import check as inspect
 from muster.stages.judge import load_baselines
-from muster.store.atomic import write_json, write_text
 from muster.store.benchfolder import BenchFolder
 from muster.supervise.survey import Progress
 
@@ -73,6 +64,7 @@ def bench(inputs: BenchInputs, folder: BenchFolder, around: Surroundings | None 
         raise UsageError("a comma in it would divide hosts", where=str(folder.path), hint="another --output")
     folder.create()
     with folder.held():
+        _keep_baseline(folder, around.baseline)
         freeze_bench(folder, inputs)
         return _inspected(inputs, folder, around, stored)
 
@@ -80,13 +72,22 @@ def bench(inputs: BenchInputs, folder: BenchFolder, around: Surroundings | None 
 def continue_bench(
     folder: BenchFolder, around: Surroundings | None = None, *, at_once: int | None = None
 ) -> Bench:
-    """Go on where a bench was broken off: jobs that are over are not run again. Raises as `bench`."""
+    """Go on where a bench was broken off: jobs that are over are not run again. What is normal is as it was
+    told last. Raises as `bench`."""
     around = around or Surroundings()
-    stored = load_baselines(around.baseline) if around.baseline else {}
     folder = folder.marked()
     inputs = reread(folder, at_once)
+    told = around.baseline or (folder.baseline if folder.baseline.exists() else None)
+    stored = load_baselines(told) if told else {}
     with folder.held():
+        _keep_baseline(folder, around.baseline)
         return _inspected(inputs, folder, around, stored)
+
+
+def _keep_baseline(folder: BenchFolder, told: Path | None) -> None:
+    """For a bench that goes on: the file may be another by then."""
+    if told is not None:
+        folder.write(folder.baseline, told.read_text(encoding="utf-8"))
 
 
 def dry_run(inputs: BenchInputs, folder: BenchFolder) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def _inspected(
         usable = [Host(each.name, each.slots) for each in found.usable]
         inputs = inputs.on(usable)
         write_schedule(folder, inputs, _dropped(found))
-        write_json(folder.inspection, found.model_dump(mode="json"))
+        folder.write_data(folder.inspection, found.model_dump(mode="json"))
     dropped = folder.read_schedule().get("dropped", {})
     for host, why in dropped.items():
         around.announce(f"{host} takes no part: {why}")
@@ -172,7 +173,7 @@ def _jobs(
     stored: Mapping[Class, Baseline],
     dropped: Mapping[str, str],
 ) -> Bench:
-    state = _Adaptive(inputs, folder, stored)
+    growth = Growth(inputs, folder, stored)
     tasks = list(inputs.rota.tasks)
     done = folder.records([task.id for task in tasks])
     notes = settle_unfinished(folder, tasks, done)
@@ -189,7 +190,7 @@ def _jobs(
         inputs.at_once,
         around.shell,
         around.spectator,
-        state.more,
+        growth.grown,
     )
     stopped = jobs.run()
     found = fold_bench(
@@ -204,59 +205,21 @@ def _jobs(
             recipes=inputs.recipes,
             tasks=jobs.tasks,
             records=jobs.done,
-            notes=[*inputs.rota.notes, *state.notes, *([stopped] if stopped else [])],
+            notes=[
+                *inputs.rota.notes,
+                *growth.notes,
+                *not_started(jobs.unstarted),
+                *([stopped] if stopped else []),
+            ],
             started=started_of(folder),
             ended=time.time(),
             stored=stored,
             unfinished=stopped is not None,
         )
     )
-    try:
-        write_json(folder.bench, found.model_dump(mode="json"))
-        write_text(folder.table, table_of(found))
-    except OSError as error:
-        raise JobError(f"cannot be written: {error.strerror}", where=str(folder.path)) from None
+    folder.write_data(folder.bench, found.model_dump(mode="json"))
+    folder.write(folder.table, table_of(found))
     return found
-
-
-@dataclass
-class _Adaptive:
-    """Entries whose groups are chosen from results: a wave at a time, until nothing is left to ask."""
-
-    inputs: BenchInputs
-    folder: BenchFolder
-    stored: Mapping[Class, Baseline]
-    notes: list[str] = field(default_factory=list)
-    over: set[str] = field(default_factory=set)
-
-    def more(self, done: Mapping[str, JobRecord]) -> list[Task]:
-        """The next waves of all entries that have run out of jobs."""
-        found: list[Task] = []
-        for entry in self.inputs.suite.jobs:
-            if entry.name not in self.over and self.inputs.suite.of(entry).groups == "adaptive":
-                found += self._wave(entry, done)
-        if found:
-            self.inputs = with_tasks(self.inputs, found)
-            write_schedule(self.folder, self.inputs)
-        return found
-
-    def _wave(self, entry: Entry, done: Mapping[str, JobRecord]) -> list[Task]:
-        suite, hosts = self.inputs.suite, self.inputs.inventory.names
-        own = [task for task in self.inputs.rota.tasks if task.entry == entry.name]
-        if not hosts or any(task.id not in done for task in own):
-            return []
-        number = max((task.wave or 0 for task in own), default=0) + 1
-        held = suite.of(entry)
-        logs = {task.id: logs_of(task, done[task.id], self.inputs.recipes[entry.name]) for task in own}
-        state = localise(observed(own, logs), Topology(hosts), Settings(slow=suite.slow), self.stored)
-        groups = next_wave(state)
-        if not groups or number > suite.waves:
-            self.over.add(entry.name)
-            if groups:
-                self.notes.append(f"{entry.name}: more was left to ask after {suite.waves} waves")
-            return []
-        tasks = wave_tasks(entry.name, number, groups, held.timeout)
-        return warmed(tasks) if number == 1 and held.warm_up and len(tasks) > 1 else tasks
 
 
 def table_of(found: Bench) -> str:

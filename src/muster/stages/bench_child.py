@@ -71,8 +71,9 @@ class Child:
                 self._note(data)
 
     def _note(self, data: bytes) -> None:
-        self.log.write(data)
-        self.log.flush()
+        with suppress(OSError):  # a full disk: the job goes on
+            self.log.write(data)
+            self.log.flush()
         lines = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
         self._rest = lines.pop()[-4096:]
         said = [line.strip() for line in lines if line.strip()]

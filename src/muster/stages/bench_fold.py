@@ -16,6 +16,7 @@ from muster.judging import Baseline, Class, Settings
 from muster.judging.baseline import FEWEST
 from muster.planner.rota import Task
 from muster.stages.bench_logs import figures_of, logs_of
+from muster.stages.bench_switches import switches_of
 from muster.stages.bench_tables import comparison_of, curves_of
 from muster.stages.joblogs import judged
 
@@ -55,7 +56,8 @@ def fold_bench(bench: Ended) -> Bench:
         if task.id in bench.records
         for log in logs_of(task, bench.records[task.id], bench.recipes[task.entry])
     ]
-    found = judged(bench.name, logs, Settings(slow=bench.suite.slow), bench.stored)
+    settings = Settings(slow=bench.suite.slow)
+    found = judged(bench.name, logs, settings, bench.stored, switches_of(bench.suite))
     entries = {each.job: each for each in found.jobs}
     jobs = [_job(bench, task, entries.get(task.id)) for task in bench.tasks if task.id in bench.records]
     jobs = with_misses(jobs, bench.suite, found.peers)
@@ -78,6 +80,7 @@ def fold_bench(bench: Ended) -> Bench:
         outcomes={name: outcomes[name] for name in get_args(Outcome)},
         hosts=hosts,
         links=found.links,
+        switches=found.switches,
         peers=_peers(found.peers, bench),
         jobs=jobs,
         curves=curves_of(bench.suite, measured),

@@ -24,10 +24,12 @@ from muster.core.recipes import (
     read_yaml,
 )
 from muster.core.recipes import validate as validate_recipe
+from muster.core.secrets import masked_override
 from muster.core.suite import Entry, Suite, load_suite, suite_from
-from muster.planner.rota import Rota, Task, make_rota, read_task
+from muster.judging import Topology
+from muster.planner.rota import Impossible, Rota, make_rota, read_task
+from muster.stages.bench_switches import check_switches, switches_of
 from muster.stages.inputs import absolute, check
-from muster.store.atomic import write_text
 from muster.store.benchfolder import BenchFolder
 
 AT_ONCE = 64  # jobs at a time unless more are asked for: each has a controller on this machine, of 0.1 GB
@@ -50,7 +52,7 @@ class BenchInputs:
     suite: Suite
     inventory: Inventory
     recipes: Mapping[str, Recipe]  # by entry
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()  # for the result, without secrets: the recipes have them in already
     rota: Rota = field(default_factory=lambda: Rota(()))
 
     @property
@@ -58,11 +60,25 @@ class BenchInputs:
         """Jobs at a time."""
         return self.suite.at_once or AT_ONCE
 
+    @property
+    def impossible(self) -> Impossible:
+        """What says why a job cannot be on some hosts."""
+        slots = {host.label: host.slots for host in self.inventory.hosts}
+
+        def why(entry: str, hosts: Sequence[str]) -> str | None:
+            return _indivisible(entry, self.recipes[entry], [slots[host] for host in hosts])
+
+        return why
+
+    @property
+    def topology(self) -> Topology:
+        """The hosts that take part, and who of them is behind which switch."""
+        return Topology.of(self.inventory.names, switches_of(self.suite))
+
     def on(self, hosts: Sequence[Host]) -> BenchInputs:
         """The same on these hosts, with its jobs."""
-        inventory = replace(self.inventory, hosts=tuple(hosts))
-        rota = make_rota(self.suite, inventory.names)
-        return replace(self, inventory=inventory, rota=_possible(rota, self.recipes, inventory))
+        made = replace(self, inventory=replace(self.inventory, hosts=tuple(hosts)))
+        return replace(made, rota=make_rota(self.suite, made.inventory.names, made.impossible))
 
 
 def read_bench(
@@ -88,28 +104,29 @@ def read_bench(
         except MusterError as error:
             error.where = f"{entry.name}: {error.where}" if error.where else entry.name
             raise
-    made = BenchInputs(name, suite, inventory, checked, tuple(overrides))
-    return made.on(inventory.hosts)
+    check_switches(suite, inventory)
+    made = BenchInputs(name, suite, inventory, checked, _shown(overrides)).on(inventory.hosts)
+    if not made.rota.tasks and not any(suite.of(each).groups == "adaptive" for each in suite.jobs):
+        why = "; ".join(made.rota.notes)
+        raise UsageError("no job of the suite can be made of these hosts", where=inventory.source, hint=why)
+    return made
 
 
-def _possible(rota: Rota, recipes: Mapping[str, Recipe], inventory: Inventory) -> Rota:
-    """Without jobs whose batch cannot be divided among their ranks, as far as slots are known."""
-    slots = {host.label: host.slots for host in inventory.hosts}
-    left, notes = [], list(rota.notes)
-    for task in rota.tasks:
-        recipe, own = recipes[task.entry], [slots[host] for host in task.hosts]
-        batch = recipe.batch
-        try:
-            if recipe.trains and batch.global_ and None not in own:
-                ranks = sum(count or 0 for count in own)
-                resolve_batch(batch.micro, batch.accumulation, batch.global_, world_size=ranks)
-            left.append(task)
-        except RecipeError as error:
-            note = f"{task.entry}, {len(own)} hosts: {error.what}; {error.hint}"
-            notes += [note] if note not in notes else []
-    kept = {task.id for task in left}
-    left = [replace(task, after=tuple(each for each in task.after if each in kept)) for task in left]
-    return Rota(tuple(left), tuple(notes))
+def _shown(overrides: Iterable[str]) -> tuple[str, ...]:
+    return tuple(masked_override(str(each)) for each in overrides)
+
+
+def _indivisible(entry: str, recipe: Recipe, slots: Sequence[int | None]) -> str | None:
+    """Why the batch cannot be divided among the ranks, as far as slots are known."""
+    batch = recipe.batch
+    if not (recipe.trains and batch.global_) or None in slots:
+        return None
+    try:
+        ranks = sum(count or 0 for count in slots)
+        resolve_batch(batch.micro, batch.accumulation, batch.global_, world_size=ranks)
+    except RecipeError as error:
+        return f"{entry}, {len(slots)} hosts: {error.what}; {error.hint}"
+    return None
 
 
 def _checked(recipe: Recipe, inventory: Inventory, suite: Suite) -> Recipe:
@@ -196,10 +213,13 @@ def _valid(data: Mapping[str, Any], entry: Entry) -> Recipe:
 
 def freeze_bench(folder: BenchFolder, inputs: BenchInputs) -> None:
     """Write suite, recipes and schedule: a bench that goes on reads these alone."""
-    write_text(folder.suite, dump_yaml(inputs.suite.model_dump(mode="json", by_alias=True)))
+    private = any("env" in each.set for each in inputs.suite.jobs)
+    folder.write(
+        folder.suite, dump_yaml(inputs.suite.model_dump(mode="json", by_alias=True)), private=private
+    )
     for entry in inputs.suite.jobs:
         recipe = limited(inputs.recipes[entry.name], inputs.suite.of(entry).timeout)
-        folder.write_recipe(entry.name, dump_yaml(recipe.as_dict()), private=bool(recipe.env))
+        folder.write(folder.recipe(entry.name), dump_yaml(recipe.as_dict()), private=bool(recipe.env))
     write_schedule(folder, inputs)
 
 
@@ -242,13 +262,8 @@ def reread(folder: BenchFolder, at_once: int | None = None) -> BenchInputs:
         hosts = tuple(Host(each["name"], each["slots"]) for each in data["hosts"])
         inventory = Inventory(hosts, data["launcher"], data["source"], ssh_config=data["ssh_config"])
         rota = Rota(tuple(read_task(each) for each in data["jobs"]), tuple(data["notes"]))
-        name, overrides = str(data["suite"]), tuple(data["overrides"])
+        name, overrides = str(data["suite"]), _shown(data["overrides"])
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"is damaged: {type(error).__name__}: {error}", where=str(folder.schedule)) from None
     recipes = {each.name: recipe_from(read_yaml(folder.recipe(each.name))) for each in suite.jobs}
     return BenchInputs(name, suite, inventory, recipes, overrides, rota)
-
-
-def with_tasks(inputs: BenchInputs, more: Sequence[Task]) -> BenchInputs:
-    """With the jobs of another wave."""
-    return replace(inputs, rota=replace(inputs.rota, tasks=(*inputs.rota.tasks, *more)))

@@ -15,7 +15,8 @@ from muster.judging import Observation
 from muster.planner.rota import Task
 from muster.readers._failures import PATTERNS, Signs, shortened
 from muster.readers.base import JobLog, Measured
-from muster.stages.joblogs import OF_HOSTS, observation_of, work_of
+from muster.stages.ends import OF_HOSTS
+from muster.stages.joblogs import observation_of, work_of
 
 # What Muster itself says of a host, by the catalogue's name for it.
 _OWN_WORDS = (
@@ -66,7 +67,7 @@ def figures_of(record: JobRecord) -> dict[str, float]:
 
 def fabric_figures(fabric: FabricRun) -> dict[str, float | None]:
     """busbw: all-reduce's best (bytes/s); latency: of a small one (s); matmul: of the slowest device."""
-    sweeps = _all_reduces(fabric)
+    sweeps = fabric.of("all-reduce")
     latencies = [each.median for each in fabric.latencies]
     products = _products(fabric.matmul)
     return {
@@ -97,7 +98,7 @@ def logs_of(task: Task, record: JobRecord, recipe: Recipe) -> list[JobLog]:
     result = record.result
     base = JobLog(
         task.id, record.outcome, format="muster", hosts=task.hosts, hosts_from="muster", workload=task.entry,
-        recipe=_about(record, recipe), world_size=result.world_size if result else None,
+        recipe=_about(record, recipe), world_size=result.world_size if result else None, family=task.entry,
     )  # fmt: skip
     if record.outcome != "succeeded" or result is None:
         failure, guilty = _failure(record, task)
@@ -155,7 +156,7 @@ def _failure(record: JobRecord, task: Task) -> tuple[str | None, str | None]:
 def _fabric_logs(base: JobLog, fabric: FabricRun) -> list[JobLog]:
     """The largest all-reduce as the job's time, and of what size: a job that had too little time ends with a
     smaller one. Each host's matrix products as a job of it alone."""
-    largest = max(_all_reduces(fabric), key=lambda each: each.bytes, default=None)
+    largest = max(fabric.of("all-reduce"), key=lambda each: each.bytes, default=None)
     logs = [base]
     if largest is not None:
         about = f"{base.workload}, all-reduce of {largest.bytes:,} bytes"
@@ -174,6 +175,7 @@ def _fabric_logs(base: JobLog, fabric: FabricRun) -> list[JobLog]:
                 path=f"{base.path}#{host}",
                 hosts=(host,),
                 workload=f"{base.workload}, matrix products in {slowest.precision}",
+                family=f"{base.family}, matrix products",  # an entry's jobs are counted once
                 recipe=f"{slowest.n} {slowest.device} {slowest.threads} {len(products)}",
                 world_size=None,
                 batch=1.0,
@@ -190,10 +192,6 @@ def _timed(sweep: Sweep | None) -> Measured | None:
         return None
     repeats = len(sweep.time.seconds)
     return Measured(float(repeats), repeats * sweep.time.median, repeats, repeats, None, sweep.time.variation)
-
-
-def _all_reduces(fabric: FabricRun) -> list[Sweep]:
-    return [each for each in fabric.sweeps if each.operation == "all-reduce"]
 
 
 def _products(products: Sequence[Matmul]) -> list[Matmul]:

@@ -6,7 +6,7 @@ import os
 import selectors
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -27,6 +27,7 @@ from muster.store.runfolder import RunFolder
 from muster.supervise.interrupts import interrupts
 
 TURN = 0.25  # seconds between two looks at the clock
+LINGER = 5.0  # seconds in which agents end whose controller was killed; no other job gets their hosts before
 PATIENCE = 60.0  # seconds until a process that was started holds its run, or has ended
 
 
@@ -43,9 +44,13 @@ class Spectator(Protocol):
         """A few times a second."""
 
 
+Grown = Callable[[Mapping[str, JobRecord], Collection[str]], list[Task]]
+
+
 @dataclass
 class Jobs:
-    """All jobs of a bench, and those that are over. `more` gives further ones when it is asked for."""
+    """All jobs of a bench, and those that are over. `grown` gives all that there are once some have ended;
+    `unstarted`: those that could not be started, and why. A bench that goes on tries them again."""
 
     folder: BenchFolder
     inventory: Inventory
@@ -55,67 +60,92 @@ class Jobs:
     at_once: int
     shell: Shell
     spectator: Spectator
-    more: Callable[[Mapping[str, JobRecord]], Sequence[Task]] = lambda done: ()
+    grown: Grown | None = None
+    unstarted: dict[str, MusterError] = field(default_factory=dict)
     children: list[Child] = field(default_factory=list)
+    lingering: list[tuple[float, Task]] = field(default_factory=list)  # until when
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def run(self) -> str | None:
         """Until all are over. -> why they were stopped before that; None: they were not."""
-        try:
-            with interrupts() as wish:
+        with interrupts() as wish:
+            try:
                 while True:
                     if wish.stop:
                         for child in self.children:
                             child.stop(wish.stop)
-                    else:
-                        self._start()
-                    if not self.children:
+                    elif self._start():
+                        continue  # what waited for a job that cannot be started may start
+                    if not self.children and (wish.stop or not self._due()):
                         return wish.stop
                     self._turn()
-        finally:
-            for child in self.children:  # none but after an error
-                child.kill()
-            self.selector.close()
+            finally:
+                self._leave()
 
-    def _start(self) -> None:
-        """Whatever may start now."""
-        self._grow()
-        running = [child.task for child in self.children]
-        for task in startable(self.tasks, self.done, running, self.at_once):
+    def _start(self) -> bool:
+        """Whatever may start now. -> whether a job could not be started."""
+        if self.grown:
+            self.tasks = self.grown(self.done, self.unstarted)
+        now, before = time.monotonic(), len(self.unstarted)
+        self.lingering = [(until, task) for until, task in self.lingering if now < until]
+        running = [*(child.task for child in self.children), *(task for _, task in self.lingering)]
+        over = {*self.done, *self.unstarted}
+        for task in startable(self.tasks, over, running, self.at_once):
             run = self.folder.next_attempt(task.id)
-            try:
-                child = self._child(task, run)
-            except MusterError as error:  # such as no more processes here: this job's alone
-                self._over(task, _not_started(task, self._relative(run), error))
+            child = self._child(task, run)
+            if child is None:
                 continue
             self.children.append(child)
             for pipe in child.pipes:
                 self.selector.register(pipe, selectors.EVENT_READ, child)
             self.spectator.began(task, run.path)
+        return len(self.unstarted) > before
 
-    def _grow(self) -> None:
-        """Another wave, where results ask for one."""
-        self.tasks += self.more(self.done)
+    def _due(self) -> bool:
+        """Whether a job waits for hosts on which agents may still be."""
+        over = {*self.done, *self.unstarted}
+        return bool(self.lingering) and any(task.id not in over for task in self.tasks)
 
-    def _child(self, task: Task, run: RunFolder) -> Child:
+    def _child(self, task: Task, run: RunFolder) -> Child | None:
+        """None: it cannot be started, say for want of processes here. That is this job's alone; where files
+        of the bench cannot be written, all has an end: JobError."""
         by_label = {host.label: host for host in self.inventory.hosts}
         hosts = self.folder.write_hosts(task.id, [by_label[label] for label in task.hosts], self.inventory)
-        recipe = self.recipes[task.entry]
+        argv = command(self.folder.recipe(task.entry), hosts, run, task, self.recipes[task.entry])
         more_files(8 * (len(self.children) + 2))
-        return Child(
-            task,
-            self.shell.start(command(self.folder.recipe(task.entry), hosts, run, task, recipe)),
-            run,
-            self.folder.said(task.id).open("ab"),
-        )
+        log = self.folder.open_log(task.id)
+        try:
+            return Child(task, self.shell.start(argv), run, log)
+        except MusterError as error:
+            log.close()
+            self.unstarted[task.id] = error
+            return None
 
-    def _turn(self) -> None:
+    def _leave(self) -> None:
+        """The end of everything: nothing of the bench may stay behind. Jobs still run after an error alone;
+        they are stopped as by Ctrl-C."""
+        try:
+            for child in self.children:
+                child.stop("the bench has ended")
+            while any(child.process.poll() is None for child in self.children):
+                self._listen()
+        finally:
+            for child in self.children:
+                child.kill()
+            self.selector.close()
+
+    def _listen(self) -> None:
+        """What jobs say, and their clocks."""
         for key, _ in self.selector.select(TURN):
             child: Child = key.data
             if not child.read(key.fileobj):  # type: ignore[arg-type]
                 self.selector.unregister(key.fileobj)
-        for child in list(self.children):
+        for child in self.children:
             child.tick()
+
+    def _turn(self) -> None:
+        self._listen()
+        for child in list(self.children):
             if child.process.poll() is not None:
                 self._reap(child)
         self.spectator.turn(self.children, self.tasks, self.done)
@@ -126,6 +156,8 @@ class Jobs:
                 self.selector.unregister(pipe)
                 child.read(pipe)  # what came between the last look and the end
         self.children.remove(child)
+        if (child.process.poll() or 0) < 0:
+            self.lingering.append((time.monotonic() + LINGER, child.task))
         record = finished(child, self._relative(child.run))
         child.close()
         self._over(child.task, record)
@@ -207,15 +239,13 @@ def _stopped(run: RunFolder, task: Task) -> None:
         time.sleep(0.2)
 
 
-def _not_started(task: Task, relative: str, error: MusterError) -> JobRecord:
-    now = time.time()
-    return JobRecord(
-        job=task.id,
-        outcome="failed",
-        reason=str(error),
-        hint=error.hint,
-        usage=True,
-        run=relative,
-        started=now,
-        ended=now,
-    )
+def not_started(unstarted: Mapping[str, MusterError]) -> list[str]:
+    """Notes about jobs that could not be started: a line per reason."""
+    by_reason: dict[str, list[str]] = {}
+    for job, error in unstarted.items():
+        why = f"{error} (hint: {error.hint})" if error.hint else str(error)
+        by_reason.setdefault(why, []).append(job)
+    return [
+        f"{', '.join(jobs[:4])}{f' and {len(jobs) - 4} more' * (len(jobs) > 4)} could not be started: {why}"
+        for why, jobs in by_reason.items()
+    ]

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from muster.core.devices import CPU
 from muster.core.errors import RunFolderError
 from muster.core.inventory import Host
 from muster.core.job import Job, read_job
 from muster.core.links import Figures, find_link
 from muster.core.machines import Machines
-from muster.core.recipe import recipe_from
+from muster.core.recipe import Recipe, recipe_from
 from muster.core.result import Result
-from muster.planner.learning import Measured, errors, learn
+from muster.planner.learning import Measured, errors, learn, on_host, shows_device
 from muster.planner.learning_links import link_figures
+from muster.planner.learning_padding import as_counted, at_mean_lengths, varies
 from muster.planner.model import whole_config
 from muster.planner.prospect import case_of
 from muster.planner.setting import setting_of
-from muster.planner.steptime import Calibration, Case, key, link_key
-from muster.stages.outlook import NOMINAL, Ground, load_calibration, save_calibration
+from muster.planner.steptime import Calibration, Case, case_key, link_key
+from muster.stages.outlook import Ground, load_calibration, save_calibration
 from muster.stages.settle import tracer
 from muster.store.runfolder import RunFolder
 
@@ -50,21 +52,45 @@ def calibrate(runs: Sequence[RunFolder], link: str | None = None, file: Path | N
         else:
             known = replace(known, links={**known.links, **found})
     measured = [measured_of(run, link) for run in trained]
-    alone = {_device(each) for each in measured if each.case.machines.ranks == 1}
-    for run, each in zip(trained, measured, strict=True):
-        if _device(each) not in alone and _device(each) not in known.efficiency:
-            raise RunFolderError(
-                f"ran on several ranks, and no run on one has shown what a {_device(each)} can do",
-                where=run.id,
-                hint="a run of the same kind on one rank first: --calibrate THAT --calibrate THIS",
-            )
+    cases = {run.id: each.case for run, each in zip(trained, measured, strict=True)}
+    _check_shown(cases, known)
     learned = learn(measured, known)
+    _check_sense(cases, learned)
     saved = save_calibration(learned, file)
     return Learned(learned, saved, tuple(run.id for run in trained), tuple(errors(measured, learned)))
 
 
-def _device(measured: Measured) -> str:
-    return key(measured.case.machines.device.name, measured.case.precision)
+def _check_shown(cases: Mapping[str, Case], known: Calibration) -> None:
+    """Raise RunFolderError for a run on a device of which nothing tells how fast it computes."""
+    shown = {case_key(case) for case in cases.values() if shows_device(case)} | known.efficiency.keys()
+    for run, case in cases.items():
+        if case_key(case) in shown:
+            continue
+        what = "offloads" if case.spread.offload != "none" else "ran on several ranks"
+        kind = "without offload" if case.spread.offload != "none" else "of the same kind on one rank"
+        raise RunFolderError(
+            f"{what}, and no run on one rank has shown what a {case_key(case)} can do by itself",
+            where=run,
+            hint=f"a run {kind} first: --calibrate THAT --calibrate THIS",
+        )
+
+
+def _check_sense(cases: Mapping[str, Case], learned: Calibration) -> None:
+    """Raise RunFolderError where what was learned cannot be so, or nothing was."""
+    for run, case in cases.items():
+        device, name = case.machines.device, case_key(case)
+        if shows_device(case) and device.kind != CPU and learned.efficiency.get(name, 0.0) > 1:
+            raise RunFolderError(
+                f"a {name} would reach {learned.efficiency[name]:.0%} of its stated figures, which none does",
+                where=run,
+                hint="leave it out: its model or its samples are not what they are taken for here",
+            )
+        if on_host(case) and device.name not in learned.hosts:
+            raise RunFolderError(
+                "offloads, and what its host's memory moves could not be told",
+                where=run,
+                hint="a run on one rank with offload, in which the optimizer takes a good part of a step",
+            )
 
 
 def measured_of(run: RunFolder, link: str | None = None) -> Measured:
@@ -76,10 +102,26 @@ def measured_of(run: RunFolder, link: str | None = None) -> Measured:
         )
     if any(report.share is not None for report in result.hosts):
         raise RunFolderError("had unequal shares, which teach nothing about one device", where=run.id)
-    case = _case(job, [place.slots for place in job.placements], _machines(run, result, job, link))
+    recipe = recipe_from(job.recipe)
+    slots = [place.slots for place in job.placements]
+    case = _case(at_mean_lengths(recipe, result), job, slots, _machines(run, result, job, link))
     if case is None:
         raise RunFolderError("trained a model that is not known here", where=run.id)
+    if varies(recipe):
+        case = _as_counted(case, result, run.id)
     return Measured(case, _step_seconds(result, job))
+
+
+def _as_counted(case: Case, result: Result, run: str) -> Case:
+    found = as_counted(case, result)
+    if found is not None:
+        return found
+    why = "they are not those of its mean lengths" if result.flops else "they were not counted"
+    raise RunFolderError(
+        f"padded each batch to its longest sample, and how many operations a step had is not known: {why}",
+        where=run,
+        hint="a run with data.padding=fixed" + ("" if result.flops else ", or with measure.flops=true"),
+    )
 
 
 def link_of(run: RunFolder, link: str | None = None) -> dict[str, Figures] | None:
@@ -104,20 +146,20 @@ def _machines(run: RunFolder, result: Result, job: Job, link: str | None) -> Mac
     ground = Ground(
         {report.host: report.facts for report in result.hosts},
         tuple(Host(place.host, place.slots) for place in job.placements),
-        NOMINAL,
+        Calibration(),
         link=find_link(link) if link else None,
         env=recipe.env,
         threads=recipe.launch.threads,
         one_machine=job.launcher == "local",
+        learning=True,
     )
-    machines = ground.on([place.slots for place in job.placements], job.device)
+    machines = ground.on([place.slots for place in job.placements], job.device, job.precision)
     if machines is None:
         raise RunFolderError("ran on a device or over a link that is not known", where=run.id)
     return machines
 
 
-def _case(job: Job, slots: Sequence[int], machines: Machines) -> Case | None:
-    recipe = recipe_from(job.recipe)
+def _case(recipe: Recipe, job: Job, slots: Sequence[int], machines: Machines) -> Case | None:
     config = whole_config(recipe)
     trace = tracer(recipe, job.precision, job.device, sum(slots))
     setting = setting_of(recipe, config, job.precision, job.device, slots, trace)
@@ -128,6 +170,6 @@ def _case(job: Job, slots: Sequence[int], machines: Machines) -> Case | None:
 
 
 def _step_seconds(result: Result, job: Job) -> float:
-    """The mean of the measured windows: what an epoch is made of."""
+    """The mean of the measured windows: what an epoch is made of. Skipped steps are not in their seconds."""
     assert result.throughput is not None
     return job.batch.global_ / result.throughput.samples_per_second

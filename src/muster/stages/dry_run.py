@@ -6,12 +6,11 @@ import shlex
 from typing import Any
 
 from muster.core.hostlist import fold_hosts
-from muster.core.job import Job, place
 from muster.core.recipes import dump_yaml
 from muster.launchers.base import Home
 from muster.planner.decide import decide
 from muster.stages.inputs import Inputs
-from muster.stages.orders import orders
+from muster.stages.orders import job_of, orders
 from muster.stages.settle import AUTO, first_hosts
 
 FREE_PORT = "<a free port of the first host>"
@@ -25,16 +24,7 @@ def dry_run(inputs: Inputs) -> dict[str, Any]:
     }
     recipe = inputs.recipe
     decided = decide(recipe, inputs.inventory, assumed, one_machine=inputs.launcher.ONE_MACHINE)
-    job = Job(
-        id="<run id>",
-        launcher=inputs.launcher_name,
-        placements=place(list(zip(inputs.inventory.hosts, decided.slots, strict=True))),
-        batch=decided.batch,
-        precision=decided.precision,
-        device=decided.device,
-        recipe=decided.recipe.as_dict(),
-        decisions=decided.decisions,
-    )
+    job = job_of("<run id>", inputs, decided)
     first = job.placements[0]
     address = recipe.launch.address or ("127.0.0.1" if inputs.launcher.ONE_MACHINE else first.host)
     port = recipe.launch.port or FREE_PORT

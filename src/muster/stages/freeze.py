@@ -12,7 +12,7 @@ from typing import Any
 from muster import __version__
 from muster.core.job import Job
 from muster.core.recipes import dump_yaml
-from muster.core.secrets import masked
+from muster.core.secrets import masked, masked_override
 from muster.core.zero import read_user_config
 from muster.stages.agree import Ready
 from muster.stages.inputs import Inputs
@@ -44,7 +44,7 @@ def freeze(run: RunFolder, ready: Ready, inputs: Inputs) -> None:
             "python": platform.python_version(),
             "system": platform.platform(),
             "controller": platform.node(),
-            "argv": sys.argv,
+            "argv": [masked_override(word) for word in sys.argv],
             "versions": _versions(),
             "rank_environment": masked(inputs.env),
         },

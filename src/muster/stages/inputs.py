@@ -12,6 +12,7 @@ from muster.core.data import ImageData, TextData, TextToSqlData
 from muster.core.errors import DataError, RecipeError
 from muster.core.idle import check_idle
 from muster.core.inventory import Inventory, read_inventory
+from muster.core.offload import check_offload
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe, validate
 from muster.core.registry import load_plugin
@@ -52,8 +53,9 @@ def read_inputs(source: str, hosts: str, overrides: list[str], *, waits: bool = 
 
 def check(recipe: Recipe, inventory: Inventory) -> Inputs:
     """The launcher, the environment, and whether recipe and data make sense here."""
-    if inventory.ssh_config and not recipe.launch.ssh_options:
-        options = {"ssh_options": ["-F", inventory.ssh_config]}
+    own = recipe.launch.ssh_options
+    if inventory.ssh_config and not any(word.startswith("-F") for word in own):
+        options = {"ssh_options": ["-F", inventory.ssh_config, *own]}
         recipe = recipe.model_copy(update={"launch": recipe.launch.model_copy(update=options)})
     name = recipe.launch.launcher if recipe.launch.launcher != "auto" else inventory.launcher
     if inventory.launcher == "local" and name != "local":
@@ -85,10 +87,7 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
             where="engine.zero",
             hint="engine.name=deepspeed",
         )
-    if recipe.engine.name == "ddp" and recipe.engine.offload != "none":
-        raise RecipeError(
-            "DDP offloads nothing", where="engine.offload", hint="engine.name=deepspeed or fsdp"
-        )
+    check_offload(recipe)
     if recipe.measure.attention and recipe.train.compile:
         raise RecipeError(
             "torch.compile leaves no attention function to look into",

@@ -13,36 +13,43 @@ from typing import Any
 from muster.core import judged as document
 from muster.judging import Baseline, Class, Judgement, Observation, Settings, Topology, Verdict
 from muster.judging import judge as judge_observations
+from muster.readers._failures import of_hardware
 from muster.readers.base import JobLog
+from muster.stages.ends import SharedEnds, culprits_of, shared_ends
+from muster.stages.onejob import File, files_of, notes_of
 
-# Failures that speak of a host, however many jobs meet them. Others, where most jobs of a work meet the same,
-# are of the work.
-OF_HOSTS = frozenset(
-    ("gpu_hardware", "ssh_permission_denied", "ssh_host_key", "ssh_unreachable", "dns_unresolved", "no_gpu",
-     "driver_too_old", "host_oom_killed", "slurm_oom", "disk_full", "ds_hostfile_unreachable",
-     "slurm_time_or_node", "remote_module_missing", "nofile")
-)  # fmt: skip
-FEWEST = 4  # jobs of a work, of which half fail the same way
+# Why nothing is known of a host that no observation is of.
+AS_MOST = "its jobs ended as most of their work did: nothing is known of it"
+SILENT = "the logs of its jobs tell neither a time nor a failure"
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A log, and what it says to a judge: nothing, where `observation` is None."""
+    """A log, and what it says to a judge: nothing, where `observation` is None. `of`: the path of another
+    that speaks for the same job; `shared`: it ended as most jobs of its work did."""
 
     log: JobLog
     work: str
     observation: Observation | None
+    of: str | None
+    shared: bool
 
 
 def judged(
-    source: str, logs: Sequence[JobLog], settings: Settings, stored: Mapping[Class, Baseline]
+    source: str,
+    logs: Sequence[JobLog],
+    settings: Settings,
+    stored: Mapping[Class, Baseline],
+    switches: Mapping[str, Sequence[str]] | None = None,
 ) -> document.Judged:
-    """The document, from all logs."""
-    shared = _shared(logs)
-    jobs = [_job(log, shared) for log in logs]
+    """The document, from all logs. `switches`: the hosts behind each, where that is known."""
+    files = files_of(logs)
+    shared = shared_ends([each.log for each in files if each.of is None])
+    jobs = [_job(each, shared) for each in files]
+    silent = _silent(jobs)
     observations = [each.observation for each in jobs if each.observation is not None]
     hosts = sorted({host for log in logs for host in log.hosts}, key=_natural)
-    verdict = judge_observations(observations, Topology(tuple(hosts)), settings, stored)
+    verdict = judge_observations(observations, Topology.of(hosts, switches or {}), settings, stored)
     conditions = Counter(each.condition for each in verdict.hosts)
     outcomes = Counter(log.outcome for log in logs)
     return document.Judged(
@@ -50,14 +57,12 @@ def judged(
         slow=settings.slow,
         summary={name: conditions[name] for name in ("fit", "slow", "failing", "unknown")},
         outcomes={name: outcomes[name] for name in ("succeeded", "failed", "timeout", "unreadable")},
-        hosts=[_verdict(each) for each in verdict.hosts],
+        hosts=[_verdict(each, silent.get(each.subject[0])) for each in verdict.hosts],
         links=[_verdict(each) for each in verdict.links],
+        switches=[_of_switch(each, switches or {}) for each in verdict.switches],
         peers=_peers(jobs, verdict),
         jobs=[_entry(each, verdict) for each in jobs],
-        notes=[
-            f"{count} jobs of {work or 'a work'} end the same way ({why}): that says nothing of their hosts"
-            for (work, why), count in sorted(shared.items())
-        ],
+        notes=[*notes_of(files), *shared.notes()],
     )
 
 
@@ -79,14 +84,24 @@ def work_of(log: JobLog) -> str:
     return ", ".join(parts)
 
 
-def _job(log: JobLog, shared: Mapping[tuple[str, str], int]) -> _Job:
-    work = work_of(log)
-    return _Job(log, work, observation_of(log, work, shared))
+def _job(file: File, shared: SharedEnds) -> _Job:
+    work = work_of(file.log)
+    observation = observation_of(file.log, work, shared) if file.of is None else None
+    return _Job(file.log, work, observation, file.of, shared.of(file.log))
 
 
-def observation_of(
-    log: JobLog, work: str, shared: Mapping[tuple[str, str], int] | None = None
-) -> Observation | None:
+def _silent(jobs: Sequence[_Job]) -> dict[str, str]:
+    """Why nothing is known of each host of which there is no observation."""
+    heard = {host for job in jobs if job.observation for host in job.observation.hosts}
+    found: dict[str, str] = {}
+    for job in jobs:
+        for host in job.log.hosts:
+            if host not in heard:
+                found[host] = AS_MOST if job.shared else found.get(host, SILENT)
+    return found
+
+
+def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> Observation | None:
     """What the log says of its hosts; None: nothing. `shared`: ways to end that are the work's."""
     hosts = tuple(dict.fromkeys(log.hosts))
     if not hosts or log.outcome == "unreadable":
@@ -99,29 +114,10 @@ def observation_of(
             if sound
             else None
         )
-    if shared and _why(log) in shared:
+    if shared and shared.of(log):
         return None
-    culprits = (log.failed_host,) if log.failure in OF_HOSTS and log.failed_host in hosts else ()
-    told = tuple(each for each in culprits if each)
-    return Observation(log.path, hosts, None, log.outcome, work, culprits=told)
-
-
-def _why(log: JobLog) -> tuple[str, str]:
-    """(what was trained, how it ended), without the numbers in it."""
-    kind = re.sub(r"[0-9]+", "N", log.reason or "").partition(":")[0][:80]
-    return log.workload or log.format or "", log.failure or kind or log.outcome
-
-
-def _shared(logs: Sequence[JobLog]) -> dict[tuple[str, str], int]:
-    """Ways to end that at least half of the jobs of a work share: something is wrong with the work."""
-    readable = [log for log in logs if log.outcome != "unreadable"]
-    total = Counter(_why(log)[0] for log in readable)
-    ended = Counter(
-        _why(log) for log in readable if log.outcome != "succeeded" and log.failure not in OF_HOSTS
-    )
-    return {
-        why: count for why, count in ended.items() if total[why[0]] >= FEWEST and 2 * count >= total[why[0]]
-    }
+    broken = of_hardware(log.failure, log.reason)
+    return Observation(log.path, hosts, None, log.outcome, work, culprits=culprits_of(log), hardware=broken)
 
 
 def _peers(jobs: Sequence[_Job], verdict: Judgement) -> list[document.Peers]:
@@ -143,17 +139,18 @@ def _peers(jobs: Sequence[_Job], verdict: Judgement) -> list[document.Peers]:
 
 def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
     log, figures = job.log, job.log.measured
+    timed = figures is not None and figures.timed
     base = verdict.baselines.get(Class(job.work, len(dict.fromkeys(log.hosts))))
     told = job.observation
     slower = told.seconds / base.seconds - 1 if told and told.seconds and base else None
     measured: dict[str, Any] = {}
     if figures:
         measured = {
-            "measured_samples": figures.samples,
-            "measured_seconds": figures.seconds,
+            "measured_samples": figures.samples if timed else None,
+            "measured_seconds": figures.seconds if timed else None,
             "windows": figures.windows,
             "variation": figures.variation,
-            "tokens_per_second": figures.tokens / figures.seconds if figures.tokens else None,
+            "tokens_per_second": figures.tokens / figures.seconds if timed and figures.tokens else None,
         }
     return document.JobEntry(
         job=log.path,
@@ -175,12 +172,13 @@ def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
         memory=log.memory,
         slower=slower,
         judged=told is not None,
-        notes=list(log.notes),
+        notes=[*log.notes, *([f"of the same job as {job.of}, which speaks for it"] if job.of else [])],
         **measured,
     )
 
 
-def _verdict(each: Verdict) -> document.Verdict:
+def _verdict(each: Verdict, silent: str | None = None) -> document.Verdict:
+    """`silent`: why there is no observation of the host."""
     return document.Verdict(
         hosts=list(each.subject),
         condition=each.condition,
@@ -189,11 +187,16 @@ def _verdict(each: Verdict) -> document.Verdict:
         within=each.within,
         at_most=each.at_most,
         confidence=each.confidence,
-        reason=each.reason,
+        reason=silent or each.reason,
         evidence=[
             document.Evidence(job=one.job, peers=list(one.peers), slower=one.slower) for one in each.evidence
         ],
     )
+
+
+def _of_switch(each: Verdict, switches: Mapping[str, Sequence[str]]) -> document.Verdict:
+    (name,) = each.subject
+    return _verdict(each).model_copy(update={"hosts": list(switches[name]), "switch": name})
 
 
 def _natural(name: str) -> str:

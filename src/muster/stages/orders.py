@@ -11,26 +11,51 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from muster.core.job import Job, Placement
+from muster.core.job import Job, Placement, place
 from muster.core.recipe import Recipe
 from muster.core.zero import deepspeed_config
 from muster.planner.decide import Decided
+from muster.stages.inputs import Inputs
+from muster.store.runfolder import name_elsewhere
 
 FREE_PORT = 0
 _SHIPPED = ("core", "store", "worker")  # what a rank imports
 
 
+def job_of(run_id: str, inputs: Inputs, decided: Decided) -> Job:
+    """The job as it was decided, on the hosts in their order."""
+    return Job(
+        id=run_id,
+        launcher=inputs.launcher_name,
+        placements=place(list(zip(inputs.inventory.hosts, decided.slots, strict=True))),
+        batch=decided.batch,
+        precision=decided.precision,
+        device=decided.device,
+        recipe=decided.recipe.as_dict(),
+        decisions=decided.decisions,
+    )
+
+
 def greeting(
-    recipe: Recipe, places: tuple[Placement, ...], *, run_dir: Path, nonce: str, job_id: str, attempt: int
+    recipe: Recipe,
+    places: tuple[Placement, ...],
+    *,
+    run_dir: Path,
+    nonce: str,
+    job_id: str,
+    attempt: int,
+    mark: str | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Per host, what its agent must know before it can say what it has."""
+    """Per host, what its agent must know before it can say what it has. `mark`: the run's; None: its name is
+    no other's."""
     launch = recipe.launch
+    workdir = (launch.workdir or "~/.cache/muster").rstrip("/")
     return {
         place.host: {
             "run_root": str(run_dir.parent),
             "run_dir": str(run_dir),
             "nonce": nonce,
-            "workdir": f"{(launch.workdir or '~/.cache/muster').rstrip('/')}/{run_dir.name}",
+            "workdir": f"{workdir}/{name_elsewhere(run_dir.name, mark)}",
             "node_rank": index,
             "port": launch.port or FREE_PORT,
             "python": launch.python,
@@ -75,7 +100,8 @@ def orders(
 
 
 def torchrun_argv(job: Job, index: int, address: str, port: int | str) -> list[str]:
-    """The command of one host; the agent puts its interpreter for {python}."""
+    """The command of one host; the agent puts its interpreter for {python}, and for {folder} one that is gone
+    when the job is: without it torchrun leaves an empty one in /tmp at every start."""
     return [
         "{python}", "-m", "torch.distributed.run",
         "--nnodes", str(len(job.placements)),
@@ -84,6 +110,7 @@ def torchrun_argv(job: Job, index: int, address: str, port: int | str) -> list[s
         "--max-restarts", "0",
         "--master-addr", address,
         "--master-port", str(port),
+        "--log-dir", "{folder}",
         "-m", "muster.worker",
     ]  # fmt: skip
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, model_validator
 
 from muster.core.data import TextToSqlData
-from muster.core.devices import CPU, Device
+from muster.core.devices import CPU, Device, plain_name
 from muster.core.errors import UsageError
 from muster.core.inventory import Host, Inventory
 from muster.core.links import Figures, Link, find_link, named
@@ -22,12 +23,11 @@ from muster.planner.advice import epoch_samples
 from muster.planner.choose import Timer
 from muster.planner.fit import Setting
 from muster.planner.prospect import Outlook, machines_from, slowest_link, timed
-from muster.planner.steptime import HOST_BANDWIDTH, Calibration, Step
+from muster.planner.steptime import Calibration, Step, key
 from muster.stages.inputs import Inputs
 from muster.store.atomic import write_json
 from muster.store.records import find_data, read_records
 
-NOMINAL = Calibration(efficiency={f"{CPU} fp32": 1.0})  # CPUs count, too
 CPU_PEAK = 1e11  # operations/s of a thread, nominal: a calibration says which share of it is reached
 Facts = Mapping[str, Mapping[str, Any]]
 
@@ -45,7 +45,8 @@ class Told:
 @dataclass(frozen=True)
 class Ground:
     """What a job would run on, real or not. `machines`: those that are not there; None: the hosts' own, by
-    what they say. `env`: the ranks' variables; `threads`: of each rank, where the recipe says."""
+    what they say. `env`: the ranks' variables; `threads`: of each rank, where the recipe says; `learning`:
+    CPUs are known without a calibration as well."""
 
     facts: Facts
     hosts: tuple[Host, ...]
@@ -55,6 +56,7 @@ class Ground:
     env: Mapping[str, str] = field(default_factory=dict)
     threads: int | None = None
     one_machine: bool = False
+    learning: bool = False
 
     def of(self, hosts: tuple[Host, ...]) -> Ground:
         """The same, of some of its hosts."""
@@ -62,23 +64,27 @@ class Ground:
         machines = self.machines.on(len(hosts)) if self.machines else None
         return replace(self, hosts=hosts, facts=facts, machines=machines)
 
-    def on(self, slots: Sequence[int], device: str) -> Machines | None:
-        """The machines that a step's time rests on, the slowest counting for all; None: not known. CPUs are
-        known where a calibration has them."""
+    def on(self, slots: Sequence[int], device: str, precision: str) -> Machines | None:
+        """The machines that a step's time rests on, the slowest in this precision counting for all; None: not
+        known. CPUs are known where a calibration has their model."""
         if self.machines is not None:
             return self.machines if self.machines.device.kind == device else None
         if device == CPU:
-            measured = any(name.startswith(f"{CPU} ") for name in self.known.efficiency)
-            return self._cpus(slots) if measured else None
+            cpus = self._cpus(slots)
+            known = cpus is not None and key(cpus.device.name, precision) in self.known.efficiency
+            return cpus if known or self.learning else None
         facts = self.facts
         if self.link is not None:
             network = {"megabits": self.link.stated * 8 / 1e6}
             facts = {host: {**about, "network": network} for host, about in facts.items()}
-        found = machines_from(facts, self.hosts, slots, self.env)
+        found = machines_from(facts, self.hosts, slots, self.env, precision, shared=self.one_machine)
         return found if found is None or found.link is None else found.over(self.link or found.link)
 
     def _cpus(self, slots: Sequence[int]) -> Machines | None:
-        """CPUs at a nominal peak for each thread; None where hosts do not say how they are linked."""
+        """CPUs at a nominal peak for each thread, by their model: which share they reach is known of one
+        model at a time, and of none where hosts differ. None where hosts do not say how they are linked."""
+        models = {self.facts[host.label].get("processor") for host in self.hosts}
+        name = CPU if models == {None} else f"{CPU} {' + '.join(sorted(each or '?' for each in models))}"
         sharing = sum(slots) if self.one_machine else None
         threads = self.threads or min(
             max(1, int(self.facts[host.label].get("cores") or 1) // (sharing or count))
@@ -91,13 +97,14 @@ class Ground:
         if several and link is None:
             return None
         peak = CPU_PEAK * threads
-        device = Device(CPU, {"fp32": peak, "bf16": peak, "fp16": peak}, source="nominal")
-        return machines_of(device, max(slots), len(self.hosts), link if several else None)
+        device = Device(name, {"fp32": peak, "bf16": peak, "fp16": peak}, source="nominal")
+        made = machines_of(device, hosts=len(self.hosts), link=link if several else None)
+        return made.with_slots(slots)
 
     def clock(self, slots: Sequence[int], device: str) -> Timer:
         """How `decide` learns what a step takes, once it knows slots and device."""
-        outlook = Outlook(self.on(slots, device), self.known)
-        return lambda setting: _or_none(setting, outlook)
+        on = cache(partial(self.on, slots, device))
+        return lambda setting: _or_none(setting, Outlook(on(setting.precision), self.known))
 
 
 def ground_of(inputs: Inputs, facts: Facts, told: Told, known: Calibration) -> Ground:
@@ -116,9 +123,10 @@ def ground_of(inputs: Inputs, facts: Facts, told: Told, known: Calibration) -> G
 def hypothetical(machines: Machines, source: str, host_memory: int | None) -> tuple[Inventory, Facts]:
     """Hosts that are not there, as an inventory and what they would say of themselves."""
     device = machines.device
-    name = "".join(c if c.isalnum() else "-" for c in device.name).strip("-") or "host"
+    plain = plain_name(device.name)
+    name = "".join(c if c.isalnum() else "-" for c in plain).strip("-") or "host"
     hosts = tuple(Host(f"{name}-{i + 1}", machines.per_host) for i in range(machines.hosts))
-    gpu = {"name": device.name, "memory_total": device.memory, "capability": device.able}
+    gpu = {"name": plain, "memory_total": device.memory, "capability": device.able}
     cpus = device.memory * machines.per_host if device.memory else None  # a device is a rank's part
     about: dict[str, Any] = {
         "gpus": [gpu] * machines.per_host if device.kind != CPU else [],
@@ -164,7 +172,8 @@ def calibration_file() -> Path:
 
 
 class _Kept(BaseModel):
-    """The file: figures are positive, or what they say would be nonsense."""
+    """The file: figures are positive, or what they say would be nonsense. `overhead` and `host_bandwidth` of
+    earlier versions were never learned."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -172,8 +181,14 @@ class _Kept(BaseModel):
     fixed: dict[str, NonNegativeFloat] = {}
     engines: dict[str, tuple[NonNegativeFloat, NonNegativeFloat]] = {}
     links: dict[str, Figures] = {}
-    overhead: NonNegativeFloat = 0.0
-    host_bandwidth: PositiveFloat = HOST_BANDWIDTH
+    hosts: dict[str, PositiveFloat] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_was_never_learned(cls, found: Any) -> Any:
+        if not isinstance(found, dict):
+            return found
+        return {name: value for name, value in found.items() if name not in ("overhead", "host_bandwidth")}
 
 
 def load_calibration(file: Path | None = None) -> Calibration:

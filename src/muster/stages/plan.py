@@ -25,7 +25,8 @@ from muster.planner.hosts import Chosen
 from muster.planner.model import check_closed_form, model_notes, whole_config
 from muster.planner.prospect import Outlook, plan_of
 from muster.planner.remedies import remedies
-from muster.planner.setting import why_unknown
+from muster.planner.setting import lengths_of, why_unknown
+from muster.planner.sizing import said_of
 from muster.planner.steptime import Calibration
 from muster.shell import RealShell, Shell
 from muster.stages.inputs import Inputs, absolute, check
@@ -114,9 +115,9 @@ def hosts_first(inputs: Inputs, shell: Shell) -> tuple[Inputs, Chosen | None]:
 def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> tuple[Decided, Plan | None]:
     """What `train` does before it starts: everything decided, and the plan. None: nothing is trained.
 
-    The model is traced only where memory is tight by the closed forms, or a time can be told: tracing takes
-    seconds. `chosen`: the hosts, of more that were given. Raises UsageError where nothing can work, or the
-    job cannot fit.
+    Tracing takes seconds: it is done where memory is tight by the closed forms, where there are none for the
+    model, and where a time can be told. `chosen`: the hosts, of more that were given. Raises UsageError where
+    nothing can work, or the job cannot fit.
     """
     if not inputs.recipe.trains:
         one_machine = inputs.launcher.ONE_MACHINE
@@ -159,7 +160,17 @@ def _attempt(
     samples = told.samples or (samples_of(decided.recipe) if settled.machines is not None else None)
     outlook = Outlook(settled.machines, ground.known, samples, told.price, settled.reach)
     made = plan_of(decided.recipe, decided.setting, decided.room, outlook, start)
-    return Planned(made, decided, chosen), settled.refused
+    return Planned(_with_cost_note(made, told), decided, chosen), settled.refused
+
+
+def _with_cost_note(made: Plan, told: Told) -> Plan:
+    """Why there is no cost, where a price was given."""
+    if told.price is None or (made.time is not None and made.time.cost is not None):
+        return made
+    why = "that takes a time, which is not known here"
+    if made.time is not None:
+        why = "how many samples an epoch has is not known here; --samples N says it"
+    return made.model_copy(update={"notes": [*made.notes, f"no cost: {why}"]})
 
 
 def _with_hosts(decided: Decided, chosen: Chosen | None) -> Decided:
@@ -168,11 +179,15 @@ def _with_hosts(decided: Decided, chosen: Chosen | None) -> Decided:
 
 
 def _tight(decided: Decided) -> bool:
-    """Whether a rank needs so much of its room that a closed form is not enough."""
+    """Whether a rank needs so much of its room that a closed form is not enough, or there is none and the
+    model can be traced."""
     setting, room = decided.setting, decided.room
-    found = need(setting) if setting is not None else None
-    if setting is None or found is None or room.device is None:
+    if room.device is None:
         return False
+    found = need(setting) if setting is not None else None
+    if found is None:
+        config = whole_config(decided.recipe)
+        return config is not None and lengths_of(decided.recipe, config) is not None
     host = sum(found.host.values()) > TIGHT * room.host if room.host else False
     return sum(found.device.values()) > TIGHT * room.device or host
 
@@ -193,6 +208,9 @@ def _begun(inputs: Inputs, settled: Settled, decided: Decided, chosen: Chosen | 
     recipe, setting, batch = decided.recipe, decided.setting, decided.batch
     stage = f" ZeRO-{setting.stage}" if setting and recipe.engine.name == "deepspeed" else ""
     name = recipe.model.name or "the model"
+    ways = []
+    if settled.refused and setting:
+        ways = remedies(setting, decided.room, name, said_of(recipe, whole_config(recipe)))
     compared = chosen.candidates if chosen and chosen.candidates else decided.candidates
     return Plan(
         model=recipe.model.name,
@@ -206,7 +224,7 @@ def _begun(inputs: Inputs, settled: Settled, decided: Decided, chosen: Chosen | 
         batch={"micro": batch.micro, "accumulation": batch.accumulation, "global": batch.global_},
         candidates=list(compared) if len(compared) > 1 else [],
         decisions=[{"field": d.field, "value": d.value, "why": d.why} for d in decided.decisions],
-        would_fit=remedies(setting, decided.room, name) if settled.refused and setting else [],
+        would_fit=ways,
         notes=_notes(decided, settled.machines),
     )
 
@@ -217,6 +235,10 @@ def _notes(decided: Decided, machines: Machines | None) -> list[str]:
         notes.append(f"{why_unknown(decided.recipe)}: neither memory nor time can be told")
     elif setting.trace is None:
         notes.append("the model was not traced: its activations are of a closed form, off by -18 to +37 %")
+    if setting is not None and setting.disk.holds != "none":
+        notes.append(
+            "what goes to a disk, and its buffers, are counted by DeepSpeed's source, never measured"
+        )
     notes += model_notes(decided.recipe)
     if device == "cuda" and decided.room.host is None and setting is not None:
         notes.append("whether hosts have the memory was not checked: --host-memory says what they have")

@@ -36,7 +36,8 @@ class Recorder:
         self.board.close()
 
     def record(self, event: events.Event) -> None:
-        """Append an event, then show it."""
+        """Append an event with the time of its arrival, then show it."""
+        event = event.model_copy(update={"heard": time.time()})
         self._events.write(events.to_line(event) + "\n")
         self._events.flush()
         self.folder.add(event)

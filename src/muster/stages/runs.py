@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.core.bench import Bench
+from muster.core.bench import BenchHead
 from muster.core.errors import MusterError, RunFolderError
 from muster.core.result import Result
 from muster.stages.slurm_queue import cancel, waits, whereabouts
@@ -38,12 +38,13 @@ def ls(root: Path, where: str | None = None) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class BenchRow:
-    """A bench as `muster ls` tells it. `done` of `jobs` are over; `verdicts`: hosts by verdict, where it has
-    come to some."""
+    """A bench as `muster ls` tells it. `done` of `jobs` are over; `running`: a process works on it;
+    `verdicts`: hosts by verdict, where it has come to some."""
 
     bench: BenchFolder
     jobs: int
     done: int
+    running: bool
     complete: bool
     verdicts: dict[str, int]
 
@@ -54,12 +55,15 @@ def benches(root: Path) -> list[BenchRow]:
     for folder in list_benches(root):
         try:
             jobs = [str(each["id"]) for each in folder.read_schedule()["jobs"]]
-            found = Bench.model_validate_json(folder.bench.read_bytes()) if folder.bench.exists() else None
+            found = (
+                BenchHead.model_validate_json(folder.bench.read_bytes()) if folder.bench.exists() else None
+            )
         except (RunFolderError, OSError, ValueError, LookupError, TypeError):
             continue
         done = sum(folder.record(job).exists() for job in jobs)
         verdicts = {str(name): count for name, count in found.summary.items() if count} if found else {}
-        rows.append(BenchRow(folder, len(jobs), done, found is not None and found.complete, verdicts))
+        complete = found is not None and found.complete
+        rows.append(BenchRow(folder, len(jobs), done, folder.busy(), complete, verdicts))
     return rows
 
 

@@ -63,9 +63,10 @@ def settle(inputs: Inputs, ground: Ground, with_tracer: Tracer) -> Settled:
     given = inputs.inventory.hosts
     if inputs.recipe.launch.hosts != AUTO:
         decided, refused = decided_for(inputs, ground, with_tracer)
-        return Settled(decided, refused, ground.on(decided.slots, decided.device), len(given))
+        machines = ground.on(decided.slots, decided.device, decided.precision)
+        return Settled(decided, refused, machines, len(given))
     device = inputs.recipe.launch.device
-    ordered = by_speed(given, ground.facts, device, ground.env)
+    ordered = by_speed(given, ground.facts, device, ground.env, inputs.recipe.precision)
     ranks = [ranks_of(host, ground.facts[host.label], device) for host in ordered]
     trials = []
     for number in numbers(inputs.recipe, ranks):
@@ -79,15 +80,17 @@ def settle(inputs: Inputs, ground: Ground, with_tracer: Tracer) -> Settled:
             trials.append(Trial(some, None, error))
     taken, chosen = pick(trials, given)
     assert taken.decided is not None
-    machines = ground.of(taken.hosts).on(taken.decided.slots, taken.decided.device)
+    precision = taken.decided.precision
+    machines = ground.of(taken.hosts).on(taken.decided.slots, taken.decided.device, precision)
     in_order = [ranks_of(host, ground.facts[host.label], device) for host in given]
-    machines, reach = _beside(machines, ground.on(in_order, taken.decided.device))
+    machines, reach = _beside(machines, ground.on(in_order, taken.decided.device, precision))
     return Settled(taken.decided, taken.refused, machines, reach, chosen)
 
 
 def _beside(machines: Machines | None, whole: Machines | None) -> tuple[Machines | None, int]:
     """The chosen machines as a part of all, and how many hosts there are like them: none but themselves where
-    the others are slower. A single host has the link to the others that it leaves idle."""
+    the others are slower, or not all have as many slots. A single host has the link to the others that it
+    leaves idle."""
     if machines is None:
         return None, 1
     alike = whole is not None and replace(whole, hosts=machines.hosts, link=machines.link) == machines

@@ -6,6 +6,8 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from muster.core.errors import InventoryError, JobError, RunFolderError
@@ -23,7 +25,7 @@ from muster.stages.plan import hosts_first, promised
 from muster.stages.recorder import Recorder, Watcher
 from muster.store import events
 from muster.store.atomic import write_json, write_text
-from muster.store.runfolder import Claim, RunFolder
+from muster.store.runfolder import Claim, RunFolder, new_mark
 from muster.supervise.cause import judge_outcome
 from muster.supervise.fetch import fetch_model, fetch_profiles
 from muster.supervise.fold import make_result
@@ -63,16 +65,8 @@ def train(
     inputs, chosen = hosts_first(inputs, shell)
     places = place([(host, host.slots or 1) for host in inputs.inventory.hosts])
     nonce = f".muster-{secrets.token_hex(8)}"
-    mark = run.path.parent / nonce  # hosts that see it share this file system
-    try:
-        run.path.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
-    except OSError as error:
-        raise RunFolderError(
-            f"cannot be written: {error.strerror}",
-            where=str(run.path.parent),
-            hint="choose another --output or --runs",
-        ) from None
+    mark = run.mark if attempt.resume else new_mark()
+    sign = _leave(run.path.parent / nonce)
     try:
         with Supervisor(places, inputs.launcher, inputs.recipe.launch, run.id, shell) as supervisor:
             facts = supervisor.greet(
@@ -83,16 +77,31 @@ def train(
                     nonce=nonce,
                     job_id=run.id,
                     attempt=attempt.number,
+                    mark=mark,
                 )
             )
-            ready = agree(inputs, run, facts, attempt, chosen)
+            ready = supervisor.meanwhile(partial(agree, inputs, run, facts, attempt, chosen))
             if not attempt.resume:
-                run.create(ticket)
+                run.create(ticket, mark)
             with claim or run.claim(os.environ.get("SLURM_JOB_ID")) as held:
                 note_batch_job(run, ticket)
                 return _run(inputs, run, held, supervisor, ready, facts, watch, announce, shell)
     finally:
-        mark.unlink(missing_ok=True)
+        sign.unlink(missing_ok=True)
+
+
+def _leave(sign: Path) -> Path:
+    """Beside the run folder: hosts that see the sign share this file system. Raises RunFolderError."""
+    try:
+        sign.parent.mkdir(parents=True, exist_ok=True)
+        sign.touch()
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot be written: {error.strerror}",
+            where=str(sign.parent),
+            hint="choose another --output or --runs",
+        ) from None
+    return sign
 
 
 def note_batch_job(run: RunFolder, ticket: str | None) -> None:

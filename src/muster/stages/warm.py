@@ -22,6 +22,7 @@ from muster.planner.model import is_t5, model_config
 from muster.shell import Process, Shell
 from muster.stages.inputs import Inputs
 from muster.store.atomic import write_text
+from muster.store.runfolder import RunFolder
 from muster.supervise.provisioning import Progress, Remote, Steps
 
 FOLDERS = {"TORCH_EXTENSIONS_DIR": "torch_extensions", "TRITON_CACHE_DIR": "triton"}
@@ -77,6 +78,7 @@ def warm_recipe(inputs: Inputs, use: list[str], cache: str, timeout: float) -> d
         data["model"]["init"] = "random"
         data["model"]["config"] = {**(recipe.model.config or {}), **layers}
     data["launch"] |= {"workdir": f"{cache}/warm", "port": None, "address": None, "timeout": timeout}
+    data["launch"]["hosts"] = None  # it runs on each of them alone
     if not inputs.launcher.ONE_MACHINE:
         data["launch"]["launcher"] = inputs.launcher_name
     return data
@@ -130,7 +132,7 @@ class Warmer:
             yield from self._train(host, name)
         finally:
             self.running -= 1
-        yield from remote.ask("remove", name=name)
+        yield from remote.ask("remove", name=RunFolder(self.folder / name).elsewhere)
         yield from remote.ask("note", marker=marker, content={"digest": digest})
         seconds = time.monotonic() - began
         return {"status": "warmed", "seconds": seconds, "stale_locks": unlocked["removed"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import re
@@ -11,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from muster.core.bench import JobRecord
-from muster.core.errors import RunFolderError
+from muster.core.errors import JobError, RunFolderError
 from muster.core.inventory import Host, Inventory, inventory_document
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder
@@ -50,6 +51,11 @@ class BenchFolder:
     def inspection(self) -> Path:
         """What was found before the first job."""
         return self.path / "inspection.json"
+
+    @property
+    def baseline(self) -> Path:
+        """A copy of what an earlier bench found normal. Not there: there was none to begin with."""
+        return self.path / "baseline.json"
 
     @property
     def bench(self) -> Path:
@@ -128,27 +134,63 @@ class BenchFolder:
             raise RunFolderError(f"cannot be written: {error.strerror}", where=str(self.path)) from None
         with lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(lock, fcntl.LOCK_EX, tries=3)  # `busy` has it for a moment
             except BlockingIOError:
                 raise RunFolderError(
                     "another process works on this bench", where=self.id, hint="end that one first"
                 ) from None
-            except OSError:
-                pass  # a file system without locks
             yield
 
-    def write_recipe(self, entry: str, text: str, *, private: bool) -> None:
-        """Freeze an entry's recipe. `private`: it holds an environment."""
-        write_text(self.recipe(entry), text, private=private)
+    def busy(self) -> bool:
+        """Whether a process works on this bench now, as far as the file system can tell."""
+        try:
+            with (self.path / "bench.lock").open() as lock:
+                _lock(lock, fcntl.LOCK_SH)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass  # nobody ever did, or its lock cannot be read
+        return False
+
+    def write(self, path: Path, text: str, *, private: bool = False) -> None:
+        """A file of this folder, whole. Raises JobError."""
+        try:
+            write_text(path, text, private=private)
+        except OSError as error:
+            raise self._unwritten(path, error) from None
+
+    def write_data(self, path: Path, data: Any) -> None:
+        """The same as JSON."""
+        try:
+            write_json(path, data)
+        except OSError as error:
+            raise self._unwritten(path, error) from None
+
+    def open_log(self, job: str) -> IO[bytes]:
+        """What `muster train` says goes behind what it said before. Raises JobError."""
+        try:
+            return self.said(job).open("ab")
+        except OSError as error:
+            raise self._unwritten(self.said(job), error) from None
+
+    def _unwritten(self, path: Path, error: OSError) -> JobError:
+        go_on = f"`muster bench --continue {self.path}`"
+        again = go_on if self.schedule.exists() else "begin again with another --output"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return JobError(
+            f"cannot be written: {error.strerror or error}",
+            where=str(path),
+            hint=f"{'make room' if full else 'mend that'}, then {again}",
+        )
 
     def write_hosts(self, job: str, hosts: Sequence[Host], inventory: Inventory) -> Path:
         """The job's hosts as an inventory: slots, logins and the way to reach them stay as they are."""
-        write_json(self.hosts(job), inventory_document(hosts, inventory.launcher, inventory.ssh_config))
+        self.write_data(self.hosts(job), inventory_document(hosts, inventory.launcher, inventory.ssh_config))
         return self.hosts(job)
 
     def write_record(self, record: JobRecord) -> None:
         """From now on the job is not run again."""
-        write_json(self.record(record.job), record.model_dump(mode="json"))
+        self.write_data(self.record(record.job), record.model_dump(mode="json"))
 
     def records(self, jobs: Sequence[str]) -> dict[str, JobRecord]:
         """The finished ones of these jobs. Raises RunFolderError for a damaged file."""
@@ -169,7 +211,7 @@ class BenchFolder:
 
     def write_schedule(self, data: Mapping[str, Any]) -> None:
         """Hosts and jobs."""
-        write_json(self.schedule, dict(data))
+        self.write_data(self.schedule, dict(data))
 
     def read_schedule(self) -> dict[str, Any]:
         """What was written. Raises RunFolderError where this is no bench's folder."""
@@ -184,6 +226,21 @@ class BenchFolder:
         if not isinstance(data, dict):
             raise RunFolderError("is not a schedule", where=str(self.schedule))
         return data
+
+
+def _lock(file: IO[str], kind: int, tries: int = 1) -> None:
+    """Until the file is closed. Raises BlockingIOError where another process has it. Nothing is locked on a
+    file system without locks."""
+    for left in reversed(range(tries)):
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(0.05)
+        except OSError:
+            return
 
 
 def list_benches(root: Path) -> list[BenchFolder]:

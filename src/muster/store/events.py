@@ -1,14 +1,14 @@
 """The event schema, version 1: the only source for metrics. One JSON object per line.
 
 Ranks write theirs to their own file; the agent forwards the lines and adds its own; the controller appends
-all
-to events.jsonl. Every event has: v, kind, time (Unix), attempt, host, rank (None: the host or the
-controller).
+all to events.jsonl. Every event has: v, kind, time (Unix, by its own host's clock), attempt, host, rank
+(None: the host or the controller), heard.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 VERSION = 1
+_NOT_UTF8 = re.compile("[\ud800-\udfff]")  # how Python holds the bytes of a file name that is not UTF-8
 
 
 class _Event(BaseModel):
@@ -25,6 +26,14 @@ class _Event(BaseModel):
     attempt: int = 1
     host: str | None = None
     rank: int | None = None
+    heard: float | None = Field(
+        None, description="when the controller had it, by its clock; hosts' clocks need not agree with that"
+    )
+
+    @property
+    def arrived(self) -> float:
+        """`heard`; of files from before there was one, the host's own time."""
+        return self.time if self.heard is None else self.heard
 
 
 class HostFacts(_Event):
@@ -280,8 +289,10 @@ def parse_event(line: str | bytes) -> Event:
 
 
 def to_line(event: Event) -> str:
-    """One event -> one line, without the newline."""
-    return json.dumps(event.model_dump(mode="json", exclude_none=False), ensure_ascii=False)
+    """One event -> one line, without the newline. What is not UTF-8 in a text is spelt out, as logs do."""
+    line = json.dumps(event.model_dump(mode="json", exclude_none=False), ensure_ascii=False)
+    # \\udce9 and not \udce9: readers of JSON refuse an escape of half a character.
+    return _NOT_UTF8.sub(lambda found: "\\" + ascii(found[0])[1:-1], line)
 
 
 def read_events(path: Path) -> Iterator[Event]:

@@ -16,7 +16,7 @@ from typing import IO, Any
 from muster.core.errors import RunFolderError
 from muster.core.near import did_you_mean
 from muster.core.result import Result
-from muster.store.atomic import write_json
+from muster.store.atomic import write_json, write_text
 
 DEFAULT_ROOT = Path("runs")
 _MARKS = ("submission.json", "job.json")  # a folder with one of them is a run's
@@ -50,6 +50,16 @@ class Claim:
                 self.sign.touch()
 
 
+def new_mark() -> str:
+    """What tells a run from others of its name on hosts with disks of their own."""
+    return secrets.token_hex(4)
+
+
+def name_elsewhere(name: str, mark: str | None) -> str:
+    """What a run's folder is called on hosts that do not see it, where others of its name may have been."""
+    return f"{name}-{mark}" if mark else name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths of one run. Nothing is created until `create`."""
@@ -60,6 +70,25 @@ class RunFolder:
     def id(self) -> str:
         """The run's name: that of its folder."""
         return self.path.name
+
+    @property
+    def mark(self) -> str | None:
+        """What the run was marked with when it was made; None: not made yet, or before there were marks."""
+        try:
+            return self._mark.read_text(encoding="utf-8").strip() or None
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"cannot be read: {error}", where=str(self._mark)) from None
+
+    @property
+    def elsewhere(self) -> str:
+        """The name of its folder below `launch.workdir`, on hosts with disks of their own."""
+        return name_elsewhere(self.id, self.mark)
+
+    @property
+    def _mark(self) -> Path:
+        return self.path / "mark"
 
     @property
     def recipe(self) -> Path:
@@ -179,10 +208,11 @@ class RunFolder:
         """What a rank printed."""
         return self.logs / f"{_safe(host)}.rank{rank}.log"
 
-    def create(self, ticket: str | None = None) -> None:
+    def create(self, ticket: str | None = None, mark: str | None = None) -> None:
         """Make the folder. Raises RunFolderError where it is there already or cannot be made.
 
         `ticket`: of the batch job that this is; a folder that was made for that job is its own.
+        `mark`: by which hosts with disks of their own were told to name what they keep of this run.
         """
         try:
             if not self.job.exists() and self.waits_for(ticket):
@@ -190,6 +220,8 @@ class RunFolder:
             else:
                 self.path.mkdir(parents=True, exist_ok=False)
                 self.logs.mkdir()
+            if mark:
+                write_text(self._mark, f"{mark}\n")
         except FileExistsError:
             raise RunFolderError(
                 "is already there, and a run never writes over another",

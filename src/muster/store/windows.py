@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from muster.store import events
@@ -10,27 +11,38 @@ Windows = Sequence[Sequence[events.Window]]  # of the same steps, one of each ra
 
 
 def measured(windows: Windows, warmup: int, world_size: int) -> list[Sequence[events.Window]]:
-    """The windows that figures rest on: those after the warm-up.
+    """The windows that figures rest on: those after the warm-up of their attempt, as every attempt starts its
+    devices and compiles anew.
 
-    The warm-up is at most a third of the steps, and never the last window. A window counts only where every
-    rank told of it, and no profiler ran.
+    A warm-up is at most a third of an attempt's steps. Where nothing would be left, the last window stands. A
+    window counts only where every rank told of it, and no profiler ran.
     """
     whole = [each for each in windows if len(each) == world_size]
     plain = [each for each in whole if not each[0].profiled]
-    skip = min(warmup, sum(each[0].steps for each in plain) // 3)
-    chosen, passed = [], 0
+    steps: dict[int, int] = defaultdict(int)
+    for each in plain:
+        steps[each[0].attempt] += each[0].steps
+    chosen, passed = [], defaultdict[int, int](int)
     for each in whole:
-        if not each[0].profiled and (passed >= skip or each is plain[-1]):
+        attempt = each[0].attempt
+        if not each[0].profiled and passed[attempt] >= min(warmup, steps[attempt] // 3):
             chosen.append(each)
-        passed += each[0].steps
-    return chosen
+        passed[attempt] += each[0].steps
+    return chosen or plain[-1:]
 
 
-def warm_up(windows: Windows, warmup: int, world_size: int) -> tuple[int, int] | None:
-    """The steps before the first measured one, (from, to); None where there are none."""
-    chosen = measured(windows, warmup, world_size)
-    if not chosen:
-        return None
-    first, begin = windows[0][0], chosen[0][0]
-    steps = (first.step - first.steps, begin.step - begin.steps)
-    return steps if steps[0] < steps[1] else None
+def warm_ups(windows: Windows, warmup: int, world_size: int) -> list[tuple[int, int]]:
+    """The steps before each attempt's first measured one, (from, to); none where nothing is measured."""
+    begins: dict[int, int] = {}
+    for each in measured(windows, warmup, world_size):
+        begins.setdefault(each[0].attempt, each[0].step - each[0].steps)
+    if not begins:
+        return []
+    found = []
+    for attempt in sorted({each[0].attempt for each in windows}):
+        mine = [each[0] for each in windows if each[0].attempt == attempt]
+        first = mine[0].step - mine[0].steps
+        begin = begins.get(attempt, mine[-1].step)  # an attempt may have been nothing else
+        if first < begin:
+            found.append((first, begin))
+    return found

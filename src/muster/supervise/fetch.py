@@ -88,10 +88,23 @@ def _fetch(
             for file in (partial / name).iterdir():
                 file.replace(run.path / name / file.name)
         else:
-            (partial / name).replace(run.path / name)
+            _put(partial / name, run.path / name)
     finally:
         received.unlink(missing_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _put(made: Path, place: Path) -> None:
+    """A folder into its place, whole. An earlier attempt's goes aside first: a folder with files cannot be
+    replaced. Raises ValueError where nothing was made."""
+    if not made.is_dir():
+        raise ValueError(f"what came has no {made.name}")
+    aside = place.with_name(f"{place.name}.before")
+    shutil.rmtree(aside, ignore_errors=True)  # left by a controller that ended in between
+    if place.exists():
+        place.replace(aside)
+    made.replace(place)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _unpack(received: Path, folder: Path) -> None:

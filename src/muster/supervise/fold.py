@@ -10,12 +10,13 @@ from typing import Any
 from muster.core import families
 from muster.core.job import PASSED_OVER, Job
 from muster.core.recipe import Recipe, recipe_from
-from muster.core.result import Failure, Memory, Planned, Quality, Result, Seconds, Status
+from muster.core.result import Failure, Memory, Planned, Quality, Result, Status
 from muster.store import events
 from muster.store.windows import measured
 from muster.supervise.attention import attention_report
 from muster.supervise.fold_fabric import measured_alone
 from muster.supervise.fold_hosts import host_reports, pace_notes, split_note
+from muster.supervise.fold_seconds import spent
 from muster.supervise.speed import flops, throughput
 
 FEW_STEPS = 20  # measured steps below which a throughput carries a note
@@ -35,6 +36,7 @@ class Folder:
     noted: list[str] = field(default_factory=list)
     measured: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # the fabric's: (host, event)
     evaluated: list[events.Evaluated] = field(default_factory=list)
+    saved: list[events.Saved] = field(default_factory=list)
     attention: dict[int, events.Attention] = field(default_factory=dict)
     hardware: dict[str, list[events.Hardware]] = field(default_factory=lambda: defaultdict(list))
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class Folder:
     def add(self, event: events.Event) -> None:
         """Take one event."""
         if not (isinstance(event, events.JobState) and event.state == "begin"):
-            self.last_heard = max(self.last_heard, event.time)
+            self.last_heard = max(self.last_heard, event.arrived)
         rank = event.rank if event.rank is not None else -1
         if isinstance(event, events.Window):
             self.windows[event.step][rank] = event
@@ -66,7 +68,7 @@ class Folder:
         elif isinstance(event, events.Answered):
             self.answered[rank] = event
         elif isinstance(event, events.Phase) and event.name == "steps":
-            self.stepping[rank] = event.time
+            self.stepping[rank] = event.arrived
         elif isinstance(event, events.Measured):
             told = {**event.content, "kind": event.what, "rank": rank, "time": event.time}
             self.measured.append((event.host or "", told))
@@ -91,8 +93,9 @@ class Folder:
             self.data = event
         elif isinstance(event, events.Split):
             self.split = event
-        elif isinstance(event, events.Saved) and event.step is None:
-            self.model_path = event.path
+        elif isinstance(event, events.Saved):
+            self.saved.append(event)
+            self.model_path = event.path if event.step is None else self.model_path
         elif isinstance(event, events.JobState) and event.state == "begin":
             self._begin(event)
 
@@ -109,6 +112,7 @@ class Folder:
             for step in [step for step in table if step > resume]:
                 del table[step]
         self.evaluated = [each for each in self.evaluated if each.step <= resume]
+        self.saved = [each for each in self.saved if each.step is not None and each.step <= resume]
         self.profiled = [each for each in self.profiled if each.last_step <= resume]
         self.failed.clear()
         self.noted.clear()
@@ -167,7 +171,7 @@ def make_result(
     for each in job.decisions:
         if each.value == PASSED_OVER:
             notes.append(f"{each.field} was passed over when the run was resumed: {each.why}")
-    seconds = _seconds(folder, folder.earlier_seconds + ended - (folder.attempt_began or began))
+    seconds = spent(folder, folder.earlier_seconds + ended - (folder.attempt_began or began))
     made = Result(
         id=job.id,
         status=status,
@@ -249,26 +253,6 @@ def _profiles(profiled: Sequence[events.Profiled]) -> list[str]:
         places = ", ".join(each.path for each in some)
         notes.append(f"{steps} under a profiler, outside every throughput; {name}: {places}")
     return notes
-
-
-def _seconds(folder: Folder, total: float) -> Seconds:
-    def slowest(name: str) -> float | None:
-        found = [done.seconds[name] for done in folder.done.values() if name in done.seconds]
-        return max(found) if found else None
-
-    setup = None
-    if folder.stepping and folder.attempt_began is not None:
-        setup = max(0.0, max(folder.stepping.values()) - folder.attempt_began)
-    training = slowest("training")
-    if training is None or folder.attempt > 1:
-        training = sum(max(w.seconds for w in each) for each in folder.ordered_windows()) or None
-    return Seconds(
-        total=total,
-        setup=setup,
-        training=training,
-        evaluation=slowest("evaluation"),
-        saving=slowest("saving"),
-    )
 
 
 def _memory(windows: Sequence[Sequence[events.Window]]) -> Memory:

@@ -19,8 +19,8 @@ _BY_HAND = "measure.peak_tflops"
 def throughput(windows: Windows, warmup: int, world_size: int) -> Throughput | None:
     """Samples, tokens and steps per second over the measured windows.
 
-    A window's time is that of the slowest rank. Skipped steps cost time and count for nothing else. None
-    where nothing is left.
+    A window's time is that of the slowest rank. Skipped steps are in none of its figures but `skipped`: the
+    meter leaves their seconds out. None where nothing is left.
     """
     chosen = measured(windows, warmup, world_size)
     seconds = [max(w.seconds for w in each) for each in chosen]

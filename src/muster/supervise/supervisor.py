@@ -6,11 +6,13 @@ Two phases, so that nothing starts unless everything can: `greet` connects and a
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from muster.core.errors import InventoryError, UsageError
 from muster.core.job import Placement
@@ -21,6 +23,9 @@ from muster.supervise.doorbell import silent_hosts
 from muster.supervise.fleet import Fleet
 from muster.supervise.link import Link
 
+T = TypeVar("T")
+
+_LOOKING = 100.0  # seconds that an agent gets to find out what its host has: a driver may take a minute
 _PARTING = 8.0  # seconds that agents get to clean up and say so, after they were told to stop
 
 
@@ -96,11 +101,30 @@ class Supervisor:
             if not waiting:
                 break
             for link in waiting:
-                if self.fleet.overdue(link, patience):
+                if link.greeted and time.monotonic() > link.heard + _LOOKING:
+                    self.fleet.give_up(link, f"reached, and did not say what it has within {_LOOKING:g} s")
+                elif not link.greeted and self.fleet.overdue(link, patience):
                     self.fleet.give_up(link, f"no answer within {patience:g} s")
             self.fleet.turn(self._note)
         self._raise_refusals()
         return {link.place.host: dict(link.facts or {}) for link in self.links}
+
+    def meanwhile(self, work: Callable[[], T]) -> T:
+        """What `work` returns or raises, done beside the hosts that were greeted: an agent that hears nothing
+        for as long as its lease gives the job up."""
+        made: Future[T] = Future()
+
+        def do() -> None:
+            try:
+                made.set_result(work())
+            except BaseException as error:
+                made.set_exception(error)
+
+        # Ctrl-C does not wait for it.
+        threading.Thread(target=do, name="muster-meanwhile", daemon=True).start()
+        while not made.done():
+            self.fleet.turn(self._note)
+        return made.result()
 
     def _raise_refusals(self) -> None:
         unreached = [link for link in self.links if not (link.facts or link.problem)]

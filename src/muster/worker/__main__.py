@@ -36,7 +36,12 @@ def main() -> int:
     own_log(Path(spec["place"]), int(os.environ["RANK"]))
     from muster.worker.main import run
 
-    return run(spec)
+    code = run(spec)
+    if code == 0:  # all is said and on disk; threads of a library that end in the wrong order undo none of it
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    return code
 
 
 if __name__ == "__main__":

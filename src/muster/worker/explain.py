@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+
 from muster.core.errors import JobError, MusterError, RecipeError, WorkerError
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM_WORDS = tuple(os.strerror(number) for number in _NO_ROOM)  # safetensors' error is none of Python's
+# torch.save says no more than that.
+_TORN = re.compile(r"unexpected pos \d+ vs \d+|PytorchStreamWriter failed")
 
 
 def explain(error: Exception) -> MusterError:
@@ -22,8 +31,24 @@ def explain(error: Exception) -> MusterError:
             where="engine.config",
             hint='"auto" in that file, or the same number in the recipe',
         )
-    if isinstance(error, OSError) and error.errno == 28:
+    full = _no_room(error)
+    if full or _TORN.search(text):
         return JobError(
-            f"the disk is full: {first}", hint="lower checkpoint.keep, or choose another --output"
+            f"{'the disk is full' if full else 'a file was not written whole, is the disk full?'}: {first}",
+            hint="lower checkpoint.keep, or choose another --output",
         )
     return WorkerError(f"{type(error).__name__}: {first}")
+
+
+def _no_room(error: BaseException) -> bool:
+    """Whether a disk, a quota or the shared memory was full, as the error says or those that led to it."""
+    seen: list[BaseException] = []
+    at: BaseException | None = error
+    while at is not None and at not in seen:
+        if (isinstance(at, OSError) and at.errno in _NO_ROOM) or any(
+            words in str(at) for words in _NO_ROOM_WORDS
+        ):
+            return True
+        seen.append(at)
+        at = at.__cause__ or at.__context__
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -29,6 +30,14 @@ def run(spec: dict[str, Any]) -> int:
         _run(context)
     except Exception as error:
         known = error if isinstance(error, MusterError) else explain(error)
+        _say_why(context, known)
+        return known.exit_code
+    return 0
+
+
+def _say_why(context: Context, known: MusterError) -> None:
+    """In the events and in the log. On a full disk there is room for neither: the agent says so then."""
+    with contextlib.suppress(OSError):
         context.emit(
             events.Failed,
             what=known.what,
@@ -37,9 +46,8 @@ def run(spec: dict[str, Any]) -> int:
             usage=isinstance(known, UsageError),
             traceback=traceback.format_exc(),
         )
+    with contextlib.suppress(OSError):
         traceback.print_exc()
-        return known.exit_code
-    return 0
 
 
 def _run(context: Context) -> None:

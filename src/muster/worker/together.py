@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
+from muster.core.errors import DataError
+from muster.core.hostlist import fold_hosts
 from muster.worker.context import Context
 
 PATIENCE = timedelta(minutes=30)  # for the slowest rank to load what it needs
@@ -59,6 +62,39 @@ def gather(value: Any) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def check_alike(context: Context, what: str, digest: Callable[[], str]) -> None:
+    """Raise DataError on every rank unless all have the same data: ranks that deal different samples among
+    themselves repeat and lose some, or wait for each other without end.
+
+    `what`: a name for the data; `digest`: gives what this rank has of it, in words for a reader; one rank
+    alone is not asked.
+    """
+    if context.world_size > 1:
+        compare(what, gather((_host(context), digest())))
+
+
+def compare(what: str, told: Sequence[tuple[str, str]]) -> None:
+    """Raise DataError unless all `told` the same: each its host, and what it has."""
+    found: dict[str, set[str]] = {}
+    for host, has in told:
+        found.setdefault(has, set()).add(host)
+    if len(found) > 1:
+        parts = (f"{fold_hosts(hosts)} has {has}" for has, hosts in found.items())
+        raise DataError(
+            f"{what} not the same on all hosts: {'; '.join(parts)}",
+            where="data",
+            hint="the same files and versions on every host; `muster prepare` copies data.path",
+        )
+
+
+def _host(context: Context) -> str:
+    """This rank's host, by the name that the user gave it."""
+    for name, first, slots in context.hosts:
+        if first <= context.rank < first + slots:
+            return name
+    return socket.gethostname()
 
 
 def leave() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import transformers
 from accelerate.state import DistributedType, PartialState
 from torch.utils.data import DataLoader, Sampler
-from transformers.trainer_utils import seed_worker
+from transformers.trainer_utils import IntervalStrategy, seed_worker
 
 from muster.core.errors import WorkerError
 from muster.worker.context import Context
@@ -97,8 +97,10 @@ def wired(
 
     `kind`: its class; `arguments`: Transformers'; `train`, `held_out`: data sets; `lengths`: of each training
     sample, by which it is `grouped` or not; `processing`: what is saved beside the model; `moved`: labels are
-    the inputs, and the loss moves them on by one.
+    the inputs, and the loss moves them on by one. Where nothing is held out, nothing is evaluated.
     """
+    if not len(held_out):
+        arguments.eval_strategy = IntervalStrategy.NO  # Transformers refuses any other without data
     recipe, tally = context.recipe, Tally()
     unit = arguments.per_device_eval_batch_size * context.world_size
     trainer = kind(

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from muster.core.errors import RecipeError
+from muster.core.offload import check_offload
 from muster.worker.context import Context
 from muster.worker.together import backend, join_group
 
@@ -21,12 +21,7 @@ def arguments(context: Context) -> dict[str, Any]:
     """TrainingArguments for FSDP2; the model's own transformer blocks are the units (its
     _no_split_modules)."""
     engine = context.recipe.engine
-    if engine.offload == "optimizer":
-        raise RecipeError(
-            "FSDP offloads parameters and optimizer together",
-            where="engine.offload",
-            hint="engine.offload=optimizer+param, or engine.name=deepspeed",
-        )
+    check_offload(context.recipe)
     if context.world_size == 1:
         return {}  # nothing to shard over: one rank holds everything
     config = {

@@ -39,8 +39,8 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
         if due(self.context.recipe.checkpoint.every, state.global_step):
             control.should_save = True
         self.began = time.perf_counter()
-        if control.should_save and self.context.attempt > 1:
-            if self.context.saver:  # of an attempt that went further: damaged, or of this disk alone
+        if control.should_save:
+            if self.context.saver:  # left from before, as of an attempt that went further: not to be mixed
                 drop(self.context.checkpoints / f"{PREFIX}{state.global_step}")
             barrier()
 

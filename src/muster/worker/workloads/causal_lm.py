@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from muster.worker.decoders import make_config, make_model, positions_of, sequen
 from muster.worker.heldout import perplexity
 from muster.worker.loss import Tally, token_loss
 from muster.worker.models import load_from, to_answer
-from muster.worker.together import gather
+from muster.worker.together import check_alike
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built
 
@@ -78,20 +77,8 @@ def _tokens(context: Context) -> Tokens:
     """This machine's tokens. All ranks must have the same ones."""
     recipe = context.recipe
     found = open_tokens(source_of(data_of(recipe)), tokenizing(recipe), cache_folder(recipe))
-    check_alike(gather((socket.gethostname(), found.digest)))
+    check_alike(context, "the text is", lambda: found.digest)
     return found
-
-
-def check_alike(told: Sequence[tuple[str, str]]) -> None:
-    """Raise DataError where not all ranks have the same tokens. `told`: of each its host, and what it has."""
-    first, has = told[0]
-    for host, other in told:
-        if other != has:
-            raise DataError(
-                f"the text is not the same on all hosts: {first} has {has}, {host} {other}",
-                where="data",
-                hint="the same files and versions on every host; `muster prepare` copies data.path",
-            )
 
 
 def tokenizing(recipe: Recipe) -> Tokenizing:

@@ -15,6 +15,7 @@ from muster.core.errors import DataError
 from muster.core.recipe import Recipe
 from muster.store import events
 from muster.worker.context import Context
+from muster.worker.data.image_digest import digest_of_images
 from muster.worker.data.image_sources import Part, load_parts
 from muster.worker.data.images import (
     FAULTS,
@@ -28,7 +29,7 @@ from muster.worker.data.images import (
     decode,
 )
 from muster.worker.models import to_answer
-from muster.worker.together import first_on_disk, gather
+from muster.worker.together import check_alike, first_on_disk, gather
 from muster.worker.trainer import Trainer, wired
 from muster.worker.vision import data_of, make_model, preparation_for, tokens_per_image
 from muster.worker.workloads.base import Built, HeldOut
@@ -65,6 +66,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     recipe, data = context.recipe, data_of(context.recipe)
     with first_on_disk(context):
         parts = load_parts(data, recipe.train.seed, number_of_classes(recipe))
+    check_alike(context, "the images are", lambda: digest_of_images(parts, data.path))
     model = make_model(context, parts.names)
     preparation = preparation_for(recipe, model.config)
     augmentation = Augmentation(data.flip, data.crop, recipe.train.seed) if data.flip or data.crop else None

@@ -21,6 +21,7 @@ from muster.core.data import TextToSqlData
 from muster.core.errors import RecipeError
 from muster.core.recipe import Recipe
 from muster.worker.context import Context
+from muster.worker.data.digest import short_digest
 from muster.worker.data.text2sql import Collator, Encoded, Pair, count_batch, held_out, load_pairs
 from muster.worker.data.tokenizer import train_tokenizer
 from muster.worker.models import (
@@ -34,7 +35,7 @@ from muster.worker.models import (
     to_answer,
     without_cache,
 )
-from muster.worker.together import first_on_disk
+from muster.worker.together import check_alike, first_on_disk
 from muster.worker.trainer import Common, wired
 from muster.worker.workloads.base import Built, HeldOut
 
@@ -56,9 +57,10 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     recipe, data = context.recipe, data_of(context.recipe)
     with first_on_disk(context) as first:
         train, held = load_pairs(data, context.cache, may_write=first, seed=recipe.train.seed)
+    tokenizer = make_tokenizer(context, train)
+    check_alike(context, "the questions are", lambda: digest_of_pairs(train, held, tokenizer))
     limit = recipe.evaluate.limit
     held = held[:limit]
-    tokenizer = make_tokenizer(context, train)
     notes = cover_characters(tokenizer, [pair.sql for pair in train])
     model = make_model(context, tokenizer)
     encoded = Encoded(train, tokenizer, data)
@@ -84,6 +86,20 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     )
     cut = encoded.cut + encoded_held.cut
     return Built(trainer, count_batch, len(encoded), held_out(held), cut, notes=notes)
+
+
+def digest_of_pairs(train: Sequence[Pair], held_out: Sequence[Pair], tokenizer: Any) -> str:
+    """Of questions and SQL in their order, and of the tokens' numbers."""
+    digests = [
+        short_digest(text for pair in part for text in (pair.question, pair.sql))
+        for part in (train, held_out)
+    ]
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    tokens = short_digest(f"{number} {token}" for token, number in vocabulary)
+    return (
+        f"{len(train):,} to train on ({digests[0]}) and {len(held_out):,} held out ({digests[1]}), "
+        f"{len(vocabulary):,} tokens ({tokens})"
+    )
 
 
 def make_tokenizer(context: Context, train: Sequence[Pair]) -> Any:

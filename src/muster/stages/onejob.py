@@ -1,0 +1,90 @@
+"""Files that are of one job: of its ranks, its streams, or its hosts. One of them speaks for it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from muster.readers._failures import weight_of
+from muster.readers._paths import place_of
+from muster.readers.base import JobLog
+
+_BY_PATH = ("log", "name")  # where hosts are from, of files that others wrote
+
+
+@dataclass(frozen=True)
+class File:
+    """A log. `of`: the path of the one that speaks for their job; None: it does so itself."""
+
+    log: JobLog
+    of: str | None = None
+
+
+def files_of(logs: Sequence[JobLog]) -> list[File]:
+    """Every log in its place, and who speaks for its job: the slowest file that was measured, or else the one
+    whose failure says most. Files of the same hosts are of one job where their paths differ in rank or stream
+    alone."""
+    logs = _joined(logs)
+    groups: dict[tuple[tuple[str, ...], str], list[int]] = {}
+    for index, log in enumerate(logs):
+        if log.hosts and log.hosts_from in _BY_PATH and log.outcome != "unreadable":
+            place = place_of(log.path).job
+            for host in log.hosts if len(log.hosts) > 1 else ():
+                place = _without(place, host)
+            groups.setdefault((log.hosts, place), []).append(index)
+    speakers: dict[int, str] = {}
+    for members in groups.values():
+        speaker = min(members, key=lambda index: _says(logs[index]))
+        speakers |= {index: logs[speaker].path for index in members if index != speaker}
+    return [File(log, speakers.get(index)) for index, log in enumerate(logs)]
+
+
+def notes_of(files: Sequence[File]) -> list[str]:
+    """For people: which files do not count by themselves."""
+    count = sum(each.of is not None for each in files)
+    if not count:
+        return []
+    are = (
+        "1 log is another rank's or stream's" if count == 1 else f"{count} logs are other ranks' or streams'"
+    )
+    return [f"{are} of a job that counts once: by its slowest file"]
+
+
+def _says(log: JobLog) -> tuple[float, ...]:
+    """The least of a job's files speaks for it."""
+    if log.outcome == "succeeded" and log.rate:
+        return (0, log.measured is None, log.batch is None, log.rate / (log.batch or 1.0))
+    if log.outcome == "succeeded":
+        return (2,)
+    return (1, log.outcome == "timeout", weight_of(log.failure))
+
+
+def _joined(logs: Sequence[JobLog]) -> list[JobLog]:
+    """Where files that were named after their hosts have ranks that go on from host to host, they are of one
+    job on all these hosts."""
+    found = list(logs)
+    groups: dict[str, list[tuple[int, int]]] = {}
+    for index, log in enumerate(logs):
+        if log.hosts_from != "name" or len(log.hosts) != 1:
+            continue
+        place = place_of(log.path)
+        job = _without(place.job, log.hosts[0])
+        if place.rank is not None and job != place.job:
+            groups.setdefault(job, []).append((place.rank, index))
+    for members in groups.values():
+        hosts: dict[int, set[str]] = {}
+        for rank, index in members:
+            hosts.setdefault(rank, set()).add(logs[index].hosts[0])
+        together = tuple(dict.fromkeys(host for rank in sorted(hosts) for host in hosts[rank]))
+        if len(together) > 1 and all(len(each) == 1 for each in hosts.values()):
+            for _, index in members:
+                found[index] = replace(logs[index], hosts=together)
+    return found
+
+
+def _without(place: str, host: str) -> str:
+    """The path without a host's name."""
+    if host not in place:
+        return place
+    return re.sub(rf"(?<![A-Za-z0-9]){re.escape(host)}(?![A-Za-z0-9])", "*", place)

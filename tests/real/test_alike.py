@@ -1,0 +1,40 @@
+"""Hosts whose data differ: no workload trains on them, and all ranks say which hosts they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import needs_torch
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+EXPECTED = {
+    "causal-lm": r"the text is not .* all hosts: node0 has \d+ tokens, .*; node1 has \d+ tokens, .*",
+    "text2sql": r"the questions are not .* all hosts: node0 has \d+ to train .*; node1 has \d+ to .*",
+    "image-classification": r"the images are not .* all hosts: node0 has 19 to .*; node1 has 19 to .*",
+}
+
+
+def test_two_ranks_with_unlike_data_do_not_train(tmp_path: Path) -> None:
+    """One word, or one image's size, is another on the second host: a file that is not the newest."""
+    needs_torch()
+    pytest.importorskip("PIL")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "-m", "tests.real.unlike_ranks", str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert found.keys() == EXPECTED.keys()
+    for workload, words in EXPECTED.items():
+        first, second = found[workload]
+        assert first == second
+        assert re.fullmatch(f"data: {words}", first), first
