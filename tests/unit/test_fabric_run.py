@@ -182,6 +182,14 @@ def test_two_passes_are_one_pair() -> None:
     assert run.pairs.latency == [[None, 5e-5], [5e-5, None]]
 
 
+def test_which_rank_is_heard_first_is_chance() -> None:
+    names = ["a", "b", "c"]
+    told = whole(names)
+    last_first = [each for rank in (2, 0, 1) for each in told if each[0] == rank]
+    assert figures(names, told) == figures(names, last_first)
+    assert {each[0] for each in told} == {0, 1, 2}
+
+
 def test_the_slowest_device() -> None:
     run = figures(["a", "b", "c"], [matmul(0, 1e9), matmul(1, 4e8), matmul(2, 1.1e9)])
     assert [(each.what, each.name, each.precision) for each in run.slowest] == [("matmul", "b", "fp32")]

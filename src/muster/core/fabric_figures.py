@@ -29,12 +29,16 @@ T = TypeVar("T")
 
 
 class Reader:
-    """Reads (host, event) pairs in the order of their arrival. What cannot be read is in `notes`."""
+    """Reads (host, event) pairs. What cannot be read is in `notes`.
+
+    Figures are in the order of ranks, and a rank's in the order in which it said them: which rank was heard
+    first is chance.
+    """
 
     def __init__(self, places: Sequence[Placement], device: str, heard: Sequence[tuple[str, Event]]) -> None:
         self.places = places
         self.device = device
-        self.heard = heard
+        self.heard = sorted(heard, key=lambda each: int(each[1]["rank"]))
         self.world_size = sum(each.slots for each in places)
         self.notes: list[str] = []
         self._hosts = {rank: each.host for each in places for rank in each.ranks}
@@ -128,7 +132,7 @@ class Reader:
             if into["bytes"] == event["bytes"] and into["time"] != event["time"]:
                 into["seconds"] = [*into["seconds"], *event["seconds"]]
                 into["latencies"] = [*into["latencies"], *event["latencies"]]
-        return [self._pair(event) for event in merged.values()]
+        return [self._pair(event) for event in dict(sorted(merged.items())).values()]
 
     def _pair(self, event: Event) -> Pair:
         took, size = spread(event["seconds"]), int(event["bytes"])
