@@ -114,7 +114,7 @@ def test_what_a_plan_learns_of_the_link() -> None:
     beside = {"bytes": 4096, "computing": 0.9, "exchanging": 0.8, "meeting": 0.002, "apart": 0.02}
     told = [*whole(names), sweep("all-gather", 4104, 0.004), (0, "beside", beside)]
     told += [sweep("all-reduce", 8192, 0.003), sweep("all-gather", 2048, 0.0001)]
-    latency = {**LATENCY, "median": CALL["gloo"] + 4e-5}
+    latency = {**LATENCY, "mean": CALL["gloo"] + 4e-5}
     told = [
         (0, "latency", latency) if kind == "latency" else (rank, kind, content)
         for rank, kind, content in told
@@ -131,6 +131,17 @@ def test_what_a_plan_learns_of_the_link() -> None:
         sweep("all-gather", 1024, 0.001),
     ]
     assert link_figures(figures(names, small), 3).beside.gather is None  # too small to show it
+    two = figures(["a", "b"], [sweep("all-reduce", 8192, 0.003), sweep("all-gather", 8192, 0.002)])
+    paired = link_figures(two, 2).beside
+    assert (paired.gather, paired.pair_gather) == (
+        None,
+        pytest.approx(0.75),
+    )  # 4096 / 0.002 over 8192 / 0.003
+    paired = link_figures(two.model_copy(update={"backend": "nccl"}), 2).beside
+    assert paired.gather == paired.pair_gather == pytest.approx(0.75)
+    assert found.beside.pair_gather is None
+    median = figures(names, [(0, "latency", {**LATENCY, "median": CALL["gloo"] + 8e-5}), told[-2]])
+    assert link_figures(median, 3).latency == pytest.approx(2e-5)  # of a run that kept no mean
     assert (found.beside.computing, found.beside.exchanging, found.beside.meeting) == (0.9, 0.8, 0.002)
     with pytest.raises(UsageError, match="no all-reduce was measured"):
         link_figures(figures(names, [matmul(0, 1e9)]), 3)

@@ -200,12 +200,17 @@ def test_seconds_of_a_call() -> None:
     assert seconds(large, one, "nccl") == pytest.approx(2 * 7 / 8 * 1e9 / 342e9, rel=0.03)
     gathered = seconds(Call("all-gather", 10**9), machines, "gloo")
     scattered = seconds(Call("reduce-scatter", 10**9), machines, "gloo")
-    assert gathered == pytest.approx(31 / 32 / 0.75 + 3e-3, rel=0.01)  # gloo's is slower than the link
+    assert gathered == pytest.approx(31 / 32 + 3e-3, rel=0.01)
     assert scattered == pytest.approx(2 * 31 / 32 + 6e-3, rel=0.01)  # and this an all-reduce
     assert machines.link is not None
-    slow = machines.over(replace(machines.link, beside=Beside(gather=0.25)))
-    gathered = seconds(Call("all-gather", 10**9), slow, "gloo")
+    two = parse_machines("h100:1x2,{bandwidth=1e9,latency=1e-3}")
+    paired = seconds(Call("all-gather", 10**9), two, "gloo")
+    assert paired == pytest.approx(1 / 2 / 0.75 + 1e-3, rel=0.01)  # both ways on one connection
+    slow = replace(machines.link, beside=Beside(gather=0.25, pair_gather=0.5))
+    gathered = seconds(Call("all-gather", 10**9), machines.over(slow), "gloo")
     assert gathered == pytest.approx(31 / 32 / 0.25 + 3e-3, rel=0.01)  # as measured
+    paired = seconds(Call("all-gather", 10**9), two.over(slow), "gloo")
+    assert paired == pytest.approx(1 / 2 / 0.5 + 1e-3, rel=0.01)
     with pytest.raises(UsageError, match="how 4 hosts are joined"):
         seconds(large, parse_machines("h100:8x4"), "nccl")
     with pytest.raises(UsageError, match="devices of a host are joined"):

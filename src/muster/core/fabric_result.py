@@ -98,13 +98,19 @@ class Sweep(Part):
 
 
 class Latency(Part):
-    """A small message among all ranks: the slowest rank's median of many."""
+    """A small message among all ranks, many times: the slowest rank's seconds."""
 
     operation: str
     bytes: int
     median: float
+    mean: float | None = Field(None, description="of all, with those that waited for a core")
     best: float
     count: int
+
+    @property
+    def typical(self) -> float:
+        """What one takes where many are done: the mean, where it is known."""
+        return self.median if self.mean is None else self.mean
 
 
 class Pair(Part):

@@ -31,17 +31,19 @@ _KEYS = ("bandwidth", "latency", "usable")
 @dataclass(frozen=True)
 class Beside:
     """What ranks that exchange over a link lose beside it. `gather`: of its bandwidth, what an all-gather
-    gets (None: as usual); `computing`, `exchanging`: speed of the one while the other goes on, 1: as alone;
-    `meeting`: seconds of a collective's start where ranks have computed apart."""
+    of three ranks or more gets (None: as usual); `pair_gather`: the same of two; `computing`, `exchanging`:
+    speed of the one while the other goes on, 1: as alone; `meeting`: seconds of a collective's start where
+    ranks have computed apart."""
 
     gather: float | None = None
     computing: float = 1.0
     exchanging: float = 1.0
     meeting: float = 0.0
+    pair_gather: float | None = None
 
     def __post_init__(self) -> None:
-        shares = [share for share in (self.gather, self.computing, self.exchanging) if share is not None]
-        if not (all(share >= 0 for share in shares) and self.gather != 0 and self.meeting >= 0):
+        gathers = [share for share in (self.gather, self.pair_gather) if share is not None]
+        if min(self.computing, self.exchanging, self.meeting) < 0 or any(share <= 0 for share in gathers):
             raise ValueError(f"no shares and seconds: {self}")
 
 

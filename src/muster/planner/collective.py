@@ -23,9 +23,10 @@ RINGS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}  # times (n - 1)
 # Seconds of starting a call, beside its hops. gloo: from Python to its threads and back, measured between two
 # and three ranks of a host; nccl: its cost model's base latency, and a launch.
 CALL = {"gloo": 2.5e-4, "nccl": 1.0e-5}
-# Of a link's bandwidth, where it is not all. gloo does not cut an all-gather into segments that follow each
-# other: 0.6 to 0.8 of what its all-reduce gets, over links of 200 Mbit/s and 1 Gbit/s between two hosts.
-SHARE = {("gloo", "all-gather"): 0.75}
+# Of a link's bandwidth, what an all-gather of two ranks gets, where that is not all. With two, a ring's
+# neighbours are the same rank, and gloo has one connection for both directions: 0.65 to 0.8 of what its
+# all-reduce gets, over links of 200 Mbit/s and 1 Gbit/s. With three, each carries data one way: 0.93 to 1.
+PAIR_SHARE = {"gloo": 0.75}
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,13 @@ def seconds(call: Call, machines: Machines, library: str) -> float:
 def _share(call: Call, machines: Machines, library: str) -> float:
     """Of the links' bandwidth."""
     link = machines.link if machines.hosts > 1 else machines.inner
-    measured = link.beside.gather if link is not None and call.operation == "all-gather" else None
-    return SHARE.get((library, call.operation), 1.0) if measured is None else measured
+    if call.operation != "all-gather" or link is None:
+        return 1.0
+    if machines.ranks == 2:
+        usual, measured = PAIR_SHARE.get(library, 1.0), link.beside.pair_gather
+    else:
+        usual, measured = 1.0, link.beside.gather
+    return usual if measured is None else measured
 
 
 def _over(wire: Wire, machines: Machines, share: float) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from muster.core.errors import UsageError
 from muster.core.fabric_result import FabricRun
 from muster.core.links import Beside, Figures
@@ -15,19 +17,28 @@ def link_figures(run: FabricRun, ranks: int) -> Figures:
     """The figures with which planner/collective.py foretells what was measured.
 
     Bandwidth: of the largest all-reduce, by nccl-tests' bus bandwidth, which is a ring's bytes over its time.
-    Latency: a small all-reduce's median, less what starting it takes, over a ring's steps. What an all-gather
-    gets of the bandwidth: at the largest message that both were measured with. Raises UsageError where the
-    run has no all-reduce.
+    Latency: what a small all-reduce takes on average, less what starting it takes, over a ring's steps. The
+    mean, since a step pays for all its calls: a host with a part of a core does most of them at once, and
+    waits for its next part with some. What an all-gather gets of the bandwidth: at the largest message that
+    both were measured with; gloo's of two ranks says nothing of more, nor the other way round
+    (planner/collective.py), while NCCL has a connection for each direction. Raises UsageError where the run
+    has no all-reduce.
     """
     reduced = max(run.of("all-reduce"), key=lambda each: each.bytes, default=None)
     if reduced is None:
         raise UsageError("no all-reduce was measured", where="fabric", hint="with more than one rank")
-    small = run.latencies[0].median if run.latencies else None
+    small = run.latencies[0].typical if run.latencies else None
     steps = RINGS["all-reduce"] * (ranks - 1)
-    beside = Beside(gather=_gather(run, reduced.bytes))
+    gather = _gather(run, reduced.bytes)
+    beside = Beside(
+        gather=gather if ranks > 2 or run.backend == "nccl" else None,
+        pair_gather=gather if ranks == 2 or run.backend == "nccl" else None,
+    )
     if run.beside:
         found = run.beside[-1]
-        beside = Beside(beside.gather, found.computing, found.exchanging, found.meeting)
+        beside = replace(
+            beside, computing=found.computing, exchanging=found.exchanging, meeting=found.meeting
+        )
     return Figures(
         bandwidth=reduced.busbw,
         latency=None if small is None else max(0.0, small - CALL[run.backend]) / steps,

@@ -140,7 +140,8 @@ def summary(fabric: FabricRun) -> list[tuple[str, str]]:
         size = format_bytes(_nominal(best.bytes))
         rows.append((operation, f"{gbit(best.busbw)} bus bandwidth at {size}, the highest"))
     for each in fabric.latencies:
-        text = f"{micro(each.median)} median, {micro(each.best)} best, {each.bytes} bytes"
+        mean = f"{micro(each.mean)} mean, " if each.mean is not None else ""
+        text = f"{micro(each.median)} median, {mean}{micro(each.best)} best, {each.bytes} bytes"
         rows.append((f"{each.operation} latency", text))
     for precision in dict.fromkeys(each.precision for each in fabric.matmul):
         rates = [each.sustained for each in fabric.matmul if each.precision == precision]

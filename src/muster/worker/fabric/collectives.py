@@ -160,7 +160,7 @@ def _timed(team: Team, operation: Operation, buffers: Buffers, iterations: int) 
 
 
 def latency(team: Team, say: Voice, budget: float) -> None:
-    """A small all-reduce, many times: the slowest rank's median and best."""
+    """A small all-reduce, many times: the slowest rank's median, mean and best."""
     tensor = torch.zeros(_SMALL_BYTES // 4, device=team.device)
     times: list[float] = []
     for _ in range(5):
@@ -172,9 +172,10 @@ def latency(team: Team, say: Voice, budget: float) -> None:
         dist.all_reduce(tensor)
         team.sync()
         times.append(time.perf_counter() - began)
-    median, best = team.agree(statistics.median(times), min(times))
+    median, mean, best = team.agree(statistics.median(times), statistics.fmean(times), min(times))
     if team.rank == 0:
-        say("latency", operation="all-reduce", bytes=_SMALL_BYTES, median=median, best=best, count=len(times))
+        figures = {"median": median, "mean": mean, "best": best, "count": len(times)}
+        say("latency", operation="all-reduce", bytes=_SMALL_BYTES, **figures)
 
 
 def broadcast_from(root: int) -> Callable[[Team, Buffers], Any]:
