@@ -3,17 +3,13 @@
     .venv/bin/python benchmarks/planner_cluster.py [--only GROUP ...] [--cores 0.4]
 
 Needs root: the hosts are the test cluster's (network namespaces on this machine, jobs over ssh), each with
-a quota of a core, its link shaped. In two rounds, since machines drift: on one host every engine, from
+a quota of a core, its link shaped. In three rounds, since machines drift: on one host every engine, from
 which the CPUs' efficiency and the engines' own work are learned; on two ranks of that host, which has twice
 the quota for it, what engines do where something is exchanged, beside the fabric workload's figures of the
 link between them; then every configuration on two and on three hosts. Each link is measured between two
 hosts by `muster train fabric`. Nothing else is learned. A run's figure is the median of its steps; a row's,
-and a link's, are means of both rounds. "Is one host more faster?" is answered from the prediction. Writes
+and a link's, are medians of the rounds. "Is one host more faster?" is answered from the prediction. Writes
 benchmarks/results/planner_cluster.json.
-
-The machine's processor is slower for seconds where others use it as well. A little work beside the jobs shows
-it (hardware.Pulse), whatever they take: a job during which it was out by more than SAME is run again, and the
-one that was nearest counts.
 
 A quota is given out in the kernel's ticks of some milliseconds. Steps are long beside them, and the hosts'
 quotas together stay well below the machine's cores, or they would take from each other.
@@ -39,7 +35,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hardware import Pulse, processor, stolen, ticks  # noqa: E402
+from hardware import processor, stolen, ticks  # noqa: E402
 from tests.cluster.cluster import Cluster  # noqa: E402
 from tests.cluster.slow import give, slowed  # noqa: E402
 
@@ -54,11 +50,9 @@ from muster.store import events  # noqa: E402
 from muster.store.runfolder import RunFolder  # noqa: E402
 
 HOSTS = ("node1", "node2", "node3")
-STEPS = {1: 28, 4: 14}  # by accumulation: neighbours on the machine slow it for seconds, now and then
-ROUNDS = 2
+STEPS = {1: 22, 4: 12}  # by accumulation: neighbours on the machine slow it for seconds, now and then
+ROUNDS = 3
 MICRO = 4
-SAME = 0.06  # of the processor's usual speed, within which a job counts at once
-TRIES = 3
 PERIOD = 10_000  # microseconds: shorter ones are not kept exactly
 WORTH = 0.10  # difference from where on the faster number of hosts must be told
 MODEL = [
@@ -91,35 +85,27 @@ class Lab:
     cluster: Cluster
     scratch: Path
     cores: float
-    pulse: Pulse
-    speeds: dict[str, list[float]] = field(default_factory=dict)  # by job: the processor's, in each try
 
     def run(
         self, name: str, recipe: str, hosts: int, overrides: list[str], slots: int = 1, whole: bool = False
-    ) -> tuple[RunFolder, float]:
-        """A job to its end. -> (its folder, the processor's speed during its steps over the usual one).
-
-        Starting is nobody's step: until the first one hosts have all of the machine's cores, unless their
-        quota counts from the start (`whole`).
-        """
+    ) -> RunFolder:
+        """A job to its end. Starting is nobody's step: until the first one hosts have all of the machine's
+        cores, unless their quota counts from the start (`whole`)."""
         names = ",".join(f"{host}:{slots}" for host in HOSTS[:hosts])
         settings = [*overrides, f"launch.ssh_options=[-F, {self.cluster.ssh_config}]"]
         made, limited = RunFolder(self.scratch / name), whole
-        began = ended = time.monotonic()
         self._give(self.cores * slots if whole else float(os.cpu_count() or 1))
 
         def watch(event: events.Event) -> None:
-            nonlocal limited, began, ended
+            nonlocal limited
             if not limited and isinstance(event, events.Phase) and event.name == "steps":
-                limited, began = True, time.monotonic()
+                limited = True
                 self._give(self.cores * slots)
-            elif isinstance(event, events.Window):
-                ended = time.monotonic()
 
         result = train(read_inputs(recipe, names, settings), made, watch=watch)
         if result.status != "succeeded" or not limited:
             raise SystemExit(f"{name}: {result.failure}")
-        return made, self.pulse.speed(began, ended)
+        return made
 
     def _give(self, cores: float) -> None:
         for host in HOSTS:
@@ -128,27 +114,21 @@ class Lab:
     def job(
         self, name: str, engine: str, hosts: int, accumulation: int, slots: int = 1, link: str | None = None
     ) -> Measured:
-        """A training of the small GPT-2: its steps' median, where the processor was as fast as usual."""
+        """A training of the small GPT-2: the median of its steps."""
         batch = [f"batch.micro={MICRO}", f"batch.accumulation={accumulation}", "batch.global=auto"]
         batch.append(f"train.max_steps={STEPS[accumulation]}")
-        tries: list[tuple[float, Measured]] = []  # how far the processor was out, and what was measured
-        while not tries or (tries[-1][0] > SAME and len(tries) < TRIES):
-            folder = f"{name}-{len(tries)}"
-            done, speed = self.run(folder, "causal-lm", hosts, [*MODEL, *ENGINES[engine], *batch], slots)
-            result = done.read_result()
-            assert result is not None
-            assert result.throughput is not None
-            found = replace(measured_of(done, link), seconds=result.throughput.step_seconds_median)
-            print(f"{name}: {found.seconds:.4f} s, processor {speed:.2f}", flush=True)
-            self.speeds.setdefault(name, []).append(round(speed, 3))
-            tries.append((abs(speed - 1), found))
-        return min(tries, key=lambda each: each[0])[1]
+        done = self.run(name, "causal-lm", hosts, [*MODEL, *ENGINES[engine], *batch], slots)
+        result = done.read_result()
+        assert result is not None
+        assert result.throughput is not None
+        found = replace(measured_of(done, link), seconds=result.throughput.step_seconds_median)
+        print(f"{name}: {found.seconds:.4f} s", flush=True)
+        return found
 
     def link(self, name: str, hosts: int = 2) -> Figures:
         """What a link does, between two hosts or two ranks of one, as `muster train fabric` finds it."""
-        settings = ["fabric.largest=4MiB", "fabric.matmul=false", "fabric.seconds=40", "launch.threads=1"]
-        done, _ = self.run(name, "fabric", hosts, settings, slots=2 // hosts, whole=True)
-        found = done.read_result()
+        settings = ["fabric.largest=4MiB", "fabric.matmul=false", "fabric.seconds=30", "launch.threads=1"]
+        found = self.run(name, "fabric", hosts, settings, slots=2 // hosts, whole=True).read_result()
         assert found is not None
         assert found.fabric is not None
         figures = link_figures(found.fabric, 2)
@@ -189,7 +169,7 @@ class Found:
         """What is learned: from one host, and the links' figures, alone."""
         taught = [each for several in (*self.alone.values(), *self.paired.values()) for each in several]
         return learn(
-            taught, Calibration(links={name: mean_figures(each) for name, each in self.links.items()})
+            taught, Calibration(links={name: middle_figures(each) for name, each in self.links.items()})
         )
 
 
@@ -225,8 +205,8 @@ def compared(found: Found) -> dict[str, Any]:
     for (engine, rate, times), by_hosts in found.ran.items():
         for hosts, several in by_hosts.items():
             name = f"{engine}, {hosts} hosts, {spelled(rate)}, {times}"
-            rows.append({**row(name, mean(several), known), "runs": seconds_of(several)})
-        sizes = [mean(found.alone[engine, times]), *(mean(several) for several in by_hosts.values())]
+            rows.append({**row(name, middle(several), known), "runs": seconds_of(several)})
+        sizes = [middle(found.alone[engine, times]), *(middle(several) for several in by_hosts.values())]
         for pair in pairwise(sizes):
             curves.append(faster(f"{engine} {rate} {times}", *pair, known))
     return {
@@ -240,26 +220,25 @@ def compared(found: Found) -> dict[str, Any]:
     }
 
 
-def mean(several: list[Measured]) -> Measured:
-    """Of the rounds."""
-    return replace(several[0], seconds=statistics.fmean(each.seconds for each in several))
+def middle(several: list[Measured]) -> Measured:
+    """The median of the rounds: neighbours slow a machine, and nothing makes it faster."""
+    return replace(several[0], seconds=statistics.median(each.seconds for each in several))
 
 
-def mean_figures(several: list[Figures]) -> Figures:
-    """Of the rounds, each figure of those that found it: an all-gather is fast on one connection and slow on
-    another, and so is what ranks lose by meeting."""
+def middle_figures(several: list[Figures]) -> Figures:
+    """The same of a link, each figure of those rounds that found it."""
 
     def of(values: list[float | None]) -> float | None:
         there = [value for value in values if value is not None]
-        return statistics.fmean(there) if there else None
+        return statistics.median(there) if there else None
 
     besides = [each.beside for each in several]
     beside = Beside(
         gather=of([each.gather for each in besides]),
+        computing=statistics.median(each.computing for each in besides),
+        exchanging=statistics.median(each.exchanging for each in besides),
+        meeting=statistics.median(each.meeting for each in besides),
         pair_gather=of([each.pair_gather for each in besides]),
-        computing=statistics.fmean(each.computing for each in besides),
-        exchanging=statistics.fmean(each.exchanging for each in besides),
-        meeting=statistics.fmean(each.meeting for each in besides),
     )
     bandwidth, latency = of([each.bandwidth for each in several]), of([each.latency for each in several])
     return Figures(bandwidth=bandwidth, latency=latency, beside=beside)
@@ -316,15 +295,12 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as scratch,
         Cluster(size=3) as cluster,
-        Pulse() as pulse,
         contextlib.ExitStack() as stack,
     ):
         for name in HOSTS:
             stack.enter_context(slowed(cluster, name, options.cores, period=PERIOD))
         groups = [GROUPS[index] for index in options.only] or GROUPS
-        pulse.wait(100)
-        lab = Lab(cluster, Path(scratch), options.cores, pulse)
-        found = compared(measure(lab, groups))
+        found = compared(measure(Lab(cluster, Path(scratch), options.cores), groups))
     errors = [abs(each["error"]) for each in found["rows"]]
     document = {
         "command": " ".join(["benchmarks/planner_cluster.py", *sys.argv[1:]]),
@@ -337,7 +313,6 @@ def main() -> None:
         "worst_error": round(max(errors), 4),
         "wrong_answers": sum(each["right"] is False for each in found["is_one_more_faster"]),
         **found,
-        "processor": lab.speeds,
     }
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(document, indent=2) + "\n")
