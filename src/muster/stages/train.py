@@ -25,7 +25,8 @@ from muster.stages.plan import hosts_first, promised
 from muster.stages.recorder import Recorder, Watcher
 from muster.store import events
 from muster.store.atomic import write_json, write_text
-from muster.store.runfolder import Claim, RunFolder, new_mark
+from muster.store.claim import Claim
+from muster.store.runfolder import RunFolder, new_mark
 from muster.supervise.cause import judge_outcome
 from muster.supervise.fetch import fetch_model, fetch_profiles
 from muster.supervise.fold import make_result

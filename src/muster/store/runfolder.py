@@ -2,52 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import os
 import re
 import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from muster.core.errors import RunFolderError
 from muster.core.near import did_you_mean
 from muster.core.result import Result
-from muster.store.atomic import write_json, write_text
+from muster.store.atomic import write_text
+from muster.store.claim import Claim, is_held, take
 
 DEFAULT_ROOT = Path("runs")
+LOCK = "controller.lock"
 _MARKS = ("submission.json", "job.json")  # a folder with one of them is a run's
-
-
-STALE = 60.0  # seconds after which a controller on another machine counts as gone
-SIGN_OF_LIFE = 5.0
-
-
-@dataclass
-class Claim:
-    """A held run. A context manager; `touch` now and then tells other machines that it is still held."""
-
-    lock: IO[str]
-    sign: Path
-    touched: float = 0.0
-
-    def __enter__(self) -> Claim:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # other machines see no lock: to them an old sign is the end
-            os.utime(self.sign, (0, 0))
-        self.lock.close()
-
-    def touch(self) -> None:
-        """A sign of life, at most every few seconds."""
-        if time.monotonic() - self.touched > SIGN_OF_LIFE:
-            self.touched = time.monotonic()
-            with contextlib.suppress(OSError):
-                self.sign.touch()
 
 
 def new_mark() -> str:
@@ -242,45 +213,11 @@ class RunFolder:
 
         `batch_job`: the id of the batch system's job that this process belongs to.
         """
-        try:
-            lock = (self.path / "controller.lock").open("a")
-        except OSError as error:
-            raise RunFolderError(f"cannot be written: {error.strerror}", where=str(self.path)) from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise RunFolderError(
-                "another process supervises this run", where=self.id, hint=f"`muster stop {self.id}` first"
-            ) from None
-        about = {"pid": os.getpid(), "machine": os.uname().nodename, "batch_job": batch_job}
-        write_json(self.controller, about)
-        return Claim(lock, self.controller)
+        return take(self.path / LOCK, self.controller, self.id, batch_job)
 
     def controller_alive(self) -> bool | None:
-        """Whether a controller works on this run now; None: on another machine, by its signs of life.
-
-        Here the lock tells, whatever happened to process ids; elsewhere the age of controller.json.
-        """
-        try:
-            data = json.loads(self.controller.read_text(encoding="utf-8"))
-            age = time.time() - self.controller.stat().st_mtime
-        except (OSError, ValueError):
-            return False
-        if not isinstance(data, dict):
-            return False
-        if data.get("machine") == os.uname().nodename:
-            try:
-                with (self.path / "controller.lock").open() as lock:
-                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return False
-            except FileNotFoundError:
-                return False
-            except BlockingIOError:
-                return True
-            except OSError:
-                pass  # a file system without locks
-        return None if age < STALE else False
+        """Whether a controller works on this run now; None: on another machine, by its signs of life."""
+        return is_held(self.path / LOCK, self.controller)
 
     def read_result(self) -> Result | None:
         """The result, or None where the run is not finished. Raises RunFolderError for a damaged file."""

@@ -1,0 +1,86 @@
+"""Who supervises a run: a lock for this machine, and signs of life for others."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from muster.core.errors import RunFolderError
+from muster.store.atomic import write_json
+
+STALE = 60.0  # seconds after which a controller on another machine counts as gone
+SIGN_OF_LIFE = 5.0
+
+
+@dataclass
+class Claim:
+    """A held run. A context manager; `touch` now and then tells other machines that it is still held."""
+
+    lock: IO[str]
+    sign: Path
+    touched: float = 0.0
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):  # other machines see no lock: to them an old sign is the end
+            os.utime(self.sign, (0, 0))
+        self.lock.close()
+
+    def touch(self) -> None:
+        """A sign of life, at most every few seconds."""
+        if time.monotonic() - self.touched > SIGN_OF_LIFE:
+            self.touched = time.monotonic()
+            with contextlib.suppress(OSError):
+                self.sign.touch()
+
+
+def take(lock_file: Path, sign: Path, run: str, batch_job: str | None = None) -> Claim:
+    """Hold the run until the claim is given back, or this process ends. Raises RunFolderError where another
+    process does, or nothing can be written."""
+    try:
+        lock = lock_file.open("a")
+    except OSError as error:
+        raise RunFolderError(f"cannot be written: {error.strerror}", where=str(lock_file.parent)) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise RunFolderError(
+            "another process supervises this run", where=run, hint=f"`muster stop {run}` first"
+        ) from None
+    write_json(sign, {"pid": os.getpid(), "machine": os.uname().nodename, "batch_job": batch_job})
+    return Claim(lock, sign)
+
+
+def is_held(lock_file: Path, sign: Path) -> bool | None:
+    """Whether a process holds the run; None: one of another machine, by its signs of life.
+
+    Here the lock tells, whatever happened to process ids; elsewhere the age of the sign.
+    """
+    try:
+        data = json.loads(sign.read_text(encoding="utf-8"))
+        age = time.time() - sign.stat().st_mtime
+    except (OSError, ValueError):
+        return False
+    if not isinstance(data, dict):
+        return False
+    if data.get("machine") == os.uname().nodename:
+        try:
+            with lock_file.open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass  # a file system without locks
+    return None if age < STALE else False
