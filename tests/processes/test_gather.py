@@ -58,6 +58,8 @@ class Sshd:
         self.port, self.login = port, folder / "login"
         self.key = " ".join((folder / "host.pub").read_text().split()[:2])
         sshd = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin:" + os.environ.get("PATH", "")) or ""
+        if os.geteuid() == 0:  # where no service was ever started, nobody has made it
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         self.log = (folder / "log").open("wb")
         self.process = subprocess.Popen([sshd, "-D", "-e", "-f", str(folder / "config")], stderr=self.log)
         assert wait_until(lambda: all(self.answers(address) for address in addresses), 60), (

@@ -43,7 +43,8 @@ class Beside:
 
     def __post_init__(self) -> None:
         gathers = [share for share in (self.gather, self.pair_gather) if share is not None]
-        if min(self.computing, self.exchanging, self.meeting) < 0 or any(share <= 0 for share in gathers):
+        rest = (self.computing, self.exchanging, self.meeting)
+        if not (all(share > 0 for share in gathers) and all(each >= 0 for each in rest)):
             raise ValueError(f"no shares and seconds: {self}")
 
 
