@@ -18,6 +18,7 @@ from muster.core.fabric_run import make_run
 from muster.core.idle import check_idle
 from muster.core.inventory import Host, parse_hosts
 from muster.core.job import Job, place
+from muster.core.links import Beside, Figures
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.result import Failure, Result
@@ -145,6 +146,17 @@ def test_what_a_plan_learns_of_the_link() -> None:
     assert (found.beside.computing, found.beside.exchanging, found.beside.meeting) == (0.9, 0.8, 0.002)
     with pytest.raises(UsageError, match="no all-reduce was measured"):
         link_figures(figures(names, [matmul(0, 1e9)]), 3)
+
+
+def test_what_only_an_earlier_run_found_stays() -> None:
+    two = Figures(1e9, 1e-5, Beside(None, 0.9, 0.8, 0.002, pair_gather=0.7))
+    more = Figures(2e9, None, Beside(0.95, 0.6, 0.5, 0.003))
+    assert more.after(two) == Figures(2e9, 1e-5, Beside(0.95, 0.6, 0.5, 0.003, pair_gather=0.7))
+    assert two.after(more) == Figures(1e9, 1e-5, Beside(0.95, 0.9, 0.8, 0.002, pair_gather=0.7))
+    assert two.after(Figures()) == two
+    for wrong in ({"pair_gather": 0.0}, {"gather": math.nan}, {"meeting": -1.0}, {"computing": math.nan}):
+        with pytest.raises(ValueError, match="no shares and seconds"):
+            Beside(**wrong)
 
 
 def test_the_matrix_and_who_is_slowest() -> None:

@@ -62,6 +62,24 @@ class Figures:
         ):
             raise ValueError(f"no bandwidth and latency: {self}")
 
+    def after(self, before: Figures) -> Figures:
+        """These, and what only an earlier measurement found: one between two ranks says nothing of an
+        all-gather among more."""
+
+        def either(new: float | None, old: float | None) -> float | None:
+            return old if new is None else new
+
+        mine, other = self.beside, before.beside
+        return Figures(
+            bandwidth=either(self.bandwidth, before.bandwidth),
+            latency=either(self.latency, before.latency),
+            beside=replace(
+                mine,
+                gather=either(mine.gather, other.gather),
+                pair_gather=either(mine.pair_gather, other.pair_gather),
+            ),
+        )
+
 
 @dataclass(frozen=True)
 class Link:

@@ -50,7 +50,9 @@ def calibrate(runs: Sequence[RunFolder], link: str | None = None, file: Path | N
         if found is None:
             trained.append(run)
         else:
-            known = replace(known, links={**known.links, **found})
+            for name, figures in found.items():
+                measured_now = figures.after(known.links.get(name, Figures()))
+                known = replace(known, links={**known.links, name: measured_now})
     measured = [measured_of(run, link) for run in trained]
     cases = {run.id: each.case for run, each in zip(trained, measured, strict=True)}
     _check_shown(cases, known)
