@@ -132,7 +132,7 @@ class Reader:
             if into["bytes"] == event["bytes"] and into["time"] != event["time"]:
                 into["seconds"] = [*into["seconds"], *event["seconds"]]
                 into["latencies"] = [*into["latencies"], *event["latencies"]]
-        return [self._pair(event) for event in dict(sorted(merged.items())).values()]
+        return [self._pair(merged[ends]) for ends in sorted(merged)]
 
     def _pair(self, event: Event) -> Pair:
         took, size = spread(event["seconds"]), int(event["bytes"])

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 from muster.core.devices import BY_HAND, number, with_figures
 from muster.core.errors import UsageError
@@ -26,6 +26,11 @@ _SPEED = re.compile(
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _KINDS = {"ib": "infiniband", "roce": "infiniband", "ethernet": "ethernet", None: "ethernet"}
 _KEYS = ("bandwidth", "latency", "usable")
+T = TypeVar("T")
+
+
+def _either(new: T | None, old: T) -> T:
+    return old if new is None else new
 
 
 @dataclass(frozen=True)
@@ -65,18 +70,14 @@ class Figures:
     def after(self, before: Figures) -> Figures:
         """These, and what only an earlier measurement found: one between two ranks says nothing of an
         all-gather among more."""
-
-        def either(new: float | None, old: float | None) -> float | None:
-            return old if new is None else new
-
         mine, other = self.beside, before.beside
         return Figures(
-            bandwidth=either(self.bandwidth, before.bandwidth),
-            latency=either(self.latency, before.latency),
+            bandwidth=_either(self.bandwidth, before.bandwidth),
+            latency=_either(self.latency, before.latency),
             beside=replace(
                 mine,
-                gather=either(mine.gather, other.gather),
-                pair_gather=either(mine.pair_gather, other.pair_gather),
+                gather=_either(mine.gather, other.gather),
+                pair_gather=_either(mine.pair_gather, other.pair_gather),
             ),
         )
 
@@ -205,8 +206,8 @@ def calibrated(link: Link, found: Figures) -> Link:
     """The link with what was measured in place of the table's figures."""
     changed = replace(
         link,
-        bandwidth=link.bandwidth if found.bandwidth is None else found.bandwidth,
-        latency=link.latency if found.latency is None else found.latency,
+        bandwidth=_either(found.bandwidth, link.bandwidth),
+        latency=_either(found.latency, link.latency),
         beside=found.beside,
     )
     return link if changed == link else replace(changed, source="measured")
