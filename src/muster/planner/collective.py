@@ -24,8 +24,8 @@ RINGS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}  # times (n - 1)
 # and three ranks of a host; nccl: its cost model's base latency, and a launch.
 CALL = {"gloo": 2.5e-4, "nccl": 1.0e-5}
 # Of a link's bandwidth, what an all-gather of two ranks gets, where that is not all. With two, a ring's
-# neighbours are the same rank, and gloo has one connection for both directions: 0.65 to 0.8 of what its
-# all-reduce gets, over links of 200 Mbit/s and 1 Gbit/s. With three, each carries data one way: 0.93 to 1.
+# neighbours are the same rank, and gloo has one connection for both directions: 0.66 to 0.86 of what its
+# all-reduce gets, over links of 200 Mbit/s and 1 Gbit/s. With three, each carries data one way: 0.86 to 1.
 PAIR_SHARE = {"gloo": 0.75}
 
 
