@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,12 +72,30 @@ def test_the_control_side_does_not_require_torch(wheel: zipfile.ZipFile) -> None
 
 
 @pytest.mark.parametrize(
-    "what", ["recipe", "result", "event", "inspection", "plan", "judged", "bench", "suite"]
+    "what", ["recipe", "result", "event", "inspection", "plan", "judged", "bench", "suite", "profile"]
 )
 def test_schemas_are_current(what: str) -> None:
     """Renew with: muster schema WHAT > src/muster/schemas/WHAT.schema.json"""
     shipped = json.loads((ROOT / f"src/muster/schemas/{what}.schema.json").read_text(encoding="utf-8"))
     assert shipped == schema_of(what)
+
+
+@pytest.mark.parametrize("what", ["recipe", "suite", "profile"])
+def test_every_key_that_users_write_is_described(what: str) -> None:
+    """In the schema, where editors show it: what the key means."""
+    silent = [key for key, words in _keys(schema_of(what), what) if len(words.split()) < 2]
+    assert not silent
+
+
+def _keys(schema: Any, at: str) -> Iterator[tuple[str, str]]:
+    """(path, description) of each key in a JSON Schema."""
+    for name, inner in schema.items() if isinstance(schema, dict) else enumerate(schema):
+        if name == "properties":
+            for key, value in inner.items():
+                yield f"{at}.{key}", value.get("description", "")
+                yield from _keys(value, f"{at}.{key}")
+        elif isinstance(inner, dict | list) and name != "default":
+            yield from _keys(inner, f"{at}.{name}" if isinstance(name, str) else at)
 
 
 @pytest.mark.parametrize("name", shipped_recipes())

@@ -20,6 +20,49 @@ from muster.core.near import did_you_mean
 from muster.core.recipes import read_yaml
 from muster.core.units import parse_bytes
 
+# What the keys of expectations mean. Keys of third parties' checks have their check's question.
+KEYS = {
+    "allowed": "Number of lines that may be printed.",
+    "at_least": "Smallest good value, in the check's unit; 0: anything.",
+    "at_least_gb": "Smallest good speed in GB/s. Null: compared with the other GPUs only.",
+    "at_least_gbit": "Smallest good bandwidth in Gbit/s. Null: no fixed bound.",
+    "at_most": "Largest good value, in the check's unit.",
+    "at_most_seconds": "Largest good latency in seconds. Null: compared with the other hosts only.",
+    "base": "The part of the limit that does not depend on the number of ranks.",
+    "contains": "Text that must be a part of the GPUs' name; empty: any name.",
+    "count": "GPUs that each host must have; 0: no fixed number.",
+    "cpu_fail_below": "On CPUs, fail below this share of the other hosts' rate.",
+    "cpu_warn_below": "On CPUs, warn below this share of the other hosts' rate.",
+    "enabled": "Whether the mode must be on.",
+    "fail": "Fail above this many seconds.",
+    "fail_below": "Fail below this value: bytes for limits, a share of the hosts' median for bandwidth.",
+    "fatal": "Numbers of the Xid events that count as broken hardware.",
+    "gen": "Smallest PCIe generation; 0: any.",
+    "gpu_fail_below": "On GPUs, fail below this share of the rate of GPUs of the same name.",
+    "gpu_warn_below": "On GPUs, warn below this share of the rate of GPUs of the same name.",
+    "link_warn_below": "Warn of a link below this share of what both its ends reach on other links.",
+    "links": "Smallest number of active NVLinks per GPU; 0: any.",
+    "loopback": "allowed or refused: whether the host's own name may mean a loopback address.",
+    "margin": "Smallest distance in degrees Celsius to the temperature at which the GPU slows down.",
+    "mode": "ECC mode: any, enabled or disabled.",
+    "of_peak_warn_below": "Warn below this share of the maker's peak.",
+    "packets": "Number of packets below which errors are not judged.",
+    "per_cpu_rank": "Bytes per rank on hosts without GPUs.",
+    "per_gpu_rank": "Bytes per rank on hosts with GPUs.",
+    "per_rank": "The part of the limit that is added for each rank.",
+    "per_worker": "Bytes per data loader process.",
+    "read_at_least_mb": "Smallest good read speed in MB/s. Null: not judged.",
+    "required": "Whether a folder that is not shared is a failure.",
+    "tolerance": "Difference from the other hosts that is allowed, as a share (0.02 is 2 %).",
+    "wanted": "The frequency governor that every core should have.",
+    "warn": "Warn above this many seconds.",
+    "warn_above": "Warn above this many times the hosts' median.",
+    "warn_below": "Warn below this share of what the other hosts reach.",
+    "warn_excess_seconds": "Warn only where it is also this many seconds above the hosts' median.",
+    "width": "Smallest number of PCIe lanes; 0: any.",
+    "write_at_least_mb": "Smallest good write speed in MB/s. Null: not judged.",
+}
+
 SHIPPED = Path(__file__).resolve().parent.parent / "profiles"
 SKIP = "skip"
 
@@ -64,6 +107,36 @@ def load_profile(source: str | None, checks: Iterable[Check]) -> Profile:
             for key, value in wanted.items():
                 expects[name][key] = _fitting(known[name], str(key), value, where)
     return Profile(source or "defaults", expects, frozenset(skipped))
+
+
+def profile_schema(checks: Iterable[Check]) -> dict[str, Any]:
+    """The JSON Schema of a profile file for these checks."""
+
+    def key(check: Check, name: str, default: Any) -> dict[str, Any]:
+        return {"description": KEYS.get(name, check.asks), "default": default}
+
+    def one(check: Check) -> dict[str, Any]:
+        properties = {name: key(check, name, default) for name, default in check.expects.items()}
+        wanted = {"type": "object", "additionalProperties": False, "properties": properties}
+        return {"description": check.asks, "anyOf": [{"const": SKIP}, wanted]}
+
+    parents = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    return {
+        "title": "Muster check profile",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "about": {"type": "string", "description": "One line that describes the profile."},
+            "inherit": parents
+            | {"description": "Other profiles, by name or path; later keys override earlier ones."},
+            "expect": {
+                "type": "object",
+                "additionalProperties": False,
+                "description": "Expectations by check, which override the defaults; skip leaves a check out.",
+                "properties": {check.name: one(check) for check in checks},
+            },
+        },
+    }
 
 
 def _layers(source: str, folder: Path, chain: tuple[Path, ...] = ()) -> list[tuple[Path, Mapping[str, Any]]]:

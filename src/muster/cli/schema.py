@@ -25,10 +25,11 @@ class What(str, Enum):
     judged = "judged"
     bench = "bench"
     suite = "suite"
+    profile = "profile"
 
 
-def schema(what: Annotated[What, typer.Argument(help="Which document.")] = What.recipe) -> int:
-    """Print a JSON Schema: recipes and suites (for editors), plans, results, events, inspections, benches."""
+def schema(what: Annotated[What, typer.Argument(help="The document.")] = What.recipe) -> int:
+    """Print the JSON Schema of a file that you write (recipe, suite, profile) or that Muster writes."""
     from muster.cli.output import print_json
     from muster.stages.schema import schema_of
 

@@ -20,13 +20,20 @@ class Data(Section):
     )  # fmt: skip
     embedded: ClassVar[str | None] = None  # the source where none is given: it needs no file and no network
 
-    name: str | None = Field(None, description="a Hugging Face data set")
-    path: str | None = Field(None, description="a file, or a folder with train and validation files")
-    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.05, description="held out where the data has no validation part of its own"
+    name: str | None = Field(None, description="A data set of the Hugging Face hub, such as wikisql.")
+    path: str | None = Field(
+        None, description="A file, or a folder that holds training and validation files."
     )
-    limit: PositiveInt | None = Field(None, description="use the first so many training samples only")
-    options: dict[str, Any] = Field(default_factory=dict, description="of a third party's workload")
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.05,
+        description="Share of the training data that is held out where the data has no validation part.",
+    )
+    limit: PositiveInt | None = Field(
+        None, description="Use only the first so many training samples. Null: all of them."
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Options of a plug-in's workload; Muster's own use none."
+    )
 
     @property
     def source(self) -> str | None:
@@ -37,9 +44,9 @@ class Data(Section):
 class Generated(Section):
     """The generated text-to-SQL set: how many questions, and the seed that makes them."""
 
-    train: PositiveInt = 8000
-    validation: PositiveInt = 300
-    seed: int = 0
+    train: PositiveInt = Field(8000, description="Number of training questions.")
+    validation: PositiveInt = Field(300, description="Number of held-out questions.")
+    seed: int = Field(0, description="Seed of the generator: the same seed gives the same questions.")
 
 
 class TextToSqlData(Data):
@@ -47,31 +54,44 @@ class TextToSqlData(Data):
 
     embedded: ClassVar[str | None] = "generated"
 
-    generated: Generated | None = None
-    question: str = Field("question", description="the field that holds the input")
-    sql: str = Field("sql", description="the field that holds the answer")
-    prefix: str = Field("translate to SQL: ", description="put before every question")
-    max_source: PositiveInt = Field(96, description="tokens; longer inputs are cut, and counted")
-    max_target: PositiveInt = Field(96, description="tokens; longer answers are cut, and counted")
+    generated: Generated | None = Field(
+        None, description="Questions and SQL that Muster generates; the built-in data of this workload."
+    )
+    question: str = Field("question", description="Name of the field that holds the question (the input).")
+    sql: str = Field("sql", description="Name of the field that holds the SQL (the answer to learn).")
+    prefix: str = Field("translate to SQL: ", description='Text put before every question; "" for none.')
+    max_source: PositiveInt = Field(
+        96, description="Longest question in tokens; longer ones are truncated and counted."
+    )
+    max_target: PositiveInt = Field(
+        96, description="Longest answer in tokens; longer ones are truncated and counted."
+    )
     padding: Literal["dynamic", "fixed"] = Field(
         "dynamic",
-        description="dynamic: to the longest of a batch of similar lengths; fixed: to max_source/target",
+        description="dynamic: samples of similar length share a batch and are padded to its longest. fixed: "
+        "every sample is padded to max_source and max_target.",
     )
 
 
 class Library(Section):
     """The Python standard library's own sources."""
 
-    megabytes: Annotated[float, Field(gt=0)] | None = Field(None, description="at most; None: all of them")
+    megabytes: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Use at most this many megabytes of source text. Null: all of it."
+    )
 
 
 class Synthetic(Section):
     """Random tokens that need no input: the same for the same seed, on any number of ranks."""
 
-    samples: PositiveInt | None = Field(None, description="None: as many as the run's steps use")
-    validation: PositiveInt = 16
-    vocab_size: PositiveInt | None = Field(None, description="None: the model's")
-    seed: int = 0
+    samples: PositiveInt | None = Field(
+        None, description="Number of training samples. Null: as many as the run's steps use."
+    )
+    validation: PositiveInt = Field(16, description="Number of held-out samples.")
+    vocab_size: PositiveInt | None = Field(
+        None, description="Number of different tokens. Null: the model's vocabulary size."
+    )
+    seed: int = Field(0, description="Seed of the random tokens.")
 
 
 class TextData(Data):
@@ -79,19 +99,27 @@ class TextData(Data):
 
     embedded: ClassVar[str | None] = "library"
 
-    library: Library | None = None
-    synthetic: Synthetic | None = None
-    field: str = Field("text", description="the field of JSON lines or of a data set that holds the text")
-    subset: str | None = Field(None, description="the configuration of a hub data set")
-    sequence: PositiveInt | None = Field(None, description="tokens per sample; None: the model's positions")
-    bad: OnBad = Field("error", description="a text that cannot be read: an error, or skipped and counted")
+    library: Library | None = Field(
+        None, description="The Python standard library's sources; the built-in data of this workload."
+    )
+    synthetic: Synthetic | None = Field(None, description="Random tokens, for benchmarks.")
+    field: str = Field(
+        "text", description="Name of the field that holds the text, in JSON lines or in a hub data set."
+    )
+    subset: str | None = Field(None, description="Configuration of the hub data set. Null: its only one.")
+    sequence: PositiveInt | None = Field(
+        None, description="Tokens per sample. Null: as many positions as the model has."
+    )
+    bad: OnBad = Field(
+        "error", description="What to do with a text that cannot be read: error, or skip and count it."
+    )
 
 
 class Digits(Section):
     """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels."""
 
-    validation: PositiveInt = 360
-    seed: int = 0
+    validation: PositiveInt = Field(360, description="Number of held-out images, of 1,797 in all.")
+    seed: int = Field(0, description="Seed of the choice of held-out images.")
 
 
 class ImageData(Data):
@@ -99,22 +127,31 @@ class ImageData(Data):
 
     embedded: ClassVar[str | None] = "digits"
 
-    digits: Digits | None = None
-    image: str = Field("image", description="the column that holds the image")
-    label: str = Field("label", description="the column that holds its class")
-    subset: str | None = Field(None, description="the configuration of a hub data set")
+    digits: Digits | None = Field(
+        None, description="scikit-learn's handwritten digits; the built-in data of this workload."
+    )
+    image: str = Field("image", description="Name of the column that holds the image.")
+    label: str = Field("label", description="Name of the column that holds the image's class.")
+    subset: str | None = Field(None, description="Configuration of the hub data set. Null: its only one.")
     size: PositiveInt | None = Field(
-        None, description="pixels of a side after resizing; None: the model's image_size, or 224"
+        None,
+        description="Side of the images in pixels after resizing. Null: the model's image_size, else 224.",
     )
     mean: list[float] | None = Field(
-        None, description="per channel, of values in 0..1; None: the pretrained model's own, else 0.5"
+        None,
+        description="Mean of each channel, for pixel values from 0 to 1. Null: the pretrained model's, else "
+        "0.5.",
     )
-    std: list[Annotated[float, Field(gt=0)]] | None = Field(None, description="per channel; None: as mean")
-    flip: bool = Field(False, description="mirror half of the training images")
+    std: list[Annotated[float, Field(gt=0)]] | None = Field(
+        None, description="Standard deviation of each channel. Null: the pretrained model's, else 0.5."
+    )
+    flip: bool = Field(False, description="Mirror half of the training images, chosen at random.")
     crop: Annotated[int, Field(ge=0)] = Field(
-        0, description="pixels of padding, of which a random part is cut off again (training)"
+        0, description="Pad training images by this many pixels, then cut a random part of the old size."
     )
-    bad: OnBad = Field("error", description="an image that cannot be read: an error, or skipped and counted")
+    bad: OnBad = Field(
+        "error", description="What to do with an image that cannot be read: error, or skip and count it."
+    )
 
 
 class FabricData(Data):

@@ -12,57 +12,91 @@ from muster.core.section import PositiveInt, Section, SlurmText
 class Slurm(Section):
     """What is asked of Slurm where there is no allocation yet."""
 
-    partition: SlurmText | None = None
-    minutes: PositiveInt | None = Field(None, description="time limit; None: the partition's")
-    gres: SlurmText | None = Field(None, description="per node, such as gpu:8")
-    account: SlurmText | None = None
-    qos: SlurmText | None = None
-    constraint: SlurmText | None = None
-    whole_nodes: bool = Field(True, description="share no node with another job (--exclusive)")
+    partition: SlurmText | None = Field(
+        None,
+        description="Partition (sbatch --partition). Null: the one of `--hosts slurm:`, else the default.",
+    )
+    minutes: PositiveInt | None = Field(
+        None, description="Time limit in minutes. Null: the partition's default."
+    )
+    gres: SlurmText | None = Field(
+        None, description="Generic resources per node (sbatch --gres), such as gpu:8. Null: none asked for."
+    )
+    account: SlurmText | None = Field(
+        None, description="Account that pays (sbatch --account). Null: the user's default."
+    )
+    qos: SlurmText | None = Field(
+        None, description="Quality of service (sbatch --qos). Null: the user's default."
+    )
+    constraint: SlurmText | None = Field(
+        None, description="Features that nodes must have (sbatch --constraint). Null: none."
+    )
+    whole_nodes: bool = Field(
+        True, description="Share no node with another job (sbatch --exclusive, with all memory)."
+    )
     requeue: bool = Field(
-        False, description="go on from the newest checkpoint when Slurm starts the job again"
+        False, description="Let Slurm start the job again; it then resumes from the newest checkpoint."
     )
     grace: PositiveInt = Field(
-        60, description="seconds before the time limit at which the job is ended cleanly"
+        60, description="Seconds before the time limit at which the job is ended cleanly."
     )
 
 
 class Launch(Section):
     """How the job is started and held."""
 
-    launcher: str = Field("auto", description="auto, local, ssh, pdsh, openmpi, slurm, or a third party's")
+    launcher: str = Field(
+        "auto",
+        description="What starts the processes on the hosts: local, ssh, pdsh, openmpi, slurm, or a "
+        "plug-in's "
+        "name. auto: local for hosts given as `local:`, slurm for `slurm:`, else ssh.",
+    )
     python: str | None = Field(
-        None, description="the interpreter on the hosts; default: the one running muster"
+        None, description="Python interpreter on the hosts. Null: the path of the one that runs muster."
     )
     hosts: PositiveInt | Literal["auto"] | None = Field(
         None,
-        description="of those given, the first so many; auto: as many as train fastest; None: all of them",
+        description="Use only the first so many of the given hosts. auto: the number that trains fastest. "
+        "Null: all of them.",
     )
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="What ranks compute on. auto: GPUs where the hosts have them, else CPUs."
+    )
     port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
-        None, description="rendezvous; None: a free one"
+        None, description="Rendezvous port on the first host. Null: a free one."
     )
-    address: str | None = Field(None, description="of the first host as its peers see it; None: found out")
+    address: str | None = Field(
+        None, description="Rendezvous address: the first host as the others reach it. Null: found out."
+    )
     workdir: str | None = Field(
-        None, description="on hosts that do not share the run folder; default ~/.cache/muster"
+        None, description="Folder on hosts that do not share the run folder. Null: ~/.cache/muster."
     )
-    timeout: Annotated[float, Field(gt=0)] | None = Field(None, description="seconds for the whole job")
-    connect_timeout: Annotated[float, Field(gt=0)] = Field(20, description="seconds until a host must answer")
+    timeout: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Seconds after which the whole job is ended. Null: no limit."
+    )
+    connect_timeout: Annotated[float, Field(gt=0)] = Field(
+        20, description="Seconds within which a host must answer the connection."
+    )
     lease: Annotated[float, Field(ge=2)] = Field(
-        15, description="seconds of silence after which host and controller give each other up"
+        15,
+        description="Seconds without a message after which a host counts as lost, and after which a host "
+        "that "
+        "hears nothing ends its ranks.",
     )
     threads: PositiveInt | None = Field(
-        None, description="OMP_NUM_THREADS of a rank; None: cores / ranks on the host"
+        None, description="OMP_NUM_THREADS of each rank. Null: the host's cores divided by its ranks."
     )
-    fanout: PositiveInt = Field(64, description="connections that are being made at once")
+    fanout: PositiveInt = Field(64, description="Number of connections that are opened at the same time.")
     home: str | None = Field(
         None,
-        description="this machine's address as hosts see it (pdsh, openmpi, slurm); None: found out",
+        description="This machine's address as the hosts reach it (pdsh, openmpi, slurm). Null: found out.",
     )
     ssh_options: list[str] = Field(
-        default_factory=list, description="of every ssh connection, such as [-F, FILE]"
+        default_factory=list, description="Arguments of every ssh connection, such as [-F, FILE]."
     )
     options: list[str] = Field(
-        default_factory=list, description="further arguments of pdsh, mpirun, srun or sbatch"
+        default_factory=list, description="Further arguments of pdsh, mpirun, srun or sbatch."
     )
-    slurm: Slurm = Field(default_factory=Slurm)
+    slurm: Slurm = Field(
+        default_factory=Slurm, description="What Slurm is asked for where there is no allocation yet."
+    )

@@ -12,43 +12,61 @@ from muster.core.section import PositiveInt, Section
 class Evaluate(Section):
     """Held-out loss during training, and what the trained model can do after it."""
 
-    every: PositiveInt | None = Field(None, description="optimizer steps between held-out losses")
-    after: bool = Field(True, description="answer held-out questions when training ends")
-    limit: PositiveInt | None = Field(None, description="at most so many held-out samples")
-    batch: PositiveInt = 64
-    max_new_tokens: PositiveInt | None = Field(None, description="default: the workload's")
-    beams: PositiveInt = 1
+    every: PositiveInt | None = Field(
+        None, description="Optimizer steps between evaluations of the held-out loss. Null: none in between."
+    )
+    after: bool = Field(
+        True, description="Evaluate the trained model on held-out samples when training ends."
+    )
+    limit: PositiveInt | None = Field(
+        None, description="Evaluate on at most this many held-out samples. Null: all of them."
+    )
+    batch: PositiveInt = Field(64, description="Samples per rank and forward pass of an evaluation.")
+    max_new_tokens: PositiveInt | None = Field(
+        None, description="Longest generated answer in tokens. Null: the workload's own limit."
+    )
+    beams: PositiveInt = Field(1, description="Beams of the beam search for answers; 1: greedy decoding.")
 
 
 class Measure(Section):
     """The instruments."""
 
-    window: PositiveInt = Field(10, description="optimizer steps per measurement")
-    warmup: Annotated[int, Field(ge=0)] = Field(
-        10, description="optimizer steps left out of the throughput (no more than a third of the run)"
+    window: PositiveInt = Field(
+        10, description="Optimizer steps per measured window: loss and speed are recorded once a window."
     )
-    hardware_seconds: Annotated[float, Field(gt=0)] = Field(5, description="between two samples of a host")
+    warmup: Annotated[int, Field(ge=0)] = Field(
+        10,
+        description="First optimizer steps that are left out of the throughput (never more than a third of "
+        "the run).",
+    )
+    hardware_seconds: Annotated[float, Field(gt=0)] = Field(
+        5, description="Seconds between two samples of a host's hardware (CPU, memory, GPUs)."
+    )
     profile: Literal["none", "flops", "trace"] = Field(
         "none",
-        description="into the run folder. flops: DeepSpeed's breakdown by module; trace: PyTorch's profiler",
+        description="Profile a step into the run folder. flops: DeepSpeed's FLOPs by module. trace: a trace "
+        "by "
+        "PyTorch's profiler.",
     )
-    profile_step: PositiveInt = Field(
-        5, description="the optimizer step that is profiled, or the first of them"
+    profile_step: PositiveInt = Field(5, description="The first optimizer step that is profiled.")
+    profile_steps: PositiveInt = Field(1, description="Number of optimizer steps that a trace covers.")
+    profile_ranks: list[Annotated[int, Field(ge=0)]] = Field(
+        [0], description="The ranks that are profiled, by number."
     )
-    profile_steps: PositiveInt = Field(1, description="how many steps a trace covers")
-    profile_ranks: list[Annotated[int, Field(ge=0)]] = Field([0], description="ranks that are profiled")
-    flops: bool = Field(True, description="count the model's FLOPs, for MFU")
+    flops: bool = Field(True, description="Count the model's FLOPs, which the MFU needs.")
     peak_tflops: Annotated[float, Field(gt=0)] | dict[str, Annotated[float, Field(gt=0)]] | None = Field(
         None,
-        description="of a device, as `muster check` measured it, or {host: number}; None: the maker's figure",
+        description="Peak TFLOP/s of a device, for the MFU: one number, or {host: number}. Null: measured by "
+        "`muster check` (see `peaks`), else the maker's figure.",
     )
     peaks: str | None = Field(
         None,
-        description="what `muster check HOSTS --json` printed, or result.json of `muster train fabric`: each "
-        "host's measured figure goes before the maker's, and peak_tflops before both",
+        description="A file with each host's measured peak: the output of `muster check HOSTS --json`, or "
+        "result.json of `muster train fabric`. It overrides the maker's figure; `peak_tflops` overrides it.",
     )
     attention: bool = Field(
-        False, description="largest and smallest scaled attention logit of each layer, once per window"
+        False,
+        description="Record the largest and smallest scaled attention logit of each layer once a window.",
     )
 
     @property

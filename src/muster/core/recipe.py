@@ -13,46 +13,73 @@ from muster.core.launch import Launch
 from muster.core.measure import Evaluate, Measure
 from muster.core.section import AutoInt, Bytes, EnvText, Fraction, PositiveInt, Section
 
+WORKLOAD = "What the ranks do: text2sql, causal-lm, image-classification, fabric, or a plug-in's name."
+DATA = "Where the samples come from. At most one source is given; without one, the built-in data is used."
+
 
 class Model(Section):
     """The network. `name` is a known size, a hub name or a folder; `config` changes or makes a
     configuration."""
 
-    name: str | None = Field(None, description="t5-small ... t5-3b, a hub name, or a local folder")
+    name: str | None = Field(
+        None,
+        description="A known size such as t5-small or gpt2, a Hugging Face hub name, or a local folder. "
+        "Null: "
+        "the model is described by `config` alone.",
+    )
     init: Literal["pretrained", "random"] = Field(
-        "pretrained", description="random: from the configuration alone"
+        "pretrained",
+        description="pretrained: start from the published weights. random: draw new weights for the model's "
+        "configuration (no download of weights).",
     )
     config: dict[str, Any] | None = Field(
-        None, description="fields of the model's configuration; without `name`, the whole of it"
+        None,
+        description="Fields of the Transformers configuration. With `name` they change that model's "
+        "configuration; without it they are the whole configuration.",
     )
     create: Literal["auto", "whole", "sharded"] = Field(
         "auto",
-        description="whole: by every rank in its host's memory; sharded (ZeRO-3, FSDP): no rank but FSDP's "
-        "first ever holds all of it; auto: sharded where the whole would not fit well",
+        description="How ranks build the model. whole: every rank builds it in its host's memory. sharded "
+        "(ZeRO-3 and FSDP only): each rank builds its own shard; with FSDP the first rank still builds the "
+        "whole model. auto: sharded where whole copies would not fit comfortably.",
     )
     position_std: Annotated[float, Field(gt=0)] | None = Field(
         None,
-        description="init random: spread of T5's relative position biases; None: as Transformers draws them",
+        description="With init: random, the standard deviation of T5's relative position biases. Null: the "
+        "value that Transformers uses.",
     )
-    tokenizer: str = Field("auto", description="auto, train (on the recipe's data), a hub name or a folder")
+    tokenizer: str = Field(
+        "auto",
+        description="auto: the model's own tokenizer, or one trained on the data where the model has none. "
+        "train: train one on the recipe's data. Otherwise a hub name or a folder.",
+    )
     vocab_size: Annotated[int, Field(ge=300, le=1_000_000)] = Field(
-        2048, description="entries of a tokenizer trained on the data"
+        2048, description="Number of tokens of a tokenizer that is trained on the data (300 to 1,000,000)."
     )
 
 
 class Engine(Section):
     """How the model is spread over the ranks."""
 
-    name: Literal["ddp", "fsdp", "deepspeed"] = "ddp"
-    zero: Annotated[int, Field(ge=0, le=3)] | Literal["auto"] = Field(
-        0, description="DeepSpeed's ZeRO stage; auto: the fastest that fits"
+    name: Literal["ddp", "fsdp", "deepspeed"] = Field(
+        "ddp",
+        description="ddp: every rank holds the whole model (PyTorch DDP). fsdp: weights, gradients and "
+        "optimizer states are sharded (PyTorch FSDP). deepspeed: ZeRO, at the stage given by `zero`.",
     )
-    offload: Literal["none", "optimizer", "optimizer+param"] = Field("none", description="to host memory")
+    zero: Annotated[int, Field(ge=0, le=3)] | Literal["auto"] = Field(
+        0,
+        description="DeepSpeed's ZeRO stage, 0 to 3: what is sharded (0 nothing, 1 optimizer states, 2 also "
+        "gradients, 3 also weights). auto: the plan takes the fastest stage that fits.",
+    )
+    offload: Literal["none", "optimizer", "optimizer+param"] = Field(
+        "none", description="What DeepSpeed keeps in host memory instead of GPU memory."
+    )
     config: str | None = Field(
-        None, description="a DeepSpeed JSON file of your own; its auto values are filled"
+        None, description="Path of your own DeepSpeed JSON file. Muster fills in its auto values."
     )
     options: dict[str, Any] = Field(
-        default_factory=dict, description="DeepSpeed keys laid over those that Muster writes"
+        default_factory=dict,
+        description="DeepSpeed JSON keys, nested as in the file; they override the keys that Muster writes.",
     )
 
     @property
@@ -75,47 +102,77 @@ class BatchSpec(Section):
 
     exclusive: ClassVar[tuple[str, ...]] = ("global", "tokens")
 
-    micro: AutoInt = Field(None, description="samples per rank and forward pass")
-    global_: AutoInt = Field(None, alias="global", description="samples per optimizer step")
+    micro: AutoInt = Field(
+        None,
+        description="Samples per rank and forward pass (micro-batch). Auto or null: derived from the other "
+        "numbers, or chosen by the plan.",
+    )
+    global_: AutoInt = Field(
+        None,
+        alias="global",
+        description="Samples per optimizer step over all ranks. Auto or null: micro x accumulation x ranks.",
+    )
     tokens: PositiveInt | Literal["auto"] | None = Field(
         None,
-        description="tokens per optimizer step, in place of `global`; auto: those that a published size was "
-        "trained with",
+        description="Tokens per optimizer step over all ranks, instead of `global`. auto: the number that "
+        "the "
+        "published model of this size was trained with.",
     )
-    accumulation: AutoInt = Field(None, description="forward passes per optimizer step")
+    accumulation: AutoInt = Field(
+        None,
+        description="Forward passes per optimizer step (gradient accumulation). Auto or null: derived from "
+        "micro and global, else 1.",
+    )
     split: Literal["even", "measured"] | list[PositiveInt] = Field(
         "even",
-        description="measured: each rank gets a share of every micro-step in proportion to its speed; or "
-        "the shares themselves, one number of samples per rank (ddp)",
+        description="How a micro-step's samples are divided among ranks of different speed (ddp only). even: "
+        "all the same. measured: in proportion to measured speed. A list: samples of each rank.",
     )
 
 
 class Train(Section):
     """The optimisation: AdamW, gradient clipping, a schedule."""
 
-    epochs: Annotated[float, Field(gt=0)] = 1.0
-    max_steps: PositiveInt | None = Field(None, description="optimizer steps; overrides epochs")
+    epochs: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="Passes over the training data; fractions are allowed."
+    )
+    max_steps: PositiveInt | None = Field(
+        None, description="Number of optimizer steps; overrides `epochs`. Null: as `epochs` says."
+    )
     max_minutes: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="stop after so much training time, as a success"
+        None, description="Stop, as a success, after this many minutes of training. Null: no limit."
     )
     learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
-        5e-5, description="auto: the one that a published size was trained with"
+        5e-5,
+        description="Peak learning rate of AdamW. auto: the rate that the published model of this size was "
+        "trained with.",
     )
-    schedule: Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"] = "linear"
-    warmup: Annotated[float, Field(ge=0)] = Field(0, description="steps; below 1: a fraction of all steps")
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.999
-    epsilon: Annotated[float, Field(gt=0)] = 1e-8
-    clip: Annotated[float, Field(ge=0)] = Field(1.0, description="gradient norm; 0 switches clipping off")
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    seed: int = 42
+    schedule: Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"] = Field(
+        "linear", description="Learning rate schedule, by Transformers' names."
+    )
+    warmup: Annotated[float, Field(ge=0)] = Field(
+        0, description="Warm-up steps of the learning rate; a number below 1 is a fraction of all steps."
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW's weight decay.")
+    beta1: Fraction = Field(0.9, description="AdamW's beta1.")
+    beta2: Fraction = Field(0.999, description="AdamW's beta2.")
+    epsilon: Annotated[float, Field(gt=0)] = Field(1e-8, description="AdamW's epsilon.")
+    clip: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="Largest norm of the gradients (gradient clipping); 0 switches clipping off."
+    )
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="Label smoothing factor; 0 switches it off."
+    )
+    seed: int = Field(42, description="Seed of the weights, the order of the data and dropout.")
     gradient_checkpointing: bool | Literal["auto"] = Field(
         False,
-        description="compute activations twice, and keep few; auto: where that is faster, or fits alone",
+        description="Recompute activations in the backward pass instead of keeping them: less memory, more "
+        "time. auto: used where it is faster, or where nothing else fits.",
     )
-    compile: bool = Field(False, description="torch.compile")
-    workers: Annotated[int, Field(ge=0)] = Field(0, description="data loader processes per rank")
+    compile: bool = Field(False, description="Compile the model with torch.compile.")
+    workers: Annotated[int, Field(ge=0)] = Field(
+        0, description="Data loader processes per rank; 0: the rank loads its own data."
+    )
 
     @property
     def rate(self) -> float:
@@ -141,11 +198,11 @@ class Train(Section):
 class Lora(Section):
     """Low-rank adapters by PEFT; None trains everything."""
 
-    rank: PositiveInt = 16
-    alpha: Annotated[float, Field(gt=0)] = 32
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    rank: PositiveInt = Field(16, description="Rank of the adapters' matrices.")
+    alpha: Annotated[float, Field(gt=0)] = Field(32, description="Scale: adapters count alpha / rank times.")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Dropout of the adapters' input.")
     targets: list[str] | Literal["all-linear"] | None = Field(
-        None, description="module names; None: PEFT's choice"
+        None, description="Names of the modules that get adapters, or all-linear. Null: PEFT's choice."
     )
 
 
@@ -154,13 +211,15 @@ class Checkpoint(Section):
 
     every: PositiveInt | list[tuple[PositiveInt, PositiveInt | None]] | None = Field(
         None,
-        description="optimizer steps; or pairs [every, until], the last until null for the rest; None: no "
-        "checkpoints",
+        description="Optimizer steps between checkpoints; or a list of [every, until] pairs, the last with "
+        "null as its `until`. Null: no checkpoints.",
     )
     keep: PositiveInt | Literal["all"] = Field(
-        2, description="the last complete ones that stay on disk; all: every one"
+        2, description="How many of the newest complete checkpoints stay on disk; all: every one."
     )
-    model: bool = Field(True, description="save the trained model at the end; a benchmark needs none")
+    model: bool = Field(
+        True, description="Save the trained model at the end. Benchmarks can switch it off to save time."
+    )
 
     @field_validator("every", mode="before")
     @classmethod
@@ -174,14 +233,19 @@ class Fabric(Section):
     """What the fabric workload measures."""
 
     largest: Bytes | None = Field(
-        None, description="message, in bytes or such as 64MiB; None: 64 MiB on CPUs, 1 GiB on GPUs"
+        None,
+        description="Largest message, in bytes or with a unit such as 64MiB. Null: 64 MiB on CPUs, 1 GiB on "
+        "GPUs.",
     )
     pairs: Literal["sample", "all"] = Field(
-        "all", description="of hosts, point to point. sample: neighbours in a ring"
+        "all",
+        description="Pairs of hosts measured point to point. all: every pair. sample: neighbours in a ring.",
     )
-    matmul: bool = Field(True, description="matrix products: on each device, and one split over all ranks")
+    matmul: bool = Field(
+        True, description="Also measure matrix products: on each device, and one split over all ranks."
+    )
     seconds: Annotated[float, Field(gt=0)] = Field(
-        60, description="of measuring in all, divided among the measurements"
+        60, description="Seconds of measuring in total, divided among the measurements."
     )
 
 
@@ -190,24 +254,50 @@ class Recipe(Section):
 
     trains: ClassVar[bool] = True  # else model, engine, batch and the like mean nothing
 
-    workload: str = "text2sql"
-    model: Model = Field(default_factory=Model)
-    data: Data = Field(default_factory=Data)
-    engine: Engine = Field(default_factory=Engine)
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    loss_scale: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="fp16: the initial loss scale; None: 2^16"
+    workload: str = Field("text2sql", description=WORKLOAD)
+    model: Model = Field(default_factory=Model, description="The network: its name, weights and tokenizer.")
+    data: Data = Field(default_factory=Data, description=DATA)
+    engine: Engine = Field(
+        default_factory=Engine, description="How the model is spread over the ranks: DDP, FSDP or DeepSpeed."
     )
-    batch: BatchSpec = Field(default_factory=BatchSpec)
-    train: Train = Field(default_factory=Train)
-    lora: Lora | None = None
-    checkpoint: Checkpoint = Field(default_factory=Checkpoint)
-    evaluate: Evaluate = Field(default_factory=Evaluate)
-    measure: Measure = Field(default_factory=Measure)
-    launch: Launch = Field(default_factory=Launch)
-    env: dict[str, EnvText] = Field(default_factory=dict, description="environment variables of the ranks")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto",
+        description="Number format of the computation. auto: the fastest that every device and the model can "
+        "use (bf16 on GPUs that have it; T5 never in fp16); fp32 on CPUs.",
+    )
+    loss_scale: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="With fp16, the initial loss scale, a power of two. Null: 65536."
+    )
+    batch: BatchSpec = Field(
+        default_factory=BatchSpec,
+        description="Batch sizes: global = micro x accumulation x ranks. Give two, the third is derived.",
+    )
+    train: Train = Field(
+        default_factory=Train, description="Length of the training, optimizer (AdamW) and learning rate."
+    )
+    lora: Lora | None = Field(
+        None, description="Train low-rank adapters (PEFT) instead of all weights. Null: train all weights."
+    )
+    checkpoint: Checkpoint = Field(
+        default_factory=Checkpoint,
+        description="When checkpoints are written, how many are kept, and the trained model.",
+    )
+    evaluate: Evaluate = Field(
+        default_factory=Evaluate, description="Evaluation on held-out data, during training and after it."
+    )
+    measure: Measure = Field(
+        default_factory=Measure, description="What is measured during the run, and how often."
+    )
+    launch: Launch = Field(
+        default_factory=Launch,
+        description="How ranks are started on the hosts, and when a host counts as lost.",
+    )
+    env: dict[str, EnvText] = Field(
+        default_factory=dict, description="Environment variables of the ranks, by name."
+    )
     force: bool = Field(
-        False, description="go on where Muster would refuse (T5 in fp16, too little disk or memory)"
+        False,
+        description="Start although Muster would refuse: T5 in fp16, too little disk or memory.",
     )
 
     def as_dict(self) -> dict[str, Any]:
@@ -233,21 +323,21 @@ class Recipe(Section):
 class TextToSqlRecipe(Recipe):
     """An encoder-decoder model learns to translate questions."""
 
-    data: TextToSqlData = Field(default_factory=TextToSqlData)
+    data: TextToSqlData = Field(default_factory=TextToSqlData, description=DATA)
 
 
 class CausalLmRecipe(Recipe):
     """A language model learns to go on with text."""
 
-    workload: str = "causal-lm"
-    data: TextData = Field(default_factory=TextData)
+    workload: str = Field("causal-lm", description=WORKLOAD)
+    data: TextData = Field(default_factory=TextData, description=DATA)
 
 
 class ImageRecipe(Recipe):
     """A vision model learns to name what is on an image."""
 
-    workload: str = "image-classification"
-    data: ImageData = Field(default_factory=ImageData)
+    workload: str = Field("image-classification", description=WORKLOAD)
+    data: ImageData = Field(default_factory=ImageData, description=DATA)
 
 
 class FabricRecipe(Recipe):
@@ -255,9 +345,9 @@ class FabricRecipe(Recipe):
 
     trains: ClassVar[bool] = False
 
-    workload: str = "fabric"
-    data: FabricData = Field(default_factory=FabricData)
-    fabric: Fabric = Field(default_factory=Fabric)
+    workload: str = Field("fabric", description=WORKLOAD)
+    data: FabricData = Field(default_factory=FabricData, description=DATA)
+    fabric: Fabric = Field(default_factory=Fabric, description="What is measured, and for how long.")
 
 
 RECIPES: dict[str, type[Recipe]] = {

@@ -45,19 +45,35 @@ Amount = Annotated[float, BeforeValidator(_as_number)]  # 40GB, or a number
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,40}$")]
 Sizes = list[PositiveInt | Literal["all"]] | Literal["doubling", "adaptive"]
 _ALL: Sizes = ["all"]
+
+# Descriptions of what an entry may say in place of the suite.
+GROUPS = (
+    "Numbers of hosts per job, such as [1, 2, all]. doubling: 1, 2, 4 and so on up to all hosts. adaptive: "
+    "chosen from earlier results to find bad hosts."
+)
+COVER = "all: every host takes part in a job of every size. first: only the first hosts do."
+REPEATS = "How often each job is run."
+TIMEOUT = "Seconds after which a job is ended."
+WARM_UP = "Run one short job before many start at once, so that caches are filled."
+
 _FIXED = ("repeats", "curve", "cover")  # keys of entries whose groups are given, not chosen from results
 
 
 class Threshold(Section):
     """What a figure of every job must be at least, or at most."""
 
-    figure: Figure
-    at_least: Amount | None = None
-    at_most: Amount | None = None
+    figure: Figure = Field(description="The measured figure that is compared.")
+    at_least: Amount | None = Field(
+        None, description="The smallest good value: a number, or a size such as 40GB. Give this or at_most."
+    )
+    at_most: Amount | None = Field(
+        None, description="The largest good value: a number, or a size such as 40GB. Give this or at_least."
+    )
     per: Literal["job", "host", "slot", "fleet"] = Field(
         "job",
-        description="host, slot: the figure divided by their number; fleet: as a share of what is normal for "
-        "the same work on as many hosts",
+        description="What the figure is divided by first. job: nothing. host, slot: their number. fleet: "
+        "what "
+        "is normal for the same recipe on as many hosts.",
     )
 
     @model_validator(mode="after")
@@ -82,54 +98,81 @@ class Threshold(Section):
 class Checks(Section):
     """The inspection before the jobs: what `muster check` finds unfit takes no part."""
 
-    profile: str | None = Field(None, description="what to expect: a shipped name, or a file")
-    group: bool = Field(False, description="also let ranks on the fit hosts work together")
-    gpus: Annotated[int, Field(ge=0, le=64)] | None = Field(None, description="on each host; None: found out")
+    profile: str | None = Field(
+        None, description="Check profile: a shipped name, or a file. Null: the checks' defaults."
+    )
+    group: bool = Field(
+        False, description="Also start ranks on the fit hosts and measure links and devices together."
+    )
+    gpus: Annotated[int, Field(ge=0, le=64)] | None = Field(
+        None, description="GPUs that each host must have; 0: none. Null: as many as it turns out to have."
+    )
 
 
 class Entry(Section):
     """One recipe on groups of hosts. What is None is as the suite says."""
 
-    name: Name = Field("", validate_default=False, description="default: the recipe's name")
-    recipe: str = Field(description="a shipped name, or a file (beside the suite, or as given)")
+    name: Name = Field(
+        "", validate_default=False, description="Name of the entry in results. Default: the recipe's name."
+    )
+    recipe: str = Field(description="A shipped recipe's name, or a file (beside the suite, or as given).")
     set: Annotated[dict[str, Any], BeforeValidator(_dotted)] = Field(
-        default_factory=dict, description="changes of the recipe, nested or dotted"
+        default_factory=dict, description="Changes to the recipe, nested or with dotted keys."
     )
-    groups: Sizes | None = Field(
-        None, description="hosts of a job. doubling: 1, 2, 4 ... all; adaptive: chosen from results"
+    groups: Sizes | None = Field(None, description=f"{GROUPS} Null: as the suite says.")
+    cover: Literal["all", "first"] | None = Field(None, description=f"{COVER} Null: as the suite says.")
+    repeats: PositiveInt | None = Field(None, description=f"{REPEATS} Null: as the suite says.")
+    timeout: Annotated[float, Field(gt=0)] | None = Field(
+        None, description=f"{TIMEOUT} Null: as the suite says."
     )
-    cover: Literal["all", "first"] | None = Field(
-        None, description="all: every host has its job of every size; first: the first hosts alone"
+    warm_up: bool | None = Field(None, description=f"{WARM_UP} Null: as the suite says.")
+    curve: Literal["weak", "strong"] | None = Field(
+        None,
+        description="Report the efficiency by number of hosts. weak: the work grows with the hosts. strong: "
+        "the same work on all sizes. Null: no curve.",
     )
-    repeats: PositiveInt | None = None
-    timeout: Annotated[float, Field(gt=0)] | None = Field(None, description="seconds of a job")
-    warm_up: bool | None = Field(None, description="a short job alone before many begin at once")
-    curve: Literal["weak", "strong"] | None = Field(None, description="its efficiency by size is a result")
-    thresholds: list[Threshold] = Field(default_factory=list)
+    thresholds: list[Threshold] = Field(
+        default_factory=list, description="What this entry's jobs must reach, beside the suite's thresholds."
+    )
 
 
 class Suite(Section):
     """What to benchmark."""
 
-    about: str = Field("", description="one line for people")
-    check: Checks | None = Field(None, description="inspect the hosts first; None: all of them take part")
-    jobs: Annotated[list[Entry], Field(min_length=1)]
-    groups: Sizes = Field(default_factory=lambda: _ALL)
-    cover: Literal["all", "first"] = "all"
-    repeats: PositiveInt = 1
-    timeout: Annotated[float, Field(gt=0)] = 3600.0
-    warm_up: bool = True
-    at_once: PositiveInt | None = Field(None, description="jobs at a time; None: as many as hosts allow")
-    thresholds: list[Threshold] = Field(default_factory=list, description="of every entry")
-    slow: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.01, description="the smallest slowdown against the fleet that counts, share of a step's time"
+    about: str = Field("", description="One line that describes the suite.")
+    check: Checks | None = Field(
+        None, description="Check the hosts first and leave out unfit ones. Null: all hosts take part."
     )
-    waves: PositiveInt = Field(6, description="of jobs that an adaptive entry may ask for, at most")
+    jobs: Annotated[list[Entry], Field(min_length=1)] = Field(
+        description="The entries: each runs one recipe on groups of hosts."
+    )
+    groups: Sizes = Field(default_factory=lambda: _ALL, description=f"{GROUPS} Default: [all].")
+    cover: Literal["all", "first"] = Field("all", description=COVER)
+    repeats: PositiveInt = Field(1, description=REPEATS)
+    timeout: Annotated[float, Field(gt=0)] = Field(3600.0, description=TIMEOUT)
+    warm_up: bool = Field(True, description=WARM_UP)
+    at_once: PositiveInt | None = Field(
+        None,
+        description="Largest number of jobs at the same time. Null: as many as there are free hosts for.",
+    )
+    thresholds: list[Threshold] = Field(
+        default_factory=list, description="What the jobs of every entry must reach."
+    )
+    slow: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.01,
+        description="The smallest slowdown that makes a host slow, as a share of the fleet's step time "
+        "(0.01 is 1 %).",
+    )
+    waves: PositiveInt = Field(
+        6, description="Largest number of rounds of jobs that an adaptive entry may ask for."
+    )
     switches: dict[str, str] = Field(
-        default_factory=dict, description="switch -> the hosts behind it, such as node[01-08]"
+        default_factory=dict, description="Name of each network switch and its hosts, such as node[01-08]."
     )
     compare: list[str] | None = Field(
-        None, description="entries are put beside each other; what they are about: paths that may differ"
+        None,
+        description="Compare the entries with each other: the recipe keys in which they may differ. Null: no "
+        "comparison.",
     )
 
     @model_validator(mode="before")

@@ -7,6 +7,8 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from muster.checks._families import checks_of, families
+from muster.checks._profiles import profile_schema
 from muster.core.bench import Bench
 from muster.core.inspection import Inspection
 from muster.core.judged import Judged
@@ -18,8 +20,9 @@ from muster.store.events import event_schema
 
 
 def schema_of(what: str) -> dict[str, Any]:
-    """The schema of a recipe or suite file, a plan, a result, an event, an inspection, a bench, what was
-    judged."""
+    """The schema of a recipe, suite or check profile file, or of a document that Muster writes."""
+    if what == "profile":
+        return profile_schema(checks_of(families()))
     if what == "plan":
         return Plan.model_json_schema()
     if what == "inspection":
@@ -38,7 +41,7 @@ def schema_of(what: str) -> dict[str, Any]:
 
 
 def recipe_schema() -> dict[str, Any]:
-    """A recipe file's: one of the workloads' recipes, each with its own `data`."""
+    """The schema of a recipe file: any of the workloads' recipes, each with its own `data`."""
     models: list[tuple[type[BaseModel], Literal["validation"]]]
     models = [(model, "validation") for model in RECIPES.values()]
     refs, schema = models_json_schema(models, by_alias=True)
@@ -47,6 +50,7 @@ def recipe_schema() -> dict[str, Any]:
         properties["workload"] |= {"enum": sorted({workload, workload.replace("-", "_")})}
         properties["inherit"] = {
             "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
-            "description": "another recipe, by name or path; later keys win",
+            "description": "Other recipes that this one starts from, by name or path; later keys override "
+            "earlier ones.",
         }
     return {"title": "Muster recipe", "anyOf": [refs[model] for model in models], **schema}
