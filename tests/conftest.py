@@ -1,6 +1,8 @@
 """Fixtures of every tier, and what runs beside what (pytest-xdist)."""
 
+import os
 import signal
+import tempfile
 from typing import Any
 
 import pytest
@@ -18,6 +20,9 @@ settings.load_profile("muster")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background: children would, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What runs keep for their user goes to a folder of the tests.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="muster-tests-state-")
 
 # Files whose tests share nothing that takes long to make: each test may go to another worker.
 APART = ("real/test_resume", "real/test_fabric.py")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -55,10 +56,36 @@ def test_a_line_that_is_no_variable(here: Path, line: str) -> None:
 
 
 def test_the_environments_layers(here: Path) -> None:
-    assert environment(recipe()) == {}
+    assert environment(recipe()) == ({}, ())
     (here.parent / "home" / ".deepspeed_env").write_text("A=home\nB=home\nC=home\n")
     (here / ".deepspeed_env").write_text("B=work\nC=work\n")
-    assert environment(recipe(env={"C": "recipe"})) == {"A": "home", "B": "work", "C": "recipe"}
+    env, told = environment(recipe(env={"C": "recipe"}))
+    assert env == {"A": "home", "B": "work", "C": "recipe"}
+    assert [(each.value, each.why) for each in told] == [  # a decision each: the start and the page show them
+        ("A", f"set by {here.parent}/home/.deepspeed_env"),
+        ("B", f"set by {here}/.deepspeed_env"),
+    ]
+
+
+def test_a_deepspeed_env_of_another_user_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = here / ".deepspeed_env"
+    file.write_text("LD_PRELOAD=/tmp/theirs.so\n")
+    monkeypatch.setattr("os.getuid", lambda: file.stat().st_uid + 4711)
+    if file.stat().st_uid == 0:
+        os.chown(file, 4712, -1)
+    with pytest.raises(RecipeError, match="belongs to another user") as caught:
+        environment(recipe())
+    assert caught.value.where == str(file)
+    monkeypatch.setattr("os.getuid", lambda: file.stat().st_uid)
+    assert environment(recipe())[0] == {"LD_PRELOAD": "/tmp/theirs.so"}
+
+
+def test_a_bad_line_of_a_deepspeed_env_is_not_repeated(here: Path) -> None:
+    """`export HF_TOKEN ...` is a mistake that people make, and its value is a secret."""
+    (here / ".deepspeed_env").write_text("export HF_TOKEN hf_secret\n")
+    with pytest.raises(RecipeError) as caught:
+        environment(recipe())
+    assert "hf_secret" not in f"{caught.value} {caught.value.hint}"
 
 
 @pytest.mark.parametrize("name", ["1A", "A B", "A=B", "", "Ä"])

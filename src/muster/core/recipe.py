@@ -292,8 +292,17 @@ class Recipe(Section):
         default_factory=Launch,
         description="How ranks are started on the hosts, and when a host counts as lost.",
     )
-    env: dict[str, EnvText] = Field(
-        default_factory=dict, description="Environment variables of the ranks, by name."
+    env: dict[str, EnvText | None] = Field(
+        default_factory=dict,
+        description="Environment variables of the ranks, by name. Null: the value that the variable has where "
+        "muster is started.",
+    )
+    env_show: list[str] = Field(
+        default_factory=list,
+        description="Variables whose values may be shown in pages and files; of the others, only the names are.",
+    )
+    env_kept: Annotated[str, Field(pattern="^[0-9a-f]{16}$")] | None = Field(
+        None, description="Set by muster: the file in which this user's machine keeps the hidden values."
     )
     force: bool = Field(
         False,

@@ -1,16 +1,45 @@
-"""Values of environment variables that are nobody else's business: told by names, hidden in words. Pure."""
+"""Secrets: names of environment variables are shown, their values are not. Passwords and tokens inside other
+text are masked. Pure."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
+from muster.core.errors import RecipeError
 from muster.core.recipes import parse_override
 
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
-_ENV = re.compile(r"(?:[A-Za-z0-9][\w.\-]*:)?\s*env(?:\.(?P<name>.*))?", re.DOTALL)  # a bench's ENTRY: first
 HIDDEN = "(hidden)"
+ALWAYS_SHOWN = frozenset(("NCCL_IB_DISABLE",))  # a switch; `muster plan --calibrate` reads it from job.json
+OPTIONS = ("options", "ssh_options")  # of `launch`: words that may set variables
+_LEAST = 6  # characters of a value that is looked for in logs: a shorter one would mask too much
+
+_WORDS = "TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASS|PW|PAT|KEYS?|CREDENTIALS?|AUTH|COOKIE|DSN|PRIVATE"
+_SECRET = re.compile(rf"(?:^|_)(?:{_WORDS})(?:_|$)|(?:API|ACCESS|PRIVATE|SECRET|SSH)KEY", re.IGNORECASE)
+_ASSIGNED = re.compile(
+    r"(?P<name>\b[A-Z][A-Z0-9_]*\b)(?P<sign>['\"]?\s?[=:]\s?)(?P<value>'[^']*'|\"[^\"]*\"|[^\s,;'\"]+)"
+)
+# What is a secret wherever it stands. The first group of each is kept, or the second.
+_KNOWN = re.compile(
+    r"(?P<url>\b[A-Za-z][A-Za-z0-9+.\-]*://[^\s/@:\"'\\<>]*:)[^\s/\"'\\<>]+(?=@)"
+    r"|(?P<query>[?&](?:access_|auth_|api_)?(?:token|key|apikey|password|secret|sig|signature)=)[^\s&#\"'\\]+"
+    r"|(?P<bearer>\b(?:Bearer|Basic) )[A-Za-z0-9._~+/\-]{16,}=*"
+    r"|(?<![A-Za-z0-9])(?P<prefix>gh[pousr]_|github_pat_|glpat-|hf_|xox[a-z]-|A[KS]IA|AIza|wandb_v1_|npm_|pypi-"
+    r"|sk-(?=[A-Za-z_\-]*[0-9]))(?:(?<=hf_)[A-Za-z0-9]{16,}|(?<!hf_)[A-Za-z0-9_\-]{10,})"
+)
+
+_ENV = re.compile(r"(?:[A-Za-z0-9][\w.\-]*:)?\s*env(?:\.(?P<name>.*))?", re.DOTALL)  # a bench's ENTRY: first
+_LAUNCH = re.compile(rf"(?:[A-Za-z0-9][\w.\-]*:)?\s*launch(?:\.(?P<name>{'|'.join(OPTIONS)}|setup))?")
+_SETS = ("-x", "--x", "-e", "--env", "-env", "-genv")  # the word after one of these is NAME=VALUE
+_VARIABLE = re.compile(
+    r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>'[^']*'|\"[^\"]*\"|(?:(?!,[A-Za-z_]\w*(?:=|,|$))[^\s'\"])*)"
+)
+_FLAG = re.compile(
+    r"(?P<kept>--?(?:password|passwd|token|secret|api-?key)[= ]|\bsshpass -p ?)[^\s'\"]+", re.IGNORECASE
+)
+_LISTS = re.compile(r"(?P<lead>^--export=|SetEnv[=\s]+)(?P<list>.*?)(?=\s-|$)", re.IGNORECASE | re.DOTALL)
 
 
 def is_secret(name: str) -> bool:
@@ -18,23 +47,158 @@ def is_secret(name: str) -> bool:
     return bool(_SECRET.search(name))
 
 
-def masked(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables with secrets hidden."""
-    return {name: HIDDEN if is_secret(name) else value for name, value in env.items()}
+def masked(env: Mapping[str, Any], shown: Iterable[str] = ()) -> dict[str, str]:
+    """The names of the variables. `shown`: those whose values are shown too (`env_show`)."""
+    named = {*shown, *ALWAYS_SHOWN}
+    return {
+        name: scrubbed(str(value)) if name in named and value is not None else HIDDEN
+        for name, value in env.items()
+    }
 
 
-def masked_override(text: str) -> str:
-    """A word of a command: env.NAME=VALUE and env={NAME: VALUE} with secrets hidden, others as they are."""
+def scrubbed(text: str) -> str:
+    """Text without passwords in URLs and without tokens that their first letters give away."""
+    return _KNOWN.sub(_masked_known, text) if _KNOWN.search(text) else text
+
+
+def _masked_known(found: re.Match[str]) -> str:
+    kept = next(part for part in found.group("url", "query", "bearer", "prefix") if part is not None)
+    return kept + HIDDEN
+
+
+def scrubbed_data(data: Any, scrub: Callable[[str], str] = scrubbed) -> Any:
+    """Plain data with every text in it scrubbed."""
+    if isinstance(data, str):
+        return scrub(data)
+    if isinstance(data, Mapping):
+        return {key: scrubbed_data(value, scrub) for key, value in data.items()}
+    return [scrubbed_data(value, scrub) for value in data] if isinstance(data, list | tuple) else data
+
+
+def scrubber(env: Mapping[str, str]) -> Callable[[str], str]:
+    """What masks a line of a job's logs: known tokens, SECRET_NAME=VALUE, and the values themselves of those
+    of the job's own variables whose names say that they are secret."""
+    values = {value for name, value in env.items() if is_secret(name) and len(value) >= _LEAST}
+    every = sorted(map(re.escape, values), key=len, reverse=True)
+    own = re.compile("|".join(every)) if every else None
+
+    def scrub(line: str) -> str:
+        line = scrubbed(own.sub(HIDDEN, line) if own else line)
+        return _ASSIGNED.sub(_masked_assigned, line)
+
+    return scrub
+
+
+def _masked_assigned(found: re.Match[str]) -> str:
+    if not is_secret(found["name"]) or found["value"].strip("'\"") in ("", HIDDEN):
+        return found[0]
+    quote = found["value"][0] if found["value"][0] in "'\"" else ""
+    return f"{found['name']}{found['sign']}{quote}{HIDDEN}{quote}"
+
+
+def masked_words(words: Sequence[str], shown: Iterable[str] = ()) -> list[str]:
+    """Further arguments of mpirun, srun or ssh: the variables that they set without their values."""
+    named = {*shown, *ALWAYS_SHOWN}
+    made: list[str] = []
+    for index, word in enumerate(words):
+        before = words[index - 1] if index else ""
+        made.append(scrubbed(_masked_word(before, word, named)))
+    return made
+
+
+def _masked_word(before: str, word: str, shown: set[str]) -> str:
+    def hide(found: re.Match[str]) -> str:
+        return found[0] if found["name"] in shown else f"{found['name']}={HIDDEN}"
+
+    if _LISTS.search(word):
+        return _LISTS.sub(lambda found: found["lead"] + _VARIABLE.sub(hide, found["list"]), word)
+    name, equals, _ = word.partition("=")
+    if equals and (before in _SETS or name.isidentifier()) and (before in _SETS or name.upper() == name):
+        return word if name in shown else f"{name}={HIDDEN}"
+    return _FLAG.sub(rf"\g<kept>{HIDDEN}", _ASSIGNED.sub(_masked_assigned, word))
+
+
+def shared_section(name: str, value: Any, shown: Iterable[str]) -> Any:
+    """A section of a recipe, such as `env` or `launch`, as it may be shown; not what is run."""
+    if name == "env" and isinstance(value, Mapping):
+        named = {*shown, *ALWAYS_SHOWN}
+        return {each: what if each in named else None for each, what in value.items()}
+    return _masked_launch(value, shown) if name == "launch" else scrubbed_data(value)
+
+
+def shareable(recipe: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """-> (the recipe as it may be shown, what was taken out of it). A variable that is not shown is null."""
+    shown = {*recipe["env_show"], *ALWAYS_SHOWN}
+    env = {name: value if name in shown else None for name, value in recipe["env"].items()}
+    given = recipe["env"].items()
+    taken: dict[str, Any] = {"env": {name: value for name, value in given if value and name not in shown}}
+    launch = dict(recipe["launch"])
+    for name in OPTIONS:
+        launch[name] = masked_words(recipe["launch"][name], shown)
+        if launch[name] != recipe["launch"][name]:
+            taken[name] = recipe["launch"][name]
+    data = {**recipe, "env": env, "launch": launch}
+    return data, {name: value for name, value in taken.items() if value}
+
+
+def completed(
+    recipe: Mapping[str, Any], kept: Mapping[str, Any], environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """The recipe with what `shareable` took out: from `kept`, or else from the environment of whoever starts
+    it. Raises RecipeError where neither has a value."""
+    held = kept.get("env") or {}
+
+    def value_of(name: str, field: str) -> str:
+        value = held.get(name, environ.get(name))
+        if value is None:
+            raise RecipeError(
+                "has no value: it was not written down, and the environment does not have it",
+                where=f"{field}: {name}" if field != "env" else f"env.{name}",
+                hint=f"{name}=VALUE muster ..., or export {name} first",
+            )
+        return str(value)
+
+    env = {name: value_of(name, "env") if value is None else value for name, value in recipe["env"].items()}
+    launch = dict(recipe["launch"])
+    for field in OPTIONS:
+        if any(HIDDEN in word for word in launch[field]):
+            hidden = re.compile(rf"(?P<name>\w+)={re.escape(HIDDEN)}")
+            launch[field] = kept.get(field) or [
+                hidden.sub(lambda m, f=field: f"{m['name']}={value_of(m['name'], f'launch.{f}')}", word)  # type: ignore[misc]
+                for word in launch[field]
+            ]
+    return {**recipe, "env": env, "launch": launch}
+
+
+def masked_override(text: str, shown: Iterable[str] = ()) -> str:
+    """A word of a command: values of variables in env.NAME=VALUE, env={NAME: VALUE} and launch.options=[...]
+    are hidden; other words are as they are, without known tokens."""
+    shown = {*shown, *ALWAYS_SHOWN}
     key, equals, raw = text.partition("=")
-    variable = _ENV.fullmatch(key.rstrip())
-    if not equals or not variable:
+    variable, launch = _ENV.fullmatch(key.rstrip()), _LAUNCH.fullmatch(key.rstrip())
+    if not equals or not raw.strip() or not (variable or launch):
+        return scrubbed(text)
+    if variable and variable["name"] is not None:
+        return text if variable["name"] in shown else f"{key}={HIDDEN}"
+    value = parse_override(f"x={raw}")["x"]
+    if variable:
+        if value in (None, HIDDEN):
+            return text
+        if not isinstance(value, Mapping):  # no recipe has such an env: nobody knows what is in it
+            return f"{key}={HIDDEN}"
+        hidden: Any = masked({str(name): each for name, each in value.items()}, shown)
+    else:
+        hidden = _masked_launch(value, shown)
+    if hidden == value:
         return text
-    if variable["name"] is not None:
-        return f"{key}={HIDDEN}" if is_secret(variable["name"]) else text
-    env = parse_override(f"env={raw}")["env"]
-    if not isinstance(env, Mapping):  # no recipe has such an env: nobody knows what is in it
-        return text if env is None else f"{key}={HIDDEN}"
-    if not any(is_secret(str(name)) for name in env):
-        return text
-    hidden = masked({str(name): value for name, value in env.items()})
     return f"{key}={json.dumps(hidden, ensure_ascii=False, default=str)}"
+
+
+def _masked_launch(value: Any, shown: Iterable[str]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _masked_launch(each, shown) for name, each in value.items()}
+    if isinstance(value, list):
+        words = [str(each) for each in value]
+        hidden = masked_words(words, shown)
+        return value if hidden == words else hidden
+    return masked_words([value], shown)[0] if isinstance(value, str) else value

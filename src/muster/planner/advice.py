@@ -39,7 +39,7 @@ def advise(
     inventory: Inventory,
     facts: Mapping[str, Mapping[str, Any]],
     decided: Decided,
-    env: Mapping[str, str],
+    env: Mapping[str, str | None],
 ) -> list[Decision]:
     """Before the start: a decision for each host that makes an epoch slower, and one that names the fastest
     hosts. `env`: the ranks' variables."""
@@ -78,7 +78,7 @@ def review(
 ) -> list[Decision]:
     """The same from speeds that the ranks measured (samples/s per rank), for CPUs as well; `trained`:
     parameters."""
-    env = recipe.env if job.device == "cuda" else {"NCCL_IB_DISABLE": "1"}
+    env: Mapping[str, str | None] = recipe.env if job.device == "cuda" else {"NCCL_IB_DISABLE": "1"}
     machines = []
     for place in job.placements:
         link = link_speed(facts.get(place.host, {}), env)
@@ -162,7 +162,7 @@ def gpu_peak(facts: Mapping[str, Any], count: int, precision: str) -> float | No
     return count * min(known) if known and len(known) == count else None
 
 
-def link_speed(facts: Mapping[str, Any], env: Mapping[str, str]) -> float | None:
+def link_speed(facts: Mapping[str, Any], env: Mapping[str, str | None]) -> float | None:
     """Bytes/s that a host's ranks can send to another: InfiniBand where it is and may be used, else the
     network card; None where it does not say."""
     network = facts.get("network") or {}

@@ -89,7 +89,7 @@ def first(hosts: Sequence[Host], wanted: int) -> Chosen:
 
 
 def by_speed(
-    hosts: Sequence[Host], facts: Facts, device: str, env: Mapping[str, str], precision: str = "auto"
+    hosts: Sequence[Host], facts: Facts, device: str, env: Mapping[str, str | None], precision: str = "auto"
 ) -> list[Host]:
     """The fastest ranks first, in the precision that is wanted, of equals those with the faster link, then
     more memory, then as given: hosts are taken so, since the slowest of them sets the pace."""

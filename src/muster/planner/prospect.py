@@ -45,7 +45,7 @@ def machines_from(
     facts: Mapping[str, Mapping[str, Any]],
     hosts: Sequence[Host],
     slots: Sequence[int],
-    env: Mapping[str, str],
+    env: Mapping[str, str | None],
     precision: str,
     *,
     shared: bool = False,
@@ -68,7 +68,7 @@ def machines_from(
     return machines_of(slowest, hosts=len(hosts), link=link).with_slots(slots)
 
 
-def slowest_link(facts: Sequence[Mapping[str, Any]], env: Mapping[str, str]) -> Link | None:
+def slowest_link(facts: Sequence[Mapping[str, Any]], env: Mapping[str, str | None]) -> Link | None:
     """Between hosts, by what they say; None where one does not, or there is one alone."""
     links = [link_of(about.get("network") or {}, env) for about in facts]
     known = [link for link in links if link is not None]
@@ -77,7 +77,7 @@ def slowest_link(facts: Sequence[Mapping[str, Any]], env: Mapping[str, str]) -> 
     return min(known, key=lambda link: link.bandwidth)
 
 
-def link_of(network: Mapping[str, Any], env: Mapping[str, str]) -> Link | None:
+def link_of(network: Mapping[str, Any], env: Mapping[str, str | None]) -> Link | None:
     """InfiniBand where it is and may be used, else the network card; None: the host does not say."""
     fast = network.get("infiniband_megabits") if env.get("NCCL_IB_DISABLE", "0") == "0" else None
     if fast:

@@ -13,7 +13,7 @@ import yaml
 
 from muster.core.recipes import dump_yaml, parse_yaml
 from muster.core.result import HostReport
-from muster.core.secrets import masked, masked_override
+from muster.core.secrets import masked, masked_override, scrubbed, shared_section
 from muster.core.units import format_bytes
 from muster.report.charts import usable
 from muster.report.gather import RunData
@@ -173,15 +173,15 @@ def recipe_text(data: RunData) -> str:
         recipe = parse_yaml(data.recipe)
     except yaml.YAMLError:  # damaged by hand: what of it is a secret is not known
         return "cannot be read as YAML"
-    env = recipe.get("env") if isinstance(recipe, Mapping) else None
-    if not isinstance(env, Mapping) or masked(env) == env:
-        return data.recipe
-    return dump_yaml({**recipe, "env": masked(env)})
+    if not isinstance(recipe, Mapping):
+        return scrubbed(data.recipe)
+    shown = {name: shared_section(name, value, env_shown(data)) for name, value in recipe.items()}
+    return data.recipe if shown == recipe else dump_yaml(shown)  # folders of earlier versions hold values
 
 
 def environment_rows(data: RunData) -> list[tuple[str, str]]:
     """The ranks' variables that the user or the recipe set."""
-    env = masked(data.env.get("rank_environment") or {})
+    env = masked(data.env.get("rank_environment") or {}, env_shown(data))
     return [(name, str(value)) for name, value in sorted(env.items())]
 
 
@@ -190,19 +190,29 @@ def commands(data: RunData) -> list[tuple[str, str]]:
     found = []
     argv = data.env.get("argv")
     if isinstance(argv, list) and argv:
-        found.append(("The command that started it", _command(argv)))
+        found.append(("The command that started it", _command(argv, env_shown(data))))
     orders = data.job.get("orders")
     if isinstance(orders, Mapping) and orders:
         host, order = next(iter(orders.items()))
         started = ((order or {}).get("host") or {}).get("argv")
         if isinstance(started, list) and started:
-            found.append((f"What the agent on {host} started", _command(started)))
+            found.append((f"What the agent on {host} started", _command(started, ())))
     return found
 
 
-def _command(argv: Sequence[Any]) -> str:
+def env_shown(data: RunData) -> list[str]:
+    """The variables whose values the recipe lets be shown."""
+    try:
+        recipe = parse_yaml(data.recipe)
+    except yaml.YAMLError:
+        return []
+    named = recipe.get("env_show") if isinstance(recipe, Mapping) else None
+    return [str(name) for name in named] if isinstance(named, list) else []
+
+
+def _command(argv: Sequence[Any], shown: Sequence[str]) -> str:
     """Masked once more: folders of earlier versions have the words as they were typed."""
-    return shlex.join(masked_override(str(word)) for word in argv)
+    return shlex.join(masked_override(str(word), shown) for word in argv)
 
 
 def _versions(host: HostReport) -> dict[str, str]:

@@ -24,13 +24,14 @@ from muster.core.recipes import (
     read_yaml,
 )
 from muster.core.recipes import validate as validate_recipe
-from muster.core.secrets import masked_override
+from muster.core.secrets import masked_override, shared_section
 from muster.core.suite import Entry, Suite, load_suite, suite_from
 from muster.judging import Topology
 from muster.planner.rota import Impossible, Rota, make_rota, read_task
 from muster.stages.bench_switches import check_switches, switches_of
 from muster.stages.inputs import absolute, check
 from muster.store.benchfolder import BenchFolder
+from muster.store.values import recipe_file
 
 AT_ONCE = 64  # jobs at a time unless more are asked for: each has a controller on this machine, of 0.1 GB
 SPARE = 60.0  # seconds beyond its own timeout after which a job ends by itself, should the bench be gone
@@ -105,15 +106,16 @@ def read_bench(
             error.where = f"{entry.name}: {error.where}" if error.where else entry.name
             raise
     check_switches(suite, inventory)
-    made = BenchInputs(name, suite, inventory, checked, _shown(overrides)).on(inventory.hosts)
+    made = BenchInputs(name, suite, inventory, checked, _shown(overrides, checked)).on(inventory.hosts)
     if not made.rota.tasks and not any(suite.of(each).groups == "adaptive" for each in suite.jobs):
         why = "; ".join(made.rota.notes)
         raise UsageError("no job of the suite can be made of these hosts", where=inventory.source, hint=why)
     return made
 
 
-def _shown(overrides: Iterable[str]) -> tuple[str, ...]:
-    return tuple(masked_override(str(each)) for each in overrides)
+def _shown(overrides: Iterable[str], recipes: Mapping[str, Recipe]) -> tuple[str, ...]:
+    shown = {name for recipe in recipes.values() for name in recipe.env_show}
+    return tuple(masked_override(str(each), shown) for each in overrides)
 
 
 def _indivisible(entry: str, recipe: Recipe, slots: Sequence[int | None]) -> str | None:
@@ -213,13 +215,14 @@ def _valid(data: Mapping[str, Any], entry: Entry) -> Recipe:
 
 def freeze_bench(folder: BenchFolder, inputs: BenchInputs) -> None:
     """Write suite, recipes and schedule: a bench that goes on reads these alone."""
-    private = any("env" in each.set for each in inputs.suite.jobs)
-    folder.write(
-        folder.suite, dump_yaml(inputs.suite.model_dump(mode="json", by_alias=True)), private=private
-    )
+    suite = inputs.suite.model_dump(mode="json", by_alias=True)
+    for each in suite["jobs"]:  # the entries' recipes have what is set; here it is only to be read
+        shown = inputs.recipes[each["name"]].env_show
+        each["set"] = {name: shared_section(name, value, shown) for name, value in each["set"].items()}
+    folder.write(folder.suite, dump_yaml(suite))
     for entry in inputs.suite.jobs:
         recipe = limited(inputs.recipes[entry.name], inputs.suite.of(entry).timeout)
-        folder.write(folder.recipe(entry.name), dump_yaml(recipe.as_dict()), private=bool(recipe.env))
+        folder.write(folder.recipe(entry.name), recipe_file(recipe.as_dict()))
     write_schedule(folder, inputs)
 
 
@@ -262,7 +265,7 @@ def reread(folder: BenchFolder, at_once: int | None = None) -> BenchInputs:
         hosts = tuple(Host(each["name"], each["slots"]) for each in data["hosts"])
         inventory = Inventory(hosts, data["launcher"], data["source"], ssh_config=data["ssh_config"])
         rota = Rota(tuple(read_task(each) for each in data["jobs"]), tuple(data["notes"]))
-        name, overrides = str(data["suite"]), _shown(data["overrides"])
+        name, overrides = str(data["suite"]), tuple(map(str, data["overrides"]))
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"is damaged: {type(error).__name__}: {error}", where=str(folder.schedule)) from None
     recipes = {each.name: recipe_from(read_yaml(folder.recipe(each.name))) for each in suite.jobs}

@@ -7,6 +7,7 @@ from typing import Any
 
 from muster.core.hostlist import fold_hosts
 from muster.core.recipes import dump_yaml
+from muster.core.secrets import masked, masked_words, shareable
 from muster.launchers.base import Home
 from muster.planner.decide import decide
 from muster.stages.inputs import Inputs
@@ -22,7 +23,7 @@ def dry_run(inputs: Inputs) -> dict[str, Any]:
     assumed: dict[str, dict[str, Any]] = {
         host.label: {"gpus": [], "cores": None} for host in inputs.inventory.hosts
     }
-    recipe = inputs.recipe
+    recipe, shown = inputs.recipe, inputs.recipe.env_show
     decided = decide(recipe, inputs.inventory, assumed, one_machine=inputs.launcher.ONE_MACHINE)
     job = job_of("<run id>", inputs, decided)
     first = job.placements[0]
@@ -49,7 +50,11 @@ def dry_run(inputs: Inputs) -> dict[str, Any]:
         depends.append("OMP_NUM_THREADS = the host's cores / its ranks")
     return {
         "launch": [
-            {"hosts": list(each.hosts), "command": list(each.argv), "environment": dict(each.env)}
+            {
+                "hosts": list(each.hosts),
+                "command": masked_words(each.argv, shown),
+                "environment": dict(each.env),
+            }
             for each in inputs.launcher.requests(job.placements, recipe.launch, job.id, home)
         ],
         "hosts": [
@@ -57,7 +62,7 @@ def dry_run(inputs: Inputs) -> dict[str, Any]:
                 "host": p.host,
                 "ranks": list(p.ranks),
                 "start": told[p.host]["host"]["argv"],
-                "environment": told[p.host]["host"]["env"],
+                "environment": masked(told[p.host]["host"]["env"], shown),
             }
             for p in job.placements
         ],
@@ -68,7 +73,7 @@ def dry_run(inputs: Inputs) -> dict[str, Any]:
         "deepspeed": told[first.host]["job"]["deepspeed"],
         "decisions": job.as_dict()["decisions"],
         "depends_on_hosts": depends,
-        "recipe": recipe.as_dict(),
+        "recipe": shareable(recipe.as_dict())[0],
     }
 
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from muster import __version__
-from muster.core.job import Job
-from muster.core.recipes import dump_yaml
-from muster.core.secrets import masked, masked_override
+from muster.core.secrets import masked, masked_override, scrubbed_data
 from muster.core.zero import read_user_config
 from muster.stages.agree import Ready
 from muster.stages.inputs import Inputs
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder
+from muster.store.values import recipe_file
 
 
 def freeze(run: RunFolder, ready: Ready, inputs: Inputs) -> None:
     """Everything that hosts have agreed to."""
     job, orders = ready.job, ready.orders
     recipe = inputs.recipe.as_dict()
+    shown = inputs.recipe.env_show
     if inputs.recipe.engine.config and not run.deepspeed.exists():
         write_json(run.deepspeed, read_user_config(inputs.recipe.engine.config))
         recipe["engine"]["config"] = str(run.deepspeed)  # a resumed run reads what this one read
@@ -33,10 +33,11 @@ def freeze(run: RunFolder, ready: Ready, inputs: Inputs) -> None:
     # What the plan chose stays chosen: a resumed run has to find its checkpoints' shards as they were cut.
     recipe["engine"]["zero"] = job.recipe["engine"]["zero"]
     recipe["train"]["gradient_checkpointing"] = job.recipe["train"]["gradient_checkpointing"]
-    write_text(run.recipe, dump_yaml(recipe), private=bool(inputs.recipe.env))
+    key = inputs.recipe.env_kept if run.recipe.exists() else None  # a resumed run's own, or a new one
+    write_text(run.recipe, recipe_file(recipe, key))
     decisions = [{"field": d.field, "value": d.value, "why": d.why} for d in job.decisions]
     plan = ready.plan.model_dump(mode="json") if ready.plan else {}
-    write_json(run.plan, {**plan, "decisions": decisions})
+    write_json(run.plan, scrubbed_data({**plan, "decisions": decisions}))
     write_json(
         run.env,
         {
@@ -44,12 +45,12 @@ def freeze(run: RunFolder, ready: Ready, inputs: Inputs) -> None:
             "python": platform.python_version(),
             "system": platform.platform(),
             "controller": platform.node(),
-            "argv": [masked_override(word) for word in sys.argv],
+            "argv": [masked_override(word, shown) for word in sys.argv],
             "versions": _versions(),
-            "rank_environment": masked(inputs.env),
+            "rank_environment": masked(inputs.env, shown),
         },
     )
-    hosts = {host: _recorded(order) for host, order in orders.items()}
+    hosts = {host: _recorded(order, shown) for host, order in orders.items()}
     first = next(iter(orders.values()))["job"]
     inventory = inputs.inventory
     source = {
@@ -57,20 +58,13 @@ def freeze(run: RunFolder, ready: Ready, inputs: Inputs) -> None:
         "source": inventory.source,
         "hosts": [{"name": host.name, "slots": host.slots} for host in inventory.hosts],
     }
-    write_json(
-        run.job, {**_masked_job(job), "inventory": source, "orders": hosts, "deepspeed": first["deepspeed"]}
-    )
+    written = {**job.as_dict(), "inventory": source, "orders": hosts, "deepspeed": first["deepspeed"]}
+    write_json(run.job, scrubbed_data(written))
 
 
-def _masked_job(job: Job) -> dict[str, Any]:
-    """The job without secrets: a resumed run takes the recipe from recipe.yaml."""
-    data = job.as_dict()
-    return {**data, "recipe": {**data["recipe"], "env": masked(data["recipe"]["env"])}}
-
-
-def _recorded(order: Mapping[str, Any]) -> dict[str, Any]:
-    """A start order for job.json: without the job, which stands there once, and without secrets."""
-    own = {**order["host"], "env": masked(order["host"]["env"])}
+def _recorded(order: Mapping[str, Any], shown: Sequence[str]) -> dict[str, Any]:
+    """A start order for job.json: without the job, which stands there once, and without values."""
+    own = {**order["host"], "env": masked(order["host"]["env"], shown)}
     return {**{key: value for key, value in order.items() if key != "job"}, "host": own}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +14,19 @@ from muster.core.data import ImageData, TextData, TextToSqlData
 from muster.core.errors import DataError, RecipeError
 from muster.core.idle import check_idle
 from muster.core.inventory import Inventory, read_inventory
+from muster.core.job import Decision
 from muster.core.offload import check_offload
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe, validate
 from muster.core.registry import load_plugin
+from muster.core.secrets import completed
 from muster.core.zero import deepspeed_config, open_stages, read_user_config
 from muster.planner.model import check_model
 from muster.stages.image_inputs import check_images
 from muster.stages.peaks import read_peaks
 from muster.stages.text_inputs import check_sequence, check_text
 from muster.store.records import find_data, read_records
+from muster.store.values import kept
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -36,7 +41,8 @@ class Inputs:
     inventory: Inventory
     launcher: ModuleType
     launcher_name: str
-    env: dict[str, str]
+    env: dict[str, str]  # the ranks' variables with their values
+    env_files: tuple[Decision, ...] = ()  # which files set some of them, and which
 
 
 def read_inputs(source: str, hosts: str, overrides: list[str], *, waits: bool = False) -> Inputs:
@@ -53,6 +59,7 @@ def read_inputs(source: str, hosts: str, overrides: list[str], *, waits: bool = 
 
 def check(recipe: Recipe, inventory: Inventory) -> Inputs:
     """The launcher, the environment, and whether recipe and data make sense here."""
+    recipe = with_values(recipe)
     own = recipe.launch.ssh_options
     if inventory.ssh_config and not any(word.startswith("-F") for word in own):
         options = {"ssh_options": ["-F", inventory.ssh_config, *own]}
@@ -101,7 +108,15 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
             hint="engine.name=ddp; or the shares themselves, such as batch.split=[11,5]",
         )
     check_data(recipe, here=launcher.ONE_MACHINE)
-    return Inputs(recipe, inventory, launcher, name, environment(recipe))
+    env, files = environment(recipe)
+    return Inputs(recipe, inventory, launcher, name, env, files)
+
+
+def with_values(recipe: Recipe) -> Recipe:
+    """The recipe with the values that a shared file does not hold. Raises RecipeError for an unknown one."""
+    data = recipe.as_dict()
+    made = completed(data, kept(recipe.env_kept), os.environ)
+    return recipe if made == data else validate(made, where="recipe")
 
 
 def absolute(recipe: Recipe) -> Recipe:
@@ -146,17 +161,45 @@ def check_data(recipe: Recipe, *, here: bool) -> None:
                 pass
 
 
-def environment(recipe: Recipe) -> dict[str, str]:
-    """The ranks' variables: `.deepspeed_env` of this folder or the home folder, then the recipe's on top."""
+def environment(recipe: Recipe) -> tuple[dict[str, str], tuple[Decision, ...]]:
+    """The ranks' variables: `.deepspeed_env` of the home folder, of this folder, and the recipe's on top; and
+    which file sets which."""
     env: dict[str, str] = {}
-    for folder in (Path.home(), Path.cwd()):
+    source: dict[str, Path] = {}
+    for folder in dict.fromkeys((Path.home(), Path.cwd())):
         file = folder / ".deepspeed_env"
         if file.is_file():
-            env |= read_deepspeed_env(file)
+            if folder == Path.cwd():
+                _check_owner(file)
+            found = read_deepspeed_env(file)
+            env |= found
+            source |= dict.fromkeys(found, file)
     for name in recipe.env:
         if not _NAME.fullmatch(name):
             raise RecipeError(f"{name!r} is not the name of an environment variable", where="env")
-    return env | recipe.env
+    given = {name: value for name, value in recipe.env.items() if value is not None}
+    files: dict[Path, list[str]] = {}
+    for name, file in source.items():
+        if name not in given:
+            files.setdefault(file, []).append(name)
+    told = tuple(Decision("env", ", ".join(names), f"set by {file}") for file, names in files.items())
+    return env | given, told
+
+
+def _check_owner(file: Path) -> None:
+    """Raises RecipeError where another user could set variables for this user's ranks."""
+    owner = file.stat().st_uid
+    if owner not in (os.getuid(), 0):  # root can do anything as it is
+        try:
+            name = pwd.getpwuid(owner).pw_name
+        except KeyError:
+            name = f"user {owner}"
+        raise RecipeError(
+            f"belongs to another user ({name}), and would set variables of your ranks",
+            where=str(file),
+            hint=f"start muster in another folder, or make it your own: cp {file.name} mine && mv -f mine "
+            f"{file.name}",
+        )
 
 
 def read_deepspeed_env(path: Path) -> dict[str, str]:
@@ -173,7 +216,9 @@ def read_deepspeed_env(path: Path) -> dict[str, str]:
         name, equals, value = line.partition("=")
         if not equals or not _NAME.fullmatch(name.strip()):
             raise RecipeError(
-                f"{line!r} is not NAME=VALUE", where=f"{path}:{number}", hint="one variable per line"
+                "is not NAME=VALUE",  # the line itself may be secret
+                where=f"{path}:{number}",
+                hint="one variable per line, without `export`",
             )
         env[name.strip()] = value.strip().strip('"')
     return env

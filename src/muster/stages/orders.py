@@ -13,6 +13,7 @@ from typing import Any
 
 from muster.core.job import Job, Placement, place
 from muster.core.recipe import Recipe
+from muster.core.secrets import shareable
 from muster.core.zero import deepspeed_config
 from muster.planner.decide import Decided
 from muster.stages.inputs import Inputs
@@ -31,8 +32,8 @@ def job_of(run_id: str, inputs: Inputs, decided: Decided) -> Job:
         batch=decided.batch,
         precision=decided.precision,
         device=decided.device,
-        recipe=decided.recipe.as_dict(),
-        decisions=decided.decisions,
+        recipe=shareable(decided.recipe.as_dict())[0],
+        decisions=(*inputs.env_files, *decided.decisions),
     )
 
 

@@ -53,7 +53,7 @@ class Ground:
     known: Calibration
     machines: Machines | None = None
     link: Link | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str | None] = field(default_factory=dict)
     threads: int | None = None
     one_machine: bool = False
     learning: bool = False

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from muster.core.secrets import scrubbed, scrubbed_data
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from muster.supervise.board import Board
@@ -18,7 +20,10 @@ Watcher = Callable[[events.Event], None]
 class Recorder:
     """The run folder's only writer while a job runs. A context manager."""
 
-    def __init__(self, run: RunFolder, attempt: int, watch: Watcher) -> None:
+    def __init__(
+        self, run: RunFolder, attempt: int, watch: Watcher, scrub: Callable[[str], str] = scrubbed
+    ) -> None:
+        self.scrub = scrub  # takes secrets out of a line
         self.run = run
         self.attempt = attempt
         self.watch = watch
@@ -50,8 +55,10 @@ class Recorder:
     def event(self, host: str, line: str) -> None:
         """A rank's own line; it is given its host's name."""
         try:
+            if "\\" in line or self.scrub(line) != line:  # in its texts: a mask must not cut an escape
+                line = json.dumps(scrubbed_data(json.loads(line), self.scrub))
             event = events.parse_event(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             self.log(host, None, [f"muster: an event that cannot be read ({error}): {line[:500]}"])
             return
         self.record(event.model_copy(update={"host": host}))
@@ -91,8 +98,8 @@ class Recorder:
         """Lines that a rank, or torchrun on a host, printed."""
         path = self.run.host_log(host) if rank is None else self.run.rank_log(host, rank)
         if path not in self._logs:
-            self._logs[path] = path.open("a", encoding="utf-8")
-        self._logs[path].write("".join(f"{line}\n" for line in lines))
+            self._logs[path] = path.open("a", encoding="utf-8", errors="backslashreplace")
+        self._logs[path].write("".join(f"{self.scrub(line)}\n" for line in lines))
         self._logs[path].flush()
 
 

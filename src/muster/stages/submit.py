@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from muster.core.errors import InventoryError, JobError, RecipeError
-from muster.core.recipes import dump_yaml
+from muster.core.secrets import masked_words
 from muster.core.slurm import SlurmAsk
 from muster.launchers.slurm import Batch, batch_script
 from muster.planner.hosts import FIELD
@@ -17,6 +17,7 @@ from muster.shell import RealShell, Shell
 from muster.stages.inputs import Inputs
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder
+from muster.store.values import recipe_file
 
 _PATIENCE = 60.0  # seconds for an answer of Slurm's controller
 
@@ -87,7 +88,7 @@ def submit(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> str:
         run.create()  # raises, in words
     recipe = inputs.recipe.as_dict()
     recipe["launch"]["options"] = []  # they are sbatch's, not srun's
-    write_text(run.submitted_recipe, dump_yaml(recipe), private=bool(inputs.recipe.env))
+    write_text(run.submitted_recipe, recipe_file(recipe))
     write_text(run.batch_script, text)
     note = {"scheduler": "slurm", "ticket": ticket, "job": None, "cluster": None}
     write_json(run.submission, note)
@@ -102,8 +103,7 @@ def submit(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> str:
     if code != 0 or not job.isdigit():
         shutil.rmtree(run.path, ignore_errors=True)
         words = err.decode("utf-8", "replace").strip().splitlines() or [f"ended with exit code {code}"]
-        raise JobError(
-            words[-1], where="sbatch", hint=f"sinfo shows what there is; asked: {' '.join(argv[:-1])}"
-        )
+        asked = " ".join(masked_words(argv[:-1]))
+        raise JobError(words[-1], where="sbatch", hint=f"sinfo shows what there is; asked: {asked}")
     write_json(run.submission, {**note, "job": job, "cluster": cluster or None})
     return job

@@ -12,7 +12,10 @@ from typing import Any
 
 from muster.core.errors import InventoryError, JobError, RunFolderError
 from muster.core.job import Job, place
+from muster.core.recipe import recipe_from
+from muster.core.recipes import read_yaml
 from muster.core.result import Failure, Result
+from muster.core.secrets import scrubber
 from muster.core.slurm import allocation
 from muster.launchers.slurm import TICKET
 from muster.shell import RealShell, Shell
@@ -27,6 +30,7 @@ from muster.store import events
 from muster.store.atomic import write_json, write_text
 from muster.store.claim import Claim
 from muster.store.runfolder import RunFolder, new_mark
+from muster.store.values import forget
 from muster.supervise.cause import judge_outcome
 from muster.supervise.fetch import fetch_model, fetch_profiles
 from muster.supervise.fold import make_result
@@ -131,6 +135,7 @@ def _run(
     job, launch = ready.job, inputs.recipe.launch
     announce(job)
     deadline = time.monotonic() + launch.timeout if launch.timeout else None
+    scrub = scrubber(inputs.env)
 
     def tick() -> str | None:
         claim.touch()
@@ -142,7 +147,7 @@ def _run(
             return f"timeout: launch.timeout of {launch.timeout:g} s was reached"
         return None
 
-    with interrupts() as wish, Recorder(run, job.attempt, watch) as recorder:
+    with interrupts() as wish, Recorder(run, job.attempt, watch, scrub) as recorder:
         recorder.begin_logs(list(facts))
         recorder.state("begin", resume_step=job.resume_step, hosts=list(facts))
         for host, about in facts.items():
@@ -155,6 +160,8 @@ def _run(
         write_tables(run, result)
         write_json(run.result, result.model_dump(mode="json"))
     run.stop_request.unlink(missing_ok=True)
+    if result.status == "succeeded":  # nothing is left to resume
+        forget(recipe_from(read_yaml(run.recipe)).env_kept)
     return result
 
 
@@ -185,6 +192,10 @@ def _conclude(
     if run.model.is_dir():
         folder.model_path = str(run.model)
     fetch_profiles(inputs.launcher, job, inputs.recipe.launch, facts, run, shell, folder.profiled)
+    if failure is not None:
+        failure = Failure.model_validate(
+            {name: recorder.scrub(value) if isinstance(value, str) else value for name, value in failure}
+        )
     result = make_result(
         folder,
         job,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from muster.core.errors import UsageError
-from muster.core.recipes import dump_yaml
 from muster.core.zero import deepspeed_config
 from muster.planner.decide import Decided
 from muster.store.atomic import write_json, write_text
+from muster.store.values import recipe_file
 
 
 def write_plan(decided: Decided, file: Path) -> list[Path]:
@@ -20,7 +20,7 @@ def write_plan(decided: Decided, file: Path) -> list[Path]:
     data["batch"]["tokens"] = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, dump_yaml(data), private=bool(recipe.env))
+        write_text(file, recipe_file(data))
         if recipe.engine.name != "deepspeed" or recipe.engine.config:  # whose own file it is
             return [file]
         beside = file.with_suffix(".deepspeed.json")

@@ -1,0 +1,202 @@
+"""Values of variables, passwords and tokens: in no file or page that people share, and with the ranks all the
+same."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from muster.core.errors import RecipeError
+from muster.core.recipe import recipe_from
+from muster.core.secrets import masked_words, scrubbed, scrubber
+from muster.planner.decide import decide
+from muster.shell import FakeShell
+from muster.stages.agree import Ready
+from muster.stages.dry_run import dry_run, format_dry_run
+from muster.stages.freeze import freeze
+from muster.stages.inputs import Inputs, check, read_inputs
+from muster.stages.orders import job_of, orders
+from muster.stages.recorder import Recorder
+from muster.stages.report import report
+from muster.stages.resume import frozen_inventory, frozen_recipe
+from muster.stages.submit import submit
+from muster.store import events
+from muster.store.runfolder import RunFolder
+from muster.store.values import forget
+
+VALUES = {  # nothing but its name tells that some of these are secret
+    "GITHUB_PAT": "pat-of-mine-1",
+    "DATABASE_URL": "postgres://me:hunter2@db/x",
+    "SSH_KEY": "key-of-mine-3",
+    "WANDB_KEY": "0123456789abcdef0123456789abcdef01234567",
+    "GREETING": "hello-from-4",
+}
+OPTION, SSH = "option-value-5", "ssh-value-6"
+EVERY = [*VALUES.values(), OPTION, SSH, "hunter2"]
+
+
+@pytest.fixture
+def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inputs:
+    """Variables from all the places where they can be given."""
+    for name in ("home", "work"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "work")
+    Path(".deepspeed_env").write_text("GITHUB_PAT=pat-of-mine-1\n")
+    words = [
+        *(f"env.{name}={value}" for name, value in VALUES.items() if name != "GITHUB_PAT"),
+        f"launch.options=[-x, API={OPTION}, --tag-output]",
+        f"launch.ssh_options=[-o, SetEnv=API={SSH}, -p, '2222']",
+        "launch.launcher=openmpi",
+        "env.NCCL_DEBUG=INFO",
+        "env_show=[NCCL_DEBUG]",
+    ]
+    monkeypatch.setattr("sys.argv", ["muster", "train", "digits", "--hosts", "n1,n2", *words])
+    return read_inputs("digits", "n1:1,n2:1", words)
+
+
+def written(inputs: Inputs, folder: Path) -> tuple[RunFolder, dict]:
+    """A run as it is written down before its start; and what the first host is sent."""
+    facts = {host.label: {"gpus": [], "cores": 2} for host in inputs.inventory.hosts}
+    decided = decide(inputs.recipe, inputs.inventory, facts, one_machine=False)
+    run = RunFolder(folder)
+    run.create()
+    job = job_of(run.id, inputs, decided)
+    told = orders(job, decided.recipe, decided, inputs.env, address="n1", port=1)
+    freeze(run, Ready(job, decided, told, None), inputs)
+    return run, told["n1"]
+
+
+def holders(folder: Path) -> dict[str, list[str]]:
+    """Files of a folder that hold a value, and which."""
+    texts = {path.name: path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file()}
+    found = {name: [value for value in EVERY if value in text] for name, text in texts.items()}
+    return {name: values for name, values in found.items() if values}
+
+
+def test_nothing_of_a_run_folder_holds_a_value(inputs: Inputs, tmp_path: Path) -> None:
+    run, order = written(inputs, tmp_path / "run")
+    report(run)
+    assert holders(run.path) == {}
+    page = run.report.read_text()
+    assert all(name in page for name in VALUES) and "INFO" in page  # names are told, and what env_show lists
+    assert order["host"]["env"] == {**VALUES, "NCCL_DEBUG": "INFO"}  # the ranks have them
+    assert not any(value in json.dumps(order["job"]) for value in EVERY)  # and spec.json, on hosts, does not
+
+
+def test_a_resumed_run_has_them_again(
+    inputs: Inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = written(inputs, tmp_path / "run")
+    state = Path(os.environ["XDG_STATE_HOME"]) / "muster/values"
+    key = frozen_recipe(run).env_kept
+    assert key is not None
+    assert (state.stat().st_mode & 0o777, (state / f"{key}.json").stat().st_mode & 0o777) == (0o700, 0o600)
+
+    def again() -> Inputs:
+        return check(frozen_recipe(run), frozen_inventory(run.read_json(run.job)))
+
+    assert (again().env, again().recipe.launch) == (inputs.env, inputs.recipe.launch)
+    freeze(
+        run,
+        Ready(job_of(run.id, again(), decided(again())), decided(again()), orders_of(again()), None),
+        again(),
+    )
+    assert frozen_recipe(run).env_kept == key and again().env == inputs.env  # and a third attempt
+
+    forget(key)  # another machine
+    with pytest.raises(RecipeError, match="has no value") as caught:
+        again()
+    assert caught.value.where == "env.DATABASE_URL"
+    for name, value in {**VALUES, "API": OPTION}.items():
+        monkeypatch.setenv(name, value)
+    assert again().env == inputs.env
+    assert again().recipe.launch.options == inputs.recipe.launch.options
+
+
+def decided(inputs: Inputs):  # type: ignore[no-untyped-def]
+    facts = {host.label: {"gpus": [], "cores": 2} for host in inputs.inventory.hosts}
+    return decide(inputs.recipe, inputs.inventory, facts, one_machine=False)
+
+
+def orders_of(inputs: Inputs) -> dict:
+    """The start orders."""
+    made = decided(inputs)
+    return orders(job_of("run", inputs, made), made.recipe, made, inputs.env, address="n1", port=1)
+
+
+def test_a_variable_without_a_value_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "mine")
+    assert read_inputs("digits", "local:1", ["env.HF_TOKEN=null"]).env == {"HF_TOKEN": "mine"}
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(RecipeError, match="has no value"):
+        read_inputs("digits", "local:1", ["env.HF_TOKEN=null"])
+
+
+def test_a_dry_run_shows_names(inputs: Inputs) -> None:
+    plan = dry_run(inputs)
+    for text in (json.dumps(plan), format_dry_run(plan)):
+        assert [value for value in EVERY if value in text] == []
+        assert "WANDB_KEY" in text and "INFO" in text
+
+
+def test_a_batch_job_reads_them_where_they_are_kept(tmp_path: Path) -> None:
+    given = read_inputs("digits", "slurm:/2x1", ["env.SSH_KEY=key-of-mine-3"], waits=True)
+    run = RunFolder(tmp_path / "run")
+    submit(given, run, FakeShell(answer_run=lambda argv: (0, b"77\n", b"")))
+    assert holders(run.path) == {}
+    assert read_inputs(str(run.submitted_recipe), "local:1", []).env == {"SSH_KEY": "key-of-mine-3"}
+
+
+def test_logs_and_events_are_masked(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    token = "ghp_0123456789abcdefghijABCDEFGHIJ"
+    said = f"clone https://me:hunter2@host/x with {token}; my_pw=key-of-mine-3; HF_TOKEN='abc\"d' and \\ kept"
+    with Recorder(run, 1, lambda event: None, scrubber(VALUES)) as recorder:
+        recorder.log("n1", 0, [said, "the loss is 0.5, lone \ud800 half"])
+        recorder.event("n1", json.dumps({"v": 1, "kind": "failed", "time": 1.0, "what": said, "rank": 0}))
+    assert holders(run.path) == {} and token not in (
+        run.events.read_text() + run.rank_log("n1", 0).read_text()
+    )
+    (event,) = events.read_events(run.events)
+    assert isinstance(event, events.Failed)
+    assert event.what.startswith(
+        "clone https://me:(hidden)@host/x with ghp_(hidden); my_pw=(hidden); HF_TOKEN='("
+    )
+    assert event.what.endswith(" and \\ kept")
+    assert "the loss is 0.5" in run.rank_log("n1", 0).read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["-x", "token=abc"], ["-x", "token=(hidden)"]),
+        (["--export=ALL,A=1,B=2"], ["--export=ALL,A=(hidden),B=(hidden)"]),
+        (["-o", 'SetEnv=A="b c" B=d'], ["-o", "SetEnv=A=(hidden) B=(hidden)"]),
+        (["-o", "ProxyCommand=sshpass -p pw ssh x"], ["-o", "ProxyCommand=sshpass -p (hidden) ssh x"]),
+        *((words, words) for words in (["--gres=gpu:8"], ["-p", "2222"], ["-F", "/a"], ["--mca", "x", "y"])),
+    ],
+)
+def test_words_of_launchers(words: list[str], shown: list[str]) -> None:
+    assert masked_words(words) == shown and masked_words(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf_hub_download of https://huggingface.co/a@b", "task-1234567890abcdefghijkl", "MAX_TOKENS=512 KEY",
+        "TOKENIZERS_PARALLELISM=(true | false)", "commit 0123456789abcdef0123456789abcdef01234567",
+        "ssh://git@github.com:22/x", "sk-learn-intelex-and-more", "loss=0.5: 12 tokens/s", "a://b c:d@e",
+    ],
+)  # fmt: skip
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert scrubbed(text) == text and scrubber({"HF_TOKEN": "abc"})(text) == text
+
+
+def test_recipes_of_today_are_read(tmp_path: Path) -> None:
+    """Folders of earlier versions hold values: they go on as they are."""
+    assert recipe_from({"env": {"A": "b", "N": 1}}).env == {"A": "b", "N": "1"}
