@@ -35,6 +35,7 @@ GRACE = 1.5  # seconds between SIGTERM and SIGKILL
 OUT_LIMIT = (
     1 << 20
 )  # bytes waiting to be sent above which files are not read further: they keep what is unsent
+ORDERLY = ("stopped", "deadline")  # ends of a job whose controller is still there
 LEAST_ROOM = 1 << 20  # free bytes below which a disk counts as full
 TORCHRUN_OWN = "torchrun"  # its folder for logs, which ranks write elsewhere
 # What mpirun and srun tell the one process that they started: its ranks are others.
@@ -345,6 +346,13 @@ def new_folder(path: str) -> None:
         raise Problem("%s cannot be made anew: %s" % (path, error.strerror), "remove it there")
 
 
+def remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
 def reached_at() -> Optional[str]:
     """This host's own address of the connection that it was reached by: the one it dialled, or ssh's.
 
@@ -498,6 +506,8 @@ class Agent:
         self.why = None  # type: Optional[str]
         self.mute = False
         self.place = ""
+        self.handed_over = False  # everything that the ranks wrote was sent
+        self.keep = False  # the controller could not write it down
 
     # --- talking -------------------------------------------------------------------------------------------
 
@@ -657,6 +667,7 @@ class Agent:
             self.base, "hosts", "%s.attempt%d" % (spec["folder"], spec["attempt"])
         )
         new_folder(place)
+        os.chmod(place, 0o700)  # logs of ranks, as they were written
         code = os.path.join(place, "code.zip")
         with open(code, "wb") as file:
             file.write(base64.b64decode(spec["code"]))
@@ -779,6 +790,7 @@ class Agent:
                 self.heard = time.monotonic()
             elif op == "stop":
                 self.why = self.why or "stopped"
+                self.keep = bool(message.get("keep"))
         now = time.monotonic()
         if now - self.beaten >= BEAT:
             self.beaten = now
@@ -828,6 +840,9 @@ class Agent:
                 shutil.rmtree(self.base, ignore_errors=True)
         self.say("exit", code=code, why=self.why)
         self.send_all(min(10.0, float(self.spec.get("lease", 5))))
+        if self.handed_over and not self.outbox and not self.keep and self.why in (None, *ORDERLY):
+            for tail in self.tails + list(self.logs):  # the controller has them, without secrets
+                remove(tail.path)
         return code if code is not None else 1
 
     def look_at_disk(self) -> None:
@@ -852,10 +867,11 @@ class Agent:
         while self.read_tails(final=True) and not self.mute:
             if time.monotonic() > limit:
                 self.say("log", rank=None, lines=["muster: the rest of the logs is in %s" % self.place])
-                break
+                return
             self.flush()
             if self.out_bytes > OUT_LIMIT:
                 select.select([], [1], [], TICK)
+        self.handed_over = not self.mute
 
     def send_all(self, seconds: float) -> None:
         limit = time.monotonic() + seconds

@@ -76,7 +76,7 @@ class Supervisor:
         self.fleet.hold()
         try:
             for link in self.links:
-                link.tell("stop")
+                link.tell("stop", keep=error is not None)  # what could not be written down here stays there
             limit = time.monotonic() + _PARTING
             while time.monotonic() < limit and not all(link.ended for link in self._met()):
                 self.fleet.turn(self._note)
