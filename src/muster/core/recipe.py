@@ -294,12 +294,12 @@ class Recipe(Section):
     )
     env: dict[str, EnvText | None] = Field(
         default_factory=dict,
-        description="Environment variables of the ranks, by name. Null: the value that the variable has where "
-        "muster is started.",
+        description="Environment variables of the ranks, by name. Null: as it is set where muster is "
+        "started.",
     )
     env_show: list[str] = Field(
         default_factory=list,
-        description="Variables whose values may be shown in pages and files; of the others, only the names are.",
+        description="Variables whose values pages and files may show. Of the others, names alone.",
     )
     env_kept: Annotated[str, Field(pattern="^[0-9a-f]{16}$")] | None = Field(
         None, description="Set by muster: the file in which this user's machine keeps the hidden values."
