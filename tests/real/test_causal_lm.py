@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from muster.agent.agent import what_is_wrong
 from muster.core.errors import UsageError
 from muster.core.result import Result
 from muster.stages.ask import ask
@@ -23,6 +22,7 @@ from muster.stages.resume import resume
 from muster.stages.train import train
 from muster.store import events
 from muster.store.runfolder import RunFolder
+from muster.store.sealed import what_is_wrong
 from tests.support import gradient_norms, losses, needs_torch, said
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400), pytest.mark.usefixtures("torch_here")]
@@ -188,7 +188,7 @@ def test_gpt2_micro_as_shipped_but_for_its_size(tmp_path: Path) -> None:
     saved = [event.step for event in said(done, events.Saved)]
     assert saved == [2, 4, 6, 8, 12, 14, None]  # the last one beside the schedule, then the model
     assert {path.name for path in done.checkpoints.iterdir()} == {"checkpoint-12", "checkpoint-14"}
-    assert all(what_is_wrong(str(path)) is None for path in done.checkpoints.iterdir())
+    assert all(what_is_wrong(str(path))[0] is None for path in done.checkpoints.iterdir())
     looks = said(done, events.Attention)
     assert [look.step for look in looks] == [2, 4, 6, 8, 10, 12, 14]
     for look in looks:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from muster.agent.agent import what_is_wrong
 from muster.core.errors import RecipeError
 from muster.core.recipe import Engine, recipe_from
 from muster.core.recipes import load_recipe, shipped_recipes
 from muster.core.registry import load_plugin, plugin_names
 from muster.store import events
+from muster.store.sealed import compare, what_is_wrong
 from tests.support import needs_torch
 from tests.unit.test_contracts import promised
 
@@ -131,7 +131,9 @@ def test_a_workload_trains_measures_and_answers(
     for event in saved[:2]:
         assert event.path == str(tmp_path / "checkpoints" / f"checkpoint-{event.step}")
         assert event.bytes > 0
-        assert what_is_wrong(event.path) is None  # what an agent says before it goes on from one
+        assert event.manifest  # what an agent says before it goes on from one:
+        assert what_is_wrong(event.path, [event.manifest])[0] is None
+    assert compare(str(tmp_path / "model"), saved[2].files)[0] is None
     assert isinstance(told[-1], events.Done) and told[-1].step == 3
     recipe = recipe_from(data)
     answerer = module.Answerer(tmp_path / "model", recipe, "cpu")

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from muster.core.errors import RunFolderError
 from muster.stages import train as stage
+from muster.stages.ask import ask
 from muster.stages.resume import resume
-from muster.store import events
+from muster.store import events, sealed
+from muster.store.runfolder import RunFolder
 from tests.jobs import Job
-from tests.support import TINY, losses, needs_torch, run, wait_until
+from tests.support import losses, needs_torch, run, wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 
@@ -81,14 +84,14 @@ def _is_rank(pid: int) -> bool:
     return b"muster.worker" in arguments and b"torch.distributed.run" not in arguments
 
 
-def test_incomplete_checkpoints_are_never_resumed_from(tmp_path: Path) -> None:
-    """A checkpoint with a short file, and one without its manifest, count as not there; the user is told.
+def test_damaged_checkpoints_are_never_resumed_from(tmp_path: Path) -> None:
+    """A flipped bit, a short file, a missing manifest, and one that was saved broken: each is named, and the
+    run goes on from the newest one that is whole. The damaged model is noticed as well.
 
     The schedule has pairs, and all are kept.
     """
     needs_torch()
     settings = [
-        *TINY[:0],
         "train.max_steps=13",
         "checkpoint.every=[[2,4],[3,null]]",
         "checkpoint.keep=all",
@@ -99,23 +102,49 @@ def test_incomplete_checkpoints_are_never_resumed_from(tmp_path: Path) -> None:
     assert result.status == "succeeded", result.failure
     steps = sorted(int(path.name.partition("-")[2]) for path in done.checkpoints.iterdir())
     assert steps == [2, 4, 6, 9, 12, 13]
-    for step in (12, 13):
-        (done.checkpoints / f"checkpoint-{step}" / "complete.json").unlink()
-    weights_file = done.checkpoints / "checkpoint-9" / "model.safetensors"
+    flip(done.model / "model.safetensors")
+    with pytest.raises(RunFolderError, match=r"model\.safetensors is damaged"):
+        ask(done, ["How many?"])
+    (done.checkpoints / "checkpoint-13" / "complete.json").unlink()
+    broken = done.checkpoints / "checkpoint-12"
+    size = (broken / "model.safetensors").stat().st_size
+    (broken / "model.safetensors").write_bytes(bytes(size))
+    reseal(done, broken)  # as if the rank had saved it so: nothing but loading can tell
+    weights_file = done.checkpoints / "checkpoint-9" / "optimizer.pt"
     weights_file.write_bytes(weights_file.read_bytes()[:-1])
+    flip(done.checkpoints / "checkpoint-6" / "model.safetensors")
     document = json.loads(done.result.read_text())
     document["status"] = "failed"
     done.result.write_text(json.dumps(document))
     again = resume(done)
-    assert again.status == "succeeded", again.failure
-    assert done.read_json(done.job)["resume_step"] == 6
+    assert (again.status, again.attempt) == ("succeeded", 3), again.failure
+    assert done.read_json(done.job)["resume_step"] == 4
     size = weights_file.stat().st_size  # whole again: it was written anew
     passed = [note for note in again.notes if "passed over" in note]
-    assert len(passed) == 3
-    assert passed[0].startswith("checkpoint-9 was passed over")
-    assert f"model.safetensors has {size - 1} of {size} bytes" in passed[0]
-    assert "checkpoint-13" in passed[2] and "no manifest" in passed[2]
+    assert [note.partition(" ")[0] for note in passed] == [f"checkpoint-{s}" for s in (6, 9, 12, 13)]
+    assert "model.safetensors is damaged" in passed[0]
+    assert f"optimizer.pt has {size - 1} of {size} bytes" in passed[1]
+    assert "checkpoint-12 cannot be loaded" in passed[2]
+    assert "no manifest" in passed[3]
     assert len(list(done.checkpoints.glob("*/complete.json"))) == 6
+    assert ask(done, ["How many?"]).rows  # the model was saved anew
+
+
+def flip(file: Path) -> None:
+    """One bit in the middle of a file is another one."""
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def reseal(done: RunFolder, folder: Path) -> None:
+    """A new manifest, which the controller takes for the one that the rank wrote."""
+    before = sealed.manifest(str(folder))[1]
+    text, _ = sealed.seal(str(folder))
+    (folder / "complete.json").write_text(text)
+    told = done.events.read_text()
+    assert before in told
+    done.events.write_text(told.replace(before, sealed.digest_of(text.encode())))
 
 
 def test_a_run_sees_only_what_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
-from muster.agent.agent import what_is_wrong
 from muster.checks.disk import checkpoint_bytes
 from muster.core import families
 from muster.core.checkpoints import UNKNOWN, bytes_needed, due, most_on_disk, scheduled
-from muster.core.errors import RecipeError
+from muster.core.errors import RecipeError, UsageError
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
 from muster.planner.decide import disk_needed
+from muster.stages.checkpoints import Start, Wanted, choose
+from muster.store import events, sealed
+from muster.store.runfolder import RunFolder
+from muster.store.sealed import what_is_missing, what_is_wrong
 
 MISTRAL = [(50, 500), (100, 2000), (1000, None)]
 
@@ -163,15 +166,179 @@ def test_the_keeper_asks_where_one_is_due(tmp_path: Path) -> None:
         assert not stale.exists()
 
 
-def test_what_is_wrong_with_a_checkpoint(tmp_path: Path) -> None:
+def test_what_is_missing_from_a_checkpoint(tmp_path: Path) -> None:
     whole = checkpoint(tmp_path, 1)
-    assert what_is_wrong(str(whole)) is None
+    assert what_is_missing(str(whole)) is None
     (whole / "weights").write_bytes(b"1234")
-    assert what_is_wrong(str(whole)) == "weights has 4 of 5 bytes"
+    assert what_is_missing(str(whole)) == "weights has 4 of 5 bytes"
     (whole / "weights").unlink()
-    assert what_is_wrong(str(whole)) == "weights is missing"
+    assert what_is_missing(str(whole)) == "weights is missing"
     for content in ("{", "[]", '{"files": 3}', "{}"):
         (whole / "complete.json").write_text(content)
-        assert what_is_wrong(str(whole)) == "its manifest cannot be read"
+        assert what_is_missing(str(whole)) == "its manifest cannot be read"
     (whole / "complete.json").unlink()
-    assert "was not finished" in (what_is_wrong(str(whole)) or "")
+    assert "was not finished" in (what_is_missing(str(whole)) or "")
+
+
+def sealed_folder(folder: Path) -> str:
+    """A sealed folder with a file of several pieces. -> its manifest's digest."""
+    (folder / "global_step1").mkdir(parents=True)
+    (folder / "global_step1" / "rank0.pt").write_bytes(bytes(range(256)) * 16)
+    (folder / "empty").touch()
+    (folder / "latest").write_text("global_step1")
+    text, files = sealed.seal(str(folder))
+    (folder / "complete.json").write_text(text)
+    assert set(files) == {"global_step1/rank0.pt", "empty", "latest"}
+    return sealed.digest_of(text.encode())
+
+
+def test_one_flipped_bit_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any piece of a file, and whichever host of those that share the folder reads it."""
+    monkeypatch.setattr(sealed, "PIECE", 1000)
+    digest = sealed_folder(tmp_path)
+    file = tmp_path / "global_step1" / "rank0.pt"
+    good = file.read_bytes()
+    assert what_is_wrong(str(tmp_path), [digest]) == (None, len(good) + len("global_step1"))
+    for place in (0, 999, 1000, 2500, len(good) - 1):
+        file.write_bytes(good[:place] + bytes([good[place] ^ 4]) + good[place + 1 :])
+        assert what_is_missing(str(tmp_path)) is None
+        told = [what_is_wrong(str(tmp_path), [digest], part, 3)[0] for part in range(3)]
+        assert [words for words in told if words] == [
+            "global_step1/rank0.pt is damaged: its content is not what was saved"
+        ]
+
+
+def test_who_can_write_the_folder_cannot_swap_file_and_manifest(tmp_path: Path) -> None:
+    """The controller has the digest of the manifest that the rank wrote."""
+    digest = sealed_folder(tmp_path)
+    (tmp_path / "global_step1" / "rank0.pt").write_bytes(b"a pickle that runs something")
+    (tmp_path / "complete.json").write_text(sealed.seal(str(tmp_path))[0])
+    assert what_is_wrong(str(tmp_path))[0] is None
+    assert what_is_wrong(str(tmp_path), [digest])[0] == sealed.ALTERED
+    (tmp_path / "complete.json").write_text(json.dumps({"files": {"latest": 12}}))  # as before hashes
+    assert what_is_wrong(str(tmp_path), [digest])[0] == sealed.ALTERED
+
+
+def test_a_file_that_was_added_is_found(tmp_path: Path) -> None:
+    digest = sealed_folder(tmp_path)
+    (tmp_path / "global_step1" / "rank1.pt").write_bytes(b"a pickle that runs something")
+    assert what_is_wrong(str(tmp_path), [digest])[0] == "global_step1/rank1.pt is not in its manifest"
+
+
+def test_a_file_of_one_piece_has_its_plain_hash(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert sealed.hashes(str(tmp_path), ["a"]) == {"a": {"bytes": 3, "sha256": known}}
+
+
+# --- which one a run goes on from ------------------------------------------------------------------------
+
+
+class Hosts:
+    """Stands in for hosts that read a checkpoint's files: what is wrong with each step on each host."""
+
+    def __init__(self, wrong: dict[tuple[int, str], str] | None = None) -> None:
+        self.wrong = wrong or {}
+        self.read: list[tuple[int, str, int, int]] = []
+
+    def verify(self, orders: dict[str, dict[str, Any]]) -> dict[str, str | None]:
+        for host, order in orders.items():
+            self.read.append((order["step"], host, order["part"], order["parts"]))
+        return {host: self.wrong.get((order["step"], host)) for host, order in orders.items()}
+
+
+def facts(*checkpoints: list[int], shared: bool = True, damaged: dict[str, str] | None = None) -> Any:
+    return {
+        f"n{index}": {"checkpoints": there, "damaged_checkpoints": damaged, "shared": shared, "base": "/b"}
+        for index, there in enumerate(checkpoints, start=1)
+    }
+
+
+def recorded(folder: Path, *saved: int, resumed: int | None = None) -> RunFolder:
+    """A run whose ranks saved these steps; then one more attempt began."""
+    run = RunFolder(folder)
+    told: list[Any] = [
+        events.Saved(time=1.0, step=step, path="p", bytes=1, seconds=1, manifest=f"m{step}") for step in saved
+    ]
+    if resumed is not None:
+        told.append(events.JobState(time=2.0, attempt=2, state="begin", detail={"resume_step": resumed}))
+    run.events.write_text("".join(events.to_line(event) + "\n" for event in told))
+    return run
+
+
+def chosen(
+    run: RunFolder, about: Any, hosts: Any, wanted: Wanted | None = None, engine: str = "ddp"
+) -> Start:
+    recipe = load_recipe("demo", [f"engine.name={engine}", "engine.zero=0"])
+    copied: list[tuple[int, str, str]] = []
+    start = choose(run, recipe, hosts, about, wanted or Wanted(), lambda *told: copied.append(told))
+    hosts.copied = copied
+    return start
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
+    """Each host of a shared folder reads a part; older checkpoints than the chosen one are not read."""
+    run, hosts = recorded(tmp_path, 10, 20, 30), Hosts({(30, "n2"): "optimizer.pt is damaged"})
+    start = chosen(run, facts([10, 20, 30], [10, 20, 30]), hosts)
+    assert start.step == 20
+    assert [(d.field, d.why) for d in start.said] == [("checkpoint-30", "optimizer.pt is damaged on n2")]
+    assert hosts.read == [(30, "n1", 0, 2), (30, "n2", 1, 2), (20, "n1", 0, 2), (20, "n2", 1, 2)]
+    hosts = Hosts()
+    chosen(run, facts([10, 20, 30], [10, 20, 30], shared=False), hosts)
+    assert hosts.read == [(30, "n1", 0, 1), (30, "n2", 0, 1)]  # a disk of its own is read whole
+
+
+def test_nothing_is_begun_anew_while_checkpoints_are_there(tmp_path: Path) -> None:
+    """A job that started over would remove them one by one."""
+    run, hosts = recorded(tmp_path, 20), Hosts({(20, "n1"): "rank0.pt is damaged"})
+    with pytest.raises(UsageError, match=r"checkpoint-20: rank0.pt is damaged on n1") as refused:
+        chosen(run, facts([20]), hosts)
+    assert "--step 0" in (refused.value.hint or "")
+    assert chosen(run, facts([20]), hosts, Wanted(step=0)) == Start()
+    unfinished = facts([], damaged={"10": "it has no manifest: writing it was not finished"})
+    assert chosen(run, unfinished, Hosts()).step is None  # killed while it wrote its first
+    assert chosen(run, facts([]), Hosts()) == Start()
+
+
+def test_a_step_that_is_asked_for(tmp_path: Path) -> None:
+    run = recorded(tmp_path, 10, 20, 30)
+    assert chosen(run, facts([10, 20, 30]), Hosts(), Wanted(step=10)).step == 10
+    with pytest.raises(UsageError, match="no checkpoint of step 15") as refused:
+        chosen(run, facts([10, 20, 30]), Hosts(), Wanted(step=15))
+    assert "10, 20, 30" in (refused.value.hint or "")
+    with pytest.raises(UsageError, match="checkpoint-20: a is damaged on n1"):  # and no other instead
+        chosen(run, facts([10, 20, 30]), Hosts({(20, "n1"): "a is damaged"}), Wanted(step=20))
+
+
+def test_one_that_failed_to_load_is_passed_over(tmp_path: Path) -> None:
+    run = recorded(tmp_path, 10, 20)
+    start = chosen(run, facts([10, 20]), Hosts(), Wanted(avoid={20: "rank 0: invalid header"}))
+    assert (start.step, start.said[0].why) == (10, "rank 0: invalid header")
+
+
+def test_what_an_abandoned_attempt_left_is_not_gone_on_from(tmp_path: Path) -> None:
+    """Attempt 2 went back to step 10: what attempt 1 saved later belongs to another training."""
+    run = recorded(tmp_path, 10, 20, 30, resumed=10)
+    start = chosen(run, facts([10, 20, 30]), Hosts())
+    assert start.step == 10
+    assert all("did not go on from" in decision.why for decision in start.said)
+    assert chosen(run, facts([10, 20, 30]), Hosts(), Wanted(step=30)).step == 30
+
+
+@pytest.mark.parametrize(("engine", "step"), [("deepspeed", 10), ("ddp", 20)])
+def test_pickles_that_nobody_saw_being_saved_are_not_run(engine: str, step: int, tmp_path: Path) -> None:
+    """Step 20 appeared in the folder; no rank told the controller of it."""
+    run = recorded(tmp_path, 10)
+    assert chosen(run, facts([10, 20]), Hosts(), engine=engine).step == step
+    assert chosen(run, facts([10, 20]), Hosts(), Wanted(step=20), engine=engine).step == 20
+
+
+def test_a_host_that_lacks_it_is_told_what_to_copy(tmp_path: Path) -> None:
+    run, about = recorded(tmp_path, 20), facts([20], [], shared=False)
+    with pytest.raises(UsageError) as refused:
+        chosen(run, about, Hosts())
+    assert "copy n1:/b/checkpoints/checkpoint-20 to n2:/b/checkpoints/checkpoint-20" in str(refused.value)
+    assert "--copy" in (refused.value.hint or "")
+    hosts: Any = Hosts()
+    assert chosen(run, about, hosts, Wanted(copy=True)).step == 20
+    assert hosts.copied == [(20, "n1", "n2")]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,11 +17,11 @@ from muster.core.inventory import Host
 from muster.core.job import Job, Placement, place
 from muster.core.launch import Launch
 from muster.launchers import ssh
-from muster.shell import FakeShell
+from muster.shell import FakeShell, RealShell
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from muster.supervise import fetch as fetch_module
-from muster.supervise.fetch import ATTEMPTS, fetch_model, fetch_profiles
+from muster.supervise.fetch import ATTEMPTS, copy_between, fetch_model, fetch_profiles
 
 MARK = b"--- muster: the model follows ---\n"
 NODE = Placement("node1", "me@node1", 1, 0)
@@ -184,3 +186,34 @@ def test_where_a_host_cannot_be_asked_its_place_is_told(answer: object, tmp_path
 def test_hosts_that_share_the_folder_are_not_asked(tmp_path: Path) -> None:
     _, paths = fetched_profiles(tmp_path, None, shared=True)
     assert paths == [f"/far/base/profile/trace-rank{rank}.json.gz" for rank in (0, 1)]
+
+
+def test_a_checkpoint_goes_from_one_host_to_another(tmp_path: Path) -> None:
+    """With real processes, after a login script's noise; what was there half is replaced, whole."""
+    noisy = SimpleNamespace(
+        remote=lambda place, launch, argv: ["sh", "-c", 'echo hello; exec "$@"', "sh", *argv]
+    )
+    there, here = tmp_path / "a base", tmp_path / "b" / "checkpoints"
+    (there / "checkpoint-4" / "global_step4").mkdir(parents=True)
+    content = bytes(range(256)) * 4000
+    (there / "checkpoint-4" / "global_step4" / "rank0.pt").write_bytes(content)
+    (here / "checkpoint-4").mkdir(parents=True)
+    (here / "checkpoint-4" / "stale").touch()
+    ends = (NODE, str(there)), (NODE, str(here))
+    copy_between(noisy, Launch(), *ends, "checkpoint-4", RealShell())  # type: ignore[arg-type]
+    assert [path.name for path in here.iterdir()] == ["checkpoint-4"]
+    assert [path.name for path in (here / "checkpoint-4").iterdir()] == ["global_step4"]
+    assert (here / "checkpoint-4" / "global_step4" / "rank0.pt").read_bytes() == content
+    with pytest.raises(HostError, match="checkpoint-5 cannot be copied"):
+        copy_between(noisy, Launch(), *ends, "checkpoint-5", RealShell())  # type: ignore[arg-type]
+
+
+def test_a_model_that_came_damaged_is_fetched_again(tmp_path: Path) -> None:
+    """The rank that saved it said what its files are."""
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    came = [packed(["model/a"]).replace(b"data", b"dat_"), packed(["model/a"])]
+    shell = FakeShell(answer_run=lambda argv: (0, MARK + came.pop(0), b""))
+    files = {"a": {"bytes": 4, "sha256": hashlib.sha256(b"data").hexdigest()}}
+    fetch_model(ssh, NODE, Launch(), "/base", run, shell, files)
+    assert (run.model / "a").read_bytes() == b"data" and not came

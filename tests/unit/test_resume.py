@@ -15,6 +15,7 @@ from muster.core.job import Job, place
 from muster.core.recipe import recipe_from
 from muster.stages import train as stage
 from muster.stages.agree import Attempt, agree, continued
+from muster.stages.checkpoints import Start
 from muster.stages.inputs import read_inputs
 from muster.store.atomic import write_json
 from muster.store.runfolder import RunFolder
@@ -151,7 +152,7 @@ def test_hosts_are_asked_before_anything_is_written(tmp_path: Path) -> None:
     run, before = begun(tmp_path, job(8, 64)), (tmp_path / "one" / "job.json").read_text()
     inputs = read_inputs("demo", "local:2", [*TINY, "engine.name=ddp", "engine.zero=0"])
     with pytest.raises(UsageError, match="would go on on 2 ranks"):
-        agree(inputs, run, {"local": about([100])}, Attempt(2, resume=True))
+        agree(inputs, run, {"local": about([100])}, Attempt(2, resume=True), start=Start(100))
     assert run.job.read_text() == before
-    ready = agree(inputs, run, {"local": about([])}, Attempt(2, resume=True))
+    ready = agree(inputs, run, {"local": about([])}, Attempt(2, resume=True), start=Start())
     assert ready.job.resume_step is None

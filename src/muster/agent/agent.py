@@ -3,8 +3,8 @@ job.
 
 One file, standard library alone, Python >= 3.8: the launchers send this text to a bare host. It speaks JSON
 lines:
-  in   spec, start, ping, stop
-  out  hello, beat, event (a rank's own line, unchanged), log, hardware, exit, error
+  in   spec, verify, start, ping, stop
+  out  hello, verified, beat, event (a rank's own line, unchanged), log, hardware, exit, error
 It ends the ranks' whole process tree when its input closes, when the controller is silent for longer than the
 lease, when it is signalled, when its parent is gone, or when its deadline passes. It kills by process id: the
 descendants of this process, and processes that carry this job's token in their environment. Never by name.
@@ -457,29 +457,6 @@ def bound(family: int, port: int) -> socket.socket:
     return holder
 
 
-def what_is_wrong(folder: str) -> Optional[str]:
-    """None for a complete checkpoint: its manifest, written last, lists files, and each has its size."""
-    import glob
-
-    manifests = glob.glob(os.path.join(glob.escape(folder), "complete*.json"))
-    if not manifests:
-        return "it has no manifest: writing it was not finished"
-    for manifest in manifests:
-        try:
-            with open(manifest) as file:
-                listed = dict(json.load(file)["files"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return "its manifest cannot be read"
-        for name, size in sorted(listed.items()):
-            try:
-                there = os.path.getsize(os.path.join(folder, name))
-            except OSError:
-                return "%s is missing" % name
-            if there != size:
-                return "%s has %d of %s bytes" % (name, there, size)
-    return None
-
-
 def port_problem(port: int, error: OSError) -> Problem:
     return Problem(
         "port %d cannot be used: %s" % (port, error.strerror), "leave launch.port out: a free one is found"
@@ -508,6 +485,8 @@ class Agent:
         self.place = ""
         self.handed_over = False  # everything that the ranks wrote was sent
         self.keep = False  # the controller could not write it down
+        self.sealed = {}  # type: Dict[str, Any]
+        self.verified = collections.deque()  # type: Deque[Dict[str, Any]]
 
     # --- talking -------------------------------------------------------------------------------------------
 
@@ -635,14 +614,37 @@ class Agent:
         return dict(json.loads(done.stdout.decode().splitlines()[-1]))
 
     def checkpoints(self) -> Dict[int, Optional[str]]:
-        """Steps of the checkpoints on this host; None: complete, or what is wrong with one."""
+        """Steps of the checkpoints on this host; None: complete by its sizes, or what is wrong with one.
+
+        Only a job that goes on from one asks: it sends the code that ranks seal them with.
+        """
+        steps = {}  # type: Dict[int, Optional[str]]
+        if not self.spec.get("sealed"):
+            return steps
+        exec(self.spec["sealed"], self.sealed)
         folder = os.path.join(self.base, "checkpoints")
-        steps = {}
         for name in os.listdir(folder) if os.path.isdir(folder) else []:
             step = name[len("checkpoint-") :]
             if name.startswith("checkpoint-") and step.isdigit():
-                steps[int(step)] = what_is_wrong(os.path.join(folder, name))
+                steps[int(step)] = self.sealed["what_is_missing"](os.path.join(folder, name))
         return steps
+
+    def verify(self, order: Dict[str, Any]) -> None:
+        """Read a checkpoint's files and compare them with its manifest, beside the signs of life."""
+        folder = os.path.join(self.base, "checkpoints", "checkpoint-%d" % order["step"])
+
+        def look() -> None:
+            began = time.monotonic()
+            try:
+                wrong, size = self.sealed["what_is_wrong"](
+                    folder, order["digests"], order["part"], order["parts"]
+                )
+            except Exception as error:  # whatever is wrong with a checkpoint is no reason to end the job
+                wrong, size = "it cannot be checked: %s: %s" % (type(error).__name__, error), 0
+            seconds = time.monotonic() - began
+            self.verified.append({"step": order["step"], "wrong": wrong, "bytes": size, "seconds": seconds})
+
+        threading.Thread(target=look, daemon=True).start()
 
     def hold_port(self, wanted: int) -> int:
         """A port for the rendezvous, held until the start so that no other job takes it."""
@@ -785,6 +787,8 @@ class Agent:
                 self.flush()
                 self.prepare(message)
                 self.heard = time.monotonic()  # looking took its time; messages lie unread, not unsent
+            elif op == "verify":
+                self.verify(message)
             elif op == "start":
                 self.start(message)
                 self.heard = time.monotonic()
@@ -795,6 +799,8 @@ class Agent:
         if now - self.beaten >= BEAT:
             self.beaten = now
             self.say("beat")
+        while self.verified:
+            self.say("verified", **self.verified.popleft())
         if self.sampler:
             while self.sampler.samples:
                 self.say("hardware", sample=self.sampler.samples.popleft())

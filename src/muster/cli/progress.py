@@ -16,6 +16,7 @@ from muster.store import events
 
 QUIET = 5.0  # seconds between two lines where there is no terminal
 _PHASES = {
+    "verify": "checking the files of the newest checkpoint",
     "load": "loading data and model",
     "train": "preparing the ranks",
     "steps": "training",

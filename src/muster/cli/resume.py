@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from muster.cli.options import Json, Root, Run
 
@@ -10,18 +13,34 @@ EXAMPLES = """Examples:
 
   muster resume last
 
-  muster resume runs/20261121-093000-text2sql-t5-small-4f2a"""
+  muster resume runs/20261121-093000-text2sql-t5-small-4f2a
+
+  muster resume last --step 2000"""
 
 
-def resume(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
-    """Go on with a run from its newest checkpoint that is complete on every host."""
+def resume(
+    run: Run,
+    step: Annotated[
+        int | None,
+        typer.Option(
+            "--step", min=0, help="Go on from the checkpoint of this step; 0: from the first step again."
+        ),
+    ] = None,
+    copy: Annotated[
+        bool, typer.Option("--copy", help="Copy the checkpoint to hosts whose own disks lack it.")
+    ] = False,
+    root: Root = Path("runs"),
+    json: Json = False,
+) -> int:
+    """Go on with a run from its newest checkpoint that is whole on every host."""
     from muster.cli.output import err_console
     from muster.cli.progress import ProgressView
     from muster.cli.train import finish
+    from muster.stages.checkpoints import Wanted
     from muster.stages.resume import resume as run_resume
     from muster.store.runfolder import find_run
 
     folder = find_run(run, root)
     with ProgressView(err_console()) as view:
-        result = run_resume(folder, watch=view, announce=view.announce)
+        result = run_resume(folder, wanted=Wanted(step, copy), watch=view, announce=view.announce)
     return finish(result, folder, json=json)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from muster.core.errors import RecipeError, UsageError
-from muster.core.job import PASSED_OVER, Decision, Job, Placement, read_job
+from muster.core.job import Decision, Job, Placement, read_job
 from muster.core.plan import Plan
 from muster.core.recipe import Recipe
 from muster.planner.advice import advise
 from muster.planner.decide import Decided, check_disk
 from muster.planner.hosts import Chosen
+from muster.stages.checkpoints import Start, Wanted
 from muster.stages.inputs import Inputs
 from muster.stages.orders import job_of, orders
 from muster.stages.peaks import peaks_of
@@ -28,6 +29,7 @@ class Attempt:
 
     number: int = 1
     resume: bool = False
+    wanted: Wanted = field(default_factory=Wanted)
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,16 @@ class Ready:
 
 
 def agree(
-    inputs: Inputs, run: RunFolder, facts: Facts, attempt: Attempt, chosen: Chosen | None = None
+    inputs: Inputs,
+    run: RunFolder,
+    facts: Facts,
+    attempt: Attempt,
+    chosen: Chosen | None = None,
+    start: Start | None = None,
 ) -> Ready:
-    """Decide everything that was open, from what the hosts are. `chosen`: these, of more that were given.
-    Raises UsageError."""
+    """Decide everything that was open, from what the hosts are. `chosen`: these, of more that were given;
+    `start`: where it goes on. Raises UsageError."""
+    start = start or Start()
     recipe, inventory = inputs.recipe, inputs.inventory
     check_hosts(facts, recipe)
     decided, plan = plan_first(inputs, facts, chosen)
@@ -54,18 +62,16 @@ def agree(
     compared = chosen is not None and chosen.timed  # then slower hosts were left out already
     apart = recipe.trains and not inputs.launcher.ONE_MACHINE and not compared
     advice = advise(decided.recipe, inventory, facts, decided, inputs.env) if apart else []
-    resume_step = common_checkpoint(facts) if attempt.resume else None
-    passed_over = damaged_checkpoints(facts, resume_step) if attempt.resume else ()
     job = job_of(run.id, inputs, decided)
     peaks, unmeasured = peaks_of(recipe.measure.peaks, job.placements, facts, decided)
     job = replace(
         job,
         attempt=attempt.number,
-        resume_step=resume_step,
-        decisions=(*job.decisions, *unmeasured, *advice, *passed_over),
+        resume_step=start.step,
+        decisions=(*job.decisions, *unmeasured, *advice, *start.said),
         peaks=peaks,
     )
-    if resume_step is not None:
+    if start.step is not None:
         job = continued(run, job)
     first = job.placements[0]
     address = recipe.launch.address or rendezvous_address(inputs, facts[first.host], first)
@@ -129,12 +135,6 @@ def check_profile(recipe: Recipe, world_size: int) -> None:
         )
 
 
-def common_checkpoint(facts: Facts) -> int | None:
-    """The newest step whose checkpoint is complete on every host; None: from the beginning."""
-    common = set.intersection(*(set(about["checkpoints"]) for about in facts.values()))
-    return max(common, default=None)
-
-
 def continued(run: RunFolder, job: Job) -> Job:
     """A job that goes on from a checkpoint, with a word where its ranks are others in number.
 
@@ -165,16 +165,6 @@ def _manner(job: Job) -> tuple[int, str, str]:
 def _words(job: Job) -> str:
     size, precision, device = _manner(job)
     return f"on {job.world_size} ranks with a global batch of {size} in {precision} on {device}"
-
-
-def damaged_checkpoints(facts: Facts, resume_step: int | None) -> tuple[Decision, ...]:
-    """Newer checkpoints than the one that the run goes on from, and what is wrong with each."""
-    found: dict[int, str] = {}
-    for host, about in facts.items():
-        for step, wrong in (about.get("damaged_checkpoints") or {}).items():
-            if int(step) > (resume_step or 0):
-                found.setdefault(int(step), f"{wrong} on {host}")
-    return tuple(Decision(f"checkpoint-{step}", PASSED_OVER, found[step]) for step in sorted(found))
 
 
 def rendezvous_address(inputs: Inputs, facts: dict[str, Any], first: Placement) -> str:

@@ -10,7 +10,10 @@ from typing import Any
 from muster.core.errors import JobError, MusterError, RunFolderError, UsageError
 from muster.shell import RealShell, Shell
 from muster.stages.resume import frozen_recipe
+from muster.store import events
 from muster.store.runfolder import RunFolder
+from muster.store.sealed import compare
+from muster.supervise.fold import fold
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ def ask(
         raise UsageError(
             "no question was given", hint='muster ask RUN "question", --file FILE, or --evaluate'
         )
+    check_model(run)
     request = {
         "recipe": frozen_recipe(run).as_dict(),
         "model": str(run.model),
@@ -87,6 +91,17 @@ def ask(
         summary.get("figures") or {},
         summary.get("metric", "exact match"),
     )
+
+
+def check_model(run: RunFolder) -> None:
+    """Raise RunFolderError where the trained model's files are not what the ranks saved."""
+    saved = fold(events.read_events(run.events)).saved
+    files = next((each.files for each in reversed(saved) if each.step is None), None)
+    wrong = compare(str(run.model), files)[0] if files else None
+    if wrong:
+        steps = [each.step for each in saved if each.step]
+        again = f"`muster resume {run.id} --step {steps[-1]}` saves it again" if steps else "train it again"
+        raise RunFolderError(f"the trained model is damaged: {wrong}", where=str(run.model), hint=again)
 
 
 def _raised(kind: type[MusterError], problem: dict[str, Any]) -> MusterError:

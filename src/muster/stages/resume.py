@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from muster.core.errors import RunFolderError
@@ -14,23 +15,35 @@ from muster.core.recipes import load_recipe
 from muster.core.result import Result
 from muster.shell import Shell
 from muster.stages.agree import Attempt
+from muster.stages.checkpoints import Wanted
 from muster.stages.inputs import check
 from muster.stages.recorder import Watcher
 from muster.stages.train import nobody, train
+from muster.store import events
 from muster.store.runfolder import RunFolder
+from muster.supervise.fold import fold
 
 
 def resume(
     run: RunFolder,
     *,
+    wanted: Wanted | None = None,
     watch: Watcher = nobody,
     announce: Callable[[Job], None] = nobody,
     shell: Shell | None = None,
 ) -> Result:
-    """Continue with the frozen recipe on the same hosts. Raises RunFolderError where it cannot be."""
+    """Continue with the frozen recipe on the same hosts. Raises RunFolderError where it cannot be.
+
+    A checkpoint that ranks fail to load is passed over for the one before, unless its step was asked for.
+    """
+    wanted = wanted or Wanted()
     state = run.state()
-    if state == "succeeded":
-        raise RunFolderError("is finished: there is nothing to resume", where=run.id)
+    if state == "succeeded" and wanted.step is None:
+        raise RunFolderError(
+            "is finished: there is nothing to resume",
+            where=run.id,
+            hint="--step N goes back to the checkpoint of that step",
+        )
     if not run.job.exists():
         raise RunFolderError("has not begun: there is nothing to resume", where=run.id)
     controller = run.read_json(run.controller) if state in ("running", "elsewhere") else {}
@@ -43,11 +56,25 @@ def resume(
             where=run.id,
             hint=f"`muster stop {run.id}` first",
         )
-    with run.claim(own) as claim:  # before any host is asked: two resumes at once must not both start
-        job = run.read_json(run.job)
-        inputs = check(frozen_recipe(run), frozen_inventory(job))
-        attempt = Attempt(int(job["attempt"]) + 1, resume=True)
-        return train(inputs, run, attempt=attempt, claim=claim, watch=watch, announce=announce, shell=shell)
+    avoid = dict(wanted.avoid)
+    while True:
+        with run.claim(own) as claim:  # before any host is asked: two resumes at once must not both start
+            job = run.read_json(run.job)
+            inputs = check(frozen_recipe(run), frozen_inventory(job))
+            attempt = Attempt(int(job["attempt"]) + 1, resume=True, wanted=replace(wanted, avoid=avoid))
+            result = train(
+                inputs, run, attempt=attempt, claim=claim, watch=watch, announce=announce, shell=shell
+            )
+        bad = unloadable(run) if result.status == "failed" and wanted.step is None else None
+        if bad is None or bad in avoid:
+            return result
+        avoid[bad] = result.failure.what if result.failure else "it could not be loaded"
+
+
+def unloadable(run: RunFolder) -> int | None:
+    """The step of the checkpoint that ranks of the last attempt failed to load; None: there is none."""
+    failed = fold(events.read_events(run.events)).failed
+    return next((each.checkpoint for each in failed if each.checkpoint), None)
 
 
 def frozen_inventory(job: dict[str, Any]) -> Inventory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import secrets
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.core.errors import InventoryError, JobError, RunFolderError
-from muster.core.job import Job, place
+from muster.core.job import Job, Placement, place
 from muster.core.recipe import recipe_from
 from muster.core.recipes import read_yaml
 from muster.core.result import Failure, Result
@@ -20,19 +21,20 @@ from muster.core.slurm import allocation
 from muster.launchers.slurm import TICKET
 from muster.shell import RealShell, Shell
 from muster.stages.agree import Attempt, Facts, Ready, agree
+from muster.stages.checkpoints import choose
 from muster.stages.fabric_run import judged, write_tables
 from muster.stages.freeze import freeze
 from muster.stages.inputs import Inputs
 from muster.stages.orders import code, greeting
 from muster.stages.plan import hosts_first, promised
 from muster.stages.recorder import Recorder, Watcher
-from muster.store import events
+from muster.store import events, sealed
 from muster.store.atomic import write_json, write_text
 from muster.store.claim import Claim
 from muster.store.runfolder import RunFolder, new_mark
 from muster.store.values import forget
 from muster.supervise.cause import judge_outcome
-from muster.supervise.fetch import fetch_model, fetch_profiles
+from muster.supervise.fetch import copy_between, fetch_model, fetch_profiles
 from muster.supervise.fold import make_result
 from muster.supervise.interrupts import interrupts
 from muster.supervise.supervisor import Listener, Outcome, Supervisor
@@ -74,18 +76,25 @@ def train(
     sign = _leave(run.path.parent / nonce)
     try:
         with Supervisor(places, inputs.launcher, inputs.recipe.launch, run.id, shell) as supervisor:
-            facts = supervisor.greet(
-                greeting(
-                    inputs.recipe,
-                    places,
-                    run_dir=run.path,
-                    nonce=nonce,
-                    job_id=run.id,
-                    attempt=attempt.number,
-                    mark=mark,
-                )
+            told = greeting(
+                inputs.recipe,
+                places,
+                run_dir=run.path,
+                nonce=nonce,
+                job_id=run.id,
+                attempt=attempt.number,
+                mark=mark,
             )
-            ready = supervisor.meanwhile(partial(agree, inputs, run, facts, attempt, chosen))
+            start = None
+            if attempt.resume:
+                code_of_seals = inspect.getsource(sealed)
+                told = {host: {**spec, "sealed": code_of_seals} for host, spec in told.items()}
+            facts = supervisor.greet(told)
+            if attempt.resume and inputs.recipe.trains:
+                watch(events.Phase(time=time.time(), rank=0, name="verify"))
+                copy = partial(_copy, inputs, places, facts, supervisor, shell)
+                start = choose(run, inputs.recipe, supervisor, facts, attempt.wanted, copy)
+            ready = supervisor.meanwhile(partial(agree, inputs, run, facts, attempt, chosen, start))
             if not attempt.resume:
                 run.create(ticket, mark)
             with claim or run.claim(os.environ.get("SLURM_JOB_ID")) as held:
@@ -93,6 +102,23 @@ def train(
                 return _run(inputs, run, held, supervisor, ready, facts, watch, announce, shell)
     finally:
         sign.unlink(missing_ok=True)
+
+
+def _copy(
+    inputs: Inputs,
+    places: tuple[Placement, ...],
+    facts: Facts,
+    supervisor: Supervisor,
+    shell: Shell,
+    step: int,
+    source: str,
+    target: str,
+) -> None:
+    """A checkpoint from a host's own disk to another's, while agents are kept alive."""
+    by_host = {place.host: (place, f"{facts[place.host]['base']}/checkpoints") for place in places}
+    ends = by_host[source], by_host[target]
+    launcher, launch = inputs.launcher, inputs.recipe.launch
+    supervisor.meanwhile(partial(copy_between, launcher, launch, *ends, f"checkpoint-{step}", shell))
 
 
 def _leave(sign: Path) -> Path:
@@ -186,7 +212,9 @@ def _conclude(
     saved = trains and inputs.recipe.checkpoint.model
     if saved and status == "succeeded" and not facts[first.host]["shared"]:
         try:
-            fetch_model(inputs.launcher, first, inputs.recipe.launch, facts[first.host]["base"], run, shell)
+            files = next((each.files for each in reversed(folder.saved) if each.step is None), None)
+            base = facts[first.host]["base"]
+            fetch_model(inputs.launcher, first, inputs.recipe.launch, base, run, shell, files)
         except JobError as error:
             status, failure = "failed", Failure.model_validate(error.as_dict())
     if run.model.is_dir():

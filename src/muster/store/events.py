@@ -179,6 +179,11 @@ class Saved(_Event):
     path: str
     bytes: int
     seconds: float
+    sealing: float | None = Field(None, description="seconds of these that hashing its files took")
+    manifest: str | None = Field(None, description="of a checkpoint: the SHA-256 of its manifest")
+    files: dict[str, dict[str, int | str]] | None = Field(
+        None, description="of the final model: each file's size and hash"
+    )
 
 
 class Answered(_Event):
@@ -235,6 +240,7 @@ class Failed(_Event):
     where: str | None = None
     hint: str | None = None
     usage: bool = False
+    checkpoint: int | None = Field(None, description="the step of a checkpoint that could not be loaded")
     traceback: str | None = None
 
 

@@ -1,4 +1,5 @@
-"""Bring what hosts wrote that do not share the run folder: model and profiles. Whole, or not at all."""
+"""Bring what hosts wrote that do not share the run folder: model and profiles to the controller, a checkpoint
+from one host to another. Whole, or not at all."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import shlex
 import shutil
 import tarfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
@@ -14,26 +16,39 @@ from typing import Any
 from muster.core.errors import HostError, JobError
 from muster.core.job import Job, Placement
 from muster.core.launch import Launch
-from muster.shell import Shell
+from muster.shell import Process, Shell
 from muster.store import events
 from muster.store.runfolder import RunFolder
+from muster.store.sealed import Files, compare
 
 _MARK = b"--- muster: the model follows ---\n"  # what a login script prints comes before it
 _SCRIPT = 'echo "--- muster: the model follows ---"; exec tar -C "$1" -cf - "$2"'
+_UNPACK = 'rm -rf "$1/$2.part" && mkdir -p "$1/$2.part" && tar -C "$1/$2.part" -xf - && rm -rf "$1/$2" && \
+mv "$1/$2.part/$2" "$1/$2" && rmdir "$1/$2.part"'
 _HOURS = 6
 ATTEMPTS = 3
 PAUSE = 3.0  # seconds between them
 
 
 def fetch_model(
-    launcher: ModuleType, place: Placement, launch: Launch, base: str, run: RunFolder, shell: Shell
+    launcher: ModuleType,
+    place: Placement,
+    launch: Launch,
+    base: str,
+    run: RunFolder,
+    shell: Shell,
+    files: Files | None = None,
 ) -> None:
     """Copy `base`/model into the run folder, by way of a file: models can be large. A training is too dear to
-    hang on one connection: it is tried ATTEMPTS times. Raises HostError."""
+    hang on one connection: it is tried ATTEMPTS times. `files`: what has to come, with hashes. Raises
+    HostError."""
     hint = f"it is still there: {place.address}:{shlex.quote(base)}/model"
     for left in reversed(range(ATTEMPTS)):
         try:
             _fetch(launcher, place, launch, base, "model", run, shell)
+            if files and (wrong := compare(str(run.model), files)[0]):
+                shutil.rmtree(run.model)
+                raise ValueError(wrong)
         except (JobError, tarfile.TarError, OSError, ValueError) as error:
             if not left:
                 what = getattr(error, "what", None) or str(error)
@@ -69,6 +84,58 @@ def fetch_profiles(
             path = PurePosixPath(profiled[i].path)
             where = there + str(path) if there else str(run.profile / path.name)
             profiled[i] = profiled[i].model_copy(update={"path": where})
+
+
+def copy_between(
+    launcher: ModuleType,
+    launch: Launch,
+    source: tuple[Placement, str],
+    target: tuple[Placement, str],
+    name: str,
+    shell: Shell,
+) -> None:
+    """A folder `name` out of one host's folder into another's, by way of this machine, which keeps nothing.
+
+    Each of `source` and `target`: the host, and the folder there. Raises HostError.
+    """
+    (giver, there), (taker, here) = source, target
+    sending = shell.start(launcher.remote(giver, launch, ["sh", "-c", _SCRIPT, "sh", there, name]))
+    with _ended(sending):
+        taking = shell.start(launcher.remote(taker, launch, ["sh", "-c", _UNPACK, "sh", here, name]))
+        with _ended(taking):
+            assert sending.stdout is not None and taking.stdin is not None
+            assert sending.stderr is not None and taking.stderr is not None
+            head = b""
+            while _MARK not in head and len(head) < 1 << 20 and (more := sending.stdout.read1(1 << 16)):  # type: ignore[attr-defined]
+                head += more
+            try:
+                taking.stdin.write(head.partition(_MARK)[2])
+                shutil.copyfileobj(sending.stdout, taking.stdin, 1 << 20)
+                taking.stdin.close()
+            except BrokenPipeError:
+                pass  # it says why
+            for place, process in ((taker, taking), (giver, sending)):
+                assert process.stderr is not None
+                words = process.stderr.read().decode("utf-8", "replace").strip().splitlines()
+                if process.wait() != 0:
+                    raise HostError(
+                        f"{name} cannot be copied: {(words or ['no reason given'])[-1]}", host=place.host
+                    )
+
+
+@contextmanager
+def _ended(process: Process) -> Iterator[None]:
+    """Whatever happens, the process is gone afterwards."""
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
 
 
 def _fetch(

@@ -33,6 +33,7 @@ class Link:
         self.noise: deque[str] = deque(maxlen=200)  # stdout that is not ours: what a login shell prints
         self.accused = False  # a process that starts many hosts complained about this one by name
         self.facts: dict[str, Any] | None = None
+        self.verified: dict[str, Any] | None = None  # what it found when it read a checkpoint
         self.problem: tuple[str, str | None] | None = None
         self.exit: tuple[int | None, str | None] | None = None
         self.lost: str | None = None

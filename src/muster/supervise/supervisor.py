@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
 from typing import Any, TypeVar
 
-from muster.core.errors import InventoryError, UsageError
+from muster.core.errors import HostError, InventoryError, UsageError
 from muster.core.job import Placement
 from muster.core.launch import Launch
 from muster.launchers.base import agent_source
@@ -126,6 +126,26 @@ class Supervisor:
             self.fleet.turn(self._note)
         return made.result()
 
+    def verify(self, orders: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None]:
+        """Have hosts that were greeted read a checkpoint. Label -> what is wrong with it; None: nothing.
+
+        Raises HostError where one is lost meanwhile.
+        """
+        for link in self.links:
+            link.verified = None
+            link.heard = time.monotonic()
+            link.tell("verify", **orders[link.place.host])
+        while any(link.verified is None for link in self.links):
+            self.fleet.turn(self._note)
+            for link in self.links:
+                silent = time.monotonic() - link.heard
+                if link.verified is None and silent > self.launch.lease:
+                    self.fleet.give_up(link, f"silent for {silent:.0f} s")
+                if link.verified is None and (link.ended or link.exit is not None):
+                    words = link.problem[0] if link.problem else link.why_unreachable()
+                    raise HostError(f"was lost while it read a checkpoint: {words}", host=link.place.host)
+        return {link.place.host: (link.verified or {})["wrong"] for link in self.links}
+
     def _raise_refusals(self) -> None:
         unreached = [link for link in self.links if not (link.facts or link.problem)]
         if unreached:
@@ -203,6 +223,8 @@ class Supervisor:
         """Messages that matter in every phase."""
         if message["m"] == "hello":
             link.facts = message["facts"]
+        elif message["m"] == "verified":
+            link.verified = message
         elif message["m"] == "error":
             link.problem = (message["what"], message.get("hint"))
         elif message["m"] == "exit":

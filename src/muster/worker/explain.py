@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import traceback
 
 from muster.core.errors import JobError, MusterError, RecipeError, WorkerError
 
@@ -38,6 +39,27 @@ def explain(error: Exception) -> MusterError:
             hint="lower checkpoint.keep, or choose another --output",
         )
     return WorkerError(f"{type(error).__name__}: {first}")
+
+
+# Functions of Transformers and DeepSpeed that read a checkpoint, in all versions that are supported.
+_READS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state", "_load_scaler",
+          "deepspeed_load_checkpoint", "load_checkpoint", "load_from_json", "load_fsdp_model",
+          "load_fsdp_optimizer")  # fmt: skip
+
+
+_NOT_ITS_FILES = ("out of memory", "distbackend", "nccl", "connection", "timed out", "timeout")
+
+
+def from_checkpoint(error: BaseException) -> bool:
+    """Whether it was raised while a checkpoint was read, and says something of its files: not of memory, a
+    full disk or a peer that is gone."""
+    text = f"{type(error).__name__}: {error}".lower()
+    if any(words in text for words in _NOT_ITS_FILES) or _no_room(error):
+        return False
+    if isinstance(error, MemoryError | ConnectionError | MusterError):
+        return False
+    trace = error.__traceback__
+    return any(frame.f_code.co_name in _READS for frame, _ in traceback.walk_tb(trace))
 
 
 def _no_room(error: BaseException) -> bool:

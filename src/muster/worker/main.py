@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from muster.core.errors import MusterError, UsageError
+from muster.core.errors import MusterError, UsageError, WorkerError
 from muster.core.registry import load_plugin
 from muster.store import events
+from muster.store.sealed import files_of, hashes
 from muster.worker.arguments import training_arguments
 from muster.worker.context import Context, read_context
-from muster.worker.explain import explain
+from muster.worker.explain import explain, from_checkpoint
 from muster.worker.locks import clear_stale_locks
 from muster.worker.started import started
 from muster.worker.workloads.base import HeldOut
@@ -30,12 +31,15 @@ def run(spec: dict[str, Any]) -> int:
         _run(context)
     except Exception as error:
         known = error if isinstance(error, MusterError) else explain(error)
-        _say_why(context, known)
+        step = context.resume_step if context.resume_step and from_checkpoint(error) else None
+        if step:
+            known = WorkerError(f"checkpoint-{step} cannot be loaded: {known.what}", hint=known.hint)
+        _say_why(context, known, step)
         return known.exit_code
     return 0
 
 
-def _say_why(context: Context, known: MusterError) -> None:
+def _say_why(context: Context, known: MusterError, step: int | None) -> None:
     """In the events and in the log. On a full disk there is room for neither: the agent says so then."""
     with contextlib.suppress(OSError):
         context.emit(
@@ -44,6 +48,7 @@ def _say_why(context: Context, known: MusterError) -> None:
             where=known.where,
             hint=known.hint,
             usage=isinstance(known, UsageError),
+            checkpoint=step,
             traceback=traceback.format_exc(),
         )
     with contextlib.suppress(OSError):
@@ -186,8 +191,17 @@ def _save(context: Context, trainer: Any) -> float:
             pickled.unlink()
         shutil.rmtree(context.model, ignore_errors=True)  # of an earlier attempt
         partial.replace(context.model)
-        size = sum(path.stat().st_size for path in context.model.rglob("*") if path.is_file())
-        seconds = time.perf_counter() - began
-        context.emit(events.Saved, step=None, path=str(context.model), bytes=size, seconds=seconds)
+        written = time.perf_counter()
+        files = hashes(str(context.model), files_of(str(context.model)))
+        now = time.perf_counter()
+        context.emit(
+            events.Saved,
+            step=None,
+            path=str(context.model),
+            bytes=sum(int(about["bytes"]) for about in files.values()),
+            seconds=now - began,
+            sealing=now - written,
+            files=files,
+        )
     barrier()
     return time.perf_counter() - began

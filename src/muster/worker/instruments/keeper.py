@@ -1,13 +1,13 @@
 """The keeper: a checkpoint counts as complete only when every rank has written its part, and old ones go.
 
 The keeper asks for a checkpoint where the recipe's schedule has one; the trainer writes it, and one of its
-last step; the keeper then waits for all ranks and writes a manifest of files and sizes, last. A folder
-without its manifest, or with a file missing or short, is never resumed from.
+last step; the keeper then waits for all ranks and writes a manifest of the files with their sizes and hashes,
+last (store/sealed.py). A folder without its manifest, or with a file that differs from it, is never resumed
+from. The manifest's own hash goes to the controller with the event.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from pathlib import Path
@@ -18,11 +18,12 @@ from transformers import TrainerCallback
 from muster.core.checkpoints import due
 from muster.core.errors import WorkerError
 from muster.store import events
-from muster.store.atomic import write_json, write_text
+from muster.store.atomic import write_text
+from muster.store.sealed import MANIFEST, digest_of
+from muster.store.sealed import seal as seal_folder
 from muster.worker.context import Context
 from muster.worker.together import barrier
 
-MANIFEST = "complete.json"
 PREFIX = "checkpoint-"
 STATE = "trainer_state.json"
 
@@ -51,10 +52,17 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
             write_what_is_missing(folder, self.context.recipe.engine.name, model)
         barrier()
         if self.context.saver:
-            size = seal(folder)
-            seconds = time.perf_counter() - self.began
+            written = time.perf_counter()
+            digest, size = seal(folder)
+            now = time.perf_counter()
             self.context.emit(
-                events.Saved, step=state.global_step, path=str(folder), bytes=size, seconds=seconds
+                events.Saved,
+                step=state.global_step,
+                path=str(folder),
+                bytes=size,
+                seconds=now - self.began,
+                sealing=now - written,
+                manifest=digest,
             )
         barrier()  # nobody drops an old checkpoint before the new one is complete on every disk
         if self.context.saver:
@@ -77,18 +85,13 @@ def write_what_is_missing(folder: Path, engine: str, model: Any) -> None:
         write_text(folder / "latest", steps[-1])
 
 
-def seal(folder: Path) -> int:
-    """Write the manifest: every file with its size, all on disk. -> bytes."""
+def seal(folder: Path) -> tuple[str, int]:
+    """Write the manifest, when all files are on disk. -> (the manifest's digest, bytes of all files)."""
     if not (folder / STATE).is_file():
         raise WorkerError(f"{STATE} is missing: nothing could go on from it", where=str(folder))
-    files = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != MANIFEST and not path.name.startswith("."):
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-            files[str(path.relative_to(folder))] = path.stat().st_size
-    write_json(folder / MANIFEST, {"files": files})
-    return sum(files.values())
+    text, files = seal_folder(str(folder))
+    write_text(folder / MANIFEST, text)
+    return digest_of(text.encode()), sum(int(about["bytes"]) for about in files.values())
 
 
 def prune(folder: Path, keep: int | str, newest: int) -> None:
