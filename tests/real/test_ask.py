@@ -85,6 +85,23 @@ def test_evaluate(trained: RunFolder) -> None:
     assert answers["execution_match"] == sum(row["executed"] for row in rows) / 10
 
 
+def test_an_expected_query_that_cannot_be_run(trained: RunFolder) -> None:
+    """It is named, and the others are scored."""
+    file = next((trained.path / "data").glob("val*"))
+    before = file.read_text()
+    first = {**json.loads(before.splitlines()[0]), "sql": "SELECT x FROM lake"}
+    file.write_text("\n".join([json.dumps(first), *before.splitlines()[1:]]))
+    try:
+        done = muster(trained, "ask", "asked-run", "--evaluate", "--limit", "3")
+    finally:
+        file.write_text(before)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 0, said
+    assert "same rows from the database" in said
+    assert "1 held-out question does not count in same rows" in said
+    assert "question 1: no such table: lake" in said
+
+
 def test_what_cannot_be_asked(trained: RunFolder) -> None:
     """Each is one line and a hint, before any model is loaded."""
     error, hint = refused(muster(trained, "ask", "askde-run", "How many?"))

@@ -179,7 +179,7 @@ def test_first_losses_are_those_of_plain_pytorch(
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         monkeypatch.setenv(name, value)
     context = read_context(spec)
-    pairs, _ = load_pairs(context.recipe.data, context.cache, may_write=False, seed=0)
+    pairs = load_pairs(context.recipe.data, context.cache, may_write=False, seed=0).train
     tokenizer = make_tokenizer(context, pairs)
     model = make_model(context, tokenizer).eval()
     rows = [(tokenizer(PREFIX + p.question)["input_ids"], tokenizer(p.sql)["input_ids"]) for p in pairs]

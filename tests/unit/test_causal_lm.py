@@ -156,7 +156,7 @@ def test_too_little_text(tmp_path: Path) -> None:
     train, held_out = causal_lm._packed(made, tokens, 4)
     assert len(train) and not len(held_out)
     notes = causal_lm._notes(tokens, train, held_out)
-    assert notes[0].startswith("text: a.txt: 1 file, 10 B")
+    assert notes[0].startswith("text: a.txt, 10 B")
     assert notes[-1] == "the held-out text does not fill one sequence: there is no perplexity"
 
 
@@ -190,7 +190,7 @@ def test_a_hub_data_set_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path, dtype, _ = tokens.part("validation")
     text = tokens.tokenizer.decode(np.fromfile(path, dtype=dtype), clean_up_tokenization_spaces=False)
     assert text == "held out\n" * 9 + TEXT_END
-    with pytest.raises(DataError, match="has no field 'text'") as caught:
+    with pytest.raises(DataError, match="field 'text' is missing") as caught:
         open_tokens(source_of(TextData(name=str(folder))), Tokenizing(None, 300, 0.05), tmp_path / "cache")
     assert "body" in (caught.value.hint or "")
     with pytest.raises(DataError, match="cannot be loaded"):

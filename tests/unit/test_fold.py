@@ -325,6 +325,37 @@ def test_the_rest_of_a_result() -> None:
     )
 
 
+def test_questions_whose_expected_query_cannot_be_run_are_named_and_the_others_scored() -> None:
+    def answer(index: int, executed: bool | None, unscored: str | None = None) -> events.Answer:
+        return events.Answer(
+            time=1, rank=index % 2, index=index, question="q", predicted="p", expected="e", exact=False,
+            executed=executed, unscored=unscored,
+        )  # fmt: skip
+
+    stream = [
+        answer(0, True), answer(2, None, "no such table: lake"), answer(1, False), answer(3, None),
+        events.Answered(time=1, rank=0, questions=2, exact=0, executed=1, scored=1, seconds=1.0),
+        events.Answered(time=1, rank=1, questions=2, exact=0, executed=0, scored=1, seconds=1.0),
+    ]  # fmt: skip
+    found = result(fold(stream))
+    assert found.quality is not None
+    assert (found.quality.execution_match, found.quality.scored) == (0.5, 2)
+    assert [(each.index, each.why) for each in found.quality.unscored] == [(2, "no such table: lake")]
+    told = [note for note in found.notes if "same rows" in note]
+    assert told == [
+        "2 held-out questions do not count in same rows: the expected query of 1 cannot be run (question 3: "
+        "no such table: lake), and 1 have no database"
+    ]
+
+
+def test_without_a_database_nothing_is_scored_and_nothing_is_noted() -> None:
+    done = events.Answered(time=1, rank=0, questions=2, exact=1, executed=None, scored=0, seconds=1.0)
+    found = result(fold([done]))
+    assert found.quality is not None
+    assert (found.quality.execution_match, found.quality.scored) == (None, None)
+    assert not [note for note in found.notes if "same rows" in note]
+
+
 def test_execution_match_is_unknown_where_one_rank_has_no_database() -> None:
     parts = [
         events.Answered(time=1, rank=0, questions=1, exact=1, executed=1, seconds=1.0),

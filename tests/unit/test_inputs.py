@@ -125,7 +125,7 @@ def test_without_data_it_is_generated() -> None:
 
 
 def test_everything_together(here: Path) -> None:
-    (here / "data.jsonl").write_text(GOOD)
+    (here / "data.jsonl").write_text(GOOD + GOOD.replace('"q"', '"other"'))
     made = read_inputs("demo", "local:2x1", ["data.path=data.jsonl", "env.A=1"])
     assert made.launcher_name == "local"
     assert made.launcher.ONE_MACHINE
@@ -159,6 +159,15 @@ def test_a_fault_in_the_data_is_found_with_its_line(here: Path, name: str, line:
     with pytest.raises(DataError, match="field 'sql' is missing") as caught:
         read_inputs("demo", "local:2", ["data.path=."])
     assert caught.value.where == f"{here / name}.jsonl:{line}"
+
+
+def test_too_few_samples_are_told_before_the_start(here: Path) -> None:
+    (here / "one.jsonl").write_text(GOOD * 3)
+    with pytest.raises(DataError, match="1 different sample is too few to hold some out"):
+        read_inputs("demo", "local:2", ["data.path=one.jsonl"])
+    (here / "train.jsonl").write_text(GOOD)
+    (here / "dev.jsonl").write_text(GOOD)
+    read_inputs("demo", "local:2", ["data.path=."])
 
 
 def test_data_must_be_here_unless_it_may_be_on_the_hosts(here: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.store.records import find_data, read_records
+from muster.core.data import TextToSqlData
+from muster.store.records import find_data, read_pairs
 
 WIKISQL = Path(__file__).resolve().parents[3] / "shared" / "data" / "wikisql"
 
@@ -15,8 +16,7 @@ WIKISQL = Path(__file__).resolve().parents[3] / "shared" / "data" / "wikisql"
 def test_wikisql_is_read_whole() -> None:
     """Both parts, every line, with the published numbers of questions."""
     files = find_data(WIKISQL)
-    assert files.validation is not None
-    train = list(read_records(files.train, ("question", "sql")))
-    validation = list(read_records(files.validation, ("question", "sql")))
+    train = list(read_pairs(files.train, TextToSqlData()))
+    validation = list(read_pairs(files.validation, TextToSqlData()))
     assert (len(train), len(validation)) == (56_355, 8_421)
-    assert all(record["sql"].startswith("SELECT ") for record in train[:1000])
+    assert all(row.sql.startswith("SELECT ") for row in train[:1000])

@@ -1,29 +1,31 @@
-"""JSON-lines data: what is found in a folder, and every fault with its file and line."""
+"""Samples in files: what is found in a folder, which fields are read, and every fault with its place."""
 
 from __future__ import annotations
 
 import codecs
 import gzip
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from muster.core.data import TextToSqlData
 from muster.core.errors import DataError
-from muster.store.records import find_data, read_records
+from muster.store.records import PairRow, find_data, held_out_questions, read_pairs, read_rows
 
-FIELDS = ("question", "sql")
+DATA = TextToSqlData()
 GOOD = '{"question": "how many?", "sql": "SELECT 1", "more": [1]}'
 LINE, BOM = f"{GOOD}\n".encode(), codecs.BOM_UTF8
 
 
-def read(path: Path) -> list[dict[str, object]]:
-    return list(read_records(path, FIELDS))
+def read(path: Path, data: TextToSqlData = DATA) -> list[PairRow]:
+    return list(read_pairs([path], data))
 
 
-def failure(path: Path) -> DataError:
+def failure(path: Path, data: TextToSqlData = DATA) -> DataError:
     with pytest.raises(DataError) as caught:
-        read(path)
+        read(path, data)
     return caught.value
 
 
@@ -34,15 +36,15 @@ def test_reads_every_object(tmp_path: Path, name: str) -> None:
     text = f"{GOOD}\n\n  \n{json.dumps(second, ensure_ascii=False)}"  # no last newline
     path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
     assert read(path) == [
-        {"question": "how many?", "sql": "SELECT 1", "more": [1]},
-        second,
+        PairRow("how many?", "SELECT 1", "sql", None),
+        PairRow("è\u2028", "x", "sql", None),
     ]
 
 
 def test_the_limit_counts_samples_not_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(f"\n{GOOD}\n\n{GOOD}\nnot json\n")
-    assert len(list(read_records(path, FIELDS, limit=2))) == 2
+    assert len(list(read_pairs([path], DATA, limit=2))) == 2
 
 
 @pytest.mark.parametrize(
@@ -52,13 +54,13 @@ def test_the_limit_counts_samples_not_lines(tmp_path: Path) -> None:
         (GOOD[:-1], "is not JSON", "one JSON object per line"),
         ("[1, 2]", "is not a JSON object but list", None),
         ('"text"', "is not a JSON object but str", None),
-        ('{"question": "q"}', "field 'sql' is missing or not text", "the fields of this line are: question"),
-        ('{"question": "q", "sql": 3}', "field 'sql' is missing or not text", "question, sql"),
-        ('{"question": " ", "sql": "x"}', "field 'question' is missing or not text", "question, sql"),
+        ('{"question": "q"}', "field 'sql' is missing", "the fields there are: question; data.sql"),
+        ('{"question": "q", "sql": 3}', "field 'sql' is not text but a number", "question, sql"),
+        ('{"question": " ", "sql": "x"}', "field 'question' is empty", None),
         (
             '{"text": "q", "sql": "x"}',
-            "field 'question' is missing or not text",
-            "data.question and data.sql",
+            "field 'question' is missing",
+            "data.question",
         ),
     ],
 )
@@ -156,38 +158,164 @@ def test_a_mark_at_the_beginning_is_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "train", "held_out"),
     [
-        (["train.jsonl", "validation.jsonl", "test.jsonl"], "train.jsonl", "validation.jsonl"),
-        (["Train.jsonl.gz", "dev.json"], "Train.jsonl.gz", "dev.json"),
-        (["train.ndjson", "README.md"], "train.ndjson", None),
-        (["wikisql.jsonl", "notes.txt"], "wikisql.jsonl", None),
-        (["test.jsonl"], "test.jsonl", None),
+        (["train.jsonl", "validation.jsonl", "test.jsonl"], ["train.jsonl"], ["validation.jsonl"]),
+        (["Train.jsonl.gz", "dev.json"], ["Train.jsonl.gz"], ["dev.json"]),
+        (["train.ndjson", "README.md"], ["train.ndjson"], []),
+        (["wikisql.jsonl", "notes.txt"], ["wikisql.jsonl"], []),
+        (["train.csv", "test.csv"], ["train.csv"], ["test.csv"]),
+        (["train.CSV", "train.jsonl", "dev.jsonl"], ["train.jsonl"], ["dev.jsonl"]),  # one kind alone
+        (["dataset_info.json", "train.tsv"], ["train.tsv"], []),
+        (
+            ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet", "test-00000-of-00001.parquet"],
+            ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"],
+            ["test-00000-of-00001.parquet"],
+        ),
+        (
+            ["default/train/0000.parquet", "default/validation/0000.parquet"],
+            ["default/train/0000.parquet"],
+            ["default/validation/0000.parquet"],
+        ),
     ],
 )
 def test_what_is_found_in_a_folder(
-    tmp_path: Path, names: list[str], train: str, held_out: str | None
+    tmp_path: Path, names: list[str], train: list[str], held_out: list[str]
 ) -> None:
     for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     found = find_data(tmp_path)
-    assert found.train == tmp_path / train
-    assert found.validation == (tmp_path / held_out if held_out else None)
+    assert found.train == tuple(tmp_path / name for name in train)
+    assert found.validation == tuple(tmp_path / name for name in held_out)
 
 
-def test_a_single_file(tmp_path: Path) -> None:
-    (tmp_path / "odd.name").touch()
-    assert find_data(tmp_path / "odd.name").train == tmp_path / "odd.name"
+@pytest.mark.parametrize("name", ["odd.name", "test.jsonl"])
+def test_a_file_that_is_named_is_trained_on(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    assert find_data(tmp_path / name).train == (tmp_path / name,)
 
 
-@pytest.mark.parametrize("names", [[], ["a.jsonl", "b.jsonl"], ["train.csv", "test.csv"]])
-def test_a_folder_without_a_train_file(tmp_path: Path, names: list[str]) -> None:
+@pytest.mark.parametrize("names", [[], ["a.jsonl", "b.jsonl"], ["test.jsonl"], ["valid.csv", "test.csv"]])
+def test_a_folder_without_a_file_to_train_on(tmp_path: Path, names: list[str]) -> None:
     for name in names:
         (tmp_path / name).touch()
-    with pytest.raises(DataError, match=r"no train\.jsonl in the folder") as caught:
+    with pytest.raises(DataError, match="has no file to train on") as caught:
         find_data(tmp_path)
-    there = ", ".join(name for name in names if name.endswith("jsonl")) or "none"
-    assert (caught.value.hint or "").endswith(f"JSON-lines files there: {there}")
+    assert (caught.value.hint or "").endswith(", ".join(sorted(names)) or "none")
 
 
 def test_no_data(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such data"):
         find_data(tmp_path / "nowhere")
+
+
+# A row of WikiSQL as the hub has it.
+WIKISQL = {
+    "phase": 1,
+    "question": "What position does the player who played for Butler CC play?",
+    "table": {
+        "header": ["Player", "No."], "page_title": "Toronto Raptors", "page_id": "15621965",
+        "types": ["text"], "id": "1-10015132-11",
+        "section_title": "L", "caption": "L", "rows": [["Antonio Lang", "21"]],
+        "name": "table_10015132_11",
+    },
+    "sql": {
+        "human_readable": "SELECT Position FROM table WHERE School/Club Team = Butler CC (KS)", "sel": 3,
+        "agg": 0, "conds": {"column_index": [5], "operator_index": [0], "condition": ["Butler CC (KS)"]},
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(params=["jsonl", "parquet", "parquet by duckdb"])
+def wikisql(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The row in a file."""
+    if request.param == "jsonl":
+        (tmp_path / "train.jsonl").write_text(json.dumps(WIKISQL) + "\n")
+        return tmp_path / "train.jsonl"
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.Table.from_pylist([WIKISQL]), tmp_path / "train.parquet")
+    if "duckdb" in request.param:  # as on a machine without pyarrow
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+    return tmp_path / "train.parquet"
+
+
+def test_a_field_with_parts_is_no_answer_but_its_text_is(wikisql: Path) -> None:
+    for data in (DATA, TextToSqlData(sql="sql.human_readable")):
+        assert [(row.question, row.sql, row.answer) for row in read(wikisql, data)] == [
+            (WIKISQL["question"], WIKISQL["sql"]["human_readable"], "sql.human_readable")
+        ]
+    error = failure(wikisql, TextToSqlData(sql="sql.conds"))
+    assert error.what == (
+        "field 'sql.conds' is not text: it has the parts column_index, operator_index, condition"
+    )
+    error = failure(wikisql, TextToSqlData(question="sql"))
+    assert error.what == "field 'sql' is not text: it has the parts human_readable, sel, agg, conds"
+    assert error.hint == "data.question=sql.human_readable names one of them"
+    assert "'sql.human' is missing" in failure(wikisql, TextToSqlData(sql="sql.human")).what
+    assert "'sql.sel' is not text but a number" in failure(wikisql, TextToSqlData(sql="sql.sel")).what
+    assert "is not text but a list" in failure(wikisql, TextToSqlData(sql="table.header")).what
+
+
+def test_a_name_with_a_dot_is_a_field_before_it_is_a_path(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"question": "q", "a.b": "flat", "a": {"b": "deep"}}\n')
+    assert [row.sql for row in read(path, TextToSqlData(sql="a.b"))] == ["flat"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", 'question,sql\n"how, many?","SELECT\n1"\n\nq,s\n'),
+        ("a.CSV", 'id;question;sql\r\n1;"how, many?";"SELECT\n1"\r\n2;q;s'),
+        ("a.tsv", 'question\tsql\nhow, many?\t"SELECT\n1"\nq\ts\n'),
+        ("a.csv.gz", '\ufeffquestion,sql\n"how, many?","SELECT\n1"\nq,s\n'),
+    ],
+)
+def test_tables(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    assert [(row.question, row.sql) for row in read(path)] == [("how, many?", "SELECT\n1"), ("q", "s")]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        ("question,answer\nq,s\n", 2, "field 'sql' is missing"),
+        ("question,sql\nq,s\nq,s,more\n", 3, "has 3 columns, and the first line has 2"),
+        ('question,sql\nq,"s\n', 2, "is not a table"),
+        ("question,sql\nq,\n", 2, "field 'sql' is empty"),
+        ("question,sql\n", None, "has no samples"),
+        ("", None, "has no samples"),
+    ],
+)
+def test_a_bad_table(tmp_path: Path, text: str, line: int | None, what: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    error = failure(path)
+    assert what in error.what
+    assert error.where == (f"{path}:{line}" if line else str(path))
+
+
+def test_rows_that_cannot_be_read_are_passed_over_where_asked(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n1,2\n3\n4,5\n")
+    told: list[DataError] = []
+    assert [row for _, row in read_rows(path, told.append)] == [{"a": "1", "b": "2"}, {"a": "4", "b": "5"}]
+    assert [error.where for error in told] == [f"{path}:3"]
+
+
+@pytest.mark.parametrize("without_pyarrow", [False, True])
+def test_what_is_no_parquet(tmp_path: Path, without_pyarrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if without_pyarrow:
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 not at all")
+    assert "is not a Parquet file" in failure(tmp_path / "a.parquet").what
+    assert "no such file" in failure(tmp_path / "b.parquet").what
+
+
+def test_equal_questions_are_held_out_together() -> None:
+    held = held_out_questions(["a", "b", "a", "c", "b"], 0.4, seed=1)
+    assert len(held) == 1
+    assert held == held_out_questions(["c", "b", "a"], 0.4, seed=1)
+    with pytest.raises(DataError, match="too few to hold some out"):
+        held_out_questions(["a", "a"], 0.5, seed=1)

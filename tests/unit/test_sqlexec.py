@@ -10,6 +10,8 @@ import pytest
 
 from muster.worker.data import sqlexec
 from muster.worker.data.sqlexec import QueryFailed, is_ordered, run_query, same_result
+from muster.worker.quality import judge
+from muster.worker.workloads.base import HeldOut
 
 ALL = "SELECT name FROM person"
 
@@ -128,6 +130,27 @@ def test_faults_of_the_data_are_raised(database: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         same_result(tmp_path / "absent.sqlite", ALL, ALL)
     assert not (tmp_path / "absent.sqlite").exists()
+
+
+def test_an_expected_query_that_cannot_be_run_leaves_its_own_question_unscored(
+    database: Path, tmp_path: Path
+) -> None:
+    """Also where the answer is the same text: else exact answers alone would count."""
+    wrong = "SELECT nothing FROM person"
+    asked = [
+        HeldOut("who?", ALL, str(database)),
+        HeldOut("what?", wrong, str(database)),
+        HeldOut("what?", wrong, str(database)),
+        HeldOut("where?", ALL, str(tmp_path / "gone.sqlite")),
+        HeldOut("when?", ALL),
+    ]
+    found = judge(asked, [f"{ALL} ORDER BY id", wrong, ALL, ALL, ALL])
+    assert [each.executed for each in found] == [True, None, None, None, None]
+    assert [each.exact for each in found] == [False, True, False, True, True]
+    whys = [each.unscored or "" for each in found]
+    assert "nothing" in whys[1] and "nothing" in whys[2]
+    assert "gone.sqlite" in whys[3]
+    assert (whys[0], whys[4]) == ("", "")
 
 
 def test_only_the_outer_order_counts() -> None:

@@ -36,8 +36,11 @@ def names(folder: Path, files: tuple[Path, ...]) -> list[str]:
         (["train.txt", "valid.txt", "test.txt", "notes.md"], ["train.txt"], ["valid.txt"]),
         (["wiki.train.raw", "wiki.test.raw"], ["wiki.train.raw"], ["wiki.test.raw"]),
         (["train/1.txt", "train/2.txt", "dev/1.txt"], ["train/1.txt", "train/2.txt"], ["dev/1.txt"]),
-        (["valid.txt", "test.txt"], ["test.txt"], ["valid.txt"]),
-        (["test.txt"], ["test.txt"], []),
+        (["book.txt", "valid.txt", "test.txt"], ["book.txt"], ["valid.txt"]),
+        (["book.txt", "test.txt"], ["book.txt"], ["test.txt"]),
+        (["test_drive.txt"], ["test_drive.txt"], []),
+        (["train.csv", "valid.csv", "notes.md"], ["train.csv"], ["valid.csv"]),
+        (["a.tsv", "b.parquet"], ["a.tsv", "b.parquet"], []),
         (["train.py", "model.py", "sub/test_model.py"], ["model.py", "sub/test_model.py", "train.py"], []),
         (["a.md", "package.json"], ["a.md"], []),
         (["train-00.jsonl", "train-01.jsonl", "README.md"], ["train-00.jsonl", "train-01.jsonl"], []),
@@ -51,6 +54,15 @@ def test_the_parts_of_a_folder(
     write(tmp_path, *there)
     found = find_texts(tmp_path)
     assert (names(tmp_path, found.train), names(tmp_path, found.validation)) == (train, held_out)
+
+
+@pytest.mark.parametrize("there", [["valid.txt", "test.txt"], ["test.txt"], ["test/a.txt", "dev/a.txt"]])
+def test_a_held_out_file_is_trained_on_only_where_it_is_named(there: list[str], tmp_path: Path) -> None:
+    write(tmp_path, *there)
+    with pytest.raises(DataError, match="has no file to train on") as caught:
+        find_texts(tmp_path)
+    assert there[-1] in caught.value.what
+    assert find_texts(tmp_path / there[0]).train == (tmp_path / there[0],)
 
 
 def test_what_is_no_data(tmp_path: Path) -> None:
@@ -92,13 +104,22 @@ def test_every_json_line_is_a_document(tmp_path: Path) -> None:
     assert [text for text in read(tmp_path / "a.jsonl", "body") if text] == ["one\n", "two"]
 
 
+def test_a_table_is_read_by_its_column_and_never_as_text(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('id,body\n1,"one\nline"\n2,two\n')
+    assert read(tmp_path / "a.csv", "body") == ["one\nline", "two"]
+    (tmp_path / "a.jsonl").write_text('{"page": {"body": "one"}}\n')
+    assert read(tmp_path / "a.jsonl", "page.body") == ["one"]
+
+
 FAULTS = {
     "a byte that is no UTF-8": ("a.txt", b"good\nbad \xff here\ngood\n", ":2", "byte 0xff at 9 of the file"),
     "a character cut short": ("a.txt", b"good\n\xc3", ":2", "is not UTF-8"),
     "a line that is no JSON": ("a.jsonl", b'{"text": "x"}\nnonsense\n', ":2", "is not JSON"),
     "a line that is a list": ("a.jsonl", b"[1]\n", ":1", "is not a JSON object but list"),
     "another field": ("a.jsonl", b'{"content": "x"}\n', ":1", "field 'text' is missing"),
-    "a number": ("a.jsonl", b'{"text": 5}\n', ":1", "field 'text' is missing or not text"),
+    "an object": ("a.jsonl", b'{"text": {"en": "x"}}\n', ":1", "it has the parts en"),
+    "a table without the column": ("a.csv", b"body,n\nx,1\n", ":2", "field 'text' is missing"),
+    "a number": ("a.jsonl", b'{"text": 5}\n', ":1", "field 'text' is not text but a number"),
     "half a surrogate": ("a.jsonl", b'{"text": "\\ud800"}\n', ":1", "is not Unicode text"),
     "half a gzip": ("a.txt.gz", gzip.compress(b"text\n" * 5000)[:40], "", "cannot be read"),
     "an empty file": ("a.txt", b"", "", "has no text"),

@@ -39,8 +39,11 @@ def ask(
     json: Json = False,
 ) -> int:
     """Ask a trained model, or score it on the held-out set."""
+    from rich.markup import escape
+
     from muster.cli.output import err_console, print_answers, print_json
     from muster.core.errors import DataError
+    from muster.core.result import unscored_words
     from muster.stages.ask import ask as run_ask
     from muster.store.runfolder import find_run
 
@@ -64,7 +67,8 @@ def ask(
         return _print_score(answers, as_json=json)
     if evaluate:
         summary |= {"exact_match": answers.exact_match, "execution_match": answers.execution_match}
-        summary |= {"metric": answers.metric}
+        summary |= {"metric": answers.metric, "scored": answers.scored}
+        summary |= {"unscored": [each.model_dump() for each in answers.unscored]}
     if json:
         print_json({**summary, "answers": answers.rows})
         return 0
@@ -79,6 +83,8 @@ def ask(
     if evaluate and answers.execution_match is not None:
         parts.append(f"same rows from the database {100 * answers.execution_match:.1f} %")
     err_console().print("; ".join(parts))
+    if evaluate and (left_out := unscored_words(count, answers.scored, answers.unscored)):
+        err_console().print(f"[yellow]note[/yellow]: {escape(left_out)}")
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from muster.core.result import Flops, Result
+    from muster.core.result import Flops, Quality, Result
     from muster.store.runfolder import RunFolder
 
 
@@ -116,7 +116,7 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     quality = result.quality
     if quality:
         executed = (
-            f", {100 * quality.execution_match:.1f} % same rows from the database"
+            f", {100 * quality.execution_match:.1f} % same rows from the database{of_scored(quality)}"
             if quality.execution_match is not None
             else ""
         )
@@ -145,6 +145,11 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
         )
     )
     return rows
+
+
+def of_scored(quality: Quality) -> str:
+    """Of how many questions the same rows are a share, where it is not all of them."""
+    return "" if quality.scored in (None, quality.questions) else f" (of {quality.scored:,})"
 
 
 def planned_words(result: Result) -> str:
@@ -199,6 +204,8 @@ def print_answers(rows: list[dict[str, Any]], limit: int | None = None) -> None:
                 if row["exact"]
                 else "[green]same rows[/green]"
                 if row["executed"]
+                else "[yellow]not scored[/yellow]"
+                if row.get("unscored")
                 else "[red]wrong[/red]"
             )
             cells += [escape(row["expected"]), mark]

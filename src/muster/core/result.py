@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -10,6 +11,7 @@ from muster.core.fabric_result import FabricRun
 from muster.core.part import Part
 
 SCHEMA_VERSION = 1
+NAMED = 5  # questions that a note names one by one
 Status = Literal["succeeded", "failed", "stopped", "timeout"]
 
 
@@ -67,14 +69,45 @@ class Memory(Part):
     resident_peak: int | None = Field(None, description="a rank's resident host memory")
 
 
+class Unscored(Part):
+    """A held-out question whose expected query cannot be run, so that its rows cannot be compared."""
+
+    index: int = Field(description="of the question in the held-out set, from 0")
+    why: str
+
+
 class Quality(Part):
     """How the trained model answered held-out questions."""
 
     questions: int
     exact_match: float = Field(description="share of right answers: see metric")
     metric: str = Field("exact match", description="what that is called: exact match, top-1 accuracy")
-    execution_match: float | None = Field(None, description="same rows from the database; None without one")
+    execution_match: float | None = Field(
+        None, description="share of `scored` with the same rows from the database; None: nothing was scored"
+    )
+    scored: int | None = Field(
+        None, description="questions whose expected query could be run; None: all, or there is no database"
+    )
+    unscored: list[Unscored] = Field(
+        default_factory=list, description="questions whose expected query cannot be run"
+    )
     seconds: float | None = None
+
+
+def unscored_words(questions: int, scored: int | None, failed: Sequence[Unscored]) -> str | None:
+    """How many questions do not count in the execution match, and which; None: all of them do. `failed`:
+    those whose expected query cannot be run."""
+    if scored is None or scored == questions:
+        return None
+    left, whys = questions - scored, []
+    if failed:
+        named = "; ".join(f"question {each.index + 1}: {each.why}" for each in failed[:NAMED])
+        more = f"; {len(failed) - NAMED:,} more" if len(failed) > NAMED else ""
+        whys.append(f"the expected query of {len(failed):,} cannot be run ({named}{more})")
+    if left > len(failed):
+        whys.append(f"{left - len(failed):,} have no database")
+    told = "question does" if left == 1 else "questions do"
+    return f"{left:,} held-out {told} not count in same rows: {', and '.join(whys)}"
 
 
 class Extreme(Part):

@@ -250,8 +250,9 @@ def _learning(data: RunData, figures: Result) -> list[Figure]:
             f"{right:,} {asked}; {interval(quality.exact_match, quality.questions)}",
         )
         if quality.execution_match is not None:
-            rows = round(quality.execution_match * quality.questions)
-            told = f"{rows:,} {asked}; {interval(quality.execution_match, quality.questions)}"
+            scored = quality.scored or quality.questions
+            rows = round(quality.execution_match * scored)
+            told = f"{rows:,} of {count(scored, 'question')}; {interval(quality.execution_match, scored)}"
             same = Figure(same.name, percent(quality.execution_match), "%", told)
     learned = [exact, same] if metric == "exact match" else [exact]
     if figures.workload == "causal-lm":

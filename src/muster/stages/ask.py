@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster.core.errors import JobError, MusterError, RunFolderError, UsageError
+from muster.core.result import Unscored
 from muster.shell import RealShell, Shell
 from muster.stages.resume import frozen_recipe
 from muster.store import events
@@ -32,10 +33,24 @@ class Answers:
         return _share([row["exact"] for row in self.rows if "exact" in row])
 
     @property
+    def scored(self) -> int | None:
+        """Questions whose expected query could be run; None: there is no database."""
+        count = sum(row.get("executed") is not None for row in self.rows)
+        return count if count or self.unscored else None
+
+    @property
+    def unscored(self) -> list[Unscored]:
+        """Questions whose expected query cannot be run."""
+        return [
+            Unscored(index=index, why=row["unscored"])
+            for index, row in enumerate(self.rows)
+            if row.get("unscored")
+        ]
+
+    @property
     def execution_match(self) -> float | None:
-        """Share with the same rows from the database; None without one for every question."""
-        executed = [row.get("executed") for row in self.rows]
-        return None if any(value is None for value in executed) else _share(executed)
+        """Share of the scored questions with the same rows from the database."""
+        return _share([row["executed"] for row in self.rows if row.get("executed") is not None])
 
 
 def ask(

@@ -25,7 +25,7 @@ from muster.planner.model import check_model
 from muster.stages.image_inputs import check_images
 from muster.stages.peaks import read_peaks
 from muster.stages.text_inputs import check_sequence, check_text
-from muster.store.records import find_data, read_records
+from muster.store.records import find_data, held_out_questions, read_pairs
 from muster.store.values import kept
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -154,11 +154,18 @@ def check_data(recipe: Recipe, *, here: bool) -> None:
     if isinstance(recipe.data, ImageData):
         check_images(recipe, recipe.data)
     if isinstance(recipe.data, TextToSqlData):
-        fields = (recipe.data.question, recipe.data.sql)
-        files = find_data(path)
-        for file in (files.train, files.validation):
-            for _ in read_records(file, fields) if file else ():
-                pass
+        _check_pairs(recipe, recipe.data)
+
+
+def _check_pairs(recipe: Recipe, data: TextToSqlData) -> None:
+    """Read the files as the ranks will. Raises DataError."""
+    files = find_data(Path(str(data.path)))
+    questions = {row.question for row in read_pairs(files.train, data, limit=data.limit)}
+    if files.validation:
+        for _ in read_pairs(files.validation, data):
+            pass
+    else:
+        held_out_questions(questions, data.validation_fraction, recipe.train.seed)
 
 
 def environment(recipe: Recipe) -> tuple[dict[str, str], tuple[Decision, ...]]:

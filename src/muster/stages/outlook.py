@@ -26,7 +26,7 @@ from muster.planner.prospect import Outlook, machines_from, slowest_link, timed
 from muster.planner.steptime import Calibration, Step, key
 from muster.stages.inputs import Inputs
 from muster.store.atomic import write_json
-from muster.store.records import find_data, read_records
+from muster.store.records import find_data, read_pairs
 
 CPU_PEAK = 1e11  # operations/s of a thread, nominal: a calibration says which share of it is reached
 Facts = Mapping[str, Mapping[str, Any]]
@@ -156,9 +156,7 @@ def samples_of(recipe: Recipe) -> int | None:
         or not Path(data.path).exists()
     ):
         return known
-    found = find_data(Path(data.path))
-    count = sum(1 for _ in read_records(found.train, (data.question, data.sql))) if found.train else None
-    return min(count, data.limit) if count and data.limit else count
+    return sum(1 for _ in read_pairs(find_data(Path(data.path)).train, data, limit=data.limit))
 
 
 # --- what was learned ------------------------------------------------------------------------------------

@@ -244,7 +244,7 @@ def _write_predictions(run: RunFolder, result: Result) -> None:
     ]
     if answers:
         ordered = sorted(answers, key=lambda answer: answer.index)
-        include = {"index", "question", "predicted", "expected", "exact", "executed"}
+        include = {"index", "question", "predicted", "expected", "exact", "executed", "unscored"}
         write_text(
             run.predictions, "".join(answer.model_dump_json(include=include) + "\n" for answer in ordered)
         )

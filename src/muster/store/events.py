@@ -194,6 +194,10 @@ class Answered(_Event):
     questions: int
     exact: int
     executed: int | None = Field(None, description="questions with the same rows; None without a database")
+    scored: int | None = Field(
+        None,
+        description="questions whose expected query could be run; None: all, or none where executed is None",
+    )
     seconds: float
 
 
@@ -207,6 +211,7 @@ class Answer(_Event):
     expected: str
     exact: bool
     executed: bool | None = None
+    unscored: str | None = Field(None, description="why the expected query could not be run")
 
 
 class Phase(_Event):

@@ -6,7 +6,7 @@ import codecs
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,6 +14,8 @@ from muster.core.errors import DataError
 from muster.core.units import format_bytes
 
 LONGEST_LINE = 16 << 20  # bytes; what is longer is no text that anybody wrote
+
+MISSING = object()  # the value of a field that is not there
 
 Skip = Callable[[DataError], None]
 
@@ -83,19 +85,51 @@ def parse_object(line: str, where: str) -> dict[str, Any]:
     return record
 
 
-def text_of(record: dict[str, Any], name: str, where: str, keys: str, *, blank: bool = True) -> str:
-    """A field of an object that is text. Raises DataError. `keys`: the recipe's keys that name fields;
-    `blank`: it may be empty."""
-    text = record.get(name)
-    if not isinstance(text, str) or not (blank or text.strip()):
-        has = ", ".join(list(record)[:6])
-        raise DataError(
-            f"field {name!r} is missing or not text",
-            where=where,
-            hint=f"the fields of this line are: {has}; {keys}",
-        )
+def value_at(record: Mapping[str, Any], name: str) -> Any:
+    """The value of a field, by its name or by a dotted path through objects (sql.human_readable); MISSING
+    where there is none."""
+    if name in record:
+        return record[name]
+    found: Any = record
+    for part in name.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return MISSING
+        found = found[part]
+    return found
+
+
+def text_of(record: Mapping[str, Any], name: str, where: str, key: str, *, blank: bool = True) -> str:
+    """A field of an object that is text; `name` may be a dotted path. Raises DataError, which lists the parts
+    of a field that has parts. `key`: the recipe's key that names the field; `blank`: it may be empty."""
+    text = value_at(record, name)
+    if not isinstance(text, str):
+        raise _no_text(record, name, text, where, key)
+    if not (blank or text.strip()):
+        raise DataError(f"field {name!r} is empty", where=where, hint="leave such samples out")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as wrong:  # "\ud800": half of a pair
         raise DataError(f"is not Unicode text: {wrong.reason}", where=where) from None
     return text
+
+
+def _no_text(record: Mapping[str, Any], name: str, value: Any, where: str, key: str) -> DataError:
+    if isinstance(value, Mapping):
+        texts = [part for part, below in value.items() if isinstance(below, str)]
+        return DataError(
+            f"field {name!r} is not text: it has the parts {', '.join(map(str, value))}",
+            where=where,
+            hint=f"{key}={name}.{texts[0] if texts else 'PART'} names one of them",
+        )
+    what = "is missing" if value is MISSING else f"is not text but {_kind(value)}"
+    has = ", ".join(list(map(str, record))[:10])
+    return DataError(
+        f"field {name!r} {what}", where=where, hint=f"the fields there are: {has}; {key} names the one to use"
+    )
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    kinds: dict[type, str] = {bool: "true or false", int: "a number", float: "a number", list: "a list"}
+    return kinds.get(type(value), type(value).__name__)

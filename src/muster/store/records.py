@@ -1,73 +1,247 @@
-"""JSON-lines data: found in a folder or file, read with the file and line of anything wrong."""
+"""Samples with fields, from JSON lines, CSV, TSV or Parquet: which files are for training and which are held
+out, and their rows, with the place of anything that is wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import csv
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from muster.core.data import TextToSqlData
 from muster.core.errors import DataError
-from muster.store.lines import parse_object, read_lines, text_of
+from muster.store.lines import LONGEST_LINE, Skip, parse_object, read_lines, text_of, value_at
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".ndjson", ".ndjson.gz")
+JSON_LINES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".ndjson", ".ndjson.gz")
+TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+PARQUET = (".parquet",)
+SUFFIXES = (*JSON_LINES, *TABLES, *PARQUET)  # of files whose rows have fields
 TRAIN_NAMES = ("train", "training")
 HELD_OUT_NAMES = ("validation", "valid", "val", "dev", "test", "eval", "heldout")
+ROWS = 1024  # of a Parquet file that are in memory at a time
+# Where data.sql is left at its default: a hub's WikiSQL has the parts of a query, Spider calls it otherwise.
+ANSWERS = ("sql", "sql.human_readable", "query")
+
+csv.field_size_limit(LONGEST_LINE)
 
 
 @dataclass(frozen=True)
 class DataFiles:
-    """The parts of a data set on disk; validation is None where it must be split off."""
+    """The parts of a data set on disk; validation is empty where it must be split off."""
 
-    train: Path
-    validation: Path | None
+    train: tuple[Path, ...]
+    validation: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class PairRow:
+    """A question and its answer as a row has them. `answer`: the field that the answer is from."""
+
+    question: str
+    sql: str
+    answer: str
+    database: str | None
+
+
+def is_of(file: Path, suffixes: tuple[str, ...]) -> bool:
+    """Whether a file's name ends in one of these, in small or capital letters."""
+    return file.name.lower().endswith(suffixes)
 
 
 def find_data(path: Path) -> DataFiles:
-    """The train and held-out files of a folder, or a single file. Raises DataError."""
-    if path.is_file():
-        return DataFiles(path, None)
-    if not path.is_dir():
-        raise DataError(
-            "no such data", where=str(path), hint="a JSON-lines file, or a folder with train.jsonl"
-        )
-    files = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES) and p.is_file())
-    by_stem = {p.name.partition(".")[0].lower(): p for p in files}
-    train = next((by_stem[name] for name in TRAIN_NAMES if name in by_stem), None)
-    held_out = next((by_stem[name] for name in HELD_OUT_NAMES if name in by_stem), None)
-    if train is None and len(files) == 1:
-        train, held_out = files[0], None
-    if train is None:
-        found = ", ".join(p.name for p in files[:5]) or "none"
-        raise DataError(
-            "no train.jsonl in the folder",
-            where=str(path),
-            hint=f"expected train{SUFFIXES[0]} or train{SUFFIXES[1]} and a validation file; "
-            f"JSON-lines files there: {found}",
-        )
-    return DataFiles(train, held_out)
+    """The train and held-out files of a folder, or a single file. Raises DataError.
 
-
-def read_records(
-    path: Path, fields: tuple[str, ...], *, limit: int | None = None
-) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file (gzip by its name). Every one has `fields` as non-empty text.
-
-    Raises DataError with the file and line number.
+    What is named after a held-out part, such as test.jsonl, is trained on only where `path` is that file.
     """
-    count = 0
-    for number, line in read_lines(path):
-        if limit is not None and count >= limit:
-            break
-        if line.strip():
+    if path.is_file():
+        return DataFiles((path,))
+    hint = "expected a train file (train.jsonl, train.csv, train.parquet, ...) and a validation file"
+    if not path.is_dir():
+        raise DataError("no such data", where=str(path), hint=f"a file of samples, or a folder: {hint}")
+    files = sorted(each for each in path.iterdir() if is_of(each, SUFFIXES) and each.is_file())
+    files = files or sorted(
+        each
+        for each in path.rglob("*")
+        if is_of(each, SUFFIXES) and not each.relative_to(path).as_posix().startswith((".", "_"))
+    )
+    for kind in (JSON_LINES, TABLES, PARQUET):
+        parts = by_part(path, (each for each in files if is_of(each, kind)))
+        train = next((parts[name] for name in TRAIN_NAMES if name in parts), None)
+        if train is not None:
+            held_out = next((parts[name] for name in HELD_OUT_NAMES if name in parts), [])
+            return DataFiles(tuple(train), tuple(held_out))
+    if len(files) == 1 and by_part(path, files).keys().isdisjoint(HELD_OUT_NAMES):
+        return DataFiles((files[0],))
+    found = ", ".join(each.relative_to(path).as_posix() for each in files[:5]) or "none"
+    raise DataError(
+        "has no file to train on",
+        where=str(path),
+        hint=f"{hint}, or data.path=FILE; files of samples there: {found}",
+    )
+
+
+def by_part(root: Path, files: Iterable[Path]) -> dict[str, list[Path]]:
+    """Files by the part of a data set that they are of: by the first word of a file's name
+    (train-00000-of-00001), else by the name of its folder below `root`."""
+    parts: dict[str, list[Path]] = {}
+    for file in files:
+        word = re.split(r"[-_.]", file.name)[0].lower()
+        known = word in (*TRAIN_NAMES, *HELD_OUT_NAMES)
+        folder = file.relative_to(root).parent.name.lower()
+        parts.setdefault(word if known else folder, []).append(file)
+    return parts
+
+
+def read_pairs(files: Iterable[Path], data: TextToSqlData, *, limit: int | None = None) -> Iterator[PairRow]:
+    """The questions and answers of files, as data.question and data.sql name them; none is empty.
+
+    Raises DataError with the file and the row.
+    """
+    count, where = 0, ""
+    for file in files:
+        where = str(file)
+        for place, record in read_rows(file):
             count += 1
-            yield _record(line, fields, where=f"{path}:{number}")
+            yield pair_of(record, data, place)
+            if count == limit:
+                return
     if not count:
-        raise DataError("has no samples", where=str(path))
+        raise DataError("has no samples", where=where)
 
 
-def _record(line: str, fields: tuple[str, ...], *, where: str) -> dict[str, Any]:
-    record = parse_object(line, where)
-    for name in fields:
-        text_of(record, name, where, "data.question and data.sql name those to use", blank=False)
-    return record
+def pair_of(record: Mapping[str, Any], data: TextToSqlData, where: str, *, blank: bool = False) -> PairRow:
+    """A row's question and answer. Raises DataError. `blank`: they may be empty."""
+    answer = data.sql
+    if answer == TextToSqlData.model_fields["sql"].default:
+        answer = next((name for name in ANSWERS if isinstance(value_at(record, name), str)), answer)
+    database = record.get("database")
+    return PairRow(
+        text_of(record, data.question, where, "data.question", blank=blank),
+        text_of(record, answer, where, "data.sql", blank=blank),
+        answer,
+        database if isinstance(database, str) else None,
+    )
+
+
+def held_out_questions(questions: Iterable[str], fraction: float, seed: int) -> set[str]:
+    """Which questions to hold out where a data set has no part for that; equal ones stay together. Raises
+    DataError where none would be left to train on."""
+    different = sorted(set(questions))
+    if len(different) < 2:
+        told = "sample is" if len(different) == 1 else "samples are"
+        raise DataError(
+            f"{len(different)} different {told} too few to hold some out",
+            where="data",
+            hint="more samples, or a validation file beside the train file",
+        )
+    random.Random(seed).shuffle(different)
+    return set(different[: max(1, int(len(different) * fraction))])
+
+
+def names_of(files: Sequence[Path]) -> str:
+    """Files by name, the first few of many."""
+    names = ", ".join(file.name for file in files[:3])
+    return names if len(files) <= 3 else f"{names} and {len(files) - 3:,} more"
+
+
+def read_rows(file: Path, skip: Skip | None = None, *, way: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, row) of every row of a file; what is no table is JSON lines. gzip by its name.
+
+    `skip` is told of each row that cannot be read, which is then left out; None: DataError is raised. `way`
+    is added to the hints of these errors.
+    """
+    if is_of(file, PARQUET):
+        yield from _parquet(file, skip)
+        return
+    lines = read_lines(file, skip, way=way)
+    if is_of(file, TABLES):
+        yield from _table(file, lines, skip)
+        return
+    for number, line in lines:
+        if line.strip():
+            where = f"{file}:{number}"
+            try:
+                record = parse_object(line, where)
+            except DataError as error:
+                _pass_over(error, skip)
+            else:
+                yield where, record
+
+
+def _pass_over(error: DataError, skip: Skip | None) -> None:
+    if skip is None:
+        raise error
+    skip(error)
+
+
+def _table(
+    file: Path, lines: Iterator[tuple[int, str]], skip: Skip | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows by the names of columns in the first line: by commas, semicolons where there is none; or tabs."""
+    number = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal number
+        for number, line in lines:  # noqa: B007
+            yield line
+
+    rest = texts()
+    header = next(rest, "")
+    sign = "\t" if is_of(file, (".tsv", ".tsv.gz")) else ";" if ";" in header and "," not in header else ","
+    names = [name.strip() for name in next(csv.reader([header], delimiter=sign), [])]
+    rows = csv.reader(rest, delimiter=sign, strict=True)
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            _pass_over(DataError(f"is not a table: {error}", where=f"{file}:{number}"), skip)
+            continue
+        where = f"{file}:{number}"
+        if len(row) == len(names):
+            yield where, dict(zip(names, row, strict=True))
+        elif row:
+            told = f"has {len(row)} columns, and the first line has {len(names)}"
+            _pass_over(DataError(told, where=where, hint=f"columns are apart by {sign!r}"), skip)
+
+
+def _parquet(file: Path, skip: Skip | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """By pyarrow, which ranks have, or by DuckDB, which the control side has."""
+    number = 0
+    if not file.is_file():
+        raise DataError("no such file", where=str(file))
+    try:
+        for rows in _batches(file):
+            for row in rows:
+                yield f"{file}[{number}]", row
+                number += 1
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        _pass_over(DataError(f"is not a Parquet file that can be read: {reason}", where=str(file)), skip)
+
+
+def _batches(file: Path) -> Iterator[list[dict[str, Any]]]:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        yield from _batches_by_duckdb(file)
+        return
+    with parquet.ParquetFile(file) as opened:
+        for batch in opened.iter_batches(ROWS):
+            yield batch.to_pylist()
+
+
+def _batches_by_duckdb(file: Path) -> Iterator[list[dict[str, Any]]]:
+    import duckdb
+
+    try:
+        found = duckdb.connect().execute("SELECT * FROM read_parquet($file)", {"file": str(file)})
+        names = [column[0] for column in found.description or ()]
+        while rows := found.fetchmany(ROWS):
+            yield [dict(zip(names, row, strict=True)) for row in rows]
+    except duckdb.Error as error:
+        raise ValueError(str(error)) from None

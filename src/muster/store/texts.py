@@ -1,6 +1,6 @@
 """Text on disk: which files are for training and which are held out, and their documents, piece by piece.
 
-A document is a plain text file, or a line of a JSON-lines file.
+A document is a plain text file, or a row of a file whose rows have fields (store/records.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from muster.core.errors import DataError
-from muster.store.lines import parse_object, read_lines, text_of
-from muster.store.records import SUFFIXES, TRAIN_NAMES
+from muster.store.lines import read_lines, text_of
+from muster.store.records import SUFFIXES, TRAIN_NAMES, is_of, read_rows
 
 PLAIN = (".txt", ".text", ".md", ".rst", ".py", ".raw", ".tokens")
 HELD_OUT = ("validation", "valid", "val", "dev", "heldout", "eval", "test")  # the first that is there
@@ -34,10 +34,12 @@ Document = Iterator[str]
 
 @dataclass(frozen=True)
 class TextFiles:
-    """The files of a text data set, in order; `validation` is empty where it must be split off."""
+    """The files of a text data set, in order; `validation` is empty where it must be split off. `unused`: a
+    further held-out part, such as test.txt beside valid.txt."""
 
     train: tuple[Path, ...]
     validation: tuple[Path, ...] = ()
+    unused: tuple[Path, ...] = ()
 
 
 @dataclass
@@ -61,26 +63,37 @@ def find_texts(path: Path) -> TextFiles:
     """The training and held-out files of a folder, or a single file. Raises DataError.
 
     In a folder: what is named train (`train.txt`, `wiki.train.raw`, `train/`) is for training, and the first
-    of HELD_OUT that is there is held out. Without anything named train, all files but those of a part of just
-    that name (`valid.txt`, not `test`) are for training.
+    of HELD_OUT that is there is held out. Without anything named train, all files are for training but those
+    of a part of just such a name (`valid.txt`, `test/`). A held-out part is trained on only where `path` is
+    it.
     """
     if path.is_file():
         return TextFiles((path,))
+    kinds = ", ".join((*PLAIN, *SUFFIXES[::2]))
     if not path.is_dir():
-        raise DataError("no such data", where=str(path), hint="a text file, JSON lines, or a folder of them")
+        raise DataError("no such data", where=str(path), hint=f"a file of {kinds}, or a folder of them")
     files = _text_files(path)
     if not files:
-        kinds = ", ".join((*PLAIN, SUFFIXES[0]))
         raise DataError("has no text files", where=str(path), hint=f"files of {kinds}, or .gz of these")
     parts = {file: _words(file.relative_to(path)) for file in files}
     train = tuple(file for file, words in parts.items() if words & set(TRAIN_NAMES))
-    if train:
-        held = _first_named(parts, HELD_OUT, exclude=set(train))
-        return TextFiles(train, held)
-    exact = {file: {_stem(file.relative_to(path))} for file in files}
-    held = _first_named(exact, HELD_OUT[:-1], exclude=set())
-    rest = tuple(file for file in files if file not in held)
-    return TextFiles(rest, held) if rest else TextFiles(held)
+    if not train:
+        parts = {file: {_stem(file.relative_to(path))} for file in files}
+        train = tuple(file for file, words in parts.items() if not words & set(HELD_OUT))
+    others = {file: words & set(HELD_OUT) for file, words in parts.items() if file not in train}
+    if not train:
+        names = ", ".join(file.relative_to(path).as_posix() for file in files[:5])
+        raise DataError(
+            f"has no file to train on: {names}",
+            where=str(path),
+            hint=f"name the one to train on: data.path={files[0]}; or call it train{files[0].suffix}",
+        )
+    held = next((found for name in HELD_OUT if (found := _named(others, name))), ())
+    return TextFiles(train, held, tuple(file for file, words in others.items() if words and file not in held))
+
+
+def _named(words: dict[Path, set[str]], name: str) -> tuple[Path, ...]:
+    return tuple(file for file, has in words.items() if name in has)
 
 
 def library_files() -> tuple[Path, list[Path]]:
@@ -102,17 +115,17 @@ def documents(file: Path, field: str, skip: Callable[[DataError], None] | None =
     `skip` is told of each line that cannot be read, which is then left out; None: DataError is raised, with
     the file and the line.
     """
-    lines = read_lines(file, skip, way="; data.bad=skip leaves such lines out")
-    if file.name.endswith(SUFFIXES):
-        for number, line in lines:
-            try:
-                yield iter((_field(line, field, f"{file}:{number}"),))
-            except DataError as error:
-                if skip is None:
-                    raise
-                skip(error)
-    else:
-        yield _pieces(lines)
+    way = "; data.bad=skip leaves such lines out"
+    if not is_of(file, SUFFIXES):
+        yield _pieces(read_lines(file, skip, way=way))
+        return
+    for where, row in read_rows(file, skip, way=way):
+        try:
+            yield iter((text_of(row, field, where, "data.field"),))
+        except DataError as error:
+            if skip is None:
+                raise
+            skip(error)
 
 
 def check_texts(path: Path, field: str, bad: OnBad, most: int) -> None:
@@ -165,15 +178,8 @@ def _pieces(lines: Iterator[tuple[int, str]]) -> Document:
     yield from cut("".join(waiting))
 
 
-def _field(line: str, field: str, where: str) -> str:
-    """The text of a JSON line; empty for a blank line."""
-    if not line.strip():
-        return ""
-    return text_of(parse_object(line, where), field, where, "data.field names the one to use")
-
-
 def _text_files(folder: Path) -> list[Path]:
-    """Plain text files below a folder; JSON lines where there are none."""
+    """Plain text files below a folder; files of rows where there are none, or where those are named train."""
     suffixes = tuple(suffix + end for suffix in PLAIN for end in ("", ".gz"))
     found = [
         path
@@ -181,8 +187,8 @@ def _text_files(folder: Path) -> list[Path]:
         if path.is_file()
         and not any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(folder).parts)
     ]
-    plain = [path for path in found if path.name.endswith(suffixes)]
-    lines = [path for path in found if path.name.endswith(SUFFIXES)]
+    plain = [path for path in found if is_of(path, suffixes)]
+    lines = [path for path in found if is_of(path, SUFFIXES)]
     named = [path for path in lines if _words(path.relative_to(folder)) & set(TRAIN_NAMES)]
     chosen = plain if plain and not named else lines
     return sorted(chosen, key=lambda path: path.relative_to(folder).as_posix())
@@ -202,13 +208,3 @@ def _words(path: Path) -> set[str]:
 def _stem(path: Path) -> str:
     program = len(path.parts) == 1 and path.name.endswith((".py", ".py.gz"))
     return "" if program else path.parts[0].partition(".")[0].lower()
-
-
-def _first_named(
-    words: dict[Path, set[str]], names: tuple[str, ...], *, exclude: set[Path]
-) -> tuple[Path, ...]:
-    for name in names:
-        found = tuple(file for file, has in words.items() if name in has and file not in exclude)
-        if found:
-            return found
-    return ()

@@ -10,7 +10,7 @@ from typing import Any
 from muster.core import families
 from muster.core.job import PASSED_OVER, Job
 from muster.core.recipe import Recipe, recipe_from
-from muster.core.result import Failure, Memory, Planned, Quality, Result, Status
+from muster.core.result import Failure, Memory, Planned, Quality, Result, Status, Unscored, unscored_words
 from muster.store import events
 from muster.store.windows import measured
 from muster.supervise.attention import attention_report
@@ -32,6 +32,7 @@ class Folder:
     started: dict[int, events.Started] = field(default_factory=dict)
     done: dict[int, events.Done] = field(default_factory=dict)
     answered: dict[int, events.Answered] = field(default_factory=dict)
+    unscored: list[Unscored] = field(default_factory=list)
     failed: list[events.Failed] = field(default_factory=list)  # in the order of arrival
     noted: list[str] = field(default_factory=list)
     measured: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # the fabric's: (host, event)
@@ -67,6 +68,9 @@ class Folder:
             self.done[rank] = event
         elif isinstance(event, events.Answered):
             self.answered[rank] = event
+        elif isinstance(event, events.Answer):
+            if event.unscored:
+                self.unscored.append(Unscored(index=event.index, why=event.unscored))
         elif isinstance(event, events.Phase) and event.name == "steps":
             self.stepping[rank] = event.arrived
         elif isinstance(event, events.Measured):
@@ -120,6 +124,7 @@ class Folder:
         self.split = None
         self.done.clear()
         self.answered.clear()
+        self.unscored.clear()
 
     def ordered_windows(self) -> list[list[events.Window]]:
         """Windows in the order of steps, each with what every rank said of it."""
@@ -162,6 +167,9 @@ def make_result(
         notes.append(f"{folder.data.cut} samples were cut to data.max_source or data.max_target")
     if folder.data and folder.data.skipped:
         notes.append(f"{folder.data.skipped} samples cannot be used and were skipped")
+    quality = _quality(folder)
+    if quality and (told := unscored_words(quality.questions, quality.scored, quality.unscored)):
+        notes.append(told)
     speed = throughput(windows, recipe.measure.warmup, job.world_size)
     if speed and speed.measured_steps < FEW_STEPS:
         notes.append(f"the throughput rests on {speed.measured_steps} steps alone")
@@ -199,7 +207,7 @@ def make_result(
         flops=flops(windows, folder.started, folder.counted, job, recipe.measure),
         planned=planned,
         memory=_memory(windows),
-        quality=_quality(folder),
+        quality=quality,
         attention=attention_report(list(folder.attention.values()), seconds.training),
         hosts=host_reports(
             job,
@@ -272,11 +280,18 @@ def _quality(folder: Folder) -> Quality | None:
     count = sum(part.questions for part in parts)
     if not count:
         return None
-    executed = [part.executed for part in parts if part.executed is not None]
+    # Older events have no `scored`: one question that could not be left its rank without a figure.
+    told = [
+        part.questions if part.scored is None and part.executed is not None else part.scored for part in parts
+    ]
+    scored = sum(each or 0 for each in told) if None not in told else None
+    unscored = sorted(folder.unscored, key=lambda each: each.index)
     return Quality(
         questions=count,
         exact_match=sum(part.exact for part in parts) / count,
         metric=parts[0].metric,
-        execution_match=sum(executed) / count if len(executed) == len(parts) else None,
+        execution_match=sum(part.executed or 0 for part in parts) / scored if scored else None,
+        scored=scored if scored or unscored else None,
+        unscored=unscored,
         seconds=max(part.seconds for part in parts),
     )

@@ -59,6 +59,7 @@ def _answer_share(context: Context, workload: Any, share: list[tuple[int, HeldOu
             expected=question.expected,
             exact=each.exact,
             executed=each.executed,
+            unscored=each.unscored,
         )
     executed = [each.executed for each in judged if each.executed is not None]
     context.emit(
@@ -66,6 +67,7 @@ def _answer_share(context: Context, workload: Any, share: list[tuple[int, HeldOu
         metric=getattr(workload, "METRIC", "exact match"),
         questions=len(judged),
         exact=sum(each.exact for each in judged),
-        executed=sum(executed) if len(executed) == len(judged) and judged else None,
+        executed=sum(executed) if executed else None,
+        scored=len(executed),
         seconds=seconds,
     )

@@ -65,6 +65,7 @@ def answer(request: dict[str, Any]) -> list[dict[str, Any]]:
                     "expected": each.question.expected,
                     "exact": each.exact,
                     "executed": each.executed,
+                    "unscored": each.unscored,
                 }
             )
     else:

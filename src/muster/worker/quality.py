@@ -7,29 +7,36 @@ from pathlib import Path
 
 from muster.worker.workloads.base import HeldOut
 
+LONGEST_REASON = 200  # characters
+
 
 @dataclass(frozen=True)
 class Judged:
-    """One answer beside what was expected. `executed` is None where the expected rows cannot be had."""
+    """One answer beside what was expected. `executed`: whether it gives the same rows; None where the
+    expected ones cannot be had, and `unscored` says why (None: the question has no database)."""
 
     question: HeldOut
     predicted: str
     exact: bool
     executed: bool | None
+    unscored: str | None = None
 
 
 def judge(questions: list[HeldOut], answers: list[str]) -> list[Judged]:
     """Judge every answer. Exact: equal texts, but for runs of white space."""
-    from muster.worker.data.sqlexec import QueryFailed, same_result
+    from muster.worker.data.sqlexec import QueryFailed, run_query, same_result
 
     judged = []
     for question, answer in zip(questions, answers, strict=True):
         exact = answer.split() == question.expected.split()
-        executed = None
+        executed = unscored = None
         if question.database:
+            database = Path(question.database)
             try:
-                executed = exact or same_result(Path(question.database), answer, question.expected)
-            except (QueryFailed, OSError):  # the expected statement does not run: nothing to compare with
-                executed = None
-        judged.append(Judged(question, answer, exact, executed))
+                if exact:
+                    run_query(database, question.expected)  # else exact answers alone would count here
+                executed = exact or same_result(database, answer, question.expected)
+            except (QueryFailed, OSError) as error:
+                unscored = str(error)[:LONGEST_REASON]
+        judged.append(Judged(question, answer, exact, executed, unscored))
     return judged

@@ -6,6 +6,8 @@ from typing import Any
 
 from muster.core.errors import DataError
 
+CONVERTED = "refs/convert/parquet"  # the hub's own copy of a data set as Parquet files
+
 
 def load(builder: str, where: str, hint: str | None = None, **options: Any) -> Any:
     """One split, or all of them by name. `where`, `hint`: of the error. Raises DataError."""
@@ -13,7 +15,12 @@ def load(builder: str, where: str, hint: str | None = None, **options: Any) -> A
 
     datasets.disable_progress_bars()
     try:
-        return datasets.load_dataset(builder, **options)
+        try:
+            return datasets.load_dataset(builder, **options)
+        except RuntimeError as error:
+            if "scripts are no longer supported" not in str(error):
+                raise
+            return datasets.load_dataset(builder, revision=CONVERTED, **options)  # such as WikiSQL
     except Exception as error:  # the library's errors are many; each is about this data or the network
         cause = error.__cause__ or error
         reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]

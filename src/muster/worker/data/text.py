@@ -12,6 +12,8 @@ from typing import Any
 from muster.core.data import TextData
 from muster.core.errors import DataError
 from muster.core.units import format_bytes
+from muster.store.lines import text_of
+from muster.store.records import names_of
 from muster.store.texts import Document, Skipped, cut, documents, find_texts, library_files
 from muster.worker.data.hub import hub_parts
 
@@ -49,9 +51,11 @@ def _files(data: TextData) -> Source:
             yield from documents(file, data.field, skip)
 
     size = sum(file.stat().st_size for file in (*found.train, *found.validation))
-    about = f"{path.name}: {_count(len(found.train), 'file')}"
+    about = path.name if path.is_file() else f"{path.name}: {_files_of(found.train)}"
     if found.validation:
-        about += f", held out {_count(len(found.validation), 'file')} ({_some(found.validation)})"
+        about += f", held out {_files_of(found.validation)}"
+    if found.unused:
+        about += f", not used {_files_of(found.unused)}"
     return Source(
         f"{about}, {format_bytes(size)}",
         {
@@ -98,7 +102,7 @@ def _hub(data: TextData) -> Source:
     """Loaded when it is read for the first time: who finds its tokens in the cache needs no hub."""
 
     assert data.name
-    loaded = cache(partial(hub_parts, data.name, data.subset))
+    loaded, skipped = cache(partial(hub_parts, data.name, data.subset)), Skipped()
 
     def part(*names: str) -> Iterator[Document]:
         parts = loaded()
@@ -106,20 +110,25 @@ def _hub(data: TextData) -> Source:
         if name is None:
             return
         rows = parts[name]
-        if data.field not in rows.column_names:
-            raise DataError(
-                f"has no field {data.field!r}",
-                where=f"data.name={data.name}",
-                hint=f"its fields: {', '.join(rows.column_names)}; set data.field",
-            )
-        yield from joined(str(row[data.field]) for row in rows.select_columns([data.field]))
+        root = data.field if data.field in rows.column_names else data.field.partition(".")[0]
+        yield from joined(texts(rows.select_columns([root]) if root in rows.column_names else rows, name))
+
+    def texts(rows: Any, name: str) -> Iterator[str]:
+        for number, row in enumerate(rows):
+            try:
+                yield text_of(row, data.field, f"data.name={data.name}, {name}[{number}]", "data.field")
+            except DataError as error:
+                if data.bad == "error":
+                    raise
+                skipped.add(error)
 
     about = f"{data.name}" + (f", {data.subset}" if data.subset else "")
     return Source(
         about,
-        {"name": data.name, "subset": data.subset, "field": data.field},
+        {"name": data.name, "subset": data.subset, "field": data.field, "bad": data.bad},
         lambda: part("train"),
         lambda: part("validation", "test"),
+        skipped,
     )
 
 
@@ -150,6 +159,5 @@ def _count(number: int, thing: str) -> str:
     return f"{number:,} {thing}" + ("" if number == 1 else "s")
 
 
-def _some(files: tuple[Path, ...]) -> str:
-    names = ", ".join(file.name for file in files[:3])
-    return names if len(files) <= 3 else f"{names}, ..."
+def _files_of(files: tuple[Path, ...]) -> str:
+    return f"{_count(len(files), 'file')} ({names_of(files)})"

@@ -1,8 +1,7 @@
-"""Questions and their SQL: from JSON lines, a hub data set, or generated; tokenized, batched, padded."""
+"""Questions and their SQL: from files, a hub data set, or generated; tokenized, batched, padded."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,7 @@ from torch.utils.data import Dataset
 
 from muster.core.data import Generated
 from muster.core.data import TextToSqlData as Data
-from muster.core.errors import DataError
-from muster.store.records import find_data, read_records
+from muster.store.records import ANSWERS, find_data, held_out_questions, names_of, pair_of, read_pairs
 from muster.worker.data.hub import hub_parts
 from muster.worker.loss import IGNORED
 from muster.worker.workloads.base import Counts, HeldOut
@@ -29,20 +27,35 @@ class Pair:
     database: str | None = None
 
 
-def load_pairs(data: Data, cache: Path, *, may_write: bool, seed: int) -> tuple[list[Pair], list[Pair]]:
-    """The training and the held-out pairs. `may_write`: this process may fill `cache`. Raises DataError."""
+@dataclass(frozen=True)
+class Pairs:
+    """The training and the held-out pairs, and a note that says where they are from."""
+
+    train: list[Pair]
+    held_out: list[Pair]
+    about: str = ""
+
+
+def load_pairs(data: Data, cache: Path, *, may_write: bool, seed: int) -> Pairs:
+    """The recipe's pairs. `may_write`: this process may fill `cache`. Raises DataError."""
     if data.name:
-        train, held_out = _from_hub(data)
+        train, held_out, about = _from_hub(data)
     else:
         folder = Path(data.path).expanduser() if data.path else cache
         if not data.path and may_write:
             _generate(data.generated or Generated(), cache)
         files = find_data(folder)
-        train = _from_file(files.train, data, data.limit)
-        held_out = _from_file(files.validation, data, None) if files.validation else []
+        about = f"questions: {names_of(files.train)}"
+        train, field = _from_files(files.train, data, data.limit)
+        held_out, _ = _from_files(files.validation, data, None) if files.validation else ([], field)
+        about += f", held out {names_of(files.validation)}" if held_out else ""
+        about += f"; answers: field {field}"
     if not held_out:
-        train, held_out = _split(train, data.validation_fraction, seed)
-    return train, held_out
+        held = held_out_questions((pair.question for pair in train), data.validation_fraction, seed)
+        held_out = [pair for pair in train if pair.question in held]
+        train = [pair for pair in train if pair.question not in held]
+        about += f"; held out {len(held_out):,} of them"
+    return Pairs(train, held_out, about if data.name or data.path else "")
 
 
 def _generate(generated: Generated, folder: Path) -> None:
@@ -51,42 +64,42 @@ def _generate(generated: Generated, folder: Path) -> None:
     sqlgen.build(folder, seed=generated.seed, train=generated.train, validation=generated.validation)
 
 
-def _from_file(path: Path, data: Data, limit: int | None) -> list[Pair]:
-    pairs = []
-    for record in read_records(path, (data.question, data.sql), limit=limit):
-        database = record.get("database")
-        beside = path.parent / database if isinstance(database, str) else None
+def _from_files(files: Sequence[Path], data: Data, limit: int | None) -> tuple[list[Pair], str]:
+    """Pairs, and the field that the answers are from."""
+    pairs, field = [], data.sql
+    for row in read_pairs(files, data, limit=limit):
+        beside = files[0].parent / row.database if row.database else None
         known = str(beside) if beside is not None and beside.is_file() else None
-        pairs.append(Pair(record[data.question], record[data.sql], known))
-    return pairs
+        pairs.append(Pair(row.question, row.sql, known))
+        field = row.answer
+    return pairs, field
 
 
-def _from_hub(data: Data) -> tuple[list[Pair], list[Pair]]:
+def _from_hub(data: Data) -> tuple[list[Pair], list[Pair], str]:
     assert data.name
     loaded = hub_parts(data.name)
+    held_name = next((name for name in ("validation", "test") if name in loaded and len(loaded[name])), None)
     parts: dict[str, list[Pair]] = {}
-    for name in ("train", "validation", "test"):
-        if name in loaded:
-            missing = {data.question, data.sql} - set(loaded[name].column_names)
-            if missing:
-                raise DataError(
-                    f"has no field {sorted(missing)[0]!r}",
-                    where=f"data.name={data.name}",
-                    hint=f"its fields: {', '.join(loaded[name].column_names)}; set data.question, data.sql",
-                )
-            parts[name] = [Pair(str(row[data.question]), str(row[data.sql])) for row in loaded[name]]
-    return parts["train"][: data.limit], parts.get("validation") or parts.get("test") or []
+    field = data.sql
+    for name in ("train", held_name):
+        if name is None:
+            continue
+        rows = loaded[name]
+        used = [key for key in rows.column_names if key in _roots(data)]
+        rows, parts[name] = rows.select_columns(used) if used else rows, []
+        for number, record in enumerate(rows):
+            row = pair_of(record, data, f"data.name={data.name}, {name}[{number}]", blank=True)
+            parts[name].append(Pair(row.question, row.sql))
+            field = row.answer
+    about = f"questions: {data.name}" + (f", held out its part {held_name}" if held_name else "")
+    held_out = parts[held_name] if held_name else []
+    return parts["train"][: data.limit], held_out, f"{about}; answers: field {field}"
 
 
-def _split(pairs: list[Pair], fraction: float, seed: int) -> tuple[list[Pair], list[Pair]]:
-    """Hold out a part; equal questions stay on one side."""
-    questions = sorted({pair.question for pair in pairs})
-    random.Random(seed).shuffle(questions)
-    held = set(questions[: max(1, int(len(questions) * fraction))])
-    train = [pair for pair in pairs if pair.question not in held]
-    if not train:
-        raise DataError(f"{len(pairs)} samples are too few to hold some out")
-    return train, [pair for pair in pairs if pair.question in held]
+def _roots(data: Data) -> set[str]:
+    """The columns that questions and answers may be in: only these are decoded."""
+    fields = (data.question, data.sql, *ANSWERS)
+    return {*fields, *(field.partition(".")[0] for field in fields)}
 
 
 class Encoded(Dataset[dict[str, list[int]]]):  # type: ignore[misc]

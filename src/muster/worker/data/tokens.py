@@ -27,7 +27,7 @@ from muster.store.atomic import write_json
 from muster.worker.data.text import Source
 from muster.worker.data.tokenizer import train_text_tokenizer
 
-VERSION = 1  # of the folder's layout
+VERSION = 2  # of the folder's layout, and of how files become text
 TOKENIZER_TEXT = 64 << 20  # characters of text, at the most, that a tokenizer is trained on
 BATCH = 1 << 21  # characters that are tokenized in one call
 BLOCK = 1 << 22  # tokens, or bytes, that are copied or checked at a time

@@ -56,12 +56,14 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     """The trainer for the recipe: data, tokenizer, model, loss. Raises DataError and RecipeError."""
     recipe, data = context.recipe, data_of(context.recipe)
     with first_on_disk(context) as first:
-        train, held = load_pairs(data, context.cache, may_write=first, seed=recipe.train.seed)
+        pairs = load_pairs(data, context.cache, may_write=first, seed=recipe.train.seed)
+    train, held = pairs.train, pairs.held_out
     tokenizer = make_tokenizer(context, train)
     check_alike(context, "the questions are", lambda: digest_of_pairs(train, held, tokenizer))
     limit = recipe.evaluate.limit
     held = held[:limit]
-    notes = cover_characters(tokenizer, [pair.sql for pair in train])
+    notes = [pairs.about] if pairs.about else []
+    notes += cover_characters(tokenizer, [pair.sql for pair in train])
     model = make_model(context, tokenizer)
     encoded = Encoded(train, tokenizer, data)
     encoded_held = Encoded(held[:EVALUATION_SAMPLES], tokenizer, data)
@@ -197,7 +199,8 @@ def make_config(context: Context, tokenizer: Any) -> Any:
 
 def questions(recipe: Recipe, cache: Path) -> list[HeldOut]:
     """All held-out questions. Raises DataError."""
-    return held_out(load_pairs(data_of(recipe), cache, may_write=True, seed=recipe.train.seed)[1])
+    pairs = load_pairs(data_of(recipe), cache, may_write=True, seed=recipe.train.seed)
+    return held_out(pairs.held_out)
 
 
 class Answerer:

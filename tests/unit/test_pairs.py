@@ -1,0 +1,73 @@
+"""Questions and answers as ranks read them: a hub's data set, and what is said of where they are from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.core.data import TextToSqlData
+from muster.core.errors import DataError
+from tests.unit.test_records import WIKISQL
+
+pytest.importorskip("torch")
+datasets = pytest.importorskip("datasets")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+from pyarrow import Table  # noqa: E402
+
+from muster.worker.data.text2sql import Pairs, load_pairs  # noqa: E402
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data set of WikiSQL's shape on the hub, as its Parquet files lie there."""
+    folder = tmp_path / "wikisql"
+    folder.mkdir()
+    for part, count in (("train", 5), ("validation", 2), ("test", 1)):
+        rows = [{**WIKISQL, "question": f"{part} {number}"} for number in range(count)]
+        parquet.write_table(Table.from_pylist(rows), folder / f"{part}-00000-of-00001.parquet")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+    return folder
+
+
+def load(tmp_path: Path, **data: Any) -> Pairs:
+    return load_pairs(TextToSqlData(**data), tmp_path / "cache", may_write=True, seed=0)
+
+
+@pytest.mark.parametrize("source", ["name", "path"])
+@pytest.mark.parametrize("sql", ["sql", "sql.human_readable"])
+def test_a_hub_data_set_whose_answers_have_parts(hub: Path, tmp_path: Path, source: str, sql: str) -> None:
+    """By its name as the datasets library loads it, or its files: the same text, and a note."""
+    found = load(tmp_path, **{source: str(hub)}, sql=sql)
+    assert [pair.question for pair in found.train] == [f"train {number}" for number in range(5)]
+    assert [pair.question for pair in found.held_out] == ["validation 0", "validation 1"]
+    assert {pair.sql for pair in (*found.train, *found.held_out)} == {WIKISQL["sql"]["human_readable"]}
+    assert found.about.endswith("answers: field sql.human_readable")
+    assert "validation" in found.about
+
+
+@pytest.mark.parametrize("source", ["name", "path"])
+def test_a_field_that_is_no_text(hub: Path, tmp_path: Path, source: str) -> None:
+    with pytest.raises(DataError, match="it has the parts human_readable, sel, agg, conds") as caught:
+        load(tmp_path, **{source: str(hub)}, question="sql")
+    assert caught.value.hint == "data.question=sql.human_readable names one of them"
+    with pytest.raises(DataError, match=r"'sql\.sel' is not text but a number"):
+        load(tmp_path, **{source: str(hub)}, sql="sql.sel")
+
+
+def test_a_hub_data_set_that_is_a_script(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library refuses scripts; the hub has a copy of each such data set as Parquet files."""
+    script = tmp_path / "scripted"
+    script.mkdir()
+    (script / "scripted.py").write_text("")
+    real, asked = datasets.load_dataset, []
+
+    def by_revision(path: str, revision: str | None = None, **options: Any) -> Any:
+        asked.append(revision)
+        return real(path if revision is None else str(hub), **options)
+
+    monkeypatch.setattr(datasets, "load_dataset", by_revision)
+    assert len(load(tmp_path, name=str(script)).train) == 5
+    assert asked == [None, "refs/convert/parquet"]
