@@ -57,8 +57,14 @@ class TextToSqlData(Data):
     generated: Generated | None = Field(
         None, description="Questions and SQL that Muster generates; the built-in data of this workload."
     )
-    question: str = Field("question", description="Name of the field that holds the question (the input).")
-    sql: str = Field("sql", description="Name of the field that holds the SQL (the answer to learn).")
+    question: str = Field(
+        "question", description="Name or dotted path of the field that holds the question (the input)."
+    )
+    sql: str = Field(
+        "sql",
+        description="Name or dotted path of the field that holds the SQL (the answer to learn). The default "
+        "also finds sql.human_readable (the hub's WikiSQL) and query.",
+    )
     prefix: str = Field("translate to SQL: ", description='Text put before every question; "" for none.')
     max_source: PositiveInt = Field(
         96, description="Longest question in tokens; longer ones are truncated and counted."
@@ -104,7 +110,8 @@ class TextData(Data):
     )
     synthetic: Synthetic | None = Field(None, description="Random tokens, for benchmarks.")
     field: str = Field(
-        "text", description="Name of the field that holds the text, in JSON lines or in a hub data set."
+        "text",
+        description="Name or dotted path of the field or column that holds the text; plain text files have none.",
     )
     subset: str | None = Field(None, description="Configuration of the hub data set. Null: its only one.")
     sequence: PositiveInt | None = Field(

@@ -116,10 +116,11 @@ def text_of(record: Mapping[str, Any], name: str, where: str, key: str, *, blank
 def _no_text(record: Mapping[str, Any], name: str, value: Any, where: str, key: str) -> DataError:
     if isinstance(value, Mapping):
         texts = [part for part, below in value.items() if isinstance(below, str)]
+        hint = f"{key}={name}.{texts[0]} names one of them" if texts else f"{key} names a field that is text"
         return DataError(
             f"field {name!r} is not text: it has the parts {', '.join(map(str, value))}",
             where=where,
-            hint=f"{key}={name}.{texts[0] if texts else 'PART'} names one of them",
+            hint=hint,
         )
     what = "is missing" if value is MISSING else f"is not text but {_kind(value)}"
     has = ", ".join(list(map(str, record))[:10])
