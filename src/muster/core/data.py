@@ -111,7 +111,7 @@ class TextData(Data):
     synthetic: Synthetic | None = Field(None, description="Random tokens, for benchmarks.")
     field: str = Field(
         "text",
-        description="Name or dotted path of the field or column that holds the text; plain text files have none.",
+        description="Name or dotted path of the field that holds the text; plain text files have none.",
     )
     subset: str | None = Field(None, description="Configuration of the hub data set. Null: its only one.")
     sequence: PositiveInt | None = Field(
