@@ -283,3 +283,16 @@ def test_an_inventory_says_how_to_reach_its_hosts(tmp_path: Path) -> None:
     file.write_text(json.dumps(inventory_document(hosts, "ssh", "-oProxyCommand=x")))
     with pytest.raises(InventoryError, match="ssh_config"):
         read_inputs("demo", str(file), [])
+
+
+def test_localhost_is_this_machine_unless_ssh_is_asked_for() -> None:
+    def launcher(*words: str, hosts: str = "localhost:2") -> tuple[str, str]:
+        made = read_inputs("demo", hosts, list(words))
+        return made.launcher_name, made.inventory.launcher
+
+    assert launcher() == ("local", "local")
+    assert launcher("launch.ssh_options=[-p, '2222']") == ("ssh", "ssh")
+    assert launcher("launch.launcher=ssh")[0] == "ssh"
+    assert launcher("launch.launcher=local", hosts="localhost")[0] == "local"
+    with pytest.raises(RecipeError, match="pretend hosts"):
+        launcher("launch.launcher=ssh", hosts="local:2")

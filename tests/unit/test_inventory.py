@@ -199,3 +199,30 @@ def test_placement() -> None:
         ("node1", "me@node1", [0, 1]),
         ("fe80::1%eth0", "fe80::1%eth0", [2, 3, 4]),  # OpenSSH takes no brackets
     ]
+
+
+@pytest.mark.parametrize("text", ["localhost", "localhost:2", "127.0.0.1", "[::1]:2", "LOCALHOST"])
+def test_this_machine_alone_needs_no_ssh(text: str) -> None:
+    found = read_inventory(text)
+    assert found.launcher == "local"
+    assert found.hosts == parse_hosts(text).hosts
+
+
+@pytest.mark.parametrize("text", ["localhost,node2", "node1", "me@localhost", "localhost.example.org"])
+def test_other_hosts_stay_with_ssh(text: str) -> None:
+    assert read_inventory(text).launcher == "ssh"
+
+
+def test_this_machines_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "head.cluster.org")
+    launchers = {name: read_inventory(name).launcher for name in ("head", "head.cluster.org", "head.other")}
+    assert launchers == {"head": "local", "head.cluster.org": "local", "head.other": "ssh"}
+
+
+def test_a_hostfile_with_this_machine_alone(tmp_path: Path) -> None:
+    file = tmp_path / "hostfile"
+    file.write_text("localhost slots=1\n")
+    found = read_inventory(str(file))
+    assert (found.launcher, found.hosts) == ("local", (Host("localhost", 1),))
+    file.write_text("localhost slots=1\nnode2 slots=1\n")
+    assert read_inventory(str(file)).launcher == "ssh"

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from muster.core.errors import RecipeError
-from muster.core.recipe import Recipe, TextToSqlRecipe, recipe_class
+from muster.core.recipe import RECIPES, Recipe, TextToSqlRecipe, recipe_class, recipe_from
 from muster.core.recipes import (
+    _section,
     dump_yaml,
     field_paths,
     find_recipe,
     load_recipe,
     merge,
     parse_override,
+    parse_yaml,
     read_layers,
     shipped_recipes,
     validate,
@@ -130,7 +135,7 @@ def test_nobody_says_what_type_a_folder_has(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "path"),
-    [("3", "model"), ("[a]", "model"), ("{name: 3}", "model.name"), ("{config: 4}", "model.config")],
+    [("3", "model"), ("[a]", "model"), ("{name: [3]}", "model.name"), ("{config: 4}", "model.config")],
 )
 def test_a_model_that_is_none_is_told_over_any_other(value: str, path: str, tmp_path: Path) -> None:
     write(tmp_path, a=f"inherit: causal-lm\nmodel: {value}")
@@ -322,3 +327,51 @@ def test_layers_do_not_touch_each_other(tmp_path: Path) -> None:
     merged = merge(below, {"train": {"seed": 1}}, Recipe)
     assert below == {"train": {"epochs": 3}}
     assert merged == {"train": {"epochs": 3, "seed": 1}}
+
+
+def _takes_text(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(path, kind) of every field of a recipe whose values are words: one, a list, or named ones."""
+    for name, field in model.model_fields.items():
+        path, about = f"{prefix}{field.alias or name}", repr(field.annotation)
+        section = _section(model, field.alias or name)
+        if section:
+            yield from _takes_text(section, f"{path}.")
+        elif "list[str]" in about:
+            yield path, "list"
+        elif "dict[str, str" in about:
+            yield path, "mapping"
+        elif field.annotation in (str, str | None) and path != "workload":
+            yield path, "word"
+
+
+@pytest.mark.parametrize(
+    ("workload", "path", "kind"),
+    [(name, *field) for name, each in RECIPES.items() for field in _takes_text(each)],
+)
+def test_a_number_where_text_is_meant_is_read_as_it_was_written(workload: str, path: str, kind: str) -> None:
+    for text in ("2222", "0022", "1.10", "0x1f"):
+        given, read = {
+            "list": (f"[-p, {text}]", ["-p", text]),
+            "mapping": (f"{{A: {text}}}", {"A": text}),
+            "word": (text, text),
+        }[kind]
+        made = validate({"workload": workload, **parse_override(f"{path}={given}")}, where="test")
+        value: Any = made.as_dict()
+        for part in path.split("."):
+            value = value[part]
+        assert value == read
+        assert recipe_from(parse_yaml(dump_yaml(made.as_dict()))) == made
+
+
+def test_numbers_stay_numbers_where_numbers_are_meant() -> None:
+    made = load_recipe("demo", ["model.config.eps=1.10", "engine.options={a: 0022, b: [1e3]}"])
+    assert made.model.config is not None
+    config, options = made.model.config, made.engine.options
+    assert (config["eps"], options) == (1.1, {"a": 22, "b": [1000.0]})
+    assert json.loads(json.dumps(options)) == {"a": 22, "b": [1000.0]}
+    assert parse_yaml(dump_yaml(options)) == options
+
+
+def test_yes_and_no_are_no_words() -> None:
+    with pytest.raises(RecipeError, match="a valid string, not True"):
+        load_recipe("demo", ["launch.options=[--requeue, true]"])

@@ -101,7 +101,7 @@ def test_changes_may_be_dotted_and_names_are_the_recipes() -> None:
         ({"jobs": [{**JOB, "curve": "weak"}], "groups": "adaptive"},
          "digits: curve and adaptive groups do not go together", ""),
         ({"jobs": [{**JOB, "groups": "adaptive", "cover": "first"}]}, "digits: cover and adaptive", ""),
-        ({"jobs": [{"recipe": 3, "name": "A"}]}, "jobs.0.recipe: input should be a valid string, not 3", ""),
+        ({"jobs": [{"recipe": [3], "name": "A"}]}, "jobs.0.recipe: input should be a valid string", ""),
         ({"jobs": [JOB], "slow": 1.5}, "slow", ""),
         ({"jobs": [{"name": "x"}]}, "jobs.0.recipe is missing", ""),
         ({"jobs": [JOB], "thresholds": [{"figure": "loss"}]}, "one of at_least and at_most", ""),

@@ -1,14 +1,16 @@
 """The hosts of a cluster, from any source: a hostfile, a plain list, an inventory of `muster check`,
 `host1,host2:8`, `local:2`, `local:2x1`, `slurm:`.
 
-Parsing is pure; only `read_inventory` touches a file.
+Parsing is pure; only `read_inventory` touches a file and this machine's name.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
+import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +28,7 @@ _NAME = re.compile(
     r"(?:[A-Za-z0-9_](?:[A-Za-z0-9_.\-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.\-]+)?\])"
 )
 _LOCAL = re.compile(r"local(?::(?P<a>[^x]*)(?:x(?P<b>.*))?)?", re.DOTALL)
+_PRETEND = re.compile(r"local[0-9]*")
 _FOLDED = re.compile(r"\[([0-9]{1,9}(?:-[0-9]{1,9})?(?:,[0-9]{1,9}(?:-[0-9]{1,9})?)*)\]")
 
 
@@ -62,12 +65,18 @@ class Inventory:
         """The hosts' labels, in order."""
         return tuple(host.label for host in self.hosts)
 
+    @property
+    def pretend(self) -> bool:
+        """Whether these are `local:` hosts, whose names no network knows."""
+        return self.launcher == "local" and all(_PRETEND.fullmatch(host.name) for host in self.hosts)
+
 
 def read_inventory(text: str, *, waits: bool = False) -> Inventory:
     """Whatever a user gives as HOSTS. A name of an existing file is read as a host file.
 
-    `waits`: nodes that Slurm has yet to give will do. Raises InventoryError: nothing given, an unreadable or
-    empty file, malformed slots, a duplicate host, no allocation.
+    A list or host file with this machine alone (`localhost`, `127.0.0.1`, its own name) needs no ssh: its
+    launcher is `local`. `waits`: nodes that Slurm has yet to give will do. Raises InventoryError: nothing
+    given, an unreadable or empty file, malformed slots, a duplicate host, no allocation.
     """
     text = text.strip()
     if not text:
@@ -88,7 +97,7 @@ def read_inventory(text: str, *, waits: bool = False) -> Inventory:
             raise InventoryError(f"cannot be read: {error}", where=text) from None
         if content.lstrip().startswith("{"):
             return parse_inventory(content, source=text)
-        return parse_hostfile(content, source=text)
+        return _without_ssh(parse_hostfile(content, source=text))
     inventory = parse_hosts(text, os.environ)
     if inventory.ask is not None and not waits:
         raise InventoryError(
@@ -96,7 +105,7 @@ def read_inventory(text: str, *, waits: bool = False) -> Inventory:
             where=text,
             hint="salloc --nodes=N first; `muster train` submits a batch job by itself",
         )
-    return inventory
+    return _without_ssh(inventory)
 
 
 def parse_hosts(text: str, env: Mapping[str, str] | None = None) -> Inventory:
@@ -211,6 +220,20 @@ def _slurm(text: str, env: Mapping[str, str]) -> Inventory:
         )
     slots = ask.slots or given.slots
     return _checked([Host(name, slots) for name in names[: ask.nodes]], launcher="slurm", source=text)
+
+
+def _without_ssh(inventory: Inventory) -> Inventory:
+    """One host that is this machine is started without ssh. A login (`me@localhost`) asks for ssh."""
+    alone = inventory.launcher == "ssh" and len(inventory.hosts) == 1
+    return replace(inventory, launcher="local") if alone and _is_here(inventory.hosts[0]) else inventory
+
+
+def _is_here(host: Host) -> bool:
+    own = socket.gethostname().lower()
+    try:
+        return ipaddress.ip_address(host.address).is_loopback
+    except ValueError:
+        return host.name.lower() in ("localhost", own, own.partition(".")[0])
 
 
 def _is_file(text: str) -> bool:

@@ -11,7 +11,7 @@ from muster.core.checkpoints import check_pairs
 from muster.core.data import Data, FabricData, ImageData, TextData, TextToSqlData
 from muster.core.launch import Launch
 from muster.core.measure import Evaluate, Measure
-from muster.core.section import AutoInt, Bytes, EnvText, Fraction, PositiveInt, Section
+from muster.core.section import AutoInt, Bytes, Fraction, PositiveInt, Section
 
 WORKLOAD = "What the ranks do: text2sql, causal-lm, image-classification, fabric, or a plug-in's name."
 DATA = "Where the samples come from. At most one source is given; without one, the built-in data is used."
@@ -292,7 +292,7 @@ class Recipe(Section):
         default_factory=Launch,
         description="How ranks are started on the hosts, and when a host counts as lost.",
     )
-    env: dict[str, EnvText | None] = Field(
+    env: dict[str, str | None] = Field(
         default_factory=dict,
         description="Environment variables of the ranks, by name. Null: as it is set where muster is "
         "started.",

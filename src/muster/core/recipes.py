@@ -45,12 +45,41 @@ for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
+class _Int(int):
+    """A whole number that, where text is meant, is read as it was written: 0022."""
+
+    written: str
+
+    def __str__(self) -> str:
+        return self.written
+
+
+class _Float(float):
+    """A number that, where text is meant, is read as it was written: 1.10."""
+
+    written: str
+
+    def __str__(self) -> str:
+        return self.written
+
+
 def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     text = str(loader.construct_scalar(node))
-    return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
+    value = _Int(text, 0) if text.startswith(("0o", "0x")) else _Int(text)
+    value.written = text
+    return value
+
+
+def _float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
+    value = _Float(loader.construct_yaml_float(node))
+    value.written = str(loader.construct_scalar(node))
+    return value
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+_Loader.add_constructor("tag:yaml.org,2002:float", _float)
+_Dumper.add_multi_representer(int, lambda dumper, value: dumper.represent_int(int(value)))
+_Dumper.add_multi_representer(float, lambda dumper, value: dumper.represent_float(float(value)))
 
 
 def parse_yaml(text: str) -> Any:

@@ -13,10 +13,6 @@ def _auto_is_none(value: Any) -> Any:
     return None if value == "auto" else value
 
 
-def _number_as_text(value: Any) -> Any:
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
 def _size_as_bytes(value: Any) -> Any:
     return parse_bytes(value) or value if isinstance(value, str) else value
 
@@ -29,7 +25,6 @@ Bytes = Annotated[
     BeforeValidator(_size_as_bytes),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 4}, {"type": "string"}]}),
 ]
-EnvText = Annotated[str, BeforeValidator(_number_as_text)]  # NCCL_IB_DISABLE: 1 needs no quotes
 PositiveInt = Annotated[int, Field(ge=1)]
 # One word of a batch script's #SBATCH line: nothing that ends it, quotes, or begins another option.
 SlurmText = Annotated[str, Field(pattern=r"^[A-Za-z0-9_\[(*][A-Za-z0-9_.:,|&*=+@/()\[\]-]*$")]
@@ -38,9 +33,16 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Section(BaseModel):
-    """A part of a recipe. Unknown keys are errors; values never change after they were read."""
+    """A part of a recipe. Unknown keys are errors; values never change after they were read. A number where
+    text is meant needs no quotes: `ssh_options: [-p, 2222]`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        populate_by_name=True,
+        allow_inf_nan=False,
+        coerce_numbers_to_str=True,
+    )
     # Keys of which at most one is set: when a later layer sets one, the others of earlier layers are dropped.
     exclusive: ClassVar[tuple[str, ...]] = ()
 

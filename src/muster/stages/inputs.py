@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -64,8 +64,10 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
     if inventory.ssh_config and not any(word.startswith("-F") for word in own):
         options = {"ssh_options": ["-F", inventory.ssh_config, *own]}
         recipe = recipe.model_copy(update={"launch": recipe.launch.model_copy(update=options)})
+    if inventory.launcher == "local" and own and not inventory.pretend:
+        inventory = replace(inventory, launcher="ssh")  # localhost, such as a container behind a port
     name = recipe.launch.launcher if recipe.launch.launcher != "auto" else inventory.launcher
-    if inventory.launcher == "local" and name != "local":
+    if inventory.pretend and name != "local":
         raise RecipeError(
             f"is {name}, but the hosts are pretend hosts of this machine", where="launch.launcher"
         )
