@@ -161,7 +161,7 @@ def test_a_bad_switch_is_named(kind: str, tmp_path: Path, capsys: pytest.Capture
         ({"leaf0": "local0", "leaf1": "local[0-1]"}, "local0: switches.leaf1: is behind leaf0 already"),
         ({"leaf0": "local["}, "switches.leaf0: "),
         ({"leaf0": ""}, "switches.leaf0: "),
-        ({"leaf0": 3}, "switches.leaf0: input should be a valid string"),
+        ({"leaf0": [3]}, "switches.leaf0: input should be a valid string"),
     ],
 )
 def test_switches_that_cannot_be(switches: dict[str, Any], says: str, tmp_path: Path) -> None:
