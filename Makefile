@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 WORKERS := -n $(shell $(PYTHON) -c 'import os; print(max(2, min(8, len(os.sched_getaffinity(0)))))') --no-loadscope-reorder
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: demo test fast slow check wheel clean
+.PHONY: demo test fast slow check picture wheel clean
 
 demo: $(VENV)/.train
 	$(BIN)/muster demo
@@ -29,6 +29,10 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check src tests dev benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The picture in the README: a run of the demo, and Chromium.
+picture: $(VENV)/.train
+	$(BIN)/python dev/report_picture.py
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel --outdir dist .

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -45,7 +46,11 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def main() -> None:
     """All seeds, one after the other."""
-    seeds = [int(word) for word in sys.argv[1:]] or [1, 2, 3]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("seeds", nargs="*", type=int, default=[1, 2, 3], metavar="SEED", help="1 2 3")
+    seeds = parser.parse_args().seeds
     with tempfile.TemporaryDirectory() as folder:
         rows = [one(seed, Path(folder)) for seed in seeds]
     accuracy = [float(str(row["execution_match"])) for row in rows]

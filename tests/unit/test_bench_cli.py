@@ -213,13 +213,13 @@ def test_of_many_the_bad_ones_are_shown(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_comparison_is_printed_with_what_confounds_it(capsys: pytest.CaptureFixture[str]) -> None:
     suite = suite_of(
-        {"name": "none", "recipe": "text2sql-t5-small"},
+        {"name": "no-zero", "recipe": "text2sql-t5-small"},
         {"name": "zero1", "recipe": "text2sql-t5-small-zero1"},
         compare=["engine.zero"],
     )
     out, _ = printed(fold_bench(ended(suite, "local:3x1", result)), capsys)
     assert re.search(r"zero1 +3 +1 ", out)
-    assert "confounded engine.name differs as well (none: ddp, zero1: deepspeed)" in out
+    assert "confounded engine.name differs as well (no-zero: ddp, zero1: deepspeed)" in out
 
 
 @pytest.mark.parametrize("terminal", [True, False])

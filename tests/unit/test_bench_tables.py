@@ -43,13 +43,13 @@ def test_the_efficiency_curve() -> None:
 
 def test_a_comparison_names_what_else_differs() -> None:
     suite = suite_of(
-        {"name": "none", "recipe": "text2sql-t5-small"},
+        {"name": "no-zero", "recipe": "text2sql-t5-small"},
         {"name": "zero1", "recipe": "text2sql-t5-small-zero1"},
         compare=["engine"],
     )
 
     def result(task: Task) -> Result:
-        return made(task.hosts, 200.0 if task.entry == "none" else 180.0)
+        return made(task.hosts, 200.0 if task.entry == "no-zero" else 180.0)
 
     found = fold_bench(ended(suite, "local:3x1", result)).comparison
     assert found is not None and found.confounded_by == {}
@@ -58,11 +58,11 @@ def test_a_comparison_names_what_else_differs() -> None:
     bench = ended(suite, "local:3x1", result)
     recipes = {
         **bench.recipes,
-        "none": load_recipe("text2sql-t5-small", ["train.gradient_checkpointing=true"]),
+        "no-zero": load_recipe("text2sql-t5-small", ["train.gradient_checkpointing=true"]),
     }
     confounded = fold_bench(ended(suite, "local:3x1", result, recipes=recipes)).comparison
     assert confounded is not None
-    assert confounded.confounded_by == {"train.gradient_checkpointing": {"none": "True", "zero1": "False"}}
+    assert confounded.confounded_by == {"train.gradient_checkpointing": {"no-zero": "True", "zero1": "False"}}
 
 
 def test_the_table() -> None:

@@ -33,6 +33,7 @@ def test_the_four_that_ship() -> None:
     assert [each.name for each in acceptance.jobs] == ["fabric", "opt-350m"]
     assert {each.curve for each in load_suite("scaling").jobs} == {"weak", "strong"}
     assert load_suite("zero-sweep").compare == ["engine"]
+    assert [job.name for job in load_suite("zero-sweep").jobs] == ["no-zero", "zero1", "zero3-offload"]
 
 
 def test_s1s_settings() -> None:

@@ -1,0 +1,113 @@
+"""The README and the pages of docs/, cut into what tests look at: paragraphs, links, fenced blocks, commands.
+
+A fenced block says what it is in its first line, after the language:
+
+    ```console                      commands, each of which a test runs as it stands
+    ```console needs: torch, hosts  commands that need more: parsed, and tried as a dry run
+    ```yaml my.yaml                 a file that the page's commands use
+    ```python                       run by a test
+    ``` or ```text                  output, or a picture made of characters: no commands
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# What a command may need that a unit test does not have.
+NEEDS = {"torch", "hosts", "GPUs", "network", "a run", "logs", "Slurm", "minutes", "this check"}
+PROGRAMS = ("muster", "make", "pip", "python", "python3", "deepspeed", "torchrun", "mpirun", "srun")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: where it begins, its language, the rest of its first line, its text."""
+
+    page: Path
+    line: int
+    language: str
+    words: str
+    text: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def needs(self) -> set[str]:
+        """What the commands need; empty where a test runs them."""
+        head, colon, names = self.words.partition("needs:")
+        return {name.strip() for name in names.split(",")} if colon and not head.strip() else set()
+
+    @property
+    def file(self) -> str | None:
+        """The name of the file that this block is."""
+        return self.words if self.words and not self.words.startswith("needs:") else None
+
+    @cached_property
+    def commands(self) -> list[str]:
+        """Commands without `$`, continued lines joined; where any line has `$`, the others are output."""
+        lines = re.sub(r"\\\n\s*", "", self.text).splitlines()
+        if any(line.lstrip().startswith("$ ") for line in lines):
+            lines = [line.lstrip()[2:] for line in lines if line.lstrip().startswith("$ ")]
+        return [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+
+
+def blocks(page: Path) -> list[Block]:
+    """All fenced blocks of a page."""
+    found, start, head, body = [], 0, "", list[str]()
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+        fence = line.lstrip().startswith("```")
+        if fence and not start:
+            start, head, body = number, line.strip().lstrip("`"), []
+        elif fence:
+            language, _, words = head.partition(" ")
+            found.append(Block(page, start, language, words.strip(), "\n".join(body) + "\n"))
+            start = 0
+        elif start:
+            body.append(line)
+    assert not start, f"{page.name}:{start}: the block is not closed"
+    return found
+
+
+def prose(page: Path) -> list[tuple[int, str]]:
+    """(number, line) of what is in no fenced block."""
+    inside, found = False, []
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.lstrip().startswith("```"):
+            inside = not inside
+        elif not inside:
+            found.append((number, line))
+    return found
+
+
+def paragraphs(page: Path) -> list[tuple[int, str]]:
+    """(number of the first line, text) of each paragraph and item of a list; not of tables and headings."""
+    found: list[tuple[int, str]] = []
+    last = ""
+    for number, line in prose(page):
+        text = line.strip()
+        item = re.match(r"([-*]|\d+\.) ", text)
+        if not text or text.startswith(("|", "#", "!", "<")):
+            last = ""
+        elif item or not last:
+            found.append((number, text))
+            last = text
+        else:
+            found[-1] = (found[-1][0], f"{found[-1][1]} {text}")
+    return found
+
+
+def argv_of(command: str) -> tuple[dict[str, str], list[str]]:
+    """A command's variables and words, without its comment and where its output goes."""
+    words = shlex.split(command, comments=True)
+    words = words[: next((n for n, word in enumerate(words) if word in (">", "2>", "|")), len(words))]
+    variables = {}
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        name, _, variables[name] = words.pop(0).partition("=")
+    return variables, words

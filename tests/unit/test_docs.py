@@ -1,0 +1,337 @@
+"""The README and docs/: every command is run, or says what it needs; no page is lost; lines and links hold.
+
+`tests/pages.py` has the marks of fenced blocks. A command that cannot be run here is parsed by the real
+command line, and is tried as a dry run where its verb has one.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from muster.cli import app as cli
+from muster.core.inventory import read_inventory
+from muster.core.recipes import load_recipe
+from tests.images import png, write_folder
+from tests.pages import NEEDS, PAGES, PROGRAMS, ROOT, Block, argv_of, blocks, paragraphs, prose
+from tests.unit.test_peaks import checked, matmul
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+CONSOLE = [block for block in BLOCKS if block.language == "console"]
+COMMAND: Any = typer.main.get_command(cli.app)  # a click group; typer may bring its own copy of click
+VERBS: dict[str, Any] = COMMAND.commands
+# What the pages write for a name of the reader's own.
+STANDS_FOR = {
+    "HOSTS": "node1:8,node2:8", "RECIPE": "digits", "SUITE": "acceptance", "RUN": "last", "DIR": "logs",
+    "N": "3",
+}  # fmt: skip
+COLOURS = ((255, 0, 0), (0, 255, 0), (0, 0, 255))
+
+
+def name_of(block: Block) -> str:
+    return block.where
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder such as the pages assume: hosts, a recipe and small data of every kind; no home but this."""
+    (tmp_path / "hostfile").write_text("node1 slots=8\nnode2 slots=8\n")
+    (tmp_path / "hosts.txt").write_text("node1:8\nnode2:8\n")
+    (tmp_path / "my.yaml").write_text("inherit: digits\nmodel: {config: {hidden_size: 64}}\n")
+    (tmp_path / "peaks.json").write_text(json.dumps(checked(matmul("node1", 700e12))))
+    (tmp_path / "my-gpt2.yaml").write_text("inherit: causal-lm\n")
+    pairs = [json.dumps({"question": f"How many are {n}?", "sql": f"SELECT {n}"}) for n in range(100)]
+    write_folder(tmp_path, {"nodes/4nodes.txt": b"hostname-001\nhostname-002\nhostname-003\nhostname-004\n"})
+    (tmp_path / "pairs.jsonl").write_text("\n".join(pairs))
+    files = {f"data/wikisql/{part}.jsonl": "\n".join(pairs).encode() for part in ("train", "validation")}
+    files |= {f"data/wikitext/{part}.txt": b"Some text to read.\n" * 400 for part in ("train", "validation")}
+    for part in ("train", "test"):
+        for label in range(10):
+            files |= {f"data/cifar10/{part}/{label}/{n}.png": png(COLOURS[n], 32, 32) for n in range(3)}
+    write_folder(tmp_path, files)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def write_files(page: Path, folder: Path) -> None:
+    """The files that a page shows. The few samples of a data file stand for many."""
+    for block in blocks(page):
+        if block.file:
+            head, samples = "", block.text
+            if block.language == "csv":
+                head, _, samples = block.text.partition("\n")
+            often = 50 if Path(block.file).suffix in (".csv", ".jsonl") else 1
+            write_folder(folder, {block.file: (head + "\n" * bool(head) + samples * often).encode()})
+
+
+def parsed(words: list[str], *, whole: bool = True) -> Any:
+    """A verb's context, its words read by the real command line. `whole`: no argument may be missing."""
+    assert words[0] in VERBS, f"muster has no verb {words[0]}"
+    try:
+        return VERBS[words[0]].make_context(words[0], list(words[1:]))
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        if whole or type(error).__name__ != "MissingParameter":
+            pytest.fail(f"muster {' '.join(words)}: {error.format_message()}")
+
+
+def tried(context: Any, words: list[str]) -> list[str] | None:
+    """The words by which a command that needs more than this machine can be tried; None: there is no way."""
+    verb, given = words[0], context.params
+    if "--dry-run" in words and verb != "prepare":
+        return words
+    if verb in ("train", "bench") and "--continue" not in words:
+        return [*words, "--dry-run"]
+    if verb == "plan" and given.get("on"):
+        return words
+    return None
+
+
+def called(words: list[str], block: Block, capsys: pytest.CaptureFixture[str]) -> int:
+    """Run it in this process; plans without tracing the model, which takes seconds. -> its exit code."""
+    words = [*words, "--quick"] if words[0] == "plan" else words
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    out, err = capsys.readouterr()
+    assert ended.value.code != 2, f"{block.where}: muster {' '.join(words)}\n{err}"
+    assert out or err
+    return int(str(ended.value.code or 0))
+
+
+@pytest.mark.parametrize("block", CONSOLE, ids=name_of)
+def test_commands(
+    block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is run, or parsed and tried."""
+    assert block.commands and block.needs <= NEEDS, f"{block.where}: needs {block.needs - NEEDS}"
+    write_files(block.page, folder)
+    for command in block.commands:
+        variables, words = argv_of(command)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        if words[0] != "muster":
+            other_program(words, block)
+            continue
+        words = [STANDS_FOR.get(word, word) for word in words[1:]]
+        context = parsed(words)
+        if not block.needs:
+            assert called(words, block, capsys) == 0, f"{block.where}: {command}"
+        elif trial := tried(context, words):
+            assert called(trial, block, capsys) in (0, 1), f"{block.where}: {command}"
+        else:
+            arguments_hold(context)
+
+
+def arguments_hold(context: Any) -> None:
+    """Hosts, a recipe and its overrides can be read."""
+    given = context.params
+    if given.get("recipe"):
+        load_recipe(given["recipe"], list(given.get("overrides") or ()))
+    if given.get("hosts") and not Path(given["hosts"]).suffix:
+        read_inventory(given["hosts"], waits=True)
+
+
+def other_program(words: list[str], block: Block) -> None:
+    """What is there to be looked at of a command that is not muster's."""
+    if words[0] == "make":
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in words[1:]), block.where
+    elif words[0].startswith("python") and words[1].endswith(".py") and "/" in words[1]:
+        assert (ROOT / words[1]).is_file(), f"{block.where}: {words[1]}"
+    else:
+        assert block.needs, f"{block.where}: {words[0]} is not muster's: say what it needs"
+
+
+def test_other_blocks_hold_no_commands() -> None:
+    """So that no command escapes for want of a mark."""
+    for block in BLOCKS:
+        if block.language in ("", "text"):
+            first = {(line.split() or [""])[0] for line in block.text.splitlines()}
+            assert not first & {"$", *PROGRAMS}, f"{block.where}: commands: ```console"
+        else:
+            assert block.language in ("console", "python", "yaml", "json", "toml", "csv"), block.where
+
+
+def test_no_command_stands_in_an_indented_block() -> None:
+    for page in PAGES:
+        for number, line in prose(page):
+            word = (line.removeprefix("    ").split() or [""])[0] if line.startswith("    ") else ""
+            assert word not in ("$", *PROGRAMS), f"{page.name}:{number}: commands: ```console"
+
+
+def test_the_picture_of_a_page(tmp_path: Path) -> None:
+    """dev/report_picture.py gets one from a browser."""
+    sys.path.insert(0, str(ROOT / "dev"))
+    try:
+        from report_picture import BROWSERS, PICTURE, photograph
+    finally:
+        sys.path.pop(0)
+    assert PICTURE.read_bytes()[:4] == b"\x89PNG" and PICTURE.stat().st_size < 400_000
+    if not any(shutil.which(name) for name in BROWSERS):
+        pytest.skip("no browser")
+    (tmp_path / "page.html").write_text("<h1>A page</h1>")
+    photograph(tmp_path / "page.html", tmp_path / "page.png", 300, 200)
+    assert (tmp_path / "page.png").read_bytes()[16:24] == struct.pack(">II", 300, 200)
+
+
+def test_most_commands_are_run_or_tried(folder: Path) -> None:
+    """What is only parsed is the smaller part."""
+    run = parse = 0
+    for block in CONSOLE:
+        write_files(block.page, folder)
+        for command in block.commands:
+            words = [STANDS_FOR.get(word, word) for word in argv_of(command)[1]]
+            if words[0] == "muster":
+                done = not block.needs or tried(parsed(words[1:]), words[1:])
+                run, parse = run + bool(done), parse + (not done)
+    assert run > parse > 0
+
+
+def test_commands_within_sentences() -> None:
+    """`muster VERB ...` in the text names a verb and options that are there."""
+    for page in PAGES:
+        text = "\n".join(line for _, line in prose(page))
+        for command in re.findall(r"`muster ([^`]+)`", text):
+            _, words = argv_of(command.replace("\n", " "))
+            words = [STANDS_FOR.get(word, word) for word in words if word != "..."]
+            if not words or words[0] == "VERB" or words[0].startswith("-"):
+                continue
+            if words[-1].startswith("--"):  # an option that is named without its value
+                known = [
+                    name for each in VERBS[words[0]].params for name in (*each.opts, *each.secondary_opts)
+                ]
+                assert words[-1] in known, f"{page.name}: muster {command}"
+            else:
+                parsed(words, whole=False)
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "yaml"], ids=name_of)
+def test_yaml(block: Block, folder: Path) -> None:
+    """What is a recipe can be read as one."""
+    if re.search(r"^(inherit|workload):", block.text, re.MULTILINE) and "expect:" not in block.text:
+        path = folder / "recipe-of-a-page.yaml"
+        path.write_text(block.text)
+        load_recipe(str(path), [])
+    else:
+        assert block.file or block.text.startswith("checkpoint:"), f"{block.where}: which file is it?"
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=name_of)
+def test_python(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is run; what needs more is compiled, and what it imports of Muster is there."""
+    code = compile(block.text, block.where, "exec")
+    if block.file:
+        return  # the page's commands use it
+    if not block.needs:
+        write_files(block.page, folder)
+        monkeypatch.syspath_prepend(str(folder))
+        exec(code, {"__name__": "example"})
+        return
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("muster"):
+            module = importlib.import_module(str(node.module))
+            for each in node.names:
+                if not hasattr(module, each.name):
+                    importlib.import_module(f"{node.module}.{each.name}")
+
+
+def test_the_check_of_ones_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """docs/own-check.md, installed as a package: it is listed, asked and judged, and its profile counts."""
+    write_files(ROOT / "docs" / "own-check.md", folder)
+    project = (folder / "pyproject.toml").read_text()
+    point = re.search(r'entry-points\."([a-z.]+)"\]\n(\w+) = "([\w.]+)"', project)
+    assert point
+    about = {
+        "METADATA": b"Metadata-Version: 2.1\nName: our-checks\nVersion: 1.0\n",
+        "entry_points.txt": f"[{point[1]}]\n{point[2]} = {point[3]}\n".encode(),
+    }
+    write_folder(folder / "our_checks-1.0.dist-info", about)
+
+    monkeypatch.syspath_prepend(str(folder))
+
+    def check(*words: str) -> str:
+        with pytest.raises(SystemExit):
+            cli.main(["check", *words])
+        return capsys.readouterr().out
+
+    assert "scratch.room" in check("--list")
+
+    def found(*words: str) -> dict[str, Any]:
+        (host,) = json.loads(check("local:1", "--no-group", "--json", *words))["hosts"]
+        (one,) = [each for each in host["checks"] if each["check"] == "scratch.room"]
+        return dict(one)
+
+    by_profile = found("--profile", "our-nodes.yaml")
+    assert by_profile["level"] == "pass" and "GiB free at /" in by_profile["evidence"]
+    assert found()["problem"] == "the scratch disk is not mounted"
+
+
+def test_the_index_lists_every_page_once() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (.+)$", index, re.MULTILINE) == ["Start", "How-to", "Reference", "Design"]
+    listed = re.findall(r"^- \[[^\]]+\]\(([a-z0-9-]+\.md)\)", index, re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in PAGES[1:] if page.name != "index.md")
+    assert "docs/index.md" in PAGES[0].read_text(encoding="utf-8")
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as GitHub names them in links."""
+    heads = [line.lstrip("#").strip() for _, line in prose(page) if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for number, line in prose(page):
+        for target in re.findall(r"\]\(([^)\s]+)\)", line):
+            if target.startswith(("http://", "https://")):
+                continue
+            name, _, anchor = target.partition("#")
+            file = (page.parent / name).resolve() if name else page
+            assert file.exists(), f"{page.name}:{number}: {target}"
+            assert not anchor or anchor in anchors(file), f"{page.name}:{number}: {target}"
+
+
+# Pages that are held to lines of 120 characters and paragraphs of 80 words.
+NEW = (
+    "README.md", "index.md", "another-machine.md", "coming-from.md", "deepspeed-json.md", "own-check.md",
+    "using-the-model.md", "your-own-data.md",
+)  # fmt: skip
+READABLE = [page for page in PAGES if page.name in NEW]
+
+
+@pytest.mark.parametrize("page", READABLE, ids=lambda page: page.name)
+def test_lines_and_paragraphs_are_short(page: Path) -> None:
+    """Tables and output cannot be broken into lines; commands can."""
+    long = [number for number, line in prose(page) if len(line) > 120 and not line.startswith("|")]
+    assert not long, f"{page.name}: lines over 120 characters: {long}"
+    for block in blocks(page):
+        wide = [line for line in block.text.splitlines() if len(line) > 120]
+        assert not wide or block.language in ("", "text"), f"{block.where}: {wide}"
+    heavy = [(number, len(text.split())) for number, text in paragraphs(page) if len(text.split()) > 80]
+    assert not heavy, f"{page.name}: paragraphs over 80 words (line, words): {heavy}"
+
+
+def test_benchmarks_take_help_for_a_question() -> None:
+    """And for no value of theirs."""
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert "sys.argv" not in text or "parse_args" in text, path.name
+    script = ROOT / "benchmarks" / "demo_seeds.py"
+    done = subprocess.run([sys.executable, str(script), "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("usage:"), done.stderr
