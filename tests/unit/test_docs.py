@@ -53,7 +53,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my-gpt2.yaml").write_text("inherit: causal-lm\n")
     pairs = [json.dumps({"question": f"How many are {n}?", "sql": f"SELECT {n}"}) for n in range(100)]
     write_folder(tmp_path, {"nodes/4nodes.txt": b"hostname-001\nhostname-002\nhostname-003\nhostname-004\n"})
-    (tmp_path / "pairs.jsonl").write_text("\n".join(pairs))
+    rows = [f"How many are {n}?,SELECT {n}" for n in range(100)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["question,sql", *rows]))
     files = {f"data/wikisql/{part}.jsonl": "\n".join(pairs).encode() for part in ("train", "validation")}
     files |= {f"data/wikitext/{part}.txt": b"Some text to read.\n" * 400 for part in ("train", "validation")}
     for part in ("train", "test"):
