@@ -141,7 +141,7 @@ def test_a_killed_rank(cluster: Cluster) -> None:
 
 
 def test_a_host_that_cannot_reach_the_first(whole: Cluster) -> None:
-    """The controller reaches it, its ranks do not reach the meeting place: named, with the reason."""
+    """The controller reaches it, its ranks do not reach the rendezvous: named, with the reason."""
     route = [tool("ip"), "route", "add", "prohibit", f"{whole.node('node1').address}/32"]
     assert whole.run("node3", route).returncode == 0
     try:

@@ -195,7 +195,7 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     run, result = faulty(tmp_path / "run", monkeypatch, "stop:1")
     assert result.status == "failed" and result.failure is not None
     assert result.failure.host == "local1", result.failure
-    assert "did not answer the others' roll call at values" in result.failure.what
+    assert "did not answer the other ranks' check at values" in result.failure.what
     assert result.fabric is not None and len({each.host for each in result.fabric.matmul}) == 3
     assert (run.fabric / "matmul.csv").exists() and not (run.fabric / "sweep.csv").exists()
 

@@ -197,7 +197,7 @@ def test_what_a_bench_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"slow +local3 +.*slower than its peers", out)
     assert re.search(r"\+2\d\.\d\d% time alone +digits-1x-004", out)
     assert "digits: weak scaling" in out and "efficiency" in out
-    assert "for local8, left over" in out
+    assert "an extra job for local8" in out
     assert "9 hosts: " in out and "1 failed" in out
     assert "local8 left over" in err
 
@@ -258,7 +258,13 @@ def test_the_live_view(tmp_path: Path, terminal: bool) -> None:
         child.kill()
     said = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())  # type: ignore[attr-defined]
     picture = pictured.file.getvalue()  # type: ignore[attr-defined]
-    for words in ("j5  too late", "12 s, 100.0 samples/s", "it will run again", "three [left]", "step 5/20"):
+    for words in (
+        "j5  too late",
+        "12 s, 100.0 samples/s",
+        "it will be run again",
+        "three [left]",
+        "step 5/20",
+    ):
         assert words in said
     for words in (
         "n[1-2]",
@@ -266,9 +272,9 @@ def test_the_live_view(tmp_path: Path, terminal: bool) -> None:
         "1 min 0 s",
         "waiting",
         "n[3-4]",
-        "through",
+        "done",
         "n[5-6]",
-        "in bad jobs",
+        "in failed jobs",
     ):
         assert words in picture
-    assert "1 of 3 jobs are over, 1 of them badly; 1 run" in picture
+    assert "1/3 finished, 1 failed; 1 running" in picture

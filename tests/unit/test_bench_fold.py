@@ -90,7 +90,7 @@ def test_hosts_that_the_inspection_dropped_are_unfit() -> None:
 def test_few_hosts_are_fit_by_thresholds_alone() -> None:
     free = fold_bench(ended(suite_of({"groups": [1]}), "local:2x1", fleet))
     assert verdicts(free) == {"local0": "unknown", "local1": "unknown"} and free.sound
-    assert "too few others" in free.hosts[0].reason
+    assert "too few similar jobs" in free.hosts[0].reason
     other = {"figure": "skipped_share", "at_most": 0.5}  # which says nothing of its speed
     loose = fold_bench(ended(suite_of({"groups": [1]}, thresholds=[other]), "local:2x1", fleet))
     assert verdicts(loose) == {"local0": "unknown", "local1": "unknown"}
@@ -183,7 +183,7 @@ def test_failures_of_a_host_and_of_bad_input() -> None:
             records[task.id] = records[task.id].model_copy(update=told)
     found = fold_bench(ended(bench.suite, "local:12x1", result, records=records))
     named = verdicts(found)
-    assert named["local2"] == "failing" and "to blame" in found.hosts[2].reason
+    assert named["local2"] == "failing" and "errors that name this host" in found.hosts[2].reason
     assert named.pop("local3") in ("fit", "unknown")  # no pair of its own was good
     assert {name for host, name in named.items() if host != "local2"} == {"fit"}
     jobs = {job.job: job for job in found.jobs}
@@ -212,7 +212,7 @@ def test_a_host_that_cannot_be_reached_is_to_blame_alone() -> None:
     assert named.pop("local2") == "failing"
     assert named.pop("local3") in ("fit", "unknown") and set(named.values()) == {"fit"}
     verdict = next(each for each in found.hosts if each.host == "local2")
-    assert verdict.reason == "its jobs fail, and say themselves that it is to blame"
+    assert verdict.reason == "its jobs fail with errors that name this host"
     assert all(each.peers for each in verdict.evidence)  # none of its jobs was of it alone
     assert {job.failure for job in found.jobs if job.outcome == "failed"} == {"ssh_unreachable"}
 

@@ -32,6 +32,6 @@ def test_hosts_whose_fabric_jobs_time_out_are_failing() -> None:
     }
     found = fold_bench(ended(suite, "local:16x1", result, records=every))
     assert {(each.verdict, each.reason) for each in found.hosts} == {
-        ("unknown", "its jobs ended as most of their work did: nothing is known of it")
+        ("unknown", "its jobs ended like most jobs of the same work, so they do not show how the host is")
     }
-    assert found.notes == ["24 jobs of fabric end the same way (timeout): that says nothing of their hosts"]
+    assert found.notes == ["24 jobs of fabric fail the same way (timeout): no evidence against their hosts"]

@@ -102,7 +102,7 @@ def test_a_single_slow_link_names_both_ends() -> None:
     found = group(5, pairs=links(5, 10, {(1, 2): 1.0, (2, 1): 1.0}))
     slow = judged(found, "fabric.bandwidth")
     assert level(slow) == {"n1": "warn", "n2": "warn"}
-    assert "n1 to n2: 1 Gbit/s, where both reach 10 Gbit/s" in slow["n1"].evidence
+    assert "n1 to n2: 1 Gbit/s; both reach 10 Gbit/s" in slow["n1"].evidence
 
 
 def test_two_hosts_have_no_peer() -> None:
@@ -337,7 +337,7 @@ def test_a_killed_rank_is_blamed_and_its_victims_are_not() -> None:
     ranks = judged(found, "fabric.ranks")
     assert level(ranks) == {"n1": "fail"}
     assert ranks["n1"].remedy is not None and "out-of-memory" in ranks["n1"].remedy
-    assert ranks["n0"].evidence.startswith("its ranks only met with another host's failure")
+    assert ranks["n0"].evidence.startswith("its ranks failed only because another host failed")
 
 
 def test_a_host_cut_off_from_the_others_is_outvoted() -> None:
@@ -352,7 +352,7 @@ def test_a_rank_that_never_ends() -> None:
     found = collected(
         [(1, begin("disk")), (0, DONE), (2, DONE)], Outcome(stopped="timeout: nothing more was heard of n1")
     )
-    assert blamed(found) == {"n1": "rank 1 did not come to its end, last at disk"}
+    assert blamed(found) == {"n1": "rank 1 did not finish, last at disk"}
 
 
 def test_a_lost_host() -> None:

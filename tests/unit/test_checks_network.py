@@ -88,7 +88,7 @@ def test_names_that_mean_every_host_itself_are_wrong_on_all_that_have_them() -> 
     loop = {"n1": ["127.0.1.1"]}
     found = agreed(views(n1=loop, n2=loop, n3=loop))
     assert [each.level for each in found] == [PASS, WARN, WARN]
-    assert found[1].problem == "names of peers mean this host itself"
+    assert found[1].problem == "names of peers resolve to this host itself"
     assert found[1].evidence == "n1: 127.0.1.1" and "/etc/hosts" in (found[1].remedy or "")
     one = agreed(views(n2={"n1": ["127.0.1.1", "::1"]}))  # who sees the peer where it is, is not blamed
     assert [each.level for each in one] == [PASS, WARN, PASS]
@@ -175,7 +175,7 @@ def test_real_ports_and_a_stranger_on_one_of_them() -> None:
             assert seen == {"reached": {peer: None}}
         swapped = {"a": first["a"], "b": first["a"]}  # b's address leads to a
         wrong = probed("firewall", True, host="a", hosts=hosts, peers=swapped)["reached"]["b"]
-        assert "somebody else" in wrong
+        assert "another host" in wrong
     finally:
         for end in endings:
             end()

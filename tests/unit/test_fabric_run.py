@@ -315,7 +315,7 @@ def test_a_heat_map_of_every_size() -> None:
     drawn_hosts = (1 + math.isqrt(1 + 4 * len(cells))) // 2
     assert page.MOST_HOSTS // 2 <= drawn_hosts <= page.MOST_HOSTS
     assert cells.count("slow") == 2 * (drawn_hosts - 1)
-    assert f"of {count} are drawn" in section.map_note
+    assert f"of {count} are shown" in section.map_note
 
 
 # Whose fault it is.

@@ -198,12 +198,12 @@ def test_operations_per_second_in_words(per_second: float | None, text: str) -> 
     [
         (400e12, 800e12, "400 TFLOP/s per device, MFU 50.0 % of 800 TFLOP/s (a data sheet)"),
         (500e12, 800e12, "400 TFLOP/s per device, MFU 50.0 %, HFU 62.5 % of 800 TFLOP/s (a data sheet)"),
-        (400e12, None, "400 TFLOP/s per device, MFU unknown: no peak is known of a device"),
+        (400e12, None, "400 TFLOP/s per device, MFU unknown: the device's peak is unknown"),
         (
             500e12,
             None,
-            "400 TFLOP/s per device (500 TFLOP/s with recomputation), MFU unknown: no peak is known of a "
-            "device",
+            "400 TFLOP/s per device (500 TFLOP/s with recomputation), MFU unknown: the device's peak is "
+            "unknown",
         ),
     ],
 )

@@ -102,7 +102,7 @@ def test_few_hosts_need_a_baseline(tmp_path: Path) -> None:
     assert conditions(judge(tmp_path / "new", baseline=baseline)) == {"new-1": "slow"}
     for text in ("[]", "{", '{"peers": [1]}', "\x00"):
         baseline.write_text(text)
-        with pytest.raises(UsageError, match="is not what muster judge --json writes"):
+        with pytest.raises(UsageError, match="is not the output of muster judge --json"):
             load_baselines(baseline)
 
 

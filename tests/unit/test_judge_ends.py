@@ -107,7 +107,7 @@ def test_a_log_that_ended_too_early_to_say_of_what_counts_among_all() -> None:
     found = judged("x", [*most, *(ran(host) for host in FLEET[10:])], Settings(), {})
     assert not failing(found) and found.hosts[0].reason == AS_MOST
     assert found.notes == [
-        "20 jobs of a work end the same way (ImportError): that says nothing of their hosts"
+        "20 jobs of one workload fail the same way (ImportError): no evidence against their hosts"
     ]
 
 
@@ -158,4 +158,4 @@ def test_a_host_of_which_no_log_tells_anything() -> None:
     silent = JobLog("x.log", "succeeded", format="Transformers", hosts=("quiet",))
     found = judged("x", [silent, *(ran(host) for host in FLEET)], Settings(), {})
     assert conditions(found)["quiet"] == "unknown"
-    assert found.hosts[-1].reason == "the logs of its jobs tell neither a time nor a failure"
+    assert found.hosts[-1].reason == "the logs of its jobs have neither step times nor a failure"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from muster.judging import Observation, Topology, judge
 from tests.unit.test_judging_verdict import FLEET, HOSTS, Book, of
 
-TO_BLAME = "its jobs fail, and say themselves that it is to blame"
+TO_BLAME = "its jobs fail with errors that name this host"
 
 
 def test_logs_that_name_a_culprit_spare_its_peers() -> None:
@@ -39,7 +39,7 @@ def test_the_partner_of_a_host_that_cannot_be_reached() -> None:
     assert {each.peers for each in of(found, "n03").evidence} == {("n02",)}
     partner = of(found, "n02")
     assert partner.condition == "unknown"
-    assert partner.reason == "its jobs failed because of n03: nothing is known of it"
+    assert partner.reason == "its jobs failed because of n03, so they do not show how it is"
 
 
 def test_words_for_a_host_that_no_job_names() -> None:
@@ -73,5 +73,5 @@ def test_hosts_that_are_not_judged_are_named_all_the_same() -> None:
     """Jobs with a host that is not in the topology tell nothing of the others."""
     known = Topology(HOSTS[:4])
     found = judge([Observation("x", ("n00", "else"), None, "failed", culprits=("else",))], known)
-    assert found.hosts[0].reason == "its jobs failed because of else: nothing is known of it"
+    assert found.hosts[0].reason == "its jobs failed because of else, so they do not show how it is"
     assert found.hosts[1].reason == "it was in no job"

@@ -14,7 +14,7 @@ from tests.unit.logs import chat_log, one
 def test_a_log_that_stops_without_a_word() -> None:
     job = one(chat_log(["node-1"], ends=False))
     assert (job.outcome, job.failure) == ("timeout", None)
-    assert job.reason == "the log stops after step 110 and says neither why nor that it is over"
+    assert job.reason == "the log stops after step 110 without an error and without an end"
     before = one(chat_log(["node-1"], ends=False)[:12])
     assert before.outcome == "timeout" and "before its first step" in (before.reason or "")
 
@@ -77,8 +77,8 @@ def test_a_job_that_never_began() -> None:
 
 def test_what_is_no_log() -> None:
     assert one([]).reason == "is empty"
-    assert one(["# Notes", "", "buy milk"]).reason == "nothing in it that any reader knows"
-    assert one(["a,b,c", "1,2,3"], "x.csv").reason == "no mapping names its columns: a,b,c"
+    assert one(["# Notes", "", "buy milk"]).reason == "no known log format was recognised"
+    assert one(["a,b,c", "1,2,3"], "x.csv").reason == "no mapping matches its columns: a,b,c"
     assert one([]).outcome == "unreadable"
 
 

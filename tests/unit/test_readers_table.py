@@ -81,14 +81,14 @@ def test_a_header_and_nothing_below_it() -> None:
     for rows in ([], ["1,"], ["x,y"]):
         (job,) = mapped(["t,speed", *rows], columns={"seconds": "t", "samples_per_second": "speed"})
         assert job.outcome == "unreadable"
-        assert job.reason == "has the columns that a mapping names, but no row with a value in each of them"
+        assert job.reason == "has the columns that a mapping names, but no row with values in all of them"
 
 
 def test_a_mapping_says_what_is_wrong_with_it(tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
     for text, what in (
         ("columns: {step: s}", "needs one of seconds, step_seconds, samples_per_second"),
-        ("columns: {seconds: a, step_seconds: b}", "give one of them"),
+        ("columns: {seconds: a, step_seconds: b}", "give one of seconds"),
         ("columns: {secons: a}", "unknown key 'columns.secons'"),
         ("columns: [a]", "columns"),
         ("batch: 0\ncolumns: {seconds: a}", "batch"),

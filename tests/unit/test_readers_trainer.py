@@ -30,7 +30,7 @@ def test_a_short_run_has_the_trainers_own_account() -> None:
     """Whole seconds are too coarse for it."""
     job = one(split(trainer_log(step=0.1)), "node-1.log")
     assert job.measured is None and job.rate == job.reported == pytest.approx(300 * 64 / 60)
-    assert "tool's own" in job.notes[0]
+    assert "the tool printed" in job.notes[0]
 
 
 def test_evaluation_bars_stop_the_trainings_clock() -> None:

@@ -257,7 +257,7 @@ def test_failed_before_the_first_step():
         memory=Memory(),
     )
     page = check(a_run(windows=0, hosts=(), state="failed", figures=early, predictions=()))
-    for told in ("no such file", "train.jsonl:3", "look there", "given something that cannot be used"):
+    for told in ("no such file", "train.jsonl:3", "look there", "bad input"):
         assert told in page.words
     assert page.words.count("not measured") >= 12
     assert "-1" not in "".join(
@@ -363,7 +363,7 @@ def test_predictions_show_every_kind_and_count_all():
     order = [each.kind.right for each in shown]
     assert order == sorted(order)
     assert len(answers.choose(predictions[:3])[0]) == 3 and answers.choose([]) == ([], [])
-    assert "1,002 in all, 50 shown" in check(a_run(predictions=tuple(predictions))).words
+    assert "1,002 in total, 50 shown" in check(a_run(predictions=tuple(predictions))).words
 
 
 @pytest.mark.parametrize(
@@ -452,7 +452,8 @@ def test_versions_that_differ_have_a_column():
 def test_hosts_that_are_one_machine_are_named():
     hosts = [a_host("local0", [0], hostname="vm"), a_host("local1", [1], hostname="vm")]
     assert any(
-        "one machine (vm)" in note for note in tables.host_table(a_run(figures=a_result(hosts=hosts))).notes
+        "the same machine (vm)" in note
+        for note in tables.host_table(a_run(figures=a_result(hosts=hosts))).notes
     )
 
 
@@ -535,7 +536,7 @@ def test_an_unfinished_folder_shows_what_its_events_say(tmp_path):
     assert data.state == "interrupted" and data.figures is not None and data.figures.steps == 30
     page = check(data)
     assert "The run was interrupted after 30 optimizer steps" in page.words
-    assert "160.0 samples/s" in page.words and "1 in all, 1 shown" in page.words
+    assert "160.0 samples/s" in page.words and "1 in total, 1 shown" in page.words
 
 
 def test_an_empty_folder(tmp_path):
@@ -566,5 +567,5 @@ def test_attention_logits_have_two_pictures():
 
     words = check(watched(3)).words
     assert "Largest attention logit of each layer" in words and "Smallest attention logit" in words
-    assert "Looking took 1.4 % of the training." in words and "layer2" in words
+    assert "Recording this took 1.4 % of the training." in words and "layer2" in words
     assert "lowest to highest of 96 layers" in check(watched(96)).words

@@ -241,7 +241,7 @@ def meminfo() -> Dict[str, int]:
 
 
 def processor(path: str = "/proc/cpuinfo") -> Optional[str]:
-    """The processor's model; None where the kernel does not tell."""
+    """The processor's model; None where the kernel does not report it."""
     try:
         with open(path, errors="replace") as file:
             named = (line.split(":", 1)[1] for line in file if line.startswith("model name") and ":" in line)

@@ -35,7 +35,7 @@ def matmul(found: Fabric, context: Context) -> list[Finding]:
             evidence = (
                 f"rank {wrong[0].rank}, {wrong[0].device}, {wrong[0].precision}: an exact product differs"
             )
-            findings.append(about.fail("a device computes wrong products", evidence, "replace the device"))
+            findings.append(about.fail("a device computes wrong results", evidence, "replace the device"))
         else:
             ratios = [
                 (_rate(each, found) / upper_median(groups[each.device, each.precision, each.threads]), each)
@@ -65,12 +65,14 @@ def _judged(
         level = Level.FAIL if ratio < fail else Level.WARN
         problem = "a device is much slower than its peers"
         evidence = f"{words}, {100 * ratio:.0f} % of the median of the same devices"
-        return about.at(level, problem, evidence, remedy or "top: what else runs there? the CPU governor")
+        return about.at(
+            level, problem, evidence, remedy or "top shows what else runs there; check the CPU governor"
+        )
     weak = [each for each in own if each.peak and each.sustained < of_peak * each.peak and not _capped(each)]
     if weak:
         share = 100 * weak[0].sustained / (weak[0].peak or 1)
         evidence = f"{_words(weak[0])}, {share:.0f} % of the stated peak ({weak[0].peak_source})"
-        return about.warn("a device stays far below its stated peak", evidence, remedy)
+        return about.warn("a device is far below its stated peak", evidence, remedy)
     return about.passed(words)
 
 
@@ -149,7 +151,7 @@ def disks(found: Fabric, context: Context) -> list[Finding]:
         elif not details[host].right:
             evidence = f"{details[host].folder}: what was read is not what was written"
             findings.append(
-                about.fail("the disk gives back other bytes", evidence, "smartctl -a DEVICE; dmesg -T")
+                about.fail("the disk returns wrong data", evidence, "smartctl -a DEVICE; dmesg -T")
             )
         else:
             findings.append(_disk(about, measured, details[host].folder, details[host].cached, least, warn))
@@ -172,12 +174,12 @@ def _disk(
         if wanted is not None and rate / 1e6 < wanted:
             evidence = f"{words}; expected to {way} at least {wanted:g} MB/s"
             return about.fail(
-                "the disk is slower than expected", evidence, "another folder: launch.workdir=FOLDER"
+                "the disk is slower than expected", evidence, "use another folder: launch.workdir=FOLDER"
             )
     for way, rate in own.items():
         reference = upper_median(each[way] for each in measured.values())
         if len(measured) > 2 and rate < warn * reference:
             evidence = f"{words}; the hosts' median is to {way} {reference / 1e6:.0f} MB/s"
-            remedy = "iostat -x 1; what else writes there?"
+            remedy = "iostat -x 1 shows what else writes there"
             return about.warn("the disk is much slower than its peers'", evidence, remedy)
     return about.passed(words)

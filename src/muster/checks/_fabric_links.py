@@ -69,7 +69,7 @@ def _ratio(host: str, best: Mapping[str, float], way: str) -> tuple[float, str]:
     if host not in best:
         return float("inf"), ""
     if len(best) < 3:
-        return float("inf"), f"{way} {gbit(best[host])} at best, and no third host to compare with"
+        return float("inf"), f"{way} {gbit(best[host])} at best; there is no third host to compare with"
     reference = upper_median(best.values())
     words = f"{way} {gbit(best[host])} at best; the hosts' median is {gbit(reference)}"
     return best[host] / reference, words
@@ -92,7 +92,7 @@ def _slow_links(
     for (source, target), rate in rates.items():
         possible = min(best_out[source], best_in[target])
         if rate < warn * possible:
-            words = f"{source} to {target}: {gbit(rate)}, where both reach {gbit(possible)} with others"
+            words = f"{source} to {target}: {gbit(rate)}; both reach {gbit(possible)} with other hosts"
             for host in (source, target):
                 found[host] = f"{found[host]}; {words}" if host in found else words
     return found

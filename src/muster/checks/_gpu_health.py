@@ -17,49 +17,50 @@ _BRIDGED = re.compile(r"GeForce|RTX|Quadro|TITAN|PCIe|NVL\b|\bA[34]0\b", re.IGNO
 CHECKS = (
     Check(
         "gpu.ecc",
-        "Uncorrected memory errors since the driver was loaded. mode: any, enabled or disabled.",
-        "The next one ends a rank with 'uncorrectable ECC error encountered', and the job with it.",
+        "Uncorrected memory errors (ECC) since the driver was loaded. mode: any, enabled or disabled.",
+        "The next one ends a rank, and so the job, with 'uncorrectable ECC error encountered'.",
         {"at_most": 0, "mode": "any"},
     ),
     Check(
         "gpu.memory_repair",
-        "No retired page or remapped row that waits for a reset, and no failed remapping.",
-        "The broken memory is still in use until the GPU is reset; after a failure it stays in use.",
+        "No retired page or remapped row is waiting for a reset, and no remapping failed.",
+        "Broken memory stays in use until the GPU is reset; after a failed remapping it stays in use for "
+        "good.",
     ),
     Check(
         "gpu.xid",
-        "Xid events of broken hardware since boot, in the kernel's log and journal. fatal: their numbers.",
-        "A GPU that has had one fails again under load.",
+        "Xid errors of broken hardware since boot, in the kernel's log and journal. fatal: their numbers.",
+        "A GPU that had such an error fails again under load.",
         {"fatal": FATAL},
     ),
     Check(
         "gpu.throttling",
-        "Reasons for which the clocks are lowered now: heat, a power brake, a hardware slowdown.",
+        "Whether the clocks are lowered now, and why: heat, a power brake, a hardware slowdown.",
         "One throttled GPU slows every step of every rank.",
     ),
     Check(
         "gpu.clocks",
-        "The clock that applications get is the default; the highest clock and the power limit are those of "
+        "Applications get the default clock; the highest clock and the power limit are those of "
         "the same GPUs elsewhere.",
         "A forgotten clock or power cap slows every step of every rank.",
     ),
     Check(
         "gpu.pcie",
         "PCIe lanes in use against the most that GPU and slot can do. width, gen: at least (0: not asked).",
-        "A GPU that is seated badly links at x8 or x4: copies and all-reduce take a multiple of the time.",
+        "A badly seated GPU runs at x8 or x4: copies and all-reduce take several times as long.",
         {"width": 0, "gen": 0},
     ),
     Check(
         "gpu.temperature",
-        "Degrees Celsius, and the distance to where the GPU slows down (margin).",
-        "A GPU that is hot before the job begins throttles during it.",
+        "Temperature in degrees Celsius, and its distance to the slowdown temperature (margin).",
+        "A GPU that is hot before the job starts slows down during it.",
         {"at_most": 85, "margin": 5},
     ),
     Check(
         "gpu.nvlink",
         "Active NVLinks of every GPU: as many as those of the same model here and on most hosts; links: at "
         "least so many. Where bridges link cards, a difference only warns.",
-        "NCCL falls back to PCIe for the host, or does not start at all.",
+        "NCCL falls back to PCIe on that host, or does not start.",
         {"links": 0},
     ),
 )
@@ -94,7 +95,7 @@ def _ecc(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
         answer, lambda gpu: f"{gpu['uncorrected']} errors" if (gpu.get("uncorrected") or 0) > most else None
     )
     if bad:
-        return about.fail("GPU memory has had errors that could not be corrected", bad, RESET)
+        return about.fail("GPU memory had uncorrectable errors", bad, RESET)
     modes = {str(gpu["ecc"]).lower() for gpu in answer["gpus"] if gpu.get("ecc")}
     if mode != "any" and modes - {mode}:
         bit = int(mode == "enabled")
@@ -121,12 +122,12 @@ def _repair(about: About, answer: Mapping[str, Any]) -> Finding:
         answer, lambda gpu: "waits for a reset" if "Yes" in (gpu.get("pending"), gpu.get("reset")) else None
     )
     if waiting:
-        return about.fail("a GPU waits for a reset to replace broken memory", waiting, RESET)
+        return about.fail("a GPU needs a reset to replace broken memory", waiting, RESET)
     silent = untold(about, answer, "pending", "remap_failure")
     if silent:
         return silent
     if all(gpu.get("pending") is None and gpu.get("remap_failure") is None for gpu in answer["gpus"]):
-        return about.not_applicable("the GPUs do not repair their memory")
+        return about.not_applicable("these GPUs have no memory repair")
     return about.passed()
 
 
@@ -139,11 +140,11 @@ def _throttling(about: About, answer: Mapping[str, Any]) -> Finding:
 
     failing, warm = active(*hard), active("sw_thermal_slowdown")
     if failing:
-        return about.fail("GPU hardware lowers the clocks", failing, remedy)
+        return about.fail("GPU clocks are lowered by the hardware", failing, remedy)
     if warm:
-        return about.warn("the driver lowers GPU clocks because of heat", warm, remedy)
+        return about.warn("GPU clocks are lowered because of heat", warm, remedy)
     if all(gpu.get("reasons") is None for gpu in answer["gpus"]):
-        return about.unknown("the GPUs do not tell why their clocks are lowered")
+        return about.unknown("the GPUs do not report why their clocks are lowered")
     return untold(about, answer, "reasons") or about.passed()
 
 
@@ -169,7 +170,7 @@ def _clocks(about: About, answer: Mapping[str, Any], usual: Mapping[tuple[str, s
             words = "highest clock" if key == "max_sm" else "power limit"
             return about.warn(f"a GPU's {words} is lower than its peers'", low, remedy)
     if not any(gpu.get("max_sm") for gpu in answer["gpus"]):
-        return about.unknown("the GPUs do not tell their clocks")
+        return about.unknown("the GPUs do not report their clocks")
     return untold(about, answer, "max_sm") or about.passed(
         f"up to {max(gpu.get('max_sm') or 0 for gpu in answer['gpus']):g} MHz"
     )
@@ -205,7 +206,7 @@ def _pcie(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
         ),
     )
     if half:
-        return about.warn("a GPU does not use all of its PCIe lanes", half, remedy)
+        return about.warn("a GPU uses only some of its PCIe lanes", half, remedy)
     silent = untold(about, answer, "gen", "width")
     if silent:
         return silent
@@ -214,14 +215,16 @@ def _pcie(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
         for gpu in answer["gpus"]
         if gpu.get("gen") and gpu.get("width")
     ]
-    return about.passed(", ".join(sorted(set(known)))) if known else about.unknown("the GPUs do not tell")
+    return (
+        about.passed(", ".join(sorted(set(known)))) if known else about.unknown("the GPUs do not report this")
+    )
 
 
 def _temperature(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
     most, margin = (float(context.expect(about.check, key)) for key in ("at_most", "margin"))
     known = [gpu["celsius"] for gpu in answer["gpus"] if gpu.get("celsius") is not None]
     if not known:
-        return about.unknown("the GPUs do not tell their temperature")
+        return about.unknown("the GPUs do not report their temperature")
 
     def hot(gpu: Mapping[str, Any]) -> str | None:
         value, slow, left = gpu.get("celsius"), gpu.get("slow_at"), gpu.get("left")
@@ -276,7 +279,7 @@ def _nvlink(
     remedy = "nvidia-smi nvlink --status; sudo systemctl restart nvidia-fabricmanager; sudo reboot"
     bad = those(answer, lambda gpu: low(gpu, ought(gpu)))
     if bad:
-        return about.fail("a GPU has fewer active NVLinks than it ought to", bad, remedy)
+        return about.fail("a GPU has too few active NVLinks", bad, remedy)
     odd = those(answer, lambda gpu: low(gpu, most[str(gpu.get("name"))]))
     if odd:
         return about.warn(

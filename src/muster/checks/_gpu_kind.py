@@ -28,44 +28,44 @@ _NEEDS = {"fp16": (7, 0), "bf16": (8, 0)}  # as the planner has it: native bf16,
 CHECKS = (
     Check(
         "gpu.count",
-        "GPUs that the driver has, against the slots, the PCI bus, the profile (count; 0: not asked) and, "
+        "Number of GPUs, against the slots, the PCI bus, the profile (count; 0: not asked) and, "
         "where no slots are given, the other hosts.",
         "A rank without a GPU fails at its first tensor; two ranks on one GPU run out of memory.",
         {"count": 0},
     ),
     Check(
         "gpu.model",
-        "The GPUs' model: the same in a host and on all hosts; contains: a part of its name.",
-        "The slowest GPU sets the pace, and the smallest one the batch.",
+        "The GPU model is the same within a host and on all hosts. contains: a part of its name.",
+        "The slowest GPU sets the speed of all, and the smallest one the batch size.",
         {"contains": ""},
     ),
     Check(
         "gpu.memory",
         "Memory of the smallest GPU in bytes: at_least, and within 2 % of most hosts'.",
-        "The smallest GPU sets the batch for all.",
+        "The smallest GPU sets the batch size of all.",
         {"at_least": 0, "tolerance": 0.02},
     ),
     Check(
         "gpu.precision",
         "Compute capability against the recipe's precision: 8.0 for bf16, 7.0 for fp16.",
-        "Below it a type is emulated or refused.",
+        "Below it the precision is emulated or refused.",
         {"at_least": 0},
     ),
     Check(
         "gpu.processes",
-        "Processes that compute on the GPUs already, or memory in use beyond at_most bytes a GPU.",
-        "A job beside them runs out of memory or shares the GPU's time.",
+        "Processes that already use the GPUs, or more than at_most bytes in use on a GPU.",
+        "The job runs out of memory or shares the GPU's time.",
         {"at_most": 2 << 30},
     ),
     Check(
         "gpu.mig",
-        "Multi-instance mode: expected off.",
+        "Multi-instance mode (MIG), which should be off.",
         "A process sees one instance only, and collectives between instances are not supported.",
         {"enabled": False},
     ),
     Check(
         "gpu.persistence",
-        "Persistence mode: the driver stays loaded while nobody uses the GPU.",
+        "Persistence mode: the driver stays loaded while no program uses the GPU.",
         "Without it every start takes seconds longer, and settings such as clocks are lost between jobs.",
         {"enabled": True},
     ),
@@ -97,12 +97,14 @@ def judges(answers: Answers, context: Context) -> dict[str, Judge]:
     }
     usual = majority(counts.values())
     compared = {
-        "gpu.model": differing("gpu.model", models, Differ("other GPUs than most hosts", Level.WARN, _ALIKE)),
+        "gpu.model": differing(
+            "gpu.model", models, Differ("not the GPU model of most hosts", Level.WARN, _ALIKE)
+        ),
         "gpu.memory": differing(
             "gpu.memory",
             memory,
             Differ(
-                "GPUs with another amount of memory than on most hosts",
+                "not the amount of GPU memory of most hosts",
                 Level.WARN,
                 _ALIKE,
                 float(context.expect("gpu.memory", "tolerance")),
@@ -144,18 +146,16 @@ def _count(about: About, answer: Mapping[str, Any], context: Context, usual: int
     wanted = int(context.expect(about.check, "count"))
     seen = f"{have} GPUs" + (f", {mask} of them in CUDA_VISIBLE_DEVICES" if mask is not None else "")
     if not have:
-        return about.fail(
-            "the host has no GPU that can be seen", f"{pci} on the PCI bus", "nvidia-smi; lspci | grep NVIDIA"
-        )
+        return about.fail("no GPUs found", f"{pci} on the PCI bus", "nvidia-smi; lspci | grep NVIDIA")
     if pci > have and answer.get("bare"):
         return about.fail(
-            "the driver has lost a GPU that is on the PCI bus",
+            "the driver does not see a GPU that is on the PCI bus",
             f"{seen}, {pci} on the bus",
             "sudo dmesg | grep -i -e xid -e 'fallen off'; sudo reboot",
         )
     if wanted and have != wanted:
         return about.fail(
-            "another number of GPUs than expected", f"{seen}, {wanted} expected", "nvidia-smi -L"
+            "the number of GPUs is not the expected one", f"{seen}, {wanted} expected", "nvidia-smi -L"
         )
     if slots and slots > usable:
         return about.fail(
@@ -175,22 +175,24 @@ def _model(about: About, answer: Mapping[str, Any], context: Context, compared: 
     names = {str(gpu["name"]) for gpu in answer["gpus"] if gpu.get("name")}
     if part and not all(part.lower() in name.lower() for name in names):
         return about.fail(
-            "other GPUs than expected", f"{', '.join(sorted(names))}; {part} expected", "another profile"
+            "the GPUs are not the expected model",
+            f"{', '.join(sorted(names))}; {part} expected",
+            "another profile",
         )
     if len(names) > 1:
-        return about.warn("the host has GPUs of several kinds", ", ".join(sorted(names)), _ALIKE)
-    return compared or untold(about, answer, "name") or about.unknown("the GPUs do not tell their model")
+        return about.warn("the host has several GPU models", ", ".join(sorted(names)), _ALIKE)
+    return compared or untold(about, answer, "name") or about.unknown("the GPUs do not report their model")
 
 
 def _memory(
     about: About, answer: Mapping[str, Any], context: Context, least: int | None, compared: Finding | None
 ) -> Finding:
     if least is None or compared is None:
-        return about.unknown("the GPUs do not tell their memory")
+        return about.unknown("the GPUs do not report their memory")
     wanted = float(context.expect(about.check, "at_least"))
     if least < wanted:
         return about.fail(
-            "less GPU memory than expected", f"{format_bytes(least)}, {format_bytes(wanted)} expected"
+            "GPU memory is less than expected", f"{format_bytes(least)}, {format_bytes(wanted)} expected"
         )
     if compared.level != Level.PASS:
         return compared
@@ -211,7 +213,7 @@ def capability(gpu: Mapping[str, Any]) -> tuple[int, int] | None:
 def _precision(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
     known = [found for gpu in answer["gpus"] if (found := capability(gpu)) is not None]
     if len(known) < len(answer["gpus"]):
-        return about.unknown("the GPUs do not tell their compute capability")
+        return about.unknown("the GPUs do not report their compute capability")
     lowest = min(known)
     words = f"compute capability {lowest[0]}.{lowest[1]}"
     precision = str(context.recipe.get("precision") or "auto")
@@ -224,7 +226,7 @@ def _precision(about: About, answer: Mapping[str, Any], context: Context) -> Fin
         )
     least = float(context.expect(about.check, "at_least"))
     if lowest[0] + lowest[1] / 10 < least:
-        return about.fail("a lower compute capability than expected", f"{words}, {least:g} expected")
+        return about.fail("compute capability is lower than expected", f"{words}, {least:g} expected")
     able = [name for name, bound in _NEEDS.items() if lowest >= bound]
     return about.passed(f"{words}: fp32{''.join(', ' + name for name in able)}")
 
@@ -235,11 +237,11 @@ def _processes(about: About, answer: Mapping[str, Any], context: Context) -> Fin
     full = [gpu for gpu in answer["gpus"] if (gpu.get("used") or 0) > most]
     if pids:
         shown = ", ".join(map(str, pids[:12])) + (" ..." if len(pids) > 12 else "")
-        return about.warn("processes compute on the GPUs already", f"pid {shown}", "nvidia-smi; ps -fp PID")
+        return about.warn("other processes are using the GPUs", f"pid {shown}", "nvidia-smi; ps -fp PID")
     if full:
         evidence = ", ".join(f"{gpu['bus']}: {format_bytes(gpu['used'])}" for gpu in full)
         return about.warn(
-            "GPU memory is in use by processes that cannot be seen here",
+            "GPU memory is in use by processes that are not visible here",
             evidence,
             "nvidia-smi, outside the container",
         )
@@ -249,13 +251,15 @@ def _processes(about: About, answer: Mapping[str, Any], context: Context) -> Fin
 def _mig(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
     modes = {str(gpu["mig"]).lower() == "enabled" for gpu in answer["gpus"] if gpu.get("mig")}
     if not modes:
-        return untold(about, answer, "mig") or about.not_applicable("the GPUs have no multi-instance mode")
+        return untold(about, answer, "mig") or about.not_applicable(
+            "the GPUs have no multi-instance mode (MIG)"
+        )
     wanted = bool(context.expect(about.check, "enabled"))
     words = "on" if modes == {True} else "off" if modes == {False} else "on for some GPUs"
     if modes == {wanted}:
         return untold(about, answer, "mig") or about.passed(words)
     return about.warn(
-        "multi-instance mode is not as expected",
+        "multi-instance mode (MIG) is not as expected",
         words,
         f"sudo nvidia-smi -mig {int(wanted)}  # when no job runs",
     )
@@ -264,7 +268,7 @@ def _mig(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
 def _persistence(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
     modes = [str(gpu["persistence"]).lower() for gpu in answer["gpus"] if gpu.get("persistence")]
     if not modes:
-        return about.unknown("the GPUs do not tell")
+        return about.unknown("the GPUs do not report this")
     off = modes.count("disabled")
     if not off or not context.expect(about.check, "enabled"):
         return untold(about, answer, "persistence") or about.passed("on" if not off else "off")

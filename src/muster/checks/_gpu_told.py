@@ -28,7 +28,7 @@ def untold(about: About, answer: Mapping[str, Any], *keys: str) -> Finding | Non
         missing = [key for key in keys if gpu.get(key) is None]
         if missing and gpu.get("broken"):
             return str(gpu["broken"])
-        return "not told" if any((gpu.get("name"), key) in told for key in missing) else None
+        return "not reported" if any((gpu.get("name"), key) in told for key in missing) else None
 
     found = those(answer, silent)
-    return about.unknown("some GPUs do not tell", found, "nvidia-smi -q -i GPU") if found else None
+    return about.unknown("some GPUs do not report this", found, "nvidia-smi -q -i GPU") if found else None

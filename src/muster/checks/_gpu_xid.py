@@ -22,7 +22,7 @@ def judge_xid(about: About, answer: Mapping[str, Any], context: Context) -> Find
     events = answer.get("xids")
     if events is None:
         return about.unknown(
-            "the kernel's log may not be read",
+            "no permission to read the kernel's log",
             remedy="sudo sysctl kernel.dmesg_restrict=0, or sudo usermod -aG systemd-journal $USER",
         )
     fatal = {int(number) for number in context.expect(about.check, "fatal")}
@@ -33,10 +33,10 @@ def judge_xid(about: About, answer: Mapping[str, Any], context: Context) -> Find
             "; ".join(_words(event) for event in bad[:4]),
             f"{RESET}; the kernel's log keeps the event until a reboot",
         )
-    seen = f"{len(events)} of other kinds" if events else "none"
+    seen = f"{len(events)} other Xid errors" if events else "none"
     begins = answer.get("log_from", 0.0)
     if begins is None or begins > _EARLY:
-        start = "its beginning is missing"
+        start = "the beginning is missing"
         if begins is not None:
             start = f"it begins {format_seconds(begins)} after the boot"
         return about.unknown(

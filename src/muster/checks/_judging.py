@@ -55,7 +55,7 @@ def absent(about: About, answer: Mapping[str, Any]) -> Finding:
     """For a host without a second answer. `stays` of the first one says whether it was to give one."""
     if answer.get("stays"):
         return about.unknown("the host did not answer in the second round")
-    return about.not_applicable("not in the sample of hosts that look at each other")
+    return about.not_applicable("not in the sample of hosts that check each other")
 
 
 def loopback(address: str) -> bool:

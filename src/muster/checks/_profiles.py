@@ -42,7 +42,7 @@ KEYS = {
     "gpu_warn_below": "On GPUs, warn below this share of the rate of GPUs of the same name.",
     "link_warn_below": "Warn of a link below this share of what both its ends reach on other links.",
     "links": "Smallest number of active NVLinks per GPU; 0: any.",
-    "loopback": "allowed or refused: whether the host's own name may mean a loopback address.",
+    "loopback": "allowed or forbidden: whether the host's own name may mean a loopback address.",
     "margin": "Smallest distance in degrees Celsius to the temperature at which the GPU slows down.",
     "mode": "ECC mode: any, enabled or disabled.",
     "of_peak_warn_below": "Warn below this share of the maker's peak.",
@@ -94,7 +94,7 @@ def load_profile(source: str | None, checks: Iterable[Check]) -> Profile:
             where = f"{path}: expect.{name}"
             if name not in known:
                 raise UsageError(
-                    "there is no such check",
+                    "no such check",
                     where=where,
                     hint=did_you_mean(name, known) or "muster check --list shows all",
                 )
@@ -186,7 +186,7 @@ def _fitting(check: Check, key: str, value: Any, where: str) -> Any:
     """The value as the check's default is: a number stays a number."""
     if key not in check.expects:
         raise UsageError(
-            f"{check.name} expects nothing called {key!r}",
+            f"{check.name} has no expectation {key!r}",
             where=where,
             hint=did_you_mean(key, check.expects) or f"it has: {', '.join(check.expects) or 'none'}",
         )

@@ -12,7 +12,7 @@ CHECKS = (
     Check(
         "versions.compiler",
         "A C++ compiler and ninja, where DeepSpeed compiles operators (engine.offload, engine.config).",
-        "Without them the first step fails while it builds CPU Adam, with a long trace of torch's.",
+        "Without them the first step fails while it builds CPU Adam, with a long traceback.",
     ),
     Check(
         "versions.nvcc",
@@ -38,7 +38,7 @@ def _compiler(about: About, answer: Mapping[str, Any], builds: bool) -> Finding:
     tools = answer.get("tools") or {}
     missing = [name for name, key in (("a C++ compiler", "c++"), ("ninja", "ninja")) if not tools.get(key)]
     if not builds:
-        return about.not_applicable("nothing is compiled for this recipe")
+        return about.not_applicable("this recipe compiles nothing")
     if missing:
         return about.warn(
             "DeepSpeed cannot compile its operators",
@@ -51,7 +51,7 @@ def _compiler(about: About, answer: Mapping[str, Any], builds: bool) -> Finding:
 def _nvcc(about: About, answer: Mapping[str, Any], builds: bool) -> Finding:
     cuda = answer.get("cuda")
     if not builds or not cuda or cuda == "none":
-        return about.not_applicable("nothing is compiled for CUDA")
+        return about.not_applicable("this recipe compiles nothing for CUDA")
     tools = answer.get("tools") or {}
     if not tools.get("nvcc"):
         return about.warn(
@@ -61,12 +61,12 @@ def _nvcc(about: About, answer: Mapping[str, Any], builds: bool) -> Finding:
         )
     version = tools.get("nvcc_version")
     if not version:
-        return about.unknown("nvcc's version could not be found out")
+        return about.unknown("nvcc's version could not be read")
     evidence = f"nvcc {version} at {tools['nvcc']}, torch for CUDA {cuda}"
     if version_key(version)[:1] == version_key(cuda)[:1]:
         return about.passed(evidence)  # a minor difference is accepted
     return about.fail(
-        "nvcc is of another major CUDA version than torch",
+        "nvcc and torch have different major CUDA versions",
         evidence,
         "env.CUDA_HOME=/usr/local/cuda-VERSION of torch's major version",
     )

@@ -11,9 +11,8 @@ from muster.checks.base import Answers, Check, Context, Finding
 CHECKS = (
     Check(
         "clock.skew",
-        "The host's clock against this machine's, in seconds; what the connection's delay leaves open counts "
-        "as agreement.",
-        "Builds on a shared disk loop, munge and tokens expire, and events of ranks cannot be put in order.",
+        "The host's clock against this machine's, in seconds, less what the connection's delay can explain.",
+        "Builds on a shared disk start over, munge and tokens expire, and events of ranks are out of order.",
         {"warn": 0.5, "fail": 5.0},
     ),
 )
@@ -29,10 +28,10 @@ def _skew(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
     transport = context.transport.get(about.host)
     offset = transport.clock_offset if transport else None
     if transport is None or offset is None:
-        return about.unknown("the connection did not tell the host's clock")
+        return about.unknown("the host's clock could not be read")
     error = transport.clock_error or 0.0
     certain = max(0.0, abs(offset) - error)
-    evidence = f"{abs(offset):.2f} s {'ahead' if offset > 0 else 'behind'}, known to {error:.2f} s"
+    evidence = f"{abs(offset):.2f} s {'ahead' if offset > 0 else 'behind'}, within {error:.2f} s"
     warn, fail = (float(context.expect(about.check, key)) for key in ("warn", "fail"))
     if certain < warn:
         return about.passed(evidence)

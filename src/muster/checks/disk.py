@@ -24,18 +24,18 @@ CHECKS = (
         "disk.space",
         "Free bytes where checkpoints, caches and temporary files go, against the recipe's checkpoints and "
         "model where their size is known.",
-        "A run that fills a disk dies at a checkpoint and leaves a broken one.",
+        "A run that fills the disk fails while it saves, and leaves a broken checkpoint.",
         {"at_least": 512 << 20},
     ),
     Check(
         "disk.inodes",
-        "Files that can still be made there.",
-        "A disk without inodes is full, however many bytes it has.",
+        "Free inodes: the number of files that can still be created there.",
+        "A disk without free inodes is full, however many bytes are free.",
         {"at_least": 10_000},
     ),
     Check(
         "disk.writable",
-        "The folders are on file systems that are mounted for writing, and the user may write there.",
+        "The folders' file systems are mounted for writing, and the user may write there.",
         "A disk that the kernel has remounted read-only after an error looks healthy until the first write.",
     ),
     Check(
@@ -152,13 +152,13 @@ def _space(about: About, answer: Mapping[str, Any], context: Context) -> Finding
 def _inodes(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
     folders = _data(answer, "inodes")
     if not folders:
-        return about.not_applicable("the file systems have no limit of files")
+        return about.not_applicable("the file systems do not limit the number of files")
     least = min(folders, key=lambda folder: int(folder["inodes"]))
     evidence = f"{least['inodes']} more files at {least['path']}"
     if least["inodes"] >= context.expect(about.check, "at_least"):
         return about.passed(evidence)
     return about.fail(
-        "hardly any more files can be made",
+        "almost no free inodes",
         evidence,
         "remove many small files there: find FOLDER -xdev -printf '%h\\n' | sort | uniq -c | sort -n",
     )
@@ -168,7 +168,7 @@ def _writable(about: About, answer: Mapping[str, Any]) -> Finding:
     broken = [folder for folder in answer["folders"] if folder.get("error")]
     if broken:
         evidence = f"{broken[0]['path']}: {broken[0]['error']}"
-        return about.fail("a folder's file system does not answer", evidence, "umount -l and mount it again")
+        return about.fail("a file system does not respond", evidence, "umount -l and mount it again")
     fixed = [folder["path"] for folder in answer["folders"] if folder.get("read_only")]
     if fixed:
         return about.fail(
@@ -185,7 +185,7 @@ def _writable(about: About, answer: Mapping[str, Any]) -> Finding:
 def _kernels(about: About, answer: Mapping[str, Any], context: Context, many: bool) -> Finding:
     env = context.recipe.get("env") or {}
     if all(name in env for name in _KERNEL_VARIABLES):
-        return about.passed("the recipe says where they go")
+        return about.passed("the recipe sets the folders")
     folders = [folder for folder in answer["folders"] if folder["use"] == "kernels"]
     shared = [folder for folder in folders if (folder.get("kind") or "").startswith(_NETWORK)]
     if not any(folder.get("kind") for folder in folders):

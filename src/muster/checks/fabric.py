@@ -20,12 +20,12 @@ from muster.core.fabric_result import Fabric, FabricFailure, WrongValue
 CHECKS = (
     Check(
         "fabric.rendezvous",
-        "Whether ranks of every host reach the meeting place, the first host's address and port.",
-        "A job never begins: all ranks wait for those that cannot come, until a timeout that names nobody.",
+        "Whether the ranks of every host reach the rendezvous (the first host's address and port).",
+        "The job never starts: all ranks wait for the missing ones until a timeout that names no host.",
     ),
     Check(
         "fabric.ranks",
-        "Whether the host's ranks came to their end: none was killed, hung, or could not use its device.",
+        "Whether the host's ranks finished: none was killed, hung, or failed to use its device.",
         "One rank that dies or hangs ends the whole job, often with an error on another host.",
     ),
     Check(
@@ -44,9 +44,9 @@ CHECKS = (
     ),
     Check(
         "fabric.latency",
-        "Half a round trip of 8 bytes, the best of many, on a host's best link: so many times the hosts' "
-        "median and so many seconds above it; at_most_seconds for all.",
-        "Small messages, such as those of ZeRO-3's many small layers, are paid by latency alone.",
+        "Half a round trip of 8 bytes, the best of many, on a host's best link, against the hosts' "
+        "median (warn_above times it, and warn_excess_seconds above it) and at_most_seconds.",
+        "The time of small messages, such as those of ZeRO-3's small layers, is all latency.",
         {"warn_above": 5.0, "warn_excess_seconds": 0.002, "at_most_seconds": None},
     ),
     Check(
@@ -58,10 +58,11 @@ CHECKS = (
     ),
     Check(
         "fabric.matmul",
-        "Matrix products on every device at the same time: exact ones come out exactly, and the rate against "
+        "Matrix products on every device at the same time: exact products must be right, and the rate "
+        "against "
         "devices of the same name (GPUs: sustained; CPUs: the best, as other work disturbs them) and against "
         "the maker's peak.",
-        "A throttled or broken device holds all others up, or computes nonsense.",
+        "A throttled device slows all others down; a broken one computes wrong results.",
         {
             "gpu_warn_below": 0.9,
             "gpu_fail_below": 0.75,
@@ -74,14 +75,14 @@ CHECKS = (
         "fabric.copy",
         "Copies between host and GPU from pinned memory, against the other GPUs of the same name and "
         "at_least_gb (GB/s).",
-        "A GPU in the wrong slot, or a link that fell back to fewer lanes, starves for input and offloading.",
+        "A GPU in the wrong slot, or with fewer lanes, waits for input and offloading.",
         {"warn_below": 0.7, "at_least_gb": None},
     ),
     Check(
         "fabric.disk",
         "A file written, synced and read back, where checkpoints go: the same bytes, and the speed against "
         "the hosts' median, write_at_least_mb and read_at_least_mb (MB/s).",
-        "Checkpoints hold all ranks up while the slowest host writes.",
+        "All ranks wait at a checkpoint until the slowest host has written.",
         {"warn_below": 0.1, "write_at_least_mb": None, "read_at_least_mb": None},
     ),
     Check(
@@ -91,7 +92,7 @@ CHECKS = (
     ),
 )
 
-_ALONE = "one rank alone has nobody to talk with"
+_ALONE = "there is only one rank, so nothing to measure"
 
 
 def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
@@ -150,15 +151,15 @@ def _rendezvous(found: Fabric, context: Context) -> list[Finding]:
         about = About("fabric.rendezvous", host)
         told = [each for each in _blamed(found, host) if each.question == "rendezvous"]
         if host in found.rendezvous.missing or told:
-            evidence = told[0].what if told else f"its ranks did not come to {place}"
+            evidence = told[0].what if told else f"its ranks did not connect to {place}"
             remedy = f'python3 -c \'import socket; socket.create_connection(("{found.rendezvous.address}", '
             remedy += f"{found.rendezvous.port}), 3)' there, while a listener runs on the first host: a "
             remedy += (
                 "firewall, a wrong route, or launch.address=ADDRESS of the first host as the others see it"
             )
-            findings.append(about.fail("its ranks do not reach the meeting place", evidence, remedy))
+            findings.append(about.fail("its ranks do not reach the rendezvous", evidence, remedy))
         elif host not in found.rendezvous.connect:
-            findings.append(about.unknown("its ranks did not get so far"))
+            findings.append(about.unknown("its ranks did not get that far"))
         else:
             seconds = found.rendezvous.connect[host]
             findings.append(about.passed(f"connected to {place} in {seconds:.3f} s"))
@@ -180,10 +181,10 @@ def _ranks(found: Fabric, context: Context) -> list[Finding]:
             findings.append(about.unknown(f"ended early: {found.stopped}"))
         elif own:
             evidence = f"at {own[0].question}: {own[0].what}"
-            findings.append(about.passed(f"its ranks only met with another host's failure ({evidence})"))
+            findings.append(about.passed(f"its ranks failed only because another host failed ({evidence})"))
         else:
             ranks = next(len(each.ranks) for each in found.hosts if each.host == host)
-            findings.append(about.passed(f"{ranks} rank{'s' if ranks > 1 else ''} came to the end"))
+            findings.append(about.passed(f"{ranks} rank{'s' if ranks > 1 else ''} finished"))
     return findings
 
 
@@ -206,7 +207,7 @@ def _values(found: Fabric, context: Context) -> list[Finding]:
                 about.unknown("not all values were compared", evidence=f"{elements} elements were")
             )
         else:
-            findings.append(about.passed(f"{elements} elements compared in all, none wrong here"))
+            findings.append(about.passed(f"{elements} elements compared in total, none wrong here"))
     return findings
 
 
@@ -242,12 +243,10 @@ def _mpi(found: Fabric, context: Context) -> list[Finding]:
     if found.launcher != "openmpi":
         return [about.not_applicable("the launcher is not openmpi") for about in abouts]
     if hello is None:
-        return [
-            about.unknown("mpirun was not started: the group did not come to its end") for about in abouts
-        ]
+        return [about.unknown("mpirun was not started: the group checks did not finish") for about in abouts]
     if hello.problem or hello.summed is False:
         evidence = hello.problem or "MPI_Allreduce gave a wrong sum"
         remedy = shlex.join([*hello.command[:-3], "hostname"])  # without `python -c PROGRAM`
         return [about.fail("the MPI program failed", evidence, remedy) for about in abouts]
-    words = "MPI_Allreduce is right" if hello.summed else "libmpi was not found by its name: started only"
+    words = "MPI_Allreduce is right" if hello.summed else "libmpi was not found: only the start was tested"
     return [about.passed(f"{len(hello.hosts)} ranks in {hello.seconds:.1f} s, {words}") for about in abouts]

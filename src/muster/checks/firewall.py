@@ -13,9 +13,9 @@ from muster.core.hostlist import fold_hosts
 CHECKS = (
     Check(
         "firewall.ports",
-        "A TCP connection to a fresh port of each sampled peer (all pairs of up to 16 hosts, six peers each "
+        "A TCP connection to a new port of each sampled peer (all pairs of up to 16 hosts, six peers each "
         "of more), answered by the right host.",
-        "Rendezvous, gloo and NCCL use ports that the kernel picks: one host that drops them, and the job "
+        "Rendezvous, gloo and NCCL use ports that the kernel picks: if one host drops them, the job "
         "waits until it times out.",
     ),
 )
@@ -103,7 +103,7 @@ def probe_peers(ask: Mapping[str, Any]) -> dict[str, Any]:
                 if said == [ask["token"], label]:
                     results[label] = None
                     return
-                wrong.append("somebody else answers at " + address)
+                wrong.append("another host answers at " + address)
             except (OSError, UnicodeError) as error:
                 words = getattr(error, "strerror", None) or str(error) or type(error).__name__
                 wrong.append("%s: %s" % (address, words))
@@ -156,7 +156,7 @@ def _reach(
         return about.fail(
             "peers cannot connect to the host",
             f"from {fold_hosts(into)}: {next(iter(into.values()))}",
-            "let the cluster in: sudo ufw allow from NETWORK, or sudo iptables -I INPUT -s NETWORK -j ACCEPT",
+            "allow the cluster: sudo ufw allow from NETWORK, or sudo iptables -I INPUT -s NETWORK -j ACCEPT",
         )
     if host in mute:
         return about.fail(

@@ -13,7 +13,7 @@ CHECKS = (
     Check(
         "governor.policy",
         "The frequency governor of every core, where the kernel has one.",
-        "With powersave, cores that launch kernels and load data take their time to speed up: steps get "
+        "With powersave, cores that launch kernels and load data speed up slowly: steps get "
         "longer and unsteady.",
         {"wanted": "performance"},
     ),
@@ -42,14 +42,14 @@ def _policy(about: About, answer: Mapping[str, Any], context: Context) -> Findin
     counts = answer.get("governors") or {}
     wanted = str(context.expect(about.check, "wanted"))
     if not counts:
-        return about.not_applicable("the kernel does not set the frequency")
+        return about.not_applicable("the kernel does not control the frequency")
     evidence = ", ".join(f"{count} x {name}" for name, count in sorted(counts.items()))
     if set(counts) <= {wanted}:
         return about.passed(evidence)
     if set(counts) == {"unknown"}:
         return about.unknown("the governor could not be read")
     return about.warn(
-        "the processor's frequency governor saves power",
+        "the frequency governor saves power",
         evidence,
         f"echo {wanted} | sudo tee /sys/devices/system/cpu/cpufreq/policy*/scaling_governor",
     )

@@ -19,7 +19,7 @@ CHECKS = (
     Check(
         "gpu.driver",
         "nvidia-smi answers in time and without an error, and so does every GPU.",
-        "A driver that hangs or has lost a GPU hangs every rank of the host, and all others wait.",
+        "A driver that hangs or has lost a GPU hangs the host's ranks, and all other ranks wait.",
     ),
     *_gpu_kind.CHECKS,
     *_gpu_health.CHECKS,
@@ -257,9 +257,9 @@ def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
             if not expected(answers, context):
                 findings.append(about.not_applicable("no GPU is expected"))
             elif answer.get("trouble"):
-                findings.append(about.unknown("the GPU driver does not answer"))
+                findings.append(about.unknown("the GPU driver does not respond"))
             elif not answer.get("gpus") and check != "gpu.count":
-                findings.append(about.not_applicable("the host has no GPU that can be seen"))
+                findings.append(about.not_applicable("no GPUs found"))
             else:
                 findings.append(one(about, answer))
     return findings
@@ -277,7 +277,7 @@ def _driver(about: About, answer: Mapping[str, Any], answers: Answers, context: 
         )
     if answer.get("hangs"):
         return about.fail(
-            "nvidia-smi does not answer in time: the GPU driver hangs, or is loaded anew for each call (no "
+            "nvidia-smi times out: the GPU driver hangs, or is loaded again for each call (no "
             "persistence mode)",
             str(answer["trouble"]),
             "sudo nvidia-smi -pm 1; if that hangs, too: sudo reboot, and leave the host out until then",
@@ -290,5 +290,5 @@ def _driver(about: About, answer: Mapping[str, Any], answers: Answers, context: 
         )
     lost = those(answer, lambda gpu: gpu.get("broken"))
     if lost:
-        return about.fail("a GPU does not answer the driver", lost, RESET)
+        return about.fail("a GPU does not respond to the driver", lost, RESET)
     return about.passed(f"driver {answer.get('driver')}")

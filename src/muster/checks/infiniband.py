@@ -12,19 +12,19 @@ from muster.checks.base import Answers, Check, Context, Finding, Level
 CHECKS = (
     Check(
         "infiniband.ports",
-        "Active ports: at_least, and as many as on most hosts.",
-        "NCCL uses the ports that work; a host with fewer slows the job, one with none falls back to TCP.",
+        "Number of active ports: at_least, and as many as on most hosts.",
+        "A host with fewer active ports slows the job; one without any falls back to TCP.",
         {"at_least": 0},
     ),
     Check(
         "infiniband.rate",
         "The slowest active port's rate in Gbit/s: at_least, and the same on every host.",
-        "A port that has trained at half its rate halves the job's bandwidth.",
+        "A port that runs at half its rate halves the job's bandwidth.",
         {"at_least": 0},
     ),
     Check(
         "infiniband.errors",
-        "Times that the link of an active port went down since the counters were reset.",
+        "How often the link of an active port went down since the counters were reset.",
         "A link that flaps ends NCCL with a transport retry error.",
         {"at_most": 10},
     ),
@@ -96,7 +96,7 @@ def _ports(
         else:
             enough[host] = len(active[host])
     differ = Differ(
-        "another number of active InfiniBand ports than most hosts",
+        "the number of active InfiniBand ports differs from most hosts",
         Level.FAIL,
         remedy,
         show=lambda n: f"{n} active",
@@ -120,7 +120,10 @@ def _rates(active: Mapping[str, list[Any]], least: float) -> list[Finding]:
         else:
             rates[host] = min(known)
     differ = Differ(
-        "another InfiniBand rate than most hosts", Level.WARN, remedy, show=lambda rate: f"{rate:g} Gbit/s"
+        "the InfiniBand rate differs from most hosts",
+        Level.WARN,
+        remedy,
+        show=lambda rate: f"{rate:g} Gbit/s",
     )
     return findings + differing(check, rates, differ)
 

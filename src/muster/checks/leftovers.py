@@ -11,13 +11,13 @@ from muster.checks.base import Answers, Check, Context, Finding
 CHECKS = (
     Check(
         "leftovers.processes",
-        "Processes of other jobs: with a job's mark of Muster, or launchers of torch and DeepSpeed.",
-        "They hold GPUs, memory and ports, and a job beside them is slow or runs out of memory.",
+        "Processes of other jobs: those that Muster started, and launchers of torch and DeepSpeed.",
+        "They hold GPUs, memory and ports, so that the job is slow or runs out of memory.",
     ),
     Check(
         "leftovers.port",
         "The rendezvous port (launch.port, else torch's usual 29500) is free.",
-        "An orphan of an earlier job holds it: the next one fails with 'address already in use', or joins "
+        "A process that an earlier job left holds it: the job fails with 'address already in use', or joins "
         "the wrong store.",
     ),
 )
@@ -86,7 +86,7 @@ def _processes(about: About, answer: Mapping[str, Any]) -> Finding:
     return about.warn(
         "processes of other jobs run on the host",
         f"{len(found)}: pid {shown}, such as {found[0]['args'] or 'unnamed'!r}",
-        "muster ls, and muster stop RUN where it is one of yours; else look first: ps -fp PID",
+        "`muster stop RUN` where it is one of your runs (muster ls); else look first: ps -fp PID",
     )
 
 

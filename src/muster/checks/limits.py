@@ -57,7 +57,7 @@ CHECKS = (
     Check(
         "limits.cores",
         "Cores that a rank may use (affinity and control group), against the ranks of the host.",
-        "Ranks that share a core wait for each other, and the whole job for them.",
+        "Ranks that share a core slow each other down, and the whole job with them.",
         {"per_rank": 1},
     ),
 )
@@ -181,7 +181,7 @@ def _open_files(about: About, answer: Mapping[str, Any], context: Context, ranks
     if soft < 0 or soft >= need:
         return about.passed(f"{_count(soft)}, and {ranks} ranks need {need}")
     return about.fail(
-        "too few open files are allowed for this many ranks",
+        "the limit of open files is too low for this many ranks",
         f"{soft} (hard limit {_count(hard)}), and {ranks} ranks need {need}",
         _where(context, "nofile", "1048576"),
     )
@@ -195,9 +195,9 @@ def _processes(about: About, answer: Mapping[str, Any], context: Context, slots:
     if pair[0] < 0 or pair[0] >= need:
         return about.passed(f"{_count(pair[0])}, and {slots} ranks need {need}")
     if answer.get("root") and answer.get("unbound"):
-        return about.passed(f"{pair[0]}, which does not bind root")
+        return about.passed(f"{pair[0]}, which does not apply to root")
     return about.fail(
-        "too few processes and threads are allowed for the ranks of the host",
+        "the limit of processes and threads is too low for the host's ranks",
         f"{pair[0]}, and {slots} ranks need {need}",
         _where(context, "nproc", "unlimited"),
     )
@@ -211,7 +211,7 @@ def _pids(about: About, answer: Mapping[str, Any], context: Context, slots: int)
     if left >= need:
         return about.passed(f"{left} of {pair[0]} left, and {slots} ranks need {need}")
     return about.fail(
-        "the control group allows too few processes and threads for the ranks of the host",
+        "the control group's limit of processes and threads is too low for the host's ranks",
         f"{left} of {pair[0]} left, and {slots} ranks need {need}",
         "docker run --pids-limit=-1 ...; systemd: sudo systemctl set-property user-.slice TasksMax=infinity",
     )
@@ -220,23 +220,23 @@ def _pids(about: About, answer: Mapping[str, Any], context: Context, slots: int)
 def _locked(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
     env = context.recipe.get("env") or {}
     if not answer.get("infiniband"):
-        return about.not_applicable("no InfiniBand, which alone needs locked memory")
+        return about.not_applicable("no InfiniBand, so no locked memory is needed")
     if str(env.get("NCCL_IB_DISABLE", "0")) == "1":
         return about.not_applicable("the recipe switches InfiniBand off")
     device = (context.recipe.get("launch") or {}).get("device")
     if not answer.get("gpus") or device == "cpu" or context.gpus_expected is False:
-        return about.not_applicable("no GPUs, whose NCCL alone uses InfiniBand")
+        return about.not_applicable("no GPUs, so NCCL and InfiniBand are not used")
     pair = answer.get("locked_memory")
     if not pair:
         return about.unknown("the limit of locked memory could not be read")
     if pair[0] < 0:
         return about.passed("unlimited")
     if answer.get("may_lock"):
-        return about.passed(f"{format_bytes(pair[0])}, which does not bind this user (CAP_IPC_LOCK)")
+        return about.passed(f"{format_bytes(pair[0])}, which does not apply to this user (CAP_IPC_LOCK)")
     evidence = f"{format_bytes(pair[0])}, and InfiniBand wants it unlimited"
     remedy = _where(context, "memlock", "unlimited")
     if pair[0] < context.expect(about.check, "fail_below"):
-        return about.fail("too little memory can be locked for InfiniBand", evidence, remedy)
+        return about.fail("the limit of locked memory is too low for InfiniBand", evidence, remedy)
     return about.warn("locked memory is limited, and InfiniBand may need more", evidence, remedy)
 
 
@@ -248,7 +248,7 @@ def _maps(about: About, answer: Mapping[str, Any], context: Context, ranks: int)
     if count >= need:
         return about.passed(f"{count}, and {ranks} ranks need {need}")
     return about.warn(
-        "too few memory maps are allowed for this many ranks",
+        "the limit of memory maps is too low for this many ranks",
         f"{count}, and {ranks} ranks need {need}",
         "echo vm.max_map_count=1048576 | sudo tee /etc/sysctl.d/90-muster.conf; sudo sysctl --system",
     )
@@ -263,7 +263,7 @@ def _memory(about: About, answer: Mapping[str, Any], context: Context, slots: in
     if pair[0] >= need:
         return about.passed(evidence)
     return about.fail(
-        "the control group allows too little memory for the ranks of the host",
+        "the control group's memory limit is too low for the host's ranks",
         evidence,
         "docker run without --memory ...; srun --mem=0 for a whole node",
     )
@@ -273,7 +273,7 @@ def _cores(about: About, answer: Mapping[str, Any], context: Context, slots: int
     bounds = {"affinity": answer.get("affinity"), "control group": answer.get("quota")}
     known = {name: value for name, value in bounds.items() if value}
     if not known and not answer.get("cores"):
-        return about.unknown("the number of cores could not be found out")
+        return about.unknown("the number of cores could not be read")
     usable = min([float(value) for value in known.values()] or [float(answer["cores"])])
     shares = f"{usable:g} of {answer.get('cores')} cores for {slots} ranks"
     if usable >= slots * context.expect(about.check, "per_rank") or context.one_machine:

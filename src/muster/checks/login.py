@@ -12,7 +12,7 @@ CHECKS = (
     Check(
         "login.noise",
         "Lines that the login shell prints when a command runs over the connection.",
-        "scp, rsync, sftp and every launcher that reads a command's output take them for part of it.",
+        "scp, rsync, sftp and launchers that read a command's output take these lines for part of it.",
         {"allowed": 0},
     ),
 )
@@ -27,12 +27,12 @@ def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
 def _noise(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
     transport = context.transport.get(about.host)
     if transport is None:
-        return about.unknown("the connection did not tell what the login printed")
+        return about.unknown("what the login printed could not be read")
     lines = transport.noise
     if len(lines) <= int(context.expect(about.check, "allowed")):
         return about.passed("silent" if not lines else f"{len(lines)} lines")
     return about.warn(
-        "the login shell prints where nobody asked",
+        "the login shell prints lines of its own",
         f"{len(lines)} lines, such as {lines[0].strip()[:120]!r}",
-        "at the top of ~/.bashrc, or of what prints: case $- in *i*) ;; *) return ;; esac",
+        "put this at the top of ~/.bashrc or of the file that prints: case $- in *i*) ;; *) return ;; esac",
     )

@@ -13,27 +13,27 @@ from muster.core.units import format_bytes
 CHECKS = (
     Check(
         "memory.total",
-        "Main memory in bytes: at least so much, and within 3 % of what most hosts have.",
+        "Main memory in bytes: at_least, and within 3 % of most hosts'.",
         "A host with a dead memory module is slower, and runs out first where states are offloaded.",
         {"at_least": 0, "tolerance": 0.03},
     ),
     Check(
         "memory.available",
         "The part of main memory that is free or can be freed.",
-        "What another program holds is missing for loading and offloading; the kernel then kills ranks.",
+        "Without free memory, loading and offloading fail: the kernel kills ranks.",
         {"at_least": 0.2},
     ),
     Check(
         "memory.shm",
         "Free bytes of /dev/shm per rank of the host: per_gpu_rank where there are GPUs, per_cpu_rank where "
         "not, and per_worker for each data loader process.",
-        "NCCL's transport within a host and data loader workers live there; Docker's 64 MiB are too little, "
+        "NCCL's transport within a host and data loader workers use it; Docker's 64 MiB are too little, "
         "and ranks die with a bus error.",
         {"per_gpu_rank": 1 << 30, "per_cpu_rank": 16 << 20, "per_worker": 256 << 20},
     ),
     Check(
         "memory.oom_kills",
-        "Processes that the kernel has killed for want of memory since boot.",
+        "Processes that the kernel killed since boot because memory ran out.",
         "A host where that happens often has less memory than its jobs need.",
         {"at_most": 100},
     ),
@@ -74,7 +74,7 @@ def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
     """Sizes against the need, and against the other hosts."""
     pages = {h: a["huge_pages"] for h, a in answers.items() if a.get("huge_pages")}
     differ = Differ(
-        "transparent huge pages are set otherwise than on most hosts",
+        "transparent huge pages are not set as on most hosts",
         Level.WARN,
         "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
     )
@@ -104,12 +104,12 @@ def _total(answers: Answers, context: Context) -> list[Finding]:
             evidence = f"{format_bytes(value)}, and {format_bytes(least)} are expected"
             findings.append(
                 About(check, host).fail(
-                    "less main memory than expected", evidence, "sudo dmidecode -t memory"
+                    "main memory is less than expected", evidence, "sudo dmidecode -t memory"
                 )
             )
     enough = {host: value for host, value in known.items() if value >= least}
     differ = Differ(
-        "another amount of main memory than most hosts",
+        "main memory differs from most hosts",
         Level.WARN,
         "sudo dmidecode -t memory  # modules that are missing or not recognised",
         float(context.expect(check, "tolerance")),
@@ -126,7 +126,7 @@ def _available(about: About, answer: Mapping[str, Any], context: Context) -> Fin
     if free >= total * float(context.expect(about.check, "at_least")):
         return about.passed(evidence)
     return about.warn(
-        "other programs hold most of the memory", evidence, "ps -eo rss,pid,user,args --sort -rss | head"
+        "other programs use most of the memory", evidence, "ps -eo rss,pid,user,args --sort -rss | head"
     )
 
 
@@ -163,7 +163,7 @@ def _kills(about: About, answer: Mapping[str, Any], context: Context) -> Finding
     if count <= float(context.expect(about.check, "at_most")):
         return about.passed(f"{count}")
     return about.warn(
-        "the kernel often kills processes for want of memory",
+        "the kernel often kills processes because memory runs out",
         f"{count} since boot",
         "sudo dmesg -T | grep -i oom",
     )

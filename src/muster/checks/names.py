@@ -19,21 +19,20 @@ _LOOPBACK_LINE = (
 CHECKS = (
     Check(
         "names.own",
-        "The host's own name is known to it, as an address that it has.",
+        "The host's own name resolves there to one of its addresses.",
         "gloo and MPI look their own host up and tell peers the address. loopback: allowed, since Muster "
         "names the interface to gloo itself; forbidden for jobs that others start.",
         {"loopback": "allowed"},
     ),
     Check(
         "names.reverse",
-        "The address's name leads back to the address.",
-        "sshd, MPI and Slurm compare the two, wait for them, and put the wrong name into logs.",
+        "The reverse lookup of the host's address gives a name that resolves to that address.",
+        "sshd, MPI and Slurm compare the two, wait for the lookup, and log the wrong name.",
     ),
     Check(
         "names.peers",
-        "The hosts' names, as given, mean the same addresses on every host (a sample, the first among them).",
-        "A rank that looks its peers up connects to somebody else, or waits for a rendezvous until it gives "
-        "up.",
+        "The hosts' names resolve to the same addresses on every host (a sample that includes the first).",
+        "A rank connects to the wrong host, or waits for the rendezvous until it times out.",
     ),
 )
 
@@ -126,35 +125,37 @@ def _own(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
     addresses, name = answer.get("addresses"), answer.get("name")
     if addresses is None:
         return about.warn(
-            "the host's own name is not looked up in time",
+            "looking up the host's own name times out",
             f"{name}",
             "getent hosts $(hostname); cat /etc/resolv.conf",
         )
     if not addresses:
-        return about.warn("the host does not know its own name", f"{name}", _HOSTS_FILE)
+        return about.warn("the host cannot resolve its own name", f"{name}", _HOSTS_FILE)
     evidence = f"{name} is {', '.join(addresses)}"
     if not answer.get("own"):
-        return about.warn("the host's own name is an address that it does not have", evidence, _HOSTS_FILE)
+        return about.warn(
+            "the host's own name resolves to an address that it does not have", evidence, _HOSTS_FILE
+        )
     outside = [address for address in answer["own"] if not loopback(address)]
     if outside or context.one_machine or context.expect(about.check, "loopback") == "allowed":
         return about.passed(evidence)
-    return about.warn("the host's own name means loopback", evidence, _HOSTS_FILE)
+    return about.warn("the host's own name resolves to loopback", evidence, _HOSTS_FILE)
 
 
 def _reverse(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
     if context.one_machine:
         return about.not_applicable("pretend hosts of one machine")
     if not answer.get("done"):
-        return about.unknown("name servers do not answer in time")
+        return about.unknown("name servers time out")
     if not answer.get("reverse"):
         return about.unknown("no address to look up")
     address, name, back = answer["reverse"]
     if not name:
-        return about.not_applicable("the address has no name")
+        return about.not_applicable("the address has no reverse name")
     if address in back or loopback(address):
         return about.passed(f"{address} is {name}")
     return about.warn(
-        "the address's name leads elsewhere",
+        "the address's name resolves to another address",
         f"{address} is {name}, which is {', '.join(back) or 'unknown'}",
         _HOSTS_FILE,
     )
@@ -195,24 +196,22 @@ def _view(
     selves = [target for target, view in views.items() if view and all(map(loopback, view))]
     if selves:
         words = f"{fold_hosts(selves)}: {', '.join(views[selves[0]])}"
-        return about.warn("names of peers mean this host itself", words, _LOOPBACK_LINE)
+        return about.warn("names of peers resolve to this host itself", words, _LOOPBACK_LINE)
     lost = [target for target, view in views.items() if target in usual and not view]
     if lost:
-        return about.warn("names of peers are unknown here", fold_hosts(lost), _HOSTS_FILE)
+        return about.warn("names of peers do not resolve here", fold_hosts(lost), _HOSTS_FILE)
     odd = [t for t, view in views.items() if t in apart and not set(view) & set(usual[t])]
     if odd:
         words = f"{odd[0]} is {', '.join(views[odd[0]])} here"
         if usual[odd[0]]:
             return about.warn(
-                "names of peers mean other addresses than on most hosts",
+                "names of peers resolve to other addresses than on most hosts",
                 f"{words}, and {', '.join(usual[odd[0]])} on most hosts",
                 _HOSTS_FILE,
             )
-        return about.warn("the hosts disagree about a peer's address", words, _HOSTS_FILE)
+        return about.warn("the hosts resolve a peer's name to different addresses", words, _HOSTS_FILE)
     if answer.get("slow"):
-        return about.warn(
-            "name servers do not answer in time", f"{len(views)} names in the time", "cat /etc/resolv.conf"
-        )
+        return about.warn("name servers time out", f"{len(views)} names in the time", "cat /etc/resolv.conf")
     if not any(target in usual for target in views):
-        return about.not_applicable("the names are known to the connection alone")
-    return about.passed(f"{len(views)} names mean the same as elsewhere")
+        return about.not_applicable("only the connection knows the names (ssh_config)")
+    return about.passed(f"{len(views)} names resolve as on the other hosts")

@@ -29,8 +29,8 @@ _INSIDE = (
 CHECKS = (
     Check(
         "network.route",
-        "The interface that leads to the peers is not loopback or a container's bridge.",
-        "Ranks tell each other an address that nobody else can reach, and wait for ever.",
+        "The interface used to reach the peers is not loopback or a container's bridge.",
+        "Ranks announce an address that other hosts cannot reach, and all wait for ever.",
     ),
     Check(
         "network.speed",
@@ -41,17 +41,17 @@ CHECKS = (
     Check(
         "network.duplex",
         "That interface runs in full duplex.",
-        "Half duplex is what remains of a failed negotiation: collisions, and a tenth of the speed.",
+        "Half duplex comes from a failed negotiation: collisions, and a tenth of the speed.",
     ),
     Check(
         "network.mtu",
         "That interface's MTU: at_least, and the same on every host.",
-        "Large packets vanish on the way to a host with a smaller MTU: small messages work, training hangs.",
+        "Large packets to a host with a smaller MTU are lost: small messages work, training hangs.",
         {"at_least": 0},
     ),
     Check(
         "network.errors",
-        "The part of that interface's packets that were broken since boot.",
+        "The share of that interface's packets with errors since boot.",
         "A bad cable or port costs retransmissions.",
         {"at_most": 1e-4, "packets": 10_000},
     ),
@@ -148,12 +148,12 @@ def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
     real = {host: route for host, route in routes.items() if _leads_out(route) and not context.one_machine}
     findings = each("network.route", answers, lambda at, a: _route(at, routes[at.host], context))
     for key, unit, remedy in (
-        ("speed", "Mbit/s", "ethtool INTERFACE; another cable or port where it has fallen back"),
+        ("speed", "Mbit/s", "ethtool INTERFACE; try another cable or port where it has fallen back"),
         ("mtu", "bytes", "sudo ip link set dev INTERFACE mtu 9000  # the same on all hosts and switches"),
     ):
         known = {host: route[key] for host, route in real.items() if (route.get(key) or 0) > 0}
         findings += _measure(f"network.{key}", key, unit, remedy, known, context)
-        findings += _others(f"network.{key}", answers, known, routes, "the interface does not tell")
+        findings += _others(f"network.{key}", answers, known, routes, "the interface does not report this")
     findings += each("network.duplex", answers, lambda at, a: _duplex(at, real.get(at.host)))
     findings += each("network.errors", answers, lambda at, a: _errors(at, real.get(at.host), context))
     return findings + each("network.variables", answers, lambda at, a: _variables(at, a, context))
@@ -171,7 +171,7 @@ def _route(about: About, route: Mapping[str, Any], context: Context) -> Finding:
     if context.one_machine:
         return about.not_applicable("pretend hosts of one machine")
     if not route:
-        return about.unknown("the way to the peers could not be found out")
+        return about.unknown("the route to the peers could not be read")
     asked, to = route.get("asked"), route["to"]
     shown = to if asked in (None, to) else f"{to}, which {asked} means here"
     evidence = f"{route['interface']} ({route['address']}) to {shown}"
@@ -179,7 +179,7 @@ def _route(about: About, route: Mapping[str, Any], context: Context) -> Finding:
     if _leads_out(route) or loopback(str(route.get("asked"))):
         return about.passed(evidence)
     return about.warn(
-        "the way to the peers is one that leads to no other host",
+        "the route to the peers reaches no other host",
         evidence,
         "ip route get ADDRESS-OF-A-PEER; fix the route, or the peer's name in /etc/hosts",
     )
@@ -211,7 +211,7 @@ def _measure(
 def _duplex(about: About, route: Mapping[str, Any] | None) -> Finding:
     duplex = (route or {}).get("duplex")
     if duplex not in ("full", "half"):
-        return about.not_applicable("the interface does not tell")
+        return about.not_applicable("the interface does not report this")
     if duplex == "full":
         return about.passed()
     return about.fail(
@@ -224,7 +224,7 @@ def _duplex(about: About, route: Mapping[str, Any] | None) -> Finding:
 def _errors(about: About, route: Mapping[str, Any] | None, context: Context) -> Finding:
     counts = [(route or {}).get(key) for key in ("rx_packets", "tx_packets", "rx_errors", "tx_errors")]
     if any(count is None for count in counts):
-        return about.not_applicable("the interface does not tell")
+        return about.not_applicable("the interface does not report this")
     received, sent, bad_in, bad_out = (int(count or 0) for count in counts)
     packets, bad = received + sent, bad_in + bad_out
     evidence = f"{bad} of {packets} packets"
@@ -232,7 +232,9 @@ def _errors(about: About, route: Mapping[str, Any] | None, context: Context) -> 
         about.check, "at_most"
     ):
         return about.passed(evidence)
-    return about.warn("the interface loses packets", evidence, "ethtool -S INTERFACE; another cable or port")
+    return about.warn(
+        "the interface loses packets", evidence, "ethtool -S INTERFACE; try another cable or port"
+    )
 
 
 def _variables(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
@@ -249,7 +251,7 @@ def _variables(about: About, answer: Mapping[str, Any], context: Context) -> Fin
     if not bad:
         return about.passed(", ".join(f"{name}={value}" for name, value in wanted.items()))
     return about.fail(
-        "a variable names no interface that is here and up",
+        "a variable names no interface that is up here",
         f"{', '.join(bad)}; up with an address: {fold_hosts(usable) or 'none'}",
         "env.NCCL_SOCKET_IFNAME=^docker,lo, or a list that has every host's: NCCL_SOCKET_IFNAME=eno1,eth0",
     )

@@ -14,8 +14,9 @@ from muster.core.hostlist import fold_hosts
 CHECKS = (
     Check(
         "shared.folders",
-        "What one host writes where runs and caches are kept is seen by the others: by all, or by none.",
-        "Where most hosts share a folder, one that does not has lost a mount. FSDP's checkpoints need a "
+        "The folders of runs and caches are shared by all hosts, or by none.",
+        "Where most hosts share a folder, one that does not has probably lost a mount. FSDP's checkpoints "
+        "need a "
         "shared folder. required: true fails hosts where not all share every folder.",
         {"required": False},
     ),
@@ -91,7 +92,7 @@ def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
     """Groups of hosts that share, per folder."""
     check = "shared.folders"
     if context.one_machine or len(answers) < 2:
-        return each(check, answers, lambda at, a: at.not_applicable("one host shares with nobody"))
+        return each(check, answers, lambda at, a: at.not_applicable("there is only one host"))
     folders = sorted({folder for answer in peers.values() for folder in answer.get("sees") or {}})
     return each(check, answers, lambda at, a: _shares(at, folders, answers, peers, context))
 
@@ -102,7 +103,7 @@ def _shares(about: About, folders: list[str], answers: Answers, peers: Answers, 
     mine = peers[about.host].get("sees") or {}
     if not mine:
         words = ", ".join(f"{path}: {why}" for path, why in (answers[about.host].get("wrote") or {}).items())
-        return about.unknown("no folder could be written to", words)
+        return about.unknown("no folder is writable", words)
     apart, alone, together = [], [], []
     for folder in folders:
         leaders = {host: (answer.get("sees") or {}).get(folder) for host, answer in peers.items()}
@@ -119,7 +120,7 @@ def _shares(about: About, folders: list[str], answers: Answers, peers: Answers, 
                 apart.append(f"{folder} is shared by {fold_hosts(same)}, and not with this host")
     if apart:
         return about.warn(
-            "the host does not share a folder that others share",
+            "the host does not share a folder that the others share",
             "; ".join(apart),
             "mount | grep nfs; sudo mount -a",
         )
@@ -134,7 +135,7 @@ def _shares(about: About, folders: list[str], answers: Answers, peers: Answers, 
     )
     if alone and context.expect(about.check, "required"):
         return about.fail(
-            "a folder is not shared by the hosts", words, "a network file system, mounted everywhere"
+            "a folder is not shared by the hosts", words, "mount a network file system on every host"
         )
     if alone and not together and needs:
         return about.warn(

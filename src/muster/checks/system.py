@@ -9,7 +9,7 @@ from muster.agent.probe import text
 from muster.checks._judging import About, Differ, differing
 from muster.checks.base import Answers, Check, Context, Finding, Level
 
-_SLOWEST = "The slowest host sets the pace of a job; one that is set up otherwise is often the slowest."
+_SLOWEST = "The slowest host sets the speed of the job; one that is set up differently is often the slowest."
 
 CHECKS = (
     Check(
@@ -23,24 +23,34 @@ CHECKS = (
     Check(
         "system.hyperthreading",
         "Simultaneous multithreading, on or off, the same on every host.",
-        "Thread counts that suit one host are wrong for the other.",
+        "Thread counts that suit one host are wrong for another.",
     ),
 )
 
 _QUESTIONS = (
-    ("system.os", "os", "another operating system than most hosts", "install the same system on all hosts"),
-    ("system.kernel", "kernel", "another kernel than most hosts", "the same updates everywhere, then reboot"),
-    ("system.cpu", "cpu", "another processor than most hosts", "train on hosts of one kind"),
+    (
+        "system.os",
+        "os",
+        "the operating system differs from most hosts",
+        "install the same system on all hosts",
+    ),
+    (
+        "system.kernel",
+        "kernel",
+        "the kernel differs from most hosts",
+        "install the same updates everywhere, then reboot",
+    ),
+    ("system.cpu", "cpu", "the processor differs from most hosts", "train on hosts of one kind"),
     (
         "system.numa",
         "numa",
-        "another number of NUMA nodes than most hosts",
-        "the same BIOS settings (NPS, SNC)",
+        "the number of NUMA nodes differs from most hosts",
+        "use the same BIOS settings (NPS, SNC)",
     ),
     (
         "system.hyperthreading",
         "smt",
-        "hyperthreading is set otherwise than on most hosts",
+        "hyperthreading is not set as on most hosts",
         "echo on | sudo tee /sys/devices/system/cpu/smt/control",
     ),
 )
@@ -81,7 +91,7 @@ def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
         differ = Differ(problem, Level.WARN, remedy, show=_smt if key == "smt" else str)
         findings += differing(check, known, differ)
         findings += [
-            About(check, host).not_applicable("the kernel does not tell")
+            About(check, host).not_applicable("the kernel does not report this")
             for host in answers
             if host not in known
         ]

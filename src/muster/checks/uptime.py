@@ -14,7 +14,7 @@ CHECKS = (
     Check(
         "uptime.since_boot",
         "Seconds since the host was started: at_least and at_most (0: not asked).",
-        "A host that has restarted by itself may do so again; one that is up for a year misses its updates.",
+        "A host that restarted by itself may do so again; one that has been up for a year lacks updates.",
         {"at_least": 0, "at_most": 0},
     ),
 )
@@ -39,8 +39,10 @@ def _since(about: About, answer: Mapping[str, Any], context: Context) -> Finding
     evidence = f"up for {format_seconds(seconds)}"
     if seconds < least:
         return about.warn(
-            "the host was started a short while ago", evidence, "last -x reboot | head; journalctl -b -1 -e"
+            "the host was restarted recently", evidence, "last -x reboot | head; journalctl -b -1 -e"
         )
     if most and seconds > most:
-        return about.warn("the host was not restarted for long", evidence, "sudo reboot, when no job runs")
+        return about.warn(
+            "the host has not been restarted for a long time", evidence, "sudo reboot, when no job runs"
+        )
     return about.passed(evidence)

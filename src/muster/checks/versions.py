@@ -34,27 +34,27 @@ _SAME = "muster prepare HOSTS RECIPE  # the same environment everywhere"
 CHECKS = (
     Check(
         "versions.python",
-        "The ranks' interpreter: there is one, and major.minor is the same on every host.",
-        "Pickles, wheels and compiled operators do not go from one minor version to another.",
+        "The ranks' Python exists, and its major.minor version is the same on every host.",
+        "Pickles, wheels and compiled operators do not work across minor versions.",
         {"at_least": "3.8"},
     ),
     *(
         Check(
             f"versions.{name}",
             f"{name}'s version, the same on every host.",
-            "Ranks that differ hang, or fail with words about shapes, keys or pickles.",
+            "Ranks with different versions hang, or fail with errors about shapes, keys or pickles.",
         )
         for name in _MUST
     ),
     Check(
         "versions.cuda",
-        "The CUDA that torch was built for, the same on every host.",
-        "Kernels and collectives of different builds do not go together.",
+        "The CUDA version that torch was built for, the same on every host.",
+        "Kernels and collectives of different builds do not work together.",
     ),
     Check(
         "versions.nccl",
         "NCCL's version, the same on every host.",
-        "NCCL refuses to work with another version of itself, or hangs.",
+        "Different versions of NCCL refuse to work together, or hang.",
     ),
     Check(
         "versions.packages",
@@ -65,7 +65,7 @@ CHECKS = (
     Check(
         "versions.driver",
         "The NVIDIA driver's version against what torch's CUDA needs, and against the other hosts.",
-        "torch finds no GPU where the driver is older than its CUDA wants; one such host is enough.",
+        "torch finds no GPU where the driver is too old for its CUDA; one such host stops the job.",
     ),
     *TOOLCHAIN,
 )
@@ -164,7 +164,7 @@ def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
         values = {host: answer["packages"].get(name) for host, answer in able.items()}
         findings += _package(f"versions.{name}", name, values, context)
     for check, key, words in (
-        ("versions.cuda", "cuda", "torch for another CUDA"),
+        ("versions.cuda", "cuda", "torch built for another CUDA"),
         ("versions.nccl", "nccl", "another version of NCCL"),
     ):
         values = {host: answer.get(key) for host, answer in able.items()}
@@ -175,7 +175,7 @@ def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
     findings += _rest(able)
     for check in ("packages", "cuda", "nccl", *_MUST):
         findings += [
-            About(f"versions.{check}", host).unknown("the ranks' interpreter does not answer")
+            About(f"versions.{check}", host).unknown("the ranks' Python does not respond")
             for host in answers
             if host not in able
         ]
@@ -190,22 +190,22 @@ def _python(answers: Answers, context: Context) -> list[Finding]:
         about = About("versions.python", host)
         hint = "muster prepare HOSTS RECIPE, or launch.python=PATH"
         if answer.get("missing"):
-            findings.append(about.fail("the ranks' interpreter is missing", str(answer["missing"]), hint))
+            findings.append(about.fail("the ranks' Python is missing", str(answer["missing"]), hint))
         elif not answer.get("python"):
             evidence = str(answer.get("interpreter"))
-            findings.append(about.fail("the ranks' interpreter does not run", evidence, hint))
+            findings.append(about.fail("the ranks' Python does not run", evidence, hint))
         elif version_key(answer["python"])[:2] < version_key(least)[:2]:
             evidence = f"{answer['python']} at {answer.get('interpreter')}, and {least} is needed"
-            findings.append(about.fail("the ranks' interpreter is too old", evidence, hint))
+            findings.append(about.fail("the ranks' Python is too old", evidence, hint))
         else:
             fine[host] = ".".join(answer["python"].split(".")[:2])
-    differ = Differ("another version of python than most hosts", Level.FAIL, _SAME)
+    differ = Differ("the version of Python differs from most hosts", Level.FAIL, _SAME)
     return findings + differing("versions.python", fine, differ)
 
 
 def _package(check: str, name: str, values: Mapping[str, str | None], context: Context) -> list[Finding]:
     """A package that all must have in one version. Missing everywhere is no difference."""
-    differ = Differ(f"another version of {name} than most hosts", Level.FAIL, _SAME)
+    differ = Differ(f"the version of {name} differs from most hosts", Level.FAIL, _SAME)
     have = {host: value for host, value in values.items() if value is not None}
     if have and name in _needed(context):
         return differing(check, values, differ)
@@ -217,7 +217,7 @@ def _package(check: str, name: str, values: Mapping[str, str | None], context: C
             if host not in have
         ]
     if context.recipe and name in _needed(context):
-        evidence = f"no {name} for the ranks' interpreter"
+        evidence = f"no {name} for the ranks' Python"
         return [
             About(check, host).warn("what the recipe needs is not installed", evidence, _SAME)
             for host in values
@@ -250,7 +250,7 @@ def _rest(able: Answers) -> list[Finding]:
                 tie = tie or split
                 odd.append(f"{name} {mine or 'not installed'}" + ("" if split else f" (most: {usual})"))
         if odd:
-            problem = "other versions of packages than most hosts" + (NO_MAJORITY if tie else "")
+            problem = "versions of packages differ from most hosts" + (NO_MAJORITY if tie else "")
             findings.append(about.warn(problem, ", ".join(odd), _SAME))
         else:
             findings.append(about.passed())
@@ -276,15 +276,15 @@ def _driver(answers: Answers) -> list[Finding]:
             return about.fail(
                 "the driver is too old for torch's CUDA",
                 f"driver {driver}, and CUDA {cuda} needs {words}",
-                "a newer driver, or torch for an older CUDA: pip install torch --index-url "
+                "install a newer driver, or torch for an older CUDA: pip install torch --index-url "
                 "https://download.pytorch.org/whl/cu126",
             )
         if driver != usual:
             others = f"most hosts have {usual}" if usual else "no value has a majority"
             return about.warn(
-                "another driver than most hosts",
+                "the driver differs from most hosts",
                 f"{driver}; {others}",
-                "the same driver everywhere: sudo apt-get install nvidia-driver-VERSION",
+                "install the same driver everywhere: sudo apt-get install nvidia-driver-VERSION",
             )
         return about.passed(f"{driver}" + (f" for CUDA {cuda}" if need else ""))
 

@@ -22,7 +22,7 @@ _COLOURS = {
 _ORDER = ("unfit", "failing", "slow", "below", "unknown", "fit")
 # Of a comparison, in this order: name in the document, heading.
 _COMPARED = (
-    ("samples_per_second", "samples/s"), ("training_seconds", "training"), ("seconds", "in all"),
+    ("samples_per_second", "samples/s"), ("training_seconds", "training"), ("seconds", "total"),
     ("memory", "memory"), ("loss", "loss"), ("evaluation_loss", "held-out loss"), ("exact_match", "exact"),
     ("execution_match", "same rows"),
 )  # fmt: skip
@@ -77,7 +77,7 @@ def _jobs(found: Bench, *, every: bool) -> Table:
     shown = found.jobs
     if not every and len(shown) > SHOWN:
         shown = [job for job in shown if job.outcome != "succeeded" or job.misses][:SHOWN]
-        table.caption = f"{len(found.jobs) - len(shown)} jobs that ended well; --all shows them"
+        table.caption = f"{len(found.jobs) - len(shown)} jobs that succeeded are not shown; --all shows them"
     for name in ("job", "hosts", "outcome", "result", "memory", "time", "peers", "why"):
         right = name in ("memory", "time", "peers")
         table.add_column(name, no_wrap=name != "why", justify="right" if right else "left")
@@ -111,8 +111,8 @@ def _why(job: BenchJob) -> str:
     if job.misses:
         return "; ".join(job.misses)
     if job.outcome == "succeeded":
-        return f"for {', '.join(job.leftover)}, left over" if job.leftover else ""
-    parts = [job.failed_host, job.reason or "no reason is known"]
+        return f"an extra job for {', '.join(job.leftover)}" if job.leftover else ""
+    parts = [job.failed_host, job.reason or "reason unknown"]
     return ": ".join(part for part in parts if part) + (f" (hint: {job.hint})" if job.hint else "")
 
 
@@ -135,7 +135,7 @@ def _curve(curve: Curve) -> Table:
 
 def _comparison(console: Console, found: Comparison) -> None:
     """Entries beside each other; then what else differs."""
-    table = Table(box=None, title="beside each other", title_justify="left")
+    table = Table(box=None, title="comparison", title_justify="left")
     paths = dict.fromkeys(path for row in found.rows for path in row.settings)
     settings = [path for path in paths if path.count(".") <= 1 and not path.endswith(".options")][:5]
     present = [each for each in _COMPARED if any(each[0] in row.figures for row in found.rows)]
@@ -171,7 +171,7 @@ def _hosts(found: Bench, *, every: bool) -> Table:
     rows = _sorted(found)
     if not every and len(rows) > SHOWN:
         rows = [each for each in rows if each.verdict != "fit"][:SHOWN]
-        table.caption = f"{len(found.hosts) - len(rows)} hosts more; --all shows them"
+        table.caption = f"{len(found.hosts) - len(rows)} more hosts; --all shows them"
     for each in rows:
         own = [times.get((each.host, size)) for size in sizes]
         cells = [f"{sum(values) / len(values):+.2%}" if values else "" for values in own]
@@ -204,7 +204,7 @@ def _count(found: Bench) -> str:
     jobs = [f"{count} {name}" for name, count in found.outcomes.items() if count]
     missed = sum(bool(job.misses) for job in found.jobs)
     more = f", {missed} below a threshold" if missed else ""
-    open_ = "" if found.complete else "; not complete"
+    open_ = "" if found.complete else "; incomplete"
     count = "1 host" if len(found.hosts) == 1 else f"{len(found.hosts)} hosts"
     took = format_seconds(found.ended - found.started)
     return (

@@ -51,24 +51,24 @@ class BenchView:
         """Hosts that have answered the inspection."""
         if time.monotonic() - self.said > 5:
             self.said = time.monotonic()
-            self.announce(f"{done} of {total} hosts have answered ({unreached} unreachable)")
+            self.announce(f"{done} of {total} hosts answered, {unreached} unreachable")
 
     def began(self, task: Task, run: Path) -> None:
         """A job was started."""
         if not self.live:
-            self.console.print(f"[dim]begins   {escape(task.id)}  on {escape(fold_hosts(task.hosts))}[/dim]")
+            self.console.print(f"[dim]started  {escape(task.id)}  on {escape(fold_hosts(task.hosts))}[/dim]")
 
     def ended(self, task: Task, record: JobRecord | None) -> None:
         """A job is over; None: it was stopped."""
         if record is None:
-            self.console.print(f"[yellow]stopped  [/yellow]{escape(task.id)}: it will run again")
+            self.console.print(f"[yellow]stopped  [/yellow]{escape(task.id)}: it will be run again")
         elif record.outcome == "succeeded":
             took = format_seconds(record.ended - record.started)
             self.console.print(f"[green]done     [/green]{escape(task.id)}  {took}{_speed(record)}")
         else:
             word = "timeout  " if record.outcome == "timeout" else "failed   "
             host = f"{record.failed_host}: " if record.failed_host else ""
-            why = f"{host}{record.reason or 'no reason is known'}"
+            why = f"{host}{record.reason or 'reason unknown'}"
             self.console.print(f"[red]{word}[/red]{escape(task.id)}  {escape(why)}")
 
     def turn(self, children: Sequence[Child], tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> None:
@@ -80,7 +80,13 @@ class BenchView:
         elif not self.live and now - self.said > QUIET:
             self.said = now
             under_way = ", ".join(f"{child.task.id} ({child.words})" for child in children[:4])
-            self.announce(f"{len(done)} of {len(tasks)} jobs are over; {len(children)} run: {under_way}")
+            self.announce(f"{self._counted(tasks, done)}; {len(children)} running: {under_way}")
+
+    @staticmethod
+    def _counted(tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> str:
+        """12/12 finished, 0 failed"""
+        failed = sum(record.outcome != "succeeded" for record in done.values())
+        return f"{len(done)}/{len(tasks)} finished, {failed} failed"
 
     def picture(
         self, children: Sequence[Child], tasks: Sequence[Task], done: Mapping[str, JobRecord]
@@ -99,8 +105,7 @@ class BenchView:
             )
         if len(children) > SHOWN:
             jobs.add_row(f"and {len(children) - SHOWN} more", "", "", "", "")
-        bad = sum(record.outcome != "succeeded" for record in done.values())
-        count = Text(f"{len(done)} of {len(tasks)} jobs are over, {bad} of them badly; {len(children)} run")
+        count = Text(f"{self._counted(tasks, done)}; {len(children)} running")
         return Group(jobs, self._hosts(children, tasks, done), count)
 
     def _hosts(
@@ -118,10 +123,10 @@ class BenchView:
         }
         table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
         for name, colour, members in (
-            ("at work", "cyan", busy),
+            ("working", "cyan", busy),
             ("waiting", "dim", due - busy),
-            ("through", "green", known - due - busy),
-            ("in bad jobs", "red", bad),
+            ("done", "green", known - due - busy),
+            ("in failed jobs", "red", bad),
         ):
             if members:
                 table.add_row(

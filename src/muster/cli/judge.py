@@ -167,7 +167,7 @@ def _hosts(found: Judged, *, every: bool) -> Table:
             escape(host), f"[{colour}]{each.condition}[/{colour}]", *cells, sure, escape(each.reason)
         )
     if len(rows) < len(found.hosts):
-        table.caption = f"{len(found.hosts) - len(rows)} fit hosts more; --all shows them"
+        table.caption = f"{len(found.hosts) - len(rows)} fit more hosts; --all shows them"
     return table
 
 

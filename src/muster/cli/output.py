@@ -179,7 +179,7 @@ def flops_words(flops: Flops) -> str:
     words = f"{format_flops(flops.model_per_second)} per device"
     if flops.mfu is None or flops.peak is None:
         again = f" ({format_flops(flops.hardware_per_second)} with recomputation)" if more else ""
-        return f"{words}{again}, MFU unknown: no peak is known of a device"
+        return f"{words}{again}, MFU unknown: the device's peak is unknown"
     hfu = f", HFU {100 * flops.hfu:.1f} %" if more and flops.hfu is not None else ""
     return f"{words}, MFU {100 * flops.mfu:.1f} %{hfu} of {format_flops(flops.peak)} ({flops.peak_source})"
 

@@ -40,16 +40,16 @@ class Observation:
 
     def __post_init__(self) -> None:
         if not self.hosts or (len(self.hosts) > 1 and len(set(self.hosts)) < len(self.hosts)):
-            raise UsageError("a job needs hosts, each of them once", where=self.job)
+            raise UsageError("a job needs at least one host, and each host once", where=self.job)
         if self.outcome == "succeeded" and (
             self.seconds is None or not (self.seconds > 0 and math.isfinite(self.seconds))
         ):
-            raise UsageError(f"a succeeded job needs a time of a step, not {self.seconds}", where=self.job)
+            raise UsageError(f"a succeeded job needs a step time, not {self.seconds}", where=self.job)
         if self.computing and len(self.computing) != len(self.hosts):
             raise UsageError(
-                f"{len(self.computing)} times of their own for {len(self.hosts)} hosts",
+                f"{len(self.computing)} times for {len(self.hosts)} hosts",
                 where=self.job,
-                hint="give one per host, in the order of the hosts, or none",
+                hint="give one per host in their order, or none",
             )
 
     @classmethod
@@ -82,7 +82,7 @@ class Topology:
     def __post_init__(self) -> None:
         index = {host: i for i, host in enumerate(self.hosts)}
         if len(index) < len(self.hosts):
-            raise UsageError("a host stands twice", where="topology")
+            raise UsageError("a host is listed twice", where="topology")
         behind = [-1] * len(self.hosts)
         for number, (name, members) in enumerate(self.switches):
             for host in members:

@@ -115,8 +115,8 @@ def _nothing_known(jobs: Sequence[Observation]) -> str:
         return "it was in no job"
     if all(each.culprits and each.outcome != "succeeded" for each in jobs):
         guilty = list(dict.fromkeys(host for each in jobs for host in each.culprits))
-        return f"its jobs failed because of {', '.join(guilty[:4])}: nothing is known of it"
-    return "its jobs can be compared with nothing: too few alike, and no stored baseline"
+        return f"its jobs failed because of {', '.join(guilty[:4])}, so they do not show how it is"
+    return "its jobs cannot be compared: too few similar jobs, and no stored baseline"
 
 
 def _evidence(state: State, rows: Sequence[int], but: tuple[int, ...]) -> tuple[Evidence, ...]:
@@ -163,7 +163,7 @@ def _host(state: State, host: int, unread: Mapping[str, Sequence[Observation]]) 
     if part is not None and chance >= state.settings.convict:
         return _bad_host(state, part, host, evidence)
     if chance > 1.0 - state.settings.named:
-        reason = f"under suspicion: bad with a probability of {chance:.2f}"
+        reason = f"suspected: bad with a probability of {chance:.2f}"
         return Verdict("host", name, "unknown", chance, at_most=bound, reason=reason, evidence=evidence)
     low = math.expm1(smallest(state.case.readings, rows, state.settings))
     if bound > 2 * low:
@@ -181,8 +181,8 @@ def _never_good(state: State, rows: Sequence[int], low: float) -> str:
     alone = [row for row in rows if readings.alone[row]]
     good = [row for row in alone if math.expm1(readings.value[row] + 2 * readings.sigma[row]) <= 2 * low]
     if not good or len(alone) == len(rows):
-        return "no job of its own was good, and others explain that"
-    return "good by itself, but none of its jobs in a group was good, and others explain that"
+        return "all its jobs were slow, but other hosts explain that"
+    return "fast alone, but slow in every group, and other hosts explain that"
 
 
 def _at_most(state: State, rows: Sequence[int]) -> float:
@@ -225,7 +225,7 @@ def _bad_host(state: State, part: Part, host: int, evidence: tuple[Evidence, ...
     what = "its jobs fail" if slower is None else f"{slower:.1%} slower than its peers"
     reason = f"{what}, {WORDS[kind]}"
     if slower is None and _told(state, name, best[1]):
-        kind, reason = "host", "its jobs fail, and say themselves that it is to blame"
+        kind, reason = "host", "its jobs fail with errors that name this host"
     return Verdict("host", (name,), condition, total, kind, slower, within, None, reason, evidence)
 
 
@@ -238,13 +238,13 @@ def _told(state: State, name: str, fit: Fit) -> bool:
 
 
 WORDS: dict[Kind, str] = {
-    "host": "in groups",
-    "compute": "alone as well as in groups: its processor, its memory or what else runs on it",
-    "card": "in groups but not alone: its network card or cable",
-    "intermittent": "in some of its jobs",
-    "link": "between them, while both are good with others",
-    "switch": "wherever traffic touches it",
-    "uplink": "only where traffic leaves it",
+    "host": "in groups of hosts",
+    "compute": "alone and in groups: suspect its processor, its memory or another program on it",
+    "card": "in groups but not alone: suspect its network card or cable",
+    "intermittent": "in only some of its jobs",
+    "link": "between the two; both are fast with other hosts",
+    "switch": "for all traffic through it",
+    "uplink": "only for traffic that leaves it",
 }
 
 

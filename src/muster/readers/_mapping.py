@@ -54,7 +54,7 @@ class Columns(Section):
         if not (self.seconds or self.step_seconds or self.samples_per_second):
             raise ValueError("needs one of seconds, step_seconds, samples_per_second")
         if self.seconds and self.step_seconds:
-            raise ValueError("seconds are of the whole run, step_seconds of a step: give one of them")
+            raise ValueError("give one of seconds (of the whole run) and step_seconds (of a step)")
         return self
 
 

@@ -147,10 +147,10 @@ def _unknown(path: str, first: str, mappings: Sequence[Mapping]) -> str:
     if not first:
         return "is empty"
     if any(mapping.delimiter_of(first) for mapping in mappings):
-        return "has the columns that a mapping names, but no row with a value in each of them"
+        return "has the columns that a mapping names, but no row with values in all of them"
     if path.lower().endswith((".csv", ".tsv")):
-        return f"no mapping names its columns: {shortened(first)}"
-    return "nothing in it that any reader knows"
+        return f"no mapping matches its columns: {shortened(first)}"
+    return "no known log format was recognised"
 
 
 def _job(
@@ -168,11 +168,11 @@ def _job(
     steps, skipped, memory = told("steps"), told("skipped"), told("memory")
     notes = [note for each in ordered for note in each.notes]
     if best is None and told("reported") is not None:
-        notes.append("no steps were timed: the rate is the tool's own, with its warm-up")
+        notes.append("no step times: the rate is the one that the tool printed, with its warm-up")
     if best and best.skipped:
-        notes.append(f"the windows have {best.skipped} skipped steps in them")
+        notes.append(f"the measured windows include {best.skipped} skipped steps")
     if best and best.interrupted:
-        notes.append("the windows have evaluation or saving in them")
+        notes.append("the measured windows include evaluation or saving")
     job = JobLog(
         path=f"{path}#{ordered[0].part}" if ordered and ordered[0].part else path,
         outcome="succeeded",
@@ -222,7 +222,7 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:
         return _ended(job, frame, decisive)
     if ends or not job.format:
         where = f"after step {job.steps}" if job.steps else "before its first step"
-        why = f"the log stops {where} and says neither why nor that it is over"
+        why = f"the log stops {where} without an error and without an end"
         return replace(job, outcome="timeout", reason=why)
     return job
 

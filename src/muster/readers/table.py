@@ -66,7 +66,9 @@ class Reader:
         for host, rows in self.rows.items():
             batch = self.mapping.batch or rows.batch
             counts = "samples" in self.places or "batch" in self.places or "samples_per_second" in self.places
-            notes = () if counts or batch else ("the batch is not known: rates are of steps, not of samples",)
+            notes = (
+                () if counts or batch else ("the batch size is unknown: rates are in steps, not in samples",)
+            )
             steps = rows.last.get("step") if rows.last else None
             found.append(
                 Reading(

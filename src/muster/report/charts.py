@@ -115,7 +115,7 @@ def describe(chart: Chart) -> str:
         values = [y for x, y in each.points if usable(x) and y is not None and usable(y)]
         if values:
             parts.append(
-                f"{each.name} {short(values[0])} at first, {short(values[-1])} at last, "
+                f"{each.name} {short(values[0])} at the start, {short(values[-1])} at the end, "
                 f"between {short(min(values))} and {short(max(values))}"
             )
     return f"{chart.title}, {chart.unit}: {'; '.join(parts)}"

@@ -94,8 +94,8 @@ def throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Cha
         (Series("all ranks", tuple(points), "c0 thick"),),
         span=steps_of(data),
         shade=shade,
-        note="Shaded: warm-up, which no figure counts." if shade else "",
-        nothing="No window of optimizer steps has the figures of every rank.",
+        note="Shaded: warm-up, which no figure includes." if shade else "",
+        nothing="No measured window has figures from every rank.",
     )
 
 
@@ -110,7 +110,7 @@ def rank_throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -
     if len(lines) < 2:
         return []
     named = {f"rank {rank}": lines[rank] for rank in sorted(lines)}
-    nothing = "No window of optimizer steps was finished."
+    nothing = "No measured window was completed."
     chart = lines_chart(
         "Throughput of each rank", "samples/s", named, ("step", steps_of(data)), "ranks", nothing
     )
@@ -148,8 +148,8 @@ def step_time(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Char
         series if windows else (),
         span=steps_of(data),
         shade=shaded(data, windows),
-        note="Of the slowest rank in each window.",
-        nothing="No window of optimizer steps was finished.",
+        note="The slowest rank of each window.",
+        nothing="No measured window was completed.",
     )
 
 
@@ -157,14 +157,14 @@ def attention(data: RunData) -> list[Chart]:
     """The largest and the smallest attention logit of each layer, where the run looked at them."""
     seen = [data.folder.attention[step] for step in sorted(data.folder.attention)]
     about = data.figures.attention if data.figures else None
-    cost = f"Looking took {100 * about.share:.2g} % of the training." if about and about.share else ""
+    cost = f"Recording this took {100 * about.share:.2g} % of the training." if about and about.share else ""
     made = []
     for name, values in (("Largest", "largest"), ("Smallest", "smallest")) if seen else ():
         lines: dict[str, list[Point]] = {}
         for each in seen:
             for layer, value in zip(each.layers, getattr(each, values), strict=False):
                 lines.setdefault(layer, []).append((float(each.step), value))
-        axis, nothing = ("step", steps_of(data)), "No logit was a finite number."
+        axis, nothing = ("step", steps_of(data)), "No attention logit was finite."
         title = f"{name} attention logit of each layer"
         chart = lines_chart(title, "before mask and softmax", lines, axis, "layers", nothing)
         made.append(replace(chart, zero=False, note=f"{chart.note} {cost}".strip()))
@@ -177,7 +177,7 @@ def rank_memory(data: RunData, windows: Sequence[Sequence[events.Window]], clock
         (
             "Host memory per rank (peak so far)",
             lambda window: window.resident_peak,
-            "No rank told its memory.",
+            "No rank reported its memory.",
         )
     ]
     if data.job.get("device") != "cpu":
@@ -186,7 +186,7 @@ def rank_memory(data: RunData, windows: Sequence[Sequence[events.Window]], clock
             (
                 "GPU memory per rank (allocator's peak)",
                 lambda window: window.allocator_peak,
-                "No rank told of a GPU.",
+                "No rank used a GPU.",
             ),
         )
     made = []
@@ -204,7 +204,7 @@ def rank_memory(data: RunData, windows: Sequence[Sequence[events.Window]], clock
 def host_memory(data: RunData, clock: Clock) -> Chart:
     """What is in use on each host, by everything on it."""
     lines = _samples(data, clock, lambda sample: sample.memory_used)
-    return memory_chart("Memory in use per host", lines, clock.axis, "hosts", "No host told its memory.")
+    return memory_chart("Memory in use per host", lines, clock.axis, "hosts", "No host reported its memory.")
 
 
 def cpu_use(data: RunData, clock: Clock) -> Chart:
@@ -216,7 +216,7 @@ def cpu_use(data: RunData, clock: Clock) -> Chart:
         lines,
         clock.axis,
         "hosts",
-        "No host told its CPU use.",
+        "No host reported its CPU use.",
         top=100.0,
     )
 
@@ -230,7 +230,7 @@ def gpu_use(data: RunData, clock: Clock) -> Chart:
         lines,
         clock.axis,
         "hosts",
-        "No host told of a GPU.",
+        "No GPUs found.",
         top=100.0,
     )
 

@@ -72,7 +72,7 @@ def key_figures(figures: Result, fabric: FabricRun) -> list[tuple[str, list[Figu
         ),
         ("Collectives", tops),
         (
-            "Between hosts, and products",
+            "Links and matrix products",
             [
                 Figure("All-reduce latency", micro(small.median), note=f"{small.bytes} bytes; best "
                        f"{micro(small.best)}") if small else Figure("All-reduce latency"),
@@ -159,7 +159,7 @@ def _shown(pairs: PairMatrix) -> tuple[PairMatrix, str]:
             "latency": cut(pairs.latency),
         }
     )
-    note = f"{len(kept)} of {len(pairs.names):,} are drawn: those of the slowest links. "
+    note = f"{len(kept)} of {len(pairs.names):,} are shown: those with the slowest links. "
     return smaller, note + "All are in fabric/bandwidth.csv."
 
 

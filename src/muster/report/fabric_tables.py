@@ -163,7 +163,9 @@ def summary(fabric: FabricRun) -> list[tuple[str, str]]:
 def beside_words(each: Beside) -> str:
     """What computation and exchange lose to each other."""
     own, others = (f"{number(100 * share, 3)} %" for share in (each.computing, each.exchanging))
-    return f"{own} of its speed alone, the exchange {others}; a meeting costs {micro_or_more(each.meeting)}"
+    return (
+        f"{own} of its speed alone, the exchange {others}; synchronising costs {micro_or_more(each.meeting)}"
+    )
 
 
 def micro_or_more(seconds: float) -> str:

@@ -11,7 +11,7 @@ from muster.report.charts import Chart, Point, Series, style_of, usable
 
 MOST_LINES = 16
 FEW_ALIKE = 4  # more lines than this that lie on each other say nothing one by one
-ON_EACH_OTHER = "The lines lie on each other."
+ON_EACH_OTHER = "The lines coincide."
 GIB, MIB = 1024.0**3, 1024.0**2
 
 

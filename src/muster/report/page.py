@@ -80,13 +80,13 @@ def notes(data: RunData) -> list[str]:
     partial = sum(1 for each in windows if world is not None and len(each) < world)
     if partial:
         what = f"{words.count(partial, 'window')} of {len(windows):,}"
-        found.append(f"{what} without a rank's figures: in no throughput, and a gap in its picture")
+        found.append(f"{what} without a rank's figures: left out of the throughput, and a gap in its chart")
     if data.unreadable:
         found.append(
             f"{words.count(data.unreadable, 'line')} of predictions.jsonl could not be read and are left out"
         )
     if data.figures is not None and data.state in ("running", "interrupted", "elsewhere"):
-        found.append("the run has no result yet: these figures are what its events come to so far")
+        found.append("the run has no result yet: these figures are from its events so far")
     return [note[:1].upper() + note[1:] for note in found]
 
 

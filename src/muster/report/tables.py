@@ -19,7 +19,7 @@ from muster.report.charts import usable
 from muster.report.gather import RunData
 from muster.report.words import UNKNOWN, number, ranges, seconds
 
-FORWARD = "Forward pass, without waiting"  # tells the host that others wait for
+FORWARD = "Forward pass alone"  # tells the host that others wait for
 SPLIT = ("Share of a micro-step", "Speed, alone")  # where hosts' shares need not be equal
 COLOURS = ("c5", "c0", "c2", "c3", "c4", "rest")  # training has the page's main colour
 
@@ -69,12 +69,12 @@ def time_parts(data: RunData) -> tuple[list[tuple[str, float, str]], list[Part],
             bar.append((name, value, style))
         share = f"{100 * value / whole:.1f} %" if value is not None and there and whole > 0 else ""
         parts.append(Part(name, seconds(value), share, style))
-    note = "Rest: starting the processes, waiting for each other, ending"
-    note += ", and what was not measured." if any(not part.share for part in parts) else "."
+    note = "Rest: starting the processes, ranks waiting for each other, ending"
+    note += ", and parts that were not measured." if any(not part.share for part in parts) else "."
     if data.figures.attempt > 1:
         note = (
-            "This run was resumed. Setup is that of the last attempt; the rest holds those of the earlier "
-            "ones, and steps that were done again."
+            "This run was resumed. Setup is that of the last attempt; the rest includes the setup of earlier "
+            "attempts, and repeated steps."
         )
     return bar, parts, note
 
@@ -190,13 +190,13 @@ def commands(data: RunData) -> list[tuple[str, str]]:
     found = []
     argv = data.env.get("argv")
     if isinstance(argv, list) and argv:
-        found.append(("The command that started it", _command(argv, env_shown(data))))
+        found.append(("The command that started the run", _command(argv, env_shown(data))))
     orders = data.job.get("orders")
     if isinstance(orders, Mapping) and orders:
         host, order = next(iter(orders.items()))
         started = ((order or {}).get("host") or {}).get("argv")
         if isinstance(started, list) and started:
-            found.append((f"What the agent on {host} started", _command(started, ())))
+            found.append((f"What the agent started on {host}", _command(started, ())))
     return found
 
 
@@ -229,7 +229,8 @@ def _same_machine(hosts: Sequence[HostReport]) -> str:
     if not shared:
         return ""
     return (
-        f"Several of these hosts are one machine ({', '.join(shared)}): its cores, memory, GPUs and their "
+        f"Several of these hosts are the same machine ({', '.join(shared)}): its cores, memory, GPUs and "
+        f"their "
         "use are those of the whole machine, and stand in every line that is a part of it."
     )
 

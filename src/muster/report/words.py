@@ -116,13 +116,13 @@ def headline(data: RunData) -> Headline:
     if data.state == "succeeded" and figures:
         return Headline("✓", "good", f"The run succeeded: {steps} in {format_seconds(figures.seconds.total)}")
     if data.state == "running":
-        return Headline("…", "calm", f"The run is still going: {steps} so far")
+        return Headline("…", "calm", f"The run is in progress: {steps} so far")
     if data.state == "elsewhere":
-        what = "its controller is on another machine, so whether it still runs cannot be told from here"
+        what = "its controller is on another machine: from here it is unknown whether the run still goes on"
         return Headline("…", "calm", f"The run has no result yet, after {steps}", (("why", what),))
     if data.state == "interrupted":
-        facts = (("what", "there is no result, and no controller works on it"),)
-        hint = (("hint", f"`muster resume {data.id}` goes on from the last checkpoint, where there is one"),)
+        facts = (("what", "there is no result, and its controller no longer runs"),)
+        hint = (("hint", f"`muster resume {data.id}` continues from the last checkpoint, if there is one"),)
         return Headline("✕", "bad", f"The run was interrupted after {steps}", facts + hint)
     title = {
         "failed": "The run failed",
@@ -132,7 +132,7 @@ def headline(data: RunData) -> Headline:
     if failure is None:
         return Headline("✕", "bad", title)
     if data.state == "failed" and failure.usage:
-        title = "The run failed: it was given something that cannot be used"
+        title = "The run failed: bad input"
     elif data.state == "failed":
         title = f"The run failed after {steps}"
     told = (("what", failure.what), ("where", failure.where), ("host", failure.host), ("hint", failure.hint))
@@ -148,7 +148,7 @@ def subject(data: RunData) -> str:
     """What ran on what, in a line."""
     figures = data.figures
     if figures is None:
-        return "Nothing is known of it yet."
+        return "Nothing is known about this run yet."
     hosts = count(len(figures.hosts), "host")
     parameters = f" ({format_count(figures.parameters)} parameters)" if figures.parameters else ""
     return (
@@ -166,7 +166,7 @@ def key_figures(data: RunData) -> list[tuple[str, list[Figure]]]:
         ("Run", _run(data, figures)),
         ("Speed", _speed(figures)),
         ("Learning", _learning(data, figures)),
-        ("Memory, highest of all ranks", _memory(figures)),
+        ("Memory (largest of all ranks)", _memory(figures)),
         *([("Planned before the run", _planned(figures))] if figures.planned else []),
     ]
 
@@ -225,17 +225,17 @@ def _utilization(flops: Flops | None) -> list[Figure]:
         return [Figure(name) for name in names]
     value, _, unit = format_flops(flops.model_per_second).partition(" ")
     if flops.mfu is None or flops.peak is None:
-        return [Figure(names[0], value, unit), Figure(names[1], note="no peak is known of a device")]
+        return [Figure(names[0], value, unit), Figure(names[1], note="the device's peak is unknown")]
     peak = f"of {format_flops(flops.peak)}: {flops.peak_source}"
     found = [Figure(names[0], value, unit), Figure(names[1], percent(flops.mfu), "%", peak)]
     if flops.hardware_per_second > flops.model_per_second:
-        done = f"{format_flops(flops.hardware_per_second)} with what gradient checkpointing repeats"
+        done = f"{format_flops(flops.hardware_per_second)} including recomputation by gradient checkpointing"
         found.append(Figure("HFU", percent(flops.hfu), "%", done))
     return found
 
 
 def _learning(data: RunData, figures: Result) -> list[Figure]:
-    first = f"{number(figures.loss_first)} at first" if figures.loss_first is not None else ""
+    first = f"{number(figures.loss_first)} at the start" if figures.loss_first is not None else ""
     held = data.folder.evaluated[-1].step if data.folder.evaluated else None
     quality = figures.quality
     metric = quality.metric if quality else "exact match"
@@ -289,7 +289,7 @@ def _memory(figures: Result) -> list[Figure]:
     hosts = [each.memory_used_peak for each in figures.hosts if each.memory_used_peak is not None]
     return [
         Figure("GPU, allocator's peak", size(memory.allocator_peak)),
-        Figure("GPU, in use by everything", size(memory.device_peak)),
-        Figure("A rank's process, peak", size(memory.resident_peak)),
-        Figure("A host, in use by everything", size(max(hosts, default=None))),
+        Figure("GPU, in use by all programs", size(memory.device_peak)),
+        Figure("Process of a rank, peak", size(memory.resident_peak)),
+        Figure("Host, in use by all programs", size(max(hosts, default=None))),
     ]

@@ -209,15 +209,18 @@ def _host(
     needs no fleet."""
     alone = [f"{job.job}: {miss}" for job in jobs if job.size == 1 for miss in job.misses]
     condition: Verdict = verdict.condition if verdict else "unknown"
-    reason = verdict.reason if verdict else "no job of it tells anything"
+    reason = verdict.reason if verdict else "no job of this host could be evaluated"
     evidence = verdict.evidence if verdict else []
     well = bool(jobs) and all(job.outcome == "succeeded" and not job.misses for job in jobs)
     if condition in ("fit", "unknown") and alone:
         condition, reason = "below", alone[0]
     elif condition == "unknown" and not evidence and well:
-        reason = "its jobs ended well; too few others are alike to compare them with"
+        reason = "its jobs succeeded, but there are too few similar jobs to compare them with"
         if any(job.entry in bounded and job.size == 1 for job in jobs):
-            condition, reason = "fit", "it meets the thresholds; too few others are alike to compare it with"
+            condition, reason = (
+                "fit",
+                "it meets the thresholds; there are too few similar jobs to compare it with",
+            )
     return HostVerdict(
         host=host,
         verdict=condition,
@@ -238,8 +241,7 @@ def _in_doubt(verdict: HostVerdict, jobs: Sequence[BenchJob], bad: set[str]) -> 
     good = {(job.entry, job.size) for job in own if not job.misses}
     for job in own:
         if job.misses and (job.entry, job.size) not in good and not bad & set(job.hosts):
-            reason = (
-                f"its group missed a threshold, and who is at fault is not known: {job.job}: {job.misses[0]}"
-            )
+            reason = f"its group missed a threshold, and which host caused that is unknown: {job.job}: "
+            f"{job.misses[0]}"
             return verdict.model_copy(update={"verdict": "unknown", "reason": reason})
     return verdict

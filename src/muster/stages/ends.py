@@ -1,4 +1,4 @@
-"""Which ways to end are the work's, and not its hosts': what at least half of its jobs share. Pure."""
+"""Failures caused by the workload rather than by a host: those that at least half of its jobs share. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from muster.readers._failures import of_hardware
 from muster.readers.base import JobLog
 
-# Failures that speak of the host that wrote them, and not of all hosts of its job.
+# Failures that concern the host that logged them, and not all hosts of its job.
 OF_HOSTS = frozenset(
     ("gpu_hardware", "ssh_permission_denied", "ssh_host_key", "ssh_unreachable", "dns_unresolved", "no_gpu",
      "driver_too_old", "host_oom_killed", "slurm_oom", "disk_full", "ds_hostfile_unreachable",
@@ -51,7 +51,8 @@ class SharedEnds:
     def notes(self) -> list[str]:
         """For people."""
         return [
-            f"{count} jobs of {family or 'a work'} end the same way ({how}): that says nothing of their hosts"
+            f"{count} jobs of {family or 'one workload'} fail the same way ({how}): no evidence against "
+            f"their hosts"
             for (family, how), count in sorted(self.counts.items())
         ]
 

@@ -126,7 +126,7 @@ def _silent(told: Told, outcome: Outcome) -> list[FabricFailure]:
         question = told.last_question(ranks[0])
         words = [line for line in told.logs.get(each.host, []) if line.strip()]
         code, why = outcome.exits.get(each.host, (None, None))
-        what = f"rank {', '.join(map(str, ranks))} did not come to its end, last at {question}"
+        what = f"rank {', '.join(map(str, ranks))} did not finish, last at {question}"
         if code not in (None, 0):
             what += f" (exit code {code})"
         elif why:
@@ -148,7 +148,7 @@ def _accused(told: Told) -> list[FabricFailure]:
             host = told.host_of(rank)
             if host in accused and host not in found:
                 question = str(event["question"])
-                what = f"did not answer the other hosts' roll call at {question}"
+                what = f"did not answer the other hosts' check at {question}"
                 found[host] = FabricFailure(question=question, what=what, host=host, ranks=[rank])
     return list(found.values())
 

@@ -55,7 +55,7 @@ class Collector:
             if not isinstance(event.get("rank"), int):
                 raise ValueError("not an event")
         except ValueError:
-            self.notes.append(f"{host}: a line that cannot be read: {line[:200]}")
+            self.notes.append(f"{host}: unreadable line: {line[:200]}")
             return
         self.heard = time.monotonic()
         self.events.append((host, event))
@@ -77,7 +77,7 @@ class Collector:
         if not over or not left or time.monotonic() - self.heard < patience + _GRACE:
             return None
         hosts = sorted({self.host_of(rank) for rank in left})
-        return f"timeout: nothing more was heard of {', '.join(hosts)}"
+        return f"timeout: no more messages from {', '.join(hosts)}"
 
     @property
     def world_size(self) -> int:

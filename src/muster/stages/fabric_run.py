@@ -34,11 +34,10 @@ def _unanswered(told: Told, accused: set[str]) -> Failure:
             host = told.host_of(rank)
             if host in accused:
                 return Failure(
-                    what=f"rank {rank} did not answer the others' roll call at {event['question']}",
+                    what=f"rank {rank} did not answer the other ranks' check at {event['question']}",
                     where=f"rank {rank}",
                     host=host,
-                    hint="it hung, or it cannot be reached any more; its log in the run folder, and "
-                    "`muster check` of the hosts",
+                    hint="it hangs or is unreachable: see its log in the run folder, and run `muster check`",
                 )
     raise AssertionError("whoever is accused was missed")
 

@@ -19,7 +19,7 @@ from muster.supervise.unreachable import Unreached
 
 GROUPED = Check(
     "host.grouped",
-    "The host takes part in the group checks: its agent starts, and its ranks can be placed.",
+    "The host can take part in the group checks: its agent starts, and its ranks can be placed.",
     "A job would not start on it.",
 )
 NO_TORCH = "torch is not installed for the ranks"
@@ -47,7 +47,7 @@ def together(
     tries = 0
     while hosts and tries < _TRIES:
         tries += 1
-        announce(f"ranks on {len(hosts)} host{'s' if len(hosts) > 1 else ''} measure together ...")
+        announce(f"ranks on {len(hosts)} host{'s' if len(hosts) > 1 else ''} are measuring together ...")
         try:
             data, stopped = _measure(job, hosts, shell)
         except MusterError as error:
@@ -56,13 +56,13 @@ def together(
             hosts = [host for host in hosts if host not in blamed] if blamed else []
             continue
         if stopped:
-            raise JobError(stopped, hint="nothing of the check is left on the hosts")
+            raise JobError(stopped, hint="the check left nothing on the hosts")
         findings += [Finding(GROUPED.name, host.label, Level.PASS) for host in hosts]
         for family in known:
             if family.judge_group is not None:
                 findings += family.judge_group(data, context)
         return data, findings
-    problem = "the group checks were given up"
+    problem = "the group checks were stopped"
     evidence = f"{_TRIES} hosts could not take part"
     left = [Finding(GROUPED.name, host.label, Level.UNKNOWN, problem, evidence) for host in hosts]
     return None, findings + left

@@ -19,8 +19,8 @@ from muster.stages.ends import SharedEnds, culprits_of, shared_ends
 from muster.stages.onejob import File, files_of, notes_of
 
 # Why nothing is known of a host that no observation is of.
-AS_MOST = "its jobs ended as most of their work did: nothing is known of it"
-SILENT = "the logs of its jobs tell neither a time nor a failure"
+AS_MOST = "its jobs ended like most jobs of the same work, so they do not show how the host is"
+SILENT = "the logs of its jobs have neither step times nor a failure"
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,10 @@ def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
         memory=log.memory,
         slower=slower,
         judged=told is not None,
-        notes=[*log.notes, *([f"of the same job as {job.of}, which speaks for it"] if job.of else [])],
+        notes=[
+            *log.notes,
+            *([f"another log of the same job as {job.of}, which is used instead"] if job.of else []),
+        ],
         **measured,
     )
 

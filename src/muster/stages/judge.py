@@ -49,7 +49,7 @@ def judge(
     log can be read.
     """
     if not 0 < slow < 1:
-        raise UsageError(f"is a share of a step's time between 0 and 1, not {slow:g}", where="--slow")
+        raise UsageError(f"must be between 0 and 1 (a share of the step time), not {slow:g}", where="--slow")
     named = _pattern(host_pattern)
     stored = load_baselines(baseline) if baseline else {}
     known = load_mappings(mappings)
@@ -59,9 +59,9 @@ def judge(
     if all(log.outcome == "unreadable" for log in logs):
         first = f": {logs[0].path} {logs[0].reason}" if logs else ""
         raise UsageError(
-            f"no log can be read of {len(logs)}{first}",
+            f"none of the {len(logs)} files could be read as a training log{first}",
             where=str(where),
-            hint="tables need --mapping FILE; docs/judge.md says what can be read",
+            hint="tables need --mapping FILE; docs/judge.md lists the formats that can be read",
         )
     return judged(str(where), logs, Settings(slow=slow), stored)
 
@@ -105,7 +105,7 @@ def load_baselines(path: Path) -> dict[Class, Baseline]:
         raise UsageError(f"cannot be read: {error.strerror or error}", where=str(path)) from None
     except (ValueError, KeyError, TypeError, ValidationError, RecursionError):
         raise UsageError(
-            "is not what muster judge --json writes", where=str(path), hint="muster judge DIR --json > FILE"
+            "is not the output of muster judge --json", where=str(path), hint="muster judge DIR --json > FILE"
         ) from None
     return {
         Class(each.work, each.hosts): Baseline(each.step_seconds, each.deviation, each.jobs, stored=True)

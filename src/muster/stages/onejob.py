@@ -46,9 +46,11 @@ def notes_of(files: Sequence[File]) -> list[str]:
     if not count:
         return []
     are = (
-        "1 log is another rank's or stream's" if count == 1 else f"{count} logs are other ranks' or streams'"
+        "1 log belongs to another rank or stream"
+        if count == 1
+        else f"{count} logs belong to other ranks or streams"
     )
-    return [f"{are} of a job that counts once: by its slowest file"]
+    return [f"{are} of a job that is already counted: each job counts once, by its slowest file"]
 
 
 def _says(log: JobLog) -> tuple[float, ...]:

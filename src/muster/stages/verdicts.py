@@ -15,14 +15,14 @@ from muster.supervise.unreachable import Unreached, remedy_for
 
 REACHED = Check(
     "host.reached",
-    "The host's name is known, its ssh port answers, with the right key, the login works, and there is a "
+    "The host's name resolves, its ssh port answers with the right key, the login works, and there is a "
     "Python >= 3.8.",
     "A job starts on all its hosts or on none.",
 )
 ANSWERED = Check(
     "host.answered",
-    "Every probe on the host comes to an end in time.",
-    "A disk, a driver or a name server at which a probe hangs will hang a job, too.",
+    "Every probe on the host finishes in time.",
+    "A disk, driver or name server that hangs a probe also hangs a job.",
 )
 Heard = Mapping[str, Answered | Unreached]
 
@@ -39,7 +39,7 @@ def judge(known: Sequence[Family], heard: Heard, context: Context) -> list[Findi
         judged, nonsense = _judged(family, _whole(answers), _whole(peers), context)
         findings += judged
         findings += [
-            Finding(check.name, host, Level.UNKNOWN, "the probe gave no answer that could be judged", why)
+            Finding(check.name, host, Level.UNKNOWN, "the probe's answer could not be read", why)
             for host, why in {**lost, **nonsense}.items()
             for check in family.checks
         ]
@@ -117,7 +117,7 @@ def _frame(heard: Heard) -> list[Finding]:
             problem = f"unreachable ({one.stage.value}): {one.problem}"
             findings.append(Finding(REACHED.name, host, Level.FAIL, problem, one.said, one.remedy))
             continue
-        seen = f"{one.transport.seconds:.2f} s to the first word of Python {one.transport.python}"
+        seen = f"{one.transport.seconds:.2f} s until the first answer of Python {one.transport.python}"
         findings.append(Finding(REACHED.name, host, Level.PASS, evidence=seen))
         silent = [
             f"{name}: {answer['error']}"
@@ -126,7 +126,7 @@ def _frame(heard: Heard) -> list[Finding]:
             if failed(answer)
         ]
         if silent:
-            problem = "probes that did not come to an end"
+            problem = "probes did not finish"
             remedy = "timeout 5 df; timeout 5 nvidia-smi; sudo dmesg | tail -n 50"
             findings.append(Finding(ANSWERED.name, host, Level.WARN, problem, "; ".join(silent), remedy))
         else:

@@ -52,7 +52,7 @@ def survey(
                     done = len(inquiry.results)
                     progress(done, len(places), inquiry.unreached)
                 if wish.stop:
-                    raise JobError(wish.stop, hint="nothing of the check is left on the hosts")
+                    raise JobError(wish.stop, hint="the check left nothing on the hosts")
         finally:
             inquiry.close()
     return {place.host: inquiry.results[place.host] for place in places}

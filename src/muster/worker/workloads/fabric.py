@@ -32,7 +32,7 @@ def measure(context: Context) -> None:
     report("ready", device=device, torch=version("torch"), threads=_threads(context))
     Round(place, report, JobMeeting(place)).run()
     if context.world_size == 1 and context.main:
-        text = "one rank alone has nobody to talk with: collectives, pairs and the split product do not apply"
+        text = "there is only one rank: collectives, pairs and the split product are not measured"
         context.emit(events.Noted, text=text)
     if report.trouble:
         raise WorkerError(_in_words(place, *report.trouble[0]))
@@ -88,7 +88,7 @@ def _in_words(place: Place, kind: str, told: dict[str, Any]) -> str:
     if kind == "failed":
         return f"{question}: {told['what']}"
     ranks = ", ".join(f"rank {rank} on {place.host_of(rank)}" for rank in told["ranks"])
-    return f"{ranks} did not answer the roll call at {question}"
+    return f"{ranks} did not answer the check at {question}"
 
 
 class Reporter:
