@@ -14,7 +14,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "judging.md").read_text(e
 
 
 def test_the_loop_of_waves() -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (example,) = re.findall(r"```python[^\n]*\n(.*?)```", PAGE, re.DOTALL)
     hosts = tuple(f"n{number:02d}" for number in range(16))
     fleet = Fleet(Topology(hosts), (Planted("card", ("n05",), 0.1),))
     space: dict[str, Any] = {"hosts": hosts, "run": fleet.run}
