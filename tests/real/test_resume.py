@@ -116,9 +116,13 @@ def test_damaged_checkpoints_are_never_resumed_from(tmp_path: Path) -> None:
     document = json.loads(done.result.read_text())
     document["status"] = "failed"
     done.result.write_text(json.dumps(document))
-    again = resume(done)
+    before = losses(done)
+    again = resume(done, leave=["local1"])
     assert (again.status, again.attempt) == ("succeeded", 3), again.failure
     assert done.read_json(done.job)["resume_step"] == 4
+    assert (result.world_size, again.world_size) == (2, 1)
+    assert again.global_batch == result.global_batch
+    assert losses(done) == pytest.approx(before, rel=1e-4)  # the same batches in the same order
     size = weights_file.stat().st_size  # whole again: it was written anew
     passed = [note for note in again.notes if "passed over" in note]
     assert [note.partition(" ")[0] for note in passed] == [f"checkpoint-{s}" for s in (6, 9, 12, 13)]

@@ -14,9 +14,10 @@ from muster.core.inventory import Host
 from muster.core.job import Job, place
 from muster.core.recipe import recipe_from
 from muster.stages import train as stage
-from muster.stages.agree import Attempt, agree, continued
+from muster.stages.agree import Attempt, agree
 from muster.stages.checkpoints import Start
-from muster.stages.inputs import read_inputs
+from muster.stages.continuing import continued, divided, on_other_hosts, same_batch, without
+from muster.stages.inputs import Inputs, read_inputs
 from muster.store.atomic import write_json
 from muster.store.runfolder import RunFolder
 from tests.support import TINY
@@ -90,12 +91,16 @@ def test_a_run_of_before_goes_on_where_it_was(workdirs: Callable[..., str], tmp_
 # --- the same job ----------------------------------------------------------------------------------------
 
 
-def job(slots: int, size: int, precision: str = "bf16", device: str = "cuda", engine: str = "ddp") -> Job:
+def job(
+    slots: int, size: int, precision: str = "bf16", device: str = "cuda", engine: str = "ddp", hosts: int = 1
+) -> Job:
+    places = place([(Host(f"n{number}", slots), slots) for number in range(1, hosts + 1)])
+    ranks = slots * hosts
     return Job(
         id="one",
         launcher="ssh",
-        placements=place([(Host("n1", slots), slots)]),
-        batch=Batch(1, size // slots, size),
+        placements=places,
+        batch=Batch(min(4, size // ranks), max(1, size // ranks // 4), size),
         precision=precision,
         device=device,
         recipe=recipe_from({"engine": {"name": engine}}).as_dict(),
@@ -116,7 +121,6 @@ def begun(folder: Path, before: Job) -> RunFolder:
         (job(4, 32), "on 4 ranks with a global batch of 32 in bf16 on cuda"),
         (job(8, 64, precision="fp32"), "in fp32 on cuda"),
         (job(8, 64, device="cpu"), "in bf16 on cpu"),
-        (job(4, 64, engine="deepspeed"), "on 4 ranks with a global batch of 64"),  # its parts are cut for 8
     ],
 )
 def test_another_job_is_not_gone_on_with(again: Job, words: str, tmp_path: Path) -> None:
@@ -156,3 +160,65 @@ def test_hosts_are_asked_before_anything_is_written(tmp_path: Path) -> None:
     assert run.job.read_text() == before
     ready = agree(inputs, run, {"local": about([])}, Attempt(2, resume=True), start=Start())
     assert ready.job.resume_step is None
+
+
+# --- other hosts ------------------------------------------------------------------------------------------
+
+
+def now(hosts: str, *overrides: str, engine: str = "ddp") -> Inputs:
+    zero = "1" if engine == "deepspeed" else "0"
+    return read_inputs("demo", hosts, [*TINY, f"engine.name={engine}", f"engine.zero={zero}", *overrides])
+
+
+def each(inputs: Inputs, *, shared: bool = True) -> dict[str, Any]:
+    return {host: {**about([100]), "shared": shared} for host in inputs.inventory.names}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "micro", "accumulation"),
+    [("n1:8", 4, 2), ("n1:8,n3:8", 4, 1), ("n1:1", 4, 16), ("n1:32", 2, 1), ("n1:16,n2:16,n3:32", 1, 1)],
+)
+def test_the_global_batch_stays_on_other_ranks(
+    hosts: str, micro: int, accumulation: int, tmp_path: Path
+) -> None:
+    """What the recipe derived from the number of ranks at the start is not derived anew."""
+    run = begun(tmp_path, job(8, 64))
+    inputs = now(hosts)
+    batch = same_batch(run, inputs, each(inputs)).recipe.batch
+    assert (batch.micro, batch.accumulation, batch.global_) == (micro, accumulation, 64)
+
+
+def test_a_global_batch_that_cannot_be_divided(tmp_path: Path) -> None:
+    run, inputs = begun(tmp_path, job(8, 64)), now("n1:6")
+    with pytest.raises(UsageError, match="64, which cannot be divided among 6 ranks") as refused:
+        same_batch(run, inputs, each(inputs))
+    assert "such as 4, 8" in (refused.value.hint or "")
+    assert divided(Batch(6, 2, 48), 3, "one") == Batch(4, 4, 48)
+
+
+def test_deepspeed_goes_on_where_its_parts_are(tmp_path: Path) -> None:
+    """On as many ranks; on disks of their own, each host with the ranks that it had."""
+    run = begun(tmp_path, job(4, 64, engine="deepspeed", hosts=2))
+    fewer = now("n1:4", engine="deepspeed")
+    with pytest.raises(UsageError, match="begun on 8 ranks, and there are 4 now: DeepSpeed"):
+        same_batch(run, fewer, each(fewer))
+    for hosts, holder in (("n2:4,n1:4", "n1"), ("n1:4,n3:4", "n2")):
+        moved = now(hosts, engine="deepspeed")
+        same_batch(run, moved, each(moved))  # all see the run folder
+        with pytest.raises(UsageError, match=f"on the disks of {holder}"):
+            same_batch(run, moved, each(moved, shared=False))
+    same = now("n1:4,n2:4", engine="deepspeed")
+    assert same_batch(run, same, each(same, shared=False)).recipe.batch.global_ == 64
+
+
+def test_hosts_are_left_out() -> None:
+    inputs = now("n1:4,n2:4,n3:4", "launch.address=10.0.0.1", "launch.hosts=3")
+    assert without(inputs.inventory, ["n2"]).names == ("n1", "n3")
+    with pytest.raises(UsageError, match="n7: is none of the run's hosts"):
+        without(inputs.inventory, ["n7"])
+    with pytest.raises(UsageError, match="no host is left"):
+        without(inputs.inventory, ["n1", "n2", "n3"])
+    before = inputs.inventory.names
+    kept = on_other_hosts(inputs.recipe, before, without(inputs.inventory, ["n2"])).launch
+    assert (kept.hosts, kept.address) == (None, "10.0.0.1")
+    assert on_other_hosts(inputs.recipe, before, without(inputs.inventory, ["n1"])).launch.address is None

@@ -15,11 +15,21 @@ EXAMPLES = """Examples:
 
   muster resume runs/20261121-093000-text2sql-t5-small-4f2a
 
-  muster resume last --step 2000"""
+  muster resume last --step 2000
+
+  muster resume last --without node3
+
+  muster resume last --hosts node1:8,node4:8"""
 
 
 def resume(
     run: Run,
+    hosts: Annotated[
+        str | None, typer.Option("--hosts", "-H", help="On these hosts instead of the run's own.")
+    ] = None,
+    leave: Annotated[
+        list[str] | None, typer.Option("--without", help="Without this host of the run; may be repeated.")
+    ] = None,
     step: Annotated[
         int | None,
         typer.Option(
@@ -42,5 +52,12 @@ def resume(
 
     folder = find_run(run, root)
     with ProgressView(err_console()) as view:
-        result = run_resume(folder, wanted=Wanted(step, copy), watch=view, announce=view.announce)
+        result = run_resume(
+            folder,
+            wanted=Wanted(step, copy),
+            hosts=hosts,
+            leave=leave or (),
+            watch=view,
+            announce=view.announce,
+        )
     return finish(result, folder, json=json)

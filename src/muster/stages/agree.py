@@ -6,13 +6,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from muster.core.errors import RecipeError, UsageError
-from muster.core.job import Decision, Job, Placement, read_job
+from muster.core.job import Job, Placement
 from muster.core.plan import Plan
 from muster.core.recipe import Recipe
 from muster.planner.advice import advise
 from muster.planner.decide import Decided, check_disk
 from muster.planner.hosts import Chosen
 from muster.stages.checkpoints import Start, Wanted
+from muster.stages.continuing import continued
 from muster.stages.inputs import Inputs
 from muster.stages.orders import job_of, orders
 from muster.stages.peaks import peaks_of
@@ -133,38 +134,6 @@ def check_profile(recipe: Recipe, world_size: int) -> None:
             where="measure.profile_step",
             hint=f"at most {last}, or more train.max_steps",
         )
-
-
-def continued(run: RunFolder, job: Job) -> Job:
-    """A job that goes on from a checkpoint, with a word where its ranks are others in number.
-
-    What was open is decided anew, by hosts that may have changed. Samples are counted in global batches, and
-    DeepSpeed's checkpoints are cut by rank: raises UsageError where those, or the arithmetic, would change.
-    """
-    before = read_job(run.read_json(run.job))
-    if before is None:
-        return job
-    same = _manner(before) == _manner(job)
-    moved = before.world_size != job.world_size
-    if not same or (moved and job.recipe["engine"]["name"] == "deepspeed"):
-        raise UsageError(
-            f"was begun {_words(before)}, and would go on {_words(job)}",
-            where=run.id,
-            hint="as many slots on the same kind of hosts; or `muster train` anew",
-        )
-    if not moved:
-        return job
-    why = f"begun on {before.world_size}: the same global batches, but other random numbers, as for dropout"
-    return replace(job, decisions=(*job.decisions, Decision("ranks", job.world_size, why)))
-
-
-def _manner(job: Job) -> tuple[int, str, str]:
-    return job.batch.global_, job.precision, job.device
-
-
-def _words(job: Job) -> str:
-    size, precision, device = _manner(job)
-    return f"on {job.world_size} ranks with a global batch of {size} in {precision} on {device}"
 
 
 def rendezvous_address(inputs: Inputs, facts: dict[str, Any], first: Placement) -> str:

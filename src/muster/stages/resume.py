@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,8 @@ from muster.core.result import Result
 from muster.shell import Shell
 from muster.stages.agree import Attempt
 from muster.stages.checkpoints import Wanted
-from muster.stages.inputs import check
+from muster.stages.continuing import on_other_hosts, without
+from muster.stages.inputs import Inputs, check
 from muster.stages.recorder import Watcher
 from muster.stages.train import nobody, train
 from muster.store import events
@@ -28,11 +29,14 @@ def resume(
     run: RunFolder,
     *,
     wanted: Wanted | None = None,
+    hosts: str | None = None,
+    leave: Sequence[str] = (),
     watch: Watcher = nobody,
     announce: Callable[[Job], None] = nobody,
     shell: Shell | None = None,
 ) -> Result:
-    """Continue with the frozen recipe on the same hosts. Raises RunFolderError where it cannot be.
+    """Continue with the frozen recipe, on the same hosts or on `hosts`, without those to `leave` out. Raises
+    RunFolderError where it cannot be.
 
     A checkpoint that ranks fail to load is passed over for the one before, unless its step was asked for.
     """
@@ -60,7 +64,7 @@ def resume(
     while True:
         with run.claim(own) as claim:  # before any host is asked: two resumes at once must not both start
             job = run.read_json(run.job)
-            inputs = check(frozen_recipe(run), frozen_inventory(job))
+            inputs = _inputs(run, job, hosts, leave)
             attempt = Attempt(int(job["attempt"]) + 1, resume=True, wanted=replace(wanted, avoid=avoid))
             result = train(
                 inputs, run, attempt=attempt, claim=claim, watch=watch, announce=announce, shell=shell
@@ -69,6 +73,15 @@ def resume(
         if bad is None or bad in avoid:
             return result
         avoid[bad] = result.failure.what if result.failure else "it could not be loaded"
+
+
+def _inputs(run: RunFolder, job: dict[str, Any], hosts: str | None, leave: Sequence[str]) -> Inputs:
+    recipe, inventory = frozen_recipe(run), frozen_inventory(job)
+    if hosts or leave:
+        before = inventory.names
+        inventory = without(read_inventory(hosts) if hosts else inventory, leave)
+        recipe = on_other_hosts(recipe, before, inventory)
+    return check(recipe, inventory)
 
 
 def unloadable(run: RunFolder) -> int | None:

@@ -21,7 +21,8 @@ from muster.core.slurm import allocation
 from muster.launchers.slurm import TICKET
 from muster.shell import RealShell, Shell
 from muster.stages.agree import Attempt, Facts, Ready, agree
-from muster.stages.checkpoints import choose
+from muster.stages.checkpoints import BEGINNING, choose
+from muster.stages.continuing import same_batch
 from muster.stages.fabric_run import judged, write_tables
 from muster.stages.freeze import freeze
 from muster.stages.inputs import Inputs
@@ -91,7 +92,9 @@ def train(
                 told = {host: {**spec, "sealed": code_of_seals} for host, spec in told.items()}
             facts = supervisor.greet(told)
             if attempt.resume and inputs.recipe.trains:
-                watch(events.Phase(time=time.time(), rank=0, name="verify"))
+                if attempt.wanted.step != BEGINNING and any(about["checkpoints"] for about in facts.values()):
+                    inputs = same_batch(run, inputs, facts)
+                    watch(events.Phase(time=time.time(), rank=0, name="verify"))
                 copy = partial(_copy, inputs, places, facts, supervisor, shell)
                 start = choose(run, inputs.recipe, supervisor, facts, attempt.wanted, copy)
             ready = supervisor.meanwhile(partial(agree, inputs, run, facts, attempt, chosen, start))
