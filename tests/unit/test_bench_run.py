@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from muster.stages.bench_inputs import read_bench
 from muster.stages.inputs import read_inputs
 from muster.stages.runs import benches
 from muster.store.benchfolder import BenchFolder
+from tests.support import wait_until
 from tests.unit.benches import diary_of, inputs_of, long_on, made, play, player, well, write_suite
 
 ANY_SIZE = {"set": {"batch": {"global": None, "micro": 8}}}  # digits' global batch of 64 is not for 5 ranks
@@ -116,6 +118,47 @@ def test_a_timeout_ends_that_job_alone(tmp_path: Path, heeds: bool, monkeypatch:
     assert code == (1 if heeds else -signal.SIGKILL)
     assert all(job.outcome == "succeeded" for job in found.jobs if job.entry == "short")
     assert found.complete
+
+
+class Stopper(Nobody):
+    """`muster show`, then `muster stop`, while the first job runs."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.told: list[str] = []
+
+    def began(self, task: Task, run: Path) -> None:
+        if not self.told:
+            self.told.append(verb("show", "bench", self.root))
+            threading.Thread(target=lambda: self.told.append(verb("stop", "bench", self.root))).start()
+
+
+def verb(name: str, what: str, root: Path, *more: str) -> str:
+    """What a verb prints, in a process of its own."""
+    argv = [sys.executable, "-m", "muster", name, what, "--runs", str(root), *more]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_bench_is_shown_stopped_and_reported(tmp_path: Path) -> None:
+    """By the name that `muster ls` lists it under, as a run is."""
+    stopper = Stopper(tmp_path)
+    inputs = inputs_of(tmp_path, "local:2x1", {"groups": [1]})
+    found, folder = play(tmp_path, inputs, long_on("local0"), spectator=stopper)
+    assert "stopped by `muster stop`" in found.notes and not found.complete
+    assert wait_until(lambda: len(stopper.told) == 2, 60)
+    assert "running: 0 of 2 jobs" in stopper.told[0]
+    assert "stopped" in stopper.told[1] and f"muster bench --continue {folder.path}" in stopper.told[1]
+    again = continue_bench(folder, Surroundings(shell=player(tmp_path / "diary", well)))
+    assert again.complete  # the request to stop was of before
+    shown = verb("show", str(folder.path), tmp_path / "elsewhere")
+    assert "ended: 2 of 2 jobs" in shown and "digits-1x-001" in shown
+    assert json.loads(verb("show", "bench", tmp_path, "--json"))["result"]["complete"]
+    assert str(folder.report) in verb("report", "bench", tmp_path)
+    assert "digits-1x-001" in folder.report.read_text()
+    assert "is not running" in verb("stop", "bench", tmp_path)
+    assert "muster bench --continue" in verb("resume", str(folder.path), tmp_path)
 
 
 class Interrupter(Nobody):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +15,7 @@ from muster.cli.output import err_console, out_console
 from muster.core.bench import Bench, BenchJob, Comparison, Curve, HostVerdict
 from muster.core.hostlist import fold_hosts
 from muster.core.units import format_flops, format_seconds, size_words
+from muster.store.benchfolder import BenchFolder
 
 SHOWN = 100  # hosts, and jobs; of more, those that are not well
 _COLOURS = {
@@ -28,9 +31,61 @@ _COMPARED = (
 )  # fmt: skip
 
 
-def print_bench(found: Bench, *, every: bool) -> None:
-    """Jobs, curves, comparison, hosts with evidence, the count."""
+def show_bench(folder: BenchFolder, *, json: bool) -> int:
+    """How far a bench has come, and what it found. -> exit code."""
+    from muster.cli.output import print_json
+    from muster.stages.runs import bench_row, read_bench
+
+    row, found = bench_row(folder), read_bench(folder)
+    state = (
+        "damaged" if row is None else "running" if row.running else "ended" if row.complete else "not ended"
+    )
+    jobs, done = (row.jobs, row.done) if row else (None, None)
+    if json:
+        told = found.model_dump(mode="json") if found else None
+        where = str(folder.path)
+        print_json(
+            {"id": folder.id, "path": where, "state": state, "jobs": jobs, "done": done, "result": told}
+        )
+        return 0
     console = out_console()
+    console.print(f"{escape(folder.id)}\n  {state}: {done} of {jobs} jobs are over")
+    if found:
+        print_bench(found, every=False)
+    places = (
+        ("folder", folder.path),
+        ("results", folder.bench),
+        ("table", folder.table),
+        ("report", folder.report),
+    )
+    for name, path in places:
+        if path.exists():
+            console.print(f"  {name:<22} {escape(str(path))}")
+    if row and not row.running and not row.complete:
+        console.print(f"  {'go on with':<22} muster bench --continue {escape(str(folder.path))}")
+    return 0
+
+
+def bench_page(folder: BenchFolder, output: Path | None) -> Path:
+    """A bench's tables as one HTML file. Raises RunFolderError where it has not found anything yet."""
+    from muster.core.errors import RunFolderError
+    from muster.stages.runs import read_bench
+    from muster.store.atomic import write_text
+
+    found = read_bench(folder)
+    if found is None:
+        raise RunFolderError("has no results yet", where=folder.id, hint=f"`muster show {folder.id}`")
+    console = Console(record=True, width=180, file=StringIO(), force_terminal=True, highlight=False)
+    console.print(f"[bold]{escape(folder.id)}[/bold]  {escape(found.suite)}\n")
+    print_bench(found, every=True, console=console)
+    write_text(output or folder.report, console.export_html())
+    return output or folder.report
+
+
+def print_bench(found: Bench, *, every: bool, console: Console | None = None) -> None:
+    """Jobs, curves, comparison, hosts with evidence, the count."""
+    notes = console or err_console()
+    console = console or out_console()
     _show(console, _jobs(found, every=every))
     for curve in found.curves:
         _show(console, _curve(curve))
@@ -50,7 +105,7 @@ def print_bench(found: Bench, *, every: bool) -> None:
         if verdict.verdict in ("slow", "failing"):
             _evidence(console, verdict)
     for note in found.notes:
-        err_console().print(f"[yellow]note[/yellow] {escape(note)}")
+        notes.print(f"[yellow]note[/yellow] {escape(note)}")
     console.print(_count(found))
 
 

@@ -24,13 +24,14 @@ def report(
     root: Root = Path("runs"),
     json: Json = False,
 ) -> int:
-    """Write a run's page: one HTML file that opens offline."""
+    """Write a run's page, or a bench's: one HTML file that opens offline."""
+    from muster.cli.benches import bench_page
     from muster.cli.output import print_json
     from muster.stages.report import report as run_report
-    from muster.store.runfolder import find_run
+    from muster.store.benchfolder import BenchFolder, find
 
-    folder = find_run(run, root)
-    page = run_report(folder, output)
+    folder = find(run, root)
+    page = bench_page(folder, output) if isinstance(folder, BenchFolder) else run_report(folder, output)
     if json:
         print_json({"id": folder.id, "report": str(page)})
     else:

@@ -30,14 +30,17 @@ def show(
     ] = False,
     json: Json = False,
 ) -> int:
-    """Show a run: its result, or how far it has come."""
+    """Show a run, or a bench: its result, or how far it has come."""
+    from muster.cli.benches import show_bench
     from muster.cli.output import print_json, print_result
     from muster.core.recipe import recipe_class
     from muster.stages.runs import queued
     from muster.stages.runs import show as run_show
-    from muster.store.runfolder import find_run
+    from muster.store.benchfolder import BenchFolder, find
 
-    folder = find_run(run, root)
+    folder = find(run, root)
+    if isinstance(folder, BenchFolder):
+        return show_bench(folder, json=json)
     if follow:
         watch(folder, stops=False)
     shown = run_show(folder)

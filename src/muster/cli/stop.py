@@ -12,12 +12,21 @@ EXAMPLES = """Examples:
 
 
 def stop(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
-    """Stop a running job on all its hosts. Other jobs there are not touched."""
+    """Stop a running job, or all jobs of a bench, on all hosts. Other jobs there are not touched."""
     from muster.cli.output import err_console, print_json
     from muster.stages.runs import stop as run_stop
-    from muster.store.runfolder import find_run
+    from muster.stages.runs import stop_bench
+    from muster.store.benchfolder import BenchFolder, find
 
-    folder = find_run(run, root)
+    folder = find(run, root)
+    if isinstance(folder, BenchFolder):
+        ended = stop_bench(folder)
+        if json:
+            print_json({"id": folder.id, "stopped": ended, "status": "stopped" if ended else None})
+        else:
+            go_on = f"{folder.id}: stopped; go on with muster bench --continue {folder.path}"
+            print(go_on if ended else "asked; the bench has not ended yet")
+        return 0 if ended else 1
     stopped = run_stop(folder)
     result, cancelled = stopped.result, stopped.cancelled
     ended = result is not None or cancelled

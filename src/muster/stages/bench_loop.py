@@ -68,9 +68,12 @@ class Jobs:
 
     def run(self) -> str | None:
         """Until all are over. -> why they were stopped before that; None: they were not."""
+        self.folder.stop_request.unlink(missing_ok=True)
         with interrupts() as wish:
             try:
                 while True:
+                    if self.folder.stop_request.exists():
+                        wish.stop = wish.stop or "stopped by `muster stop`"
                     if wish.stop:
                         for child in self.children:
                             child.stop(wish.stop)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.core.bench import BenchHead
+from muster.core.bench import Bench, BenchHead
 from muster.core.errors import MusterError, RunFolderError
 from muster.core.result import Result
 from muster.stages.slurm_queue import cancel, waits, whereabouts
@@ -51,20 +51,43 @@ class BenchRow:
 
 def benches(root: Path) -> list[BenchRow]:
     """Benches under `root`, oldest first; those that cannot be read are left out."""
-    rows = []
-    for folder in list_benches(root):
-        try:
-            jobs = [str(each["id"]) for each in folder.read_schedule()["jobs"]]
-            found = (
-                BenchHead.model_validate_json(folder.bench.read_bytes()) if folder.bench.exists() else None
-            )
-        except (RunFolderError, OSError, ValueError, LookupError, TypeError):
-            continue
-        done = sum(folder.record(job).exists() for job in jobs)
-        verdicts = {str(name): count for name, count in found.summary.items() if count} if found else {}
-        complete = found is not None and found.complete
-        rows.append(BenchRow(folder, len(jobs), done, folder.busy(), complete, verdicts))
-    return rows
+    return [row for folder in list_benches(root) if (row := bench_row(folder)) is not None]
+
+
+def bench_row(folder: BenchFolder) -> BenchRow | None:
+    """How far a bench has come; None where its files cannot be read."""
+    try:
+        jobs = [str(each["id"]) for each in folder.read_schedule()["jobs"]]
+        found = BenchHead.model_validate_json(folder.bench.read_bytes()) if folder.bench.exists() else None
+    except (RunFolderError, OSError, ValueError, LookupError, TypeError):
+        return None
+    done = sum(folder.record(job).exists() for job in jobs)
+    verdicts = {str(name): count for name, count in found.summary.items() if count} if found else {}
+    complete = found is not None and found.complete
+    return BenchRow(folder, len(jobs), done, folder.busy(), complete, verdicts)
+
+
+def read_bench(folder: BenchFolder) -> Bench | None:
+    """What a bench found; None: it has not come to its end. Raises RunFolderError for a damaged file."""
+    if not folder.bench.exists():
+        return None
+    try:
+        return Bench.model_validate_json(folder.bench.read_bytes())
+    except (OSError, ValueError) as error:
+        raise RunFolderError(
+            f"cannot be read: {str(error).splitlines()[0]}", where=str(folder.bench)
+        ) from None
+
+
+def stop_bench(folder: BenchFolder, *, patience: float = 60) -> bool:
+    """Ask who works on a bench to stop its jobs, and wait. -> whether it has ended. Raises RunFolderError."""
+    if not folder.busy():
+        raise RunFolderError("is not running", where=folder.id)
+    folder.stop_request.touch()
+    limit = time.monotonic() + patience
+    while folder.busy() and time.monotonic() < limit:
+        time.sleep(0.2)
+    return not folder.busy()
 
 
 def show(run: RunFolder) -> Shown:

@@ -18,7 +18,7 @@ from muster.core.bench import JobRecord
 from muster.core.errors import JobError, RunFolderError
 from muster.core.inventory import Host, Inventory, inventory_document
 from muster.store.atomic import write_json, write_text
-from muster.store.runfolder import RunFolder
+from muster.store.runfolder import RunFolder, find_run
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,16 @@ class BenchFolder:
     def runs(self) -> Path:
         """The jobs' run folders: `muster ls --runs` lists them."""
         return self.path / "runs"
+
+    @property
+    def report(self) -> Path:
+        """The page."""
+        return self.path / "report.html"
+
+    @property
+    def stop_request(self) -> Path:
+        """`muster stop` creates it; who works on the bench obeys."""
+        return self.path / "stop.request"
 
     def recipe(self, entry: str) -> Path:
         """An entry's recipe as it was resolved."""
@@ -246,6 +256,24 @@ def _lock(file: IO[str], kind: int, tries: int = 1) -> None:
 def list_benches(root: Path) -> list[BenchFolder]:
     """Benches directly under `root`, oldest first by name."""
     return [BenchFolder(found.parent) for found in sorted(root.glob("*/schedule.json"))]
+
+
+def find(text: str, root: Path) -> RunFolder | BenchFolder:
+    """A run, or a bench: by path, by id under `root`, by a unique part of its id, or `last`. A bench has its
+    runs below it, where only a path finds them. Raises RunFolderError."""
+    path = Path(text).expanduser()
+    benches = {bench.id: bench for bench in list_benches(root)}
+    if (path / "schedule.json").is_file():
+        return BenchFolder(path.absolute())
+    if text in benches:
+        return benches[text]
+    try:
+        return find_run(text, root)
+    except RunFolderError:
+        matches = [bench for name, bench in benches.items() if text and text in name]
+        if len(matches) != 1:
+            raise
+        return matches[0]
 
 
 def new_bench_folder(root: Path, suite: str) -> BenchFolder:

@@ -274,6 +274,12 @@ def find_run(text: str, root: Path = DEFAULT_ROOT) -> RunFolder:
         path = Path(text).expanduser()
         if any((path / name).is_file() for name in _MARKS):
             return RunFolder(path.absolute())
+        if (path / "schedule.json").is_file():
+            raise RunFolderError(
+                "is a bench, and not a run",
+                where=text,
+                hint=f"`muster bench --continue {path}`; its runs: `muster ls --runs {path / 'runs'}`",
+            )
     except (OSError, RuntimeError):  # longer than a file name can be; ~nobody
         pass
     runs = list_runs(root)
