@@ -8,7 +8,7 @@ import pytest
 
 from muster.core.result import Failure
 from muster.store import events
-from muster.supervise.cause import judge_outcome
+from muster.supervise.cause import judge_outcome, with_way_on
 from muster.supervise.supervisor import Outcome
 
 CLEAN = (0, None)
@@ -104,7 +104,6 @@ def test_a_rank_that_was_killed_and_not_those_that_missed_it() -> None:
     )
     assert (failure.what, failure.where, failure.host) == ("rank 1 was ended by SIGKILL", "rank 1", "node1")
     assert "out-of-memory killer" in (failure.hint or "")
-    assert "muster resume" in (failure.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -197,3 +196,17 @@ def test_a_host_that_failed_without_a_word_and_not_the_one_that_was_stopped(
     failure = cause(exits={"node0": STOPPED, "node1": left}, first_failed="node1")
     assert (failure.what, failure.host) == (what, "node1")
     assert "log" in (failure.hint or "")
+
+
+def test_the_way_on_from_a_checkpoint() -> None:
+    """Where there is one to go on from; bad input has to be mended first."""
+    saved = [events.Saved(time=1.0, step=step, path="p", bytes=1, seconds=1) for step in (20, 40)]
+    model = events.Saved(time=1.0, step=None, path="p", bytes=1, seconds=1)
+    stopped = Failure(what="stopped by Ctrl-C")
+    assert with_way_on(stopped, "mine", [], None) == with_way_on(stopped, "mine", [model], None) == stopped
+    told = with_way_on(stopped, "mine", [*saved, model], None).hint or ""
+    assert told.startswith("`muster resume mine`") and "step 40" in told
+    lost = with_way_on(Failure(what="lost", host="node3", hint="h"), "mine", saved, "node3").hint or ""
+    assert lost.startswith("h; ") and "--without node3" in lost
+    bad = Failure(what="is not JSON", usage=True)
+    assert with_way_on(bad, "mine", saved, None) == bad

@@ -13,14 +13,17 @@ from muster.core.errors import UsageError
 from muster.core.inventory import Host
 from muster.core.job import Job, place
 from muster.core.recipe import recipe_from
+from muster.core.recipes import dump_yaml
 from muster.stages import train as stage
 from muster.stages.agree import Attempt, agree
+from muster.stages.ask import ask
 from muster.stages.checkpoints import Start
 from muster.stages.continuing import continued, divided, on_other_hosts, same_batch, without
 from muster.stages.inputs import Inputs, read_inputs
-from muster.store.atomic import write_json
+from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder
 from tests.support import TINY
+from tests.unit.benches import made
 
 
 class Asked(Exception):
@@ -222,3 +225,32 @@ def test_hosts_are_left_out() -> None:
     kept = on_other_hosts(inputs.recipe, before, without(inputs.inventory, ["n2"])).launch
     assert (kept.hosts, kept.address) == (None, "10.0.0.1")
     assert on_other_hosts(inputs.recipe, before, without(inputs.inventory, ["n1"])).launch.address is None
+
+
+# --- what `ask` says of a run without a model ------------------------------------------------------------
+
+
+def ended(folder: Path, status: str, steps: int, **failure: str | None) -> RunFolder:
+    run = begun(folder, job(1, 8))
+    write_text(run.recipe, dump_yaml(recipe_from({}).as_dict()))
+    write_json(run.result, {**made(["n1"]).model_dump(mode="json"), "status": status, "steps": steps,
+                            "failure": failure})  # fmt: skip
+    return run
+
+
+def test_a_run_that_failed_at_its_start_repeats_its_cause(tmp_path: Path) -> None:
+    """Going on would fail again."""
+    run = ended(
+        tmp_path, "failed", 0, what="no such model", where="model.name", host="n1", hint="another name"
+    )
+    with pytest.raises(UsageError, match=r"n1: model\.name: no such model") as refused:
+        ask(run, ["How many?"])
+    assert refused.value.hint == "another name"
+
+
+@pytest.mark.parametrize(("status", "steps"), [("failed", 40), ("stopped", 0), ("timeout", 0)])
+def test_a_run_that_can_go_on_is_told_how(status: str, steps: int, tmp_path: Path) -> None:
+    run = ended(tmp_path, status, steps, what="stopped by Ctrl-C", hint=None)
+    with pytest.raises(UsageError, match="stopped by Ctrl-C") as refused:
+        ask(run, ["How many?"])
+    assert refused.value.hint == f"`muster resume {run.path}`"

@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _call(arguments: list[str]) -> int:
-    from muster.core.errors import MusterError
+    from muster.core.errors import MusterError, disk_full
 
     wants_json = "--json" in arguments
     try:
@@ -87,6 +87,8 @@ def _call(arguments: list[str]) -> int:
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's usage errors
             return fail(error.format_message(), "muster VERB --help", as_json=wants_json, code=2)
+        if isinstance(error, OSError) and (full := disk_full(error)):
+            return fail(str(full), full.hint, as_json=wants_json, code=1, detail=full.as_dict())
         if os.environ.get("MUSTER_DEBUG"):
             raise
         return fail(

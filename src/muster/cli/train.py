@@ -102,7 +102,10 @@ def finish(result: Result, run: RunFolder, *, json: bool) -> int:
     from muster.cli.output import err_console, print_json, print_result
     from muster.stages.report import report
 
-    page = report(run)
+    try:
+        page = str(report(run))
+    except OSError as error:
+        page = f"could not be written: {error.strerror}"
     if json:
         print_json(result.model_dump(mode="json"))
     else:

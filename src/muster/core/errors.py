@@ -13,6 +13,11 @@ MusterError                exit code
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
 
 class MusterError(Exception):
     """What failed, where, on which host, and a hint. `str()` is the one line that a user reads."""
@@ -69,3 +74,14 @@ class HostError(JobError):
 
 class WorkerError(JobError):
     """A rank that failed."""
+
+
+def disk_full(error: OSError, where: Path | str | None = None) -> JobError | None:
+    """The error of a write that found no room; None: it is another one."""
+    if error.errno not in NO_ROOM:
+        return None
+    return JobError(
+        f"the disk is full: {error.strerror}",
+        where=str(where or error.filename or "") or None,
+        hint="make room there; lower checkpoint.keep, or choose another --output or --runs",
+    )

@@ -70,11 +70,7 @@ def ask(
             )
         if run.recipe.exists() and not frozen_recipe(run).checkpoint.model:
             raise RunFolderError("kept no model", where=run.id, hint="train it with checkpoint.model=true")
-        raise RunFolderError(
-            f"has no trained model: the run is {state}",
-            where=run.id,
-            hint="wait for its end" if state == "running" else f"`muster resume {run.id}`",
-        )
+        raise _no_model(run, state)
     if not questions and not evaluate:
         raise UsageError(
             "no question was given", hint='muster ask RUN "question", --file FILE, or --evaluate'
@@ -106,6 +102,32 @@ def ask(
         summary.get("figures") or {},
         summary.get("metric", "exact match"),
     )
+
+
+def _no_model(run: RunFolder, state: str) -> RunFolderError:
+    """Why there is none. One that failed before its first step would fail again: its cause is what helps."""
+    if state == "running":
+        return RunFolderError(
+            "has no trained model: the run is running", where=run.id, hint="wait for its end"
+        )
+    result = run.read_result()
+    failure = result.failure if result else None
+    if result is None or failure is None:
+        again = f"`muster resume {run.word}`"
+        return RunFolderError(f"has no trained model: the run is {state}", where=run.id, hint=again)
+    cause = ": ".join(part for part in (failure.host, failure.where, failure.what) if part)
+    hint = failure.hint
+    if (result.steps or state != "failed") and "muster resume" not in (hint or ""):
+        hint = "; ".join(part for part in (hint, f"`muster resume {run.word}`") if part)
+    return RunFolderError(f"has no trained model: the run {_ENDED[state]}: {cause}", where=run.id, hint=hint)
+
+
+_ENDED = {
+    "failed": "failed",
+    "stopped": "was stopped",
+    "timeout": "ended by its timeout",
+    "succeeded": "ended",
+}
 
 
 def check_model(run: RunFolder) -> None:

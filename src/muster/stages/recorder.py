@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,9 +37,9 @@ class Recorder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in (self._events, *self._logs.values()):
-            file.close()
-        self.board.close()
+        for close in (self._events.close, *(file.close for file in self._logs.values()), self.board.close):
+            with suppress(OSError):  # a full disk: what could not be written was said when it was to be
+                close()
 
     def record(self, event: events.Event) -> None:
         """Append an event with the time of its arrival, then show it."""

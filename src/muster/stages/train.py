@@ -7,11 +7,12 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from muster.core.errors import InventoryError, JobError, RunFolderError
+from muster.core.errors import InventoryError, JobError, MusterError, RunFolderError, disk_full
 from muster.core.job import Job, Placement, place
 from muster.core.recipe import recipe_from
 from muster.core.recipes import read_yaml
@@ -34,11 +35,13 @@ from muster.store.atomic import write_json, write_text
 from muster.store.claim import Claim
 from muster.store.runfolder import RunFolder, new_mark
 from muster.store.values import forget
-from muster.supervise.cause import judge_outcome
+from muster.supervise.cause import judge_outcome, with_way_on
 from muster.supervise.fetch import copy_between, fetch_model, fetch_profiles
 from muster.supervise.fold import make_result
 from muster.supervise.interrupts import interrupts
 from muster.supervise.supervisor import Listener, Outcome, Supervisor
+
+ROOM = 1 << 18  # bytes that are held for the result, should the disk be full by then
 
 
 def nobody(event: object) -> None:
@@ -160,7 +163,11 @@ def _run(
     run.set_result_aside()
     if not os.environ.get(TICKET):  # a job that Slurm starts again obeys what was asked of its first start
         run.stop_request.unlink(missing_ok=True)
-    freeze(run, ready, inputs)
+    try:
+        freeze(run, ready, inputs)
+        run.room.write_bytes(bytes(ROOM))
+    except OSError as error:
+        raise disk_full(error, run.path) or error from None
     job, launch = ready.job, inputs.recipe.launch
     announce(job)
     deadline = time.monotonic() + launch.timeout if launch.timeout else None
@@ -177,20 +184,50 @@ def _run(
         return None
 
     with interrupts() as wish, Recorder(run, job.attempt, watch, scrub) as recorder:
-        recorder.begin_logs(list(facts))
-        recorder.state("begin", resume_step=job.resume_step, hosts=list(facts))
-        for host, about in facts.items():
-            recorder.host_facts(host, {k: v for k, v in about.items() if k != "port"})
-        listener = Listener(recorder.event, recorder.log, recorder.hardware, tick)
-        outcome = supervisor.run(_with_code(ready.orders), listener)
-        result = _conclude(inputs, run, job, recorder, outcome, facts, shell)
-        recorder.state("end", status=result.status)
-        _write_predictions(run, result)
-        write_tables(run, result)
-        write_json(run.result, result.model_dump(mode="json"))
+        try:
+            recorder.begin_logs(list(facts))
+            recorder.state("begin", resume_step=job.resume_step, hosts=list(facts))
+            for host, about in facts.items():
+                recorder.host_facts(host, {k: v for k, v in about.items() if k != "port"})
+            listener = Listener(recorder.event, recorder.log, recorder.hardware, tick)
+            outcome = supervisor.run(_with_code(ready.orders), listener)
+            result = _conclude(inputs, run, job, recorder, outcome, facts, shell)
+            recorder.state("end", status=result.status)
+            _write_predictions(run, result)
+            write_tables(run, result)
+            _write_result(run, result)
+        except Exception as error:  # whatever it is: nothing runs on, and the run says that it failed
+            supervisor.leave(keep=True)
+            result = _broken(run, job, recorder, error)
     run.stop_request.unlink(missing_ok=True)
     if result.status == "succeeded":  # nothing is left to resume
         forget(recipe_from(read_yaml(run.recipe)).env_kept)
+    return result
+
+
+def _write_result(run: RunFolder, result: Result) -> None:
+    run.room.unlink(missing_ok=True)
+    write_json(run.result, result.model_dump(mode="json"))
+
+
+def _broken(run: RunFolder, job: Job, recorder: Recorder, error: Exception) -> Result:
+    """The result of a job that the controller could not hold to its end, written where there is room.
+
+    A full disk of the controller's is such an end; an error of muster's own is raised again.
+    """
+    known: MusterError | None = error if isinstance(error, MusterError) else None
+    if isinstance(error, OSError):
+        known = disk_full(error, run.path)
+    about = (
+        known.as_dict() if known else {"what": f"an error in muster itself: {type(error).__name__}: {error}"}
+    )
+    failure = with_way_on(Failure.model_validate(about), run.word, recorder.folder.saved, None)
+    failure = failure.model_copy(update={"what": recorder.scrub(failure.what)})
+    result = make_result(recorder.folder, job, status="failed", failure=failure, ended=time.time())
+    with suppress(OSError):
+        _write_result(run, result)
+    if known is None:
+        raise error
     return result
 
 
@@ -224,6 +261,8 @@ def _conclude(
         folder.model_path = str(run.model)
     fetch_profiles(inputs.launcher, job, inputs.recipe.launch, facts, run, shell, folder.profiled)
     if failure is not None:
+        lost = next(iter(outcome.lost), None) if len(job.placements) > 1 else None
+        failure = with_way_on(failure, run.word, folder.saved, lost)
         failure = Failure.model_validate(
             {name: recorder.scrub(value) if isinstance(value, str) else value for name, value in failure}
         )

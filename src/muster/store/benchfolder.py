@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import re
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from muster.core.bench import JobRecord
-from muster.core.errors import JobError, RunFolderError
+from muster.core.errors import NO_ROOM, JobError, RunFolderError
 from muster.core.inventory import Host, Inventory, inventory_document
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder, find_run
@@ -186,7 +185,7 @@ class BenchFolder:
     def _unwritten(self, path: Path, error: OSError) -> JobError:
         go_on = f"`muster bench --continue {self.path}`"
         again = go_on if self.schedule.exists() else "begin again with another --output"
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        full = error.errno in NO_ROOM
         return JobError(
             f"cannot be written: {error.strerror or error}",
             where=str(path),

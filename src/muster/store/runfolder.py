@@ -43,6 +43,12 @@ class RunFolder:
         return self.path.name
 
     @property
+    def word(self) -> str:
+        """What verbs find the run by from here: its id below ./runs, else its path."""
+        here = self.path.parent.absolute() == DEFAULT_ROOT.absolute()
+        return self.id if here else str(self.path)
+
+    @property
     def mark(self) -> str | None:
         """What the run was marked with when it was made; None: not made yet, or before there were marks."""
         try:
@@ -150,6 +156,11 @@ class RunFolder:
     def stop_request(self) -> Path:
         """`muster stop` creates it; the controller obeys."""
         return self.path / "stop.request"
+
+    @property
+    def room(self) -> Path:
+        """Holds some room on the disk while the job runs, for its result."""
+        return self.path / ".room"
 
     @property
     def submission(self) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from muster.core.result import Failure, Status
@@ -54,7 +54,7 @@ def judge_outcome(
         return "failed", Failure(
             what=f"the host was lost: {why}",
             host=host,
-            hint="its ranks end by themselves; `muster resume` goes on from the last checkpoint",
+            hint="its ranks end by themselves",
         )
     for host, (_, reason) in exits.items():
         if reason == "deadline":
@@ -76,6 +76,19 @@ def judge_outcome(
         ranks = ", ".join(str(rank) for rank in missing)
         return "failed", Failure(what=f"rank {ranks} left without saying that it was done")
     return "succeeded", None
+
+
+def with_way_on(failure: Failure, run: str, saved: Sequence[events.Saved], lost: str | None) -> Failure:
+    """With the command that goes on from the last checkpoint, where there is one. `lost`: a host that is
+    gone, of more than one."""
+    step = max((each.step for each in saved if each.step), default=None)
+    if step is None or failure.usage:
+        return failure
+    words = f"`muster resume {run}` goes on from the checkpoint of step {step}"
+    if lost is not None:
+        words += f", with `--without {lost}` on the other hosts"
+    hint = "; ".join(part for part in (failure.hint, words) if part)
+    return failure.model_copy(update={"hint": hint})
 
 
 def _from(event: events.Failed) -> Failure:
@@ -101,7 +114,7 @@ def _killed(host: str, rank: int, number: int) -> Failure:
         name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
-    hint = "`muster resume` goes on from the last checkpoint"
+    hint = None
     if number == signal.SIGKILL:
-        hint = f"the kernel's out-of-memory killer? `dmesg -T | grep -i oom` on {host}; {hint}"
+        hint = f"the kernel's out-of-memory killer? `dmesg -T | grep -i oom` on {host}"
     return Failure(what=f"rank {rank} was ended by {name}", where=f"rank {rank}", host=host, hint=hint)

@@ -66,6 +66,7 @@ class Supervisor:
         self.launch, self.launcher, self.shell = launch, launcher, shell
         self.fleet = Fleet(places, launcher, launch, job_id, shell, agent_source())
         self.links = self.fleet.links
+        self.left = False
 
     def __enter__(self) -> Supervisor:
         return self
@@ -73,10 +74,20 @@ class Supervisor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.leave(keep=error is not None)
+
+    def leave(self, *, keep: bool) -> None:
+        """Tell every agent to stop and see it gone, or give it up. Once: later calls do nothing.
+
+        `keep`: what could not be written down here stays on the hosts.
+        """
+        if self.left:
+            return
+        self.left = True
         self.fleet.hold()
         try:
             for link in self.links:
-                link.tell("stop", keep=error is not None)  # what could not be written down here stays there
+                link.tell("stop", keep=keep)
             limit = time.monotonic() + _PARTING
             while time.monotonic() < limit and not all(link.ended for link in self._met()):
                 self.fleet.turn(self._note)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import traceback
 
-from muster.core.errors import JobError, MusterError, RecipeError, WorkerError
+from muster.core.errors import NO_ROOM, JobError, MusterError, RecipeError, WorkerError
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-_NO_ROOM_WORDS = tuple(os.strerror(number) for number in _NO_ROOM)  # safetensors' error is none of Python's
+_NO_ROOM_WORDS = tuple(os.strerror(number) for number in NO_ROOM)  # safetensors' error is none of Python's
 # torch.save says no more than that.
 _TORN = re.compile(r"unexpected pos \d+ vs \d+|PytorchStreamWriter failed")
 
@@ -67,7 +65,7 @@ def _no_room(error: BaseException) -> bool:
     seen: list[BaseException] = []
     at: BaseException | None = error
     while at is not None and at not in seen:
-        if (isinstance(at, OSError) and at.errno in _NO_ROOM) or any(
+        if (isinstance(at, OSError) and at.errno in NO_ROOM) or any(
             words in str(at) for words in _NO_ROOM_WORDS
         ):
             return True
