@@ -99,7 +99,7 @@ def test_damaged_checkpoints_are_never_resumed_from(tmp_path: Path) -> None:
         "engine.name=ddp",
         "engine.zero=0",
     ]
-    done, result = run(tmp_path / "run", "local:2", *settings)
+    done, result = run(tmp_path / "run", "local:2x1", *settings)
     assert result.status == "succeeded", result.failure
     steps = sorted(int(path.name.partition("-")[2]) for path in done.checkpoints.iterdir())
     assert steps == [2, 4, 6, 9, 12, 13]

@@ -61,10 +61,11 @@ def resume(
             hint=f"`muster stop {run.id}` first",
         )
     avoid = dict(wanted.avoid)
+    inputs = None
     while True:
         with run.claim(own) as claim:  # before any host is asked: two resumes at once must not both start
             job = run.read_json(run.job)
-            inputs = _inputs(run, job, hosts, leave)
+            inputs = inputs or _inputs(run, job, hosts, leave)
             attempt = Attempt(int(job["attempt"]) + 1, resume=True, wanted=replace(wanted, avoid=avoid))
             result = train(
                 inputs, run, attempt=attempt, claim=claim, watch=watch, announce=announce, shell=shell
