@@ -97,5 +97,5 @@ def ends(error: Exception, emit: Emitter, monkeypatch: pytest.MonkeyPatch) -> No
     def ended(context: Any) -> None:
         raise error
 
-    monkeypatch.setattr(main, "read_context", lambda spec: SimpleNamespace(emit=emit))
+    monkeypatch.setattr(main, "read_context", lambda spec: SimpleNamespace(emit=emit, resume_step=None))
     monkeypatch.setattr(main, "_run", ended)

@@ -108,7 +108,8 @@ def test_a_plan_names_what_the_recipe_reads(tmp_path: Path, options: Options) ->
     model, data = tmp_path / "model", tmp_path / "data"
     model.mkdir()
     data.mkdir()
-    (data / "train.jsonl").write_text('{"question": "q", "sql": "s"}\n')
+    pairs = (f'{{"question": "{q}", "sql": "s"}}\n' for q in "pq")
+    (data / "train.jsonl").write_text("".join(pairs))
     overrides = [f"model.name={model}", f"data.path={data}", "model.init=pretrained"]
     inputs = read_inputs("demo", "node1,node2", [*overrides, "model.config=null"])
     plan = make_plan(inputs, options)
