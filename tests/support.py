@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from muster.core.result import Result
 from muster.stages import orders
+from muster.stages.afterwards import loading_lines
 from muster.stages.inputs import read_inputs
 from muster.stages.train import train
 from muster.store import events
@@ -77,3 +80,16 @@ def wait_until(what: Callable[[], object], seconds: float, every: float = 0.1) -
             return True
         time.sleep(every)
     return bool(what())
+
+
+def by_the_three_lines(done: RunFolder) -> str:
+    """What the lines print that say how to load a run's model without Muster, in the folder of its runs."""
+    lines = loading_lines(done)
+    assert len(lines.splitlines()) == 3
+    assert "muster" not in lines.replace(str(done.path), "")
+    where = done.path.parent.parent
+    ran = subprocess.run(
+        [sys.executable, "-c", lines], cwd=where, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from muster.store.runfolder import RunFolder
-from tests.support import needs_torch, run
+from muster.stages.afterwards import loading_lines, next_command
+from muster.stages.ask import Model
+from muster.store.runfolder import RunFolder, find_run
+from tests.support import by_the_three_lines, needs_torch, run
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 
@@ -21,16 +27,24 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run of 60 steps in a folder of runs of its own."""
     needs_torch()
     folder = tmp_path_factory.mktemp("asked") / "runs" / "asked-run"
-    settings = ["train.max_steps=60", "engine.name=ddp", "engine.zero=0", "data.max_target=32"]
+    settings = [
+        "evaluate.after=true",
+        "train.max_steps=60",
+        "engine.name=ddp",
+        "engine.zero=0",
+        "data.max_target=32",
+    ]
     done, result = run(folder, "local:2", *settings)
     assert result.status == "succeeded", result.failure
     return done
 
 
-def muster(where: RunFolder, *arguments: str) -> subprocess.CompletedProcess[str]:
+def muster(where: RunFolder, *arguments: str, told: str = "") -> subprocess.CompletedProcess[str]:
     """`muster ARGUMENTS` in the folder that holds the folder of runs."""
     argv = [sys.executable, "-m", "muster", *arguments]
-    return subprocess.run(argv, cwd=where.path.parent.parent, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        argv, cwd=where.path.parent.parent, input=told, capture_output=True, text=True, timeout=120
+    )
 
 
 def document(done: subprocess.CompletedProcess[str]) -> Any:
@@ -68,6 +82,72 @@ def test_questions_from_the_command_line_and_a_file(trained: RunFolder) -> None:
     assert alone.returncode == 0, alone.stderr
     assert alone.stdout.strip() == answers["answers"][0]["predicted"].strip()
     assert "1 question" in alone.stderr
+
+
+def test_questions_from_standard_input(trained: RunFolder) -> None:
+    asked = muster(trained, "ask", "asked-run", "--file", "-", "--json", told="How many?\n\n Which? \n")
+    assert [row["question"] for row in document(asked)["answers"]] == ["How many?", "Which?"]
+
+
+def at_a_terminal(where: RunFolder, typed: list[str], *arguments: str) -> tuple[int, str]:
+    """(exit code, everything that is shown) where each line is typed at a prompt of a terminal."""
+    front, back = os.openpty()
+    argv = [sys.executable, "-m", "muster", *arguments]
+    process = subprocess.Popen(
+        argv, cwd=where.path.parent.parent, stdin=back, stdout=back, stderr=back, start_new_session=True
+    )
+    os.close(back)
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO: the other side is closed
+        while part := os.read(front, 1 << 16):
+            shown += part
+            if typed and shown.endswith(b"> "):
+                os.write(front, typed.pop(0).encode())
+    os.close(front)
+    return process.wait(60), shown.decode("utf-8", "replace")
+
+
+def test_a_terminal_keeps_the_model_loaded(trained: RunFolder) -> None:
+    """One question after the other, an empty one refused, until the end of the input."""
+    question = "How many employees are there?"
+    alone = document(muster(trained, "ask", "asked-run", question, "--json"))["answers"][0]["predicted"]
+    code, shown = at_a_terminal(trained, [f"{question}\n", "\n", f"{question}\n", "\x04"], "ask", "asked-run")
+    assert code == 0, shown
+    assert shown.count("loading the model") >= 1
+    assert "is empty" in shown
+    assert shown.replace("\r\n", "\n").count(alone) == 2
+    assert "muster ask asked-run --evaluate" in shown
+
+
+def test_answers_grow_word_by_word(trained: RunFolder) -> None:
+    """Where a terminal shows them; together they are the answer."""
+    question = "How many employees are there?"
+    pieces: list[str] = []
+    with Model(trained) as model:
+        whole = model.ask([question]).rows[0]["predicted"]
+        grown = model.ask([question], pieces.append).rows[0]["predicted"]
+        again = model.ask([question]).rows[0]["predicted"]
+    assert whole == grown == again == "".join(pieces).strip()
+    assert len(pieces) > 1
+
+
+def test_transformers_loads_it(trained: RunFolder) -> None:
+    """The three lines that the end of `train` and `ask` shows give the same answer."""
+    example = next(json.loads(line) for line in trained.predictions.read_text().splitlines())
+    asked = muster(trained, "ask", "asked-run", example["question"])
+    assert by_the_three_lines(trained) == asked.stdout.strip()
+    assert loading_lines(trained).splitlines()[0] in asked.stderr
+
+
+def test_the_next_command_can_be_copied(trained: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the folder of the runs' folder, and from elsewhere, where it needs --runs."""
+    monkeypatch.chdir(trained.path.parent.parent)
+    example = json.loads(trained.predictions.read_text().splitlines()[0])["question"]
+    assert shlex.split(next_command(trained)) == ["muster", "ask", "asked-run", example]
+    monkeypatch.chdir("/")
+    words = shlex.split(next_command(trained))
+    assert words == ["muster", "ask", "asked-run", "--runs", str(trained.path.parent), example]
+    assert find_run(words[2], Path(words[4])) == trained
 
 
 def test_evaluate(trained: RunFolder) -> None:
@@ -112,6 +192,9 @@ def test_what_cannot_be_asked(trained: RunFolder) -> None:
     error, hint = refused(muster(trained, "ask", "asked-run", "--file", str(empty)))
     assert "no question" in error
     assert "--evaluate" in hint
+    for nothing in (["  "], ["How many?", ""]):
+        error, _ = refused(muster(trained, "ask", "asked-run", *nothing))
+        assert "is empty" in error
     untrained = trained.path.with_name("untrained")
     untrained.mkdir()
     for file in (trained.job, trained.recipe):

@@ -23,7 +23,7 @@ from muster.stages.train import train
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from muster.store.sealed import what_is_wrong
-from tests.support import gradient_norms, losses, needs_torch, said
+from tests.support import by_the_three_lines, gradient_norms, losses, needs_torch, said
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400), pytest.mark.usefixtures("torch_here")]
 
@@ -232,6 +232,12 @@ def test_ask_goes_on_with_text(reference: tuple[RunFolder, Result]) -> None:
     expected = tokenizer.decode(row[0, 1:], skip_special_tokens=True, clean_up_tokenization_spaces=False)
     assert answers["answers"][0]["predicted"] == expected
     assert expected
+
+
+def test_transformers_loads_it(reference: tuple[RunFolder, Result]) -> None:
+    """The three lines go on with a text."""
+    text = by_the_three_lines(reference[0])
+    assert text.startswith("The ") and len(text) > len("The ")
 
 
 def test_ask_evaluate_gives_the_perplexity(reference: tuple[RunFolder, Result]) -> None:

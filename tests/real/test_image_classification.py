@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ from muster.stages.train import train
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from tests.images import BLUE, GREEN, RED, png, write_folder
-from tests.support import losses, needs_torch, said
+from tests.support import by_the_three_lines, losses, needs_torch, said
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400), pytest.mark.usefixtures("torch_here")]
 
@@ -224,6 +225,23 @@ def test_ask(learned: tuple[RunFolder, Result]) -> None:
         with pytest.raises(DataError) as caught:
             answerer.answer([str(folder / name)])
         assert (caught.value.where, caught.value.what) == (str(folder / name), what)
+
+
+def test_transformers_takes_grey_models(learned: tuple[RunFolder, Result]) -> None:
+    """The three lines that load the model name a grey and a coloured image as `muster ask` does."""
+    from PIL import Image
+
+    from muster.worker.data.digits import read_digits
+
+    done, _ = learned
+    images, _ = read_digits()
+    folder = done.path.parent.parent
+    event = said(done, events.Answer)[0]
+    grey = Image.fromarray(images[int(event.question.split("[")[1][:-1])])
+    for image in (grey, grey.convert("RGB")):
+        image.save(folder / "image.png")
+        named = ast.literal_eval(by_the_three_lines(done))
+        assert named[0]["label"] == event.predicted
 
 
 # --- bad images, and a pretrained model ------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,13 +11,17 @@ import typer
 from muster.cli.options import Json, Root, Run
 
 if TYPE_CHECKING:
-    from muster.stages.ask import Answers
+    from muster.stages.ask import Answers, Model
 
 EXAMPLES = """Examples:
 
   muster ask last "How many employees work in Berlin?"
 
+  muster ask last (on a terminal: type questions; the model stays loaded; Ctrl-D ends it)
+
   muster ask last --file questions.txt --json
+
+  cat questions.txt | muster ask last --file -
 
   muster ask last --evaluate --limit 100
 
@@ -28,7 +33,9 @@ EXAMPLES = """Examples:
 def ask(
     run: Run,
     question: Annotated[list[str] | None, typer.Argument(help="One or more questions.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="One question a line.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="One question a line; - reads standard input.")
+    ] = None,
     evaluate: Annotated[
         bool, typer.Option("--evaluate", help="Answer the held-out set and score it.")
     ] = False,
@@ -39,23 +46,93 @@ def ask(
     json: Json = False,
 ) -> int:
     """Ask a trained model, or score it on the held-out set."""
+    from muster.cli.output import err_console, print_afterwards
+    from muster.cli.waiting import waiting
+    from muster.stages.ask import Model, check_questions
+    from muster.store.runfolder import find_run
+
+    folder = find_run(run, root)
+    questions = list(question or []) + (_lines(file) if file is not None else [])
+    typed = sys.stdin.isatty() and sys.stdout.isatty()
+    talk = typed and not (questions or evaluate or json or file is not None)
+    if not talk and not evaluate:
+        check_questions(questions)
+    with waiting(err_console(), "loading the model"):
+        model = Model(folder)
+    with model:
+        if talk:
+            _talk(model)
+        else:
+            _answer(model, questions, evaluate=evaluate, limit=limit, json=json)
+    if not json:
+        print_afterwards(folder, asked=not evaluate)
+    return 0
+
+
+def _lines(file: Path) -> list[str]:
+    from muster.core.errors import DataError
+
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot be read: {error}", where=str(file)) from None
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _talk(model: Model) -> None:
+    """One question after the other, until the end of the input or Ctrl-C."""
+    import readline  # noqa: F401  (input() then has a history and can be edited)
+
+    from muster.cli.output import err_console
+    from muster.core.errors import UsageError
+
+    err_console().print(f"the model is loaded ({model.device}); an empty line asks nothing, Ctrl-D ends")
+    while True:
+        try:
+            question = input("> ")
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if not question.strip():
+            err_console().print("the question is empty: type one, or Ctrl-D to end")
+            continue
+        try:
+            _say(model, question)
+        except UsageError as error:  # such as an image that cannot be read: the next one may be
+            print(f"error: {error}", file=sys.stderr)
+
+
+def _say(model: Model, question: str) -> Answers:
+    """Print the answer to one question as it grows."""
+    streamed = []
+
+    def said(piece: str) -> None:
+        streamed.append(piece)
+        print(piece, end="", flush=True)
+
+    try:
+        answers = model.ask([question], said if sys.stdout.isatty() else None)
+    except BaseException:
+        if streamed:
+            print()
+        raise
+    print("" if streamed else answers.rows[0]["predicted"])
+    return answers
+
+
+def _answer(model: Model, questions: list[str], *, evaluate: bool, limit: int | None, json: bool) -> None:
+    """Answer all questions, or the held-out set, and print everything."""
     from rich.markup import escape
 
     from muster.cli.output import err_console, print_answers, print_json
-    from muster.core.errors import DataError
+    from muster.cli.waiting import waiting
     from muster.core.result import unscored_words
-    from muster.stages.ask import ask as run_ask
-    from muster.store.runfolder import find_run
 
-    questions = list(question or [])
-    if file is not None:
-        try:
-            questions += [
-                line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()
-            ]
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"cannot be read: {error}", where=str(file)) from None
-    answers = run_ask(find_run(run, root), questions, evaluate=evaluate, limit=limit)
+    if len(questions) == 1 and not evaluate and not json:
+        answers = _say(model, questions[0])
+    else:
+        with waiting(err_console(), "answering"):
+            answers = model.evaluate(limit) if evaluate else model.ask(questions)
     count = len(answers.rows)
     summary = {
         "questions": count,
@@ -64,20 +141,19 @@ def ask(
         "device": answers.device,
     }
     if answers.figures:
-        return _print_score(answers, as_json=json)
+        _print_score(answers, as_json=json)
+        return
     if evaluate:
         summary |= {"exact_match": answers.exact_match, "execution_match": answers.execution_match}
         summary |= {"metric": answers.metric, "scored": answers.scored}
         summary |= {"unscored": [each.model_dump() for each in answers.unscored]}
     if json:
         print_json({**summary, "answers": answers.rows})
-        return 0
-    if len(answers.rows) == 1 and not evaluate:
-        print(answers.rows[0]["predicted"])
-    else:
+        return
+    if count > 1 or evaluate:
         print_answers(answers.rows)
     each = f"{summary['milliseconds_per_question']:.0f} ms each, {answers.device}"
-    parts = [f"{count} questions in {answers.seconds:.2f} s ({each})"]
+    parts = [f"{count} question{'s' * (count != 1)} in {answers.seconds:.2f} s ({each})"]
     if evaluate and answers.exact_match is not None:
         parts.append(f"{answers.metric} {100 * answers.exact_match:.1f} %")
     if evaluate and answers.execution_match is not None:
@@ -85,19 +161,17 @@ def ask(
     err_console().print("; ".join(parts))
     if evaluate and (left_out := unscored_words(count, answers.scored, answers.unscored)):
         err_console().print(f"[yellow]note[/yellow]: {escape(left_out)}")
-    return 0
 
 
-def _print_score(answers: Answers, *, as_json: bool) -> int:
+def _print_score(answers: Answers, *, as_json: bool) -> None:
     """How well a language model predicts the held-out text."""
     from muster.cli.output import out_console, print_json
     from muster.core.units import format_seconds
 
     if as_json:
         print_json({**answers.figures, "seconds": answers.seconds, "device": answers.device})
-        return 0
+        return
     for name, value in answers.figures.items():
         shown = f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
         out_console().print(f"  [dim]{name:<12}[/dim] {shown}")
     out_console().print(f"  [dim]{'time':<12}[/dim] {format_seconds(answers.seconds)}, {answers.device}")
-    return 0

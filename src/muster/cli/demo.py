@@ -49,11 +49,4 @@ def demo(
         result = train(inputs, run, watch=view, announce=view.announce)
     if not json:
         print_answers(answers_of(run, 5))
-    code = finish(result, run, json=json)
-    if code == 0:
-        console.print(f'next        muster ask {run.id} "{_example(answers_of(run, 1))}"')
-    return code
-
-
-def _example(answers: list[dict[str, object]]) -> str:
-    return str(answers[0]["question"]) if answers else "How many ...?"
+    return finish(result, run, json=json)

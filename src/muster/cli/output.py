@@ -77,6 +77,20 @@ def print_result(result: Result, run: RunFolder) -> None:
             err_console().print(f"hint: {escape(failure.hint)}")
 
 
+def print_afterwards(run: RunFolder, *, asked: bool = False) -> None:
+    """What to type next, and how to load the trained model without Muster. Nothing is indented: it can be
+    pasted as it stands."""
+    from muster.stages.afterwards import loading_lines, next_command
+    from muster.store.runfolder import from_here
+
+    console = err_console()
+    lines = loading_lines(run)
+    if lines:
+        console.print(f"{from_here(run.model)} is a Transformers folder; in Python:", markup=False)
+        console.print(lines, markup=False)
+    console.print(f"next        {next_command(run, asked=asked)}", markup=False)
+
+
 def result_rows(result: Result) -> list[tuple[str, str]]:
     """The figures of a result as (name, text); unknown ones are left out."""
     from muster.cli.fabric import fabric_rows

@@ -99,7 +99,7 @@ def launch(inputs: Inputs, run: RunFolder, *, json: bool) -> int:
 
 def finish(result: Result, run: RunFolder, *, json: bool) -> int:
     """Write the report and print the result. -> exit code: 0 succeeded, 1 failed, 2 bad input."""
-    from muster.cli.output import err_console, print_json, print_result
+    from muster.cli.output import err_console, print_afterwards, print_json, print_result
     from muster.stages.report import report
 
     try:
@@ -112,6 +112,7 @@ def finish(result: Result, run: RunFolder, *, json: bool) -> int:
         print_result(result, run)
     err_console().print(f"run folder  {run.path}\nreport      {page}")
     if result.status == "succeeded":
+        print_afterwards(run)
         return 0
     return 2 if result.failure and result.failure.usage else 1
 

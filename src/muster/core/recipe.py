@@ -253,6 +253,8 @@ class Recipe(Section):
     """What to train: everything that decides the result, in one place."""
 
     trains: ClassVar[bool] = True  # else model, engine, batch and the like mean nothing
+    # Python that loads the trained model from the folder {model} and gives it {question}, for {new} tokens.
+    loading: ClassVar[str] = ""
 
     workload: str = Field("text2sql", description=WORKLOAD)
     model: Model = Field(default_factory=Model, description="The network: its name, weights and tokenizer.")
@@ -332,11 +334,22 @@ class Recipe(Section):
 class TextToSqlRecipe(Recipe):
     """An encoder-decoder model learns to translate questions."""
 
+    loading: ClassVar[str] = """\
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+words, model = AutoTokenizer.from_pretrained({model}), AutoModelForSeq2SeqLM.from_pretrained({model})
+print(words.decode(model.generate(words({question}, return_tensors="pt").input_ids, max_new_tokens={new})\
+[0], skip_special_tokens=True))"""
+
     data: TextToSqlData = Field(default_factory=TextToSqlData, description=DATA)
 
 
 class CausalLmRecipe(Recipe):
     """A language model learns to go on with text."""
+
+    loading: ClassVar[str] = """\
+from transformers import pipeline
+model = pipeline("text-generation", model={model})
+print(model({question}, max_new_tokens={new})[0]["generated_text"])"""
 
     workload: str = Field("causal-lm", description=WORKLOAD)
     data: TextData = Field(default_factory=TextData, description=DATA)
@@ -344,6 +357,11 @@ class CausalLmRecipe(Recipe):
 
 class ImageRecipe(Recipe):
     """A vision model learns to name what is on an image."""
+
+    loading: ClassVar[str] = """\
+from transformers import pipeline
+model = pipeline("image-classification", model={model})
+print(model("image.png"))"""
 
     workload: str = Field("image-classification", description=WORKLOAD)
     data: ImageData = Field(default_factory=ImageData, description=DATA)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from subprocess import TimeoutExpired
+from threading import Thread
 from typing import Any
 
-from muster.core.errors import JobError, MusterError, RunFolderError, UsageError
+from muster.core.errors import JobError, RunFolderError, UsageError
 from muster.core.result import Unscored
 from muster.shell import RealShell, Shell
 from muster.stages.resume import frozen_recipe
@@ -53,55 +58,122 @@ class Answers:
         return _share([row["executed"] for row in self.rows if row.get("executed") is not None])
 
 
+class Model:
+    """A run's trained model, loaded in a process of its own until the block ends. A context manager.
+
+    Raises RunFolderError where there is no model, JobError where it cannot be loaded.
+    """
+
+    def __init__(self, run: RunFolder, shell: Shell | None = None) -> None:
+        _check_trained(run)
+        check_model(run)
+        self._complaints: deque[str] = deque(maxlen=50)
+        self._process = (shell or RealShell()).start([sys.executable, "-m", "muster.worker.ask"])
+        self._reader = Thread(target=self._listen, daemon=True)
+        self._reader.start()
+        try:
+            model = {"recipe": frozen_recipe(run).as_dict(), "model": str(run.model)}
+            self.device = str(next(self._say({**model, "cache": str(run.path / "data")}))["ready"])
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the process. It may be in the middle of an answer that nobody waits for any more."""
+        self._process.terminate()
+        with suppress(TimeoutExpired):
+            self._process.wait(5)
+            return
+        self._process.kill()
+        self._process.wait()
+
+    def ask(self, questions: Sequence[str], said: Callable[[str], None] | None = None) -> Answers:
+        """Answer. `said`: hears the words of the answer to a single question as they come, and then none
+        where this model cannot do that. Raises UsageError for a question that is none, JobError."""
+        check_questions(questions)
+        return self._answers({"questions": list(questions), "stream": said is not None}, said)
+
+    def evaluate(self, limit: int | None = None) -> Answers:
+        """Answer the held-out set."""
+        return self._answers({"limit": limit})
+
+    def _answers(self, request: dict[str, Any], said: Callable[[str], None] | None = None) -> Answers:
+        rows = []
+        for message in self._say(request):
+            if "row" in message:
+                rows.append(message["row"])
+            elif "piece" in message and said is not None:
+                said(message["piece"])
+            elif "done" in message:
+                return Answers(rows, device=self.device, **message["done"])
+        raise AssertionError("unreachable: what is said ends with an answer or an error")
+
+    def _say(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Send a line, and yield what comes back, for as long as it is read. Raises what the model's process
+        raised, or JobError where it has ended."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        for line in self._process.stdout:
+            message = json.loads(line)
+            if "error" in message:
+                problem = message["error"]
+                kind = UsageError if problem.pop("code") == 2 else JobError
+                raise kind(**problem)
+            yield message
+        self._reader.join(5)
+        raise _explain(self._complaints)
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._complaints.append(line.decode("utf-8", "replace").strip())
+
+
 def ask(
     run: RunFolder,
-    questions: list[str],
+    questions: Sequence[str],
     *,
     evaluate: bool = False,
     limit: int | None = None,
     shell: Shell | None = None,
 ) -> Answers:
-    """Answer `questions`, or the held-out set. Raises RunFolderError where there is no model, JobError."""
-    if not run.model.is_dir():
-        state = run.state()
-        if run.recipe.exists() and not frozen_recipe(run).trains:
-            raise RunFolderError(
-                "has no model: nothing was trained", where=run.id, hint=f"`muster show {run.id}`"
-            )
-        if run.recipe.exists() and not frozen_recipe(run).checkpoint.model:
-            raise RunFolderError("kept no model", where=run.id, hint="train it with checkpoint.model=true")
-        raise _no_model(run, state)
-    if not questions and not evaluate:
+    """Answer `questions`, or the held-out set. Raises UsageError, RunFolderError and JobError."""
+    if not evaluate:
+        check_questions(questions)
+    with Model(run, shell) as model:
+        return model.evaluate(limit) if evaluate else model.ask(questions)
+
+
+def check_questions(questions: Sequence[str]) -> None:
+    """Raises UsageError where there is none, or an empty one."""
+    if not questions:
         raise UsageError(
-            "no question was given", hint='muster ask RUN "question", --file FILE, or --evaluate'
+            "no question was given",
+            hint='muster ask RUN "question", --file FILE (- for standard input), or --evaluate; '
+            "on a terminal, muster ask RUN asks for questions",
         )
-    check_model(run)
-    request = {
-        "recipe": frozen_recipe(run).as_dict(),
-        "model": str(run.model),
-        "cache": str(run.path / "data"),
-        "questions": questions,
-        "evaluate": evaluate,
-        "limit": limit,
-    }
-    code, out, err = (shell or RealShell()).run(
-        [sys.executable, "-m", "muster.worker.ask"], input=json.dumps(request).encode()
-    )
-    lines = [json.loads(line) for line in out.decode("utf-8").splitlines() if line.startswith("{")]
-    if lines and "error" in lines[-1]:
-        problem = lines[-1]["error"]
-        kind = UsageError if problem.pop("code") == 2 else JobError
-        raise _raised(kind, problem)
-    if code != 0 or not lines:
-        raise _explain(err.decode("utf-8", "replace"))
-    summary = lines.pop()
-    return Answers(
-        lines,
-        summary["seconds"],
-        summary["device"],
-        summary.get("figures") or {},
-        summary.get("metric", "exact match"),
-    )
+    for number, question in enumerate(questions, 1):
+        if not question.strip():
+            where = "the question" if len(questions) == 1 else f"question {number}"
+            raise UsageError("is empty", where=where, hint='muster ask RUN "question"')
+
+
+def _check_trained(run: RunFolder) -> None:
+    if run.model.is_dir():
+        return
+    state = run.state()
+    if run.recipe.exists() and not frozen_recipe(run).trains:
+        raise RunFolderError(
+            "has no model: nothing was trained", where=run.id, hint=f"`muster show {run.word}`"
+        )
+    if run.recipe.exists() and not frozen_recipe(run).checkpoint.model:
+        raise RunFolderError("kept no model", where=run.id, hint="train it with checkpoint.model=true")
+    raise _no_model(run, state)
 
 
 def _no_model(run: RunFolder, state: str) -> RunFolderError:
@@ -137,16 +209,12 @@ def check_model(run: RunFolder) -> None:
     wrong = compare(str(run.model), files)[0] if files else None
     if wrong:
         steps = [each.step for each in saved if each.step]
-        again = f"`muster resume {run.id} --step {steps[-1]}` saves it again" if steps else "train it again"
+        again = f"`muster resume {run.word} --step {steps[-1]}` saves it again" if steps else "train it again"
         raise RunFolderError(f"the trained model is damaged: {wrong}", where=str(run.model), hint=again)
 
 
-def _raised(kind: type[MusterError], problem: dict[str, Any]) -> MusterError:
-    return kind(problem["what"], where=problem["where"], host=problem["host"], hint=problem["hint"])
-
-
-def _explain(stderr: str) -> JobError:
-    last = (stderr.strip().splitlines() or ["no reason given"])[-1]
+def _explain(complaints: Sequence[str]) -> JobError:
+    last = next((line for line in reversed(complaints) if line), "no reason given")
     if "No module named" in last:
         return JobError(f"the model cannot be loaded here: {last}", hint="pip install 'passmuster[train]'")
     return JobError(f"the model failed: {last}")

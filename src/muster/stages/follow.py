@@ -152,7 +152,7 @@ def _check_alive(run: RunFolder, queue: _Queue | None) -> None:
         queue.look()
     elif run.state() == "interrupted":
         raise RunFolderError(
-            "has no result and nobody supervises it", where=run.id, hint=f"`muster resume {run.id}`"
+            "has no result and nobody supervises it", where=run.id, hint=f"`muster resume {run.word}`"
         )
 
 

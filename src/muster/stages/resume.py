@@ -58,7 +58,7 @@ def resume(
         raise RunFolderError(
             f"is being run by process {controller.get('pid')} on {controller.get('machine')}",
             where=run.id,
-            hint=f"`muster stop {run.id}` first",
+            hint=f"`muster stop {run.word}` first",
         )
     avoid = dict(wanted.avoid)
     inputs = None

@@ -135,7 +135,7 @@ def stop(run: RunFolder, *, patience: float = 30) -> Stopped:
             raise RunFolderError(
                 "its controller is gone; the agents have ended the ranks by themselves",
                 where=run.id,
-                hint=f"`muster resume {run.id}`",
+                hint=f"`muster resume {run.word}`",
             )
         time.sleep(0.2)
     return Stopped()

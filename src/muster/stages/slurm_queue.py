@@ -80,7 +80,7 @@ def ended_without_result(run: RunFolder, about: Whereabouts) -> MusterError:
     if run.batch_output.exists():
         lines = run.batch_output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         tail = f": {lines[-1]}" if lines else ""
-    again = f"; `muster resume {run.id}` inside an allocation goes on" if run.job.exists() else ""
+    again = f"; `muster resume {run.word}` inside an allocation goes on" if run.job.exists() else ""
     return JobError(
         f"{about}, and it left no result{tail}",
         where=run.id,

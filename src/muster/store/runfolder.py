@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,12 @@ from muster.store.claim import Claim, is_held, take
 DEFAULT_ROOT = Path("runs")
 LOCK = "controller.lock"
 _MARKS = ("submission.json", "job.json")  # a folder with one of them is a run's
+
+
+def from_here(path: Path) -> str:
+    """A path as one types it: relative where it lies below the current folder."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def new_mark() -> str:
@@ -44,9 +51,12 @@ class RunFolder:
 
     @property
     def word(self) -> str:
-        """What verbs find the run by from here: its id below ./runs, else its path."""
-        here = self.path.parent.absolute() == DEFAULT_ROOT.absolute()
-        return self.id if here else str(self.path)
+        """What names this run to a verb in the current folder: its id, with --runs where that is not the
+        default."""
+        root = self.path.parent
+        if root == DEFAULT_ROOT.absolute():
+            return shlex.quote(self.id)
+        return f"{shlex.quote(self.id)} --runs {shlex.quote(from_here(root))}"
 
     @property
     def mark(self) -> str | None:

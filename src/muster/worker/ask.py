@@ -1,5 +1,7 @@
-"""Answers questions with a trained model: one JSON request on standard input, JSON lines on standard output.
+"""Answers questions with a trained model: JSON lines on standard input and on standard output.
 
+The first line says which model; "ready" comes when it is loaded. Each further line asks, and is answered by
+"piece" (a part of a growing answer), "row" (one question and its answer), and "done" or "error".
 Run by `muster ask` in a process of its own: python -m muster.worker.ask
 """
 
@@ -8,77 +10,100 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from muster.core.errors import DataError, MusterError
-from muster.core.recipe import Recipe, recipe_from
+from muster.core.recipe import recipe_from
 from muster.core.registry import load_plugin
 from muster.worker.workloads.base import HeldOut
 
+Say = Callable[..., None]
+
 
 def main() -> int:
-    """Read the request, answer it. Errors go out as {"error": ...}."""
+    """Load the model, then answer until the input ends."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries that print must not disturb the answers
-    request = json.loads(sys.stdin.read())
-    try:
-        for line in answer(request):
-            out.write(json.dumps(line, ensure_ascii=False) + "\n")
-            out.flush()
-    except MusterError as error:
-        out.write(json.dumps({"error": {**error.as_dict(), "code": error.exit_code}}) + "\n")
+
+    def say(**message: Any) -> None:
+        out.write(json.dumps(message, ensure_ascii=False) + "\n")
         out.flush()
-        return error.exit_code
+
+    model: _Model | None = None
+    for line in sys.stdin:
+        try:
+            if model is None:
+                model = _Model(json.loads(line))
+                say(ready=model.device)
+            else:
+                model.answer(json.loads(line), say)
+        except MusterError as error:
+            say(error={**error.as_dict(), "code": error.exit_code})
     return 0
 
 
-def answer(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """The answers to request["questions"], or to the held-out set where request["evaluate"] is true.
+class _Model:
+    """The trained model of a run."""
 
-    A workload whose held-out set is not questions has `score` for it.
-    """
-    import torch
+    def __init__(self, request: dict[str, Any]) -> None:
+        import torch
 
-    recipe = recipe_from(request["recipe"])
-    workload = load_plugin("muster.worker.workloads", recipe.workload)
-    device = "cuda" if torch.cuda.is_available() and recipe.launch.device != "cpu" else "cpu"
-    answerer = workload.Answerer(Path(request["model"]), recipe, device)
-    if request.get("evaluate") and hasattr(workload, "score"):
-        figures = workload.score(answerer, Path(request["cache"]), request.get("limit"))
-        return [{"seconds": figures.pop("seconds"), "questions": 0, "device": device, "figures": figures}]
-    if request.get("evaluate"):
-        questions = _held_out(workload, recipe, Path(request["cache"]), request.get("limit"))
-    else:
-        questions = [HeldOut(text, "") for text in request["questions"]]
-    answers, seconds = answerer.answer([q.question for q in questions])
-    lines: list[dict[str, Any]] = []
-    if request.get("evaluate"):
+        self.recipe = recipe_from(request["recipe"])
+        self.workload: Any = load_plugin("muster.worker.workloads", self.recipe.workload)
+        self.device = "cuda" if torch.cuda.is_available() and self.recipe.launch.device != "cpu" else "cpu"
+        self.cache = Path(request["cache"])
+        self.answerer = self.workload.Answerer(Path(request["model"]), self.recipe, self.device)
+
+    def answer(self, request: dict[str, Any], say: Say) -> None:
+        """Answer request["questions"]; where there are none, the held-out set.
+
+        A workload whose held-out set is not questions has `score` for it.
+        """
+        if "questions" in request:
+            self._answer(request["questions"], say, stream=request["stream"])
+        elif hasattr(self.workload, "score"):
+            figures = self.workload.score(self.answerer, self.cache, request["limit"])
+            say(done={"seconds": figures.pop("seconds"), "figures": figures})
+        else:
+            self._evaluate(request["limit"], say)
+
+    def _answer(self, questions: list[str], say: Say, *, stream: bool) -> None:
+        if hasattr(self.answerer, "streamer") and getattr(self.answerer, "tokenizer", None) is not None:
+            alone = stream and len(questions) == 1 and self.recipe.evaluate.beams == 1
+            self.answerer.streamer = _pieces(self.answerer.tokenizer, say) if alone else None
+        answers, seconds = self.answerer.answer(questions)
+        for question, predicted in zip(questions, answers, strict=True):
+            say(row={"question": question, "predicted": predicted})
+        say(done={"seconds": seconds})
+
+    def _evaluate(self, limit: int | None, say: Say) -> None:
         from muster.worker.quality import judge
 
-        for each in judge(questions, answers):
-            lines.append(
-                {
-                    "question": each.question.question,
-                    "predicted": each.predicted,
-                    "expected": each.question.expected,
-                    "exact": each.exact,
-                    "executed": each.executed,
-                    "unscored": each.unscored,
-                }
-            )
-    else:
-        lines = [{"question": q.question, "predicted": a} for q, a in zip(questions, answers, strict=True)]
-    metric = getattr(workload, "METRIC", "exact match")
-    return [*lines, {"seconds": seconds, "questions": len(questions), "device": device, "metric": metric}]
+        held: list[HeldOut] = self.workload.questions(self.recipe, self.cache)[:limit]
+        if not held:
+            raise DataError("has no held-out questions", where="data")
+        answers, seconds = self.answerer.answer([each.question for each in held])
+        for each in judge(held, answers):
+            row: dict[str, Any] = {"question": each.question.question, "predicted": each.predicted}
+            row |= {"expected": each.question.expected, "exact": each.exact}
+            row |= {"executed": each.executed, "unscored": each.unscored}
+            say(row=row)
+        say(done={"seconds": seconds, "metric": getattr(self.workload, "METRIC", "exact match")})
 
 
-def _held_out(workload: ModuleType, recipe: Recipe, cache: Path, limit: int | None) -> list[HeldOut]:
-    held: list[HeldOut] = workload.questions(recipe, cache)
-    if not held:
-        raise DataError("has no held-out questions", where="data")
-    return held[:limit]
+def _pieces(tokenizer: Any, say: Say) -> Any:
+    """Says the words of an answer as they come."""
+    from transformers import TextStreamer
+
+    class Pieces(TextStreamer):  # type: ignore[misc]
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            if text:
+                say(piece=text)
+
+    words = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    return Pieces(tokenizer, skip_prompt=True, **words)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def _train(context: Context, workload: ModuleType, engine: ModuleType) -> _Train
     saving = 0.0
     if context.recipe.checkpoint.model:
         context.emit(events.Phase, name="save")
-        saving = _save(context, trainer)
+        saving = _save(context, workload, trainer)
     seconds = {
         "training": meter.training_seconds,
         "evaluation": meter.evaluation_seconds,
@@ -174,7 +174,7 @@ def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
     return trainer, meter
 
 
-def _save(context: Context, trainer: Any) -> float:
+def _save(context: Context, workload: ModuleType, trainer: Any) -> float:
     """The trained model in the Hugging Face format, whole, on the first host. -> seconds."""
     from muster.worker.adapters import has_adapters, save_merged
     from muster.worker.together import barrier
@@ -189,6 +189,8 @@ def _save(context: Context, trainer: Any) -> float:
     if context.main:
         for pickled in partial.rglob("training_args.bin"):
             pickled.unlink()
+        if hasattr(workload, "saved"):
+            workload.saved(partial)
         shutil.rmtree(context.model, ignore_errors=True)  # of an earlier attempt
         partial.replace(context.model)
         written = time.perf_counter()

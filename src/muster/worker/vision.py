@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForImageClassification
+from transformers.integrations import unset_hf_deepspeed_config
 
 from muster.core import families
 from muster.core.data import ImageData
@@ -16,6 +19,7 @@ from muster.worker.context import Context
 from muster.worker.data.images import Preparation
 from muster.worker.models import add_lora, config_for, create, load, load_from
 
+GREY = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R 601, as Pillow does it)
 HEADS = ("classifier", "head", "fc")  # what models call their last layer
 
 
@@ -138,3 +142,28 @@ def tokens_per_image(config: Any) -> int:
     """Patches and the class token, for ViT; 0 where a model's tokens are not known."""
     family = families.family_of({"model_type": config.model_type})
     return family.tokens(config.to_dict()) if family is families.vit else 0
+
+
+def accept_colour(folder: Path) -> None:
+    """Let a saved model of one channel take images of three, as Transformers' pipelines hand them over.
+
+    Its first layer gets the weights by which Pillow makes grey of red, green and blue, so that a grey image
+    gives what it gave before. What has another use for its channels stays as it is.
+    """
+    config = AutoConfig.from_pretrained(folder)
+    if getattr(config, "num_channels", None) != 1:
+        return
+    unset_hf_deepspeed_config()  # else ZeRO-3 would cut the saved model into shards while it is loaded
+    kind = AutoModelForImageClassification
+    weights = kind.from_pretrained(folder).state_dict()
+    config.num_channels = len(GREY)
+    with torch.device("meta"):
+        shapes = {name: each.shape for name, each in kind.from_config(config).state_dict().items()}
+    for name, shape in shapes.items():
+        if weights[name].shape != shape and weights[name].dim() > 1:
+            weights[name] = weights[name] * torch.tensor(GREY).view(1, -1, *[1] * (len(shape) - 2))
+    if shapes != {name: each.shape for name, each in weights.items()}:
+        return
+    kind.from_pretrained(None, config=config, state_dict=weights).save_pretrained(folder)
+    own = Preparation.from_saved(folder)
+    replace(own, mean=own.mean * len(GREY), std=own.std * len(GREY)).save_pretrained(str(folder))

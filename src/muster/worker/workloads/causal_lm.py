@@ -167,6 +167,7 @@ class Answerer:
 
     def __init__(self, folder: Path, recipe: Any, device: str) -> None:
         self.recipe = recipe
+        self.streamer: Any = None  # Transformers': hears the answer to a single question as it grows
         self.tokenizer: Any = None
         if (folder / "tokenizer_config.json").is_file():
             self.tokenizer = load_from(AutoTokenizer.from_pretrained, str(folder), "model")
@@ -203,6 +204,7 @@ class Answerer:
                     do_sample=False,
                     eos_token_id=self.tokenizer.eos_token_id,
                     pad_token_id=self._filler(),
+                    streamer=self.streamer,
                 )
                 for index, row in zip(part, made[:, length:], strict=True):
                     answers[index] = self.tokenizer.decode(

@@ -31,7 +31,7 @@ from muster.worker.data.images import (
 from muster.worker.models import to_answer
 from muster.worker.together import check_alike, first_on_disk, gather
 from muster.worker.trainer import Trainer, wired
-from muster.worker.vision import data_of, make_model, preparation_for, tokens_per_image
+from muster.worker.vision import accept_colour, data_of, make_model, preparation_for, tokens_per_image
 from muster.worker.workloads.base import Built, HeldOut
 
 EVALUATION_SAMPLES = 2000  # for the loss during training, which wants to be cheap
@@ -133,6 +133,11 @@ def _readable(context: Context, images: ImageSet) -> tuple[ImageSet, int]:
 
 def _questions(images: ImageSet, names: Sequence[str]) -> list[HeldOut]:
     return [HeldOut(images.place(index), names[label]) for index, label in enumerate(images.labels)]
+
+
+def saved(folder: Path) -> None:
+    """The trained model is in this folder: make it one that Transformers' pipelines can use."""
+    accept_colour(folder)
 
 
 # --- answering -------------------------------------------------------------------------------------------

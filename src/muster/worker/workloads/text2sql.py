@@ -208,6 +208,7 @@ class Answerer:
 
     def __init__(self, folder: Path, recipe: Any, device: str) -> None:
         self.recipe = recipe
+        self.streamer: Any = None  # Transformers': hears the answer to a single question as it grows
         self.tokenizer = load_from(AutoTokenizer.from_pretrained, str(folder), "model")
         self.model = to_answer(AutoModelForSeq2SeqLM, folder, device)
         self.device = self.model.device
@@ -231,6 +232,7 @@ class Answerer:
                 max_new_tokens=evaluate.max_new_tokens or data.max_target,
                 num_beams=evaluate.beams,
                 do_sample=False,
+                streamer=self.streamer,
             )
             decoded = self.tokenizer.batch_decode(
                 made, skip_special_tokens=True, clean_up_tokenization_spaces=False
