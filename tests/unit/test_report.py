@@ -238,7 +238,7 @@ def test_hostile_text_is_only_text():
 def test_nothing_at_all():
     page = check(RunData(id="r", state="failed"))
     assert "The run failed" in page.words
-    assert "No loss was logged." in page.words and "No question was answered." in page.words
+    assert "Not measured" in page.words and "No loss was logged." in page.words
 
 
 def test_failed_before_the_first_step():
@@ -257,12 +257,44 @@ def test_failed_before_the_first_step():
         memory=Memory(),
     )
     page = check(a_run(windows=0, hosts=(), state="failed", figures=early, predictions=()))
-    for told in ("no such file", "train.jsonl:3", "look there", "bad input"):
+    for told in ("Failed: no such file", "train.jsonl:3", "look there"):
         assert told in page.words
-    assert page.words.count("not measured") >= 12
+    told, _, folded = page.words.partition("How to read this")[0].partition("Not measured (")
+    for name in ("Throughput", "Held-out loss, last", "GPU, allocator's peak"):
+        assert name in folded and name not in told
     assert "-1" not in "".join(
         figure.value for _, group in words.key_figures(a_run(figures=early)) for figure in group
     )
+
+
+def test_a_failed_run_shows_its_log(tmp_path):
+    """The log of the rank that failed, its last lines, without what would control a terminal."""
+    run = frozen(tmp_path / "run", [])
+    run.host_log("local").write_text("torchrun says so\n")
+    log = (
+        "".join(f"line {number}\n" for number in range(4000)) + "\x1b[31mOSError\x1b[0m: \x07no such file\n\n"
+    )
+    run.rank_log("local", 1).write_text(log)
+    event = events.Failed(time=1, rank=1, host="local", attempt=1, what="no such file")
+    run.events.write_text(events.to_line(event) + "\n")
+    failed = a_result(status="failed", failure=Failure(what="no such file", where="rank 1", host="local"))
+    run.result.write_text(failed.model_dump_json())
+    page = check(gather(run))
+    assert "The last lines of local.rank1.log" in page.words
+    assert "line 3999 OSError: no such file" in page.words
+    assert "line 3900" not in page.words
+    run.rank_log("local", 1).unlink()
+    assert "torchrun says so" in check(gather(run)).words
+
+
+@pytest.mark.parametrize("most", [40, 110])
+def test_a_headline_is_short(most):
+    text = (
+        "model.tokenizer: t5-small could not be downloaded: the hub cannot be reached. Something.\nAnd more"
+    )
+    short = words.shortened(text, most)
+    assert len(short) <= most + 2
+    assert text.startswith(short.removesuffix(" …").removesuffix("…"))
 
 
 @pytest.mark.parametrize("state", ["stopped", "timeout", "failed", "running", "interrupted", "elsewhere"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,11 @@ from muster.core.result import Result
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from muster.supervise.fold import Folder, make_result
+
+TAIL_BYTES, TAIL_LINES = 1 << 14, 25  # of a log
+_ESCAPES = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,12 @@ class RunData:
     env: dict[str, Any] = field(default_factory=dict)
     predictions: tuple[Prediction, ...] = ()
     unreadable: int = 0  # lines of predictions.jsonl that are not a prediction
+    log: tuple[str, tuple[str, ...]] | None = None  # of a run that failed: a log's name, its last lines
+
+    @property
+    def broken(self) -> bool:
+        """Whether it ended before its end: what was not measured then says nothing."""
+        return self.state not in ("succeeded", "running", "elsewhere", "submitted")
 
     @property
     def world_size(self) -> int | None:
@@ -71,9 +83,11 @@ def gather(run: RunFolder) -> RunData:
     folder, answers, last = read_stream(events.read_events(run.events))
     result = run.read_result()
     written, unreadable = read_predictions(run.predictions)
+    state = run.state()
     return RunData(
         id=run.id,
-        state=run.state(),
+        state=state,
+        log=last_lines(run, folder, result) if state in ("failed", "timeout") else None,
         figures=result if result is not None else so_far(folder, job, last),
         folder=folder,
         recipe=_text(run.recipe),
@@ -135,6 +149,29 @@ def read_predictions(path: Path) -> tuple[tuple[Prediction, ...], int]:
         except (ValueError, KeyError, TypeError, AttributeError):
             bad += 1
     return tuple(found), bad
+
+
+def last_lines(run: RunFolder, folder: Folder, result: Result | None) -> tuple[str, tuple[str, ...]] | None:
+    """The log that says most of a failure, by its name, and its last lines: the log of a rank that failed,
+    or else of its host, or else the one that was written last."""
+    host = result.failure.host if result and result.failure else None
+    ranks = [event for event in folder.failed if event.rank is not None and event.host is not None]
+    ranks.sort(key=lambda event: event.host != host)
+    paths = [run.rank_log(str(event.host), int(event.rank or 0)) for event in ranks]
+    if host is not None:
+        paths.append(run.host_log(host))
+    paths += sorted(run.logs.glob("*.log"), key=lambda path: -path.stat().st_mtime)
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+                text = _ESCAPES.sub("", file.read().decode("utf-8", "replace"))
+        except OSError:
+            continue
+        lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+        if lines:
+            return path.name, tuple(lines[-TAIL_LINES:])
+    return None
 
 
 def _read(run: RunFolder, path: Path) -> dict[str, Any]:

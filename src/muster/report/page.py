@@ -35,14 +35,25 @@ def render(data: RunData) -> str:
         bar, parts, time_note = tables.time_parts(data)
         charts = curves.charts(data)
         groups, subject = words.key_figures(data), words.subject(data)
+    nothing = [chart for chart in charts if not has_points(chart)]
+    unmeasured: list[str] = []
+    if data.broken:  # folded: a reader of this page looks for what went wrong
+        unmeasured = words.unknown(groups)
+        unmeasured += [f"{chart.title}: {chart.nothing}" for chart in nothing]
+        unmeasured += [f"Time: {part.name}" for part in parts if not part.share]
+        unmeasured += [] if counts or measured else ["Answers to held-out questions: none was answered."]
+        known = [(name, [figure for figure in figures if figure.known]) for name, figures in groups]
+        groups = [(name, figures) for name, figures in known if figures]
+        parts, nothing = [part for part in parts if part.share], []
     html = template().render(
         data=data,
+        unmeasured=unmeasured,
         headline=words.headline(data),
         subject=subject,
         groups=groups,
         notes=notes(data),
         pictures=[draw(chart) for chart in charts if has_points(chart)],
-        missing=[chart for chart in charts if not has_points(chart)],
+        missing=nothing,
         bar=stacked_bar(bar),
         parts=parts,
         time_note=time_note,

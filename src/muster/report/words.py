@@ -125,23 +125,47 @@ def headline(data: RunData) -> Headline:
         hint = (("hint", f"`muster resume {data.id}` continues from the last checkpoint, if there is one"),)
         return Headline("✕", "bad", f"The run was interrupted after {steps}", facts + hint)
     title = {
-        "failed": "The run failed",
+        "failed": f"The run failed after {steps}",
         "stopped": f"The run was stopped after {steps}",
         "timeout": f"The run ran out of time after {steps}",
     }.get(data.state, f"The run is {data.state}")
     if failure is None:
         return Headline("✕", "bad", title)
-    if data.state == "failed" and failure.usage:
-        title = "The run failed: bad input"
-    elif data.state == "failed":
-        title = f"The run failed after {steps}"
-    told = (("what", failure.what), ("where", failure.where), ("host", failure.host), ("hint", failure.hint))
+    told: list[tuple[str, str | None]] = [("where", failure.where), ("host", failure.host)]
+    if data.state == "failed":
+        title = f"Failed: {shortened(failure.what)}"
+        told.append(("after", steps))
+    if failure.what not in title:
+        told.insert(0, ("what", failure.what))
+    told.append(("hint", failure.hint))
     return Headline(
         "■" if data.state == "stopped" else "✕",
         "calm" if data.state == "stopped" else "bad",
         title,
         tuple((name, value) for name, value in told if value),
     )
+
+
+def shortened(text: str, most: int = 110) -> str:
+    """The first line of a text; of a long one its first part, or its first words."""
+    line = " ".join((text.strip().splitlines() or [""])[0].split())
+    if len(line) <= most:
+        return line
+    head = line[:most]
+    for end in (". ", ": ", "; ", ", ", " "):
+        cut = head.rfind(end)
+        if cut > most // 4:
+            return head[:cut] + ("" if end in (". ", ": ") else " …")
+    return head + "…"
+
+
+def unknown(groups: Sequence[tuple[str, Sequence[Figure]]]) -> list[str]:
+    """Names of the figures that were not measured, with their groups."""
+    found = []
+    for name, figures in groups:
+        names = [figure.name for figure in figures if not figure.known]
+        found += [f"{name}: {', '.join(names)}"] if names else []
+    return found
 
 
 def subject(data: RunData) -> str:

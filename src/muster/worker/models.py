@@ -192,10 +192,13 @@ def load_from(loader: Callable[..., Any], name: str, where: str, **fields: Any) 
     except MusterError:
         raise
     except (OSError, ValueError) as error:
+        what = f"cannot be loaded: {str(error).strip().splitlines()[0]}"
+        if "connect to" in what:  # Transformers' words for a hub that does not answer
+            what = "could not be downloaded: the hub cannot be reached, and this machine has no copy"
         near = did_you_mean(name, families.sizes()) if where == "model.name" else None
         otherwise = "a local folder works without network access; model.init=random needs no weights"
         raise RecipeError(
-            f"{name} cannot be loaded: {str(error).strip().splitlines()[0]}",
+            f"{name} {what}",
             where=where,
             hint=f"{near} {otherwise}" if near else otherwise,
         ) from None
