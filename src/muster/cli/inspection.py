@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from muster.cli.output import out_console, print_json
+from muster.cli.waiting import Waiting
 from muster.core.hostlist import fold_hosts
 from muster.core.inspection import Inspection, Trouble
 from muster.core.units import format_seconds
@@ -36,18 +37,17 @@ class ProgressLine:
             console=console,
             transient=True,
         )
+        self.waiting = Waiting(console, self.bar)
         self.task: TaskID | None = None
 
     def __enter__(self) -> ProgressLine:
-        if self.live:
-            self.bar.start()
+        self.waiting.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.live:
-            self.bar.stop()
+        self.waiting.__exit__(kind, error, trace)
 
     def __call__(self, done: int, total: int, unreached: int) -> None:
         lost = f", {unreached} unreachable" if unreached else ""
@@ -60,8 +60,10 @@ class ProgressLine:
             self.console.print(f"{done} of {total} hosts have answered{lost}")
 
     def announce(self, text: str) -> None:
-        """What comes next."""
-        self.console.print(f"[dim]{escape(text)}[/dim]")
+        """What comes next, and is waited for."""
+        if self.task is not None:
+            self.bar.update(self.task, visible=False)
+        self.waiting.now(text)
 
 
 def print_inspection(found: Inspection) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from muster.cli.waiting import Waiting
 from muster.core.job import SLOWER, Job
 from muster.core.recipe import recipe_class
 from muster.core.units import format_bytes, format_count, format_seconds
 from muster.store import events
 
+COMPILING = "50 s"  # for DeepSpeed's Adam on one idle core
 QUIET = 5.0  # seconds between two lines where there is no terminal
 _PHASES = {
     "verify": "checking the files of the newest checkpoint",
@@ -48,6 +50,7 @@ class ProgressView:
             console=console,
             transient=False,
         )
+        self.waiting = Waiting(console, self.bar)
         self.task: Any = None
         self.world_size = 1
         self.windows: dict[int, list[events.Window]] = {}
@@ -56,21 +59,22 @@ class ProgressView:
         self.tokens = 0.0  # per second; images have none
         self.said = 0.0
         self.phases: set[str] = set()
+        self.phase: str | None = None  # in words
+        self.compiling: set[tuple[str | None, int | None]] = set()  # (host, rank)
         self.names = _PHASES
 
     def __enter__(self) -> ProgressView:
-        if self.live:
-            self.bar.start()
+        self.waiting.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.live:
-            self.bar.stop()
+        self.waiting.__exit__(kind, error, trace)
 
     def announce(self, job: Job) -> None:
         """Hosts have agreed: say what is about to run."""
+        self.waiting.now(None)
         self.world_size = job.world_size
         hosts = ", ".join(f"{place.host} ({place.slots})" for place in job.placements[:8])
         more = f" and {len(job.placements) - 8} more" if len(job.placements) > 8 else ""
@@ -104,9 +108,8 @@ class ProgressView:
             self._refresh(event.step)
         elif isinstance(event, events.Window):
             self._window(event)
-        elif isinstance(event, events.Phase) and event.rank == 0 and event.name not in self.phases:
-            self.phases.add(event.name)
-            self.console.print(f"[dim]{self.names.get(event.name, event.name)} ...[/dim]")
+        elif isinstance(event, events.Phase):
+            self._phase(event)
         elif isinstance(event, events.DataRead):
             cut = f", {event.cut} cut to length" if event.cut else ""
             skipped = f", {event.skipped} skipped" if event.skipped else ""
@@ -119,6 +122,24 @@ class ProgressView:
         elif isinstance(event, events.Evaluated):
             told = f", perplexity {event.perplexity:.2f}," if event.perplexity is not None else ""
             self.console.print(f"held-out loss {event.loss:.4f}{told} at step {event.step}")
+
+    def _phase(self, event: events.Phase) -> None:
+        """What the first rank does now; and what any rank compiles, which all others wait for."""
+        if event.name == "compile":
+            self.compiling.add((event.host, event.rank))
+            self.waiting.now(f"compiling {event.what} on {event.host} (once per machine, about {COMPILING})")
+        elif event.name == "compiled":
+            self.compiling.discard((event.host, event.rank))
+            if not self.compiling:
+                self.waiting.now(self.phase)
+        elif event.rank == 0 and event.name not in self.phases:
+            self.phases.add(event.name)
+            self.phase = self.names.get(event.name, event.name)
+            if event.name == "steps":  # its figures say how it goes
+                self.waiting.now(None)
+                self.console.print(f"[dim]{self.phase} ...[/dim]")
+            else:
+                self.waiting.now(self.phase)
 
     def _window(self, window: events.Window) -> None:
         """The rate of a window counts when every rank has told of it."""

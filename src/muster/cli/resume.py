@@ -52,6 +52,7 @@ def resume(
 
     folder = find_run(run, root)
     with ProgressView(err_console()) as view:
+        view.waiting.now("asking the hosts, and planning")
         result = run_resume(
             folder,
             wanted=Wanted(step, copy),

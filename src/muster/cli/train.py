@@ -93,6 +93,7 @@ def launch(inputs: Inputs, run: RunFolder, *, json: bool) -> int:
 
     console = err_console()
     with ProgressView(console) as view:
+        view.waiting.now("asking the hosts, and planning")
         result = run_train(inputs, run, watch=view, announce=view.announce)
     return finish(result, run, json=json)
 

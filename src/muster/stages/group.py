@@ -47,7 +47,8 @@ def together(
     tries = 0
     while hosts and tries < _TRIES:
         tries += 1
-        announce(f"ranks on {len(hosts)} host{'s' if len(hosts) > 1 else ''} are measuring together ...")
+        many = "s" if len(hosts) > 1 else ""
+        announce(f"ranks on {len(hosts)} host{many} load torch and measure together (about a minute)")
         try:
             data, stopped = _measure(job, hosts, shell)
         except MusterError as error:

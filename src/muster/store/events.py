@@ -216,10 +216,11 @@ class Answer(_Event):
 
 class Phase(_Event):
     """A rank entered a part of its work: load, train, steps (the first one begins), evaluate, save,
-    answer."""
+    answer; compile (something of DeepSpeed's, at its first use on this machine), compiled."""
 
     kind: Literal["phase"] = "phase"
     name: str
+    what: str | None = None  # is compiled
 
 
 class Noted(_Event):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from muster.core.errors import RecipeError
 from muster.core.zero import user_training
+from muster.store import events
 from muster.worker.context import Context
 from muster.worker.together import PATIENCE, backend
 
@@ -36,7 +38,27 @@ def join(context: Context) -> None:
         # takes pretend hosts for one machine; gloo is there already.
         compatible = getattr(deepspeed.ops, "__compatible_ops__", {})
         compatible["deepspeed_shm_comm"] = False
+    _tell_compiling(context)
     deepspeed.init_distributed(dist_backend=backend(context), verbose=False, timeout=PATIENCE)
+
+
+def _tell_compiling(context: Context) -> None:
+    """Say so when an operator is compiled, at its first use on this machine: everything waits for it."""
+    from deepspeed.ops.op_builder.builder import OpBuilder
+    from torch.utils import cpp_extension
+
+    load = OpBuilder.jit_load
+
+    def told(self: Any, *given: Any, **named: Any) -> Any:
+        if Path(cpp_extension._get_build_directory(self.name, False), f"{self.name}.so").exists():
+            return load(self, *given, **named)
+        context.emit(events.Phase, name="compile", what=self.name)
+        try:
+            return load(self, *given, **named)
+        finally:
+            context.emit(events.Phase, name="compiled", what=self.name)
+
+    OpBuilder.jit_load = told
 
 
 def arguments(context: Context) -> dict[str, Any]:
