@@ -16,8 +16,9 @@ import pytest
 
 from muster.stages.afterwards import loading_lines, next_command
 from muster.stages.ask import Model
+from muster.store import events
 from muster.store.runfolder import RunFolder, find_run
-from tests.support import by_the_three_lines, needs_torch, run
+from tests.support import by_the_three_lines, needs_torch, run, said
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 
@@ -27,7 +28,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run of 60 steps in a folder of runs of its own."""
     needs_torch()
     folder = tmp_path_factory.mktemp("asked") / "runs" / "asked-run"
+    boards = folder.parent / "boards.sh"
+    boards.parent.mkdir()
+    boards.write_text(f"export TENSORBOARD_LOGGING_DIR={folder.parent}/boards\n")
     settings = [
+        f"launch.setup={boards}",
+        "evaluate.every=epoch",
+        "measure.report_to=[tensorboard]",
         "evaluate.after=true",
         "train.max_steps=60",
         "engine.name=ddp",
@@ -208,6 +215,38 @@ def test_what_cannot_be_asked(trained: RunFolder) -> None:
         assert json.loads(failed.stdout)["error"]["hint"] == hint
     finally:
         shutil.rmtree(untrained)
+
+
+# --- what else it was asked for ----------------------------------------------------------------------------
+
+
+def test_the_loss_was_evaluated_after_each_epoch(trained: RunFolder) -> None:
+    """400 samples in batches of 32, and once more at the end."""
+    assert [event.step for event in said(trained, events.Evaluated)] == [13, 26, 39, 52, 60]
+
+
+def test_trackers_were_told_where_the_setup_said(trained: RunFolder) -> None:
+    """The ranks' environment is what launch.setup left, and the first rank reports to TensorBoard by
+    Transformers, beside what the controller writes."""
+    assert list((trained.path.parent / "boards").rglob("events.out.tfevents*"))
+    assert list(trained.tensorboard.rglob("events.out.tfevents*"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "what"),
+    [
+        ("launch.setup=echo no such module; exit 3", "launch.setup failed with exit code 3: no such module"),
+        ("measure.report_to=[trackio]", "trackio is not installed"),
+    ],
+)
+def test_what_a_host_lacks_is_said_before_the_start(setting: str, what: str, trained: RunFolder) -> None:
+    argv = ["train", "demo", "--hosts", "local:1", setting, "--json"]
+    done = muster(trained, *argv)
+    assert done.returncode == 2, done.stderr
+    problem = json.loads(done.stdout)["error"]
+    assert problem["what"].startswith(what)
+    assert problem["host"] == "local"
+    assert [path.name for path in trained.path.parent.iterdir() if path.is_dir()] == ["asked-run", "boards"]
 
 
 # --- looking at it ---------------------------------------------------------------------------------------

@@ -373,3 +373,51 @@ def test_the_processors_model(text: str, model: str | None, tmp_path: Path) -> N
     (tmp_path / "cpuinfo").write_text(text)
     assert agent.processor(str(tmp_path / "cpuinfo")) == model
     assert agent.processor(str(tmp_path / "nowhere")) is None
+
+
+# --- launch.setup ----------------------------------------------------------------------------------------
+
+
+def test_a_setup_line_changes_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the ranks: what it exports, in one line or in a file that it sources; what it prints is no part."""
+    monkeypatch.setenv("KEPT", "a=b\nc")
+    found = agent.environment_after("echo noise; export GIVEN='x y'; LOST=1; unset HOME")
+    assert (found["GIVEN"], found["KEPT"]) == ("x y", "a=b\nc")
+    assert "LOST" not in found and "HOME" not in found
+    file = tmp_path / "set up.sh"
+    file.write_text("module() { export MODULE=$2; }\nmodule load cuda\n")
+    assert agent.environment_after(str(file))["MODULE"] == "cuda"
+    assert agent.environment_after(f". '{file}'")["MODULE"] == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("setup", "what"),
+    [
+        ("echo one; echo two >&2; (exit 3); export NEVER=1", "failed with exit code 3: one; two"),
+        ("no_such_command_at_all", "failed with exit code 127"),
+        ("if", "syntax error"),
+        ("exit 0", "left the shell: it printed nothing"),
+        ("/no/such/file.sh", "no such file: /no/such/file.sh"),
+        ("sleep 30", "did not end within 0.5 s"),
+    ],
+)
+def test_a_setup_that_fails_says_what_it_printed(
+    setup: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "SETUP_SECONDS", 0.5 if "sleep" in setup else 60.0)
+    with pytest.raises(Problem) as caught:
+        agent.environment_after(setup)
+    assert "launch.setup" in str(caught.value) and what in str(caught.value)
+
+
+def test_a_setup_may_bring_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an activated environment does; one that was asked for by name is looked for there too."""
+    brought = tmp_path / "python3"
+    brought.symlink_to(sys.executable)
+    host = Agent()
+    host.spec = {"python": None, "controller_python": sys.executable}
+    assert host.find_python() == sys.executable
+    host.env = agent.environment_after(f"export PATH={tmp_path}:$PATH")
+    assert host.find_python() == str(brought)
+    host.spec["python"] = "python3"
+    assert host.find_python() == str(brought)

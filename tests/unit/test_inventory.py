@@ -226,3 +226,15 @@ def test_a_hostfile_with_this_machine_alone(tmp_path: Path) -> None:
     assert (found.launcher, found.hosts) == ("local", (Host("localhost", 1),))
     file.write_text("localhost slots=1\nnode2 slots=1\n")
     assert read_inventory(str(file)).launcher == "ssh"
+
+
+def test_a_mounted_host_file_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed's, where containers find their hosts; only where no hosts are given, and it is there."""
+    mounted = tmp_path / "hostfile"
+    monkeypatch.setattr("muster.core.inventory.MOUNTED", mounted)
+    with pytest.raises(InventoryError):
+        read_inventory("")
+    mounted.write_text("node1 slots=2\nnode2 slots=2\n")
+    assert read_inventory("").names == ("node1", "node2")
+    assert read_inventory("").source == str(mounted)
+    assert read_inventory("local:2").names == ("local",)

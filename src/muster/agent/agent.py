@@ -25,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import Any, Deque, Dict, List, Optional, Set
@@ -51,6 +52,24 @@ PACKAGES = (
     "tokenizers",
     "numpy",
 )
+
+
+SETUP_SECONDS = 60.0  # that launch.setup may take
+# Shells that nobody logs in to often lack `module` and `conda activate`, though the host has them.
+SETUP = r"""
+setup=$1; out=$2; set --
+type module >/dev/null 2>&1 || for f in /etc/profile.d/modules.sh /etc/profile.d/lmod.sh \
+    /etc/profile.d/z00_lmod.sh /usr/share/modules/init/bash /usr/share/lmod/lmod/init/bash; do
+    if [ -r "$f" ]; then . "$f"; break; fi
+done
+if [ "$(type -t conda)" != function ]; then
+    f=${CONDA_EXE:-$(command -v conda)}; f=${f%/*/*}/etc/profile.d/conda.sh
+    if [ -r "$f" ]; then . "$f"; fi
+fi
+set -e
+if [ -f "$setup" ]; then . "$setup"; else eval "$setup"; fi
+env -0 >&"$out"
+"""
 
 
 class Problem(Exception):
@@ -463,11 +482,51 @@ def port_problem(port: int, error: OSError) -> Problem:
     )
 
 
+def environment_after(setup: str) -> Dict[str, str]:
+    """The environment after a line of bash, or a file of it, has run here. Raises Problem with its output."""
+    path = os.path.expanduser(setup)
+    if os.path.isfile(path):
+        setup = os.path.abspath(path)
+    elif path.startswith(("/", ".")) and not path.split()[1:]:
+        raise Problem("launch.setup: no such file: %s" % path, "a file that this host has, or a line of bash")
+    # Files, since whatever the line leaves in the background may hold a pipe open for ever.
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as found:
+        try:
+            shell = subprocess.Popen(
+                ["bash", "-c", SETUP, "bash", setup, str(found.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                pass_fds=[found.fileno()],
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise Problem("launch.setup: bash cannot be started: %s" % error.strerror)
+        try:
+            shell.wait(SETUP_SECONDS)
+            what = "failed with exit code %d" % shell.returncode if shell.returncode else ""
+        except subprocess.TimeoutExpired:
+            os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+            what = "did not end within %g s" % SETUP_SECONDS
+        said.seek(0)
+        lines = [line.strip() for line in said.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        found.seek(0)
+        pairs = [pair.partition("=") for pair in os.fsdecode(found.read()).split("\0") if pair]
+    if what or not pairs:
+        what = what or "left the shell"
+        words = "; ".join(lines[-5:])[-1000:] or "it printed nothing"
+        raise Problem("launch.setup %s: %s" % (what, words), "it is run by bash: %s" % setup)
+    own = {name: value for name, _, value in pairs if name not in ("_", "SHLVL", "PWD", "OLDPWD")}
+    return dict({name: os.environ[name] for name in ("PWD", "SHLVL") if name in os.environ}, **own)
+
+
 class Agent:
     """One host's part of one job."""
 
     def __init__(self) -> None:
         self.spec = {}  # type: Dict[str, Any]
+        self.env = dict(os.environ)  # of the ranks, before anything of the job's
         self.inbox = b""
         self.outbox: Deque[bytes] = collections.deque()
         self.out_bytes = 0
@@ -554,6 +613,8 @@ class Agent:
         found = self.checkpoints()
         facts["checkpoints"] = sorted(step for step, wrong in found.items() if wrong is None)
         facts["damaged_checkpoints"] = {str(step): wrong for step, wrong in found.items() if wrong}
+        if spec.get("setup"):
+            self.env = environment_after(spec["setup"])
         self.python = self.find_python()
         facts["python"] = self.python
         facts["versions"] = self.versions()
@@ -578,14 +639,17 @@ class Agent:
         }
 
     def find_python(self) -> str:
-        """The interpreter for the ranks: as asked, else the controller's own path if it is here, else
-        ours."""
+        """The interpreter for the ranks: as asked, else launch.setup's, else the controller's own path if it
+        is here, else ours."""
         asked = self.spec.get("python")
         if asked:
-            path = shutil.which(os.path.expanduser(asked))
+            path = shutil.which(os.path.expanduser(asked), path=self.env.get("PATH"))
             if not path:
                 raise Problem("no interpreter %s" % asked, "set launch.python to one that every host has")
             return str(path)
+        found = shutil.which("python3", path=self.env.get("PATH"))
+        if found and found != shutil.which("python3"):  # launch.setup has changed which it is
+            return found
         own = self.spec.get("controller_python") or ""
         return own if own and os.access(own, os.X_OK) else sys.executable
 
@@ -601,7 +665,8 @@ class Agent:
             "print(json.dumps(found))"
         )
         done = subprocess.run(
-            [self.python, "-c", code, *PACKAGES],
+            [self.python, "-c", code, *PACKAGES, *self.spec.get("packages", ())],
+            env=self.env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -705,7 +770,7 @@ class Agent:
         """The ranks' environment: the host's, Muster's defaults where the host has none, the recipe's on
         top."""
         spec = self.spec
-        env = {name: value for name, value in os.environ.items() if not name.startswith(NOT_THEIRS)}
+        env = {name: value for name, value in self.env.items() if not name.startswith(NOT_THEIRS)}
         env["PYTHONUNBUFFERED"] = "1"
         env["OMP_NUM_THREADS"] = str(spec["threads"])
         env.setdefault("TOKENIZERS_PARALLELISM", "false")

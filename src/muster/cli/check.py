@@ -53,7 +53,6 @@ def check(
     """Inspect hosts: what is wrong on which of them, with the evidence and a remedy."""
     from muster.cli.inspection import ProgressLine, print_checks, print_inspection
     from muster.cli.output import err_console, print_json
-    from muster.core.errors import UsageError
     from muster.core.inventory import read_inventory
     from muster.stages.check import Wanted, save_inventory
     from muster.stages.check import check as inspect
@@ -62,8 +61,6 @@ def check(
     if list_:
         print_checks(profile or None, as_json=json)
         return 0
-    if not hosts:
-        raise UsageError("there are no hosts", hint="muster check node[01-16], local:2, or a host file")
     check_outputs([output] if output else [])
     wanted = Wanted(recipe or None, profile or None, _gpus(expect_gpus), group)
     with ProgressLine(err_console()) as line:

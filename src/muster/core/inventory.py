@@ -19,6 +19,7 @@ from typing import Any
 from muster.core.errors import InventoryError
 from muster.core.slurm import SlurmAsk, allocation, parse_ask
 
+MOUNTED = Path("/job/hostfile")  # DeepSpeed's default: schedulers of containers put the job's hosts there
 MAX_SLOTS = 1024
 MAX_HOSTS = 100_000
 INVENTORY_VERSION = 1
@@ -78,7 +79,7 @@ def read_inventory(text: str, *, waits: bool = False) -> Inventory:
     launcher is `local`. `waits`: nodes that Slurm has yet to give will do. Raises InventoryError: nothing
     given, an unreadable or empty file, malformed slots, a duplicate host, no allocation.
     """
-    text = text.strip()
+    text = text.strip() or (str(MOUNTED) if MOUNTED.is_file() else "")
     if not text:
         raise InventoryError(
             "no hosts were given",

@@ -91,6 +91,11 @@ class Launch(Section):
         None,
         description="This machine's address as the hosts reach it (pdsh, openmpi, slurm). Null: found out.",
     )
+    setup: str | None = Field(
+        None,
+        description="A line of bash, or a file to source, that is run on each host before the ranks, which "
+        "get its environment: module load cuda; conda activate x.",
+    )
     ssh_options: list[str] = Field(
         default_factory=list, description="Arguments of every ssh connection, such as [-F, FILE]."
     )

@@ -12,8 +12,10 @@ from muster.core.section import PositiveInt, Section
 class Evaluate(Section):
     """Held-out loss during training, and what the trained model can do after it."""
 
-    every: PositiveInt | None = Field(
-        None, description="Optimizer steps between evaluations of the held-out loss. Null: none in between."
+    every: PositiveInt | Literal["epoch"] | None = Field(
+        None,
+        description="Optimizer steps between evaluations of the held-out loss; epoch: at the end of each. "
+        "Null: none in between.",
     )
     after: bool = Field(
         True, description="Evaluate the trained model on held-out samples when training ends."
@@ -63,6 +65,10 @@ class Measure(Section):
         None,
         description="A file with each host's measured peak: the output of `muster check HOSTS --json`, or "
         "result.json of `muster train fabric`. It overrides the maker's figure; `peak_tflops` overrides it.",
+    )
+    report_to: list[Literal["mlflow", "tensorboard", "trackio", "wandb"]] = Field(
+        default_factory=list,
+        description="Trackers that Transformers reports to as well; each must be installed on the hosts.",
     )
     attention: bool = Field(
         False,

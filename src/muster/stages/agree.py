@@ -15,7 +15,7 @@ from muster.planner.hosts import Chosen
 from muster.stages.checkpoints import Start, Wanted
 from muster.stages.continuing import continued
 from muster.stages.inputs import Inputs
-from muster.stages.orders import job_of, orders
+from muster.stages.orders import TRACKERS, job_of, orders
 from muster.stages.peaks import peaks_of
 from muster.stages.plan import plan_first
 from muster.store.runfolder import RunFolder
@@ -96,6 +96,14 @@ def check_hosts(facts: Facts, recipe: Recipe) -> None:
                 host=host,
                 hint="pip install 'passmuster[train]' there, or launch.python=PATH of one that has it",
             )
+        for tracker in recipe.measure.report_to:
+            if not any(about["versions"].get(name) for name in TRACKERS[tracker]):
+                raise UsageError(
+                    f"{tracker} is not installed for {about['python']}",
+                    host=host,
+                    where="measure.report_to",
+                    hint=f"pip install {TRACKERS[tracker][0]} there, or leave it out",
+                )
     for name in needed:
         values = {about["versions"][name] for about in facts.values()}
         if len(values) > 1:

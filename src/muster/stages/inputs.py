@@ -13,7 +13,7 @@ from muster.core.batch import Batch
 from muster.core.data import ImageData, TextData, TextToSqlData
 from muster.core.errors import DataError, RecipeError
 from muster.core.idle import check_idle
-from muster.core.inventory import Inventory, read_inventory
+from muster.core.inventory import MOUNTED, Inventory, read_inventory
 from muster.core.job import Decision
 from muster.core.offload import check_offload
 from muster.core.recipe import Recipe
@@ -42,7 +42,7 @@ class Inputs:
     launcher: ModuleType
     launcher_name: str
     env: dict[str, str]  # the ranks' variables with their values
-    env_files: tuple[Decision, ...] = ()  # which files set some of them, and which
+    env_files: tuple[Decision, ...] = ()  # files that were read unasked, and what they set
 
 
 def read_inputs(source: str, hosts: str, overrides: list[str], *, waits: bool = False) -> Inputs:
@@ -111,6 +111,8 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
         )
     check_data(recipe, here=launcher.ONE_MACHINE)
     env, files = environment(recipe)
+    if inventory.source == str(MOUNTED):
+        files = (Decision("hosts", inventory.source, "where DeepSpeed looks for a host file"), *files)
     return Inputs(recipe, inventory, launcher, name, env, files)
 
 
@@ -137,6 +139,9 @@ def absolute(recipe: Recipe) -> Recipe:
             and (value.startswith((".", "/", "~")) or Path(value).is_dir() or Path(value).is_file())
         ):
             data[section][key] = str(Path(value).expanduser().absolute())
+    setup = recipe.launch.setup
+    if setup and Path(setup).is_file():  # a line of bash may begin like a path
+        data["launch"]["setup"] = str(Path(setup).absolute())
     return validate(data, where="recipe")
 
 

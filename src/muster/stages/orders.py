@@ -20,6 +20,13 @@ from muster.stages.inputs import Inputs
 from muster.store.runfolder import name_elsewhere
 
 FREE_PORT = 0
+# What provides a tracker: any one of its packages.
+TRACKERS = {
+    "mlflow": ("mlflow", "mlflow-skinny"),
+    "tensorboard": ("tensorboard", "tensorboardX"),
+    "trackio": ("trackio",),
+    "wandb": ("wandb",),
+}
 _SHIPPED = ("core", "store", "worker")  # what a rank imports
 
 
@@ -60,6 +67,8 @@ def greeting(
             "node_rank": index,
             "port": launch.port or FREE_PORT,
             "python": launch.python,
+            "setup": launch.setup,
+            "packages": [name for each in recipe.measure.report_to for name in TRACKERS[each]],
             "controller_python": sys.executable,
             "timeout": launch.timeout,
             "lease": launch.lease,

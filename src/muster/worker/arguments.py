@@ -43,11 +43,12 @@ def training_arguments(context: Context) -> dict[str, Any]:
         "save_strategy": "steps" if checkpoint.every else "no",
         "save_steps": NEVER,  # the keeper asks for what is due; the trainer for the last step alone
         "save_on_each_node": not context.shared,  # each disk gets all that its ranks need to resume
-        "eval_strategy": "steps" if evaluate.every else "no",
-        "eval_steps": evaluate.every,
+        "eval_strategy": "epoch" if evaluate.every == "epoch" else "steps" if evaluate.every else "no",
+        "eval_steps": None if evaluate.every == "epoch" else evaluate.every,
         "prediction_loss_only": True,
         "remove_unused_columns": False,
-        "report_to": [],
+        "report_to": recipe.measure.report_to,
+        "run_name": context.base.name,
         "disable_tqdm": True,
         "log_level": "warning",
     }

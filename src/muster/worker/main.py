@@ -126,6 +126,8 @@ def prepare_process(context: Context) -> None:
     import torch
 
     random.seed(context.recipe.train.seed)
+    own = context.base / "tensorboard" / "transformers"  # beside what the controller writes
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(own))
     if context.device == "cuda":
         torch.cuda.set_device(context.local_rank)
     else:
