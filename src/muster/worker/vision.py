@@ -155,7 +155,8 @@ def accept_colour(folder: Path) -> None:
         return
     unset_hf_deepspeed_config()  # else ZeRO-3 would cut the saved model into shards while it is loaded
     kind = AutoModelForImageClassification
-    weights = kind.from_pretrained(folder).state_dict()
+    model = kind.from_pretrained(folder)
+    weights = model.state_dict()
     config.num_channels = len(GREY)
     with torch.device("meta"):
         shapes = {name: each.shape for name, each in kind.from_config(config).state_dict().items()}
@@ -164,6 +165,6 @@ def accept_colour(folder: Path) -> None:
             weights[name] = weights[name] * torch.tensor(GREY).view(1, -1, *[1] * (len(shape) - 2))
     if shapes != {name: each.shape for name, each in weights.items()}:
         return
-    kind.from_pretrained(None, config=config, state_dict=weights).save_pretrained(folder)
+    type(model).from_pretrained(None, config=config, state_dict=weights).save_pretrained(folder)
     own = Preparation.from_saved(folder)
     replace(own, mean=own.mean * len(GREY), std=own.std * len(GREY)).save_pretrained(str(folder))
