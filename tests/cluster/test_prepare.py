@@ -65,7 +65,7 @@ class Fleet:
         self.data.mkdir(parents=True)
         (self.model / "config.json").write_text('{"model_type": "t5"}')
         (self.model / "model.safetensors").write_bytes(os.urandom(3_000_000))
-        (self.data / "train.jsonl").write_bytes(DATA * 1000)
+        (self.data / "train.jsonl").write_bytes(DATA * 1000 + DATA.replace(b"many", b"few"))
         (self.data / "$(touch x); validation.jsonl").write_bytes(DATA)
 
     def prepare(self, *words: str, hosts: str = ",".join(NAMES), env: bool = True) -> tuple[int, dict, str]:

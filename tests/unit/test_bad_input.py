@@ -90,7 +90,7 @@ CASES = {
             "demo",
             "--hosts",
             "local:1",
-            "model.name=t5-3b",
+            "model.name=t5-small",
             "checkpoint.every=1",
             "checkpoint.keep=100000",
         ],

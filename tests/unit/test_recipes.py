@@ -11,6 +11,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from muster.core import families
 from muster.core.errors import RecipeError
 from muster.core.recipe import RECIPES, Recipe, TextToSqlRecipe, recipe_class, recipe_from
 from muster.core.recipes import (
@@ -116,15 +117,89 @@ def test_an_inheriting_recipe_with_another_type_of_model(tmp_path: Path) -> None
     [
         ("causal-lm", "model.config={model_type: gpt2, n_layer: 2}", "n_positions"),
         ("causal-lm", "model.config.n_layer=2", "n_positions"),
-        ("causal-lm", "model.name=gpt2-small", "n_positions"),
         ("demo", "model.config.model_type=t5", "d_kv"),  # which it is without saying so
-        ("demo", "model.name=t5-small", "d_kv"),
         ("vit-cifar10", "model.name=vit-tiny", "initializer_range"),
-        ("causal-lm", "model.name=a/folder", "n_positions"),  # of what type, nobody knows here
+        ("vit-cifar10", "model.name=vit-micro", "initializer_range"),
+        ("demo", "model.name=t5-large", "dropout_rate"),
+        ("s1-opt-350m", "model.name=facebook/opt-125m", "attention_dropout"),
+        ("s1-opt-66b", "train.seed=1", "attention_dropout"),  # through three layers
     ],
 )
 def test_the_same_type_of_model_is_changed(recipe: str, override: str, kept: str) -> None:
     assert kept in (load_recipe(recipe, [override]).model.config or {})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        ("causal-lm", "gpt2-xl"),
+        ("demo", "t5-large"),
+        ("digits", "vit-base"),
+        ("causal-lm", "opt-125m"),
+        ("causal-lm", "a/folder"),
+    ],
+)
+def test_a_name_replaces_the_shape(recipe: str, name: str) -> None:
+    """Else a named size is another model: the recipe's own, which nobody asked for."""
+    model = load_recipe(recipe, [f"model.name={name}"]).model
+    assert model.name == name
+    shape = {key for field in families.FAMILIES for each in field.FIELDS if each.kind != "share"
+             for key in (each.name, each.also)}  # fmt: skip
+    assert not shape & set(model.config or {})
+    assert "model_type" not in (model.config or {})
+
+
+def test_what_is_given_beside_or_after_a_name_stays(tmp_path: Path) -> None:
+    for order in (1, -1):
+        overrides = ["model.name=gpt2-xl", "model.config.n_layer=2"][::order]
+        assert load_recipe("causal-lm", overrides).model.config == {"n_layer": 2}
+    write(
+        tmp_path,
+        named="inherit: causal-lm\nmodel: {name: gpt2-small, config: {n_positions: 64}}",
+        later="inherit: named\nmodel: {config: {n_layer: 3}}",
+        again="inherit: later\nmodel: {name: gpt2-small}",
+        other="inherit: later\nmodel: {name: gpt2-medium}",
+    )
+    found = {
+        name: load_recipe(str(tmp_path / f"{name}.yaml")).model.config for name in ("later", "again", "other")
+    }
+    assert found == {
+        "later": {"n_positions": 64, "n_layer": 3},
+        "again": {"n_positions": 64, "n_layer": 3},
+        "other": None,
+    }
+
+
+def test_relative_paths_are_taken_from_the_recipes_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each file that inherits its own; those of overrides stay for the working folder."""
+    below, top = tmp_path / "below", tmp_path / "top"
+    for folder in (below, top, tmp_path / "work"):
+        folder.mkdir()
+    (below / "tokens").mkdir()
+    write(below, base="data: {path: data/x.jsonl}\nmodel: {tokenizer: tokens, name: t5-small}")
+    write(top, mine="inherit: ../below/base.yaml\nengine: {name: deepspeed, config: ../ds.json}")
+    monkeypatch.chdir(tmp_path / "work")
+    recipe = load_recipe("../top/mine.yaml")
+    assert recipe.data.path == str(below / "data" / "x.jsonl")
+    assert (recipe.model.tokenizer, recipe.model.name) == (str(below / "tokens"), "t5-small")
+    assert recipe.engine.config == str(tmp_path / "ds.json")
+    assert load_recipe("../top/mine.yaml", ["data.path=y.jsonl"]).data.path == "y.jsonl"
+    assert load_recipe("text2sql-t5-small").data.path == "data/wikisql"  # for whoever has it there
+
+
+@pytest.mark.parametrize("value", ["auto", "train"])
+def test_words_and_whole_paths_are_left_alone(tmp_path: Path, value: str) -> None:
+    (tmp_path / value).mkdir()
+    write(tmp_path, mine=f"data: {{path: /data/x}}\nmodel: {{tokenizer: {value}, name: {'x' * 5000}}}")
+    recipe = load_recipe(str(tmp_path / "mine.yaml"))
+    assert (recipe.data.path, recipe.model.tokenizer, recipe.model.name) == ("/data/x", value, "x" * 5000)
+
+
+def test_a_home_folder_of_nobody(tmp_path: Path) -> None:
+    write(tmp_path, mine="data: {path: ~nobody-here/x}")
+    assert failure(str(tmp_path / "mine.yaml")).where == "data.path"
 
 
 def test_nobody_says_what_type_a_folder_has(tmp_path: Path) -> None:
@@ -307,7 +382,7 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
     "word", ["1e5", "no", "12:30", "010", "0o10", "1_000", "true", "~", "a: b", "#", "", " x "]
 )
 def test_a_recipe_is_read_back_as_it_was_written(tmp_path: Path, word: str) -> None:
-    recipe = load_recipe("demo", ["data.path=x", "lora.rank=4"])
+    recipe = load_recipe("demo", ["data.path=/x", "lora.rank=4"])
     recipe = validate({**recipe.as_dict(), "env": {"A": word}}, where="x")
     write(tmp_path, frozen=dump_yaml(recipe.as_dict()))
     assert load_recipe(str(tmp_path / "frozen.yaml")) == recipe

@@ -314,8 +314,9 @@ def test_what_is_no_parquet(tmp_path: Path, without_pyarrow: bool, monkeypatch: 
 
 
 def test_equal_questions_are_held_out_together() -> None:
-    held = held_out_questions(["a", "b", "a", "c", "b"], 0.4, seed=1)
+    data = TextToSqlData(validation_fraction=0.4)
+    held = held_out_questions(["a", "b", "a", "c", "b"], data, seed=1)
     assert len(held) == 1
-    assert held == held_out_questions(["c", "b", "a"], 0.4, seed=1)
+    assert held == held_out_questions(["c", "b", "a"], data, seed=1)
     with pytest.raises(DataError, match="too few to hold some out"):
-        held_out_questions(["a", "a"], 0.5, seed=1)
+        held_out_questions(["a", "a"], data, seed=1)

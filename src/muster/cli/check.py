@@ -77,16 +77,12 @@ def check(
 
 def _settings(recipe: str, overrides: list[str]) -> Recipe:
     """The recipe, or what a recipe is without a file."""
-    from muster.core.recipe import Recipe
-    from muster.core.recipes import load_recipe, merge, parse_override, validate
+    from muster.core.recipes import lay_over, load_recipe, parse_override, validate
     from muster.stages.inputs import absolute
 
     if recipe:
         return absolute(load_recipe(recipe, overrides))
-    data: dict[str, object] = {}
-    for override in overrides:
-        data = merge(data, parse_override(override), Recipe)
-    return validate(data, where="settings")
+    return validate(lay_over({}, [parse_override(override) for override in overrides]), where="settings")
 
 
 def _gpus(text: str) -> int | None:

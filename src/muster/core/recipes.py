@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,15 @@ from muster.core.recipe import Recipe, recipe_class, recipe_from
 from muster.core.section import Section
 
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
+# Fields of a configuration that say how a model is trained or what it is for, and not how large it is.
+SETTINGS = re.compile(r"drop|^initializer_|^num_labels$|^attn_implementation$")
+# Keys of a recipe that are files or folders: always, and where there is one of that name.
+PATHS = (("data", "path"), ("engine", "config"), ("measure", "peaks"))
+NAMES = (
+    ("model", "name"), ("model", "tokenizer"), ("data", "name"),
+    ("launch", "setup"),  # else a line of bash, which may begin like a path
+)  # fmt: skip
+WORDS = ("auto", "train")  # of model.tokenizer: never a folder of that name
 
 
 _REPLACED = (":bool", ":int", ":float", ":timestamp")
@@ -101,13 +111,41 @@ def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
 
     Raises RecipeError naming the file or the field's full path, with near names for a misspelt one.
     """
-    merged = read_layers(source)
     given = [parse_override(override) for override in overrides]
-    for each in given:  # first: what stands beside a model's type belongs to it, in any order
-        merged = begin_anew(merged, each)
-    for each in given:
-        merged = merge(merged, each, Recipe)
-    return validate(merged, where=source)
+    return validate(lay_over(read_layers(source), given), where=source)
+
+
+def lay_over(below: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Changes over a recipe, all of one layer: a model's name and its fields may come in any order. Pure."""
+    merged = dict(below)
+    for change in changes:
+        merged = begin_anew(merged, change)
+    for change in changes:
+        merged = merge(merged, change, Recipe)
+    return merged
+
+
+def anchored(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A recipe's data with its relative paths taken from `folder`. A name stays one, unless it begins with a
+    dot or is that of a file or folder there."""
+    made = dict(data)
+    for section, key in (*PATHS, *NAMES):
+        values = made.get(section)
+        value = values.get(key) if isinstance(values, Mapping) else None
+        if not isinstance(value, str) or not value or value in WORDS:
+            continue
+        is_path = (section, key) in PATHS or (value.startswith((".", "/", "~")) and section != "launch")
+        there = os.path.isfile if section == "launch" else os.path.exists  # which never raise
+        if is_path or there(folder / value):
+            made[section] = {**made[section], key: _whole_path(value, folder, f"{section}.{key}")}
+    return made
+
+
+def _whole_path(value: str, folder: Path, where: str) -> str:
+    try:
+        return os.path.abspath(folder / Path(value).expanduser())  # noqa: PTH100 - without its ".."
+    except RuntimeError as error:  # ~nobody
+        raise RecipeError(f"{value}: {error}", where=where) from None
 
 
 def validate(data: Mapping[str, Any], *, where: str) -> Recipe:
@@ -125,6 +163,8 @@ def read_layers(source: str, *, base: Path | None = None, chain: tuple[Path, ...
         names = " -> ".join(p.name for p in (*chain, path))
         raise RecipeError(f"inherits from itself: {names}", where=str(path))
     data = read_yaml(path)
+    if path.parent != SHIPPED:  # whose paths are the user's to make: they count from the working folder
+        data = anchored(data, path.parent)
     parents = data.pop("inherit", [])
     if isinstance(parents, str):
         parents = [parents]
@@ -132,9 +172,8 @@ def read_layers(source: str, *, base: Path | None = None, chain: tuple[Path, ...
         raise RecipeError("must be the name or path of a recipe, or a list of them", where=f"{path}: inherit")
     merged: dict[str, Any] = {}
     for parent in parents:
-        layer = read_layers(parent, base=path.parent, chain=(*chain, path))
-        merged = merge(begin_anew(merged, layer), layer, Recipe)
-    return merge(begin_anew(merged, data), data, Recipe)
+        merged = lay_over(merged, [read_layers(parent, base=path.parent, chain=(*chain, path))])
+    return lay_over(merged, [data])
 
 
 def find_recipe(source: str, *, base: Path | None = None) -> Path:
@@ -195,19 +234,26 @@ def merge(
 
 
 def begin_anew(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`below` without its model's configuration, and without the name of a known size, where `above` has a
-    model of another type: one type's fields mean nothing to another, or something else. Pure."""
+    """`below` without what `above` replaces by naming a model, or a configuration of another type. Pure.
+
+    A name replaces the shape: of the configuration below, SETTINGS alone stay. Another type replaces all of
+    it, since one type's fields mean nothing to another, and the name of a known size.
+    """
     old, new = (layer.get("model") for layer in (below, above))
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return dict(below)
     workload = str(above.get("workload") or below.get("workload")).replace("_", "-")
     usual = None if old.get("name") else families.USUAL.get(workload)
     had, wanted = _model_type(old) or usual, _model_type(new)
-    if had is None or wanted is None or had == wanted:
+    named = isinstance(new.get("name"), str) and new["name"] != old.get("name")
+    other = had is not None and wanted is not None and had != wanted
+    if not named and not other:
         return dict(below)
-    kept = {key: value for key, value in old.items() if key != "config"}
+    kept, config = {key: value for key, value in old.items() if key != "config"}, old.get("config")
+    if not other and wanted is not None and isinstance(config, Mapping):
+        kept["config"] = {key: value for key, value in config.items() if SETTINGS.search(str(key))} or None
     if (_known_size(old) or {}).get("model_type", wanted) != wanted:
-        del kept["name"]
+        kept.pop("name", None)
     return {**below, "model": kept}
 
 

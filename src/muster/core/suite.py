@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from muster.core.errors import RecipeError, UsageError
 from muster.core.near import did_you_mean
-from muster.core.recipes import find_recipe, merge, read_yaml
+from muster.core.recipes import anchored, find_recipe, merge, read_yaml
 from muster.core.section import PositiveInt, Section
 from muster.core.units import parse_bytes
 
@@ -258,7 +258,7 @@ def load_suite(source: str) -> Suite:
     path = find_suite(source)
     suite = suite_from(read_yaml(path), where=str(path))
     jobs = [
-        each.model_copy(update={"recipe": _recipe(each, path, number)})
+        each.model_copy(update={"recipe": _recipe(each, path, number), "set": _set(each, path)})
         for number, each in enumerate(suite.jobs)
     ]
     return suite.model_copy(update={"jobs": jobs})
@@ -270,6 +270,11 @@ def suite_from(data: dict[str, Any], *, where: str) -> Suite:
         return Suite.model_validate(data)
     except ValidationError as error:
         raise _explain(error, where) from None
+
+
+def _set(entry: Entry, suite: Path) -> dict[str, Any]:
+    """The changes, with paths from the suite's folder, as a recipe's are from its own."""
+    return entry.set if suite.parent == SHIPPED else anchored(entry.set, suite.parent)
 
 
 def _recipe(entry: Entry, suite: Path, number: int) -> str:

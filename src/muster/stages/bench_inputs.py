@@ -15,10 +15,9 @@ from muster.core.inventory import Host, Inventory, read_inventory
 from muster.core.near import did_you_mean
 from muster.core.recipe import Recipe, recipe_class, recipe_from
 from muster.core.recipes import (
-    begin_anew,
     dump_yaml,
+    lay_over,
     load_recipe,
-    merge,
     parse_override,
     read_layers,
     read_yaml,
@@ -181,8 +180,8 @@ def _recipes(suite: Suite, overrides: Iterable[str]) -> dict[str, Recipe]:
     """Each entry's recipe: the file, the suite's changes, the user's."""
     merged = {}
     for entry in suite.jobs:
-        layers = read_layers(entry.recipe)
-        merged[entry.name] = merge(begin_anew(layers, entry.set), entry.set, Recipe)
+        merged[entry.name] = lay_over(read_layers(entry.recipe), [entry.set])
+    changes: dict[str, list[dict[str, Any]]] = {name: [] for name in merged}
     for override in overrides:
         named = _OF_ENTRY.fullmatch(override)
         if named and "." not in named["entry"] and named["entry"] not in merged:
@@ -194,8 +193,8 @@ def _recipes(suite: Suite, overrides: Iterable[str]) -> dict[str, Recipe]:
         if not told:
             raise RecipeError("means nothing to any entry of the suite", where=override)
         for name in told:
-            merged[name] = merge(begin_anew(merged[name], change), change, Recipe)
-    return {each.name: _valid(merged[each.name], each) for each in suite.jobs}
+            changes[name].append(change)
+    return {each.name: _valid(lay_over(merged[each.name], changes[each.name]), each) for each in suite.jobs}
 
 
 def _means_something(change: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:

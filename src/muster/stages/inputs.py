@@ -17,7 +17,7 @@ from muster.core.inventory import MOUNTED, Inventory, read_inventory
 from muster.core.job import Decision
 from muster.core.offload import check_offload
 from muster.core.recipe import Recipe
-from muster.core.recipes import load_recipe, validate
+from muster.core.recipes import anchored, load_recipe, validate
 from muster.core.registry import load_plugin
 from muster.core.secrets import completed
 from muster.core.zero import deepspeed_config, open_stages, read_user_config
@@ -29,8 +29,6 @@ from muster.store.records import find_data, held_out_questions, read_pairs
 from muster.store.values import kept
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-WORDS = ("auto", "train")  # of model.tokenizer: never a folder of that name
 
 
 @dataclass(frozen=True)
@@ -125,23 +123,9 @@ def with_values(recipe: Recipe) -> Recipe:
 
 def absolute(recipe: Recipe) -> Recipe:
     """The recipe with paths that do not depend on where it was started, and a data source."""
-    data = recipe.as_dict()
-    if data["data"]["path"]:
-        data["data"]["path"] = str(Path(data["data"]["path"]).expanduser().absolute())
+    data = anchored(recipe.as_dict(), Path.cwd())
     if recipe.data.source is None and recipe.data.embedded:
         data["data"][recipe.data.embedded] = {}
-    files = (("model", "name"), ("model", "tokenizer"), ("engine", "config"), ("measure", "peaks"))
-    for section, key in files:
-        value = data[section][key]
-        if (
-            value
-            and value not in WORDS
-            and (value.startswith((".", "/", "~")) or Path(value).is_dir() or Path(value).is_file())
-        ):
-            data[section][key] = str(Path(value).expanduser().absolute())
-    setup = recipe.launch.setup
-    if setup and Path(setup).is_file():  # a line of bash may begin like a path
-        data["launch"]["setup"] = str(Path(setup).absolute())
     return validate(data, where="recipe")
 
 
@@ -172,7 +156,7 @@ def _check_pairs(recipe: Recipe, data: TextToSqlData) -> None:
         for _ in read_pairs(files.validation, data):
             pass
     else:
-        held_out_questions(questions, data.validation_fraction, recipe.train.seed)
+        held_out_questions(questions, data, recipe.train.seed)
 
 
 def environment(recipe: Recipe) -> tuple[dict[str, str], tuple[Decision, ...]]:

@@ -12,7 +12,8 @@ from typing import Any
 
 from muster.core import families
 from muster.core.errors import UsageError
-from muster.stages.inputs import WORDS, Inputs
+from muster.core.recipes import WORDS
+from muster.stages.inputs import Inputs
 from muster.stages.pinned import Pinned, pinned_here, read_requirements
 from muster.supervise.provisioning import Entry
 

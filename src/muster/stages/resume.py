@@ -11,7 +11,7 @@ from muster.core.errors import RunFolderError
 from muster.core.inventory import Host, Inventory, read_inventory
 from muster.core.job import Job
 from muster.core.recipe import Recipe
-from muster.core.recipes import load_recipe
+from muster.core.recipes import read_yaml, validate
 from muster.core.result import Result
 from muster.shell import Shell
 from muster.stages.agree import Attempt
@@ -102,4 +102,4 @@ def frozen_inventory(job: dict[str, Any]) -> Inventory:
 
 def frozen_recipe(run: RunFolder) -> Recipe:
     """The recipe of a run as it was resolved."""
-    return load_recipe(str(run.recipe))
+    return validate(read_yaml(run.recipe), where=str(run.recipe))

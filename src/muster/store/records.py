@@ -126,7 +126,7 @@ def pair_of(record: Mapping[str, Any], data: TextToSqlData, where: str, *, blank
     )
 
 
-def held_out_questions(questions: Iterable[str], fraction: float, seed: int) -> set[str]:
+def held_out_questions(questions: Iterable[str], data: TextToSqlData, seed: int) -> set[str]:
     """Which questions to hold out where a data set has no part for that; equal ones stay together. Raises
     DataError where none would be left to train on."""
     different = sorted(set(questions))
@@ -134,11 +134,11 @@ def held_out_questions(questions: Iterable[str], fraction: float, seed: int) -> 
         told = "sample is" if len(different) == 1 else "samples are"
         raise DataError(
             f"{len(different)} different {told} too few to hold some out",
-            where="data",
+            where=data.path or data.name,
             hint="more samples, or a validation file beside the train file",
         )
     random.Random(seed).shuffle(different)
-    return set(different[: max(1, int(len(different) * fraction))])
+    return set(different[: max(1, int(len(different) * data.validation_fraction))])
 
 
 def names_of(files: Sequence[Path]) -> str:

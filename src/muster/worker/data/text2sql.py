@@ -51,7 +51,7 @@ def load_pairs(data: Data, cache: Path, *, may_write: bool, seed: int) -> Pairs:
         about += f", held out {names_of(files.validation)}" if held_out else ""
         about += f"; answers: field {field}"
     if not held_out:
-        held = held_out_questions((pair.question for pair in train), data.validation_fraction, seed)
+        held = held_out_questions((pair.question for pair in train), data, seed)
         held_out = [pair for pair in train if pair.question in held]
         train = [pair for pair in train if pair.question not in held]
         about += f"; held out {len(held_out):,} of them"
