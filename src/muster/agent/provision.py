@@ -86,7 +86,12 @@ kind, name = sys.argv[1:3]
 if kind == "dataset":
     import datasets
     name, _, subset = name.partition(":")
-    files = datasets.load_dataset(name, name=subset or None)
+    try:
+        files = datasets.load_dataset(name, name=subset or None)
+    except RuntimeError as error:
+        if "scripts are no longer supported" not in str(error):
+            raise
+        files = datasets.load_dataset(name, name=subset or None, revision="refs/convert/parquet")
     folder = next(iter(files.values())).cache_files[0]["filename"]
     base = os.path.realpath(datasets.config.HF_DATASETS_CACHE)
     print(json.dumps(["datasets", os.path.relpath(os.path.realpath(folder), base).split(os.sep)[0]]))

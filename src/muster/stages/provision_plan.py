@@ -74,7 +74,8 @@ def _needs(inputs: Inputs) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]
     model, data = inputs.recipe.model, inputs.recipe.data
     local, hub, notes = [], [], []
     tokenizer = model.tokenizer if model.tokenizer not in WORDS else None
-    for name, kind in ((model.name, "model"), (tokenizer, "tokenizer"), (data.path, "data")):
+    folder = data.name if (data.name or "").startswith("/") else None
+    for name, kind in ((model.name, "model"), (tokenizer, "tokenizer"), (data.path or folder, "data")):
         if name and (kind == "data" or name.startswith("/")):
             if not Path(name).exists():
                 notes.append(f"{name} is not on this machine: the hosts have to have it")
@@ -85,7 +86,7 @@ def _needs(inputs: Inputs) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]
                 hub.append(("tokenizer", name))  # its configuration alone
         elif name:
             hub.append((kind, name))
-    if data.name:
+    if data.name and not folder:
         subset = getattr(data, "subset", None)
         hub.append(("dataset", f"{data.name}:{subset}" if subset else data.name))
     if data.embedded and not (data.name or data.path):
