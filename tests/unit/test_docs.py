@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
 from muster.cli import app as cli
 from muster.core.inventory import read_inventory
@@ -29,8 +28,9 @@ from tests.unit.test_peaks import checked, matmul
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 CONSOLE = [block for block in BLOCKS if block.language == "console"]
-COMMAND: Any = typer.main.get_command(cli.app)  # a click group; typer may bring its own copy of click
-VERBS: dict[str, Any] = COMMAND.commands
+# typer's group, which may be of a copy of click that is typer's own, or a click group
+GROUP: Any = cli.app if hasattr(cli.app, "get_command") else __import__("typer").main.get_command(cli.app)
+VERBS: dict[str, Any] = {name: GROUP.get_command(None, name) for name in cli.VERBS}
 # What the pages write for a name of the reader's own.
 STANDS_FOR = {
     "HOSTS": "node1:8,node2:8", "RECIPE": "digits", "SUITE": "acceptance", "RUN": "last", "DIR": "logs",
@@ -306,6 +306,11 @@ def test_links_lead_somewhere(page: Path) -> None:
             file = (page.parent / name).resolve() if name else page
             assert file.exists(), f"{page.name}:{number}: {target}"
             assert not anchor or anchor in anchors(file), f"{page.name}:{number}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_merge_was_left_half(page: Path) -> None:
+    assert not [n for n, line in prose(page) if line.startswith(("<<<<<<<", ">>>>>>>", "======="))]
 
 
 # Pages that are held to lines of 120 characters and paragraphs of 80 words.
