@@ -66,7 +66,7 @@ class Recorder:
 
     def hardware(self, host: str, sample: dict[str, Any]) -> None:
         """A sample of a host."""
-        self.record(events.Hardware(host=host, attempt=self.attempt, **sample))
+        self.record(events.Hardware.model_validate({**sample, "host": host, "attempt": self.attempt}))
 
     def host_facts(self, host: str, facts: dict[str, Any]) -> None:
         """What a host said before the start."""

@@ -20,7 +20,8 @@ from muster.door import Door, Guest
 from muster.launchers.base import Home, Request
 from muster.shell import Process, Shell, more_files
 from muster.supervise.addresses import own_addresses
-from muster.supervise.link import NOISE, Link
+from muster.supervise.link import NOISE, Lines, Link
+from muster.supervise.messages import Check
 from muster.supervise.wires import PipeWire, SocketWire
 
 TICK = 0.1
@@ -45,11 +46,12 @@ class Fleet:
         job_id: str,
         shell: Shell,
         source: bytes,
+        check: Check | None = None,
     ) -> None:
         more_files(4 * len(places))
         self.launch = launch
         self.dials: bool = launcher.DIALS
-        self.links = [Link(place) for place in places]
+        self.links = [Link(place, check) for place in places]
         self._by_host = {link.place.host: link for link in self.links}
         self._shell = shell
         self._selector = selectors.DefaultSelector()
@@ -105,7 +107,9 @@ class Fleet:
             messages, open_still = source.read(descriptor)
             for message in messages:
                 handle(source, message)
-            if not open_still:
+            if source.lost is not None:
+                self.give_up(source, source.lost)
+            elif not open_still:
                 self._selector.unregister(descriptor)
         elif isinstance(source, _Starter) and not source.read(descriptor, self._by_host):
             self._selector.unregister(descriptor)
@@ -225,7 +229,7 @@ class _Starter:
         self.descriptors = [process.stdout.fileno(), process.stderr.fileno()]
         self.open = set(self.descriptors)
         self._output = self.descriptors[0]
-        self._partial: dict[int, bytes] = {}
+        self._lines = {descriptor: Lines(1 << 16) for descriptor in self.descriptors}
         names = "|".join(sorted(map(re.escape, request.hosts), key=len, reverse=True))
         self._names = re.compile(rf"(?<![\w.-])({names})(?![\w-]|\.\w)")
         for descriptor in self.descriptors:
@@ -241,9 +245,7 @@ class _Starter:
             data = b""
         if not data:
             self.open.discard(descriptor)
-        *lines, rest = (self._partial.get(descriptor, b"") + (data or b"\n")).split(b"\n")
-        self._partial[descriptor] = rest
-        for line in lines:
+        for line in self._lines[descriptor].feed(data or b"\n"):
             text = line.decode("utf-8", "replace").rstrip()
             if text:
                 named = set(self._names.findall(text))

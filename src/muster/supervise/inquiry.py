@@ -165,6 +165,9 @@ class Inquiry:
                 self._greet(session, message)
             elif message["m"] == "answers" and session.state in (_State.PROBING, _State.MEETING):
                 self._hear(session, message)
+        if session.link.lost is not None:
+            session.link.complaints.append(session.link.lost)
+            session.limit, session.state = 0.0, _State.LEAVING
         if not is_open:
             self.selector.unregister(descriptor)
 

@@ -9,11 +9,46 @@ from collections import deque
 from typing import Any
 
 from muster.core.job import Placement
+from muster.supervise.messages import Check
 from muster.supervise.wires import Wire
 
 _CHUNK = 1 << 16
-_LONGEST = 1 << 26  # bytes of a line
+LONGEST = 1 << 24  # bytes of a line that is ours: an agent sends its ranks' lines in parts of 256 KiB
+_NOISE = 1 << 16  # bytes of one that is not
 NOISE = ("Warning: Permanently added",)
+
+
+class Lines:
+    """Whole lines out of bytes as they come. Of a line longer than `most`, only the beginning is kept,
+    so that it costs no more time than its bytes."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.cut = False  # a line was too long
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that end in `data`."""
+        *ends, rest = data.split(b"\n")
+        lines = []
+        for end in ends:
+            self._add(end)
+            lines.append(b"".join(self._parts))
+            self._parts, self._size = [], 0
+        self._add(rest)
+        return lines
+
+    def rest(self) -> bytes:
+        """What has come of a line that has no end."""
+        return b"".join(self._parts)
+
+    def _add(self, part: bytes) -> None:
+        room = self.most - self._size
+        self.cut = self.cut or len(part) > room
+        if part and room > 0:
+            self._parts.append(part[:room])
+            self._size += len(self._parts[-1])
 
 
 class Link:
@@ -22,12 +57,13 @@ class Link:
     What is sent before there is a wire waits for it.
     """
 
-    def __init__(self, place: Placement) -> None:
+    def __init__(self, place: Placement, check: Check | None = None) -> None:
         self.place = place
+        self._check = check  # what its messages must be
         self.wire: Wire | None = None
         self.begun: float | None = None  # when its launcher's process was started
         self.came: float | None = None  # when there was a connection
-        self.greeted = False  # the far side has said something of ours
+        self.greeted_at: float | None = None  # when the far side first said something of ours
         self.outgoing = bytearray()
         self.complaints: deque[str] = deque(maxlen=200)  # stderr
         self.noise: deque[str] = deque(maxlen=200)  # stdout that is not ours: what a login shell prints
@@ -40,7 +76,12 @@ class Link:
         self.heard = time.monotonic()
         self.output_closed = False
         self._input_closed = False
-        self._partial: dict[int, bytes] = {}
+        self._lines = (Lines(LONGEST), Lines(_NOISE))  # output, errors
+
+    @property
+    def greeted(self) -> bool:
+        """The far side has said something of ours."""
+        return self.greeted_at is not None
 
     def attach(self, wire: Wire) -> None:
         """The connection is there."""
@@ -93,7 +134,8 @@ class Link:
     def read(self, descriptor: int) -> tuple[list[dict[str, Any]], bool]:
         """-> (messages that have come on `descriptor`, whether it is still open).
 
-        Lines that are no messages go to `noise` (output) and `complaints` (errors).
+        Lines that are no messages go to `noise` (output) and `complaints` (errors). A host that says what no
+        agent says, or too much of it in one line, is given up.
         """
         assert self.wire is not None
         output = descriptor == self.wire.output
@@ -106,23 +148,34 @@ class Link:
         open_still = bool(data)
         if not data:
             self.output_closed = self.output_closed or output
-            data = b"\n" if self._partial.get(descriptor) else b""
+            data = b"\n" if self._lines[not output].rest() else b""
         elif output:
             self.heard = time.monotonic()
-        *lines, rest = (self._partial.get(descriptor, b"") + data).split(b"\n")
-        if len(rest) > _LONGEST:  # not ours, and it may go on for ever
-            lines, rest = [*lines, rest[:_CHUNK]], b""
-        self._partial[descriptor] = rest
         messages = []
-        for line in lines:
+        for line in self._lines[not output].feed(data):
             message = _message(line) if output else None
-            if message is not None:
-                self.greeted = True
+            if message is not None and self._is_ours(message):
+                self.greeted_at = self.greeted_at or time.monotonic()
                 messages.append(message)
-            elif line.strip():
-                text = line.decode("utf-8", "replace").rstrip()
+            elif line.strip() and self.lost is None:
+                text = line[:_NOISE].decode("utf-8", "replace").rstrip()
                 (self.noise if output else self.complaints).append(text)
+        if output and self.greeted and self._lines[0].cut:
+            self.give_up(f"it sent a line of more than {LONGEST >> 20} MiB, which no agent of Muster does")
         return messages, open_still
+
+    def _is_ours(self, message: dict[str, Any]) -> bool:
+        """Whether it is a message. Before the first one, what looks like one may be a login script's."""
+        if self.lost is not None:
+            return False
+        try:
+            if self._check is not None:
+                self._check(self.place, message)
+        except ValueError as error:
+            if self.greeted or message["m"] == "hello":
+                self.give_up(f"it sent what no agent of Muster sends ({error})")
+            return False
+        return True
 
     def give_up(self, why: str) -> None:
         """Declare the host lost."""
@@ -144,6 +197,6 @@ def _message(line: bytes) -> dict[str, Any] | None:
             message = json.loads(line)
         except (ValueError, RecursionError):
             return None
-        if isinstance(message, dict) and "m" in message:
+        if isinstance(message, dict) and isinstance(message.get("m"), str):
             return message
     return None

@@ -6,6 +6,7 @@ A host's work is a generator, which yields wherever it waits; `Crew.together` tu
 from __future__ import annotations
 
 import base64
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from muster.core.launch import Launch
 from muster.shell import Shell
 from muster.supervise.fleet import Fleet
 from muster.supervise.link import Link
+from muster.supervise.messages import of_provision
 
 _CHUNK = 1 << 18  # bytes of a file that are sent or fetched at a time
 _AHEAD = 1 << 22  # bytes that may wait for a slow host
@@ -185,7 +187,7 @@ class Crew:
         self.patience = patience
         self.progress = progress
         self.tick = tick
-        self.fleet = Fleet(places, launcher, launch, job_id, shell, provision_source())
+        self.fleet = Fleet(places, launcher, launch, job_id, shell, provision_source(), of_provision)
         self.remotes = {link.place.host: Remote(self, link) for link in self.fleet.links}
 
     def __enter__(self) -> Crew:
@@ -222,6 +224,11 @@ class Crew:
                         results[host] = end.value
                     except MusterError as error:
                         results[host] = error
+                    except (LookupError, TypeError, ValueError, AttributeError) as error:
+                        if os.environ.get("MUSTER_DEBUG"):
+                            raise
+                        what = f"its answer cannot be used: {type(error).__name__}: {error}"
+                        results[host] = HostError(what, host=host, hint="MUSTER_DEBUG=1 shows where")
                     del waiting[host]
                 if waiting:
                     self.fleet.turn(self._hear)
@@ -240,7 +247,7 @@ class Crew:
     def _hear(self, link: Link, message: dict[str, Any]) -> None:
         remote = self.remotes[link.place.host]
         if message["m"] == "reply":
-            remote.replies[int(message["id"])] = message
+            remote.replies[message["id"]] = message
         elif message["m"] == "progress":
             self.progress(remote.host, str(message["text"]), 0, 0)
 

@@ -22,6 +22,7 @@ from muster.shell import Shell
 from muster.supervise.doorbell import silent_hosts
 from muster.supervise.fleet import Fleet
 from muster.supervise.link import Link
+from muster.supervise.messages import MOST_WORDS, of_job
 
 T = TypeVar("T")
 
@@ -64,7 +65,7 @@ class Supervisor:
         self, places: tuple[Placement, ...], launcher: ModuleType, launch: Launch, job_id: str, shell: Shell
     ) -> None:
         self.launch, self.launcher, self.shell = launch, launcher, shell
-        self.fleet = Fleet(places, launcher, launch, job_id, shell, agent_source())
+        self.fleet = Fleet(places, launcher, launch, job_id, shell, agent_source(), of_job)
         self.links = self.fleet.links
         self.left = False
 
@@ -112,7 +113,7 @@ class Supervisor:
             if not waiting:
                 break
             for link in waiting:
-                if link.greeted and time.monotonic() > link.heard + _LOOKING:
+                if link.greeted_at is not None and time.monotonic() > link.greeted_at + _LOOKING:
                     self.fleet.give_up(link, f"reached, and did not say what it has within {_LOOKING:g} s")
                 elif not link.greeted and self.fleet.overdue(link, patience):
                     self.fleet.give_up(link, f"no answer within {patience:g} s")
@@ -164,9 +165,10 @@ class Supervisor:
             unreached = [link for link in unreached if link.accused] or unreached
             reached = [link.place.host for link in self.links if link not in unreached]
             first, *others = unreached
+            verb = "answered, and cannot be used" if first.greeted else "cannot be reached"
             more = f" (and {', '.join(link.place.host for link in others)})" if others else ""
             raise InventoryError(
-                f"cannot be reached: {first.why_unreachable()}{more}",
+                f"{verb}: {first.why_unreachable()}{more}",
                 host=first.place.host,
                 hint=f"reachable: {', '.join(reached) or 'none'}; nothing was started",
             )
@@ -237,7 +239,7 @@ class Supervisor:
         elif message["m"] == "verified":
             link.verified = message
         elif message["m"] == "error":
-            link.problem = (message["what"], message.get("hint"))
+            link.problem = (message["what"][:MOST_WORDS], message.get("hint"))
         elif message["m"] == "exit":
             link.exit = (message["code"], message["why"])
 

@@ -1,0 +1,135 @@
+"""What hosts may say, by the message's name. A link checks each line before anybody acts on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from muster.core.job import Placement
+from muster.store import events
+
+MOST_WORDS = 4000  # characters of what an agent says for people
+Check = Callable[[Placement, Mapping[str, Any]], None]  # raises ValueError, in words
+_Words = Annotated[str, Field(max_length=MOST_WORDS)]
+_Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+
+class _Gpu(_Message):
+    name: str | None = None
+    memory_total: _Count | None = None
+    capability: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
+
+
+class _Network(_Message):
+    interface: str | None = None
+    megabits: float | None = None
+    infiniband_megabits: float | None = None
+
+
+class _Facts(_Message):
+    hostname: str
+    system: str
+    cores: Annotated[int, Field(ge=1)] | None
+    processor: str | None = None
+    memory_total: _Count | None
+    memory_limit: _Count | None = None
+    disk_free: _Count
+    gpus: list[_Gpu]
+    network: _Network | None = None
+    address: str | None = None
+    shared: bool
+    base: str
+    python: str
+    versions: dict[str, str | None]
+    checkpoints: list[_Count]
+    damaged_checkpoints: dict[Annotated[str, Field(pattern="^[0-9]{1,18}$")], str] = {}
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+
+
+class _Hello(_Message):
+    facts: _Facts
+
+
+class _Error(_Message):
+    what: str
+    hint: str | None = None
+
+
+class _Exit(_Message):
+    code: int | None
+    why: _Words | None
+
+
+class _Event(_Message):
+    rank: int
+    lines: list[str]
+
+
+class _Log(_Message):
+    rank: int | None
+    lines: list[str]
+
+
+class _Hardware(_Message):
+    sample: events.Hardware
+
+
+class _Verified(_Message):
+    step: int
+    wrong: str | None
+
+
+_JOB: dict[str, type[_Message]] = {
+    "beat": _Message,
+    "hello": _Hello,
+    "verified": _Verified,
+    "error": _Error,
+    "exit": _Exit,
+    "event": _Event,
+    "log": _Log,
+    "hardware": _Hardware,
+}
+
+
+class _Reply(_Message):
+    id: int
+
+
+class _Progress(_Message):
+    text: str
+
+
+_PROVISION: dict[str, type[_Message]] = {"reply": _Reply, "progress": _Progress, "beat": _Message}
+
+
+def of_job(place: Placement, message: Mapping[str, Any]) -> None:
+    """What the agent of a job says. Raises ValueError."""
+    _check(_JOB, message)
+    rank = message.get("rank")
+    if rank is not None and rank not in place.ranks:
+        raise ValueError(f"{message['m']}: rank {rank} is not on that host")
+    if message["m"] == "hello" and place.first_rank == 0 and "port" not in message["facts"]:
+        raise ValueError("hello: facts.port: field required")
+
+
+def of_provision(place: Placement, message: Mapping[str, Any]) -> None:
+    """What the program of `muster prepare` says. Raises ValueError."""
+    _check(_PROVISION, message)
+
+
+def _check(known: Mapping[str, type[_Message]], message: Mapping[str, Any]) -> None:
+    kind = known.get(str(message["m"]))
+    if kind is None:
+        raise ValueError(f"{str(message['m'])[:40]!r} is the name of no message")
+    try:
+        kind.model_validate(message)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])[:200]
+        raise ValueError(f"{message['m']}: {where}: {first['msg'].lower()}") from None
