@@ -10,8 +10,9 @@ from html.parser import HTMLParser
 
 import pytest
 
+from muster.core.printable import HIDDEN
 from muster.core.result import Attention, Failure, HostReport, Memory, Quality, Result, Seconds, Throughput
-from muster.core.secrets import HIDDEN, masked_override
+from muster.core.secrets import masked_override
 from muster.planner.decide import decide
 from muster.report import answers, charts, tables, words
 from muster.report.gather import Prediction, RunData, gather, read_stream

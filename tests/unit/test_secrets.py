@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from muster.core.errors import RecipeError
+from muster.core.printable import scrubbed
 from muster.core.recipe import recipe_from
-from muster.core.secrets import masked_words, scrubbed, scrubber
+from muster.core.secrets import masked_words, scrubber
 from muster.planner.decide import decide
 from muster.shell import FakeShell
 from muster.stages.agree import Ready

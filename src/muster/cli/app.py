@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from muster import __version__
-from muster.cli.output import fail
+from muster.cli.output import fail, say
 
 VERBS = (
     "demo",
@@ -47,7 +48,7 @@ for name in VERBS:  # muster.cli.NAME has a function NAME and EXAMPLES
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"muster {__version__}")
+        say(f"muster {__version__}")
         raise typer.Exit
 
 
@@ -64,6 +65,9 @@ def main(argv: list[str] | None = None) -> None:
     """Run a verb and exit: 0 succeeded, 1 failed, 2 bad input. A user never sees a traceback."""
     arguments = sys.argv[1:] if argv is None else argv
     wants_json = "--json" in arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 takes less than there is to say
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = _call(arguments)
     except KeyboardInterrupt:

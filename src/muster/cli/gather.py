@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from muster.cli.options import Json
+from muster.cli.output import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,7 +99,7 @@ def _conclude(gathered: Gathered, outputs: list[Path], json: bool, console: Cons
     if json:
         print_json(document(gathered, config))
     elif not outputs:
-        print(format_hostfile(as_hosts(gathered.members)), end="")
+        say(format_hostfile(as_hosts(gathered.members)), end="")
     for line in _remarks(gathered):
         console.print(line, markup=False)
     if config is not None:

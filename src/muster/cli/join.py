@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from muster.cli.options import Json
+from muster.cli.output import say
 
 EXAMPLES = """Examples:
 
@@ -46,7 +47,7 @@ def join(
     from muster.stages.join_token import member_token
 
     if script:
-        print(script_text(), end="")
+        say(script_text(), end="")
         return 0
     if not head:
         raise UsageError("no head was given", hint="the command that muster gather printed, as in node1:7000")
@@ -64,5 +65,5 @@ def join(
     if json:
         print_json({"name": joined.name, "members": joined.members})
     else:
-        print(f"in as {joined.name}, one of {joined.members}")
+        say(f"in as {joined.name}, one of {joined.members}")
     return 0

@@ -26,7 +26,7 @@ def ls(
     json: Json = False,
 ) -> int:
     """List runs, and benches."""
-    from muster.cli.output import err_console, print_json
+    from muster.cli.output import err_console, print_json, say
     from muster.stages.runs import benches
     from muster.stages.runs import ls as run_ls
 
@@ -44,18 +44,18 @@ def ls(
         elif each.complete:
             words = ", ".join(f"{count} {verdict}" for verdict, count in each.verdicts.items())
             state = f"hosts: {words or 'none'}"
-        typer.echo(f"bench {each.bench.id}  {each.done} of {each.jobs} jobs are over; {state}")
+        say(f"bench {each.bench.id}  {each.done} of {each.jobs} jobs are over; {state}")
     if found:
-        typer.echo(f"the runs of a bench: muster ls --runs {found[-1].bench.runs}")
+        say(f"the runs of a bench: muster ls --runs {found[-1].bench.runs}")
     if not rows and not found:
         err_console().print(f"no runs in {root}/")
     return 0
 
 
 def _table(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from muster.cli.output import out_console
     from muster.core.units import format_seconds
 
     def number(value: float | None, form: str) -> str:
@@ -90,7 +90,7 @@ def _table(rows: list[dict[str, Any]]) -> None:
             number(row["execution_match"], ".1%"),
             format_seconds(row["seconds"]) if row["seconds"] is not None else "",
         )
-    console = Console(highlight=False)
+    console = out_console(soft_wrap=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=200)  # a pipe has no width to fit into
+        console = out_console(soft_wrap=False, width=200)  # a pipe has no width to fit into
     console.print(table)

@@ -7,6 +7,8 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
+from muster.core.printable import clean, scrubbed_data, spelt_out
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -16,21 +18,26 @@ if TYPE_CHECKING:
 
 def err_console() -> Console:
     """Messages and progress. rich respects NO_COLOR and knows a terminal from a pipe."""
-    from rich.console import Console
+    from muster.cli.console import SafeConsole
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
-def out_console() -> Console:
+def out_console(*, soft_wrap: bool = True, width: int | None = None) -> Console:
     """Results for people."""
-    from rich.console import Console
+    from muster.cli.console import SafeConsole
 
-    return Console(highlight=False, soft_wrap=True)
+    return SafeConsole(highlight=False, soft_wrap=soft_wrap, width=width)
+
+
+def say(text: object, *, end: str = "\n", err: bool = False) -> None:
+    """A line as it is, but for what a terminal would obey."""
+    print(clean(str(text)), end=end, file=sys.stderr if err else sys.stdout)
 
 
 def print_json(data: Any) -> None:
     """One document on stdout. JSON has no infinite numbers and no NaN: they become null."""
-    print(json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False))
+    print(spelt_out(json.dumps(scrubbed_data(_finite(data)), indent=2, ensure_ascii=False, allow_nan=False)))
 
 
 def _finite(data: Any) -> Any:
@@ -47,9 +54,9 @@ def fail(
     """One line and a hint on stderr; with --json the same as a document on stdout."""
     if as_json:
         print_json({"error": {"message": message, "hint": hint, **(detail or {})}})
-    print(f"error: {message}", file=sys.stderr)
+    say(f"error: {message}", err=True)
     if hint:
-        print(f"hint: {hint}", file=sys.stderr)
+        say(f"hint: {hint}", err=True)
     return code
 
 
@@ -224,6 +231,4 @@ def print_answers(rows: list[dict[str, Any]], limit: int | None = None) -> None:
             )
             cells += [escape(row["expected"]), mark]
         table.add_row(*cells)
-    from rich.console import Console
-
-    Console(highlight=False).print(table)
+    out_console(soft_wrap=False).print(table)

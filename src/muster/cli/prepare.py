@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from muster.cli.options import Json
+from muster.cli.output import say
 
 if TYPE_CHECKING:
     from muster.stages.inputs import Inputs
@@ -89,7 +90,7 @@ def prepare(
         timeout=timeout,
     )
     if dry_run:
-        print(plan_text(plan_as_dict(make_plan(inputs, options), inputs, options)))
+        say(plan_text(plan_as_dict(make_plan(inputs, options), inputs, options)))
         return 0
     return _run(inputs, options, json)
 

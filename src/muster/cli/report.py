@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from muster.cli.options import Json, Root, Run
+from muster.cli.output import say
 
 EXAMPLES = """Examples:
 
@@ -35,5 +36,5 @@ def report(
     if json:
         print_json({"id": folder.id, "report": str(page)})
     else:
-        print(page)
+        say(page)
     return 0

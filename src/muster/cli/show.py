@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from muster.cli.options import Json, Root, Run
+from muster.cli.output import say
 
 if TYPE_CHECKING:
     from muster.core.result import Result
@@ -57,7 +58,7 @@ def show(
             }
         )
         return 0
-    print(shown.run.id)
+    say(shown.run.id)
     if shown.result:
         print_result(shown.result, shown.run)
     else:
@@ -66,12 +67,12 @@ def show(
         step = f"step {shown.step} of {shown.total_steps or '?'}{loss}"
         if not recipe_class((shown.job.get("recipe") or {}).get("workload")).trains:
             step = "measuring"
-        print(f"  {shown.state}: {queued(folder) or step}; hosts {hosts}")
+        say(f"  {shown.state}: {queued(folder) or step}; hosts {hosts}")
     at = shown.run
     places = (("folder", at.path), ("report", at.report), ("logs", at.logs), ("profile", at.profile))
     for name, path in places:
         if path.exists():
-            print(f"  {name:<22} {path}")
+            say(f"  {name:<22} {path}")
     return 0
 
 

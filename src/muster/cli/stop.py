@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from muster.cli.options import Json, Root, Run
+from muster.cli.output import say
 
 EXAMPLES = """Examples:
 
@@ -34,9 +35,9 @@ def stop(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
     if json:
         print_json({"id": folder.id, "stopped": ended, "status": status})
     elif cancelled:
-        print(f"{folder.id}: cancelled while it waited for Slurm")
+        say(f"{folder.id}: cancelled while it waited for Slurm")
     elif result is None:
         err_console().print("asked; the controller has not answered yet")
     else:
-        print(f"{folder.id}: {result.status} at step {result.steps}")
+        say(f"{folder.id}: {result.status} at step {result.steps}")
     return 0 if ended else 1

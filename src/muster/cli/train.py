@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from muster.cli.options import Json, Root
+from muster.cli.output import say
 
 if TYPE_CHECKING:
     from muster.core.result import Result
@@ -73,7 +74,7 @@ def _submit(inputs: Inputs, run: RunFolder, *, detach: bool, dry_run: bool, json
 
     if dry_run:
         text = script(inputs, run, "<a ticket>")
-        print_json({"script": text}) if json else print(text, end="")
+        print_json({"script": text}) if json else say(text, end="")
         return 0
     job = submit(inputs, run)
     err_console().print(f"submitted as Slurm job {job}\nrun folder  {run.path}")
@@ -81,7 +82,7 @@ def _submit(inputs: Inputs, run: RunFolder, *, detach: bool, dry_run: bool, json
         result = watch(run, stops=True)
         assert result is not None  # Ctrl-C stops the job, so the watching ends with it
         return finish(result, run, json=json)
-    print_json({"id": run.id, "path": str(run.path), "slurm_job": job}) if json else print(run.path)
+    print_json({"id": run.id, "path": str(run.path), "slurm_job": job}) if json else say(run.path)
     return 0
 
 
@@ -126,5 +127,5 @@ def _dry_run(inputs: Inputs, json: bool) -> int:
     if json:
         print_json(plan)
     else:
-        print(format_dry_run(plan))
+        say(format_dry_run(plan))
     return 0

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from muster.core.errors import RecipeError
+from muster.core.printable import HIDDEN, scrubbed, scrubbed_data
 from muster.core.recipes import parse_override
 
-HIDDEN = "(hidden)"
 ALWAYS_SHOWN = frozenset(("NCCL_IB_DISABLE",))  # a switch; `muster plan --calibrate` reads it from job.json
 OPTIONS = ("options", "ssh_options")  # of `launch`: words that may set variables
 _LEAST = 6  # characters of a value that is looked for in logs: a shorter one would mask too much
@@ -21,15 +21,6 @@ _SECRET = re.compile(rf"(?:^|_)(?:{_WORDS})(?:_|$)|(?:API|ACCESS|PRIVATE|SECRET|
 _ASSIGNED = re.compile(
     r"(?P<name>\b[A-Z][A-Z0-9_]*\b)(?P<sign>['\"]?\s?[=:]\s?)(?P<value>'[^']*'|\"[^\"]*\"|[^\s,;'\"]+)"
 )
-# What is a secret wherever it stands. The first group of each is kept, or the second.
-_KNOWN = re.compile(
-    r"(?P<url>\b[A-Za-z][A-Za-z0-9+.\-]*://[^\s/@:\"'\\<>]*:)[^\s/\"'\\<>]+(?=@)"
-    r"|(?P<query>[?&](?:access_|auth_|api_)?(?:token|key|apikey|password|secret|sig|signature)=)[^\s&#\"'\\]+"
-    r"|(?P<bearer>\b(?:Bearer|Basic) )[A-Za-z0-9._~+/\-]{16,}=*"
-    r"|(?<![A-Za-z0-9])(?P<prefix>gh[pousr]_|github_pat_|glpat-|hf_|xox[a-z]-|A[KS]IA|AIza|wandb_v1_|npm_|pypi-"
-    r"|sk-(?=[A-Za-z_\-]*[0-9]))(?:(?<=hf_)[A-Za-z0-9]{16,}|(?<!hf_)[A-Za-z0-9_\-]{10,})"
-)
-
 _ENV = re.compile(r"(?:[A-Za-z0-9][\w.\-]*:)?\s*env(?:\.(?P<name>.*))?", re.DOTALL)  # a bench's ENTRY: first
 _LAUNCH = re.compile(rf"(?:[A-Za-z0-9][\w.\-]*:)?\s*launch(?:\.(?P<name>{'|'.join(OPTIONS)}|setup))?")
 _SETS = ("-x", "--x", "-e", "--env", "-env", "-genv")  # the word after one of these is NAME=VALUE
@@ -54,25 +45,6 @@ def masked(env: Mapping[str, Any], shown: Iterable[str] = ()) -> dict[str, str]:
         name: scrubbed(str(value)) if name in named and value is not None else HIDDEN
         for name, value in env.items()
     }
-
-
-def scrubbed(text: str) -> str:
-    """Text without passwords in URLs and without tokens that their first letters give away."""
-    return _KNOWN.sub(_masked_known, text) if _KNOWN.search(text) else text
-
-
-def _masked_known(found: re.Match[str]) -> str:
-    kept = next(part for part in found.group("url", "query", "bearer", "prefix") if part is not None)
-    return kept + HIDDEN
-
-
-def scrubbed_data(data: Any, scrub: Callable[[str], str] = scrubbed) -> Any:
-    """Plain data with every text in it scrubbed."""
-    if isinstance(data, str):
-        return scrub(data)
-    if isinstance(data, Mapping):
-        return {key: scrubbed_data(value, scrub) for key, value in data.items()}
-    return [scrubbed_data(value, scrub) for value in data] if isinstance(data, list | tuple) else data
 
 
 def scrubber(env: Mapping[str, str]) -> Callable[[str], str]:

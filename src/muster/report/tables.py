@@ -11,9 +11,10 @@ from typing import Any
 
 import yaml
 
+from muster.core.printable import scrubbed
 from muster.core.recipes import dump_yaml, parse_yaml
 from muster.core.result import HostReport
-from muster.core.secrets import masked, masked_override, scrubbed, shared_section
+from muster.core.secrets import masked, masked_override, shared_section
 from muster.core.units import format_bytes
 from muster.report.charts import usable
 from muster.report.gather import RunData

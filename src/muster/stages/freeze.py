@@ -10,7 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from muster import __version__
-from muster.core.secrets import masked, masked_override, scrubbed_data
+from muster.core.printable import scrubbed_data
+from muster.core.secrets import masked, masked_override
 from muster.core.zero import read_user_config
 from muster.stages.agree import Ready
 from muster.stages.inputs import Inputs

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from muster.core.secrets import scrubbed, scrubbed_data
+from muster.core.printable import scrubbed, scrubbed_data
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from muster.supervise.board import Board
