@@ -79,7 +79,7 @@ def test_rank_killed(bystander: Job, tmp_path: Path) -> None:
         os.kill(ranks[0], signal.SIGKILL)
         code, result = job.finish()
         assert code == 1
-        assert "SIGKILL" in result["failure"]["what"]
+        assert "killed by SIGKILL, not by the kernel's out-of-memory killer" in result["failure"]["what"]
         assert result["failure"]["host"] in ("local0", "local1")
         assert job.gone_within()
 

@@ -299,6 +299,7 @@ def test_a_full_disk_is_told_by_the_agent(
     monkeypatch.setattr(host, "send_all", lambda seconds: None)
     host.run()
     said = [json.loads(line) for line in host.outbox if line.strip()]
+    assert said[-1].pop("kernel").keys() == {"group", "machine", "log"}
     assert said[-1] == {"m": "exit", "code": code, "why": why}
     assert [each["what"] for each in said[:-1]] == (
         [f"the disk is full: {free} bytes are free for {tmp_path}"] if told else []
@@ -421,3 +422,33 @@ def test_a_setup_may_bring_the_interpreter(tmp_path: Path, monkeypatch: pytest.M
     assert host.find_python() == str(brought)
     host.spec["python"] = "python3"
     assert host.find_python() == str(brought)
+
+
+@pytest.mark.parametrize(
+    ("groups", "file"),
+    [
+        ("0::/user.slice/me\n", "user.slice/me/memory.events"),
+        ("0::/../outside\n", "memory.events"),  # a container that sees its own group as the top
+        ("4:cpu,memory:/job\n0::/\n", "memory/job/memory.oom_control"),
+    ],
+)
+def test_whom_the_out_of_memory_killer_ended(tmp_path: Path, groups: str, file: str) -> None:
+    root, proc = tmp_path / "cgroup", tmp_path / "proc"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self/cgroup").write_text(groups)
+    (root / file).parent.mkdir(parents=True)
+    (root / file).write_text("low 0\noom 4\noom_kill 2\n")
+    (proc / "vmstat").write_text("nr_free_pages 5\noom_kill 7\n")
+    (log := tmp_path / "kmsg").write_text("")
+    watch = agent.KernelWatch(str(root), str(proc), str(log))
+    assert watch.look() == {"group": 0, "machine": 0, "log": []}
+    (root / file).write_text("oom 5\noom_kill 3\n")
+    (proc / "vmstat").write_text("oom_kill 9\n")
+    log.write_text("4,1,2,-;Memory cgroup out of memory: Killed process 471 (pt)\n")
+    seen = watch.look()
+    assert (seen["group"], seen["machine"]) == (1, 2) and "Killed process 471" in seen["log"][0]
+
+
+def test_a_kernel_that_tells_nothing(tmp_path: Path) -> None:
+    watch = agent.KernelWatch(str(tmp_path), str(tmp_path), str(tmp_path / "none"))
+    assert watch.look() == {"group": None, "machine": None, "log": None}

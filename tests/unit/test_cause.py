@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from muster.core.job import Placement
 from muster.core.result import Failure
 from muster.store import events
 from muster.supervise.cause import judge_outcome, with_way_on
+from muster.supervise.messages import Kernel
 from muster.supervise.supervisor import Outcome
 
 CLEAN = (0, None)
@@ -36,7 +38,8 @@ def failed(rank: int, what: str, time: float, **more: Any) -> events.Failed:
 
 def judge(
     *, exits: dict[str, Any], done: tuple[int, ...] = (), failures: tuple[events.Failed, ...] = (),
-    logs: dict[str, str] | None = None, **outcome: Any,
+    logs: dict[str, str] | None = None, places: tuple[Placement, ...] | None = None,
+    rank_logs: dict[str, str] | None = None, **outcome: Any,
 ) -> tuple[str, Failure | None]:  # fmt: skip
     return judge_outcome(
         Outcome(exits=exits, **outcome),
@@ -44,6 +47,8 @@ def judge(
         {rank: events.Done(time=1, rank=rank, step=1) for rank in done},
         2,
         logs or {},
+        places or (),
+        (lambda host, rank: (rank_logs or {}).get(host, "")),
     )
 
 
@@ -102,8 +107,36 @@ def test_a_rank_that_was_killed_and_not_those_that_missed_it() -> None:
         logs={"node0": table(0, 1), "node1": table(1, -9)},
         first_failed="node1",
     )
-    assert (failure.what, failure.where, failure.host) == ("rank 1 was ended by SIGKILL", "rank 1", "node1")
-    assert "out-of-memory killer" in (failure.hint or "")
+    assert (failure.what, failure.where, failure.host) == ("rank 1 was killed by SIGKILL", "rank 1", "node1")
+    assert "not known" in (failure.hint or "")  # nothing was said of that host's kernel
+
+
+OOM = "rank 1 was killed by the kernel's out-of-memory killer"
+NOT_OOM = "rank 1 was killed by SIGKILL, not by the kernel's out-of-memory killer"
+UNKNOWN = "rank 1 was killed by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "what"),
+    [
+        ({"group": 1}, OOM),
+        ({"log": ["Memory cgroup out of memory: Killed process 471 (pt_main)"], "machine": 1}, OOM),
+        ({"group": 0}, NOT_OOM),
+        ({"machine": 0}, NOT_OOM),
+        ({"log": []}, NOT_OOM),
+        ({"group": 0, "machine": 3, "log": ["Out of memory: Killed process 4711 (other)"]}, NOT_OOM),
+        ({"machine": 3}, UNKNOWN),  # somebody's, and perhaps not this one
+        ({"machine": 1, "log": ["Out of memory: Killed process 4711 (other)"]}, UNKNOWN),
+        ({}, UNKNOWN),
+    ],
+)
+def test_who_sent_a_sigkill_is_read_and_not_guessed(kernel: dict[str, Any], what: str) -> None:
+    given = {"exits": {"node1": (1, None)}, "logs": {"node1": table(1, -9)}}  # its process is 471
+    failure = cause(**given, kernel={"node1": Kernel(**kernel)})
+    assert (failure.what, failure.host) == (what, "node1")
+    assert ("not known" in (failure.hint or "")) == (what == UNKNOWN)
+    bare = cause(exits={"node1": (-9, None)}, kernel={"node1": Kernel(**kernel)})  # torchrun itself
+    assert ("not by" in bare.what) == (what == NOT_OOM) and bare.what.startswith("torchrun was killed")
 
 
 @pytest.mark.parametrize(
@@ -210,3 +243,56 @@ def test_the_way_on_from_a_checkpoint() -> None:
     assert lost.startswith("h; ") and "--without node3" in lost
     bad = Failure(what="is not JSON", usage=True)
     assert with_way_on(bad, "mine", saved, None) == bad
+
+
+TWO = (Placement("node0", "10.0.0.1", 1, 0), Placement("node1", "10.0.0.2", 1, 1))
+THREE = (*TWO, Placement("node2", "10.0.0.3", 1, 2))
+GONE = "RuntimeError: [gloo] Timed out waiting 120000ms for recv operation to complete"
+
+
+def test_a_rank_that_complains_of_another_is_a_witness() -> None:
+    """node1 was frozen: its agent lives, and its ranks say nothing."""
+    failure = cause(
+        exits={"node0": (1, None), "node1": STOPPED}, failures=(failed(0, GONE, 1.0),), places=TWO,
+        logs={"node0": table(0, 1)}, first_failed="node0",
+    )  # fmt: skip
+    assert (failure.host, failure.where) == ("node1", "rank 1")
+    assert failure.what == f"rank 1 stopped answering; rank 0 on node0 says: {GONE}"
+
+
+def test_of_many_silent_hosts_none_is_accused() -> None:
+    given: dict[str, Any] = {
+        "exits": {"node0": (1, None), "node1": STOPPED, "node2": STOPPED}, "places": THREE,
+        "logs": {"node0": table(0, 1)}, "first_failed": "node0",
+    }  # fmt: skip
+    failure = cause(failures=(failed(0, GONE, 1.0),), **given)
+    assert (
+        failure.host is None and "node1, node2" in (failure.hint or "") and "rank 0 on node0" in failure.what
+    )
+    named = failed(0, "RuntimeError: Connection closed by peer [10.0.0.3]:33212", 1.0)
+    assert cause(failures=(named,), **given).host == "node2"
+    both = (failed(0, GONE, 1.0), failed(2, GONE, 2.0))
+    assert cause(failures=both, **given).host == "node1"
+
+
+def test_nccls_watchdog_ends_the_rank_that_waited() -> None:
+    said = "[rank0]:[E1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)"
+    failure = cause(
+        exits={"node0": (1, None), "node1": STOPPED}, places=TWO, logs={"node0": table(0, -6)},
+        rank_logs={"node0": f"x\n{said}\ny"}, first_failed="node0",
+    )  # fmt: skip
+    assert failure.host == "node1" and said in failure.what
+
+
+def test_one_that_left_without_a_word_and_not_its_witness() -> None:
+    failure = cause(
+        exits={"node0": (1, None), "node1": (3, None)}, failures=(failed(0, GONE, 1.0),), places=TWO,
+        first_failed="node0",
+    )  # fmt: skip
+    assert (failure.what, failure.host) == ("torchrun ended with exit code 3", "node1")
+
+
+def test_a_download_that_broke_off_accuses_nobody_else() -> None:
+    what = "ConnectionError: HTTPSConnectionPool(host='huggingface.co'): Connection reset by peer"
+    failure = cause(exits={"node0": (1, None)}, failures=(failed(0, what, 1.0),), places=TWO)
+    assert (failure.what, failure.host) == (what, "node0")

@@ -332,7 +332,7 @@ def test_a_killed_rank_is_blamed_and_its_victims_are_not() -> None:
             (2, DONE),
         ]
     )
-    assert blamed(found) == {"n1": "rank 1 was ended by SIGKILL"}
+    assert blamed(found) == {"n1": "rank 1 was killed by SIGKILL"}
     assert {each.host for each in found.failures if not each.blamed} == {"n0", "n2"}
     ranks = judged(found, "fabric.ranks")
     assert level(ranks) == {"n1": "fail"}

@@ -293,6 +293,80 @@ def memory_limit(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -
     return min(found) if found else None
 
 
+class KernelWatch:
+    """What the kernel says of its out-of-memory killer: how many processes it has ended since this was made.
+
+    Of this control group and those below it, of the whole machine, and the lines of the kernel's log; each is
+    None where it cannot be read.
+    """
+
+    def __init__(self, root: str = "/sys/fs/cgroup", proc: str = "/proc", log: str = "/dev/kmsg") -> None:
+        self.counters = {
+            "group": (group_counter(root, os.path.join(proc, "self/cgroup"))),
+            "machine": os.path.join(proc, "vmstat"),
+        }
+        self.before = self.counts()
+        self.log = None  # type: Optional[int]
+        try:
+            self.log = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+            os.lseek(self.log, 0, os.SEEK_END)
+        except OSError:
+            pass
+
+    def counts(self) -> Dict[str, Optional[int]]:
+        return {name: oom_kills(path) if path else None for name, path in self.counters.items()}
+
+    def lines(self) -> Optional[List[str]]:
+        """Of the log since then, those that name a process that was killed."""
+        if self.log is None:
+            return None
+        found = []
+        for _ in range(100000):
+            try:
+                record = os.read(self.log, 8192)
+            except OSError as error:
+                if error.errno == errno.EPIPE:  # the kernel has written over what was not read yet
+                    continue
+                break
+            if not record:
+                break
+            text = record.split(b"\n", 1)[0].partition(b";")[2].decode("utf-8", "replace")
+            if "Killed process" in text or "oom-kill:" in text:
+                found.append(text[:300])
+        return found[-20:]
+
+    def look(self) -> Dict[str, Any]:
+        """-> {"group": kills or None, "machine": kills or None, "log": lines or None}."""
+        now, found = self.counts(), {}  # type: Dict[str, Optional[int]], Dict[str, Any]
+        for name, before in self.before.items():
+            after = now[name]
+            found[name] = None if before is None or after is None else max(0, after - before)
+        found["log"] = self.lines()
+        return found
+
+
+def group_counter(root: str, own: str) -> Optional[str]:
+    """The file in which this process's control group counts what the out-of-memory killer ended."""
+    groups = [line.rstrip("\n").split(":", 2) for line in (read_text(own) or "").splitlines()]
+    for _, controllers, path in (group for group in groups if len(group) == 3):
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, name = (root + "/memory", "memory.oom_control") if controllers else (root, "memory.events")
+        for folder in (os.path.join(top, path.lstrip("/")), top):  # a container may see its own as the top
+            file = os.path.join(folder, name)
+            if oom_kills(file) is not None:
+                return file
+    return None
+
+
+def oom_kills(path: str) -> Optional[int]:
+    for line in (read_text(path) or "").splitlines():
+        words = line.split()
+        if len(words) == 2 and words[0] == "oom_kill" and words[1].isdigit():
+            return int(words[1])
+    return None
+
+
 def proc_table() -> Dict[int, int]:
     """Process id -> parent's id, of everything that lives (zombies left out)."""
     table = {}
@@ -543,6 +617,7 @@ class Agent:
         self.mute = False
         self.place = ""
         self.handed_over = False  # everything that the ranks wrote was sent
+        self.kernel = KernelWatch()
         self.keep = False  # the controller could not write it down
         self.sealed = {}  # type: Dict[str, Any]
         self.verified = collections.deque()  # type: Deque[Dict[str, Any]]
@@ -909,7 +984,7 @@ class Agent:
             shutil.rmtree(os.path.join(self.place, TORCHRUN_OWN), ignore_errors=True)
             if self.spec.get("scratch"):  # a folder of this job alone, not worth keeping
                 shutil.rmtree(self.base, ignore_errors=True)
-        self.say("exit", code=code, why=self.why)
+        self.say("exit", code=code, why=self.why, kernel=self.kernel.look())
         self.send_all(min(10.0, float(self.spec.get("lease", 5))))
         if self.handed_over and not self.outbox and not self.keep and self.why in (None, *ORDERLY):
             for tail in self.tails + list(self.logs):  # the controller has them, without secrets

@@ -11,6 +11,8 @@ from typing import Any
 from muster.core.fabric import TOGETHER
 from muster.core.fabric_result import FabricFailure
 from muster.core.job import Placement
+from muster.supervise.cause import by_sigkill
+from muster.supervise.messages import Kernel
 from muster.supervise.supervisor import Outcome
 
 
@@ -59,7 +61,7 @@ class Told:
 
 def failures_of(told: Told, outcome: Outcome) -> list[FabricFailure]:
     """Every failure with its host; those that only echo another's are not blamed."""
-    first = [*_lost(told, outcome), *_ended(told)]
+    first = [*_lost(told, outcome), *_ended(told, outcome)]
     known = {failure.host for failure in first}
     silent = [each for each in _silent(told, outcome) if each.host not in known]
     guilty = known | {each.host for each in silent}
@@ -83,7 +85,7 @@ def _lost(told: Told, outcome: Outcome) -> list[FabricFailure]:
     return found
 
 
-def _ended(told: Told) -> list[FabricFailure]:
+def _ended(told: Told, outcome: Outcome) -> list[FabricFailure]:
     """Ranks that were killed or broke off. One that NCCL's watchdog ended had waited for another."""
     found = []
     for host, event in told.of("ended"):
@@ -92,12 +94,13 @@ def _ended(told: Told) -> list[FabricFailure]:
         words = [line for line in told.logs.get(host, []) if line.strip()]
         by = _signal_name(-code) if code < 0 else f"exit code {code}"
         hint = words[-1][:300] if words and code > 0 else None
+        what = f"rank {rank} was ended by {by}"
         if code == -signal.SIGKILL:
-            hint = f"the kernel's out-of-memory killer? `dmesg -T | grep -i oom` on {host}"
+            what, hint = by_sigkill(f"rank {rank}", host, outcome.kernel.get(host, Kernel()))
         found.append(
             FabricFailure(
                 question=told.last_question(rank),
-                what=f"rank {rank} was ended by {by}",
+                what=what,
                 host=host,
                 ranks=[rank],
                 blamed=not watchdog,

@@ -15,6 +15,8 @@ from muster.store.runfolder import RunFolder
 from muster.supervise.board import Board
 from muster.supervise.fold import Folder, fold
 
+_TAIL = 1 << 16  # bytes of a rank's log
+
 Watcher = Callable[[events.Event], None]
 
 
@@ -90,6 +92,15 @@ class Recorder:
         path = self.run.host_log(host)
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         return text.rpartition(f"{self._mark}\n")[2]
+
+    def rank_words(self, host: str, rank: int) -> str:
+        """The end of what a rank printed."""
+        try:
+            with self.run.rank_log(host, rank).open("rb") as file:
+                file.seek(max(0, file.seek(0, 2) - _TAIL))
+                return file.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
 
     @property
     def _mark(self) -> str:

@@ -246,7 +246,9 @@ def _conclude(
 ) -> Result:
     folder = recorder.folder
     logs = {p.host: recorder.host_words(p.host) for p in job.placements}
-    status, failure = judge_outcome(outcome, folder.failed, folder.done, job.world_size, logs)
+    status, failure = judge_outcome(
+        outcome, folder.failed, folder.done, job.world_size, logs, job.placements, recorder.rank_words
+    )
     first = job.placements[0]
     trains = inputs.recipe.trains
     saved = trains and inputs.recipe.checkpoint.model

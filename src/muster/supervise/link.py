@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any
 
 from muster.core.job import Placement
-from muster.supervise.messages import Check
+from muster.supervise.messages import Check, Kernel
 from muster.supervise.wires import Wire
 
 _CHUNK = 1 << 16
@@ -72,6 +72,7 @@ class Link:
         self.verified: dict[str, Any] | None = None  # what it found when it read a checkpoint
         self.problem: tuple[str, str | None] | None = None
         self.exit: tuple[int | None, str | None] | None = None
+        self.kernel = Kernel()
         self.lost: str | None = None
         self.heard = time.monotonic()
         self.output_closed = False

@@ -61,9 +61,19 @@ class _Error(_Message):
     hint: str | None = None
 
 
+class Kernel(BaseModel):
+    """What a host's kernel says of its out-of-memory killer while the job ran; None: it cannot be read."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    group: _Count | None = None  # processes of the job's control group that it ended
+    machine: _Count | None = None  # processes of the whole host
+    log: Annotated[list[_Words], Field(max_length=100)] | None = None  # what the kernel logged of them
+
+
 class _Exit(_Message):
     code: int | None
     why: _Words | None
+    kernel: Kernel | None = None
 
 
 class _Event(_Message):

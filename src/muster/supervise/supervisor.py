@@ -22,7 +22,7 @@ from muster.shell import Shell
 from muster.supervise.doorbell import silent_hosts
 from muster.supervise.fleet import Fleet
 from muster.supervise.link import Link
-from muster.supervise.messages import MOST_WORDS, of_job
+from muster.supervise.messages import MOST_WORDS, Kernel, of_job
 
 T = TypeVar("T")
 
@@ -47,6 +47,7 @@ class Outcome:
     exits: dict[str, tuple[int | None, str | None]] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     stopped: str | None = None  # the text that stopped it
+    kernel: dict[str, Kernel] = field(default_factory=dict)  # per host: whom the out-of-memory killer ended
     first_failed: str | None = None  # the first host whose ranks ended badly
     problems: dict[str, tuple[str, str | None]] = field(
         default_factory=dict
@@ -213,6 +214,7 @@ class Supervisor:
         for link in self.links:
             if link.exit is not None:
                 outcome.exits[link.place.host] = link.exit
+                outcome.kernel[link.place.host] = link.kernel
             if link.problem is not None:
                 outcome.problems[link.place.host] = link.problem
         if parting is None:
@@ -242,6 +244,7 @@ class Supervisor:
             link.problem = (message["what"][:MOST_WORDS], message.get("hint"))
         elif message["m"] == "exit":
             link.exit = (message["code"], message["why"])
+            link.kernel = Kernel.model_validate(message.get("kernel") or {})
 
     def _hear(self, link: Link, message: dict[str, Any], listener: Listener) -> None:
         host = link.place.host
