@@ -83,7 +83,7 @@ def _talk(model: Model) -> None:
     """One question after the other, until the end of the input or Ctrl-C."""
     import readline  # noqa: F401  (input() then has a history and can be edited)
 
-    from muster.cli.output import err_console
+    from muster.cli.output import err_console, say
     from muster.core.errors import UsageError
 
     err_console().print(f"the model is loaded ({model.device}); an empty line asks nothing, Ctrl-D ends")
@@ -91,7 +91,7 @@ def _talk(model: Model) -> None:
         try:
             question = input("> ")
         except (EOFError, KeyboardInterrupt):
-            print()
+            say("")
             return
         if not question.strip():
             err_console().print("the question is empty: type one, or Ctrl-D to end")
@@ -99,24 +99,26 @@ def _talk(model: Model) -> None:
         try:
             _say(model, question)
         except UsageError as error:  # such as an image that cannot be read: the next one may be
-            print(f"error: {error}", file=sys.stderr)
+            say(f"error: {error}", err=True)
 
 
 def _say(model: Model, question: str) -> Answers:
     """Print the answer to one question as it grows."""
+    from muster.cli.output import say
+
     streamed = []
 
     def said(piece: str) -> None:
         streamed.append(piece)
-        print(piece, end="", flush=True)
+        say(piece, end="")
 
     try:
         answers = model.ask([question], said if sys.stdout.isatty() else None)
     except BaseException:
         if streamed:
-            print()
+            say("")
         raise
-    print("" if streamed else answers.rows[0]["predicted"])
+    say("" if streamed else answers.rows[0]["predicted"])
     return answers
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from muster.cli.console import SafeConsole
 from muster.cli.output import err_console, out_console
 from muster.core.bench import Bench, BenchJob, Comparison, Curve, HostVerdict
 from muster.core.hostlist import fold_hosts
@@ -75,7 +76,7 @@ def bench_page(folder: BenchFolder, output: Path | None) -> Path:
     found = read_bench(folder)
     if found is None:
         raise RunFolderError("has no results yet", where=folder.id, hint=f"`muster show {folder.id}`")
-    console = Console(record=True, width=180, file=StringIO(), force_terminal=True, highlight=False)
+    console = SafeConsole(record=True, width=180, file=StringIO(), force_terminal=True, highlight=False)
     console.print(f"[bold]{escape(folder.id)}[/bold]  {escape(found.suite)}\n")
     print_bench(found, every=True, console=console)
     write_text(output or folder.report, console.export_html())

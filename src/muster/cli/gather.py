@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from muster.cli.options import Json
-from muster.cli.output import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,7 +89,7 @@ def _invitation(address: str, port: int, token: Token) -> str:
 
 
 def _conclude(gathered: Gathered, outputs: list[Path], json: bool, console: Console) -> None:
-    from muster.cli.output import print_json
+    from muster.cli.output import print_json, say
     from muster.core.inventory import format_hostfile
     from muster.core.members import as_hosts
     from muster.stages.gathered import config_of, document

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from muster.cli.options import Json
-from muster.cli.output import say
 
 EXAMPLES = """Examples:
 
@@ -40,7 +39,7 @@ def join(
     json: Json = False,
 ) -> int:
     """Register this machine with a head that runs `muster gather`, and wait until all have come."""
-    from muster.cli.output import err_console, print_json
+    from muster.cli.output import err_console, print_json, say
     from muster.core.errors import UsageError
     from muster.stages.join import join as run_join
     from muster.stages.join import script as script_text

@@ -32,7 +32,7 @@ def out_console(*, soft_wrap: bool = True, width: int | None = None) -> Console:
 
 def say(text: object, *, end: str = "\n", err: bool = False) -> None:
     """A line as it is, but for what a terminal would obey."""
-    print(clean(str(text)), end=end, file=sys.stderr if err else sys.stdout)
+    print(clean(str(text)), end=end, file=sys.stderr if err else sys.stdout, flush=True)
 
 
 def print_json(data: Any) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from muster.cli.options import Json
-from muster.cli.output import say
 
 if TYPE_CHECKING:
     from muster.stages.inputs import Inputs
@@ -63,6 +62,7 @@ def prepare(
     The environment is what `pip install 'passmuster[train]'` needs, in the versions that are installed here.
     Run it again after an interruption or for new hosts: what is done is not done again.
     """
+    from muster.cli.output import say
     from muster.core.errors import UsageError
     from muster.core.units import check_seconds
     from muster.stages.inputs import read_inputs

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from muster.cli.options import Json, Root, Run
-from muster.cli.output import say
 
 EXAMPLES = """Examples:
 
@@ -27,7 +26,7 @@ def report(
 ) -> int:
     """Write a run's page, or a bench's: one HTML file that opens offline."""
     from muster.cli.benches import bench_page
-    from muster.cli.output import print_json
+    from muster.cli.output import print_json, say
     from muster.stages.report import report as run_report
     from muster.store.benchfolder import BenchFolder, find
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from muster.cli.options import Json, Root, Run
-from muster.cli.output import say
 
 if TYPE_CHECKING:
     from muster.core.result import Result
@@ -33,7 +32,7 @@ def show(
 ) -> int:
     """Show a run, or a bench: its result, or how far it has come."""
     from muster.cli.benches import show_bench
-    from muster.cli.output import print_json, print_result
+    from muster.cli.output import print_json, print_result, say
     from muster.core.recipe import recipe_class
     from muster.stages.runs import queued
     from muster.stages.runs import show as run_show

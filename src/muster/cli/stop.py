@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from muster.cli.options import Json, Root, Run
-from muster.cli.output import say
 
 EXAMPLES = """Examples:
 
@@ -14,7 +13,7 @@ EXAMPLES = """Examples:
 
 def stop(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
     """Stop a running job, or all jobs of a bench, on all hosts. Other jobs there are not touched."""
-    from muster.cli.output import err_console, print_json
+    from muster.cli.output import err_console, print_json, say
     from muster.stages.runs import stop as run_stop
     from muster.stages.runs import stop_bench
     from muster.store.benchfolder import BenchFolder, find

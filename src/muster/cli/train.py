@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from muster.cli.options import Json, Root
-from muster.cli.output import say
 
 if TYPE_CHECKING:
     from muster.core.result import Result
@@ -68,7 +67,7 @@ def _folder(inputs: Inputs, output: Path | None, root: Path) -> RunFolder:
 
 def _submit(inputs: Inputs, run: RunFolder, *, detach: bool, dry_run: bool, json: bool) -> int:
     """Hand the job to Slurm, and watch it unless it is detached."""
-    from muster.cli.output import err_console, print_json
+    from muster.cli.output import err_console, print_json, say
     from muster.cli.show import watch
     from muster.stages.submit import script, submit
 
@@ -120,7 +119,7 @@ def finish(result: Result, run: RunFolder, *, json: bool) -> int:
 
 
 def _dry_run(inputs: Inputs, json: bool) -> int:
-    from muster.cli.output import print_json
+    from muster.cli.output import print_json, say
     from muster.stages.dry_run import dry_run, format_dry_run
 
     plan = dry_run(inputs)
