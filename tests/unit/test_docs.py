@@ -20,7 +20,9 @@ from typing import Any
 import pytest
 
 from muster.cli import app as cli
+from muster.core.data import TextToSqlData
 from muster.core.inventory import read_inventory
+from muster.core.recipe import CausalLmRecipe, ImageRecipe, TextToSqlRecipe
 from muster.core.recipes import load_recipe
 from tests.images import png, write_folder
 from tests.pages import NEEDS, PAGES, PROGRAMS, ROOT, Block, argv_of, blocks, paragraphs, prose
@@ -247,6 +249,22 @@ def test_python(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
             for each in node.names:
                 if not hasattr(module, each.name):
                     importlib.import_module(f"{node.module}.{each.name}")
+
+
+def test_the_lines_that_load_a_model_are_those_that_a_run_prints() -> None:
+    """Tests with real ranks run these (tests/support.py: the lines of a finished run)."""
+    page = ROOT / "docs" / "using-the-model.md"
+    shown = [ast.dump(ast.parse(block.text)) for block in blocks(page) if block.language == "python"]
+    said = (
+        (TextToSqlRecipe, TextToSqlData.model_fields["prefix"].default + "How many singers are there?", 96),
+        (CausalLmRecipe, "def main(", 64),
+        (ImageRecipe, "", 0),
+    )
+    lines = [
+        recipe.loading.format(model='"RUN/model"', question=json.dumps(question), new=new)
+        for recipe, question, new in said
+    ]
+    assert shown == [ast.dump(ast.parse(each)) for each in lines]
 
 
 def test_the_check_of_ones_own(
