@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import muster.launchers
 import muster.stages
-from muster.cli.app import app
+from muster.cli.app import VERBS, app
 from muster.core.registry import load_plugin, plugin_names
 
 LAUNCHERS = sorted(plugin_names("muster.launchers"))
@@ -101,16 +101,16 @@ def test_third_parties_append_and_never_replace(
 # --- the command line ------------------------------------------------------------------------------------
 
 
-def modules_after(*arguments: str) -> set[str]:
+def modules_after(*arguments: str, code: int = 0) -> set[str]:
     """What a fresh interpreter has imported after `python ARGUMENTS`."""
-    code = (
+    program = (
         "import atexit, json, runpy, sys\n"
         "atexit.register(lambda: print('\\n' + json.dumps(sorted(sys.modules)), file=sys.stderr))\n"
         "sys.argv = ['muster', *sys.argv[1:]]\n"
         "runpy.run_module('muster', run_name='__main__')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr[-2000:]
     return set(json.loads(done.stderr.splitlines()[-1]))
 
 
@@ -122,8 +122,21 @@ def test_help_imports_nothing_that_takes_time(arguments: list[str]) -> None:
 
 
 def test_a_verbs_help_imports_nothing_of_what_the_verb_needs() -> None:
-    """typer itself imports pydantic when it reads a command's parameters."""
-    assert not (HEAVY | LAZY - {"pydantic"}) & modules_after("train", "--help")
+    assert not (HEAVY | LAZY) & modules_after("train", "--help")
+
+
+@pytest.mark.parametrize(
+    ("verb", "code"), [(["ls"], 0), (["schema"], 0), (["stop", "last"], 2), (["show", "none"], 2)]
+)
+def test_verbs_that_look_into_run_folders_load_little(verb: list[str], code: int, tmp_path: Path) -> None:
+    """benchmarks/start.py measures what that saves."""
+    one = tmp_path / "runs" / "one"
+    one.mkdir(parents=True)
+    (one / "job.json").write_text("{}")
+    (one / "result.json").write_text('{"status": "succeeded"}')
+    where = ["--runs", str(one.parent)] if verb[0] != "schema" else []
+    modules = modules_after(*verb, *where, code=code)
+    assert not (HEAVY | LAZY | {"rich", "muster.core.recipe", "sqlite3", "secrets"}) & modules
 
 
 def test_the_control_side_never_imports_torch(tmp_path: Path) -> None:
@@ -142,9 +155,6 @@ def test_the_control_side_never_imports_torch(tmp_path: Path) -> None:
     modules = set(json.loads(subprocess.check_output(argv, text=True)))
     assert {"muster.cli.app", "tensorboardX", *stages} <= modules
     assert not {name.partition(".")[0] for name in modules} & (HEAVY - {"numpy"})  # DuckDB likes numpy
-
-
-VERBS = sorted(command.name or "" for command in app.registered_commands)
 
 
 def test_the_verbs() -> None:
@@ -166,13 +176,13 @@ def test_a_verb_shows_examples_that_begin_with_it(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_gives_json(verb: str) -> None:
-    """--json everywhere; `schema` prints nothing else."""
+    """--json everywhere, but where a document or a shell's script is printed anyway."""
     done = CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
-    assert "--json" in done.output or verb == "schema"
+    assert "--json" in done.output or verb in ("schema", "completion")
 
 
 def test_no_verb_imports_at_the_top_what_it_needs_inside() -> None:
-    """A verb's module imports typer, its options and the standard library alone when it is loaded."""
+    """A verb's module imports its options and the standard library alone when it is loaded."""
     folder = Path(inspect.getfile(sys.modules["muster.cli.app"])).parent
     for verb in VERBS:
         tree = ast.parse((folder / f"{verb}.py").read_text(encoding="utf-8"))
@@ -186,4 +196,7 @@ def test_no_verb_imports_at_the_top_what_it_needs_inside() -> None:
             )
             for name in names:
                 top = name.partition(".")[0]
-                assert top in sys.stdlib_module_names or name in ("typer", "muster.cli.options"), (verb, name)
+                assert top in sys.stdlib_module_names or name in (
+                    "muster.cli.parameters",
+                    "muster.cli.options",
+                ), (verb, name)

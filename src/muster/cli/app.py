@@ -6,12 +6,13 @@ import importlib
 import io
 import os
 import sys
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
 from muster import __version__
-from muster.cli.output import fail, say
+from muster.cli.output import fail
+from muster.cli.parameters import command
 
 VERBS = (
     "demo",
@@ -29,36 +30,54 @@ VERBS = (
     "report",
     "gather",
     "join",
+    "recipes",
     "schema",
+    "completion",
 )
 
-app = typer.Typer(
+
+class _Verbs(click.Group):
+    """The verbs. A verb's module is loaded when it is typed: muster.cli.NAME has a function NAME and
+    EXAMPLES."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which they are used."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The verb, or None."""
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"muster.cli.{cmd_name}")
+        return command(cmd_name, getattr(module, cmd_name), module.EXAMPLES)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each verb with the first paragraph of its help, whole."""
+        made = {name: self.get_command(ctx, name) for name in VERBS}
+        with formatter.section("Verbs"):
+            formatter.write_dl(
+                [(name, ((each and each.help) or "").partition("\n\n")[0]) for name, each in made.items()]
+            )
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The verb that was typed. Raises UsageError with near names."""
+        if args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            from muster.core.errors import UsageError
+            from muster.core.near import did_you_mean
+
+            hint = did_you_mean(args[0], VERBS) or "`muster --help` lists the verbs"
+            raise UsageError("no such verb", where=args[0] or "''", hint=hint)
+        return super().resolve_command(ctx, args)
+
+
+app = _Verbs(
     name="muster",
     help="From a list of machines to a trained model, with proof that each machine pulled its weight.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for name in VERBS:  # muster.cli.NAME has a function NAME and EXAMPLES
-    module = importlib.import_module(f"muster.cli.{name}")
-    app.command(name, epilog=module.EXAMPLES)(getattr(module, name))
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        say(f"muster {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    pass
+app = click.version_option(__version__, message="muster %(version)s")(app)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -69,7 +88,7 @@ def main(argv: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 takes less than there is to say
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = _call(arguments)
+        code = _call(arguments or ["--help"])
     except KeyboardInterrupt:
         code = fail("interrupted", None, as_json=wants_json, code=1)
     except BrokenPipeError:
@@ -83,14 +102,19 @@ def _call(arguments: list[str]) -> int:
 
     wants_json = "--json" in arguments
     try:
-        result: Any = app(arguments, standalone_mode=False)
+        if "_MUSTER_COMPLETE" in os.environ:
+            app.main(prog_name="muster")  # a shell asks what can follow: this exits
+        with app.make_context("muster", list(arguments)) as context:
+            result: Any = app.invoke(context)
     except MusterError as error:
         return fail(str(error), error.hint, as_json=wants_json, code=error.exit_code, detail=error.as_dict())
-    except typer.Exit as leave:
+    except click.exceptions.Exit as leave:
         return int(leave.exit_code)
+    except click.ClickException as error:
+        typed = getattr(error, "ctx", None)
+        hint = f"`{typed.command_path if typed else 'muster'} --help`"
+        return fail(error.format_message(), hint, as_json=wants_json, code=2)
     except Exception as error:
-        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's usage errors
-            return fail(error.format_message(), "muster VERB --help", as_json=wants_json, code=2)
         if isinstance(error, OSError) and (full := disk_full(error)):
             return fail(str(full), full.hint, as_json=wants_json, code=1, detail=full.as_dict())
         if os.environ.get("MUSTER_DEBUG"):

@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from muster.cli.options import Json, Root, Run
+from muster.cli.parameters import Argument, Option
 
 if TYPE_CHECKING:
     from muster.stages.ask import Answers, Model
@@ -32,16 +31,12 @@ EXAMPLES = """Examples:
 
 def ask(
     run: Run,
-    question: Annotated[list[str] | None, typer.Argument(help="One or more questions.")] = None,
+    question: Annotated[list[str] | None, Argument(help="One or more questions.")] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="One question a line; - reads standard input.")
+        Path | None, Option("--file", "-f", help="One question a line; - reads standard input.")
     ] = None,
-    evaluate: Annotated[
-        bool, typer.Option("--evaluate", help="Answer the held-out set and score it.")
-    ] = False,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="At most so many held-out questions.")
-    ] = None,
+    evaluate: Annotated[bool, Option("--evaluate", help="Answer the held-out set and score it.")] = False,
+    limit: Annotated[int | None, Option("--limit", min=1, help="At most so many held-out questions.")] = None,
     root: Root = Path("runs"),
     json: Json = False,
 ) -> int:

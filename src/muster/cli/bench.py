@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from muster.cli.options import Json, Root
+from muster.cli.options import Hosts, Json, Root, split_words
+from muster.cli.parameters import Argument, Option
 
 if TYPE_CHECKING:
     from muster.cli.benchview import BenchView
@@ -29,34 +28,35 @@ EXAMPLES = """Examples:
 
 def bench(
     suite: Annotated[
-        str, typer.Argument(help="acceptance, scaling, zero-sweep, s1, or a YAML file of your own.")
+        str,
+        Argument(help="acceptance, scaling, zero-sweep, s1, or a YAML file of your own.", complete="suites"),
     ] = "",
-    overrides: Annotated[
+    words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[[ENTRY:]KEY=VALUE]...", help="Changes of every recipe, or of one entry's."),
+        Argument(
+            metavar="[HOSTS] [[ENTRY:]KEY=VALUE]...",
+            help="Hosts, unless --hosts gives them; changes of every recipe, or of one entry's.",
+            complete="hosts",
+        ),
     ] = None,
-    hosts: Annotated[
-        str, typer.Option("--hosts", "-H", help="host1,host2:8, node[01-16], local:3x1, or a host file.")
-    ] = "",
+    hosts: Hosts = "",
     go_on: Annotated[
-        Path | None, typer.Option("--continue", help="Go on with this bench: jobs that are over stay so.")
+        Path | None, Option("--continue", help="Go on with this bench: jobs that are over stay so.")
     ] = None,
-    recipe: Annotated[
-        str, typer.Option("--recipe", "-r", help="Train this, in place of the suite's recipe.")
-    ] = "",
+    recipe: Annotated[str, Option("--recipe", "-r", help="Train this, in place of the suite's recipe.")] = "",
     at_once: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Jobs at a time; 64 where hosts allow.")
+        int | None, Option("--jobs", "-j", min=1, help="Jobs at a time; 64 where hosts allow.")
     ] = None,
     baseline: Annotated[
         Path | None,
-        typer.Option("--baseline", help="bench.json of an earlier bench, where there are too few peers."),
+        Option("--baseline", help="bench.json of an earlier bench, where there are too few peers."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The bench's folder; must not exist.")
+        Path | None, Option("--output", "-o", help="The bench's folder; must not exist.")
     ] = None,
     root: Root = Path("runs"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the schedule, and start nothing.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Show every host and job, however many.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the schedule, and start nothing.")] = False,
+    every: Annotated[bool, Option("--all", help="Show every host and job, however many.")] = False,
     json: Json = False,
 ) -> int:
     """Run many jobs on groups of hosts: which host is slow, how well do they scale, what does ZeRO cost."""
@@ -64,6 +64,7 @@ def bench(
     from muster.stages.bench_inputs import read_bench
     from muster.store.benchfolder import BenchFolder, new_bench_folder
 
+    hosts, _, changes = split_words(words, hosts)
     if go_on is not None:
         told = {
             "SUITE": suite,
@@ -79,7 +80,7 @@ def bench(
         return _go_on(BenchFolder(go_on.absolute()), at_once, baseline, every=every, json=json)
     if not suite:
         raise UsageError("no suite was given", hint="muster bench acceptance --hosts node[01-64]")
-    inputs = read_bench(suite, hosts, overrides or [], recipe=recipe, at_once=at_once)
+    inputs = read_bench(suite, hosts, changes, recipe=recipe, at_once=at_once)
     folder = BenchFolder(output.absolute()) if output else new_bench_folder(root, inputs.name)
     if dry_run:
         return _dry_run(inputs, folder, every=every, json=json)

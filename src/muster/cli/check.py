@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from muster.cli.options import Json
+from muster.cli.options import Hosts, Json, Words, split_words
+from muster.cli.parameters import Option
 
 if TYPE_CHECKING:
     from muster.core.inspection import Inspection
@@ -25,29 +24,22 @@ EXAMPLES = """Examples:
 
 
 def check(
-    hosts: Annotated[
-        str, typer.Argument(metavar="HOSTS", help="host1,host2:8, node[01-16], local:2, or a file.")
-    ] = "",
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as launch.connect_timeout=5."),
-    ] = None,
+    words: Words = None,
+    given: Hosts = "",
     recipe: Annotated[
-        str, typer.Option("--recipe", "-r", help="Check for this recipe: a YAML file, or a shipped name.")
+        str, Option("--recipe", "-r", help="Check for this recipe: a YAML file, or a shipped name.")
     ] = "",
     profile: Annotated[
-        str, typer.Option("--profile", "-p", help="What to expect: a YAML file, or a shipped name.")
+        str, Option("--profile", "-p", help="What to expect: a YAML file, or a shipped name.")
     ] = "",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the usable hosts here, for --hosts.")
+        Path | None, Option("--output", "-o", help="Write the usable hosts here, for --hosts.")
     ] = None,
-    expect_gpus: Annotated[
-        str, typer.Option("--expect-gpus", metavar="N|none", help="GPUs on each host.")
-    ] = "",
+    expect_gpus: Annotated[str, Option("--expect-gpus", metavar="N|none", help="GPUs on each host.")] = "",
     group: Annotated[
-        bool, typer.Option("--group/--no-group", help="Also let ranks on the fit hosts work together.")
+        bool, Option("--group/--no-group", help="Also let ranks on the fit hosts work together.")
     ] = True,
-    list_: Annotated[bool, typer.Option("--list", help="Explain every check, and ask no host.")] = False,
+    list_: Annotated[bool, Option("--list", help="Explain every check, and ask no host.")] = False,
     json: Json = False,
 ) -> int:
     """Inspect hosts: what is wrong on which of them, with the evidence and a remedy."""
@@ -61,10 +53,11 @@ def check(
     if list_:
         print_checks(profile or None, as_json=json)
         return 0
+    hosts, _, changes = split_words(words, given)
     check_outputs([output] if output else [])
     wanted = Wanted(recipe or None, profile or None, _gpus(expect_gpus), group)
     with ProgressLine(err_console()) as line:
-        settings = _settings(recipe, overrides or [])
+        settings = _settings(recipe, changes)
         found = inspect(read_inventory(hosts), settings, wanted, progress=line, announce=line.announce)
     if json:
         print_json(found.model_dump(mode="json"))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from muster.cli.options import Json, Root
+from muster.cli.options import Hosts, Json, Root, Words, split_words
 
 EXAMPLES = """Examples:
 
@@ -17,8 +14,8 @@ EXAMPLES = """Examples:
 
 
 def demo(
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes.")] = None,
-    hosts: Annotated[str, typer.Option("--hosts", "-H", help="Two pretend hosts by default.")] = "local:2x1",
+    words: Words = None,
+    hosts: Hosts = "",
     root: Root = Path("runs"),
     json: Json = False,
 ) -> int:
@@ -32,7 +29,8 @@ def demo(
     from muster.store.runfolder import new_run_folder
 
     console = err_console()
-    inputs = read_inputs("demo", hosts, overrides or [])
+    hosts, _, changes = split_words(words, hosts)
+    inputs = read_inputs("demo", hosts or "local:2x1", changes)
     generated = getattr(inputs.recipe.data, "generated", None)
     if generated:
         console.print(

@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from muster.cli.options import Json
+from muster.cli.parameters import Argument, Option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,22 +26,20 @@ QUIET = 10.0  # seconds between two lines where there is no terminal
 
 
 def gather(
-    machines: Annotated[int, typer.Argument(help="How many machines to wait for.")],
-    port: Annotated[int, typer.Option(help="The port to listen on; 0: a free one.")] = 0,
+    machines: Annotated[int, Argument(help="How many machines to wait for.")],
+    port: Annotated[int, Option(help="The port to listen on; 0: a free one.")] = 0,
     address: Annotated[
-        str, typer.Option(help="This machine's address for members, and the only one to listen on.")
+        str, Option(help="This machine's address for members, and the only one to listen on.")
     ] = "",
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for all of them.")] = 600.0,
-    partial: Annotated[bool, typer.Option("--partial", help="Go on with fewer when the time is up.")] = False,
+    timeout: Annotated[float, Option(help="Seconds to wait for all of them.")] = 600.0,
+    partial: Annotated[bool, Option("--partial", help="Go on with fewer when the time is up.")] = False,
     token_file: Annotated[
         Path | None,
-        typer.Option(
-            help="The token's file; made where there is none. Default: MUSTER_JOIN_TOKEN, or a new one."
-        ),
+        Option(help="The token's file; made where there is none. Default: MUSTER_JOIN_TOKEN, or a new one."),
     ] = None,
     output: Annotated[
         list[Path] | None,
-        typer.Option(help="NAME.json: an inventory. Any other name: a DeepSpeed hostfile. Repeatable."),
+        Option(help="NAME.json: an inventory. Any other name: a DeepSpeed hostfile. Repeatable."),
     ] = None,
     json: Json = False,
 ) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from muster.cli.options import Json
+from muster.cli.parameters import Argument, Option
 
 EXAMPLES = """Examples:
 
@@ -19,22 +18,22 @@ EXAMPLES = """Examples:
 
 
 def join(
-    head: Annotated[str, typer.Argument(help="HEAD[,HEAD...]:PORT, as `muster gather` printed it.")] = "",
+    head: Annotated[str, Argument(help="HEAD[,HEAD...]:PORT, as `muster gather` printed it.")] = "",
     token: Annotated[
         str | None,
-        typer.Option(help="The token; others on this machine see it in `ps`. Better: MUSTER_JOIN_TOKEN."),
+        Option(help="The token; others on this machine see it in `ps`. Better: MUSTER_JOIN_TOKEN."),
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="A file with the token.")] = None,
-    slots: Annotated[int | None, typer.Option(help="Ranks on this machine; default: its GPUs, or 1.")] = None,
-    ssh_port: Annotated[int, typer.Option(help="The port of this machine's ssh server.")] = 22,
-    user: Annotated[str | None, typer.Option(help="Who to log in as; default: who runs this.")] = None,
+    token_file: Annotated[Path | None, Option(help="A file with the token.")] = None,
+    slots: Annotated[int | None, Option(help="Ranks on this machine; default: its GPUs, or 1.")] = None,
+    ssh_port: Annotated[int, Option(help="The port of this machine's ssh server.")] = 22,
+    user: Annotated[str | None, Option(help="Who to log in as; default: who runs this.")] = None,
     address: Annotated[
         list[str] | None,
-        typer.Option(help="How to reach this machine, where it cannot know. Repeatable."),
+        Option(help="How to reach this machine, where it cannot know. Repeatable."),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds until the head is up and all have come.")] = 600.0,
+    timeout: Annotated[float, Option(help="Seconds until the head is up and all have come.")] = 600.0,
     script: Annotated[
-        bool, typer.Option("--script", help="Print a script that does this without muster, and end.")
+        bool, Option("--script", help="Print a script that does this without muster, and end.")
     ] = False,
     json: Json = False,
 ) -> int:

@@ -6,9 +6,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from muster.cli.options import Json
+from muster.cli.parameters import Argument, Option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,24 +35,24 @@ _ORDER = ("failing", "slow", "unknown", "fit")
 
 
 def judge(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of logs, one log, or an archive.")],
+    folder: Annotated[Path, Argument(metavar="DIR", help="A folder of logs, one log, or an archive.")],
     mapping: Annotated[
         list[Path] | None,
-        typer.Option("--mapping", "-m", help="What the columns of tables mean: a YAML file. Repeatable."),
+        Option("--mapping", "-m", help="What the columns of tables mean: a YAML file. Repeatable."),
     ] = None,
     host_pattern: Annotated[
         str,
-        typer.Option("--host-pattern", metavar="REGEX", help="How paths name hosts: a group `host` in it."),
+        Option("--host-pattern", metavar="REGEX", help="How paths name hosts: a group `host` in it."),
     ] = "",
     slow: Annotated[
-        float, typer.Option("--slow", help="The smallest slowdown that counts, share of a step's time.")
+        float, Option("--slow", help="The smallest slowdown that counts, share of a step's time.")
     ] = 0.01,
     baseline: Annotated[
         Path | None,
-        typer.Option("--baseline", help="What --json wrote of another fleet, where there are too few peers."),
+        Option("--baseline", help="What --json wrote of another fleet, where there are too few peers."),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a CSV: a row per job.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Show every host and job, however many.")] = False,
+    output: Annotated[Path | None, Option("--output", "-o", help="Write a CSV: a row per job.")] = None,
+    every: Annotated[bool, Option("--all", help="Show every host and job, however many.")] = False,
     json: Json = False,
 ) -> int:
     """A verdict per host from logs that other tools wrote: who is slow, who fails, and the evidence."""

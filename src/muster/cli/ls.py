@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from muster.cli.options import Json, Root
+from muster.cli.parameters import Option
 
 EXAMPLES = """Examples:
 
@@ -17,16 +16,25 @@ EXAMPLES = """Examples:
 
   muster ls --where "engine LIKE 'deepspeed%' AND samples_per_second > 100" --json"""
 
+# Heading -> column of --json and how it is written. On a narrow terminal the last ones are left out.
+_SHOWN: dict[str, tuple[str, str]] = {
+    "run": ("id", "s"), "status": ("status", "s"), "loss": ("loss_final", ".4f"),
+    "samples/s": ("samples_per_second", ".1f"), "time": ("seconds", ""), "steps": ("steps", "d"),
+    "exact": ("exact_match", ".1%"), "ranks": ("world_size", "d"), "engine": ("engine", "s"),
+    "same rows": ("execution_match", ".1%"),
+}  # fmt: skip
+_ALWAYS = 2  # columns that are never left out
+
 
 def ls(
     root: Root = Path("runs"),
     where: Annotated[
-        str | None, typer.Option("--where", help="A condition in SQL over the columns of --json.")
+        str | None, Option("--where", help="A condition in SQL over the columns of --json.")
     ] = None,
     json: Json = False,
 ) -> int:
     """List runs, and benches."""
-    from muster.cli.output import err_console, print_json, say
+    from muster.cli.output import print_json, say
     from muster.stages.runs import benches
     from muster.stages.runs import ls as run_ls
 
@@ -48,49 +56,32 @@ def ls(
     if found:
         say(f"the runs of a bench: muster ls --runs {found[-1].bench.runs}")
     if not rows and not found:
-        err_console().print(f"no runs in {root}/")
+        say(f"no runs in {root}/", err=True)
     return 0
 
 
 def _table(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
+    """As many columns as the terminal has room for. Ids are never cut."""
+    from muster.cli.output import print_columns, say, terminal_width
 
-    from muster.cli.output import out_console
+    written = {name: [_word(row[key], form) for row in rows] for name, (key, form) in _SHOWN.items()}
+    names = [name for name, words in written.items() if any(words)]
+    widths = {name: max(len(word) for word in (name, *written[name])) for name in names}
+    kept = list(names)
+    while len(kept) > _ALWAYS and sum(widths[name] + 2 for name in kept) - 2 > terminal_width():
+        kept.pop()
+    lines = [kept, *([written[name][place] for name in kept] for place in range(len(rows)))]
+    numbers = frozenset(place for place, name in enumerate(kept) if _SHOWN[name][1] != "s")
+    print_columns(lines, right=numbers)
+    if len(kept) < len(names):
+        left_out = ", ".join(names[len(kept) :])
+        say(f"not shown: {left_out} (a wider terminal, or --json)", err=True)
+
+
+def _word(value: Any, form: str) -> str:
     from muster.core.units import format_seconds
 
-    def number(value: float | None, form: str) -> str:
-        return "" if value is None else format(value, form)
-
-    table = Table(box=None)
-    for name in (
-        "run",
-        "status",
-        "engine",
-        "ranks",
-        "steps",
-        "loss",
-        "samples/s",
-        "exact",
-        "same rows",
-        "time",
-    ):
-        table.add_column(
-            name, no_wrap=True, justify="left" if name in ("run", "status", "engine") else "right"
-        )
-    for row in rows:
-        table.add_row(
-            row["id"],
-            row["status"],
-            row["engine"],
-            number(row["world_size"], "d"),
-            number(row["steps"], "d"),
-            number(row["loss_final"], ".4f"),
-            number(row["samples_per_second"], ".1f"),
-            number(row["exact_match"], ".1%"),
-            number(row["execution_match"], ".1%"),
-            format_seconds(row["seconds"]) if row["seconds"] is not None else "",
-        )
-    console = out_console(soft_wrap=False)
-    if not console.is_terminal:
-        console = out_console(soft_wrap=False, width=200)  # a pipe has no width to fit into
-    console.print(table)
+    try:
+        return "" if value is None else format(value, form) if form else format_seconds(value)
+    except (TypeError, ValueError):
+        return "?"  # a result.json that somebody has edited

@@ -5,8 +5,52 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from muster.cli.parameters import Argument, Option
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-Root = Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")]
-Run = Annotated[str, typer.Argument(help="A run: its folder, its id, a part of it, or `last`.")]
+
+Json = Annotated[bool, Option("--json", help="One JSON document on stdout.")]
+Root = Annotated[Path, Option("--runs", help="The folder that holds the runs.")]
+Recipe = Annotated[
+    str, Argument(help="A recipe: a YAML file, or a name of `muster recipes`.", complete="recipes")
+]
+Run = Annotated[str, Argument(help="A run: its folder, its id, a part of it, or `last`.", complete="runs")]
+Hosts = Annotated[
+    str,
+    Option(
+        "--hosts",
+        "-H",
+        help="host1,host2:8, node[01-16], local:2, local:2x1, or a host file.",
+        complete="hosts",
+    ),
+]
+Words = Annotated[
+    list[str] | None,
+    Argument(
+        metavar="[HOSTS] [KEY=VALUE]...",
+        help="Hosts, unless --hosts gives them; changes of the recipe, such as engine.zero=3.",
+        complete="hosts",
+    ),
+]
+
+
+def split_words(
+    words: list[str] | None, hosts: str, order: tuple[str, ...] = ("HOSTS",)
+) -> tuple[str, dict[str, str], list[str]]:
+    """What stands on a command line besides options -> (hosts, words by what they are, KEY=VALUE).
+
+    The words without `=` come in this `order`; HOSTS is left out where --hosts gave them. Raises UsageError
+    for a word too many.
+    """
+    from muster.core.errors import UsageError
+    from muster.core.recipe import RECIPES
+    from muster.core.recipes import field_paths
+
+    keys = {path for recipe in RECIPES.values() for path in field_paths(recipe) if "." in path}
+    changes = [word for word in words or [] if "=" in word or word in keys]  # `engine.zero`: told about later
+    named = [word for word in words or [] if word not in changes]
+    wanted = [name for name in order if name != "HOSTS" or not hosts]
+    if len(named) > len(wanted):
+        hint = "changes are written as KEY=VALUE; --hosts gives hosts once"
+        raise UsageError("is one word too many", where=named[len(wanted)], hint=hint)
+    found = dict(zip(wanted, named, strict=False))
+    return hosts or found.get("HOSTS", ""), found, changes

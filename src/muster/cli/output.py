@@ -60,6 +60,33 @@ def fail(
     return code
 
 
+def print_columns(rows: list[list[str]], *, right: frozenset[int] = frozenset()) -> None:
+    """Rows in columns, to stdout. The last column is wrapped at spaces where a terminal is too narrow."""
+    import textwrap
+
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))] if rows else []
+    room = max(20, terminal_width() - sum(widths[:-1]) - 2 * len(widths[:-1]))
+    for row in rows:
+        cells = [
+            cell.rjust(width) if place in right else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        first, *rest = textwrap.wrap(row[-1], room, break_long_words=False) or [""]
+        if len(row) - 1 in right:
+            first = cells[-1]
+        begin = "  ".join(cells[:-1])
+        say(f"{begin}  {first}".rstrip())
+        for line in rest:
+            say(f"{'':<{len(begin)}}  {line}")
+
+
+def terminal_width() -> int:
+    """Of stdout; a pipe has no width to fit into."""
+    import shutil
+
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
+
+
 def print_result(result: Result, run: RunFolder) -> None:
     """A result for a person."""
     from rich.markup import escape

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from muster.cli.options import Json, Root
+from muster.cli.options import Hosts, Json, Recipe, Root, Words, split_words
+from muster.cli.parameters import Option
 
 if TYPE_CHECKING:
     from muster.stages.outlook import Told
@@ -26,34 +25,26 @@ EXAMPLES = """Examples:
 
 
 def plan(
-    recipe: Annotated[str, typer.Argument(help="A recipe: a YAML file, or the name of a shipped one.")] = "",
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as engine.zero=auto.")
-    ] = None,
-    hosts: Annotated[str, typer.Option("--hosts", "-H", help="Hosts, which are asked what they are.")] = "",
-    on: Annotated[
-        str, typer.Option("--on", help="Machines that are not there: DEVICE:PER_HOSTxHOSTS,LINK.")
-    ] = "",
-    samples: Annotated[
-        int | None, typer.Option("--samples", min=1, help="Training samples of an epoch.")
-    ] = None,
+    recipe: Recipe = "",
+    words: Words = None,
+    hosts: Hosts = "",
+    on: Annotated[str, Option("--on", help="Machines that are not there: DEVICE:PER_HOSTxHOSTS,LINK.")] = "",
+    samples: Annotated[int | None, Option("--samples", min=1, help="Training samples of an epoch.")] = None,
     price: Annotated[
-        float | None, typer.Option("--price", min=0, help="Of a host for an hour, in any currency.")
+        float | None, Option("--price", min=0, help="Of a host for an hour, in any currency.")
     ] = None,
     link: Annotated[
-        str, typer.Option("--link", help="Between hosts, in place of what they say: 10Gbit, hdr, ...")
+        str, Option("--link", help="Between hosts, in place of what they say: 10Gbit, hdr, ...")
     ] = "",
-    host_memory: Annotated[str, typer.Option("--host-memory", help="Of a host of --on, such as 512GB.")] = "",
+    host_memory: Annotated[str, Option("--host-memory", help="Of a host of --on, such as 512GB.")] = "",
     write: Annotated[
         Path | None,
-        typer.Option("--write", "-w", help="Write the decided recipe here (and DeepSpeed's JSON)."),
+        Option("--write", "-w", help="Write the decided recipe here (and DeepSpeed's JSON)."),
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Closed forms alone: the model is not traced.")
-    ] = False,
+    quick: Annotated[bool, Option("--quick", help="Closed forms alone: the model is not traced.")] = False,
     calibrate: Annotated[
         list[str] | None,
-        typer.Option("--calibrate", metavar="RUN", help="Learn from a finished run (again for more)."),
+        Option("--calibrate", metavar="RUN", help="Learn from a finished run (again for more)."),
     ] = None,
     root: Root = Path("runs"),
     json: Json = False,
@@ -63,6 +54,7 @@ def plan(
         _calibrate(calibrate, root, link or None, as_json=json and not recipe)
         if not recipe:
             return 0
+    hosts, _, changes = split_words(words, hosts)
     from muster.cli.output import err_console, print_json
     from muster.cli.plans import print_plan
     from muster.core.errors import UsageError
@@ -82,9 +74,9 @@ def plan(
         raise UsageError("is what --hosts say themselves", where="--host-memory", hint="leave it out")
     told = _told(samples, price, link, host_memory)
     if on:
-        planned = plan_on(recipe_of(recipe, overrides or []), on, told, traced=not quick)
+        planned = plan_on(recipe_of(recipe, changes), on, told, traced=not quick)
     else:
-        planned = plan_hosts(read_inputs(recipe, hosts, overrides or []), told, traced=not quick)
+        planned = plan_hosts(read_inputs(recipe, hosts, changes), told, traced=not quick)
     if json:
         print_json(planned.plan.model_dump(mode="json"))
     else:

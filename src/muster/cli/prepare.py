@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from muster.cli.options import Json
+from muster.cli.options import Hosts, Json, split_words
+from muster.cli.parameters import Argument, Option
 
 if TYPE_CHECKING:
     from muster.stages.inputs import Inputs
@@ -24,37 +23,41 @@ EXAMPLES = """Examples:
 
 
 def prepare(
-    hosts: Annotated[str, typer.Argument(help="host1,host2:8, local:2, local:2x1, or a host file.")],
-    recipe: Annotated[str, typer.Argument(help="A recipe: a YAML file, or the name of a shipped one.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as engine.zero=3.")
-    ] = None,
+    words: Annotated[
+        list[str],
+        Argument(
+            metavar="HOSTS RECIPE [KEY=VALUE]...",
+            help="Hosts, unless --hosts gives them; a recipe; changes, such as engine.zero=3.",
+            complete="hosts",
+        ),
+    ],
+    given: Hosts = "",
     wheels: Annotated[
-        Path | None, typer.Option(help="Install from the wheels of this folder, carried to the hosts.")
+        Path | None, Option(help="Install from the wheels of this folder, carried to the hosts.")
     ] = None,
-    index: Annotated[str | None, typer.Option(help="The package index; default: the hosts' own.")] = None,
+    index: Annotated[str | None, Option(help="The package index; default: the hosts' own.")] = None,
     python: Annotated[
-        str | None, typer.Option(help="The hosts' interpreter, 3.10 or later. Default: python3.")
+        str | None, Option(help="The hosts' interpreter, 3.10 or later. Default: python3.")
     ] = None,
     venv: Annotated[
-        str | None, typer.Option(help="Default: ~/.cache/muster/venvs/<hash of the pinned set>.")
+        str | None, Option(help="Default: ~/.cache/muster/venvs/<hash of the pinned set>.")
     ] = None,
     constraints: Annotated[
-        Path | None, typer.Option(help="Take versions from this file instead of from this machine.")
+        Path | None, Option(help="Take versions from this file instead of from this machine.")
     ] = None,
     requirements: Annotated[
-        Path | None, typer.Option(help="Install exactly these NAME==VERSION lines instead.")
+        Path | None, Option(help="Install exactly these NAME==VERSION lines instead.")
     ] = None,
     kernel_cache: Annotated[
         str | None,
-        typer.Option(help="A folder on each host's own disk; default: /tmp where home is a network's."),
+        Option(help="A folder on each host's own disk; default: /tmp where home is a network's."),
     ] = None,
     no_env: Annotated[
-        bool, typer.Option("--no-env", help="The hosts have an environment: compare it, build none.")
+        bool, Option("--no-env", help="The hosts have an environment: compare it, build none.")
     ] = False,
-    no_warm: Annotated[bool, typer.Option("--no-warm", help="Leave out the one-step job.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds that each host gets for all of it.")] = 7200,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done.")] = False,
+    no_warm: Annotated[bool, Option("--no-warm", help="Leave out the one-step job.")] = False,
+    timeout: Annotated[float, Option(help="Seconds that each host gets for all of it.")] = 7200,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be done.")] = False,
     json: Json = False,
 ) -> int:
     """Make every host ready for a recipe: the same environment, its model and data, warm kernel caches.
@@ -76,7 +79,12 @@ def prepare(
         if clash:
             raise UsageError(f"{names} do not go together", hint="muster prepare --help")
     check_seconds(timeout, "--timeout")
-    inputs = read_inputs(recipe, hosts, overrides or [])
+    hosts, named, changes = split_words(words, given, ("HOSTS", "RECIPE"))
+    if "RECIPE" not in named:
+        raise UsageError(
+            "no recipe was given", hint="muster prepare HOSTS RECIPE; `muster recipes` lists some"
+        )
+    inputs = read_inputs(named["RECIPE"], hosts, changes)
     options = Options(
         wheels=wheels,
         index=index,

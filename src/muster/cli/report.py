@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from muster.cli.options import Json, Root, Run
+from muster.cli.parameters import Option
 
 EXAMPLES = """Examples:
 
@@ -19,7 +18,7 @@ EXAMPLES = """Examples:
 def report(
     run: Run,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where; default: in the run's folder.")
+        Path | None, Option("--output", "-o", help="Where; default: in the run's folder.")
     ] = None,
     root: Root = Path("runs"),
     json: Json = False,

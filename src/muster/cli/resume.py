@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from muster.cli.options import Json, Root, Run
+from muster.cli.parameters import Option
 
 EXAMPLES = """Examples:
 
@@ -25,19 +24,17 @@ EXAMPLES = """Examples:
 def resume(
     run: Run,
     hosts: Annotated[
-        str | None, typer.Option("--hosts", "-H", help="On these hosts instead of the run's own.")
+        str | None, Option("--hosts", "-H", help="On these hosts instead of the run's own.")
     ] = None,
     leave: Annotated[
-        list[str] | None, typer.Option("--without", help="Without this host of the run; may be repeated.")
+        list[str] | None, Option("--without", help="Without this host of the run; may be repeated.")
     ] = None,
     step: Annotated[
         int | None,
-        typer.Option(
-            "--step", min=0, help="Go on from the checkpoint of this step; 0: from the first step again."
-        ),
+        Option("--step", min=0, help="Go on from the checkpoint of this step; 0: from the first step again."),
     ] = None,
     copy: Annotated[
-        bool, typer.Option("--copy", help="Copy the checkpoint to hosts whose own disks lack it.")
+        bool, Option("--copy", help="Copy the checkpoint to hosts whose own disks lack it.")
     ] = False,
     root: Root = Path("runs"),
     json: Json = False,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from muster.cli.options import Json, Root, Run
+from muster.cli.parameters import Option
 
 if TYPE_CHECKING:
     from muster.core.result import Result
@@ -26,21 +25,22 @@ def show(
     run: Run,
     root: Root = Path("runs"),
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Watch it until it ends; Ctrl-C ends the watching alone.")
+        bool, Option("--follow", "-f", help="Watch it until it ends; Ctrl-C ends the watching alone.")
     ] = False,
     json: Json = False,
 ) -> int:
     """Show a run, or a bench: its result, or how far it has come."""
-    from muster.cli.benches import show_bench
-    from muster.cli.output import print_json, print_result, say
-    from muster.core.recipe import recipe_class
-    from muster.stages.runs import queued
-    from muster.stages.runs import show as run_show
     from muster.store.benchfolder import BenchFolder, find
 
     folder = find(run, root)
     if isinstance(folder, BenchFolder):
+        from muster.cli.benches import show_bench
+
         return show_bench(folder, json=json)
+    from muster.cli.output import print_json, print_result, say
+    from muster.stages.runs import queued
+    from muster.stages.runs import show as run_show
+
     if follow:
         watch(folder, stops=False)
     shown = run_show(folder)
@@ -63,6 +63,8 @@ def show(
     else:
         loss = f", loss {shown.loss:.4f}" if shown.loss is not None else ""
         hosts = ", ".join(place["host"] for place in shown.job.get("placements", [])) or "not known yet"
+        from muster.core.recipe import recipe_class
+
         step = f"step {shown.step} of {shown.total_steps or '?'}{loss}"
         if not recipe_class((shown.job.get("recipe") or {}).get("workload")).trains:
             step = "measuring"

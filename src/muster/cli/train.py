@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from muster.cli.options import Json, Root
+from muster.cli.options import Hosts, Json, Recipe, Root, Words, split_words
+from muster.cli.parameters import Option
 
 if TYPE_CHECKING:
     from muster.core.result import Result
@@ -24,30 +23,24 @@ EXAMPLES = """Examples:
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe: a YAML file, or the name of a shipped one.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as engine.zero=3.")
-    ] = None,
-    hosts: Annotated[
-        str, typer.Option("--hosts", "-H", help="host1,host2:8, local:2, local:2x1, or a host file.")
-    ] = "",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The run's folder; must not exist.")
-    ] = None,
+    recipe: Recipe,
+    words: Words = None,
+    hosts: Hosts = "",
+    output: Annotated[Path | None, Option("--output", "-o", help="The run's folder; must not exist.")] = None,
+    name: Annotated[str, Option("--name", "-n", help="The run's name: its folder in --runs, and RUN.")] = "",
     root: Root = Path("runs"),
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would run, and start nothing.")
-    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would run, and start nothing.")] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", help="With slurm:, submit and return; `muster show RUN --follow`.")
+        bool, Option("--detach", help="With slurm:, submit and return; `muster show RUN --follow`.")
     ] = False,
     json: Json = False,
 ) -> int:
     """Run a recipe on hosts: one command, all hosts, one result."""
     from muster.stages.inputs import read_inputs
 
-    inputs = read_inputs(recipe, hosts, overrides or [], waits=True)
-    run = _folder(inputs, output, root)
+    hosts, _, changes = split_words(words, hosts)
+    inputs = read_inputs(recipe, hosts, changes, waits=True)
+    run = _folder(inputs, output, name, root)
     if inputs.inventory.ask is not None:
         return _submit(inputs, run, detach=detach, dry_run=dry_run, json=json)
     if dry_run:
@@ -55,9 +48,14 @@ def train(
     return launch(inputs, run, json=json)
 
 
-def _folder(inputs: Inputs, output: Path | None, root: Path) -> RunFolder:
-    from muster.store.runfolder import RunFolder, new_run_folder
+def _folder(inputs: Inputs, output: Path | None, name: str, root: Path) -> RunFolder:
+    from muster.core.errors import UsageError
+    from muster.store.runfolder import RunFolder, named_run_folder, new_run_folder
 
+    if output and name:
+        raise UsageError("and --output both say where the run's folder is", where="--name")
+    if name:
+        return named_run_folder(root, name)
     if output:
         return RunFolder(output.absolute())
     model = (inputs.recipe.model.name or ("custom" if inputs.recipe.trains else "")).rstrip("/")

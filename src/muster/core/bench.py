@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from muster.core.judged import Evidence, JobEntry, Part, Peers
 from muster.core.judged import Verdict as Judgement
@@ -104,16 +104,6 @@ class Comparison(Part):
     confounded_by: dict[str, dict[str, str]] = Field(
         default_factory=dict, description="other settings that differ: path -> entry -> value"
     )
-
-
-class BenchHead(BaseModel):
-    """Of a bench's document what a list of benches tells: the rest, which grows with hosts and jobs, is not
-    looked at."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    complete: bool
-    summary: dict[Verdict, int]
 
 
 class Bench(Part):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
 def near_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The known names nearest to `name`, best first; names that contain its last part count as near."""
+    import difflib
+
     names = sorted(set(known))
     close = difflib.get_close_matches(name, names, n=limit, cutoff=0.6)
     tail = name.rpartition(".")[2]

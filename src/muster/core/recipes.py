@@ -106,6 +106,22 @@ def shipped_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(SHIPPED.glob("*.yaml"))}
 
 
+def shipped_about() -> dict[str, str]:
+    """What each of them is: the first sentence of the comment that begins its file."""
+    return {
+        name: _first_sentence(path.read_text(encoding="utf-8")) for name, path in shipped_recipes().items()
+    }
+
+
+def _first_sentence(text: str) -> str:
+    comment: list[str] = []
+    for line in text.splitlines():
+        if not line.startswith("# "):
+            break
+        comment.append(line[2:].strip())
+    return re.split(r"(?<=\.)\s", " ".join(comment), maxsplit=1)[0]
+
+
 def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
     """Read a recipe by path or shipped name, follow `inherit`, lay `key=value` overrides over it, validate.
 
@@ -207,8 +223,11 @@ def parse_override(text: str) -> dict[str, Any]:
     key = key.strip()
     if not equals or not key or any(not part for part in key.split(".")):
         raise RecipeError("is not an override", where=text, hint="write key.sub=value, such as engine.zero=3")
+    if not raw.strip():
+        hint = f"{key}=null for none, or {key}='\"\"' for empty text"
+        raise RecipeError("is empty", where=key, hint=hint)
     try:
-        value: Any = parse_yaml(raw) if raw.strip() else None
+        value: Any = parse_yaml(raw)
     except yaml.YAMLError:
         value = raw
     for part in reversed(key.split(".")):
@@ -325,19 +344,73 @@ def _explain(error: ValidationError, where: str, model: type[Recipe]) -> RecipeE
     """pydantic's first complaint as one line with the field's full path and, where it helps, a hint."""
     first = error.errors(include_url=False)[0]
     location = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-"))
+    known = field_paths(model)
     if first["type"] == "extra_forbidden":
-        siblings = [p for p in field_paths(model) if p.rpartition(".")[0] == location.rpartition(".")[0]]
-        elsewhere = [p for p in field_paths(model) if not location.startswith(f"{p}.")]
-        hint = did_you_mean(location, siblings) or did_you_mean(location, elsewhere)
+        siblings = [p for p in known if p.rpartition(".")[0] == location.rpartition(".")[0]]
+        elsewhere = [p for p in known if not location.startswith(f"{p}.")]
+        hint = (
+            _other_name(location, known)
+            or did_you_mean(location, siblings)
+            or did_you_mean(location, elsewhere)
+        )
         return RecipeError(
             f"unknown key {location!r}",
             where=where,
             hint=hint or f"known keys here: {', '.join(p.rpartition('.')[2] for p in siblings)}",
         )
-    known = field_paths(model)
     while location not in known and "." in location:  # drop pydantic's own parts behind the field's path
         location = location.rpartition(".")[0]
     if first["type"] == "value_error":  # a section's own words
         return RecipeError(f"{location}: {first['ctx']['error']}", where=where)
     given = first.get("input")
+    if given is None:
+        return RecipeError(f"{location} is empty: {first['msg'].lower()}", where=where)
+    if location in _MAIN and not isinstance(given, dict):
+        keys = " or ".join(f"{location}.{key}={given}" for key in _MAIN[location])
+        return RecipeError(f"{location} has keys of its own, and {given!r} is none", where=where, hint=keys)
     return RecipeError(f"{location}: {first['msg'].lower()}, not {given!r}", where=where)
+
+
+# What is meant where a whole section is given one value.
+_MAIN = {
+    "model": ("name",), "data": ("name", "path"), "engine": ("name",), "batch": ("micro", "global"),
+    "train": ("epochs", "max_steps"), "lora": ("rank",), "checkpoint": ("every",), "evaluate": ("every",),
+    "launch": ("launcher",),
+}  # fmt: skip
+# Names that other tools give to keys of a recipe (the last part of what was written).
+_ELSEWHERE = {
+    "train.learning_rate": ("lr", "learningrate"),
+    "train.epochs": ("num_train_epochs", "num_epochs", "n_epochs", "epoch"),
+    "train.max_steps": ("steps", "train_steps", "max_train_steps", "iterations"),
+    "train.schedule": ("lr_scheduler_type", "lr_scheduler", "scheduler"),
+    "train.warmup": ("warmup_steps", "warmup_ratio", "num_warmup_steps", "lr_warmup_steps"),
+    "train.clip": ("max_grad_norm", "gradient_clipping", "grad_clip", "clip_grad_norm"),
+    "train.workers": ("dataloader_num_workers", "num_workers"),
+    "train.gradient_checkpointing": ("activation_checkpointing",),
+    "train.weight_decay": ("wd",),
+    "batch.micro": (
+        "per_device_train_batch_size", "train_micro_batch_size_per_gpu", "micro_batch_size",
+        "micro_batch", "per_gpu_batch_size",
+    ),
+    "batch.global": ("train_batch_size", "global_batch_size", "total_batch_size"),
+    "batch.accumulation": ("gradient_accumulation_steps", "grad_accum", "accumulation_steps"),
+    "precision": ("fp16", "bf16", "fp32", "dtype", "torch_dtype", "mixed_precision"),
+    "engine.zero": ("zero_stage", "stage", "zero_optimization"),
+    "model.name": ("model_name_or_path", "model_name", "pretrained_model_name_or_path"),
+    "data.name": ("dataset", "dataset_name"),
+    "data.path": ("data_path", "train_file", "data_dir"),
+    "data.sequence": ("max_seq_length", "max_seq_len", "seq_length", "seq_len", "block_size", "max_length"),
+    "checkpoint.every": ("save_steps", "save_every", "checkpoint_every"),
+    "checkpoint.keep": ("save_total_limit",),
+    "evaluate.every": ("eval_steps", "eval_every"),
+}  # fmt: skip
+_BATCH = ("batch_size", "batchsize", "bs")
+
+
+def _other_name(location: str, known: Iterable[str]) -> str | None:
+    """A hint where other tools have a name for what is meant."""
+    word = location.rpartition(".")[2].lower().replace("-", "_")
+    if word in _BATCH:
+        return "batch.micro is the batch of a rank, batch.global that of all ranks"
+    meant = [path for path, names in _ELSEWHERE.items() if word in names and path in known]
+    return f"did you mean {meant[0]}?" if meant else None

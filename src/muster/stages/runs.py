@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from muster.core.bench import Bench, BenchHead
 from muster.core.errors import MusterError, RunFolderError
-from muster.core.result import Result
-from muster.stages.slurm_queue import cancel, waits, whereabouts
-from muster.store import events
 from muster.store.benchfolder import BenchFolder, list_benches
 from muster.store.queries import runs_table
 from muster.store.runfolder import RunFolder
-from muster.supervise.fold import fold
+
+if TYPE_CHECKING:
+    from muster.core.bench import Bench
+    from muster.core.result import Result
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,19 @@ def bench_row(folder: BenchFolder) -> BenchRow | None:
     """How far a bench has come; None where its files cannot be read."""
     try:
         jobs = [str(each["id"]) for each in folder.read_schedule()["jobs"]]
-        found = BenchHead.model_validate_json(folder.bench.read_bytes()) if folder.bench.exists() else None
-    except (RunFolderError, OSError, ValueError, LookupError, TypeError):
+        found = json.loads(folder.bench.read_bytes()) if folder.bench.exists() else {}
+        verdicts = {str(name): int(count) for name, count in found.get("summary", {}).items() if count}
+    except (RunFolderError, OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
     done = sum(folder.record(job).exists() for job in jobs)
-    verdicts = {str(name): count for name, count in found.summary.items() if count} if found else {}
-    complete = found is not None and found.complete
+    complete = found.get("complete") is True
     return BenchRow(folder, len(jobs), done, folder.busy(), complete, verdicts)
 
 
 def read_bench(folder: BenchFolder) -> Bench | None:
     """What a bench found; None: it has not come to its end. Raises RunFolderError for a damaged file."""
+    from muster.core.bench import Bench
+
     if not folder.bench.exists():
         return None
     try:
@@ -92,6 +94,9 @@ def stop_bench(folder: BenchFolder, *, patience: float = 60) -> bool:
 
 def show(run: RunFolder) -> Shown:
     """What is known of a run now."""
+    from muster.store import events
+    from muster.supervise.fold import fold
+
     folder = fold(events.read_events(run.events))
     started = next(iter(folder.started.values()), None)
     logs = [folder.logs[step] for step in sorted(folder.logs)]
@@ -119,6 +124,8 @@ def stop(run: RunFolder, *, patience: float = 30) -> Stopped:
 
     A run that waits for Slurm is cancelled. Raises RunFolderError, and JobError where Slurm does not answer.
     """
+    from muster.stages.slurm_queue import cancel, waits
+
     state = run.state()
     if state != "succeeded" and waits(run):
         cancel(run)
@@ -145,6 +152,8 @@ def queued(run: RunFolder) -> str | None:
     """What Slurm says of a run that it has not begun; None: no batch system has it, or it has begun."""
     if run.state() != "submitted":
         return None
+    from muster.stages.slurm_queue import whereabouts
+
     try:
         return str(whereabouts(run))
     except MusterError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
 
     `private`: for the owner's eyes alone.
     """
+    import tempfile  # not at the top: readers need none
+
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

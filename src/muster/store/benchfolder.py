@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
-import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from muster.core.bench import JobRecord
 from muster.core.errors import NO_ROOM, JobError, RunFolderError
-from muster.core.inventory import Host, Inventory, inventory_document
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder, find_run
+
+if TYPE_CHECKING:  # `muster ls` needs none of them
+    from muster.core.bench import JobRecord
+    from muster.core.inventory import Host, Inventory
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class BenchFolder:
     """
 
     path: Path
-    mark: str = field(default_factory=lambda: secrets.token_hex(3))
+    mark: str = field(default_factory=lambda: os.urandom(3).hex())
 
     @property
     def id(self) -> str:
@@ -194,6 +196,8 @@ class BenchFolder:
 
     def write_hosts(self, job: str, hosts: Sequence[Host], inventory: Inventory) -> Path:
         """The job's hosts as an inventory: slots, logins and the way to reach them stay as they are."""
+        from muster.core.inventory import inventory_document
+
         self.write_data(self.hosts(job), inventory_document(hosts, inventory.launcher, inventory.ssh_config))
         return self.hosts(job)
 
@@ -203,6 +207,8 @@ class BenchFolder:
 
     def records(self, jobs: Sequence[str]) -> dict[str, JobRecord]:
         """The finished ones of these jobs. Raises RunFolderError for a damaged file."""
+        from muster.core.bench import JobRecord
+
         found = {}
         for job in jobs:
             path = self.record(job)
@@ -279,4 +285,4 @@ def new_bench_folder(root: Path, suite: str) -> BenchFolder:
     """A folder name that sorts by time and says what it is: 20261121-093000-bench-acceptance-4f2a."""
     words = re.sub(r"[^A-Za-z0-9]+", "-", suite).strip("-").lower()[:40]
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return BenchFolder((root / f"{stamp}-bench-{words}-{secrets.token_hex(2)}").absolute())
+    return BenchFolder((root / f"{stamp}-bench-{words}-{os.urandom(2).hex()}").absolute())

@@ -1,89 +1,87 @@
-"""Questions to all runs at once: DuckDB reads their result.json files where they lie."""
+"""Questions to all runs at once: a row per run, out of its result.json, and conditions in SQL over them."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import duckdb
+from muster.core.errors import RunFolderError, UsageError
+from muster.store.runfolder import RunFolder, list_runs
 
-from muster.core.errors import UsageError
-from muster.store.runfolder import list_runs
-
-_COLUMNS = """
-  id, status, workload, model, engine, precision, world_size, len(hosts) AS hosts, steps, loss_final,
-  throughput.samples_per_second AS samples_per_second, quality.exact_match AS exact_match,
-  quality.execution_match AS execution_match, seconds.total AS seconds, started, failure.what AS failure
-"""
-# Fields that may be null in every file there is still need a type.
-_TYPES = {
-    "id": "VARCHAR", "status": "VARCHAR", "workload": "VARCHAR", "model": "VARCHAR", "engine": "VARCHAR",
-    "precision": "VARCHAR", "world_size": "INTEGER", "hosts": "JSON[]", "steps": "BIGINT",
-    "loss_final": "DOUBLE",
-    "throughput": "STRUCT(samples_per_second DOUBLE)",
-    "quality": "STRUCT(exact_match DOUBLE, execution_match DOUBLE)",
-    "seconds": "STRUCT(total DOUBLE)", "started": "DOUBLE", "failure": "STRUCT(what VARCHAR)",
+DAMAGED = "damaged"
+# Column -> where it stands in result.json.
+_COLUMNS: dict[str, tuple[str, ...]] = {
+    "workload": ("workload",), "model": ("model",), "engine": ("engine",), "precision": ("precision",),
+    "world_size": ("world_size",), "hosts": ("hosts",), "steps": ("steps",), "loss_final": ("loss_final",),
+    "samples_per_second": ("throughput", "samples_per_second"), "exact_match": ("quality", "exact_match"),
+    "execution_match": ("quality", "execution_match"), "seconds": ("seconds", "total"),
+    "started": ("started",), "failure": ("failure", "what"),
 }  # fmt: skip
 
 
 def runs_table(root: Path, where: str | None = None) -> list[dict[str, Any]]:
-    """One row per run, oldest first: finished ones from their results, the others with their state alone.
+    """One row per run, in the order of their start: finished ones from their results, the others with what
+    is known of them. A run whose files cannot be read is `damaged`, and `failure` says why.
 
     `where` is a condition in SQL over the columns. Raises UsageError where it is not one.
     """
-    runs = list_runs(root)
-    finished = [str(run.result) for run in runs if run.result.is_file()]
-    rows = _finished(finished, where) if finished else []
-    if where is None:
-        known = {row["id"] for row in rows}
-        rows += [
-            _unfinished(run.id, run.state(), run.read_json(run.job) if run.job.exists() else {})
-            for run in runs
-            if run.id not in known
-        ]
-    return sorted(rows, key=lambda row: str(row["id"]))
+    rows = [_row(run) for run in list_runs(root)]
+    return rows if where is None else _those(rows, where)
 
 
-def _finished(files: list[str], where: str | None) -> list[dict[str, Any]]:
-    connection = duckdb.connect(":memory:")
+def _row(run: RunFolder) -> dict[str, Any]:
     try:
-        connection.register("results", connection.read_json(files, columns=_TYPES))
-        query = f"SELECT * FROM (SELECT {_COLUMNS} FROM results)"
-        cursor = connection.execute(f"{query} WHERE {where}" if where else query)
-        names = [column[0] for column in cursor.description or []]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-    except duckdb.Error as error:
-        if where is None:
-            raise
-        first = str(error).splitlines()[0]
-        raise UsageError(
-            f"is not a condition: {first}", where=where, hint="such as \"status = 'failed'\""
-        ) from None
-    finally:
-        connection.close()
+        state = run.state()
+        found = run.read_json(run.result) if run.result.is_file() else _begun(run)
+    except RunFolderError as error:
+        state, found = DAMAGED, {"failure": {"what": str(error)}}
+    row = {"id": run.id, "status": state} | {name: _at(found, path) for name, path in _COLUMNS.items()}
+    row["hosts"] = len(row["hosts"]) if isinstance(row["hosts"], list) else None
+    return row
 
 
-def _unfinished(identity: str, state: str, job: dict[str, Any]) -> dict[str, Any]:
-    recipe = job.get("recipe", {})
+def _begun(run: RunFolder) -> dict[str, Any]:
+    """What the job of a run without a result says, as a result would."""
+    job = run.read_json(run.job) if run.job.exists() else {}
     return {
-        "id": identity,
-        "status": state,
-        "workload": recipe.get("workload"),
-        "model": (recipe.get("model") or {}).get("name"),
-        "engine": (recipe.get("engine") or {}).get("name"),
+        "workload": _at(job, ("recipe", "workload")),
+        "model": _at(job, ("recipe", "model", "name")),
+        "engine": _at(job, ("recipe", "engine", "name")),
         "precision": job.get("precision"),
         "world_size": job.get("world_size"),
-        "hosts": len(job.get("placements", [])),
-        **dict.fromkeys(
-            (
-                "steps",
-                "loss_final",
-                "samples_per_second",
-                "exact_match",
-                "execution_match",
-                "seconds",
-                "started",
-                "failure",
-            )
-        ),
+        "hosts": job.get("placements"),
     }
+
+
+def _at(data: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        data = data.get(key) if isinstance(data, Mapping) else None
+    return data
+
+
+def _those(rows: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+    """The rows for which the condition holds."""
+    import sqlite3
+
+    names = ["id", "status", *_COLUMNS]
+    base = sqlite3.connect(":memory:")
+    try:
+        base.execute(f"CREATE TABLE runs (place, {', '.join(names)})")
+        values = [[place, *(_plain(row[name]) for name in names)] for place, row in enumerate(rows)]
+        base.executemany(f"INSERT INTO runs VALUES ({', '.join('?' * (len(names) + 1))})", values)
+        found = base.execute(f"SELECT place FROM runs WHERE {where}\nORDER BY place").fetchall()
+        return [rows[place] for (place,) in found]
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        raise UsageError(
+            f"is not a condition: {error}",
+            where=where,
+            hint=f"such as \"status = 'failed'\"; columns: {', '.join(names)}",
+        ) from None
+    finally:
+        base.close()
+
+
+def _plain(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, dict | list) else value

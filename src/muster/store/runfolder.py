@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import secrets
 import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from muster.core.errors import RunFolderError
+from muster.core.errors import RunFolderError, UsageError
 from muster.core.near import did_you_mean
-from muster.core.result import Result
 from muster.store.atomic import write_text
 from muster.store.claim import Claim, is_held, take
 
+if TYPE_CHECKING:
+    from muster.core.result import Result
+
 DEFAULT_ROOT = Path("runs")
 LOCK = "controller.lock"
+_LAST = ("last", "latest")  # what finds the newest run
 _MARKS = ("submission.json", "job.json")  # a folder with one of them is a run's
 
 
@@ -30,7 +33,7 @@ def from_here(path: Path) -> str:
 
 def new_mark() -> str:
     """What tells a run from others of its name on hosts with disks of their own."""
-    return secrets.token_hex(4)
+    return os.urandom(4).hex()
 
 
 def name_elsewhere(name: str, mark: str | None) -> str:
@@ -242,6 +245,8 @@ class RunFolder:
 
     def read_result(self) -> Result | None:
         """The result, or None where the run is not finished. Raises RunFolderError for a damaged file."""
+        from muster.core.result import Result  # pydantic's models take long to load; `muster ls` needs none
+
         if not self.result.exists():
             return None
         try:
@@ -271,9 +276,11 @@ class RunFolder:
     def state(self) -> str:
         """succeeded, failed, stopped, timeout; running; interrupted (no result and no controller);
         elsewhere; submitted (a batch system has it, and has not begun it), cancelled."""
-        result = self.read_result()
-        if result is not None:
-            return result.status
+        if self.result.exists():
+            status = self.read_json(self.result).get("status")
+            if not isinstance(status, str):
+                raise RunFolderError("has no status", where=str(self.result))
+            return status
         if self.submission.is_file() and not self.job.exists():
             return "cancelled" if self.read_json(self.submission).get("cancelled") else "submitted"
         alive = self.controller_alive()
@@ -286,7 +293,18 @@ def new_run_folder(root: Path, *, workload: str, model: str) -> RunFolder:
     """A folder name that sorts by time and says what it is: 20261121-093000-text2sql-t5-small-4f2a."""
     words = re.sub(r"[^A-Za-z0-9]+", "-", f"{workload}-{model}").strip("-").lower()[:40]
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return RunFolder((root / f"{stamp}-{words}-{secrets.token_hex(2)}").absolute())
+    return RunFolder((root / f"{stamp}-{words}-{os.urandom(2).hex()}").absolute())
+
+
+def named_run_folder(root: Path, name: str) -> RunFolder:
+    """The folder of a run that the user has named. Raises UsageError for what no run can be called."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,62}", name) or name in _LAST:
+        raise UsageError(
+            f"{name!r} cannot be the name of a run",
+            where="--name",
+            hint="at most 63 letters, digits, '.', '-' and '_', a letter or digit first",
+        )
+    return RunFolder((root / name).absolute())
 
 
 def find_run(text: str, root: Path = DEFAULT_ROOT) -> RunFolder:
@@ -304,7 +322,7 @@ def find_run(text: str, root: Path = DEFAULT_ROOT) -> RunFolder:
     except (OSError, RuntimeError):  # longer than a file name can be; ~nobody
         pass
     runs = list_runs(root)
-    if text in ("last", "latest") and runs:
+    if text in _LAST and runs:
         return runs[-1]
     matches = [run for run in runs if text == run.id] or [run for run in runs if text in run.id]
     if len(matches) == 1:

@@ -1,0 +1,148 @@
+"""Makes a command of a function: its parameters' annotations say what is read from the command line.
+
+def show(run: Annotated[str, Argument(help="A run.")], follow: Annotated[bool, Option("-f")] = False)
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+Names = Literal["runs", "recipes", "suites", "hosts"]  # what a shell can complete
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A word by its place."""
+
+    help: str = ""
+    metavar: str | None = None
+    complete: Names | None = None
+
+
+class Option:
+    """A word behind `--name`; without names, the parameter's own."""
+
+    def __init__(
+        self,
+        *names: str,
+        help: str = "",
+        metavar: str | None = None,
+        min: int | None = None,
+        complete: Names | None = None,
+    ) -> None:
+        self.names, self.help, self.metavar, self.min, self.complete = names, help, metavar, min, complete
+
+
+class Verb(click.Command):
+    """A command whose help describes its arguments as well, which click's does not."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Arguments, then options."""
+        rows = [
+            (param.make_metavar(*_context_if_wanted(ctx)), param.about)
+            for param in self.get_params(ctx)
+            if isinstance(param, _Argument)
+        ]
+        if rows:
+            with formatter.section("Arguments"):
+                formatter.write_dl(rows)
+        super().format_options(ctx, formatter)
+
+
+def _context_if_wanted(ctx: click.Context) -> tuple[click.Context, ...]:
+    """click 8.2 and later make a metavar with a context, 8.1 without."""
+    return (ctx,) if "ctx" in inspect.signature(click.Argument.make_metavar).parameters else ()
+
+
+class _Argument(click.Argument):
+    about = ""
+
+
+class _Text(click.ParamType):  # type: ignore[type-arg]
+    """Text, or a path, of at least one character."""
+
+    name = "text"
+
+    def __init__(self, made: Callable[[str], Any]) -> None:
+        self.made = made
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value as it is, if there is one."""
+        if value == "":
+            self.fail("is empty", param, ctx)
+        return self.made(value) if isinstance(value, str) else value
+
+
+def command(name: str, function: Callable[..., Any], examples: str) -> click.Command:
+    """The command that calls `function`; its docstring is the help, and `examples` end it."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    params = [
+        _parameter(each.name, hints[each.name], each.default)
+        for each in inspect.signature(function).parameters.values()
+    ]
+
+    def call(**given: Any) -> Any:
+        told = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
+        return function(**{key: value for key, value in told.items() if value is not None})
+
+    epilog = "\n\n".join(f"\b\n{part}" for part in examples.split("\n\n"))
+    about = inspect.getdoc(function) or ""
+    return Verb(name, callback=call, params=params, help=about, epilog=epilog)
+
+
+def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
+    kind, about = typing.get_args(hint)[:2]
+    inner = [each for each in typing.get_args(kind) if each is not type(None)]
+    if inner and type(None) in typing.get_args(kind):  # X | None
+        kind = inner[0]
+    many = typing.get_origin(kind) is list
+    kind = typing.get_args(kind)[0] if many else kind
+    required = default is inspect.Parameter.empty
+    told = not required and default not in (None, "")  # a default worth telling
+    shared: dict[str, Any] = {
+        "required": required,
+        "metavar": about.metavar,
+        "shell_complete": _completer(about.complete),
+    } | ({"default": default} if told else {})
+    if isinstance(about, Argument):
+        made = _Argument([name], type=_type(kind, None), nargs=-1 if many else 1, **shared)
+        made.about = about.help
+        return made
+    flag = f"--{name.replace('_', '-')}"
+    names = [*(about.names or (flag,)), name]
+    if kind is bool:
+        return click.Option(names, is_flag=True, help=about.help, default=default)
+    return click.Option(
+        names, type=_type(kind, about.min), multiple=many, help=about.help, show_default=told, **shared
+    )
+
+
+def _type(kind: Any, least: int | None) -> Any:
+    if kind is int:
+        return int if least is None else click.IntRange(min=least)
+    if kind is float:
+        return float if least is None else click.FloatRange(min=least)
+    if typing.get_origin(kind) is Literal:
+        return click.Choice(typing.get_args(kind))
+    return _Text(Path if kind is Path else str)
+
+
+def _completer(
+    names: Names | None,
+) -> Callable[[click.Context, click.Parameter, str], list[str]] | None:
+    if names is None:
+        return None
+
+    def complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
+        from muster.cli.complete import candidates
+
+        return candidates(names, begun, ctx.params.get("root") or Path("runs"))
+
+    return complete

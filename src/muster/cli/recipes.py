@@ -1,0 +1,24 @@
+"""muster recipes"""
+
+from __future__ import annotations
+
+from muster.cli.options import Json
+
+EXAMPLES = """Examples:
+
+  muster recipes
+
+  muster recipes --json"""
+
+
+def recipes(json: Json = False) -> int:
+    """List the recipes that come with Muster."""
+    from muster.cli.output import print_columns, print_json
+    from muster.core.recipes import shipped_about
+
+    known = shipped_about()
+    if json:
+        print_json([{"name": name, "about": about} for name, about in known.items()])
+    else:
+        print_columns([[name, about] for name, about in known.items()])
+    return 0

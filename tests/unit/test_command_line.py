@@ -1,0 +1,244 @@
+"""The command line as it is typed: verbs, words in any order, near names, empty values, completion, lists."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.cli import main
+from muster.cli.options import split_words
+from muster.core.errors import UsageError
+from muster.core.recipes import shipped_recipes
+from muster.store.queries import DAMAGED, runs_table
+from muster.store.runfolder import find_run, named_run_folder
+
+LONG = "20261123-055338-image-classification-custom-6d0a"
+
+
+def typed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    return int(ended.value.code or 0), shown.out, shown.err
+
+
+def test_nothing_typed_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = typed(capsys)
+    assert (code, err) == (0, "")
+    assert out == typed(capsys, "--help")[1]
+    assert "  train " in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "hint"),
+    [
+        (["trian"], "trian: no such verb", "train"),
+        (["zzz"], "zzz: no such verb", "muster --help"),
+        (["show"], "'RUN'", "muster show --help"),
+        (["train", "--hots", "x"], "--hots", "muster train --help"),
+        (["train", ""], "is empty", "muster train --help"),
+        (["show", "last", "--runs", ""], "is empty", "muster show --help"),
+        (["train", "digits", "--hosts", ""], "is empty", "muster train --help"),
+        (["train", "digits", "local:2", "local:3"], "local:3: is one word too many", "KEY=VALUE"),
+        (["train", "digits", "local:2", "engine.zero"], "engine.zero: is not an override", "engine.zero=3"),
+        (["prepare", "local:2"], "no recipe was given", "muster recipes"),
+        (["train", "digits", "local", "--name", "last"], "--name", "63 letters"),
+        (["train", "digits", "local", "--name", "a/b"], "--name", "63 letters"),
+        (["train", "digits", "local", "--name", "a", "--output", "b"], "--name", None),
+    ],
+)
+def test_what_cannot_be_is_told_with_the_verb_that_was_typed(
+    words: list[str], says: str, hint: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = typed(capsys, *words)
+    assert (code, out) == (2, "")
+    assert says in err.splitlines()[0]
+    assert hint is None or hint in err.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "meant"),
+    [
+        ("lr=0.1", "train.learning_rate"),
+        ("train.lr=0.1", "train.learning_rate"),
+        ("epochs=2", "train.epochs"),
+        ("num_train_epochs=2", "train.epochs"),
+        ("batch_size=8", "batch.micro"),
+        ("per_device_train_batch_size=8", "batch.micro"),
+        ("model=gpt2", "model.name=gpt2"),
+        ("engine=ddp", "engine.name=ddp"),
+        ("data=x.jsonl", "data.path=x.jsonl"),
+        ("fp16=true", "precision"),
+        ("max_grad_norm=1", "train.clip"),
+        ("save_steps=5", "checkpoint.every"),
+    ],
+)
+def test_names_that_other_tools_have(change: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = typed(capsys, "train", "digits", "local:2", change, "--dry-run")
+    assert code == 2
+    assert meant in err.splitlines()[1]
+
+
+@pytest.mark.parametrize("change", ["train.max_steps=", "train.learning_rate= ", "train.learning_rate=null"])
+def test_an_empty_value(change: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = typed(capsys, "train", "digits", "local:2", change, "--dry-run")
+    assert code == 2
+    assert "is empty" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "digits", "HOSTS", "train.max_steps=3", "--dry-run"],
+        ["train", "digits", "train.max_steps=3", "HOSTS", "--dry-run"],
+        ["bench", "scaling", "HOSTS", "train.max_steps=3", "--dry-run"],
+        ["plan", "digits", "HOSTS", "--quick"],
+    ],
+)
+def test_hosts_by_place_or_by_name(
+    words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    by_place = typed(capsys, *[word.replace("HOSTS", "local:2x1") for word in words], "--json")
+    by_name = typed(capsys, *[word for word in words if word != "HOSTS"], "--hosts", "local:2x1", "--json")
+    first, second = (json.loads(each[1]) for each in (by_place, by_name))
+    assert by_place[0] == by_name[0] == 0
+    assert sorted(first) == sorted(second)
+
+
+def test_hosts_and_a_recipe_by_place_or_by_name() -> None:
+    order = ("HOSTS", "RECIPE")
+    assert split_words(["n1", "demo", "a.b=1"], "", order)[0] == "n1"
+    hosts, named, changes = split_words(["demo", "a.b=1"], "n1", order)
+    assert (hosts, named["RECIPE"], changes) == ("n1", "demo", ["a.b=1"])
+    with pytest.raises(UsageError, match="one word too many"):
+        split_words(["n1", "demo"], "n1", order)
+
+
+def test_recipes_are_listed_with_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = typed(capsys, "recipes")
+    assert code == 0
+    assert {line.split()[0] for line in out.splitlines()} == set(shipped_recipes())
+    assert all(len(line.split()) > 4 for line in out.splitlines())
+    told = json.loads(typed(capsys, "recipes", "--json")[1])
+    assert {each["name"] for each in told} == set(shipped_recipes())
+
+
+def completed(words: str, folder: Path) -> list[str]:
+    """What bash is offered for the last of the words."""
+    env = os.environ | {
+        "_MUSTER_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "muster"], env=env, cwd=folder, capture_output=True, text=True, check=True
+    )
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+
+
+def test_a_shell_completes_verbs_recipes_and_runs(tmp_path: Path) -> None:
+    made(tmp_path / "runs" / "first", {"status": "succeeded"})
+    made(tmp_path / "other" / "second", {"status": "succeeded"})
+    (tmp_path / "mine.yaml").write_text("")
+    assert completed("muster re", tmp_path) == ["resume", "report", "recipes"]
+    assert completed("muster train text2sql-w", tmp_path) == ["text2sql-wikisql"]
+    assert completed("muster train mi", tmp_path) == ["mine.yaml"]
+    assert completed("muster show fi", tmp_path) == ["first"]
+    assert completed("muster show --runs other ", tmp_path) == ["last", "second"]
+    assert "--hosts" in completed("muster train --h", tmp_path)
+    assert completed("muster train digits --hosts loc", tmp_path) == ["local:2", "local:2x1", "localhost"]
+    assert completed("muster train digits train.epochs=", tmp_path) == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_what_a_shell_reads(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = typed(capsys, "completion", shell)
+    assert code == 0
+    assert f"_MUSTER_COMPLETE={shell}_complete" in out
+
+
+# --- lists of runs ---------------------------------------------------------------------------------------
+
+
+def made(folder: Path, result: dict[str, Any] | str | None, job: dict[str, Any] | None = None) -> None:
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text(json.dumps(job or {}))
+    if result is not None:
+        (folder / "result.json").write_text(result if isinstance(result, str) else json.dumps(result))
+
+
+RESULT = {
+    "status": "succeeded", "engine": "deepspeed ZeRO-1", "world_size": 16, "steps": 1000, "loss_final": 0.25,
+    "throughput": {"samples_per_second": 1234.5}, "quality": {"exact_match": 0.5, "execution_match": 0.6},
+    "seconds": {"total": 3700.0}, "hosts": [{"host": "a"}, {"host": "b"}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 100, 200])
+def test_ids_and_states_are_never_cut(
+    width: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path / LONG, RESULT)
+    monkeypatch.setattr("muster.cli.output.terminal_width", lambda: width)
+    code, out, err = typed(capsys, "ls", "--runs", str(tmp_path))
+    head, line = out.splitlines()
+    assert code == 0
+    assert line.split()[:2] == [LONG, "succeeded"]
+    assert max(map(len, out.splitlines())) <= max(width, len(LONG) + 11)
+    shown = [name for name in ("loss", "samples/s", "steps", "engine", "same rows") if name in head]
+    assert shown == ["loss", "samples/s", "steps", "engine", "same rows"][: len(shown)]
+    assert ("same rows" in err) == ("same rows" not in head)
+
+
+def test_a_damaged_result_is_listed_and_the_others_as_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path / "good", RESULT)
+    made(tmp_path / "cut", json.dumps(RESULT)[:40])
+    made(tmp_path / "list", "[]")
+    made(tmp_path / "odd", {"status": "failed", "steps": "many", "hosts": 3, "seconds": 5})
+    states = {row["id"]: row["status"] for row in runs_table(tmp_path)}
+    assert states == {"good": "succeeded", "cut": DAMAGED, "list": DAMAGED, "odd": "failed"}
+    code, out, _ = typed(capsys, "ls", "--runs", str(tmp_path))
+    assert code == 0
+    assert {line.split()[0] for line in out.splitlines()[1:]} == set(states)
+    assert "result.json" in next(row["failure"] for row in runs_table(tmp_path) if row["id"] == "cut")
+
+
+@pytest.mark.parametrize(
+    ("where", "ids"),
+    [
+        ("status = 'failed'", ["b"]),
+        ("engine LIKE 'deepspeed%' AND samples_per_second > 100", ["a"]),
+        ("loss_final IS NULL", ["b", "c"]),
+        ("world_size >= 8 OR status = 'interrupted'", ["a", "c"]),
+        ("hosts = 2 -- and nothing else", ["a"]),
+    ],
+)
+def test_a_condition_over_runs(where: str, ids: list[str], tmp_path: Path) -> None:
+    made(tmp_path / "a", RESULT)
+    made(tmp_path / "b", {"status": "failed", "failure": {"what": "out of memory"}})
+    made(tmp_path / "c", None, {"world_size": 2})
+    assert sorted(row["id"] for row in runs_table(tmp_path, where)) == ids
+
+
+@pytest.mark.parametrize("where", ["stauts = 'failed'", "1; DROP TABLE runs", "", "status ="])
+def test_what_is_no_condition(where: str, tmp_path: Path) -> None:
+    made(tmp_path / "a", RESULT)
+    with pytest.raises(UsageError, match="is not a condition"):
+        runs_table(tmp_path, where)
+
+
+def test_a_run_has_the_name_that_it_is_given(tmp_path: Path) -> None:
+    made(named_run_folder(tmp_path, "baseline").path, RESULT)
+    made(named_run_folder(tmp_path, "baseline-2").path, RESULT)
+    assert find_run("baseline", tmp_path).id == "baseline"
+    assert [row["id"] for row in runs_table(tmp_path)] == ["baseline", "baseline-2"]
