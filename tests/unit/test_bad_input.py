@@ -114,7 +114,7 @@ CASES = {
         "ZeRO-1 is DeepSpeed's",
     ),
     "a run that is not there": (["show", "nothing"], "nothing: no such run"),
-    "an unknown verb": (["trian"], "No such command"),
+    "an unknown verb": (["trian"], "no such verb"),
 }
 
 

@@ -76,7 +76,7 @@ def test_the_size_of_a_batch_that_cannot_be_is_left_out_and_named(capsys: pytest
         (["acceptance", "--hosts", "a", "nobody:train.max_steps=1"], "no entry is named 'nobody'"),
         (["acceptance", "--hosts", "a", "opt-350m:train.max_step=1"], "train.max_step"),
         (["acceptance", "--hosts", "a", "fabric.seconds=5", "train.max_step=1"], "train.max_step"),
-        (["acceptance", "--hosts", "a", "nonsense"], "is not an override"),
+        (["acceptance", "--hosts", "a", "nonsense"], "nonsense: is one word too many"),
         (["zero-sweep", "--hosts", "a", "--recipe", "digits"], "differ by their recipe"),
         (["scaling", "--hosts", "a", "--recipe", "digitz"], "no such recipe"),
         (["scaling", "--hosts", "local:2x1", "launch.port=4000"], "cannot meet at one port"),

@@ -246,7 +246,6 @@ def test_inherit_must_be_names(tmp_path: Path, value: str) -> None:
         ("true", True),
         ("null", None),
         ("~", None),
-        ("", None),
         ("12:30", "12:30"),
         ("1_000", "1_000"),
         ("2026-01-01", "2026-01-01"),

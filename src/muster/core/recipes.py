@@ -364,10 +364,12 @@ def _explain(error: ValidationError, where: str, model: type[Recipe]) -> RecipeE
         return RecipeError(f"{location}: {first['ctx']['error']}", where=where)
     given = first.get("input")
     if given is None:
-        return RecipeError(f"{location} is empty: {first['msg'].lower()}", where=where)
+        return RecipeError(f"{location}: is empty; {first['msg'].lower()}", where=where)
     if location in _MAIN and not isinstance(given, dict):
         keys = " or ".join(f"{location}.{key}={given}" for key in _MAIN[location])
-        return RecipeError(f"{location} has keys of its own, and {given!r} is none", where=where, hint=keys)
+        return RecipeError(
+            f"{location}: is a section with keys of its own, not {given!r}", where=where, hint=keys
+        )
     return RecipeError(f"{location}: {first['msg'].lower()}, not {given!r}", where=where)
 
 

@@ -263,7 +263,7 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise RunFolderError(f"cannot be read: {error}", where=str(path)) from None
         if not isinstance(data, dict):
-            raise RunFolderError("is not a JSON object", where=str(path))
+            raise RunFolderError("cannot be read: it is not a JSON object", where=str(path))
         return data
 
     def set_result_aside(self) -> None:
@@ -279,7 +279,7 @@ class RunFolder:
         if self.result.exists():
             status = self.read_json(self.result).get("status")
             if not isinstance(status, str):
-                raise RunFolderError("has no status", where=str(self.result))
+                raise RunFolderError("cannot be read: it has no status", where=str(self.result))
             return status
         if self.submission.is_file() and not self.job.exists():
             return "cancelled" if self.read_json(self.submission).get("cancelled") else "submitted"
