@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from muster.cli.parameters import Argument
 
-
 EXAMPLES = """Examples:
 
   muster completion bash >> ~/.bashrc
@@ -21,8 +20,9 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Argument(help="W
     from click.shell_completion import get_completion_class
 
     from muster.cli.app import app
+    from muster.cli.output import say
 
     made = get_completion_class(shell)
     assert made is not None
-    print(made(app, {}, "muster", "_MUSTER_COMPLETE").source())
+    say(made(app, {}, "muster", "_MUSTER_COMPLETE").source())
     return 0

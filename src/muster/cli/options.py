@@ -7,7 +7,6 @@ from typing import Annotated
 
 from muster.cli.parameters import Argument, Option
 
-
 Json = Annotated[bool, Option("--json", help="One JSON document on stdout.")]
 Root = Annotated[Path, Option("--runs", help="The folder that holds the runs.")]
 Recipe = Annotated[

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from muster.cli.parameters import Argument
 
-
 EXAMPLES = """Examples:
 
   muster schema recipe > recipe.schema.json
@@ -19,13 +18,15 @@ What = Literal["recipe", "result", "event", "inspection", "plan", "judged", "ben
 
 def schema(what: Annotated[What, Argument(help="The document.")] = "recipe") -> int:
     """Print the JSON Schema of a file that you write (recipe, suite, profile) or that Muster writes."""
+    from muster.cli.output import print_json, say
+
     shipped = Path(__file__).resolve().parent.parent / "schemas" / f"{what}.schema.json"
     text = shipped.read_text(encoding="utf-8")
     # A profile's depends on the checks that are installed; an empty file is being renewed by `> FILE`.
     if text and what != "profile":
-        print(text, end="")
+        say(text, end="")
         return 0
-    from muster.cli.output import print_json
+
     from muster.stages.schema import schema_of
 
     print_json(schema_of(what))
