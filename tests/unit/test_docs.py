@@ -11,6 +11,7 @@ import importlib
 import json
 import re
 import shutil
+import statistics
 import struct
 import subprocess
 import sys
@@ -359,3 +360,22 @@ def test_benchmarks_take_help_for_a_question() -> None:
     script = ROOT / "benchmarks" / "demo_seeds.py"
     done = subprocess.run([sys.executable, str(script), "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("usage:"), done.stderr
+
+
+def measured(name: str) -> Any:
+    """What a benchmark has written."""
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def test_figures_are_those_of_the_benchmarks() -> None:
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    for row in measured("demo_seeds")["rows"]:
+        share = f"{row['execution_match']:.1%} | {row['exact_match']:.1%}".replace("%", " %")
+        assert f"| {row['seed']} | {share} | {row['seconds']} s | {row['samples_per_second']} |" in results
+    for name, work in measured("overhead")["workloads"].items():
+        for ratio in ("muster_to_bare", "muster_to_trainer"):
+            low, middle, high = (work[ratio][key] for key in ("lower_quartile", "median", "upper_quartile"))
+            assert f"{middle:.2f} ({low:.2f} to {high:.2f})" in results, name
+    tracing = (ROOT / "docs" / "tracing.md").read_text(encoding="utf-8")
+    for row in measured("tracing")["rows"]:
+        assert f"{statistics.median(row['seconds']):.1f} s" in tracing, row["model"]

@@ -19,6 +19,7 @@ from muster.store.logfiles import find_logs, members_of
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 LOGS = DATA / "real_logs" / "opt-350m-h100-64nodes.tar.xz"
 pytestmark = pytest.mark.skipif(not LOGS.is_file(), reason="no ../shared/data/real_logs beside the project")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "results.md"
 HOSTS = [f"ml-512-node-{number:03d}" for number in range(1, 65)]
 
 
@@ -40,6 +41,16 @@ def test_all_are_read_and_every_host_is_fit() -> None:
         assert job.skipped_steps in (8, 9) and job.windows in (8, 9) and job.steps == 110
         assert job.samples_per_second == pytest.approx(job.reported, rel=2e-3)
         assert "local_rank" not in job.work and job.world_size == 8 * len(job.hosts)
+
+
+def test_the_page_says_what_the_judge_says() -> None:
+    """docs/results.md, its table of these logs."""
+    found = judge(LOGS)
+    alone, pairs = found.peers
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert f"| {alone.samples_per_second:.1f} | {pairs.samples_per_second:.1f} (99.6 %" in text
+    assert f"| {alone.deviation:.2%} | {pairs.deviation:.2%} |".replace("%", " %") in text
+    assert f"at most {max(each.at_most or 0.0 for each in found.hosts):.1%}".replace("%", " %") in text
 
 
 @pytest.fixture(scope="module")
