@@ -199,6 +199,19 @@ def test_a_global_batch_that_cannot_be_divided(tmp_path: Path) -> None:
     assert divided(Batch(6, 2, 48), 3, "one") == Batch(4, 4, 48)
 
 
+@pytest.mark.parametrize(
+    ("slots", "hosts", "refused"), [(8, "n1:4", False), (8, "n1:1", True), (1, "n1:4", True)]
+)
+def test_fsdp_goes_on_where_it_shards(slots: int, hosts: str, refused: bool, tmp_path: Path) -> None:
+    """Accelerate saves and reads other files where there is one rank alone."""
+    run, inputs = begun(tmp_path, job(slots, 64, engine="fsdp")), now(hosts, engine="fsdp")
+    if refused:
+        with pytest.raises(UsageError, match=f"begun on {slots} ranks"):
+            same_batch(run, inputs, each(inputs))
+    else:
+        assert same_batch(run, inputs, each(inputs)).recipe.batch.global_ == 64
+
+
 def test_deepspeed_goes_on_where_its_parts_are(tmp_path: Path) -> None:
     """On as many ranks; on disks of their own, each host with the ranks that it had."""
     run = begun(tmp_path, job(4, 64, engine="deepspeed", hosts=2))

@@ -18,7 +18,7 @@ from muster.store import events
 COMPILING = "50 s"  # for DeepSpeed's Adam on one idle core
 QUIET = 5.0  # seconds between two lines where there is no terminal
 _PHASES = {
-    "verify": "checking the files of the newest checkpoint",
+    "verify": "checking the checkpoint's files",
     "load": "loading data and model",
     "train": "preparing the ranks",
     "steps": "training",

@@ -75,12 +75,20 @@ def divided(batch: Batch, ranks: int, run: str) -> Batch:
     return Batch(micro, share // micro, batch.global_)
 
 
+_TWO = "fsdp goes on from several ranks on any several: HOST:2 makes two on one host"
+
+
 def _refusal(before: Job, inputs: Inputs, slots: Sequence[int], facts: Facts) -> tuple[str, str] | None:
     """Why checkpoints of the job cannot be read by these ranks, and a hint."""
     ranks, recipe = sum(slots), inputs.recipe
     if isinstance(recipe.batch.split, list) and len(recipe.batch.split) != ranks:
         words = f"batch.split has shares for {len(recipe.batch.split)} ranks, and there are {ranks} now"
         return words, "as many slots as before"
+    if recipe.engine.name == "fsdp" and (ranks == 1) != (before.world_size == 1):
+        words = (
+            "one rank alone is not sharded, and does not read what sharded ranks saved, or they what it saved"
+        )
+        return f"was begun on {before.world_size} ranks, and there are {ranks} now: {words}", _TWO
     if recipe.engine.name != "deepspeed":
         return None
     if ranks != before.world_size:

@@ -264,7 +264,9 @@ def _conclude(
     fetch_profiles(inputs.launcher, job, inputs.recipe.launch, facts, run, shell, folder.profiled)
     if failure is not None:
         lost = next(iter(outcome.lost), None) if len(job.placements) > 1 else None
-        failure = with_way_on(failure, run.word, folder.saved, lost)
+        bad = {each.checkpoint for each in folder.failed}
+        usable = [each for each in folder.saved if each.step not in bad]
+        failure = with_way_on(failure, run.word, usable, lost)
         failure = Failure.model_validate(
             {name: recorder.scrub(value) if isinstance(value, str) else value for name, value in failure}
         )
