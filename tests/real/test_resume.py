@@ -60,7 +60,7 @@ def test_resumed_is_as_if_never_interrupted(engine: str, tmp_path: Path) -> None
         code, document = job.finish()
     assert code == 1 and "failure" in document, document
     assert "SIGKILL" in document["failure"]["what"]
-    assert f"`muster resume {job.run.path}`" in document["failure"]["hint"]
+    assert f"`muster resume {job.run.word}`" in document["failure"]["hint"]
     assert job.run.state() == "failed"
 
     again = resume(job.run)

@@ -112,7 +112,7 @@ def test_a_disk_that_runs_full(small_disk: Path, monkeypatch: pytest.MonkeyPatch
     assert result.failure and "the disk is full" in result.failure.what
     assert result.failure.where == str(run.path)
     hint = result.failure.hint or ""
-    assert "make room" in hint and f"`muster resume {run.path}`" in hint
+    assert "make room" in hint and f"`muster resume {run.word}`" in hint
     assert run.read_result() == result and run.state() == "failed"
     assert finish(result, run, json=False) == 1
 

@@ -213,11 +213,8 @@ def test_fsdp_goes_on_where_it_shards(slots: int, hosts: str, refused: bool, tmp
 
 
 def test_deepspeed_goes_on_where_its_parts_are(tmp_path: Path) -> None:
-    """On as many ranks; on disks of their own, each host with the ranks that it had."""
+    """On disks of their own: on as many ranks, each host with those that it had."""
     run = begun(tmp_path, job(4, 64, engine="deepspeed", hosts=2))
-    fewer = now("n1:4", engine="deepspeed")
-    with pytest.raises(UsageError, match="begun on 8 ranks, and there are 4 now: DeepSpeed"):
-        same_batch(run, fewer, each(fewer))
     for hosts, holder in (("n2:4,n1:4", "n1"), ("n1:4,n3:4", "n2")):
         moved = now(hosts, engine="deepspeed")
         same_batch(run, moved, each(moved))  # all see the run folder
@@ -225,6 +222,23 @@ def test_deepspeed_goes_on_where_its_parts_are(tmp_path: Path) -> None:
             same_batch(run, moved, each(moved, shared=False))
     same = now("n1:4,n2:4", engine="deepspeed")
     assert same_batch(run, same, each(same, shared=False)).recipe.batch.global_ == 64
+
+
+def test_deepspeed_goes_on_on_other_ranks_where_it_can(tmp_path: Path) -> None:
+    run = begun(tmp_path, job(4, 64, engine="deepspeed", hosts=2))
+    fewer = now("n1:4", engine="deepspeed")
+    batch = same_batch(run, fewer, each(fewer)).recipe.batch
+    assert (batch.micro, batch.accumulation, batch.global_) == (4, 4, 64)
+    with pytest.raises(UsageError, match="does not see the parts"):
+        same_batch(run, fewer, each(fewer, shared=False))
+    for setting, why in (
+        ("engine.zero=3", "ZeRO-3"),
+        ("engine.offload=optimizer", "offloaded"),
+        ("engine.options={zero_optimization: {stage: 3}}", "ZeRO-3"),
+    ):
+        other = now("n1:4", setting, engine="deepspeed")
+        with pytest.raises(UsageError, match=f"begun on 8 ranks, and there are 4 now: .*{why}"):
+            same_batch(run, other, each(other))
 
 
 def test_hosts_are_left_out() -> None:
@@ -266,4 +280,4 @@ def test_a_run_that_can_go_on_is_told_how(status: str, steps: int, tmp_path: Pat
     run = ended(tmp_path, status, steps, what="stopped by Ctrl-C", hint=None)
     with pytest.raises(UsageError, match="stopped by Ctrl-C") as refused:
         ask(run, ["How many?"])
-    assert refused.value.hint == f"`muster resume {run.path}`"
+    assert refused.value.hint == f"`muster resume {run.word}`"

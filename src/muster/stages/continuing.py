@@ -11,6 +11,7 @@ from muster.core.errors import InventoryError, UsageError
 from muster.core.inventory import Inventory
 from muster.core.job import Decision, Job, place, read_job
 from muster.core.recipe import BatchSpec, Recipe
+from muster.core.zero import given_config
 from muster.planner.placing import device_and_slots
 from muster.stages.inputs import Inputs
 from muster.store.runfolder import RunFolder
@@ -91,12 +92,15 @@ def _refusal(before: Job, inputs: Inputs, slots: Sequence[int], facts: Facts) ->
         return f"was begun on {before.world_size} ranks, and there are {ranks} now: {words}", _TWO
     if recipe.engine.name != "deepspeed":
         return None
-    if ranks != before.world_size:
+    whole = _cannot_recut(recipe, facts) if ranks != before.world_size else None
+    if whole:
         return (
             f"was begun on {before.world_size} ranks, and there are {ranks} now: DeepSpeed cuts its "
-            "checkpoints by rank, and reads them on as many",
-            f"hosts with {before.world_size} slots in all (node1:4,node2:4); ddp and fsdp go on on others",
+            f"checkpoints by rank, and they cannot be cut anew: {whole}",
+            f"hosts with {before.world_size} slots in all (node1:4,node2:4)",
         )
+    if ranks != before.world_size:
+        return None
     places = place(list(zip(inputs.inventory.hosts, slots, strict=True)))
     had = {each.host: each for each in before.placements}
     for each in places:
@@ -109,6 +113,22 @@ def _refusal(before: Job, inputs: Inputs, slots: Sequence[int], facts: Facts) ->
             "the same hosts in the same order; or an --output that all hosts share, for a new run",
         )
     return None
+
+
+def _cannot_recut(recipe: Recipe, facts: Facts) -> str | None:
+    """Why DeepSpeed's checkpoints cannot be read by another number of ranks; None: they can.
+
+    With stages 0 to 2 the weights after it are those of a run that never stopped. With stage 3 updates were
+    3 to 5 % others (DeepSpeed 0.19, universal checkpoints).
+    """
+    apart = next((host for host, about in facts.items() if not about["shared"]), None)
+    if apart:
+        return f"{apart} does not see the parts of the other hosts"
+    given = given_config(recipe)
+    stage = (given.get("zero_optimization") or {}).get("stage", recipe.engine.zero)
+    if stage not in (0, 1, 2):
+        return "ZeRO-3's optimizer states do not come back exactly"
+    return "its states are offloaded" if recipe.engine.offload != "none" or "offload_" in str(given) else None
 
 
 def continued(run: RunFolder, job: Job) -> Job:

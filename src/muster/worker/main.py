@@ -99,8 +99,11 @@ def _train(context: Context, workload: ModuleType, engine: ModuleType) -> _Train
     trainer, meter = _instrument(context, built)
     started(context, built)
     context.emit(events.Phase, name="train")
-    resume = str(context.checkpoints / f"checkpoint-{context.resume_step}") if context.resume_step else None
-    trainer.train(resume_from_checkpoint=resume)
+    with contextlib.ExitStack() as stack:
+        resume = context.checkpoints / f"checkpoint-{context.resume_step}" if context.resume_step else None
+        if resume and hasattr(engine, "readable"):
+            resume = stack.enter_context(engine.readable(context, resume))
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     if context.recipe.evaluate.after and built.held_samples and not evaluated_last(trainer.state):
         context.emit(events.Phase, name="evaluate")
         trainer.evaluate()

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from muster.core.errors import RecipeError
+from muster.core.errors import RecipeError, WorkerError
 from muster.core.zero import user_training
 from muster.store import events
+from muster.store.sealed import MANIFEST
 from muster.worker.context import Context
-from muster.worker.together import PATIENCE, backend
+from muster.worker.together import PATIENCE, backend, barrier
 
 _NAMES = {
     "learning_rate": "learning_rate",
@@ -20,6 +27,8 @@ _NAMES = {
     "clip": "max_grad_norm",
     "warmup": "warmup_steps",
 }  # fields of the recipe's `train` -> TrainingArguments
+
+_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def join(context: Context) -> None:
@@ -66,9 +75,56 @@ def arguments(context: Context) -> dict[str, Any]:
     config = dict(context.deepspeed or {})
     if not context.shared:
         config["checkpoint"] = {**config.get("checkpoint", {}), "use_node_local_storage": True}
+    if recut(context, checkpoint_of(context)):
+        config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
     # What a user's file or options fix wins; Transformers wants its own arguments to say the same.
     fixed = user_training(config)
     arguments: dict[str, Any] = {"deepspeed": config, **{_NAMES[name]: fixed[name] for name in fixed}}
     if "scheduler" in config:
         arguments["lr_scheduler_type"] = "linear"  # Transformers wants one; DeepSpeed's own is used
     return arguments
+
+
+def checkpoint_of(context: Context) -> Path:
+    """The checkpoint that the job goes on from."""
+    return context.checkpoints / f"checkpoint-{context.resume_step}"
+
+
+def recut(context: Context, checkpoint: Path) -> bool:
+    """Whether a checkpoint's optimizer states were cut for another number of ranks."""
+    parts = list(checkpoint.glob("global_step*/*_optim_states.pt")) if context.resume_step else []
+    return bool(parts) and len(parts) != context.world_size
+
+
+@contextmanager
+def readable(context: Context, checkpoint: Path) -> Iterator[Path]:
+    """The checkpoint as these ranks can load it: as it is, or, cut for another number of ranks, as
+    DeepSpeed's universal checkpoint, which the first rank makes beside it. It is gone afterwards."""
+    if not recut(context, checkpoint):
+        yield checkpoint
+        return
+    made = context.base / "universal" / checkpoint.name
+    if context.main:
+        _convert(checkpoint, made)
+    barrier()
+    try:
+        yield made
+    finally:
+        if context.main:
+            shutil.rmtree(made.parent, ignore_errors=True)
+
+
+def _convert(checkpoint: Path, made: Path) -> None:
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir(parents=True)
+    for path in checkpoint.iterdir():
+        if path.is_file() and path.name != MANIFEST:
+            (made / path.name).symlink_to(path)
+    tag = (checkpoint / "latest").read_text(encoding="utf-8").strip()
+    argv = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
+    argv += ["--input_folder", str(checkpoint / tag), "--output_folder", str(made / tag)]
+    alone = {name: value for name, value in os.environ.items() if name not in _RANKS}
+    done = subprocess.run(argv, env=alone, capture_output=True, text=True, check=False)
+    if done.returncode:
+        words = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise WorkerError(f"{checkpoint.name} cannot be cut for other ranks: {words}", where="deepspeed")
