@@ -124,9 +124,10 @@ def test_a_result_decides(run: RunFolder, status: str) -> None:
 @pytest.mark.parametrize("text", ["", "{}", '{"id": "one"', "[]"])
 def test_a_damaged_result_is_an_error_and_not_an_unfinished_run(run: RunFolder, text: str) -> None:
     run.result.write_text(text)
+    assert run.state() == "damaged"
     with pytest.raises(RunFolderError) as caught:
-        run.state()
-    assert "cannot be read" in caught.value.what
+        run.read_result()
+    assert "is damaged" in caught.value.what
     assert caught.value.where == str(run.result)
 
 

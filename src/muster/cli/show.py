@@ -53,6 +53,7 @@ def show(
                 "step": shown.step,
                 "total_steps": shown.total_steps,
                 "loss": shown.loss,
+                "damage": shown.damage,
                 "result": shown.result.model_dump(mode="json") if shown.result else None,
             }
         )
@@ -69,6 +70,8 @@ def show(
         if not recipe_class((shown.job.get("recipe") or {}).get("workload")).trains:
             step = "measuring"
         say(f"  {shown.state}: {queued(folder) or step}; hosts {hosts}")
+    if shown.damage:
+        say(f"  {'damaged':<22} {shown.damage}")
     at = shown.run
     places = (("folder", at.path), ("report", at.report), ("logs", at.logs), ("profile", at.profile))
     for name, path in places:

@@ -86,7 +86,7 @@ def read_blocks(
         decisive = frame.signs.decisive()
         if broken is None and decisive is not None:  # it failed before anything that could be recognised
             return [_with_hosts(_ended(JobLog(path, "failed"), frame, decisive), frame, named)]
-        why = broken or _unknown(path, first, fitting)
+        why = broken or _unknown(path, first, whole.last, fitting)
         return [_with_hosts(JobLog(path, "unreadable", why), frame, named)]
     parts = [each for each in found if each.part]
     if parts:
@@ -100,10 +100,13 @@ class _Whole:
     def __init__(self, blocks: Iterable[Sequence[str]]) -> None:
         self.blocks = blocks
         self.broken: str | None = None
+        self.last = ""  # line that is not blank
 
     def __iter__(self) -> Iterator[Sequence[str]]:
         try:
-            yield from self.blocks
+            for block in self.blocks:
+                self.last = next((line for line in reversed(block) if line.strip()), self.last)
+                yield block
         except BrokenFile as error:
             self.broken = str(error)
 
@@ -143,13 +146,16 @@ def _feed_whole(readers: Sequence[LineReader], lines: Sequence[str]) -> list[Lin
     return [reader for reader in readers if not reader.closed]
 
 
-def _unknown(path: str, first: str, mappings: Sequence[Mapping]) -> str:
+def _unknown(path: str, first: str, last: str, mappings: Sequence[Mapping]) -> str:
     if not first:
         return "is empty"
     if any(mapping.delimiter_of(first) for mapping in mappings):
         return "has the columns that a mapping names, but no row with values in all of them"
     if path.lower().endswith((".csv", ".tsv")):
         return f"no mapping matches its columns: {shortened(first)}"
+    whole = first.lstrip()[:1] not in ("{", "[") or last.rstrip().endswith(("}", "]"))
+    if path.lower().endswith(".json") and not whole:
+        return "is damaged: it ends in the middle of a JSON document"
     return "no known log format was recognised"
 
 

@@ -41,6 +41,7 @@ def resume(
     A checkpoint that ranks fail to load is passed over for the one before, unless its step was asked for.
     """
     wanted = wanted or Wanted()
+    run.read_result()  # raises, where it is damaged
     state = run.state()
     if state == "succeeded" and wanted.step is None:
         raise RunFolderError(

@@ -29,6 +29,7 @@ class Shown:
     total_steps: int | None
     loss: float | None
     job: dict[str, Any]
+    damage: str | None = None  # a file that cannot be read
 
 
 def ls(root: Path, where: str | None = None) -> list[dict[str, Any]]:
@@ -100,14 +101,21 @@ def show(run: RunFolder) -> Shown:
     folder = fold(events.read_events(run.events))
     started = next(iter(folder.started.values()), None)
     logs = [folder.logs[step] for step in sorted(folder.logs)]
+    state, damage, result, job = run.state(), None, None, {}
+    try:
+        job = run.read_json(run.job) if run.job.exists() else {}
+        result = run.read_result()
+    except RunFolderError as error:
+        state, damage = "damaged", str(error)
     return Shown(
         run=run,
-        state=run.state(),
-        result=run.read_result(),
+        state=state,
+        result=result,
         step=max(folder.windows, default=0),
         total_steps=started.total_steps if started else None,
         loss=logs[-1].loss if logs else None,
-        job=run.read_json(run.job) if run.job.exists() else {},
+        job=job,
+        damage=damage,
     )
 
 

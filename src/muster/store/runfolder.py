@@ -252,8 +252,12 @@ class RunFolder:
         try:
             return Result.model_validate_json(self.result.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
+            found = error.errors() if hasattr(error, "errors") else []  # pydantic's, which is not imported
+            what = found[0]["msg"] if found else str(error)
             raise RunFolderError(
-                f"cannot be read: {str(error).splitlines()[0]}", where=str(self.result)
+                f"is damaged: {what}",
+                where=str(self.result),
+                hint="remove this file: the run then counts as not finished, and its events are still there",
             ) from None
 
     def read_json(self, path: Path) -> dict[str, Any]:
@@ -275,7 +279,14 @@ class RunFolder:
 
     def state(self) -> str:
         """succeeded, failed, stopped, timeout; running; interrupted (no result and no controller);
-        elsewhere; submitted (a batch system has it, and has not begun it), cancelled."""
+        elsewhere; submitted (a batch system has it, and has not begun it), cancelled; damaged (its result, or
+        another of its files, cannot be read)."""
+        try:
+            return self._state()
+        except RunFolderError:
+            return "damaged"
+
+    def _state(self) -> str:
         if self.result.exists():
             status = self.read_json(self.result).get("status")
             if not isinstance(status, str):
