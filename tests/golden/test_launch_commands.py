@@ -41,6 +41,7 @@ def places(hosts: str, slots: int = 1) -> tuple[Placement, ...]:
     return place([(host, host.slots or slots) for host in parse_hosts(hosts).hosts])
 
 
+HERE = {"python": sys.executable, "torchrun_folder": "/runs/one/hosts/node.attempt1/torchrun"}
 HOME = Home(("10.0.0.9", "fd00::9"), 40000, "5ec4e7")
 
 
@@ -167,7 +168,7 @@ def job(hosts: str) -> Job:
 def test_torchrun() -> None:
     made = job("node1:2,node2:3")
     same_as_golden(
-        "torchrun.txt", lines(*(torchrun_argv(made, index, "10.0.0.1", 29500) for index in (0, 1)))
+        "torchrun.txt", lines(*(torchrun_argv(made, index, "10.0.0.1", 29500, HERE) for index in (0, 1)))
     )
 
 
@@ -175,7 +176,8 @@ def test_the_orders_of_a_job() -> None:
     made = job("node1:2,node2:3")
     recipe = recipe_from({"engine": {"name": "deepspeed", "zero": 3, "offload": "optimizer+param"}})
     decided = Decided((2, 3), "cuda", "fp32", made.batch, (8, 4), ((0, 1), None), (), recipe)
-    told = orders(made, recipe, decided, {"NCCL_DEBUG": "INFO"}, address="10.0.0.1", port=29500)
+    facts = {"node1": HERE, "node2": HERE}
+    told = orders(made, recipe, decided, {"NCCL_DEBUG": "INFO"}, facts, address="10.0.0.1", port=29500)
     for order in told.values():
         order["job"] = {"deepspeed": order["job"]["deepspeed"]}  # the recipe's defaults have their own tests
     same_as_golden("orders.json", json.dumps(told, indent=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from muster.planner.steptime import Calibration
 from muster.shell import RealShell
 from muster.stages.inputs import read_inputs
 from muster.stages.outlook import save_calibration
-from muster.stages.plan import hosts_first
+from muster.stages.plan import ask, hosts_first
 from muster.stages.resume import resume
 from muster.stages.train import train
 from muster.store import events
@@ -78,7 +79,8 @@ def test_the_plan_chooses_and_a_resumed_run_keeps_its_choice(tmp_path: Path) -> 
 
 
 def test_where_no_speed_is_known_all_hosts_are_taken(tmp_path: Path) -> None:
-    inputs, chosen = hosts_first(read_inputs("digits", "local:2x1", ["launch.hosts=auto"]), RealShell())
+    given = read_inputs("digits", "local:2x1", ["launch.hosts=auto"])
+    inputs, chosen = hosts_first(given, partial(ask, shell=RealShell()))
     assert inputs.inventory.names == ("local0", "local1")
     assert inputs.recipe.launch.hosts == 2
     assert chosen is not None

@@ -315,7 +315,7 @@ def test_what_is_left_from_before_is_not_this_jobs(tmp_path: Path) -> None:
     host = Agent()
     host.base, host.python = str(tmp_path), sys.executable
     host.spec = {"folder": "n1", "attempt": 1, "shared": False, "token": "job.1"}
-    told = {"argv": ["{python}", "-c", "pass"], "ranks": [0], "threads": 1, "device": "cpu", "env": {}}
+    told = {"argv": [sys.executable, "-c", "pass"], "ranks": [0], "threads": 1, "device": "cpu", "env": {}}
     told |= {"hardware_seconds": 60.0, "code": ""}
     host.start({"host": told, "job": {}, "address": "127.0.0.1", "port": 1})
     assert host.ranks is not None

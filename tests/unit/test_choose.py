@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ def decided_on(machines: str, *overrides: str, timed: bool = True, host_memory: 
     """The OPT benchmark on machines that are not there."""
     recipe = load_recipe("opt-benchmark", [*OPEN, *overrides])
     found = parse_machines(machines)
-    inventory, facts = hypothetical(found, machines, host_memory)
-    ground = Ground(facts, inventory.hosts, Calibration(), found)
+    inventory, facts, by_host = hypothetical([found], machines, host_memory)
+    ground = Ground(facts, inventory.hosts, Calibration(), by_host)
     clock = ground.clock if timed else None
     return decide(recipe, inventory, facts, one_machine=False, clock=clock)
 
@@ -61,6 +62,19 @@ def test_what_is_chosen_fits_and_what_does_not_says_so() -> None:
     assert lost  # 13 B parameters in 32 GB: only sharded
     assert {each.changes["engine.zero"] for each in lost} >= {"0"}
     assert all("does not fit" in each.why for each in lost)
+
+
+def test_what_lacks_has_its_own_figures() -> None:
+    """Where the host has too little, the device's figures would say that the job fits."""
+    decided = decided_on(
+        "a100-40gb:8x1", "model.name=opt-13b", "engine.offload=optimizer", host_memory=290 * 10**9
+    )
+    lost = [each for each in decided.candidates if not each.fits and "host memory" in each.why]
+    assert lost
+    for each in lost:
+        needed, has = (float(found) for found in re.findall(r"([0-9.]+) GB", each.why))
+        assert needed > 0.9 * has
+        assert has == pytest.approx(290 / 8, abs=0.1)
 
 
 def test_without_speeds_the_mildest_that_fits() -> None:
@@ -195,7 +209,7 @@ def sized_on(machines: str, *overrides: str) -> tuple[list[tuple[int, bool]], De
 
     recipe = load_recipe("opt-benchmark", [*OPEN, *overrides])
     found = parse_machines(machines)
-    inventory, facts = hypothetical(found, machines, None)
+    inventory, facts, _ = hypothetical([found], machines, None)
     return asked, decide(recipe, inventory, facts, one_machine=False, tracer=tracer)
 
 

@@ -26,6 +26,7 @@ from muster.planner.fit import (
     largest_micro,
     need,
 )
+from muster.planner.prospect import memory_plan
 from muster.planner.remedies import NOTHING_SAID, Said, apply, changes, refusal, remedies
 
 GIB = 2**30
@@ -184,6 +185,19 @@ def test_a_model_that_is_made_in_shards_needs_no_room_for_the_whole() -> None:
     assert shards.host["the model while it is made"] == 4 * 128
     assert needed(tiny(engine="fsdp", create="sharded")).first_host == 4000  # its first rank makes it
     assert needed(tiny(stage=3, saves=True)).first_host == 2000  # gathered to be saved
+
+
+@pytest.mark.parametrize("engine", ["fsdp", "deepspeed"])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_what_the_first_host_needs_besides_is_named_by_its_cause(engine: str, device: str) -> None:
+    """FSDP's first rank makes the model whatever is saved; ZeRO 3 gathers it only to save it."""
+    setting = tiny(engine=engine, stage=3 * (engine == "deepspeed"), create="sharded", device=device)
+    for saves in (True, False):
+        there = replace(setting, saves=saves)
+        made = memory_plan(there, Room(10**12, 10**12), needed(there))
+        words = [name for name in (*made.device, *made.host) if "first rank" in name]
+        expected = {"fsdp": "made by the first rank", "deepspeed": "saved by the first rank"}[engine]
+        assert [expected in each for each in words] == ([True] if saves or engine == "fsdp" else [])
 
 
 def test_opt_350m_as_it_was_measured_on_h100s() -> None:
@@ -380,7 +394,8 @@ def test_the_largest_micro_batch_that_divides_the_share_is_offered() -> None:
 
 def test_host_memory_is_too_little_for_eight_ranks_that_make_the_model_whole() -> None:
     setting, room = big("opt-13b"), Room(85_899_345_920, 32_000_000_000, "A100 of a", "a")
-    assert lacking(needed(setting), setting, room) == "host"
+    short = lacking(needed(setting), setting, room)
+    assert short is not None and short.place == "host"
     error = refusal(setting, room, needed(setting), "opt-13b")
     assert "of host memory per rank" in error.what and "a has 32.0 GB" in error.what
     assert (error.hint or "").startswith("would fit: engine.zero=3;")  # which is made in shards

@@ -12,14 +12,13 @@ from muster.cli.output import print_json
 from muster.core.errors import UsageError
 from muster.core.inventory import parse_hosts
 from muster.core.links import Figures
-from muster.core.machines import parse_machines
+from muster.core.machines import parse_parts
 from muster.core.plan import Plan
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe
 from muster.core.trace import Parameter, Pass, Trace
 from muster.planner.prospect import host_counts
 from muster.planner.steptime import ALONE, Calibration
-from muster.shell import RealShell
 from muster.stages.inputs import check
 from muster.stages.outlook import Told, calibration_file, hypothetical, load_calibration, save_calibration
 from muster.stages.plan import hosts_first, plan_first, plan_on, promised, recipe_of
@@ -225,10 +224,9 @@ def test_hosts_are_chosen_by_a_trace_where_there_are_no_closed_forms(monkeypatch
 
     about = {name: {"cores": 8, "memory_total": 512 * 10**9, "gpus": [A10], "network": {}} for name in "vw"}
     monkeypatch.setattr("muster.stages.plan.tracer", tracer)
-    monkeypatch.setattr("muster.stages.plan.ask", lambda inputs, shell: about)
     words = [QWEN, "model.init=random", "data={synthetic: {}, sequence: 512}", "launch.hosts=auto"]
     inputs = check(recipe_of("causal-lm", words), parse_hosts("v:1,w:1"))
-    hosts_first(inputs, RealShell())
+    hosts_first(inputs, lambda asked: about)
     assert asked
 
 
@@ -350,7 +348,7 @@ def test_figures_by_hand_are_neither_calibrated_nor_a_hosts_name() -> None:
     assert "60% of h200{bf16=700}'s stated peaks" in made.time.assumed
     assert made.time.step == without.time.step
     assert "10Gbit{usable=0.5} network" in (made.sentence or "")
-    inventory, _ = hypothetical(parse_machines(machines), "--on", None)
+    inventory, *_ = hypothetical(parse_parts(machines), "--on", None)
     assert [host.name for host in inventory.hosts] == ["h200-1", "h200-2"]
 
 
@@ -420,3 +418,15 @@ def test_what_a_plan_promises_its_run() -> None:
     assert promise.memory == made.memory.device_bytes
     assert promise.samples_per_second == made.time.samples_per_second
     assert promised({"decisions": []}) is None
+
+
+def test_what_the_plan_does_not_model_is_said() -> None:
+    """torch.compile changes memory and time, and no figure of a plan."""
+    words = ["model.name=opt-125m"]
+    plain = plan_on(recipe_of("opt-benchmark", words), "h200:8", Told(), traced=False).plan
+    compiled = plan_on(
+        recipe_of("opt-benchmark", [*words, "train.compile=true"]), "h200:8", Told(), traced=False
+    )
+    assert (compiled.plan.memory, compiled.plan.time) == (plain.memory, plain.time)
+    assert [each for each in compiled.plan.notes if "torch.compile" in each]
+    assert not [each for each in plain.notes if "torch.compile" in each]

@@ -416,7 +416,8 @@ def frozen(folder, overrides) -> RunFolder:
     run = RunFolder(folder)
     run.create()
     job = job_of(run.id, inputs, decided)
-    told = orders(job, decided.recipe, decided, inputs.env, address="127.0.0.1", port=1)
+    places = {host: {**about, "python": "python3", "torchrun_folder": "/x"} for host, about in facts.items()}
+    told = orders(job, decided.recipe, decided, inputs.env, places, address="127.0.0.1", port=1)
     freeze(run, Ready(job, decided, told, None), inputs)
     return run
 

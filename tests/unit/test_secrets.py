@@ -61,13 +61,12 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inputs:
 
 def written(inputs: Inputs, folder: Path) -> tuple[RunFolder, dict]:
     """A run as it is written down before its start; and what the first host is sent."""
-    facts = {host.label: {"gpus": [], "cores": 2} for host in inputs.inventory.hosts}
-    decided = decide(inputs.recipe, inputs.inventory, facts, one_machine=False)
     run = RunFolder(folder)
     run.create()
-    job = job_of(run.id, inputs, decided)
-    told = orders(job, decided.recipe, decided, inputs.env, address="n1", port=1)
-    freeze(run, Ready(job, decided, told, None), inputs)
+    made = decided(inputs)
+    job = job_of(run.id, inputs, made)
+    told = orders_of(inputs)
+    freeze(run, Ready(job, made, told, None), inputs)
     return run, told["n1"]
 
 
@@ -119,14 +118,20 @@ def test_a_resumed_run_has_them_again(
 
 
 def decided(inputs: Inputs):  # type: ignore[no-untyped-def]
-    facts = {host.label: {"gpus": [], "cores": 2} for host in inputs.inventory.hosts}
-    return decide(inputs.recipe, inputs.inventory, facts, one_machine=False)
+    return decide(inputs.recipe, inputs.inventory, facts_of(inputs), one_machine=False)
+
+
+def facts_of(inputs: Inputs) -> dict:
+    """What hosts without GPUs say of themselves."""
+    about = {"gpus": [], "cores": 2, "python": "python3", "torchrun_folder": "/x"}
+    return {host.label: about for host in inputs.inventory.hosts}
 
 
 def orders_of(inputs: Inputs) -> dict:
     """The start orders."""
     made = decided(inputs)
-    return orders(job_of("run", inputs, made), made.recipe, made, inputs.env, address="n1", port=1)
+    job = job_of("run", inputs, made)
+    return orders(job, made.recipe, made, inputs.env, facts_of(inputs), address="n1", port=1)
 
 
 def test_a_variable_without_a_value_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +142,9 @@ def test_a_variable_without_a_value_is_that_of_the_environment(monkeypatch: pyte
         read_inputs("digits", "local:1", ["env.HF_TOKEN=null"])
 
 
-def test_a_dry_run_shows_names(inputs: Inputs) -> None:
-    plan = dry_run(inputs)
-    for text in (json.dumps(plan), format_dry_run(plan)):
+def test_a_dry_run_shows_names(inputs: Inputs, tmp_path: Path) -> None:
+    plan = dry_run(inputs, RunFolder(tmp_path / "run"))
+    for text in (json.dumps(plan), format_dry_run(plan, verbose=True)):
         assert [value for value in EVERY if value in text] == []
         assert "WANDB_KEY" in text and "INFO" in text
 

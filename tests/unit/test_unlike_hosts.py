@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from muster.core.errors import UsageError
 from muster.core.inventory import parse_hosts
+from muster.core.job import SLOWER
 from muster.core.machines import Machines, parse_machines
 from muster.core.plan import Plan
 from muster.planner.hosts import by_speed
@@ -127,3 +129,64 @@ def test_a_missing_link_says_how_to_name_it() -> None:
     made = plan_on(recipe_of("text2sql-t5-small", []), "a10:1x2", Told(samples=SAMPLES), traced=False).plan
     assert made.time is None
     assert any("no time" in note and "as in h200:8x4,10Gbit" in note for note in made.notes)
+
+
+MIXED = "rtx-3070:1x3,gtx-1070:1x1"
+
+
+def on(machines: str, *more: str) -> Plan:
+    recipe = recipe_of("vit-b16-cifar10", ["data={path: /none, size: 224}", *more])
+    return plan_on(recipe, machines, Told(samples=48_000), traced=False).plan
+
+
+def test_machines_that_differ_before_anybody_asked_them() -> None:
+    made = on(f"{MIXED},100Gbit", "precision=fp32")
+    assert (made.hosts, made.ranks, made.precision) == (4, 4, "fp32")
+    slow, fast = on("gtx-1070:1x4,100Gbit"), on("rtx-3070:1x3,100Gbit", "precision=fp32")
+    assert made.time is not None and slow.time is not None and fast.time is not None
+    assert made.time.step == slow.time.step > fast.time.step  # the slowest sets the pace
+    names = [each["field"] for each in made.decisions if each["value"] == SLOWER]
+    assert names == ["host gtx-1070-1"]
+    assert [each.step for each in made.scaling[:3]] == [
+        each.step for each in fast.scaling
+    ]  # the fastest first
+    assert on(MIXED).time is None  # nobody says what joins them
+
+
+def test_the_weakest_memory_of_machines_that_differ_counts() -> None:
+    made = on("rtx-3070:1x1,p100:1x1,10Gbit")
+    assert made.memory is not None and made.memory.device_room == 8 * 10**9
+    assert on("p100:1x2,10Gbit").memory.device_room == 16 * 10**9  # type: ignore[union-attr]
+
+
+def test_the_plan_leaves_the_slow_one_out_where_it_may_choose() -> None:
+    made = on(f"{MIXED},1Gbit", "launch.hosts=auto", "precision=fp32")
+    assert "gtx-1070-1" in made.idle
+    by_hand = on("slow{tflops=1,memory=8GB}:1x1,quick{tflops=20,memory=8GB}:1x2,100Gbit", "launch.hosts=auto")
+    assert by_hand.idle == ["slow-1"]
+
+
+def test_unlike_numbers_of_devices_and_links_of_their_own() -> None:
+    made = on("h200:8x2,h200:4x1,nvlink4,400Gbit-ib")
+    assert (made.hosts, made.ranks) == (3, 20)
+    with pytest.raises(UsageError, match="given twice"):
+        on(f"{MIXED},10Gbit,1Gbit")
+    with pytest.raises(UsageError, match="cpu"):
+        on("h200:1x1,cpu:1x1,10Gbit")
+    with pytest.raises(UsageError, match="at most"):
+        on("h200:8x90000,h200:8x90000")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rtx-3070:1x3,gtx-1071:1x1", "gtx-1071"),
+        ("rtx-3070:1x3,gtx-1070:x", "is not a number of devices"),
+        ("rtx-3070:1x3,gtx-1070", "gtx-1070"),
+        ("10Gbit,rtx-3070:1x3", "10Gbit"),
+    ],
+)
+def test_what_is_not_understood_is_named(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        on(text)
+    assert says in f"{caught.value.what} {caught.value.where}"

@@ -38,9 +38,9 @@ OUT_LIMIT = (
 )  # bytes waiting to be sent above which files are not read further: they keep what is unsent
 ORDERLY = ("stopped", "deadline")  # ends of a job whose controller is still there
 LEAST_ROOM = 1 << 20  # free bytes below which a disk counts as full
-TORCHRUN_OWN = "torchrun"  # its folder for logs, which ranks write elsewhere
 # What mpirun and srun tell the one process that they started: its ranks are others.
 NOT_THEIRS = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "SLURM_PROCID", "SLURM_LOCALID")
+TORCHRUN_OWN = "torchrun"  # its folder for logs, which ranks write elsewhere
 PACKAGES = (
     "torch",
     "transformers",
@@ -681,6 +681,7 @@ class Agent:
         facts["shared"] = spec["shared"] = os.path.exists(shared)
         base = spec["run_dir"] if facts["shared"] else os.path.expanduser(spec["workdir"])
         facts["base"] = self.base = os.path.abspath(base)
+        facts["torchrun_folder"] = os.path.join(self.own_place(), TORCHRUN_OWN)
         holder = self.base
         while not os.path.isdir(holder) and os.path.dirname(holder) != holder:
             holder = os.path.dirname(holder)
@@ -801,13 +802,15 @@ class Agent:
 
     # --- the ranks -----------------------------------------------------------------------------------------
 
+    def own_place(self) -> str:
+        """The folder of this host's part of the attempt."""
+        return os.path.join(self.base, "hosts", "%s.attempt%d" % (self.spec["folder"], self.spec["attempt"]))
+
     def start(self, order: Dict[str, Any]) -> None:
         """Write the ranks' files and start torchrun."""
         spec = self.spec
         spec.update(order["host"])
-        self.place = place = os.path.join(
-            self.base, "hosts", "%s.attempt%d" % (spec["folder"], spec["attempt"])
-        )
+        self.place = place = self.own_place()
         new_folder(place)
         os.chmod(place, 0o700)  # logs of ranks, as they were written
         code = os.path.join(place, "code.zip")
@@ -825,11 +828,9 @@ class Agent:
         self.logs.append(Tail(own, "log", None))
         if self.port_holder:
             self.port_holder.close()
-        known = {"{python}": self.python, "{folder}": os.path.join(place, TORCHRUN_OWN)}
-        argv = [known.get(word, word) for word in order["host"]["argv"]]
         with open(own, "wb") as log:
             self.ranks = subprocess.Popen(
-                argv,
+                order["host"]["argv"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

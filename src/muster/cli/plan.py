@@ -28,7 +28,9 @@ def plan(
     recipe: Recipe = "",
     words: Words = None,
     hosts: Hosts = "",
-    on: Annotated[str, Option("--on", help="Machines that are not there: DEVICE:PER_HOSTxHOSTS,LINK.")] = "",
+    on: Annotated[
+        str, Option("--on", help="Machines that are not there: DEVICE:PER_HOSTxHOSTS[,DEVICE:...],LINK.")
+    ] = "",
     samples: Annotated[int | None, Option("--samples", min=1, help="Training samples of an epoch.")] = None,
     price: Annotated[
         float | None, Option("--price", min=0, help="Of a host for an hour, in any currency.")

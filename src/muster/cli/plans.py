@@ -24,6 +24,7 @@ def print_plan(plan: Plan) -> None:
     from rich.markup import escape
 
     from muster.cli.output import out_console
+    from muster.core.job import FASTEST, SLOWER
     from muster.core.units import format_count
 
     console = out_console()
@@ -54,6 +55,12 @@ def print_plan(plan: Plan) -> None:
         _scaling(console, plan)
     if plan.sentence:
         console.print(f"\n{escape(plan.sentence)}")
+    for each in plan.decisions:
+        words = f"{each['field']} {each['value']}: {each['why']}"
+        if each["value"] == SLOWER:
+            console.print(f"[yellow]warning[/yellow]  {escape(words)}")
+        elif each["field"] == FASTEST:
+            console.print(f"[yellow]note[/yellow]  {escape(words)}")
     for way in plan.would_fit:
         console.print(f"[yellow]would fit[/yellow]  {escape(way)}")
     for note in plan.notes:
@@ -75,9 +82,8 @@ def _memory(console: Console, memory: MemoryPlan, device: str) -> None:
 
     from muster.core.units import size_words
 
-    verdict = (
-        "[green]fits[/green]" if memory.lacking is None else f"[red]too little {memory.lacking} memory[/red]"
-    )
+    kind = f"{memory.lacking} memory" if device == "cuda" else "memory"
+    verdict = "[green]fits[/green]" if memory.lacking is None else f"[red]too little {kind}[/red]"
     console.print(
         f"\n  [bold]Memory of a rank[/bold]  {verdict}  (activations: {memory.basis}; peak: {memory.moment})"
     )

@@ -30,6 +30,9 @@ def train(
     name: Annotated[str, Option("--name", "-n", help="The run's name: its folder in --runs, and RUN.")] = "",
     root: Root = Path("runs"),
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would run, and start nothing.")] = False,
+    verbose: Annotated[
+        bool, Option("--verbose", help="With --dry-run: every command, environment and file.")
+    ] = False,
     detach: Annotated[
         bool, Option("--detach", help="With slurm:, submit and return; `muster show RUN --follow`.")
     ] = False,
@@ -44,7 +47,7 @@ def train(
     if inputs.inventory.ask is not None:
         return _submit(inputs, run, detach=detach, dry_run=dry_run, json=json)
     if dry_run:
-        return _dry_run(inputs, json)
+        return _dry_run(inputs, run, json=json, verbose=verbose)
     return launch(inputs, run, json=json)
 
 
@@ -116,13 +119,13 @@ def finish(result: Result, run: RunFolder, *, json: bool) -> int:
     return 2 if result.failure and result.failure.usage else 1
 
 
-def _dry_run(inputs: Inputs, json: bool) -> int:
+def _dry_run(inputs: Inputs, run: RunFolder, *, json: bool, verbose: bool) -> int:
     from muster.cli.output import print_json, say
     from muster.stages.dry_run import dry_run, format_dry_run
 
-    plan = dry_run(inputs)
+    told = dry_run(inputs, run)
     if json:
-        print_json(plan)
+        print_json(told)
     else:
-        say(format_dry_run(plan))
+        say(format_dry_run(told, verbose=verbose))
     return 0

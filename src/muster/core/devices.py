@@ -104,6 +104,12 @@ def names() -> list[str]:
     return [str(entry["name"]) for entry in entries()]
 
 
+def largest_memory() -> tuple[str, int]:
+    """The device of the table with most memory, and its bytes."""
+    most = max(entries(), key=lambda entry: float(entry["memory_gb"]))
+    return str(most["name"]), int(most["memory_gb"] * 10**9)
+
+
 def named(text: str) -> Device | None:
     """A device by one of its short names, in any case and with any separators; None: not in the table."""
     plain = _plain(text)

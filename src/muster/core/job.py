@@ -26,6 +26,7 @@ class Placement:
 
 
 SLOWER = "makes it slower"  # the value of a decision about a host that a job would be faster without
+FASTEST = "fastest hosts"  # the field of a decision that names them
 PASSED_OVER = "passed over"  # the value of a decision about a checkpoint that a run does not go on from
 
 

@@ -1,9 +1,10 @@
 """Machines that are not there yet, as a person types them: `h200:8x4,10Gbit`. Pure.
 
-    DEVICE[:PER_HOST[xHOSTS]][,LINK][,INNER]
+    DEVICE[:PER_HOST[xHOSTS]][,DEVICE:PER_HOST[xHOSTS] ...][,LINK][,INNER]
 
-DEVICE: a name of core/devices.json, or figures by hand in braces. LINK joins hosts, and is a speed or a name
-of core/links.json. INNER (nvlink..., pcie..., loopback) joins the devices of a host; without it, the device's
+Hosts of several kinds are given one kind after the other, each with its numbers. DEVICE: a name of
+core/devices.json, or figures by hand in braces. LINK joins hosts, and is a speed or a name of
+core/links.json. INNER (nvlink..., pcie..., loopback) joins the devices of a host; without it, the device's
 usual.
 """
 
@@ -71,33 +72,53 @@ def machines_of(
 
 
 def parse_machines(text: str) -> Machines:
-    """What a user gives as --on. Raises UsageError saying which part is not understood."""
-    head, *rest = _split(text)
-    name, _, counts = head.rpartition(":") if ":" in head.rpartition("}")[2] else (head, "", "")
-    match = _COUNTS.fullmatch(counts) if counts or head.endswith(":") else None
-    if not name.strip() or (match is None and name != head):
+    """What a user gives as --on, where all hosts are alike. Raises UsageError."""
+    first, *others = parse_parts(text)
+    if others:
+        raise UsageError("names more than one kind of host", where=f"--on {text}", hint=_EXAMPLE)
+    return first
+
+
+def parse_parts(text: str) -> tuple[Machines, ...]:
+    """What a user gives as --on: one or more kinds of hosts, all over the same links. Raises UsageError
+    saying which part is not understood."""
+    items = _split(text)
+    kinds = [items[0], *(item for item in items[1:] if _counts_of(item) is not None)]
+    links: dict[bool, Link] = {}
+    for item in items[1:]:
+        if item in kinds:
+            continue
+        found = _link(item, text)
+        inner = bool(_INNER.fullmatch(found.name))
+        if inner in links:
+            raise _twice("the link between a host's devices" if inner else "the link between hosts", text)
+        links[inner] = found
+    parts = tuple(_part(item, text, links.get(False), links.get(True)) for item in kinds)
+    if sum(part.ranks for part in parts) > MOST_RANKS:
+        raise UsageError(f"at most {MOST_RANKS:,} devices in all", where=f"--on {text}", hint=_EXAMPLE)
+    if len({part.device.kind for part in parts}) > 1:
+        raise UsageError("names GPUs and a cpu: a job runs on the one or the other", where=f"--on {text}")
+    return parts
+
+
+def _counts_of(item: str) -> str | None:
+    """What follows a device's name and a colon outside braces; None: no colon."""
+    tail = item.rpartition("}")[2]
+    return tail.partition(":")[2] if ":" in tail else None
+
+
+def _part(item: str, text: str, link: Link | None, inner: Link | None) -> Machines:
+    """One kind of host: DEVICE[:PER_HOST[xHOSTS]]."""
+    counts = _counts_of(item)
+    name = item if counts is None else item[: -len(counts) - 1] if counts else item[:-1]
+    match = _COUNTS.fullmatch(counts) if counts is not None else None
+    if not name.strip() or (match is None and counts is not None):
         raise UsageError(
-            f"{counts or text!r} is not a number of devices", where=f"--on {text}", hint=_EXAMPLE
+            f"{counts or item!r} is not a number of devices", where=f"--on {text}", hint=_EXAMPLE
         )
     per_host, hosts = (int(match[1]), int(match[2] or 1)) if match else (1, 1)
     if not (1 <= per_host <= MOST and 1 <= hosts <= MOST):
         raise UsageError(f"{counts!r}: from 1 to {MOST:,} of each", where=f"--on {text}", hint=_EXAMPLE)
-    if per_host * hosts > MOST_RANKS:
-        raise UsageError(
-            f"{counts}: at most {MOST_RANKS:,} devices in all", where=f"--on {text}", hint=_EXAMPLE
-        )
-    link: Link | None = None
-    inner: Link | None = None
-    for item in rest:
-        found = _link(item, text)
-        if _INNER.fullmatch(found.name):
-            if inner is not None:
-                raise _twice("the link between a host's devices", text)
-            inner = found
-        else:
-            if link is not None:
-                raise _twice("the link between hosts", text)
-            link = found
     return machines_of(find_device(name), per_host, hosts, link, inner)
 
 

@@ -1,12 +1,16 @@
 """DeepSpeed's configuration from a recipe; a user's own file checked and completed. Pure but for reading
 that file.
 
-"auto" stays "auto" where Transformers fills it from its own arguments (hidden sizes, schedule lengths).
+What is "auto" is filled as Transformers would fill it from the same recipe, so that what is shown is what
+runs. The number of steps stays "auto" where the recipe counts epochs: the ranks know it once the data is
+read.
 """
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
@@ -135,6 +139,9 @@ def user_decisions(recipe: Recipe) -> list[Decision]:
     given, source = given_config(recipe), recipe.engine.config or "engine.options"
     numbers = user_training(given).items()
     made = [Decision(f"train.{name}", value, f"{source} says so") for name, value in numbers]
+    stage = given_stage(recipe)
+    if stage is not None:
+        made.insert(0, Decision("engine.zero", stage, f"{source} says so"))
     scheduler = user_schedule(given)
     if scheduler:
         why = "; ".join(filter(None, (f"{source} says so", scheduler[1])))
@@ -201,6 +208,80 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
             )
         config["zero_optimization"] = zero
     return config
+
+
+def fill_auto(config: Mapping[str, Any], recipe: Recipe, width: int | None) -> dict[str, Any]:
+    """The configuration of a decided recipe with its "auto" values filled. `width`: the model's hidden size;
+    None: not known here.
+
+    Source: transformers/integrations/deepspeed.py, trainer_config_process and trainer_config_finalize.
+    """
+    train, fixed = recipe.train, user_training(config)
+    rate, warmup = fixed.get("learning_rate", train.rate), fixed.get("warmup", train.warmup)
+    steps: dict[str, Any] = {"total_num_steps": train.max_steps} if train.max_steps else {}
+    if warmup >= 1 or warmup == 0:
+        steps["warmup_num_steps"] = max(1, int(warmup))
+    elif train.max_steps:
+        steps["warmup_num_steps"] = max(1, math.ceil(train.max_steps * warmup))
+    made = copy.deepcopy(dict(config))
+    _fill(made, {"gradient_clipping": train.clip})
+    _fill(
+        _inside(made, "optimizer", "params"),
+        {
+            "lr": rate,
+            "betas": [train.beta1, train.beta2],
+            "eps": train.epsilon,
+            "weight_decay": train.weight_decay,
+        },
+    )
+    _fill(_inside(made, "scheduler", "params"), {"warmup_min_lr": 0, "warmup_max_lr": rate, **steps})
+    zero = _inside(made, "zero_optimization")
+    if width:
+        _fill(zero, {"reduce_bucket_size": width**2})
+        if zero.get("stage") == 3:
+            _fill(
+                zero,
+                {
+                    "stage3_prefetch_bucket_size": int(0.9 * width**2),
+                    "stage3_param_persistence_threshold": 10 * width,
+                },
+            )
+    for key in [key for key, value in zero.items() if value == "auto" and (width or key not in _BY_WIDTH)]:
+        del zero[key]  # DeepSpeed takes it for not given
+    return made
+
+
+_BY_WIDTH = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+
+
+def open_values(config: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The dotted names of what is still "auto"."""
+    found = []
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            found += open_values(value, f"{prefix}{key}.")
+        elif value == "auto":
+            found.append(prefix + key)
+    return found
+
+
+def _fill(section: dict[str, Any], values: Mapping[str, Any]) -> None:
+    section.update({key: value for key, value in values.items() if section.get(key) == "auto"})
+
+
+def _inside(config: dict[str, Any], *path: str) -> dict[str, Any]:
+    """A section to be changed in place; one that is not there: an empty one that is in nothing."""
+    for key in path:
+        found = config.get(key)
+        config = found if isinstance(found, dict) else {}
+    return config
+
+
+def given_stage(recipe: Recipe) -> int | None:
+    """The stage that the user's own DeepSpeed configuration says; None: the recipe's counts."""
+    zero = _part(given_config(recipe), "zero_optimization")
+    stage = zero.get("stage", 0 if recipe.engine.config else None)
+    return stage if isinstance(stage, int) else None
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

@@ -13,9 +13,8 @@ from muster.core.job import Decision
 from muster.core.plan import Candidate
 from muster.core.recipe import Recipe
 from muster.core.trace import Trace
-from muster.core.units import size_words
 from muster.core.zero import open_stages
-from muster.planner.fit import Room, Setting, lacking, need
+from muster.planner.fit import Room, Setting, Shortage, lacking, need
 from muster.planner.remedies import refusal
 from muster.planner.sizing import Sized, said_of, size
 from muster.planner.steptime import Step
@@ -88,9 +87,8 @@ class _Tried:
     decisions: Sequence[Decision]
     setting: Setting | None
     memory: int
-    lacks: str | None
+    lacks: Shortage | None
     step: Step | None
-    room: int | None
 
     @property
     def fits(self) -> bool:
@@ -127,7 +125,7 @@ def _try(
     setting = sized.setting
     found = need(setting) if setting is not None else None
     if setting is None or found is None:
-        return _Tried(way, sized, decisions, None, 0, None, None, room.device)
+        return _Tried(way, sized, decisions, None, 0, None, None)
     return _Tried(
         {**way, "batch.micro": str(setting.micro)} if way else way,
         sized,
@@ -136,7 +134,6 @@ def _try(
         sum(found.device.values()),
         lacking(found, setting, room),
         timer(setting),
-        room.device,
     )
 
 
@@ -196,8 +193,7 @@ def _lost(tried: _Tried, chosen: _Tried) -> str:
     if tried.setting is None:
         return "what it needs, and whether it fits, is not known here"
     if not tried.fits:
-        has = f" of {size_words(tried.room)}" if tried.room else ""
-        return f"does not fit: {size_words(tried.memory)}{has} ({tried.lacks} memory)"
+        return f"does not fit: {tried.lacks}"
     if tried.step is None or chosen.step is None:
         return "fits as well; costs more computation or communication"
     slower = 1 - _speed(tried) / _speed(chosen)

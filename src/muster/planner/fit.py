@@ -14,6 +14,7 @@ from typing import Any
 from muster.core import families
 from muster.core.families import t5
 from muster.core.trace import Trace
+from muster.core.units import size_words
 from muster.planner.activations import Kept, Lengths, activation_bytes, logit_bytes, stacks
 from muster.planner.memory import Parts, added, elements, largest
 from muster.planner.passing import Passing, closed, moments_of, traced
@@ -127,9 +128,14 @@ class Need:
 
     device: Parts
     host: Parts
-    first_host: int = 0  # once more, on the first host alone
+    first: Parts = field(default_factory=dict)  # besides, on the first host alone
     basis: str = "closed form"
     moment: str = "backward pass"
+
+    @property
+    def first_host(self) -> int:
+        """Bytes that only the first host needs."""
+        return max(self.first.values(), default=0)
 
 
 @dataclass(frozen=True)
@@ -182,9 +188,12 @@ def _with_overhead(
     """What a process needs besides, and the model while it is made."""
     count = elements(tensors)
     making = 4 * (count if setting.create == "whole" else largest(tensors))
-    first = 4 * count if setting.create == "sharded" and setting.engine == "fsdp" else 0
-    if setting.saves and (setting.stage == 3 or setting.engine == "fsdp") and setting.ranks > 1:
-        first = max(first, (4 if setting.engine == "fsdp" else setting.element) * count)
+    first: Parts = {}  # one after the other: the larger counts
+    if setting.create == "sharded" and setting.engine == "fsdp":
+        first["the whole model, made by the first rank"] = 4 * count
+    elif setting.saves and (setting.stage == 3 or setting.engine == "fsdp") and setting.ranks > 1:
+        width = 4 if setting.engine == "fsdp" else setting.element
+        first["the whole model, saved by the first rank"] = width * count
     if setting.device == "cpu":
         everything = added(device, host)
         everything = added(everything, {"allocator slack": int(SLACK * sum(everything.values()))})
@@ -206,15 +215,31 @@ def fits(setting: Setting, room: Room) -> bool:
     return found is None or not lacking(found, setting, room)
 
 
-def lacking(found: Need, setting: Setting, room: Room) -> str | None:
-    """device or host, where there is too little; None: it fits."""
-    keep = 1 - MARGIN
-    first = found.first_host / setting.ranks_per_host
-    here = sum(found.device.values()) + (first if setting.device == "cpu" else 0)
-    if room.device is not None and here > keep * room.device:
-        return "device"
-    if room.host is not None and sum(found.host.values()) + first > keep * room.host:
-        return "host"
+@dataclass(frozen=True)
+class Shortage:
+    """Where there is too little memory: device or host, and the bytes that a rank needs and has there. CPUs
+    have a device's memory in their host's."""
+
+    place: str
+    needed: int
+    has: int
+    cpu: bool = False
+
+    def __str__(self) -> str:
+        kind = "memory" if self.cpu else f"{self.place} memory"
+        tight = f", of which {MARGIN:.0%} stay free" if self.needed <= self.has else ""
+        return f"{size_words(self.needed)} of {size_words(self.has)} of {kind}{tight}"
+
+
+def lacking(found: Need, setting: Setting, room: Room) -> Shortage | None:
+    """What there is too little of; None: it fits."""
+    first = found.first_host // setting.ranks_per_host
+    cpu = setting.device == "cpu"
+    device = sum(found.device.values()) + (first if cpu else 0)
+    host = 0 if cpu else sum(found.host.values()) + first
+    for place, needed, has in (("device", device, room.device), ("host", host, room.host)):
+        if has is not None and needed > (1 - MARGIN) * has:
+            return Shortage(place, needed, has, cpu)
     return None
 
 

@@ -19,7 +19,6 @@ from muster.core.inventory import Host
 from muster.core.job import Decision
 from muster.core.plan import Candidate
 from muster.core.recipe import Recipe
-from muster.core.units import size_words
 from muster.planner.decide import Decided
 from muster.planner.fit import lacking, need
 from muster.planner.placing import ranks_of
@@ -101,19 +100,19 @@ def by_speed(
         link = link_of(about.get("network") or {}, env)
         speed, memory = (about.get("cores") or 0) // ranks, (about.get("memory_total") or 0) // ranks
         if gpus:
-            speed = min(_peak(str(gpu.get("name") or ""), precision) for gpu in gpus)
+            speed = min(_peak(gpu, precision) for gpu in gpus)
             memory = min(gpu.get("memory_total") or 0 for gpu in gpus)
         return -speed, -(link.bandwidth if link else 0.0), -memory
 
     return sorted(hosts, key=key)
 
 
-def _peak(gpu: str, precision: str) -> float:
-    """Its stated one, the highest where precision is still open; 0: not known."""
-    found = driver_device(gpu)
-    if found is None:
-        return 0.0
-    return max(found.peaks.values(), default=0.0) if precision == "auto" else found.peak(precision) or 0.0
+def _peak(gpu: Mapping[str, Any], precision: str) -> float:
+    """Its stated one, the highest where precision is still open; 0: not known. A GPU that is not there has
+    its peaks with it."""
+    found = driver_device(str(gpu.get("name") or ""))
+    peaks: Mapping[str, float] = gpu.get("peaks") or (found.peaks if found else {})
+    return max(peaks.values(), default=0.0) if precision == "auto" else peaks.get(precision, 0.0)
 
 
 def numbers(recipe: Recipe, ranks: Sequence[int]) -> list[int]:
@@ -224,11 +223,8 @@ def _lost(trial: Trial, chosen: Trial) -> str:
 def _too_little(decided: Decided) -> str:
     setting, room = decided.setting, decided.room
     found = need(setting) if setting is not None else None
-    if setting is None or found is None:
-        return ""
-    has = f" of {size_words(room.device)}" if room.device else ""
-    where = lacking(found, setting, room)
-    return f": {size_words(sum(found.device.values()))}{has}" + (f" ({where} memory)" if where else "")
+    short = lacking(found, setting, room) if setting is not None and found is not None else None
+    return f": {short}" if short else ""
 
 
 def _speed(trial: Trial) -> float:

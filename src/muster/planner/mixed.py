@@ -1,69 +1,68 @@
 """Machines of different speeds in one job: what a step and an epoch take, and which hosts are worth having.
 
-Pure arithmetic on speeds and bytes; `planner/advice.py` gets those from what hosts say of themselves.
-A step takes as long as the slowest rank computes, and then as long as the slowest link moves what the ranks
-exchange, less what an engine hides behind the backward pass. Not in it: evaluation, saving, reading data,
-traffic within a host, and other people's.
+A step takes as long as the slowest rank computes, and everything else goes over the slowest link: it is the
+step of `planner/steptime.py` on the slowest of the machines, so that no plan says otherwise. Pure.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import dataclass, field, replace
+from functools import cache
 
-from muster.planner.collective import RINGS
-from muster.planner.spread import Spread
-from muster.planner.traffic import lump, traffic_of
+from muster.core.machines import Machines
+from muster.planner.steptime import Calibration, Case, Step, computing
+from muster.planner.steptime import predict as predict_step
 
-BUCKET = 25 * 2**20  # bytes: DDP's, of which each is a message of its own
-SEARCHED = 12  # hosts of which every choice is looked at; of more, those above a speed and a bandwidth
-BACKWARD = 2 / 3  # of a step's computation, behind which gradients can travel
-LUMP = 12 * 2**20  # parameters, where their number does not matter
+SEARCHED = 12  # hosts of which every number of the fastest is looked at; of more, those above a speed
 
 
 @dataclass(frozen=True)
-class Machine:
-    """A host's part of a job. speed: samples/s of all its ranks without communication; link: bytes/s."""
+class Member:
+    """A host's part of a job. `machines`: this host alone, with its link to others; `speed`: samples/s of all
+    its ranks without communication, where it was measured; None: as its devices' figures say."""
 
     host: str
-    speed: float
-    link: float
-    ranks: int = 1
+    machines: Machines
+    speed: float | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Of this host."""
+        return self.machines.ranks
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s to other hosts."""
+        return self.machines.link.bandwidth if self.machines.link else 0.0
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a job does on any hosts.
+    """What a job does on any hosts. `case`: on some of them; `samples`: of an epoch; `batch`: samples of an
+    optimizer step on any number of ranks, None: the case's for each rank; `slower`: times as long as foretold
+    that computation takes."""
 
-    `batch`: samples of an optimizer step; None: `per_rank` times the ranks that there are.
-    `volume`: bytes of all gradients or weights, once; `rounds`: how many times (n - 1) / n of that goes over
-    a rank's link per step (`rounds_of`); `hidden`: the backward pass hides it; `latency`: of a message.
-    """
+    case: Case
+    samples: int
+    batch: int | None = None
+    known: Calibration = field(default_factory=Calibration)
+    slower: float = 1.0
 
-    samples: int  # of an epoch
-    per_rank: float
-    volume: float
-    batch: float | None = None
-    rounds: float = 2.0
-    hidden: bool = False
-    latency: float = 0.0
+    def of_sample(self, member: Member) -> float:
+        """Seconds that one of the host's ranks computes for a sample."""
+        if member.speed is not None:
+            return member.ranks / member.speed
+        return self.slower * computing(self.case.over(member.machines), self.known) / self.case.work.samples
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """Seconds of a step (computation, communication that is waited for) and of an epoch."""
+    """An optimizer step on these hosts, and seconds of an epoch."""
 
     hosts: tuple[str, ...]
-    compute: float
-    communication: float
+    step: Step
     epoch: float
-
-    @property
-    def step(self) -> float:
-        """Seconds of an optimizer step."""
-        return self.compute + self.communication
 
 
 @dataclass(frozen=True)
@@ -75,68 +74,67 @@ class Worth:
     without_it: float
 
 
-def rounds_of(engine: str, zero: int, accumulation: int, parameters: int | None = None) -> float:
-    """How many times (n - 1) / n of a model's bytes each rank sends per optimizer step, along a ring.
+class Forecast:
+    """Predictions for any choice of the same hosts."""
 
-    A ring moves (n - 1) / n of them for a reduce-scatter or an all-gather, twice that for an all-reduce
-    (Patarasuk and Yuan 2009); which of them, and when: planner/traffic.py. `parameters`: ZeRO-3 gathers the
-    weights of a small model once per micro-step instead of twice; None: not known, so twice.
-    """
-    spread = Spread(
-        engine, ranks=2, micro_steps=accumulation, stage=zero, clips=False, counts=False, persistence=0,
-    )  # fmt: skip
-    if parameters is None:
-        spread = replace(spread, reuse=0)
-    layers = lump(parameters or LUMP)
-    moved = sum(RINGS[call.operation] * call.size for call in traffic_of(layers, spread).calls())
-    return moved / (spread.exchanged * sum(each.numel for each in layers))
+    def __init__(self, members: Sequence[Member], load: Load, *, measured: bool = False) -> None:
+        """`measured`: shares follow speeds, in fractions."""
+        self.members, self.load, self.measured = members, load, measured
+        self.seconds = {member.host: load.of_sample(member) for member in members}
+        self._step = cache(self._step_on)  # hosts that are alike make the same step
 
+    def predict(self, chosen: Sequence[Member] | None = None) -> Predicted:
+        """A step and an epoch on these hosts; None: on all."""
+        chosen = self.members if chosen is None else chosen
+        slowest = max(chosen, key=lambda member: self.seconds[member.host])
+        machines = replace(slowest.machines, hosts=len(chosen)).with_slots([each.ranks for each in chosen])
+        if len(chosen) > 1:
+            machines = replace(machines, link=min(chosen, key=lambda each: each.bandwidth).machines.link)
+        case, whole = self.load.case, self.load.batch
+        micro_steps = case.spread.micro_steps
+        if whole is not None:
+            micro_steps = max(1, -(-whole // (case.work.samples * machines.ranks)))
+        batch = whole or case.work.samples * machines.ranks * micro_steps
+        if self.measured:
+            compute = batch / sum(each.ranks / self.seconds[each.host] for each in chosen)
+        else:
+            compute = batch / machines.ranks * self.seconds[slowest.host]
+        step = self._step(machines, micro_steps, compute)
+        epoch = self.load.samples / batch * step.seconds  # a last step that is not full counts in part
+        return Predicted(tuple(member.host for member in chosen), step, epoch)
 
-def predict(machines: Sequence[Machine], load: Load, *, measured: bool = False) -> Predicted:
-    """A step and an epoch on these hosts. `measured`: shares follow speeds, in fractions."""
-    ranks = sum(machine.ranks for machine in machines)
-    batch = load.batch if load.batch is not None else load.per_rank * ranks
-    if measured:
-        compute = batch / sum(machine.speed for machine in machines)
-    else:
-        compute = max(batch / ranks * machine.ranks / machine.speed for machine in machines)
-    moved = 0.0
-    if len(machines) > 1:
-        bandwidth = min(machine.link for machine in machines)
-        messages = load.rounds * (ranks - 1) * math.ceil(load.volume / BUCKET)
-        moved = load.rounds * (ranks - 1) / ranks * load.volume / bandwidth + messages * load.latency
-    waited = max(0.0, moved - BACKWARD * compute) if load.hidden else moved
-    epoch = load.samples / batch * (compute + waited)
-    return Predicted(tuple(machine.host for machine in machines), compute, waited, epoch)
+    def best(self) -> Predicted:
+        """The choice of hosts with the shortest epoch; of equals the smaller."""
+        found = (self.predict(chosen) for chosen in self._choices())
+        return min(found, key=lambda predicted: (predicted.epoch, len(predicted.hosts)))
 
+    def worths(self) -> list[Worth]:
+        """For each host of several, an epoch with all and an epoch without it."""
+        if len(self.members) < 2:
+            return []
+        whole = self.predict().epoch
+        return [
+            Worth(out.host, whole, self.predict([m for m in self.members if m is not out]).epoch)
+            for out in self.members
+        ]
 
-def best(machines: Sequence[Machine], load: Load, *, measured: bool = False) -> Predicted:
-    """The choice of hosts with the shortest epoch; of equals the smaller."""
-    found = (predict(chosen, load, measured=measured) for chosen in _choices(machines))
-    return min(found, key=lambda predicted: (predicted.epoch, len(predicted.hosts)))
+    def _step_on(self, machines: Machines, micro_steps: int, compute: float) -> Step:
+        case = self.load.case.over(machines).accumulating(micro_steps)
+        return predict_step(case, self.load.known, micro=compute / micro_steps)
 
-
-def worths(machines: Sequence[Machine], load: Load, *, measured: bool = False) -> list[Worth]:
-    """For each host of several, an epoch with all and an epoch without it."""
-    if len(machines) < 2:
-        return []
-    whole = predict(machines, load, measured=measured).epoch
-    return [
-        Worth(out.host, whole, predict([m for m in machines if m is not out], load, measured=measured).epoch)
-        for out in machines
-    ]
-
-
-def _choices(machines: Sequence[Machine]) -> Iterator[Sequence[Machine]]:
-    """Every choice of few hosts; of many, each alone and all above a speed per rank and a bandwidth: only
-    the slowest speed and the slowest link of a choice set its pace."""
-    if len(machines) <= SEARCHED:
-        for count in range(1, len(machines) + 1):
-            yield from combinations(machines, count)
-        return
-    yield from ([machine] for machine in machines)
-    for speed in sorted({machine.speed / machine.ranks for machine in machines}):
-        for link in sorted({machine.link for machine in machines}):
-            chosen = [m for m in machines if m.speed / m.ranks >= speed and m.link >= link]
-            if chosen:
-                yield chosen
+    def _choices(self) -> Iterator[Sequence[Member]]:
+        """Each host alone; and above every bandwidth, the fastest so many: only the slowest speed and the
+        slowest link of a choice set its pace. Of many hosts, all that have a speed."""
+        yield from ([member] for member in self.members)
+        for bandwidth in sorted({member.bandwidth for member in self.members}):
+            able = [member for member in self.members if member.bandwidth >= bandwidth]
+            pace = sorted(self.seconds[member.host] for member in able)
+            if len(self.members) <= SEARCHED:
+                ordered = sorted(able, key=lambda member: self.seconds[member.host])
+                together = [{member.host for member in ordered[:count]} for count in range(2, len(able) + 1)]
+            else:
+                together = [
+                    {member.host for member in able if self.seconds[member.host] <= most}
+                    for most in sorted(set(pace))
+                ]
+            yield from ([member for member in able if member.host in hosts] for hosts in together)

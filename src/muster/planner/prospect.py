@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
@@ -32,13 +32,15 @@ MOST_POINTS = 12  # of a scaling curve
 @dataclass(frozen=True)
 class Outlook:
     """What a plan's time rests on. `machines`: None where the devices' speed is not known; `reach`: how many
-    such hosts there are, None: no more than the job uses."""
+    such hosts there are, None: no more than the job uses; `fewer`: the machines of so many hosts, where they
+    differ."""
 
     machines: Machines | None
     calibration: Calibration
     samples: int | None = None  # of an epoch; None: not known here
     price: float | None = None  # of a host for an hour
     reach: int | None = None
+    fewer: Callable[[int], Machines | None] | None = None
 
 
 def machines_from(
@@ -118,11 +120,11 @@ def timed(setting: Setting, outlook: Outlook) -> Step | None:
 
 def memory_plan(setting: Setting, room: Room, found: Need) -> MemoryPlan:
     """A rank's memory, and whether it fits."""
-    first = found.first_host // setting.ranks_per_host
     host = dict(found.host)
     device = dict(found.device)
-    if first:
-        (device if setting.device == "cpu" else host)["the whole model, saved by the first rank"] = first
+    for name, size in found.first.items():
+        (device if setting.device == "cpu" else host)[name] = size // setting.ranks_per_host
+    short = lacking(found, setting, room)
     return MemoryPlan(
         device=device,
         host=host,
@@ -133,7 +135,7 @@ def memory_plan(setting: Setting, room: Room, found: Need) -> MemoryPlan:
         margin=MARGIN,
         basis=found.basis,
         moment=found.moment,
-        lacking=lacking(found, setting, room),
+        lacking=short.place if short else None,
     )
 
 
@@ -168,7 +170,7 @@ def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, m
     most = None if recipe.train.max_minutes is None else 60 * recipe.train.max_minutes
     length = Length(samples or case.batch, epochs, price=outlook.price, most=most)
     now = point(case, length, outlook.calibration)
-    on = on_fitting(recipe, setting, case.machines, room)
+    on = on_fitting(recipe, setting, case.machines, room, outlook.fewer)
     hosts = case.machines.hosts
     counts = sorted({*host_counts(outlook.reach or hosts), hosts})
     points = curve(on, counts, length, outlook.calibration)
@@ -194,15 +196,29 @@ def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, m
     )
 
 
-def on_fitting(recipe: Recipe, setting: Setting, machines: Machines, room: Room) -> CaseOn:
-    """The job on any number of hosts, where it fits: with the same global batch where the recipe says which,
-    else with the same micro-batch and accumulation."""
-    fixed = setting.micro * setting.accumulation * setting.ranks
+def global_given(recipe: Recipe) -> bool:
+    """Whether the recipe, or a DeepSpeed file of the user's own, says how large a global batch is."""
     by_file = user_batch(given_config(recipe)).get("global")
-    given = by_file is not None or recipe.batch.global_ is not None or recipe.batch.tokens is not None
+    return by_file is not None or recipe.batch.global_ is not None or recipe.batch.tokens is not None
+
+
+def on_fitting(
+    recipe: Recipe,
+    setting: Setting,
+    machines: Machines,
+    room: Room,
+    fewer: Callable[[int], Machines | None] | None = None,
+) -> CaseOn:
+    """The job on any number of hosts, where it fits: with the same global batch where the recipe says which,
+    else with the same micro-batch and accumulation. `fewer`: as in Outlook."""
+    fixed = setting.micro * setting.accumulation * setting.ranks
+    given = global_given(recipe)
 
     def case_on(hosts: int) -> Case | None:
-        ranks = machines.on(hosts).ranks
+        those = fewer(hosts) if fewer is not None and hosts < machines.hosts else machines.on(hosts)
+        if those is None:
+            return None
+        ranks = those.ranks
         there = replace(setting, ranks=ranks)
         if setting.share < 1 and ranks != setting.ranks:  # shares are given rank by rank
             return None
@@ -215,7 +231,7 @@ def on_fitting(recipe: Recipe, setting: Setting, machines: Machines, room: Room)
             except RecipeError:
                 return None
             there = replace(there, micro=batch.micro, accumulation=batch.accumulation)
-        return case_of(there, machines.on(hosts)) if fits(there, room) else None
+        return case_of(there, those) if fits(there, room) else None
 
     return case_on
 

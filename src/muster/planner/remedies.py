@@ -35,20 +35,17 @@ NOTHING_SAID = Said()
 
 def refusal(setting: Setting, room: Room, found: Need, model: str, said: Said = NOTHING_SAID) -> UsageError:
     """The error for a job that does not fit: what it needs, what there is, and what would fit."""
-    where = lacking(found, setting, room)
-    cpu = setting.device == "cpu"
-    parts = found.device if where == "device" else found.host
-    has = room.device if where == "device" else room.host
-    name = room.device_name if where == "device" and not cpu else room.host_name
-    extra = found.first_host // setting.ranks_per_host if where == "host" or cpu else 0
-    total = sum(parts.values()) + extra
+    short = lacking(found, setting, room)
+    assert short is not None
+    parts = found.device if short.place == "device" else found.host
+    name = room.device_name if parts is found.device and not short.cpu else room.host_name
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
     words = ", ".join(f"{part} {size_words(value)}" for part, value in largest)
-    kind = "of memory" if where == "device" else "of host memory"
+    kind = "of memory" if parts is found.device else "of host memory"
     what = (
-        f"{model} needs about {size_words(total)} {kind} per rank with {engine_words(setting)} on "
+        f"{model} needs about {size_words(short.needed)} {kind} per rank with {engine_words(setting)} on "
         f"{setting.ranks:,} rank{'' if setting.ranks == 1 else 's'} at micro-batch "
-        f"{setting.micro} ({words}), and {name} has {size_words(has or 0)} for each"
+        f"{setting.micro} ({words}), and {name} has {size_words(short.has)} for each"
     )
     ways = remedies(setting, room, model, said)
     hint = f"would fit: {'; or '.join(ways)}; " if ways else "nothing that was tried would fit; "
@@ -212,9 +209,17 @@ def with_buckets(setting: Setting) -> Setting:
 
 
 def hidden_size(config: Mapping[str, Any]) -> int:
-    """Values per token between layers, as each family calls it; 0 where it is not known."""
-    names = ("hidden_size", "d_model", "n_embd")
-    return int(next((config[name] for name in names if name in config), 0))
+    """Values per token between layers, as each family calls it, the most where layers differ; 0 where it is
+    not known."""
+    for name in ("hidden_size", "d_model", "n_embd", "hidden_sizes", "text_config"):
+        found = config.get(name)
+        if found:
+            return (
+                hidden_size(found)
+                if isinstance(found, Mapping)
+                else int(max(found) if isinstance(found, list | tuple) else found)
+            )
+    return 0
 
 
 def _more_ranks(setting: Setting, room: Room, said: Said, *, zero3: bool) -> str | None:

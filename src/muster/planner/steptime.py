@@ -189,17 +189,21 @@ def computing(case: Case, known: Calibration) -> float:
     return done + known.fixed.get(name, 0.0)
 
 
-def predict(case: Case, calibration: Calibration | None = None) -> Step:
-    """An optimizer step. Raises UsageError where a figure that it rests on is neither stated nor measured."""
+def predict(case: Case, calibration: Calibration | None = None, *, micro: float | None = None) -> Step:
+    """An optimizer step. `micro`: seconds that a micro-step computes, where they are known otherwise.
+
+    Raises UsageError where a figure that it rests on is neither stated nor measured.
+    """
     known = calibration or Calibration()
     machines = measured_links(case.machines, known)
     traffic = traffic_of(case.parameters, case.placed)
     assumed: list[str] = []
-    if case_key(case) not in known.efficiency:
+    if micro is None and case_key(case) not in known.efficiency:
         other = key(machines.device.name, case.precision) in known.efficiency
         but = ", not calibrated for operations alone" if other else ""
         assumed.append(f"{EFFICIENCY:.0%} of {machines.device.name}'s stated peaks{but}")
-    micro = computing(case, known)
+    if micro is None:
+        micro = computing(case, known)
     costs: dict[Call, float] = {}
 
     def cost(call: Call) -> float:

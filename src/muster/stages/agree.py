@@ -9,7 +9,6 @@ from muster.core.errors import RecipeError, UsageError
 from muster.core.job import Job, Placement
 from muster.core.plan import Plan
 from muster.core.recipe import Recipe
-from muster.planner.advice import advise
 from muster.planner.decide import Decided, check_disk
 from muster.planner.hosts import Chosen
 from muster.stages.checkpoints import Start, Wanted
@@ -54,22 +53,19 @@ def agree(
     """Decide everything that was open, from what the hosts are. `chosen`: these, of more that were given;
     `start`: where it goes on. Raises UsageError."""
     start = start or Start()
-    recipe, inventory = inputs.recipe, inputs.inventory
+    recipe = inputs.recipe
     check_hosts(facts, recipe)
     decided, plan = plan_first(inputs, facts, chosen)
     check_disk(recipe, facts)
     check_sharing(recipe, facts)
     check_profile(recipe, sum(decided.slots))
-    compared = chosen is not None and chosen.timed  # then slower hosts were left out already
-    apart = recipe.trains and not inputs.launcher.ONE_MACHINE and not compared
-    advice = advise(decided.recipe, inventory, facts, decided, inputs.env) if apart else []
     job = job_of(run.id, inputs, decided)
     peaks, unmeasured = peaks_of(recipe.measure.peaks, job.placements, facts, decided)
     job = replace(
         job,
         attempt=attempt.number,
         resume_step=start.step,
-        decisions=(*job.decisions, *unmeasured, *advice, *start.said),
+        decisions=(*job.decisions, *unmeasured, *start.said),
         peaks=peaks,
     )
     if start.step is not None:
@@ -77,7 +73,7 @@ def agree(
     first = job.placements[0]
     address = recipe.launch.address or rendezvous_address(inputs, facts[first.host], first)
     port = int(facts[first.host]["port"])
-    told = orders(job, decided.recipe, decided, inputs.env, address=address, port=port)
+    told = orders(job, decided.recipe, decided, inputs.env, facts, address=address, port=port)
     return Ready(job, decided, told, plan)
 
 

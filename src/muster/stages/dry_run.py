@@ -1,54 +1,150 @@
-"""Dry run: exactly what would run, as data; nothing is started and no host is asked."""
+"""Dry run: what `train` would do, decided and ordered by the same code; no rank is started.
+
+Pretend hosts are this machine, which is asked what it is. No other host is asked: those are assumed to be as
+the recipe needs them, and what was assumed is listed.
+"""
 
 from __future__ import annotations
 
+import json
 import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from muster.core.devices import largest_memory
 from muster.core.hostlist import fold_hosts
+from muster.core.job import SLOWER
 from muster.core.recipes import dump_yaml
 from muster.core.secrets import masked, masked_words, shareable
+from muster.core.units import size_words
+from muster.core.zero import open_values, read_user_config, user_precision
 from muster.launchers.base import Home
-from muster.planner.decide import decide
+from muster.planner.decide import Decided
+from muster.planner.fit import Room, lacking, need
+from muster.planner.model import whole_config
+from muster.planner.remedies import refusal
+from muster.planner.sizing import said_of
+from muster.shell import RealShell, Shell
+from muster.stages.agree import NEEDED, Attempt, Facts, Ready, agree
 from muster.stages.inputs import Inputs
-from muster.stages.orders import job_of, orders
-from muster.stages.settle import AUTO, first_hosts
+from muster.stages.plan import ask, hosts_first
+from muster.stages.settle import AUTO
+from muster.store.runfolder import RunFolder
 
-FREE_PORT = "<a free port of the first host>"
+PORT = 29500  # torch's own default, where nobody can say which port will be free
+MOST_HOST = 64 * 2**40  # bytes of memory that x86-64 addresses with four levels of page tables
 
 
-def dry_run(inputs: Inputs) -> dict[str, Any]:
-    """Commands, environment and files per host. What only the hosts can tell is assumed, and listed."""
-    inputs, _ = first_hosts(inputs)
-    assumed: dict[str, dict[str, Any]] = {
-        host.label: {"gpus": [], "cores": None} for host in inputs.inventory.hosts
-    }
-    recipe, shown = inputs.recipe, inputs.recipe.env_show
-    decided = decide(recipe, inputs.inventory, assumed, one_machine=inputs.launcher.ONE_MACHINE)
-    job = job_of("<run id>", inputs, decided)
-    first = job.placements[0]
-    address = recipe.launch.address or ("127.0.0.1" if inputs.launcher.ONE_MACHINE else first.host)
-    port = recipe.launch.port or FREE_PORT
-    told = orders(job, decided.recipe, decided, inputs.env, address=address, port=port)
-    addresses = (recipe.launch.home or "<this machine>",)
-    home = Home(addresses, "<a free port>", "<a one-time secret>")
-    open_fields = {d.field for d in decided.decisions}
-    depends = [
-        f"{name} = {value} (assumed: no GPU; decided when the hosts have answered)"
-        for name, value in (
-            ("launch.device", job.device),
-            ("precision", job.precision),
-            ("batch.micro", job.batch.micro),
-        )
-        if name in open_fields and (recipe.trains or name != "precision")
-    ]
-    if recipe.launch.hosts == AUTO:
-        depends.insert(0, f"launch.hosts = {len(job.placements)} (assumed: all; decided as the rest)")
-    if recipe.batch.split == "measured":
-        depends.append("each rank's share of a micro-step: by its measured speed, just before the training")
-    if not recipe.launch.threads:
-        depends.append("OMP_NUM_THREADS = the host's cores / its ranks")
+def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[str, Any]:
+    """What would run where, what fits, and the whole order of each host.
+
+    Raises UsageError as `train` does, and for what no device that is known could hold.
+    """
+    here = inputs.launcher.ONE_MACHINE
+    asking = partial(ask, shell=shell or RealShell(), into=run.path) if here else partial(_assumed, run=run)
+    listed = [] if here else _assumptions(inputs, run)
+    if not here and inputs.recipe.measure.peaks:  # whether they are these hosts' is not known
+        inputs = replace(inputs, recipe=_without_peaks(inputs))
+    inputs, chosen = hosts_first(inputs, asking)
+    facts = {host: {**about, "shared": True} for host, about in asking(inputs).items()}
+    ready = agree(inputs, run, facts, Attempt(), chosen)
+    if not here:
+        _check_possible(inputs, ready.decided)
+    told = _document(inputs, run, ready)
+    left = open_values(told["deepspeed"] or {})
+    if left:
+        listed.append(f"DeepSpeed's {', '.join(left)}: filled in by the ranks")
+    return {**told, "assumed": listed}
+
+
+def _assumed(inputs: Inputs, run: RunFolder) -> Facts:
+    """What hosts that nobody asked might say."""
+    recipe = inputs.recipe
+    gpu: dict[str, Any] = {"name": None, "memory_total": None, "capability": None}
     return {
+        host.label: {
+            "gpus": [gpu] * (host.slots or 1) if _gpu_reason(inputs) else [],
+            "cores": None,
+            "network": {},
+            "versions": dict.fromkeys((*NEEDED, "deepspeed"), "not known"),
+            "python": recipe.launch.python or sys.executable,
+            "torchrun_folder": str(run.path / "hosts" / f"{host.label}.attempt1" / "torchrun"),
+            "port": recipe.launch.port or PORT,
+        }
+        for host in inputs.inventory.hosts
+    }
+
+
+def _gpu_reason(inputs: Inputs) -> str | None:
+    """Why the recipe needs GPUs; None: it does not."""
+    recipe = inputs.recipe
+    if recipe.launch.device != "auto":
+        return "launch.device=cuda" if recipe.launch.device == "cuda" else None
+    fixed = user_precision(read_user_config(recipe.engine.config)) if recipe.engine.config else None
+    return "fp16 needs them" if recipe.trains and "fp16" in (recipe.precision, fixed) else None
+
+
+def _assumptions(inputs: Inputs, run: RunFolder) -> list[str]:
+    """What was assumed of hosts that were not asked, for people."""
+    recipe, launch = inputs.recipe, inputs.recipe.launch
+    why = _gpu_reason(inputs)
+    device = f"GPUs ({why}), of a kind that is not known" if why else "no GPU"
+    if why is None and launch.device == "cpu":
+        device = "CPUs (launch.device=cpu)"
+    slots = "" if all(host.slots for host in inputs.inventory.hosts) else ", one rank each"
+    found = [f"the hosts were not asked; assumed: {device}{slots}"]
+    opened = [("precision", recipe.precision == "auto"), ("batch.micro", recipe.batch.micro is None)]
+    names = [name for name, is_open in opened if is_open and recipe.trains]
+    names = [*(["launch.device"] if launch.device == "auto" and not why else []), *names]
+    if launch.hosts == AUTO:
+        names.insert(0, "launch.hosts")
+    if names:
+        found.append(f"decided when they have answered: {', '.join(names)}")
+    if launch.port is None:
+        found.append(f"--master-port {PORT}: a free port of the first host is taken")
+    if not launch.threads:
+        found.append("OMP_NUM_THREADS=1: the host's cores / its ranks are taken")
+    elsewhere = launch.workdir or "~/.cache/muster"
+    found.append(f"files are in {run.path}; on hosts that do not share it, below {elsewhere}")
+    if recipe.measure.peaks:
+        found.append("measure.peaks: whether its figures are of these hosts was not checked")
+    return found
+
+
+def _without_peaks(inputs: Inputs) -> Any:
+    recipe = inputs.recipe
+    return recipe.model_copy(update={"measure": recipe.measure.model_copy(update={"peaks": None})})
+
+
+def _check_possible(inputs: Inputs, decided: Decided) -> None:
+    """Raise UsageError for what would not fit on the largest device that is known."""
+    recipe, setting = decided.recipe, decided.setting
+    found = need(setting) if setting is not None else None
+    if setting is None or found is None or recipe.force:
+        return
+    share = MOST_HOST // setting.ranks_per_host
+    name, memory = largest_memory()
+    on_gpus = Room(memory, share, f"{name}, the largest GPU that is known,", "no host")
+    room = on_gpus if decided.device == "cuda" else Room(share, None, "a host", "the largest possible host")
+    if lacking(found, setting, room):
+        said = said_of(recipe, whole_config(recipe))
+        raise refusal(setting, room, found, recipe.model.name or "the model", said)
+
+
+def _document(inputs: Inputs, run: RunFolder, ready: Ready) -> dict[str, Any]:
+    """Everything, as plain data; secrets are hidden."""
+    job, decided, told, plan = ready.job, ready.decided, ready.orders, ready.plan
+    recipe, first = decided.recipe, job.placements[0]
+    home = Home((recipe.launch.home or "this-machine",), "PORT", "SECRET")  # made at the start
+    data = job.as_dict()
+    shown = recipe.env_show
+    warnings = [f"{d.field} {d.value}: {d.why}" for d in job.decisions if d.value == SLOWER]
+    return {
+        "run": str(run.path),
+        "launcher": inputs.launcher_name,
         "launch": [
             {
                 "hosts": list(each.hosts),
@@ -62,48 +158,101 @@ def dry_run(inputs: Inputs) -> dict[str, Any]:
                 "host": p.host,
                 "ranks": list(p.ranks),
                 "start": told[p.host]["host"]["argv"],
-                "environment": masked(told[p.host]["host"]["env"], shown),
+                "environment": _environment(told[p.host]["host"], shown),
             }
             for p in job.placements
         ],
-        "batch": job.as_dict()["batch"] if recipe.trains else None,
+        "batch": data["batch"] if recipe.trains else None,
         "precision": job.precision if recipe.trains else None,
         "device": job.device,
         "world_size": job.world_size,
+        "plan": plan.model_dump(mode="json") if plan else None,
         "deepspeed": told[first.host]["job"]["deepspeed"],
-        "decisions": job.as_dict()["decisions"],
-        "depends_on_hosts": depends,
+        "decisions": data["decisions"],
+        "warnings": warnings,
         "recipe": shareable(recipe.as_dict())[0],
     }
 
 
-def format_dry_run(plan: dict[str, Any]) -> str:
-    """The plan for a person."""
-    import json
+def _environment(host: Mapping[str, Any], shown: Sequence[str]) -> dict[str, str]:
+    """What a rank's environment has beyond the host's own, as the agent makes it."""
+    env = {"OMP_NUM_THREADS": str(host["threads"])}
+    if host["visible_gpus"] is not None:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, host["visible_gpus"]))
+    if host["device"] == "cpu":
+        env["DS_ACCELERATOR"] = "cpu"
+    return env | masked(host["env"], shown)
 
-    lines = []
-    for each in plan["launch"]:
+
+def format_dry_run(told: Mapping[str, Any], *, verbose: bool = False) -> str:
+    """For a person: in about ten lines, or with the whole order."""
+    rows = [("would run", _what(told)), ("on", _where(told)), *_training(told)]
+    rows.append(("run folder", told["run"]))
+    notes = told["plan"]["notes"] if told["plan"] else []
+    if told["assumed"] and not verbose:  # they would say what nobody was asked
+        notes = []
+    for name, texts in (("assumed", told["assumed"][:3]), ("warning", told["warnings"]), ("note", notes)):
+        rows += [(name if index == 0 else "", text) for index, text in enumerate(texts)]
+    lines = [f"{name:<11} {text}" for name, text in rows]
+    if not verbose:
+        return "\n".join([*lines, "nothing was started; --verbose shows the whole order, --json as data"])
+    return "\n".join([*lines, "", *_order(told)])
+
+
+def _what(told: Mapping[str, Any]) -> str:
+    recipe, plan = told["recipe"], told["plan"]
+    if plan is None:
+        return f"{recipe['workload']}, {told['world_size']} ranks on {told['device']}"
+    name = recipe["model"]["name"] or "a model of its own configuration"
+    return f"{recipe['workload']}: {name} with {plan['engine']}, {told['precision']} on {told['device']}"
+
+
+def _where(told: Mapping[str, Any]) -> str:
+    """Hosts with as many ranks are said together."""
+    by_count: dict[int, list[str]] = {}
+    for host in told["hosts"]:
+        by_count.setdefault(len(host["ranks"]), []).append(host["host"])
+    groups = ", ".join(f"{fold_hosts(names)} ({count} each)" for count, names in by_count.items())
+    return f"{told['world_size']} ranks on {len(told['hosts'])} hosts ({told['launcher']}): {groups}"
+
+
+def _training(told: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Batch, memory and time, where something is trained."""
+    batch, plan = told["batch"], told["plan"]
+    if batch is None:
+        return []
+    product = f"{batch['micro']} x {batch['accumulation']} x {told['world_size']} ranks"
+    rows = [("batch", f"{batch['global']} samples a step = {product}")]
+    memory = plan["memory"] if plan else None
+    if memory is None:
+        return rows
+    needs = f"about {size_words(memory['device_bytes'])} for each rank"
+    room = memory["device_room"]
+    verdict = f"of {size_words(room)}: fits" if room else "; what the hosts have was not asked"
+    if memory["lacking"]:
+        verdict = f"of {size_words(room)}: too little {memory['lacking']} memory, and force=true"
+    rows.append(("memory", f"{needs} {verdict}".replace(" ;", ";")))
+    time = plan["time"]
+    if time is not None:
+        rows.append(("time", f"{time['samples_per_second']:,.1f} samples/s predicted"))
+    return rows
+
+
+def _order(told: Mapping[str, Any]) -> list[str]:
+    """All commands, environments, DeepSpeed's configuration and the recipe."""
+    lines = [f"# assumed: {text}" for text in told["assumed"]]
+    for each in told["launch"]:
         lines += [f"# starts the agent of {fold_hosts(each['hosts'])}, which then gets its source from here"]
         lines += [_command(each["environment"], each["command"]), ""]
-    for host in plan["hosts"]:
+    for host in told["hosts"]:
         lines.append(f"# {host['host']}, ranks {host['ranks'][0]} to {host['ranks'][-1]}: the agent starts")
         lines += [_command(host["environment"], host["start"]), ""]
-    batch = plan["batch"]
-    if batch is None:
-        lines.append(f"# {plan['world_size']} ranks on {plan['device']}; nothing is trained")
-    else:
-        lines.append(
-            f"# {plan['world_size']} ranks, {plan['precision']} on {plan['device']}, "
-            f"global batch {batch['global']} = micro-batch {batch['micro']} "
-            f"x accumulation {batch['accumulation']} x {plan['world_size']} ranks"
-        )
-    lines += [f"# {text}" for text in plan["depends_on_hosts"]]
-    if plan["deepspeed"]:
-        lines += ["", "# DeepSpeed's configuration", json.dumps(plan["deepspeed"], indent=2)]
-    lines += ["", "# recipe.yaml", dump_yaml(plan["recipe"])]
-    return "\n".join(lines)
+    lines += [f"# {each['field']} = {each['value']}: {each['why']}" for each in told["decisions"]]
+    if told["deepspeed"]:
+        lines += ["", "# DeepSpeed's configuration", json.dumps(told["deepspeed"], indent=2)]
+    return [*lines, "", "# recipe.yaml", dump_yaml(told["recipe"])]
 
 
-def _command(environment: dict[str, str], argv: list[str]) -> str:
+def _command(environment: Mapping[str, str], argv: list[str]) -> str:
     variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
     return f"{variables} {shlex.join(argv)}".strip()

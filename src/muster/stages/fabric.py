@@ -73,7 +73,7 @@ def measure(
         address = launch.address or rendezvous_address(inputs, facts[places[0].host], places[0])
         port = int(facts[places[0].host]["port"])
         patient = asked.grown(sum(decided.slots)) if decided.device == "cuda" else asked
-        told = _orders(places, decided, inputs.env, patient, address=address, port=port)
+        told = _orders(places, decided, inputs.env, patient, facts, address=address, port=port)
         collector = Collector(places, patient, decided.device, name, address, port, watch)
 
         def tick() -> str | None:
@@ -115,6 +115,7 @@ def _orders(
     decided: Decided,
     env: Mapping[str, str],
     asked: Asked,
+    facts: Facts,
     *,
     address: str,
     port: int,
@@ -135,7 +136,7 @@ def _orders(
                 "port": port,
             },
             "host": {
-                "argv": ["{python}", "-m", WORKER],
+                "argv": [facts[each.host]["python"], "-m", WORKER],
                 "ranks": list(each.ranks),
                 "threads": decided.threads[index],
                 "visible_gpus": decided.visible_gpus[index],

@@ -25,9 +25,12 @@ def freeze(run: RunFolder, ready: Ready, inputs: Inputs) -> None:
     job, orders = ready.job, ready.orders
     recipe = inputs.recipe.as_dict()
     shown = inputs.recipe.env_show
-    if inputs.recipe.engine.config and not run.deepspeed.exists():
-        write_json(run.deepspeed, read_user_config(inputs.recipe.engine.config))
-        recipe["engine"]["config"] = str(run.deepspeed)  # a resumed run reads what this one read
+    if inputs.recipe.engine.config and not run.deepspeed_given.exists():
+        write_json(run.deepspeed_given, read_user_config(inputs.recipe.engine.config))
+        recipe["engine"]["config"] = str(run.deepspeed_given)  # a resumed run reads what this one read
+    told = next(iter(orders.values()))["job"]
+    if told["deepspeed"]:
+        write_json(run.deepspeed, told["deepspeed"])
     if job.peaks and not run.peaks.exists():
         write_json(run.peaks, asdict(job.peaks))
         recipe["measure"]["peaks"] = str(run.peaks)
@@ -52,14 +55,13 @@ def freeze(run: RunFolder, ready: Ready, inputs: Inputs) -> None:
         },
     )
     hosts = {host: _recorded(order, shown) for host, order in orders.items()}
-    first = next(iter(orders.values()))["job"]
     inventory = inputs.inventory
     source = {
         "launcher": inventory.launcher,
         "source": inventory.source,
         "hosts": [{"name": host.name, "slots": host.slots} for host in inventory.hosts],
     }
-    written = {**job.as_dict(), "inventory": source, "orders": hosts, "deepspeed": first["deepspeed"]}
+    written = {**job.as_dict(), "inventory": source, "orders": hosts, "deepspeed": told["deepspeed"]}
     write_json(run.job, scrubbed_data(written))
 
 

@@ -20,7 +20,7 @@ from muster.core.recipe import Recipe
 from muster.core.recipes import anchored, load_recipe, validate
 from muster.core.registry import load_plugin
 from muster.core.secrets import completed
-from muster.core.zero import deepspeed_config, open_stages, read_user_config
+from muster.core.zero import deepspeed_config, given_stage, open_stages
 from muster.planner.model import check_model
 from muster.stages.image_inputs import check_images
 from muster.stages.peaks import read_peaks
@@ -85,9 +85,11 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
                 where="engine.zero",
                 hint="leave engine.zero out, or engine.config",
             )
-        read_user_config(recipe.engine.config)
+        recipe = recipe.choosing(zero=given_stage(recipe) or 0)
     elif recipe.engine.name == "deepspeed":
         deepspeed_config(recipe.choosing(zero=open_stages(recipe)[-1]), Batch(1, 1, 1), "fp32")
+        stage = given_stage(recipe)
+        recipe = recipe if stage is None else recipe.choosing(zero=stage)
     elif recipe.engine.zero:
         raise RecipeError(
             f"ZeRO-{recipe.engine.zero} is DeepSpeed's, and the engine is {recipe.engine.name}",

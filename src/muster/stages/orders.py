@@ -14,8 +14,10 @@ from typing import Any
 from muster.core.job import Job, Placement, place
 from muster.core.recipe import Recipe
 from muster.core.secrets import shareable
-from muster.core.zero import deepspeed_config
+from muster.core.zero import deepspeed_config, fill_auto
 from muster.planner.decide import Decided
+from muster.planner.model import whole_config
+from muster.planner.remedies import hidden_size
 from muster.stages.inputs import Inputs
 from muster.store.runfolder import name_elsewhere
 
@@ -81,12 +83,21 @@ def greeting(
 
 
 def orders(
-    job: Job, recipe: Recipe, decided: Decided, env: Mapping[str, str], *, address: str, port: int | str
+    job: Job,
+    recipe: Recipe,
+    decided: Decided,
+    env: Mapping[str, str],
+    facts: Mapping[str, Mapping[str, Any]],
+    *,
+    address: str,
+    port: int,
 ) -> dict[str, dict[str, Any]]:
-    """Per host, the start order: what torchrun is called with, its environment, and what the ranks read."""
+    """Per host, the start order: what torchrun is called with, its environment, and what the ranks read.
+    `facts`: of each host, its interpreter and the folder of its part of the run."""
     deepspeed = None
     if recipe.engine.name == "deepspeed":
-        deepspeed = deepspeed_config(recipe, job.batch, job.precision)
+        whole = deepspeed_config(recipe, job.batch, job.precision)
+        deepspeed = fill_auto(whole, recipe, hidden_size(whole_config(recipe) or {}))
     content = {"job": job.as_dict(), "deepspeed": deepspeed}
     return {
         place.host: {
@@ -95,7 +106,7 @@ def orders(
             "port": port,
             "job": content,
             "host": {
-                "argv": torchrun_argv(job, index, address, port),
+                "argv": torchrun_argv(job, index, address, port, facts[place.host]),
                 "ranks": list(place.ranks),
                 "threads": decided.threads[index],
                 "visible_gpus": decided.visible_gpus[index],
@@ -109,18 +120,18 @@ def orders(
     }
 
 
-def torchrun_argv(job: Job, index: int, address: str, port: int | str) -> list[str]:
-    """The command of one host; the agent puts its interpreter for {python}, and for {folder} one that is gone
-    when the job is: without it torchrun leaves an empty one in /tmp at every start."""
+def torchrun_argv(job: Job, index: int, address: str, port: int, about: Mapping[str, Any]) -> list[str]:
+    """The command of one host. Its log folder is in the run: torchrun would leave an empty one in /tmp at
+    every start."""
     return [
-        "{python}", "-m", "torch.distributed.run",
+        about["python"], "-m", "torch.distributed.run",
         "--nnodes", str(len(job.placements)),
         "--node-rank", str(index),
         "--nproc-per-node", str(job.placements[index].slots),
         "--max-restarts", "0",
         "--master-addr", address,
         "--master-port", str(port),
-        "--log-dir", "{folder}",
+        "--log-dir", about["torchrun_folder"],
         "-m", "muster.worker",
     ]  # fmt: skip
 

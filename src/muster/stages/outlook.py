@@ -4,7 +4,8 @@ runs before, and how much is to be trained."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -22,7 +23,9 @@ from muster.core.recipe import Recipe
 from muster.planner.advice import epoch_samples
 from muster.planner.choose import Timer
 from muster.planner.fit import Setting
-from muster.planner.prospect import Outlook, machines_from, slowest_link, timed
+from muster.planner.hosts import by_speed
+from muster.planner.mixed import Member
+from muster.planner.prospect import Outlook, link_of, machines_from, slowest_link, timed
 from muster.planner.steptime import Calibration, Step, key
 from muster.stages.inputs import Inputs
 from muster.store.atomic import write_json
@@ -44,14 +47,14 @@ class Told:
 
 @dataclass(frozen=True)
 class Ground:
-    """What a job would run on, real or not. `machines`: those that are not there; None: the hosts' own, by
-    what they say. `env`: the ranks' variables; `threads`: of each rank, where the recipe says; `learning`:
-    CPUs are known without a calibration as well."""
+    """What a job would run on, real or not. `machines`: of each host by its label, where they are not there;
+    None: the hosts' own, by what they say. `env`: the ranks' variables; `threads`: of each rank, where the
+    recipe says; `learning`: CPUs are known without a calibration as well."""
 
     facts: Facts
     hosts: tuple[Host, ...]
     known: Calibration
-    machines: Machines | None = None
+    machines: Mapping[str, Machines] | None = None
     link: Link | None = None
     env: Mapping[str, str | None] = field(default_factory=dict)
     threads: int | None = None
@@ -61,14 +64,15 @@ class Ground:
     def of(self, hosts: tuple[Host, ...]) -> Ground:
         """The same, of some of its hosts."""
         facts = {host.label: self.facts[host.label] for host in hosts}
-        machines = self.machines.on(len(hosts)) if self.machines else None
-        return replace(self, hosts=hosts, facts=facts, machines=machines)
+        return replace(self, hosts=hosts, facts=facts)
 
     def on(self, slots: Sequence[int], device: str, precision: str) -> Machines | None:
         """The machines that a step's time rests on, the slowest in this precision counting for all; None: not
         known. CPUs are known where a calibration has their model."""
         if self.machines is not None:
-            return self.machines if self.machines.device.kind == device else None
+            parts = [self.machines[host.label] for host in self.hosts]
+            slowest = min(parts, key=lambda each: each.device.peak(precision) or 0.0)
+            return slowest.on(len(parts)).with_slots(slots) if slowest.device.kind == device else None
         if device == CPU:
             cpus = self._cpus(slots)
             known = cpus is not None and key(cpus.device.name, precision) in self.known.efficiency
@@ -101,6 +105,34 @@ class Ground:
         made = machines_of(device, hosts=len(self.hosts), link=link if several else None)
         return made.with_slots(slots)
 
+    def fewer(
+        self, slots: Sequence[int], device: str, precision: str
+    ) -> Callable[[int], Machines | None] | None:
+        """The machines of so many hosts, the fastest ones; None: all hosts are alike."""
+        count = {host.label: number for host, number in zip(self.hosts, slots, strict=True)}
+        alone = [self.of((host,)).on([count[host.label]], device, precision) for host in self.hosts]
+        if len({(each.device.name, each.per_host) for each in alone if each is not None}) < 2:
+            return None
+        ordered = by_speed(self.hosts, self.facts, device, self.env, precision)
+
+        def on(hosts: int) -> Machines | None:
+            some = tuple(ordered[:hosts])
+            return self.of(some).on([count[host.label] for host in some], device, precision)
+
+        return on
+
+    def members(self, slots: Sequence[int], device: str, precision: str) -> list[Member] | None:
+        """Each host by itself, with its link to others; None: one of them is not known."""
+        found = []
+        for host, count in zip(self.hosts, slots, strict=True):
+            alone = self.of((host,)).on([count], device, precision)
+            link = self.link or (alone.link if alone else None)
+            link = link or link_of(self.facts[host.label].get("network") or {}, self.env)
+            if alone is None or link is None:
+                return None
+            found.append(Member(host.label, alone.over(link)))
+        return found
+
     def clock(self, slots: Sequence[int], device: str) -> Timer:
         """How `decide` learns what a step takes, once it knows slots and device."""
         on = cache(partial(self.on, slots, device))
@@ -120,21 +152,32 @@ def ground_of(inputs: Inputs, facts: Facts, told: Told, known: Calibration) -> G
     )
 
 
-def hypothetical(machines: Machines, source: str, host_memory: int | None) -> tuple[Inventory, Facts]:
-    """Hosts that are not there, as an inventory and what they would say of themselves."""
-    device = machines.device
-    plain = plain_name(device.name)
-    name = "".join(c if c.isalnum() else "-" for c in plain).strip("-") or "host"
-    hosts = tuple(Host(f"{name}-{i + 1}", machines.per_host) for i in range(machines.hosts))
-    gpu = {"name": plain, "memory_total": device.memory, "capability": device.able}
-    cpus = device.memory * machines.per_host if device.memory else None  # a device is a rank's part
-    about: dict[str, Any] = {
-        "gpus": [gpu] * machines.per_host if device.kind != CPU else [],
-        "cores": None,
-        "memory_total": host_memory if device.kind != CPU else cpus or host_memory,
-        "network": {},
-    }
-    return Inventory(hosts, "ssh", source), {host.label: about for host in hosts}
+def hypothetical(
+    parts: Sequence[Machines], source: str, host_memory: int | None
+) -> tuple[Inventory, Facts, Mapping[str, Machines]]:
+    """Hosts that are not there: an inventory, what they would say of themselves, and each one's machine."""
+    hosts: list[Host] = []
+    facts: dict[str, dict[str, Any]] = {}
+    machines: dict[str, Machines] = {}
+    numbers: Counter[str] = Counter()
+    for part in parts:
+        device = part.device
+        plain = plain_name(device.name)
+        name = "".join(c if c.isalnum() else "-" for c in plain).strip("-") or "host"
+        gpu = {"name": plain, "memory_total": device.memory, "capability": device.able, "peaks": device.peaks}
+        cpus = device.memory * part.per_host if device.memory else None  # a device is a rank's part
+        about: dict[str, Any] = {
+            "gpus": [gpu] * part.per_host if device.kind != CPU else [],
+            "cores": None,
+            "memory_total": host_memory if device.kind != CPU else cpus or host_memory,
+            "network": {},
+        }
+        for _ in range(part.hosts):
+            numbers[name] += 1
+            host = Host(f"{name}-{numbers[name]}", part.per_host)
+            hosts.append(host)
+            facts[host.label], machines[host.label] = about, part
+    return Inventory(tuple(hosts), "ssh", source), facts, machines
 
 
 def _or_none(setting: Setting, outlook: Outlook) -> Step | None:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from muster.core import families
 from muster.core.errors import RecipeError, UsageError
-from muster.core.job import place
-from muster.core.machines import Machines, parse_machines
+from muster.core.job import Decision, place
+from muster.core.machines import Machines, parse_parts
 from muster.core.near import near_names
 from muster.core.plan import Plan
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe
 from muster.core.result import Planned as Promise
+from muster.planner.advice import advise
 from muster.planner.choose import Tracer, nothing_traced
 from muster.planner.decide import Decided, decide
 from muster.planner.fit import need
 from muster.planner.hosts import Chosen
 from muster.planner.model import check_closed_form, model_notes, whole_config
-from muster.planner.prospect import Outlook, plan_of
+from muster.planner.prospect import Outlook, case_of, global_given, plan_of
 from muster.planner.remedies import remedies
 from muster.planner.setting import lengths_of, why_unknown
 from muster.planner.sizing import said_of
@@ -55,8 +56,7 @@ def recipe_of(source: str, overrides: list[str]) -> Recipe:
 def plan_on(recipe: Recipe, on: str, told: Told, *, traced: bool = True) -> Planned:
     """A recipe on machines that are not there. Raises UsageError for what is not understood."""
     check_plannable(recipe)
-    machines = parse_machines(on)
-    inventory, facts = hypothetical(machines, f"--on {on}", told.host_memory)
+    inventory, facts, machines = hypothetical(parse_parts(on), f"--on {on}", told.host_memory)
     inputs, chosen = first_hosts(check(recipe, inventory))
     if not traced:
         check_closed_form(recipe)
@@ -95,16 +95,16 @@ def check_plannable(recipe: Recipe) -> None:
     )
 
 
-def hosts_first(inputs: Inputs, shell: Shell) -> tuple[Inputs, Chosen | None]:
+def hosts_first(inputs: Inputs, asking: Callable[[Inputs], Facts]) -> tuple[Inputs, Chosen | None]:
     """What `train` does before all else: the hosts that it will use. None: all that were given.
 
-    Where the plan chooses them, every host is asked what it is. Raises UsageError as `plan_first` does.
+    `asking`: what every host says of itself, where the plan chooses them. Raises UsageError as `plan_first`
+    does.
     """
     inputs, chosen = first_hosts(inputs)
     if inputs.recipe.launch.hosts != AUTO:
         return inputs, chosen
-    facts = ask(inputs, shell)
-    ground = ground_of(inputs, facts, Told(), _calibration([]))
+    ground = ground_of(inputs, asking(inputs), Told(), _calibration([]))
     settled = settle(inputs, ground, nothing_traced)
     if settled.refused or _tight(settled.decided) or settled.machines is not None:
         settled = settle(inputs, ground, tracer)
@@ -155,12 +155,36 @@ def _attempt(
     settled = settle(inputs, ground, with_tracer)
     chosen = settled.chosen or chosen
     decided = _with_hosts(settled.decided, chosen)
-    start = _begun(inputs, settled, decided, chosen, words or inputs.inventory.source)
     # Counting them may mean reading the data, which only a time is worth.
     samples = told.samples or (samples_of(decided.recipe) if settled.machines is not None else None)
-    outlook = Outlook(settled.machines, ground.known, samples, told.price, settled.reach)
+    if chosen is None or not chosen.timed:  # else slower hosts were left out already
+        advice = _advice(decided, ground, samples)
+        decided = replace(decided, decisions=(*decided.decisions, *advice))
+    start = _begun(inputs, settled, decided, chosen, words or inputs.inventory.source)
+    alike = settled.machines is None or len(ground.hosts) != len(decided.slots)
+    fewer = None if alike else ground.fewer(decided.slots, decided.device, decided.precision)
+    if fewer is not None:
+        note = "hosts differ: the slowest sets the pace, and fewer hosts are the fastest of them"
+        start = start.model_copy(update={"notes": [*start.notes, note]})
+    outlook = Outlook(settled.machines, ground.known, samples, told.price, settled.reach, fewer)
     made = plan_of(decided.recipe, decided.setting, decided.room, outlook, start)
     return Planned(_with_cost_note(made, told), decided, chosen), settled.refused
+
+
+def _advice(decided: Decided, ground: Ground, samples: int | None) -> list[Decision]:
+    """Which hosts make the job slower; nothing where a step's time is not known."""
+    recipe, setting = decided.recipe, decided.setting
+    if ground.one_machine or setting is None or len(ground.hosts) != len(decided.slots):
+        return []
+    members = ground.members(decided.slots, decided.device, decided.precision)
+    case = case_of(setting, members[0].machines) if members else None
+    if case is None or members is None:
+        return []
+    batch = decided.batch.global_ if global_given(recipe) else None
+    try:
+        return advise(recipe, case, members, ground.known, batch=batch, samples=samples)
+    except UsageError:  # a figure is missing, as the plan says
+        return []
 
 
 def _with_cost_note(made: Plan, told: Told) -> Plan:
@@ -192,13 +216,16 @@ def _tight(decided: Decided) -> bool:
     return sum(found.device.values()) > TIGHT * room.device or host
 
 
-def ask(inputs: Inputs, shell: Shell) -> Facts:
-    """What hosts say of themselves. Raises InventoryError where one cannot be reached."""
+def ask(inputs: Inputs, shell: Shell, *, into: Path | None = None) -> Facts:
+    """What hosts say of themselves. `into`: the folder that a run would have there, which need not exist.
+    Raises InventoryError where one cannot be reached."""
     places = place([(host, host.slots or 1) for host in inputs.inventory.hosts])
     name = f"plan-{secrets.token_hex(4)}"
     with tempfile.TemporaryDirectory(prefix="muster-") as folder:
         run = Path(folder) / name
         specs = greeting(inputs.recipe, places, run_dir=run, nonce=name, job_id=name, attempt=1)
+        if into is not None:
+            specs = {host: {**spec, "workdir": str(into)} for host, spec in specs.items()}
         with Supervisor(places, inputs.launcher, inputs.recipe.launch, name, shell) as supervisor:
             return supervisor.greet(specs)
 
@@ -240,6 +267,10 @@ def _notes(decided: Decided, machines: Machines | None) -> list[str]:
             "what goes to a disk, and its buffers, are counted by DeepSpeed's source, never measured"
         )
     notes += model_notes(decided.recipe)
+    if decided.recipe.train.compile:
+        notes.append(
+            "train.compile=true changes nothing in this plan: memory and time are those without torch.compile"
+        )
     if device == "cuda" and decided.room.host is None and setting is not None:
         notes.append("whether hosts have the memory was not checked: --host-memory says what they have")
     if machines is None and device == "cpu":

@@ -28,7 +28,7 @@ from muster.stages.fabric_run import judged, write_tables
 from muster.stages.freeze import freeze
 from muster.stages.inputs import Inputs
 from muster.stages.orders import code, greeting
-from muster.stages.plan import hosts_first, promised
+from muster.stages.plan import ask, hosts_first, promised
 from muster.stages.recorder import Recorder, Watcher
 from muster.store import events, sealed
 from muster.store.atomic import write_json, write_text
@@ -73,7 +73,7 @@ def train(
         )
     if not attempt.resume and run.path.exists() and not ticket:
         run.create()  # raises: it is there already
-    inputs, chosen = hosts_first(inputs, shell)
+    inputs, chosen = hosts_first(inputs, partial(ask, shell=shell))
     places = place([(host, host.slots or 1) for host in inputs.inventory.hosts])
     nonce = f".muster-{secrets.token_hex(8)}"
     mark = run.mark if attempt.resume else new_mark()

@@ -97,8 +97,13 @@ class RunFolder:
 
     @property
     def deepspeed(self) -> Path:
-        """A copy of the user's own DeepSpeed file."""
+        """The configuration that DeepSpeed gets."""
         return self.path / "deepspeed.json"
+
+    @property
+    def deepspeed_given(self) -> Path:
+        """A copy of the user's own DeepSpeed file."""
+        return self.path / "deepspeed-given.json"
 
     @property
     def peaks(self) -> Path:

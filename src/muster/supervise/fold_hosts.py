@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from muster.core.job import SLOWER, Decision, Job
+from muster.core.job import FASTEST, SLOWER, Decision, Job
 from muster.core.recipe import Recipe
 from muster.core.result import HostReport
-from muster.planner.advice import FASTEST, review
+from muster.planner.advice import review
 from muster.store import events
 
 NAMED = 8  # hosts that a note names one by one

@@ -1,0 +1,113 @@
+"""`train --dry-run`: what would run where, what fits, and nothing that is left to be filled in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.cli import main
+from tests.support import TINY
+
+
+def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, *argv: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *argv, "--runs", str(tmp_path / "runs"), "--dry-run"])
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    assert not (tmp_path / "runs").exists()
+    return int(ended.value.code or 0), shown.out, shown.err
+
+
+def document(capsys: pytest.CaptureFixture[str], tmp_path: Path, *argv: str) -> dict[str, Any]:
+    code, out, err = run(capsys, tmp_path, *argv, "--json")
+    assert code == 0, err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more"),
+    [
+        ("s1-opt-350m", []),
+        ("gpt2-micro", ["precision=fp16"]),
+        ("causal-lm", ["precision=fp16", "data.path=/data/there"]),
+        ("demo", ["launch.device=cuda"]),
+        ("s1-opt-66b", ["launch.device=cuda"]),
+    ],
+)
+def test_hosts_that_are_not_asked_have_what_the_recipe_needs(
+    recipe: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = document(capsys, tmp_path, recipe, "--hosts", "node1:4,node2:4", *more)
+    assert plan["device"] == "cuda"
+    assert plan["world_size"] == 8
+    assert any("not asked" in each and "GPU" in each for each in plan["assumed"])
+
+
+def test_it_is_short_and_the_whole_order_is_a_word_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["demo", "--hosts", "local:2x1", *TINY]
+    code, out, _ = run(capsys, tmp_path, *argv)
+    assert code == 0
+    assert len(out.splitlines()) <= 12
+    for words in ("local[0-1]", "ZeRO-1", "fits", "--verbose"):
+        assert words in out
+    code, whole, _ = run(capsys, tmp_path, *argv, "--verbose")
+    assert code == 0
+    assert len(whole.splitlines()) > 100
+    for words in ("torch.distributed.run", "--node-rank 1", "OMP_NUM_THREADS=1", "train_batch_size"):
+        assert words in whole
+
+
+@pytest.mark.parametrize("hosts", ["local:2x1", "node1,node2"])
+def test_every_value_of_the_order_is_filled_in(
+    hosts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = document(capsys, tmp_path, "demo", "--hosts", hosts, *TINY)
+    words = [word for host in plan["hosts"] for word in host["start"]]
+    words += [word for each in plan["launch"] for word in each["command"]]
+    assert not [word for word in words if word.startswith(("{", "<"))]
+    start = plan["hosts"][1]["start"]
+    assert Path(start[0]).is_absolute()
+    assert start[start.index("--log-dir") + 1].startswith(f"{plan['run']}/hosts/")
+    assert int(start[start.index("--master-port") + 1]) > 0
+
+
+@pytest.mark.parametrize(
+    ("hosts", "device"), [("local:2x1", "cpu"), ("node1,node2", "cpu"), ("node1,node2", "auto")]
+)
+def test_what_no_host_can_hold_is_refused(
+    hosts: str, device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["batch.micro=1000000000", f"launch.device={device}"]
+    code, out, err = run(capsys, tmp_path, "demo", "--hosts", hosts, *more)
+    assert (code, out) == (2, "")
+    assert "memory" in err and "would fit" in err
+
+
+def test_a_gpu_that_no_maker_sells_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [
+        "opt-benchmark",
+        "--hosts",
+        "node1:8",
+        "model.name=opt-66b",
+        "launch.device=cuda",
+        "engine.zero=1",
+    ]
+    code, _, err = run(capsys, tmp_path, *argv)
+    assert code == 2
+    assert "opt-66b needs about" in err
+    assert "engine.zero=3" in err
+
+
+def test_a_missing_port_and_a_given_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = document(capsys, tmp_path, "demo", "--hosts", "node1,node2", "launch.port=4711", *TINY)
+    start = plan["hosts"][0]["start"]
+    assert start[start.index("--master-port") + 1] == "4711"
+    assert not [each for each in plan["assumed"] if "master-port" in each]
+    plan = document(capsys, tmp_path, "demo", "--hosts", "node1,node2", *TINY)
+    assert [each for each in plan["assumed"] if "master-port" in each]

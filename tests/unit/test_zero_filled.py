@@ -1,0 +1,149 @@
+"""What DeepSpeed gets is what is shown: "auto" is filled in before the start; the stage is the file's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.core.job import read_job
+from muster.core.recipe import Train, recipe_from
+from muster.core.zero import fill_auto, open_values
+from muster.planner.remedies import hidden_size
+from muster.stages.agree import Attempt, agree
+from muster.stages.dry_run import dry_run
+from muster.stages.freeze import freeze
+from muster.stages.inputs import read_inputs
+from muster.store.runfolder import RunFolder
+
+ALL_AUTO: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "train_batch_size": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "fp16": {"enabled": "auto"},
+    "bf16": {"enabled": "auto"},
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
+    },
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {
+            "warmup_num_steps": "auto", "total_num_steps": "auto",
+            "warmup_min_lr": "auto", "warmup_max_lr": "auto",
+        },
+    },
+    "zero_optimization": {
+        "stage": 3,
+        "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto",
+    },
+}  # fmt: skip
+SETTINGS = ["train.learning_rate=0.003", "train.warmup=20", "train.beta2=0.97", "train.clip=0.7"]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "ds.json"
+    made.write_text(json.dumps(ALL_AUTO))
+    return made
+
+
+def test_nothing_is_left_open(file: Path, tmp_path: Path) -> None:
+    told = dry_run(
+        read_inputs("demo", "node1,node2", [f"engine.config={file}", *SETTINGS]), RunFolder(tmp_path / "r")
+    )
+    made = told["deepspeed"]
+    assert "auto" not in json.dumps(made)
+    width = hidden_size(told["recipe"]["model"]["config"])
+    assert made["optimizer"]["params"]["lr"] == 0.003
+    assert made["optimizer"]["params"]["betas"] == [0.9, 0.97]
+    assert made["gradient_clipping"] == 0.7
+    assert made["scheduler"]["params"]["warmup_num_steps"] == 20
+    assert made["scheduler"]["params"]["warmup_max_lr"] == 0.003
+    assert made["scheduler"]["params"]["total_num_steps"] == told["recipe"]["train"]["max_steps"]
+    assert made["zero_optimization"]["reduce_bucket_size"] == width**2
+    assert told["recipe"]["engine"]["zero"] == 3
+    assert "ZeRO-3" in told["plan"]["engine"]
+    assert any(d["field"] == "engine.zero" and str(file) in d["why"] for d in told["decisions"])
+
+
+def test_a_run_folder_shows_what_runs_and_keeps_what_was_given(file: Path, tmp_path: Path) -> None:
+    inputs = read_inputs("demo", "local:2x1", [f"engine.config={file}", *SETTINGS])
+    about = {"gpus": [], "cores": 2, "python": "python3", "torchrun_folder": "/x", "shared": True, "port": 1}
+    about |= {
+        "versions": dict.fromkeys(("torch", "transformers", "accelerate", "pydantic", "deepspeed"), "1")
+    }
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    for number in (1, 2):
+        ready = agree(inputs, run, {"local0": about, "local1": about}, Attempt(number))
+        freeze(run, ready, inputs)
+        job = run.read_json(run.job)
+        assert job["recipe"]["engine"]["zero"] == 3
+        assert run.read_json(run.deepspeed) == job["deepspeed"]
+        assert "auto" not in run.deepspeed.read_text()
+        assert read_job(job) is not None
+        inputs = read_inputs(str(run.recipe), "local:2x1", [])
+        given = Path(str(inputs.recipe.engine.config))
+        assert given.parent == run.path
+        assert json.loads(given.read_text()) == ALL_AUTO
+
+
+def test_the_file_wins_over_another_stage(file: Path) -> None:
+    recipe = read_inputs("demo", "node1", [f"engine.config={file}", "engine.zero=1"]).recipe
+    assert recipe.engine.zero == 3
+    options = "engine.options.zero_optimization.stage=2"
+    assert read_inputs("demo", "node1", ["engine.zero=1", options]).recipe.engine.zero == 2
+
+
+@pytest.mark.parametrize(
+    ("train", "steps"),
+    [
+        ({"warmup": 0, "max_steps": 100}, (1, 100)),
+        ({"warmup": 0.05, "max_steps": 90}, (5, 90)),
+        ({"warmup": 7.9}, (7, "auto")),
+        ({"warmup": 0.05}, ("auto", "auto")),
+    ],
+)
+def test_steps_are_told_where_they_are_known(train: dict[str, Any], steps: tuple[Any, Any]) -> None:
+    """As Transformers would: a fraction is of all steps, which an epoch's samples decide."""
+    recipe = recipe_from({"engine": {"name": "deepspeed"}, "train": train})
+    made = fill_auto(ALL_AUTO, recipe, 64)
+    found = made["scheduler"]["params"]
+    assert (found["warmup_num_steps"], found["total_num_steps"]) == steps
+    left = [
+        f"scheduler.params.{name}"
+        for name in ("warmup_num_steps", "total_num_steps")
+        if found[name] == "auto"
+    ]
+    assert [name for name in open_values(made) if name.startswith("scheduler")] == left
+
+
+def test_a_models_width_that_is_not_known_stays_open() -> None:
+    made = fill_auto(ALL_AUTO, recipe_from({"train": Train().model_dump()}), None)
+    assert made["zero_optimization"]["reduce_bucket_size"] == "auto"
+    assert ALL_AUTO["optimizer"]["params"]["lr"] == "auto"
+
+
+def test_what_deepspeed_drops_is_not_shown() -> None:
+    """DeepSpeed reads "auto" elsewhere as not given; below stage 3 Transformers fills no prefetch bucket."""
+    given = {"zero_optimization": {"stage": 2, "overlap_comm": "auto", "stage3_prefetch_bucket_size": "auto"}}
+    assert fill_auto(given, recipe_from({}), 64)["zero_optimization"] == {"stage": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "width"),
+    [
+        ({"d_model": 32}, 32),
+        ({"hidden_sizes": [8, 64, 16]}, 64),
+        ({"text_config": {"hidden_size": 12}}, 12),
+        ({}, 0),
+    ],
+)
+def test_the_width_of_a_model(config: dict[str, Any], width: int) -> None:
+    assert hidden_size(config) == width
