@@ -6,12 +6,14 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from muster.core.errors import RunFolderError
 from muster.stages import train as stage
 from muster.stages.ask import ask
+from muster.stages.checkpoints import Wanted
 from muster.stages.resume import resume
 from muster.store import events, sealed
 from muster.store.runfolder import RunFolder
@@ -35,11 +37,7 @@ ENGINES = {
 
 def weights(folder: Path) -> dict[str, bytes]:
     """The saved parameters, byte for byte."""
-    from safetensors.torch import load_file
-
-    return {
-        name: tensor.numpy().tobytes() for name, tensor in load_file(folder / "model.safetensors").items()
-    }
+    return {name: tensor.numpy().tobytes() for name, tensor in load(folder).items()}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -133,6 +131,31 @@ def test_damaged_checkpoints_are_never_resumed_from(tmp_path: Path) -> None:
     assert "no manifest" in passed[3]
     assert len(list(done.checkpoints.glob("*/complete.json"))) == 6
     assert ask(done, ["How many?"]).rows  # the model was saved anew
+
+
+def test_zero_goes_on_on_fewer_ranks(tmp_path: Path) -> None:
+    """Its optimizer states are cut anew: the losses and parameters are those of the run on two ranks. A run that
+    has ended goes back to a step that is asked for."""
+    needs_torch()
+    settings = ["train.max_steps=8", "checkpoint.every=4", "engine.name=deepspeed", "engine.zero=2"]
+    done, result = run(tmp_path / "run", "local:2x1", *settings, "measure.window=1")
+    assert result.status == "succeeded", result.failure
+    before = losses(done), load(done.model)
+    again = resume(done, wanted=Wanted(step=4), leave=["local1"])
+    assert (again.status, again.world_size, again.steps) == ("succeeded", 1, 8), again.failure
+    assert losses(done) == pytest.approx(before[0], rel=1e-5)
+    after, begun = load(done.model), load(done.checkpoints / "checkpoint-4")
+    for name, tensor in before[1].items():
+        moved = (tensor - begun[name]).norm()
+        assert (after[name] - tensor).norm() <= 1e-3 * moved, name
+    assert not (done.path / "universal").exists()
+
+
+def load(folder: Path) -> dict[str, Any]:
+    """The saved parameters."""
+    from safetensors.torch import load_file
+
+    return dict(load_file(folder / "model.safetensors"))
 
 
 def flip(file: Path) -> None:
