@@ -134,7 +134,7 @@ def test_damaged_checkpoints_are_never_resumed_from(tmp_path: Path) -> None:
 
 
 def test_zero_goes_on_on_fewer_ranks(tmp_path: Path) -> None:
-    """Its optimizer states are cut anew: the losses and parameters are those of the run on two ranks. A run that
+    """Its optimizer states are cut anew: losses and parameters are those of the run on two ranks. A run that
     has ended goes back to a step that is asked for."""
     needs_torch()
     settings = ["train.max_steps=8", "checkpoint.every=4", "engine.name=deepspeed", "engine.zero=2"]
