@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -223,6 +226,14 @@ def test_a_file_that_was_added_is_found(tmp_path: Path) -> None:
     digest = sealed_folder(tmp_path)
     (tmp_path / "global_step1" / "rank1.pt").write_bytes(b"a pickle that runs something")
     assert what_is_wrong(str(tmp_path), [digest])[0] == "global_step1/rank1.pt is not in its manifest"
+
+
+def test_any_host_can_run_what_checks_a_checkpoint() -> None:
+    """The agent executes its text: Python 3.8, and nothing but what comes with it."""
+    tree = ast.parse(inspect.getsource(sealed), feature_version=(3, 8))
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in names} <= set(sys.stdlib_module_names)
 
 
 def test_a_file_of_one_piece_has_its_plain_hash(tmp_path: Path) -> None:
