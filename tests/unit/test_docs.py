@@ -327,6 +327,12 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert not anchor or anchor in anchors(file), f"{page.name}:{number}: {target}"
 
 
+def test_the_readme_has_every_verb() -> None:
+    table = [line for _, line in prose(PAGES[0]) if line.startswith("| `muster ")]
+    shown = {verb for line in table for verb in re.findall(r"`muster ([a-z]+)", line)}
+    assert shown == set(cli.VERBS)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_merge_was_left_half(page: Path) -> None:
     assert not [n for n, line in prose(page) if line.startswith(("<<<<<<<", ">>>>>>>", "======="))]
