@@ -31,9 +31,7 @@ from tests.unit.test_peaks import checked, matmul
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 CONSOLE = [block for block in BLOCKS if block.language == "console"]
-# typer's group, which may be of a copy of click that is typer's own, or a click group
-GROUP: Any = cli.app if hasattr(cli.app, "get_command") else __import__("typer").main.get_command(cli.app)
-VERBS: dict[str, Any] = {name: GROUP.get_command(None, name) for name in cli.VERBS}
+VERBS: dict[str, Any] = {name: cli.app.get_command(None, name) for name in cli.VERBS}
 # What the pages write for a name of the reader's own.
 STANDS_FOR = {
     "HOSTS": "node1:8,node2:8", "RECIPE": "digits", "SUITE": "acceptance", "RUN": "last", "DIR": "logs",
