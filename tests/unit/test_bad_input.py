@@ -40,6 +40,10 @@ def here(tmp_path: Path) -> Path:
     data = tmp_path / "data"
     data.mkdir()
     (data / "train.jsonl").write_text(DATA * 3 + "not json\n")
+    (tmp_path / "casual.yaml").write_text("workload: casual-lm\ndata: {sequence: 64}\n")
+    (tmp_path / "spelling.yaml").write_text("workload: spelling\n")
+    (tmp_path / "one.csv").write_text("question,sql\nq,one\n")
+    (tmp_path / "two.csv").write_text("question,sql\nq,one\nr,two\n")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "precious").write_text("do not touch")
     return tmp_path
@@ -112,6 +116,24 @@ CASES = {
     "ZeRO without DeepSpeed": (
         ["train", "demo", "--hosts", "local:1", "engine.name=ddp"],
         "ZeRO-1 is DeepSpeed's",
+    ),
+    "a misspelt workload": (["train", "casual.yaml", "--hosts", "node1"], "no workload is named 'casual-lm'"),
+    "an unknown workload": (
+        ["train", "spelling.yaml", "--hosts", "local:1"],
+        "no workload is named 'spelling'",
+    ),
+    "one sample": (["train", "demo", "--hosts", "local:1", "data.path=one.csv"], "too few to hold some out"),
+    "a column that is not there": (
+        ["train", "causal-lm", "--hosts", "local:1", "data.path=one.csv"],
+        "one.csv:2: field 'text' is missing",
+    ),
+    "too little text": (
+        ["train", "causal-lm", "--hosts", "local:1", "data.path=one.csv", "data.field=sql"],
+        "is too short: its text is at most 5 tokens, and one sequence has 256",
+    ),
+    "a model that is not there": (
+        ["train", "text2sql-t5-small", "--hosts", "local:1", "data.path=two.csv", "env.HF_HUB_OFFLINE=1"],
+        "t5-small is not in this machine's Hugging Face cache, and HF_HUB_OFFLINE is set",
     ),
     "a run that is not there": (["show", "nothing"], "nothing: no such run"),
     "an unknown verb": (["trian"], "no such verb"),

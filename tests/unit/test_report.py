@@ -10,8 +10,19 @@ from html.parser import HTMLParser
 
 import pytest
 
+from muster.cli.train import finish
 from muster.core.printable import HIDDEN
-from muster.core.result import Attention, Failure, HostReport, Memory, Quality, Result, Seconds, Throughput
+from muster.core.result import (
+    Attention,
+    Failure,
+    HostReport,
+    Memory,
+    Quality,
+    Result,
+    Seconds,
+    Throughput,
+    Unscored,
+)
 from muster.core.secrets import masked_override
 from muster.planner.decide import decide
 from muster.report import answers, charts, tables, words
@@ -563,6 +574,25 @@ def test_a_finished_folder(tmp_path):
     assert data.state == "succeeded" and data.figures == a_result()
     assert [each.predicted for each in data.predictions] == ["p\u2028"] and data.unreadable == 2
     assert "2 lines of predictions.jsonl could not be read" in check(data).words
+
+
+def test_what_failed_after_the_start_ends_with_1(tmp_path):
+    """2 is for bad input of which nothing was started; the ranks found this, and left a run folder."""
+    run, failure = write_run(tmp_path / "run"), Failure(what="no such file", usage=True)
+    assert finish(a_result(status="failed", failure=failure), run, json=True) == 1
+    assert finish(a_result(), run, json=True) == 0
+
+
+def test_the_execution_accuracy_is_of_the_questions_that_were_scored():
+    quality = Quality(
+        questions=100,
+        exact_match=0.12,
+        execution_match=0.5,
+        scored=98,
+        unscored=[Unscored(index=3, why="no lake")],
+    )
+    page = check(a_run(figures=a_result(quality=quality), predictions=()))
+    assert "49 of 98 questions" in page.words
 
 
 def test_an_unfinished_folder_shows_what_its_events_say(tmp_path):

@@ -100,7 +100,7 @@ def launch(inputs: Inputs, run: RunFolder, *, json: bool) -> int:
 
 
 def finish(result: Result, run: RunFolder, *, json: bool) -> int:
-    """Write the report and print the result. -> exit code: 0 succeeded, 1 failed, 2 bad input."""
+    """Write the report and print the result. -> exit code: 0 succeeded, 1 failed."""
     from muster.cli.output import err_console, print_afterwards, print_json, print_result
     from muster.stages.report import report
 
@@ -116,7 +116,7 @@ def finish(result: Result, run: RunFolder, *, json: bool) -> int:
     if result.status == "succeeded":
         print_afterwards(run)
         return 0
-    return 2 if result.failure and result.failure.usage else 1
+    return 1
 
 
 def _dry_run(inputs: Inputs, run: RunFolder, *, json: bool, verbose: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import types
@@ -15,8 +16,10 @@ from pydantic import BaseModel, ValidationError
 
 from muster.core import families
 from muster.core.errors import RecipeError
+from muster.core.families.checking import MISSPELT
 from muster.core.near import did_you_mean
-from muster.core.recipe import Recipe, recipe_class, recipe_from
+from muster.core.recipe import RECIPES, Recipe, recipe_class, recipe_from
+from muster.core.registry import plugin_names
 from muster.core.section import Section
 
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
@@ -166,10 +169,28 @@ def _whole_path(value: str, folder: Path, where: str) -> str:
 
 def validate(data: Mapping[str, Any], *, where: str) -> Recipe:
     """Plain data -> Recipe, or one RecipeError about the first thing that is wrong."""
+    _check_workload(data.get("workload"), where)
     try:
         return recipe_from(data)
     except ValidationError as error:
         raise _explain(error, where, recipe_class(data.get("workload"))) from None
+
+
+def _check_workload(workload: Any, where: str) -> None:
+    """Raise RecipeError for a misspelt one, whose other keys would be refused as unknown. One that is near to
+    none may be a third party's, on the hosts alone."""
+    name = str(workload or "text2sql").replace("_", "-")
+    if name in RECIPES or name in (known := workloads()):
+        return
+    near = difflib.get_close_matches(name, known, n=1, cutoff=MISSPELT)
+    if near:
+        what = f"workload: no workload is named {workload!r}"
+        raise RecipeError(what, where=where, hint=f"did you mean {near[0]}?")
+
+
+def workloads() -> list[str]:
+    """What can be trained by the packages that are installed here."""
+    return [name.replace("_", "-") for name in plugin_names("muster.worker.workloads")]
 
 
 def read_layers(source: str, *, base: Path | None = None, chain: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -20,11 +20,17 @@ def check_images(recipe: Recipe, data: ImageData) -> None:
     found = find_images(Path(data.path))
     strict = data.bad == "error"
     if isinstance(found, ImageFolders):
+        _check_count(len(found.train), len(found.held_out), data)
         if strict:
             _check_files(found)
         return
     number = (recipe.model.config or {}).get("num_labels")
     _check_tables(found, data, number if isinstance(number, int) else None, strict=strict)
+
+
+def _check_count(train: int, held_out: int, data: ImageData) -> None:
+    if train + held_out < 2:
+        raise DataError("1 image is too few to hold some out", where=data.path, hint="more images")
 
 
 def _check_files(found: ImageFolders) -> None:
@@ -40,5 +46,7 @@ def _check_files(found: ImageFolders) -> None:
 def _check_tables(found: ParquetFiles, data: ImageData, number: int | None, *, strict: bool) -> None:
     tables = [Table(file, data) for file in (*found.train, *found.held_out)]
     classes = table_classes(tables[: len(found.train)], number)
+    trained = sum(table.rows for table in tables[: len(found.train)])
+    _check_count(trained, len(found.held_out), data)
     for table in tables if strict else ():
         table.check(classes)

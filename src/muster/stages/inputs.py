@@ -17,7 +17,7 @@ from muster.core.inventory import MOUNTED, Inventory, read_inventory
 from muster.core.job import Decision
 from muster.core.offload import check_offload
 from muster.core.recipe import Recipe
-from muster.core.recipes import anchored, load_recipe, validate
+from muster.core.recipes import anchored, load_recipe, validate, workloads
 from muster.core.registry import load_plugin
 from muster.core.secrets import completed
 from muster.core.zero import deepspeed_config, given_stage, open_stages
@@ -70,6 +70,10 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
             f"is {name}, but the hosts are pretend hosts of this machine", where="launch.launcher"
         )
     launcher = load_plugin("muster.launchers", name)
+    here = launcher.ONE_MACHINE and not recipe.launch.python
+    if here and recipe.workload.replace("_", "-") not in (known := workloads()):
+        hint = f"known here: {', '.join(sorted(known))}"
+        raise RecipeError(f"no workload is named {recipe.workload!r}", where="workload", hint=hint)
     check_idle(recipe)
     check_model(recipe)
     if recipe.engine.config:
@@ -143,7 +147,7 @@ def check_data(recipe: Recipe, *, here: bool) -> None:
             raise DataError("no such data", where=str(path), hint="data.path=FILE or FOLDER")
         return  # on the hosts, whose ranks will say so if it is not
     if isinstance(recipe.data, TextData):
-        check_text(recipe.data)
+        check_text(recipe, recipe.data)
     if isinstance(recipe.data, ImageData):
         check_images(recipe, recipe.data)
     if isinstance(recipe.data, TextToSqlData):

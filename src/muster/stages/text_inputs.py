@@ -6,7 +6,7 @@ from pathlib import Path
 
 from muster.core import families
 from muster.core.data import TextData
-from muster.core.errors import RecipeError
+from muster.core.errors import DataError, RecipeError
 from muster.core.recipe import Recipe
 from muster.planner.model import model_config
 from muster.store.texts import check_texts
@@ -14,10 +14,17 @@ from muster.store.texts import check_texts
 CHECKED = 1 << 30  # bytes of text that are read here; the ranks read all of it, and say the same
 
 
-def check_text(data: TextData) -> None:
-    """Read data.path. Raises DataError with the file and the line."""
+def check_text(recipe: Recipe, data: TextData) -> None:
+    """Read data.path. Raises DataError with the file and the line, or where it cannot fill one sequence."""
     assert data.path
-    check_texts(Path(data.path), data.field, data.bad, CHECKED)
+    tokens = check_texts(Path(data.path), data.field, data.bad, CHECKED)
+    sequence = data.sequence or families.positions(model_config(recipe) or {})
+    if sequence and tokens < sequence:
+        raise DataError(
+            f"is too short: its text is at most {tokens:,} tokens, and one sequence has {sequence:,}",
+            where=data.path,
+            hint="more text, or a shorter data.sequence",
+        )
 
 
 def check_sequence(recipe: Recipe, data: TextData) -> None:

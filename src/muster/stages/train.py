@@ -26,6 +26,7 @@ from muster.stages.checkpoints import BEGINNING, choose
 from muster.stages.continuing import same_batch
 from muster.stages.fabric_run import judged, write_tables
 from muster.stages.freeze import freeze
+from muster.stages.hub_inputs import check_names
 from muster.stages.inputs import Inputs
 from muster.stages.orders import code, greeting
 from muster.stages.plan import ask, hosts_first, promised
@@ -73,6 +74,8 @@ def train(
         )
     if not attempt.resume and run.path.exists() and not ticket:
         run.create()  # raises: it is there already
+    if inputs.launcher.ONE_MACHINE:
+        check_names(inputs.recipe, inputs.env)
     inputs, chosen = hosts_first(inputs, partial(ask, shell=shell))
     places = place([(host, host.slots or 1) for host in inputs.inventory.hosts])
     nonce = f".muster-{secrets.token_hex(8)}"

@@ -80,7 +80,8 @@ class Table:
             kind = f"column {self.image!r} holds {types[self.image]}, not images"
             hint = "a struct of bytes and path, or bytes; data.image=COLUMN"
             raise DataError(kind, where=self.where, hint=hint)
-        if not self.ask("SELECT count(*) FROM read_parquet($file)")[0][0]:
+        self.rows = int(self.ask("SELECT count(*) FROM read_parquet($file)")[0][0])
+        if not self.rows:
             raise DataError("has no rows", where=self.where)
 
     def ask(self, statement: str) -> list[Any]:

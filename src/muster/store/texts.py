@@ -128,15 +128,23 @@ def documents(file: Path, field: str, skip: Callable[[DataError], None] | None =
             skip(error)
 
 
-def check_texts(path: Path, field: str, bad: OnBad, most: int) -> None:
-    """Read the files, up to `most` bytes of them on disk. Raises DataError, also where there is no text."""
+def check_texts(path: Path, field: str, bad: OnBad, most: int) -> int:
+    """Read the files, up to `most` bytes of them on disk. Raises DataError, also where there is no text.
+
+    -> at most so many tokens are to be trained on: one a byte, and two for the ends of each document.
+    """
     files = find_texts(path)
     skipped = Skipped()
+    tokens = 0
     for part in (files.train, files.validation):
         found = read = 0
         for file in part:
             for document in documents(file, field, None if bad == "error" else skipped.add):
-                found += sum(1 for piece in document if piece.strip())
+                size = 2
+                for piece in document:
+                    found += bool(piece.strip())
+                    size += len(piece.encode())
+                tokens += size if part is files.train else 0
             if not found and len(part) == 1:
                 why = f"; {skipped.count} skipped, the first: {skipped.first}" if skipped.count else ""
                 raise DataError(f"has no text{why}", where=str(file))
@@ -145,6 +153,7 @@ def check_texts(path: Path, field: str, bad: OnBad, most: int) -> None:
                 break
         if part and not found:
             raise DataError(f"its {len(part)} files have no text", where=str(path))
+    return tokens
 
 
 def cut(text: str) -> Iterator[str]:
