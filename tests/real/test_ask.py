@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import json
 import os
 import shlex
@@ -279,3 +281,8 @@ def test_show_and_report(trained: RunFolder) -> None:
     assert text.lstrip().lower().startswith("<!doctype html>")
     assert "asked-run" in text
     refused(muster(trained, "show", "nothing-like-it"))
+    table = muster(trained, "show", "asked-run", "--csv")
+    assert table.returncode == 0 and table.stderr == ""
+    rows = list(csv.DictReader(io.StringIO(table.stdout)))
+    assert rows[-1]["step"] == "60" and float(rows[-1]["loss"]) == shown["result"]["loss_final"]
+    assert [row["step"] for row in rows if row["evaluation_loss"]] == ["13", "26", "39", "52", "60"]

@@ -11,6 +11,7 @@ from muster.core.bench import Bench
 from muster.core.judged import Judged
 from muster.core.recipes import load_recipe
 from muster.core.result import Result
+from muster.core.suite import load_suite
 from muster.planner.rota import Task
 from muster.stages.bench import table_of
 from muster.stages.bench_fold import fold_bench
@@ -85,3 +86,30 @@ def test_the_table() -> None:
 def test_documents_of_judged_and_bench_share_their_peers() -> None:
     """So `--baseline` takes either."""
     assert Judged.model_fields["peers"].annotation == Bench.model_fields["peers"].annotation
+
+
+def test_published_figures_stand_beside_measured_ones() -> None:
+    """Of as many ranks where there are some, else scaled from the nearest; another device is said."""
+    own = {"source": "a paper", "on": "h100-80gb", "samples_per_second": {1: 12, 16: 160}, "memory": "40GB"}
+    suite = suite_of({"groups": [1, 2], "published": [own]}, {"name": "other", "groups": [1]})
+    bench = ended(suite, "local:2x8", lambda task: made(task.hosts, 80.0 * len(task.hosts), slots=8))
+    for record in bench.records.values():
+        record.devices.update(dict.fromkeys(("local0", "local1"), "NVIDIA H100 80GB HBM3"))
+    one, two = fold_bench(bench).published
+    assert (one.entry, one.ranks, one.jobs, one.published_ranks) == ("digits", 8, 2, 16)
+    assert (one.published, one.ratio, one.same_device) == (80.0, 1.0, True)
+    assert (two.ranks, two.published_ranks, two.published) == (16, 16, 160.0)
+    assert (two.published_memory, two.source) == (40e9, "a paper")
+    for record in bench.records.values():
+        record.devices["local1"] = "NVIDIA A100-SXM4-80GB"
+    one, two = fold_bench(bench).published
+    assert not one.same_device and two.devices == ["NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"]
+
+
+def test_the_published_benchmark_has_published_figures() -> None:
+    """H100, per device: within a percent of each other on 1 to 512 of them but for the smallest numbers."""
+    for entry in load_suite("s1").jobs:
+        assert entry.published
+        for each in entry.published:
+            rates = {count: rate / count for count, rate in each.samples_per_second.items() if count >= 8}
+            assert max(rates.values()) / min(rates.values()) < 1.03

@@ -94,6 +94,8 @@ def print_bench(found: Bench, *, every: bool, console: Console | None = None) ->
             console.print(f"[yellow]note[/yellow] {escape(note)}")
     if found.comparison:
         _comparison(console, found.comparison)
+    if found.published:
+        _show(console, _published(found))
     console.print()
     _show(console, _hosts(found, every=every))
     for link in found.links:
@@ -210,6 +212,35 @@ def _comparison(console: Console, found: Comparison) -> None:
     for path, values in found.confounded_by.items():
         told = ", ".join(f"{name}: {value}" for name, value in values.items())
         console.print(f"[yellow]confounded[/yellow] {escape(path)} differs as well ({escape(told)})")
+
+
+def _published(found: Bench) -> Table:
+    """What others published of the same recipes; where they had another device or number of ranks, that is
+    said, and the figure is scaled by the ranks."""
+    table = Table(box=None, title="beside published figures", title_justify="left")
+    names = ("entry", "ranks", "samples/s", "published", "ratio", "memory", "published", "published on")
+    for place, name in enumerate(names):
+        right = name not in ("entry", "published on")
+        table.add_column(name, no_wrap=place < len(names) - 1, justify="right" if right else "left")
+    for each in found.published:
+        where = f"{each.published_ranks} x {each.published_on}, {each.source}"
+        if each.published_ranks != each.ranks:
+            where += "; scaled by the ranks"
+        if not each.same_device:
+            where += f"; measured on {', '.join(each.devices) or 'an unknown device'}"
+        table.add_row(
+            escape(each.entry),
+            str(each.ranks),
+            f"{each.samples_per_second:,.2f}",
+            f"{each.published:,.2f}",
+            f"{each.ratio:.1%}",
+            figure_words("memory", each.memory),
+            figure_words("memory", each.published_memory),
+            escape(where),
+        )
+    if found.overrides:
+        table.caption = f"with changes: {escape(' '.join(found.overrides))}"
+    return table
 
 
 def _hosts(found: Bench, *, every: bool) -> Table:

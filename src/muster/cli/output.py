@@ -12,7 +12,7 @@ from muster.core.printable import clean, scrubbed_data, spelt_out
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from muster.core.result import Flops, Quality, Result
+    from muster.core.result import Attention, Flops, Quality, Result
     from muster.store.runfolder import RunFolder
 
 
@@ -159,6 +159,8 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     if peak:
         kind = "allocator" if result.memory.allocator_peak else "resident"
         rows.append(("memory of a rank", f"{format_bytes(peak)} peak ({kind})"))
+    if result.attention:
+        rows.append(("attention logits", attention_words(result.attention)))
     if result.planned:
         rows.append(("planned", planned_words(result)))
     quality = result.quality
@@ -198,6 +200,16 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
 def of_scored(quality: Quality) -> str:
     """Of how many questions the same rows are a share, where it is not all of them."""
     return "" if quality.scored in (None, quality.questions) else f" (of {quality.scored:,})"
+
+
+def attention_words(found: Attention) -> str:
+    """The extremes of the whole run, and where they were."""
+    ends = [
+        f"{name} {each.logit:.4g} ({each.layer}, step {each.step})"
+        for name, each in (("largest", found.largest), ("smallest", found.smallest))
+        if each
+    ]
+    return ", ".join(ends) or "none was finite"
 
 
 def planned_words(result: Result) -> str:

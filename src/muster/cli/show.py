@@ -18,7 +18,9 @@ EXAMPLES = """Examples:
 
   muster show last --follow
 
-  muster show last --json"""
+  muster show last --json
+
+  muster show last --csv > metrics.csv"""
 
 
 def show(
@@ -27,20 +29,33 @@ def show(
     follow: Annotated[
         bool, Option("--follow", "-f", help="Watch it until it ends; Ctrl-C ends the watching alone.")
     ] = False,
+    csv: Annotated[
+        bool, Option("--csv", help="Loss, speed, memory and more of each measured step, as CSV.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Show a run, or a bench: its result, or how far it has come."""
+    from muster.core.errors import UsageError
     from muster.store.benchfolder import BenchFolder, find
 
+    if csv and (follow or json):
+        raise UsageError("goes with neither --follow nor --json", where="--csv")
     folder = find(run, root)
+    if csv and isinstance(folder, BenchFolder):
+        raise UsageError(
+            "is a bench; --csv shows the steps of one run", where=run, hint="muster show BENCH/runs/JOB --csv"
+        )
     if isinstance(folder, BenchFolder):
         from muster.cli.benches import show_bench
 
         return show_bench(folder, json=json)
-    from muster.cli.output import print_json, print_result, say
-    from muster.stages.runs import queued
+    from muster.cli.output import print_afterwards, print_json, print_result, say
+    from muster.stages.runs import metrics, queued
     from muster.stages.runs import show as run_show
 
+    if csv:
+        say(metrics(folder), end="")
+        return 0
     if follow:
         watch(folder, stops=False)
     shown = run_show(folder)
@@ -77,6 +92,8 @@ def show(
     for name, path in places:
         if path.exists():
             say(f"  {name:<22} {path}")
+    if at.model.is_dir():
+        print_afterwards(folder)
     return 0
 
 

@@ -106,6 +106,24 @@ class Comparison(Part):
     )
 
 
+class BesidePublished(Part):
+    """What an entry's jobs measured on so many ranks, beside what somebody published of its recipe."""
+
+    entry: str
+    ranks: int
+    jobs: int
+    devices: list[str] = Field(description="that these jobs ran on")
+    samples_per_second: float = Field(description="median of the jobs")
+    memory: float | None = Field(None, description="median of the highest peaks of a rank, in bytes")
+    source: str
+    published_on: str
+    same_device: bool = Field(description="whether all jobs ran on the device of the published figure")
+    published_ranks: int = Field(description="of the published figure: the nearest to `ranks`")
+    published: float = Field(description="samples per second; by number of ranks where those differ")
+    published_memory: float | None = None
+    ratio: float = Field(description="measured over published")
+
+
 class Bench(Part):
     """The document that `muster bench --json` prints."""
 
@@ -130,6 +148,7 @@ class Bench(Part):
     jobs: list[BenchJob]
     curves: list[Curve] = Field(default_factory=list)
     comparison: Comparison | None = None
+    published: list[BesidePublished] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
 
     @property

@@ -109,6 +109,21 @@ class Checks(Section):
     )
 
 
+class Published(Section):
+    """What others published of an entry's recipe on one kind of device, to stand beside what is measured."""
+
+    source: str = Field(description="Who published it, and where.")
+    on: str = Field(description="The device, by words of its name, such as h100 or a100-80gb.")
+    samples_per_second: Annotated[dict[PositiveInt, Amount], Field(min_length=1)] = Field(
+        description="Samples per second by number of ranks."
+    )
+    memory: Amount | None = Field(None, description="Peak of a device's memory, such as 40.7GB.")
+
+    def means(self, device: str) -> bool:
+        """Whether a device of this name is of the kind."""
+        return all(word in device.lower().replace(" ", "") for word in self.on.lower().split("-"))
+
+
 class Entry(Section):
     """One recipe on groups of hosts. What is None is as the suite says."""
 
@@ -133,6 +148,10 @@ class Entry(Section):
     )
     thresholds: list[Threshold] = Field(
         default_factory=list, description="What this entry's jobs must reach, beside the suite's thresholds."
+    )
+    published: list[Published] = Field(
+        default_factory=list,
+        description="What others published of this recipe, shown beside what is measured.",
     )
 
 

@@ -17,7 +17,7 @@ from muster.judging.baseline import FEWEST
 from muster.planner.rota import Task
 from muster.stages.bench_logs import figures_of, logs_of
 from muster.stages.bench_switches import switches_of
-from muster.stages.bench_tables import comparison_of, curves_of
+from muster.stages.bench_tables import beside_published, comparison_of, curves_of
 from muster.stages.joblogs import judged
 
 # A threshold of one of these, met alone, makes a host fit where there is no fleet to compare it with.
@@ -85,6 +85,9 @@ def fold_bench(bench: Ended) -> Bench:
         jobs=jobs,
         curves=curves_of(bench.suite, measured),
         comparison=comparison_of(bench.suite, bench.recipes, measured),
+        published=beside_published(
+            bench.suite, measured, {name: record.devices for name, record in bench.records.items()}
+        ),
         notes=[*bench.notes, *found.notes],
     )
 

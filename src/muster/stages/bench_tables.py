@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from muster.core.bench import BenchJob, Compared, Comparison, Curve, CurvePoint
+from muster.core.bench import BenchJob, BesidePublished, Compared, Comparison, Curve, CurvePoint
 from muster.core.recipe import Recipe
 from muster.core.suite import Suite
 
@@ -97,6 +98,47 @@ def comparison_of(suite: Suite, recipes: Mapping[str, Recipe], jobs: Sequence[Be
         rows=rows,
         confounded_by={path: {name: flat[name].get(path, "") for name in flat} for path in others},
     )
+
+
+def beside_published(
+    suite: Suite, jobs: Sequence[BenchJob], devices: Mapping[str, Mapping[str, str]]
+) -> list[BesidePublished]:
+    """What was published of entries beside what their jobs measured. `devices`: per job, its hosts'."""
+    found = []
+    for entry in suite.jobs:
+        own = [job for job in jobs if job.entry == entry.name and job.figures.get("samples_per_second")]
+        for ranks in sorted({job.world_size for job in own if job.world_size}):
+            alike = [job for job in own if job.world_size == ranks]
+            figures = _medians(alike)
+            kinds = sorted({kind for job in alike for kind in devices.get(job.job, {}).values()})
+            for each in entry.published:
+                nearest = min(
+                    each.samples_per_second, key=lambda count: (abs(math.log(count / ranks)), count)
+                )
+                published = each.samples_per_second[nearest] / nearest * ranks
+                found.append(
+                    BesidePublished(
+                        entry=entry.name,
+                        ranks=ranks,
+                        jobs=len(alike),
+                        devices=kinds,
+                        samples_per_second=figures["samples_per_second"],
+                        memory=figures.get("memory"),
+                        source=each.source,
+                        published_on=each.on,
+                        same_device=bool(kinds) and all(each.means(kind) for kind in kinds),
+                        published_ranks=nearest,
+                        published=published,
+                        published_memory=each.memory,
+                        ratio=figures["samples_per_second"] / published,
+                    )
+                )
+    return found
+
+
+def _nearest(ranks: int, known: Iterable[int]) -> int:
+    """By ratio; of two that are as near, the smaller."""
+    return min(known, key=lambda count: (abs(math.log(count / ranks)), count))
 
 
 def _medians(jobs: Sequence[BenchJob]) -> dict[str, float]:

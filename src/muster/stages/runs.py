@@ -32,6 +32,20 @@ class Shown:
     damage: str | None = None  # a file that cannot be read
 
 
+def metrics(run: RunFolder) -> str:
+    """What the training measured so far, step by step, as CSV. Raises RunFolderError where nothing trains."""
+    from muster.core.recipe import recipe_class
+    from muster.store import events
+    from muster.supervise.fold import fold
+    from muster.supervise.metrics import metrics_csv
+
+    job = run.read_json(run.job) if run.job.exists() else {}
+    if not recipe_class((job.get("recipe") or {}).get("workload")).trains:
+        hint = f"its tables are CSV files in {run.fabric}" if run.fabric.is_dir() else None
+        raise RunFolderError("trains nothing: there is no metric by step", where=run.id, hint=hint)
+    return metrics_csv(fold(events.read_events(run.events)), job.get("world_size"))
+
+
 def ls(root: Path, where: str | None = None) -> list[dict[str, Any]]:
     """One row per run under `root`, oldest first."""
     return runs_table(root, where)
