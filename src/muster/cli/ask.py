@@ -113,7 +113,11 @@ def _say(model: Model, question: str) -> Answers:
         if streamed:
             say("")
         raise
-    say("" if streamed else answers.rows[0]["predicted"])
+    whole = str(answers.rows[0]["predicted"])
+    if streamed and "".join(streamed).strip() != whole.strip():  # it ends within a character
+        say("")
+        streamed.clear()
+    say("" if streamed else whole)
     return answers
 
 

@@ -72,7 +72,7 @@ class _Model:
     def _answer(self, questions: list[str], say: Say, *, stream: bool) -> None:
         if hasattr(self.answerer, "streamer") and getattr(self.answerer, "tokenizer", None) is not None:
             alone = stream and len(questions) == 1 and self.recipe.evaluate.beams == 1
-            self.answerer.streamer = _pieces(self.answerer.tokenizer, say) if alone else None
+            self.answerer.streamer = _Pieces(self.answerer.tokenizer, say) if alone else None
         answers, seconds = self.answerer.answer(questions)
         for question, predicted in zip(questions, answers, strict=True):
             say(row={"question": question, "predicted": predicted})
@@ -93,17 +93,30 @@ class _Model:
         say(done={"seconds": seconds, "metric": getattr(self.workload, "METRIC", "exact match")})
 
 
-def _pieces(tokenizer: Any, say: Say) -> Any:
-    """Says the words of an answer as they come."""
-    from transformers import TextStreamer
+class _Pieces:
+    """Says an answer's text token by token: one of Transformers' streamers, which first hear the prompt."""
 
-    class Pieces(TextStreamer):  # type: ignore[misc]
-        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-            if text:
-                say(piece=text)
+    def __init__(self, tokenizer: Any, say: Say) -> None:
+        self.tokenizer, self.say = tokenizer, say
+        self.tokens: list[int] | None = None
+        self.said = ""
 
-    words = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-    return Pieces(tokenizer, skip_prompt=True, **words)
+    def put(self, tokens: Any) -> None:
+        """Hear the prompt, or the next token. A character may need several: half of one is not said."""
+        if self.tokens is None:
+            self.tokens = []
+            return
+        self.tokens += tokens.reshape(-1).tolist()
+        words = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        text = self.tokenizer.decode(self.tokens, **words)
+        if text.startswith(self.said) and not text.endswith("\ufffd"):
+            piece, self.said = text[len(self.said) :], text
+            if piece:
+                self.say(piece=piece)
+
+    def end(self) -> None:
+        """The answer is whole."""
+        self.tokens, self.said = None, ""
 
 
 if __name__ == "__main__":
