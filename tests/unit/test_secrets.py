@@ -35,8 +35,8 @@ VALUES = {  # nothing but its name tells that some of these are secret
     "WANDB_KEY": "0123456789abcdef0123456789abcdef01234567",
     "GREETING": "hello-from-4",
 }
-OPTION, SSH = "option-value-5", "ssh-value-6"
-EVERY = [*VALUES.values(), OPTION, SSH, "hunter2"]
+OPTION, SSH, SETUP = "option-value-5", "ssh-value-6", "setup-value-7"
+EVERY = [*VALUES.values(), OPTION, SSH, SETUP, "hunter2"]
 
 
 @pytest.fixture
@@ -52,6 +52,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inputs:
         f"launch.options=[-x, API={OPTION}, --tag-output]",
         f"launch.ssh_options=[-o, SetEnv=API={SSH}, -p, '2222']",
         "launch.launcher=openmpi",
+        f"launch.setup=module load cuda; export API={SETUP} B='x y'",
         "env.NCCL_DEBUG=INFO",
         "env_show=[NCCL_DEBUG]",
     ]
@@ -111,10 +112,11 @@ def test_a_resumed_run_has_them_again(
     with pytest.raises(RecipeError, match="has no value") as caught:
         again()
     assert caught.value.where == "env.DATABASE_URL"
-    for name, value in {**VALUES, "API": OPTION}.items():
+    for name, value in {**VALUES, "API": OPTION, "B": "x y"}.items():
         monkeypatch.setenv(name, value)
     assert again().env == inputs.env
     assert again().recipe.launch.options == inputs.recipe.launch.options
+    assert again().recipe.launch.setup == f"module load cuda; export API={OPTION} B='x y'"
 
 
 def decided(inputs: Inputs):  # type: ignore[no-untyped-def]

@@ -590,7 +590,7 @@ def environment_after(setup: str) -> Dict[str, str]:
     if what or not pairs:
         what = what or "left the shell"
         words = "; ".join(lines[-5:])[-1000:] or "it printed nothing"
-        raise Problem("launch.setup %s: %s" % (what, words), "it is run by bash: %s" % setup)
+        raise Problem("launch.setup %s: %s" % (what, words), "bash runs it on every host, before the ranks")
     own = {name: value for name, _, value in pairs if name not in ("_", "SHLVL", "PWD", "OLDPWD")}
     return dict({name: os.environ[name] for name in ("PWD", "SHLVL") if name in os.environ}, **own)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -78,10 +79,20 @@ def masked_words(words: Sequence[str], shown: Iterable[str] = ()) -> list[str]:
     return made
 
 
-def _masked_word(before: str, word: str, shown: set[str]) -> str:
+def masked_setup(text: str, shown: Iterable[str] = ()) -> str:
+    """A line of bash, with the variables that it sets without their values."""
+    return scrubbed(_FLAG.sub(rf"\g<kept>{HIDDEN}", _VARIABLE.sub(_hider({*shown, *ALWAYS_SHOWN}), text)))
+
+
+def _hider(shown: set[str]) -> Callable[[re.Match[str]], str]:
     def hide(found: re.Match[str]) -> str:
         return found[0] if found["name"] in shown else f"{found['name']}={HIDDEN}"
 
+    return hide
+
+
+def _masked_word(before: str, word: str, shown: set[str]) -> str:
+    hide = _hider(shown)
     if _LISTS.search(word):
         return _LISTS.sub(lambda found: found["lead"] + _VARIABLE.sub(hide, found["list"]), word)
     name, equals, _ = word.partition("=")
@@ -109,6 +120,10 @@ def shareable(recipe: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
         launch[name] = masked_words(recipe["launch"][name], shown)
         if launch[name] != recipe["launch"][name]:
             taken[name] = recipe["launch"][name]
+    if launch.get("setup"):
+        launch["setup"] = masked_setup(launch["setup"], shown)
+        if launch["setup"] != recipe["launch"]["setup"]:
+            taken["setup"] = recipe["launch"]["setup"]
     data = {**recipe, "env": env, "launch": launch}
     return data, {name: value for name, value in taken.items() if value}
 
@@ -130,15 +145,18 @@ def completed(
             )
         return str(value)
 
+    def filled(field: str, text: str) -> str:
+        hidden = re.compile(rf"(?P<name>\w+)={re.escape(HIDDEN)}")
+        quote = shlex.quote if field == "setup" else str
+        return hidden.sub(lambda m: f"{m['name']}={quote(value_of(m['name'], f'launch.{field}'))}", text)
+
     env = {name: value_of(name, "env") if value is None else value for name, value in recipe["env"].items()}
     launch = dict(recipe["launch"])
     for field in OPTIONS:
         if any(HIDDEN in word for word in launch[field]):
-            hidden = re.compile(rf"(?P<name>\w+)={re.escape(HIDDEN)}")
-            launch[field] = kept.get(field) or [
-                hidden.sub(lambda m, f=field: f"{m['name']}={value_of(m['name'], f'launch.{f}')}", word)  # type: ignore[misc]
-                for word in launch[field]
-            ]
+            launch[field] = kept.get(field) or [filled(field, word) for word in launch[field]]
+    if HIDDEN in (launch.get("setup") or ""):
+        launch["setup"] = kept.get("setup") or filled("setup", launch["setup"])
     return {**recipe, "env": env, "launch": launch}
 
 
@@ -159,6 +177,8 @@ def masked_override(text: str, shown: Iterable[str] = ()) -> str:
         if not isinstance(value, Mapping):  # no recipe has such an env: nobody knows what is in it
             return f"{key}={HIDDEN}"
         hidden: Any = masked({str(name): each for name, each in value.items()}, shown)
+    elif launch and launch["name"] == "setup":
+        hidden = masked_setup(str(value), shown)
     else:
         hidden = _masked_launch(value, shown)
     if hidden == value:
@@ -168,7 +188,10 @@ def masked_override(text: str, shown: Iterable[str] = ()) -> str:
 
 def _masked_launch(value: Any, shown: Iterable[str]) -> Any:
     if isinstance(value, Mapping):
-        return {name: _masked_launch(each, shown) for name, each in value.items()}
+        return {
+            name: masked_setup(str(each), shown) if each and name == "setup" else _masked_launch(each, shown)
+            for name, each in value.items()
+        }
     if isinstance(value, list):
         words = [str(each) for each in value]
         hidden = masked_words(words, shown)
