@@ -21,10 +21,12 @@ from typing import Any
 import pytest
 
 from muster.cli import app as cli
+from muster.core.batch import Batch
 from muster.core.data import TextToSqlData
 from muster.core.inventory import read_inventory
 from muster.core.recipe import CausalLmRecipe, ImageRecipe, TextToSqlRecipe
 from muster.core.recipes import load_recipe
+from muster.core.zero import deepspeed_config, fill_auto
 from tests.images import png, write_folder
 from tests.pages import NEEDS, PAGES, PROGRAMS, ROOT, Block, argv_of, blocks, paragraphs, prose
 from tests.unit.test_peaks import checked, matmul
@@ -264,6 +266,31 @@ def test_the_lines_that_load_a_model_are_those_that_a_run_prints() -> None:
         for recipe, question, new in said
     ]
     assert shown == [ast.dump(ast.parse(each)) for each in lines]
+
+
+def test_each_auto_becomes_what_the_page_says(folder: Path) -> None:
+    """docs/deepspeed-json.md: its file, and its table."""
+    write_files(ROOT / "docs" / "deepspeed-json.md", folder)
+    words = ["engine.name=deepspeed", "engine.config=ds.json", "train.max_steps=700", "train.warmup=0.1"]
+    recipe = load_recipe("causal-lm", [*words, "train.beta2=0.9", "train.clip=0.3", "train.epsilon=1e-7"])
+    made = fill_auto(deepspeed_config(recipe, Batch(2, 8, 64), "fp16"), recipe, 128)
+    assert made["optimizer"]["params"] == {"lr": 6e-4, "betas": [0.9, 0.9], "eps": 1e-7, "weight_decay": 0.1}
+    schedule = {"warmup_min_lr": 0, "warmup_max_lr": 6e-4, "warmup_num_steps": 100, "total_num_steps": 700}
+    assert made["scheduler"]["params"] == {**schedule, "warmup_type": "linear"}
+    assert made["zero_optimization"]["reduce_bucket_size"] == 200_000_000  # the file's
+    assert (made["gradient_clipping"], made["fp16"]["enabled"], made["bf16"]["enabled"]) == (0.3, True, False)
+    assert (made["train_micro_batch_size_per_gpu"], made["gradient_accumulation_steps"]) == (2, 8)
+    third = json.loads((folder / "ds.json").read_text())
+    third["zero_optimization"] = {"stage": 3, "reduce_bucket_size": "auto"}
+    third["zero_optimization"] |= {"stage3_prefetch_bucket_size": "auto"}
+    third["zero_optimization"] |= {"stage3_param_persistence_threshold": "auto"}
+    (folder / "ds.json").write_text(json.dumps(third))
+    zero = fill_auto(deepspeed_config(recipe, Batch(2, 8, 64), "fp16"), recipe, 128)["zero_optimization"]
+    assert zero["reduce_bucket_size"] == 128 * 128 and zero["stage3_prefetch_bucket_size"] == int(
+        0.9 * 128 * 128
+    )
+    assert zero["stage3_param_persistence_threshold"] == 1280
+    assert zero["stage3_gather_16bit_weights_on_model_save"] is True
 
 
 def test_the_check_of_ones_own(
