@@ -363,12 +363,7 @@ def test_no_merge_was_left_half(page: Path) -> None:
     assert not [n for n, line in prose(page) if line.startswith(("<<<<<<<", ">>>>>>>", "======="))]
 
 
-# Pages that are held to lines of 120 characters and paragraphs of 80 words.
-NEW = (
-    "README.md", "index.md", "another-machine.md", "coming-from.md", "deepspeed-json.md", "own-check.md",
-    "using-the-model.md", "your-own-data.md",
-)  # fmt: skip
-READABLE = [page for page in PAGES if page.name in NEW]
+READABLE = PAGES
 
 
 @pytest.mark.parametrize("page", READABLE, ids=lambda page: page.name)
