@@ -21,6 +21,7 @@ class Data(Section):
     embedded: ClassVar[str | None] = None  # the source where none is given: it needs no file and no network
 
     name: str | None = Field(None, description="A data set of the Hugging Face hub, such as wikisql.")
+    subset: str | None = Field(None, description="Configuration of the hub data set. Null: its only one.")
     path: str | None = Field(
         None, description="A file, or a folder that holds training and validation files."
     )
@@ -113,7 +114,6 @@ class TextData(Data):
         "text",
         description="Name or dotted path of the field that holds the text; plain text files have none.",
     )
-    subset: str | None = Field(None, description="Configuration of the hub data set. Null: its only one.")
     sequence: PositiveInt | None = Field(
         None, description="Tokens per sample. Null: as many positions as the model has."
     )
@@ -139,7 +139,6 @@ class ImageData(Data):
     )
     image: str = Field("image", description="Name of the column that holds the image.")
     label: str = Field("label", description="Name of the column that holds the image's class.")
-    subset: str | None = Field(None, description="Configuration of the hub data set. Null: its only one.")
     size: PositiveInt | None = Field(
         None,
         description="Side of the images in pixels after resizing. Null: the model's image_size, else 224.",

@@ -87,8 +87,7 @@ def _needs(inputs: Inputs) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]
         elif name:
             hub.append((kind, name))
     if data.name and not folder:
-        subset = getattr(data, "subset", None)
-        hub.append(("dataset", f"{data.name}:{subset}" if subset else data.name))
+        hub.append(("dataset", f"{data.name}:{data.subset}" if data.subset else data.name))
     if data.embedded and not (data.name or data.path):
         notes.append("the data is made on the spot: the first rank on each disk does that as a run begins")
     return tuple(dict.fromkeys(local)), tuple(dict.fromkeys(hub)), tuple(notes)

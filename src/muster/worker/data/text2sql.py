@@ -77,7 +77,7 @@ def _from_files(files: Sequence[Path], data: Data, limit: int | None) -> tuple[l
 
 def _from_hub(data: Data) -> tuple[list[Pair], list[Pair], str]:
     assert data.name
-    loaded = hub_parts(data.name)
+    loaded = hub_parts(data.name, data.subset)
     held_name = next((name for name in ("validation", "test") if name in loaded and len(loaded[name])), None)
     parts: dict[str, list[Pair]] = {}
     field = data.sql
