@@ -249,10 +249,12 @@ def test_hosts_are_left_out() -> None:
         without(inputs.inventory, ["n7"])
     with pytest.raises(UsageError, match="no host is left"):
         without(inputs.inventory, ["n1", "n2", "n3"])
-    before = inputs.inventory.names
+    before = inputs.inventory
     kept = on_other_hosts(inputs.recipe, before, without(inputs.inventory, ["n2"])).launch
     assert (kept.hosts, kept.address) == (None, "10.0.0.1")
-    assert on_other_hosts(inputs.recipe, before, without(inputs.inventory, ["n1"])).launch.address is None
+    assert on_other_hosts(inputs.recipe, before, without(before, ["n1"])).launch.address is None
+    own = now("local:2x1", "launch.launcher=local")
+    assert on_other_hosts(own.recipe, own.inventory, before).launch.launcher == "auto"
 
 
 # --- what `ask` says of a run without a model ------------------------------------------------------------

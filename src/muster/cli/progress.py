@@ -19,6 +19,7 @@ COMPILING = "50 s"  # for DeepSpeed's Adam on one idle core
 QUIET = 5.0  # seconds between two lines where there is no terminal
 _PHASES = {
     "verify": "checking the checkpoint's files",
+    "copy": "copying the checkpoint to hosts that lack it",
     "load": "loading data and model",
     "train": "preparing the ranks",
     "steps": "training",

@@ -18,6 +18,7 @@ from muster.supervise.supervisor import Supervisor
 Facts = Mapping[str, Mapping[str, Any]]
 Copy = Callable[[int, str, str], None]  # a step's checkpoint, from one host to another
 BEGINNING = 0
+SHOWN = 4  # checkpoints of those that cannot be used
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,9 @@ def choose(
             return Start(step, (*said, *known.about(step)))
         passed[step] = why
     if any(UNFINISHED not in why for why in passed.values()):
-        words = "; ".join(f"checkpoint-{step}: {why}" for step, why in passed.items())
+        told = [f"checkpoint-{step}: {why}" for step, why in passed.items()]
+        more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
+        words = "; ".join(told[:SHOWN]) + more
         raise UsageError(f"cannot go on: {words}", where=run.id, hint=_hint(passed, steps, wanted))
     return Start(None, tuple(Decision(f"checkpoint-{s}", PASSED_OVER, passed[s]) for s in sorted(passed)))
 

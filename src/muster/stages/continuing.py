@@ -31,12 +31,14 @@ def without(inventory: Inventory, hosts: Sequence[str]) -> Inventory:
     return replace(inventory, hosts=left)
 
 
-def on_other_hosts(recipe: Recipe, before: Sequence[str], inventory: Inventory) -> Recipe:
-    """Without what the recipe says of the hosts that the run had: their number, and the first one's address
-    where another one is first now."""
+def on_other_hosts(recipe: Recipe, before: Inventory, inventory: Inventory) -> Recipe:
+    """Without what the recipe says of the hosts that the run had: their number, the first one's address where
+    another one is first now, and the launcher where others are reached in another way."""
     update: dict[str, Any] = {"hosts": None}
-    if not before or before[0] != (inventory.names or ("",))[0]:
+    if before.names[:1] != inventory.names[:1]:
         update["address"] = None
+    if before.launcher != inventory.launcher:
+        update["launcher"] = "auto"
     return recipe.model_copy(update={"launch": recipe.launch.model_copy(update=update)})
 
 

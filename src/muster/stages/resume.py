@@ -80,8 +80,7 @@ def resume(
 def _inputs(run: RunFolder, job: dict[str, Any], hosts: str | None, leave: Sequence[str]) -> Inputs:
     recipe, inventory = frozen_recipe(run), frozen_inventory(job)
     if hosts or leave:
-        before = inventory.names
-        inventory = without(read_inventory(hosts) if hosts else inventory, leave)
+        before, inventory = inventory, without(read_inventory(hosts) if hosts else inventory, leave)
         recipe = on_other_hosts(recipe, before, inventory)
     return check(recipe, inventory)
 

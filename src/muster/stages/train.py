@@ -101,7 +101,7 @@ def train(
                 if attempt.wanted.step != BEGINNING and any(about["checkpoints"] for about in facts.values()):
                     inputs = same_batch(run, inputs, facts)
                     watch(events.Phase(time=time.time(), rank=0, name="verify"))
-                copy = partial(_copy, inputs, places, facts, supervisor, shell)
+                copy = partial(_copy, inputs, places, facts, supervisor, shell, watch)
                 start = choose(run, inputs.recipe, supervisor, facts, attempt.wanted, copy)
             ready = supervisor.meanwhile(partial(agree, inputs, run, facts, attempt, chosen, start))
             if not attempt.resume:
@@ -119,11 +119,13 @@ def _copy(
     facts: Facts,
     supervisor: Supervisor,
     shell: Shell,
+    watch: Watcher,
     step: int,
     source: str,
     target: str,
 ) -> None:
     """A checkpoint from a host's own disk to another's, while agents are kept alive."""
+    watch(events.Phase(time=time.time(), rank=0, name="copy"))
     by_host = {place.host: (place, f"{facts[place.host]['base']}/checkpoints") for place in places}
     ends = by_host[source], by_host[target]
     launcher, launch = inputs.launcher, inputs.recipe.launch
