@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from muster.worker.explain import from_checkpoint
 
 # A rank whose libraries abort while the interpreter ends, as threads do that nobody joined.
 RANK = """
@@ -29,3 +32,30 @@ def test_what_ended_well_stays_well(tmp_path: Path, code: int, exits: int) -> No
     done = subprocess.run([sys.executable, "-c", RANK], env=env, timeout=60)
     assert done.returncode == exits
     assert "the last word" in (tmp_path / "rank0.log").read_text()
+
+
+def _load_optimizer_and_scheduler(error: Exception) -> None:
+    """As the function of Transformers that reads an optimizer's state."""
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "its_fault"),
+    [
+        (RuntimeError("PytorchStreamReader failed reading zip archive"), True),
+        (EOFError("Ran out of input"), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), False),
+        (RuntimeError("[gloo] Connection closed by peer [10.0.0.2]:4711"), False),
+        (RuntimeError("NCCL error: unhandled system error"), False),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+    ],
+)
+def test_a_checkpoint_is_given_up_for_what_its_files_are(error: Exception, its_fault: bool) -> None:
+    """Not for a rank's lack of memory, nor for a peer that is gone."""
+    with pytest.raises(type(error)) as raised:
+        _load_optimizer_and_scheduler(error)
+    assert from_checkpoint(raised.value) is its_fault
+    try:
+        raise type(error)(*error.args)
+    except type(error) as elsewhere:
+        assert not from_checkpoint(elsewhere)
