@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 
 import pytest
 
-from muster.core.bench import Bench
+from muster.core.bench import Bench, Curve
 from muster.core.judged import Judged
 from muster.core.recipes import load_recipe
 from muster.core.result import Result
@@ -15,6 +16,7 @@ from muster.core.suite import load_suite
 from muster.planner.rota import Task
 from muster.stages.bench import table_of
 from muster.stages.bench_fold import fold_bench
+from muster.stages.bench_inputs import read_bench
 from tests.unit.benches import ended, made, suite_of
 from tests.unit.test_bench_fold import PER_SLOT, fleet
 
@@ -40,6 +42,57 @@ def test_the_efficiency_curve() -> None:
     assert [point.efficiency for point in curve.points] == pytest.approx([1.0, 0.95, 0.75])
     assert [point.speedup for point in curve.points] == pytest.approx([1.0, 1.9, 3.0])
     assert all(point.variation == pytest.approx(0.01) for point in curve.points)
+
+
+def curve_of(rates: dict[int, float], variation: float = 0.01, steps: int = 200) -> Curve:
+    """Of jobs with these rates by size, each over so many steps of 8 samples for each rank."""
+
+    def result(task: Task) -> Result:
+        whole = made(task.hosts, rates[len(task.hosts)])
+        assert whole.throughput is not None
+        speed = whole.throughput.model_copy(update={"variation": variation, "measured_steps": steps})
+        return whole.model_copy(update={"throughput": speed})
+
+    suite = suite_of({"groups": "doubling", "cover": "first", "curve": "weak"})
+    (found,) = fold_bench(ended(suite, f"local:{max(rates)}x1", result)).curves
+    return found
+
+
+@pytest.mark.parametrize(
+    ("second", "variation", "noted"),
+    [(240.0, 0.01, True), (8000.0, 0.1, True), (204.0, 0.03, False), (190.0, 0.01, False)],
+)
+def test_more_than_all_of_it_is_marked(second: float, variation: float, noted: bool) -> None:
+    """Where it is beyond what the measurement itself varies by."""
+    curve = curve_of({1: 100.0, 2: second}, variation, steps=2000)
+    assert curve.points[1].efficiency == pytest.approx(second / 200)
+    assert any("more than the spread" in note for note in curve.notes) is noted
+
+
+@pytest.mark.parametrize(("rates", "steps"), [({1: 3000.0, 2: 6000.0}, 200), ({1: 10.0, 2: 20.0}, 9)])
+def test_what_was_too_short_to_measure_has_no_efficiency(rates: dict[int, float], steps: int) -> None:
+    """Half a second; and nine steps, however long."""
+    curve = curve_of(rates, steps=steps)
+    assert [(point.speedup, point.efficiency) for point in curve.points] == [(None, None)] * 2
+    assert [point.samples_per_second for point in curve.points] == list(rates.values())
+    assert any("too short to measure on 1, 2 hosts" in note for note in curve.notes)
+
+
+def test_only_a_long_enough_pair_is_compared() -> None:
+    curve = curve_of({1: 100.0, 2: 190.0, 4: 20_000.0})
+    assert [point.efficiency is None for point in curve.points] == [False, False, True]
+
+
+def test_sizes_of_pretend_hosts_have_the_same_threads() -> None:
+    """Else one rank alone gets all cores, and is not what two hosts are compared with."""
+    cores = len(os.sched_getaffinity(0))
+    for hosts, slots in (("local:2x1", 2), ("local:3x4", 12)):
+        inputs = read_bench("scaling", hosts, recipe="digits")
+        assert {each.launch.threads for each in inputs.recipes.values()} == {max(1, cores // slots)}
+    given = read_bench("scaling", "local:2x1", ["launch.threads=3"], recipe="digits")
+    assert {each.launch.threads for each in given.recipes.values()} == {3}
+    far = read_bench("scaling", "node[1-2]:8", recipe="digits")
+    assert {each.launch.threads for each in far.recipes.values()} == {None}
 
 
 def test_a_comparison_names_what_else_differs() -> None:

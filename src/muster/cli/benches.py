@@ -185,8 +185,8 @@ def _curve(curve: Curve) -> Table:
             str(point.jobs),
             f"{point.samples_per_second:,.1f}",
             "" if point.variation is None else f"{point.variation:.1%}",
-            f"{point.speedup:.2f}",
-            f"{point.efficiency:.1%}",
+            "" if point.speedup is None else f"{point.speedup:.2f}",
+            "" if point.efficiency is None else f"{point.efficiency:.1%}",
         )
     return table
 

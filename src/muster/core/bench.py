@@ -70,8 +70,10 @@ class CurvePoint(Part):
     jobs: int
     samples_per_second: float = Field(description="median of the jobs")
     variation: float | None = Field(description="coefficient of variation over the jobs; None: one alone")
-    speedup: float = Field(description="against the smallest size")
-    efficiency: float = Field(description="speedup over the ratio of the ranks")
+    speedup: float | None = Field(
+        description="against the smallest size; None: one of the two was too short to measure"
+    )
+    efficiency: float | None = Field(description="speedup over the ratio of the ranks")
 
 
 class Curve(Part):

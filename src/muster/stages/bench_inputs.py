@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -134,6 +135,8 @@ def _checked(recipe: Recipe, inventory: Inventory, suite: Suite) -> Recipe:
     """As `muster train` checks it; with all hosts of its group, and ended at last by itself."""
     recipe = absolute(_all_hosts(recipe))
     made = check(recipe, inventory)
+    if made.launcher.ONE_MACHINE:
+        recipe = _with_equal_threads(recipe, inventory)
     if recipe.launch.port and made.launcher.ONE_MACHINE and suite.at_once != 1:
         raise RecipeError(
             "several jobs on this machine cannot meet at one port",
@@ -141,6 +144,14 @@ def _checked(recipe: Recipe, inventory: Inventory, suite: Suite) -> Recipe:
             hint="leave it out: a free one is found; or --jobs 1",
         )
     return recipe
+
+
+def _with_equal_threads(recipe: Recipe, inventory: Inventory) -> Recipe:
+    """A rank has as many threads in a job on few pretend hosts as in one on all of them: jobs share the
+    machine's cores, and sizes are compared."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = recipe.launch.threads or max(1, cores // sum(host.slots or 1 for host in inventory.hosts))
+    return recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"threads": threads})})
 
 
 def _all_hosts(recipe: Recipe) -> Recipe:

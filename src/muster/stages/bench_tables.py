@@ -10,8 +10,13 @@ from typing import Any
 from muster.core.bench import BenchJob, BesidePublished, Compared, Comparison, Curve, CurvePoint
 from muster.core.recipe import Recipe
 from muster.core.suite import Suite
+from muster.core.units import format_seconds
 
 _APART = ("launch", "env", "force", "measure")  # nothing that a comparison could be about
+# What a job has to have measured for its rate to be compared: less is start-up and chance.
+FEWEST_SECONDS = 2.0
+FEWEST_STEPS = 10
+ROUNDING = 0.005  # of an efficiency
 
 
 def curves_of(suite: Suite, jobs: Sequence[BenchJob]) -> list[Curve]:
@@ -24,8 +29,9 @@ def curves_of(suite: Suite, jobs: Sequence[BenchJob]) -> list[Curve]:
         by_size: dict[int, list[BenchJob]] = {}
         for job in own:
             by_size.setdefault(job.size, []).append(job)
-        points = _points([by_size[size] for size in sorted(by_size)])
-        notes = []
+        groups = [by_size[size] for size in sorted(by_size)]
+        points = _points(groups)
+        notes = _doubts(groups, points)
         if any(len({job.world_size for job in group}) > 1 for group in by_size.values()):
             notes.append(
                 "hosts have different numbers of slots: jobs of one size have different numbers of ranks"
@@ -38,14 +44,16 @@ def curves_of(suite: Suite, jobs: Sequence[BenchJob]) -> list[Curve]:
 
 def _points(groups: Sequence[Sequence[BenchJob]]) -> list[CurvePoint]:
     """Speed-up S(n) = rate(n) / rate(smallest), efficiency S(n) / (ranks(n) / ranks(smallest)); for weak and
-    strong scaling alike, since rates count samples and not steps."""
+    strong scaling alike, since rates count samples and not steps. None where one of the two was too short to
+    measure."""
     points: list[CurvePoint] = []
     for group in groups:
         rates = [job.figures["samples_per_second"] for job in group]
         ranks = round(statistics.median([job.world_size or job.size for job in group]))
         rate = statistics.median(rates)
         first = points[0] if points else None
-        speedup = rate / first.samples_per_second if first else 1.0
+        short = any(map(_short, (*group, *groups[0])))
+        speedup = None if short else rate / first.samples_per_second if first else 1.0
         points.append(
             CurvePoint(
                 hosts=group[0].size,
@@ -54,10 +62,47 @@ def _points(groups: Sequence[Sequence[BenchJob]]) -> list[CurvePoint]:
                 samples_per_second=rate,
                 variation=variation(rates),
                 speedup=speedup,
-                efficiency=speedup * first.ranks / ranks if first else 1.0,
+                efficiency=speedup if speedup is None or first is None else speedup * first.ranks / ranks,
             )
         )
     return points
+
+
+def _short(job: BenchJob) -> bool:
+    """Whether it measured too little for its rate to mean anything."""
+    seconds, step = job.measured_seconds, job.step_seconds
+    if seconds is None or step is None:
+        return False  # its rate is another tool's
+    return seconds < FEWEST_SECONDS or seconds < (FEWEST_STEPS - 0.5) * step
+
+
+def _doubts(groups: Sequence[Sequence[BenchJob]], points: Sequence[CurvePoint]) -> list[str]:
+    """What is odd about a curve: runs that were too short, and more speed than there are ranks for."""
+    notes = []
+    short = [group for group in groups if any(map(_short, group))]
+    if short:
+        sizes = ", ".join(str(group[0].size) for group in short)
+        least = min(job.measured_seconds or 0.0 for group in short for job in group)
+        notes.append(
+            f"too short to measure on {sizes} host{'' if sizes == '1' else 's'} ({format_seconds(least)} at "
+            f"least): an efficiency takes {FEWEST_STEPS} steps and {FEWEST_SECONDS:g} s after the warm-up; "
+            "more train.max_steps"
+        )
+    for group, point in zip(groups, points, strict=True):
+        spread = math.hypot(_spread(group, point), _spread(groups[0], points[0]))
+        if point.efficiency is not None and point.efficiency > 1 + spread + ROUNDING:
+            notes.append(
+                f"{point.efficiency:.1%} on {point.hosts} hosts is more than the spread of {spread:.1%} allows: "
+                "the smaller job ran slower than it could. A short run, a warm-up that is not over, a first job "
+                "that fills caches, or other work on its host; more train.max_steps or repeats tell"
+            )
+    return notes
+
+
+def _spread(group: Sequence[BenchJob], point: CurvePoint) -> float:
+    """Of the rate: over the jobs, and over a job's own windows."""
+    own = [job.variation for job in group if job.variation is not None]
+    return max([point.variation or 0.0, *own])
 
 
 def variation(values: Sequence[float]) -> float | None:
