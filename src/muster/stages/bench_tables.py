@@ -92,9 +92,9 @@ def _doubts(groups: Sequence[Sequence[BenchJob]], points: Sequence[CurvePoint]) 
         spread = math.hypot(_spread(group, point), _spread(groups[0], points[0]))
         if point.efficiency is not None and point.efficiency > 1 + spread + ROUNDING:
             notes.append(
-                f"{point.efficiency:.1%} on {point.hosts} hosts is more than the spread of {spread:.1%} allows: "
-                "the smaller job ran slower than it could. A short run, a warm-up that is not over, a first job "
-                "that fills caches, or other work on its host; more train.max_steps or repeats tell"
+                f"{point.efficiency:.1%} on {point.hosts} hosts is more than the spread of {spread:.1%}: "
+                "the smaller job ran slower than it could. A short run, a warm-up that is not over, a "
+                "first job that fills caches, or other work on its host; more train.max_steps or repeats tell"
             )
     return notes
 
