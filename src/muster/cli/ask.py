@@ -43,7 +43,7 @@ def ask(
     """Ask a trained model, or score it on the held-out set."""
     from muster.cli.output import err_console, print_afterwards
     from muster.cli.waiting import waiting
-    from muster.stages.ask import Model, check_questions
+    from muster.stages.ask import Model, check_questions, check_trained
     from muster.store.runfolder import find_run
 
     folder = find_run(run, root)
@@ -52,6 +52,7 @@ def ask(
     talk = typed and not (questions or evaluate or json or file is not None)
     if not talk and not evaluate:
         check_questions(questions)
+    check_trained(folder)
     with waiting(err_console(), "loading the model"):
         model = Model(folder)
     with model:

@@ -28,10 +28,15 @@ def loading_lines(run: RunFolder) -> str:
     if getattr(recipe.data, "synthetic", None):
         return ""
     question = getattr(recipe.data, "prefix", "") + (_example(run) or "The ")
+    new = recipe.evaluate.max_new_tokens or getattr(recipe.data, "max_target", 64)
+    config = run.read_json(run.model / "config.json")
+    positions = config.get("n_positions") or config.get("max_position_embeddings")
+    if isinstance(positions, int) and not config.get("is_encoder_decoder"):
+        new = min(new, positions // 2)  # the question needs some as well
     return recipe.loading.format(
         model=json.dumps(from_here(run.model)),
         question=json.dumps(question, ensure_ascii=False),
-        new=recipe.evaluate.max_new_tokens or getattr(recipe.data, "max_target", 64),
+        new=new,
     )
 
 

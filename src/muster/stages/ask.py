@@ -65,7 +65,7 @@ class Model:
     """
 
     def __init__(self, run: RunFolder, shell: Shell | None = None) -> None:
-        _check_trained(run)
+        check_trained(run)
         check_model(run)
         self._complaints: deque[str] = deque(maxlen=50)
         self._process = (shell or RealShell()).start([sys.executable, "-m", "muster.worker.ask"])
@@ -163,7 +163,8 @@ def check_questions(questions: Sequence[str]) -> None:
             raise UsageError("is empty", where=where, hint='muster ask RUN "question"')
 
 
-def _check_trained(run: RunFolder) -> None:
+def check_trained(run: RunFolder) -> None:
+    """Raises RunFolderError where there is no model, with the reason."""
     if run.model.is_dir():
         return
     state = run.state()
