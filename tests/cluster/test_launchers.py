@@ -121,3 +121,17 @@ def test_unreachable_host_is_named(launcher: str, whole: Cluster, tmp_path: Path
     assert "node1, node2" in document["error"]["hint"]
     assert not job.run.path.exists()
     assert not left(whole, job)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_setup_that_fails_on_one_host(launcher: str, cluster: Cluster, tmp_path: Path) -> None:
+    """It is run on every host, and the one where it fails is named, with what it printed; nothing starts."""
+    setup = 'launch.setup=[ "$(hostname)" != node2 ] || { echo no such module; exit 3; }'
+    with Job(tmp_path / f"{launcher}-setup", HOSTS, *LONG, *over(launcher, cluster), setup) as job:
+        code, document = job.finish()
+        assert job.gone_within()
+    assert code == 2
+    assert document["error"]["host"] == "node2", document
+    assert document["error"]["what"] == "launch.setup failed with exit code 3: no such module"
+    assert not job.run.path.exists()
+    assert all_gone(cluster, job)

@@ -28,7 +28,8 @@ def loading_lines(run: RunFolder) -> str:
     if getattr(recipe.data, "synthetic", None):
         return ""
     question = getattr(recipe.data, "prefix", "") + (_example(run) or "The ")
-    new: int = recipe.evaluate.max_new_tokens or getattr(recipe.data, "max_target", 64)
+    longest: int = getattr(recipe.data, "max_target", 64)
+    new = recipe.evaluate.max_new_tokens or longest
     config = run.read_json(run.model / "config.json")
     positions = config.get("n_positions") or config.get("max_position_embeddings")
     if isinstance(positions, int) and not config.get("is_encoder_decoder"):
