@@ -354,6 +354,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_readme_has_every_verb() -> None:
     table = [line for _, line in prose(PAGES[0]) if line.startswith("| `muster ")]
+    assert not [line for _, line in prose(PAGES[0]) if len(line) > 120]
     shown = {verb for line in table for verb in re.findall(r"`muster ([a-z]+)", line)}
     assert shown == set(cli.VERBS)
 
