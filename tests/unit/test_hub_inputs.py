@@ -68,6 +68,10 @@ def test_a_model_has_to_be_in_the_cache_with_its_weights(env: dict[str, str]) ->
     check(env, "model.name=some/other", "model.init=random")
 
 
+def test_a_set_up_line_may_say_where_the_cache_is(env: dict[str, str]) -> None:
+    check(env, *PRETRAINED, "launch.setup=export HF_HOME=/elsewhere")
+
+
 def test_a_tokenizer_and_a_data_set(env: dict[str, str], tmp_path: Path) -> None:
     assert refused(env, "model.tokenizer=gpt2").where == "model.tokenizer"
     assert refused(env, "data.name=Salesforce/wikisql").where == "data.name"

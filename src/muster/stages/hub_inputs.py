@@ -20,7 +20,7 @@ from muster.core.recipes import WORDS
 
 PATIENCE = 5.0  # seconds for a connection to the hub
 WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
-_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 _PROXIES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 _PLAIN = re.compile(r"[^a-z0-9]")
 
@@ -54,6 +54,8 @@ def _ways(key: str, name: str) -> str:
 def _needed(recipe: Recipe) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """(key, name, patterns of which a file has to be there) of what is read by its name."""
     model = recipe.model
+    if recipe.launch.setup:
+        return  # it may say where the ranks' cache is
     if not recipe.trains or recipe.workload.replace("_", "-") not in RECIPES:
         return
     if model.name and (model.init == "pretrained" or model.name.startswith("/")):

@@ -83,10 +83,11 @@ def find_texts(path: Path) -> TextFiles:
     others = {file: words & set(HELD_OUT) for file, words in parts.items() if file not in train}
     if not train:
         names = ", ".join(file.relative_to(path).as_posix() for file in files[:5])
+        one = next((file for file, words in parts.items() if "test" not in words), files[0])
         raise DataError(
             f"has no file to train on: {names}",
             where=str(path),
-            hint=f"name the one to train on: data.path={files[0]}; or call it train{files[0].suffix}",
+            hint=f"name the one to train on: data.path={one}; or call it train{one.suffix}",
         )
     held = next((found for name in HELD_OUT if (found := _named(others, name))), ())
     return TextFiles(train, held, tuple(file for file, words in others.items() if words and file not in held))
