@@ -149,7 +149,9 @@ def test_bad_lines_are_skipped_and_counted_where_the_recipe_says_so(tmp_path: Pa
     )
     (tmp_path / "c.txt").write_bytes(huge[1:] + b"\ntwo\n")  # too long by its end alone: the next line stays
     assert read(tmp_path / "c.txt", skipped=Skipped()) == ["two\n"]
-    read_inputs("causal-lm", "local:2", [f"data.path={tmp_path / 'a.txt'}", "data.bad=skip"])
+    read_inputs(
+        "causal-lm", "local:2", [f"data.path={tmp_path / 'a.txt'}", "data.bad=skip", "data.sequence=4"]
+    )
     (tmp_path / "b.txt").write_bytes(b"\xff\n")
     with pytest.raises(DataError, match=r"has no text; 1 skipped, the first: .*b\.txt:1"):
         check_texts(tmp_path / "b.txt", "text", "skip", 1 << 20)

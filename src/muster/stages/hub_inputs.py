@@ -20,7 +20,7 @@ from muster.core.recipes import WORDS
 
 PATIENCE = 5.0  # seconds for a connection to the hub
 WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
-_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _PROXIES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 _PLAIN = re.compile(r"[^a-z0-9]")
 
@@ -31,7 +31,7 @@ def check_names(recipe: Recipe, env: Mapping[str, str]) -> None:
     for key, name, files in _needed(recipe):
         if name.startswith("/"):
             _check_folder(key, Path(name), files)
-        elif not _cached(key, name, files, env) and (why := _out_of_reach(env)):
+        elif not _cached(key, name, files, env) and (why := _out_of_reach(key, env)):
             raise RecipeError(
                 f"{name} is not in this machine's Hugging Face cache, and {why}",
                 where=key,
@@ -100,11 +100,10 @@ def _cached(key: str, name: str, patterns: tuple[str, ...], env: Mapping[str, st
     return made.is_dir() and any(_PLAIN.sub("", each.name.lower()) == plain for each in made.iterdir())
 
 
-def _out_of_reach(env: Mapping[str, str]) -> str | None:
+def _out_of_reach(key: str, env: Mapping[str, str]) -> str | None:
     """Why the hub cannot be asked; None: it can, or that is not known (there is a proxy)."""
-    offline = next(
-        (name for name in _OFFLINE if env.get(name, "").upper() in ("1", "TRUE", "YES", "ON")), None
-    )
+    names = (*_OFFLINE, "HF_DATASETS_OFFLINE") if key == "data.name" else _OFFLINE
+    offline = next((name for name in names if env.get(name, "").upper() in ("1", "TRUE", "YES", "ON")), None)
     if offline:
         return f"{offline} is set"
     if any(env.get(name) for name in _PROXIES):
