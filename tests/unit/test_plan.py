@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ from muster.core.machines import parse_parts
 from muster.core.plan import Plan
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe
-from muster.core.trace import Parameter, Pass, Trace
+from muster.core.trace import Parameter, Pass, Request, Trace
 from muster.planner.prospect import host_counts
 from muster.planner.steptime import ALONE, Calibration
+from muster.shell import Shell
 from muster.stages.inputs import check
 from muster.stages.outlook import Told, calibration_file, hypothetical, load_calibration, save_calibration
 from muster.stages.plan import hosts_first, plan_first, plan_on, promised, recipe_of
@@ -430,3 +432,22 @@ def test_what_the_plan_does_not_model_is_said() -> None:
     assert (compiled.plan.memory, compiled.plan.time) == (plain.memory, plain.time)
     assert [each for each in compiled.plan.notes if "torch.compile" in each]
     assert not [each for each in plain.notes if "torch.compile" in each]
+
+
+def test_what_takes_seconds_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that has to be traced; one that was traced before takes no time, and is not said again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def traced(request: Request, shell: Shell) -> Trace:
+        made = big_trace(recipe_of("opt-benchmark", ["model.name=opt-8m"]), "bf16", request.device, 8)
+        return replace(made, arithmetic=request.arithmetic, checkpointing=request.checkpointing)
+
+    monkeypatch.setattr("muster.stages.tracing._traced", traced)
+    said: list[str] = []
+    for _ in range(2):
+        planned = plan_on(
+            recipe_of("opt-benchmark", ["model.name=opt-8m"]), "h200:8", Told(), say=said.append
+        )
+        assert planned.plan.memory is not None and planned.plan.memory.basis == "traced"
+    assert len(said) == 1
+    assert "opt-8m" in said[0] and "tracing" in said[0]

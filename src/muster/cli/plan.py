@@ -59,6 +59,7 @@ def plan(
     hosts, _, changes = split_words(words, hosts)
     from muster.cli.output import err_console, print_json
     from muster.cli.plans import print_plan
+    from muster.cli.waiting import Waiting
     from muster.core.errors import UsageError
     from muster.stages.inputs import read_inputs
     from muster.stages.plan import plan_hosts, plan_on, recipe_of
@@ -75,10 +76,12 @@ def plan(
     if hosts and host_memory:
         raise UsageError("is what --hosts say themselves", where="--host-memory", hint="leave it out")
     told = _told(samples, price, link, host_memory)
-    if on:
-        planned = plan_on(recipe_of(recipe, changes), on, told, traced=not quick)
-    else:
-        planned = plan_hosts(read_inputs(recipe, hosts, changes), told, traced=not quick)
+    with Waiting(err_console()) as line:
+        if on:
+            planned = plan_on(recipe_of(recipe, changes), on, told, traced=not quick, say=line.now)
+        else:
+            inputs = read_inputs(recipe, hosts, changes)
+            planned = plan_hosts(inputs, told, traced=not quick, say=line.now)
     if json:
         print_json(planned.plan.model_dump(mode="json"))
     else:

@@ -120,10 +120,12 @@ def finish(result: Result, run: RunFolder, *, json: bool) -> int:
 
 
 def _dry_run(inputs: Inputs, run: RunFolder, *, json: bool, verbose: bool) -> int:
-    from muster.cli.output import print_json, say
+    from muster.cli.output import err_console, print_json, say
+    from muster.cli.waiting import waiting
     from muster.stages.dry_run import dry_run, format_dry_run
 
-    told = dry_run(inputs, run)
+    with waiting(err_console(), "planning"):
+        told = dry_run(inputs, run)
     if json:
         print_json(told)
     else:

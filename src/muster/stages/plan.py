@@ -6,6 +6,7 @@ import secrets
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from muster.stages.outlook import Facts, Ground, Told, ground_of, hypothetical, 
 from muster.stages.settle import AUTO, Settled, first_hosts, on_hosts, settle, tracer
 from muster.supervise.supervisor import Supervisor
 
+Say = Callable[[str], None]
 TIGHT = 0.5  # of a rank's room: closed forms, which miss by up to 37 %, will do for what needs less
 
 
@@ -53,26 +55,40 @@ def recipe_of(source: str, overrides: list[str]) -> Recipe:
     return absolute(load_recipe(source, overrides))
 
 
-def plan_on(recipe: Recipe, on: str, told: Told, *, traced: bool = True) -> Planned:
-    """A recipe on machines that are not there. Raises UsageError for what is not understood."""
+def _tracer(traced: bool, say: Say | None) -> Tracer:
+    """Tracing, or closed forms alone."""
+    if not traced:
+        return nothing_traced
+    return partial(tracer, say=say) if say is not None else tracer
+
+
+def plan_on(recipe: Recipe, on: str, told: Told, *, traced: bool = True, say: Say | None = None) -> Planned:
+    """A recipe on machines that are not there. `say`: what is done that takes seconds. Raises UsageError for
+    what is not understood."""
     check_plannable(recipe)
     inventory, facts, machines = hypothetical(parse_parts(on), f"--on {on}", told.host_memory)
     inputs, chosen = first_hosts(check(recipe, inventory))
     if not traced:
         check_closed_form(recipe)
     ground = Ground(facts, inventory.hosts, load_calibration(), machines).of(inputs.inventory.hosts)
-    return _attempt(inputs, ground, told, tracer if traced else nothing_traced, chosen, on)[0]
+    return _attempt(inputs, ground, told, _tracer(traced, say), chosen, on)[0]
 
 
-def plan_hosts(inputs: Inputs, told: Told, *, traced: bool = True, shell: Shell | None = None) -> Planned:
-    """A recipe on hosts, which are asked what they are. Raises UsageError."""
+def plan_hosts(
+    inputs: Inputs, told: Told, *, traced: bool = True, shell: Shell | None = None, say: Say | None = None
+) -> Planned:
+    """A recipe on hosts, which are asked what they are. `say`: as in plan_on. Raises UsageError."""
     check_plannable(inputs.recipe)
     if not traced:
         check_closed_form(inputs.recipe)
     inputs, chosen = first_hosts(inputs)
     known = load_calibration()  # before any host is asked
+    if say is not None:
+        say("asking the hosts")
     ground = ground_of(inputs, ask(inputs, shell or RealShell()), told, known)
-    return _attempt(inputs, ground, told, tracer if traced else nothing_traced, chosen)[0]
+    if say is not None:
+        say("planning")
+    return _attempt(inputs, ground, told, _tracer(traced, say), chosen)[0]
 
 
 def check_plannable(recipe: Recipe) -> None:

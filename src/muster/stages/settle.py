@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from muster.core.errors import JobError, RecipeError, UsageError
@@ -125,11 +126,21 @@ def decided_for(inputs: Inputs, ground: Ground, with_tracer: Tracer) -> tuple[De
         return replace(found, recipe=found.recipe.model_copy(update={"force": recipe.force})), error
 
 
-def tracer(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace | None:
-    """The recipe's real model, traced here or remembered; None where that cannot be done."""
+def tracer(
+    recipe: Recipe, precision: str, device: str, ranks: int, *, say: Callable[[str], None] | None = None
+) -> Trace | None:
+    """The recipe's real model, traced here or remembered; None where that cannot be done. `say`: what takes
+    seconds."""
     request = request_of(recipe, whole_config(recipe), precision=precision, device=device, ranks=ranks)
+
+    def starting() -> None:
+        if say is not None:
+            again = " with gradient checkpointing" if recipe.train.checkpointing else ""
+            name = recipe.model.name or "the model"
+            say(f"tracing {name} in {precision}{again}, without its weights (once; about 10 s)")
+
     try:
-        return None if request is None else trace(request)
+        return None if request is None else trace(request, starting=starting)
     except JobError:
         return None  # closed forms will do, and the plan says so
 

@@ -8,7 +8,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib import metadata
@@ -82,17 +82,25 @@ def arithmetic_of(engine: str, precision: str, ranks: int) -> Arithmetic:
     return "half" if engine == "deepspeed" or (engine == "fsdp" and ranks > 1) else "autocast"
 
 
-def trace(request: Request, *, shell: Shell | None = None, cache: Path | None = None) -> Trace | None:
+def trace(
+    request: Request,
+    *,
+    shell: Shell | None = None,
+    cache: Path | None = None,
+    starting: Callable[[], None] | None = None,
+) -> Trace | None:
     """The trace of a request; None where torch and Transformers are not installed here.
 
-    `cache`: a folder; None: the user's. Raises RecipeError for what makes no model, JobError for a model that
-    cannot be traced.
+    `cache`: a folder; None: the user's; `starting`: called where it is not remembered, and takes seconds.
+    Raises RecipeError for what makes no model, JobError for a model that cannot be traced.
     """
     if any(importlib.util.find_spec(name) is None for name in NEEDED):
         return None
     file = (cache or cache_folder()) / f"{_key(request)}.json"
     found = _remembered(file)
     if found is None:
+        if starting is not None:
+            starting()
         found = _traced(request, shell or RealShell())
         with contextlib.suppress(OSError):  # a disk that is full or not ours costs time, and nothing else
             write_json(file, to_json(found))
