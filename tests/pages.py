@@ -106,7 +106,7 @@ def paragraphs(page: Path) -> list[tuple[int, str]]:
 def argv_of(command: str) -> tuple[dict[str, str], list[str]]:
     """A command's variables and words, without its comment and where its output goes."""
     words = shlex.split(command, comments=True)
-    words = words[: next((n for n, word in enumerate(words) if word in (">", "2>", "|")), len(words))]
+    words = words[: next((n for n, word in enumerate(words) if word in (">", ">>", "2>", "|")), len(words))]
     variables = {}
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         name, _, variables[name] = words.pop(0).partition("=")

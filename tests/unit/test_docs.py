@@ -222,6 +222,17 @@ def test_commands_within_sentences() -> None:
                 parsed(words, whole=False)
 
 
+def test_commands_of_help_texts_and_shipped_files() -> None:
+    """The examples of --help, and the comments of recipes and suites."""
+    texts = [importlib.import_module(f"muster.cli.{name}").EXAMPLES for name in cli.VERBS]
+    files = [*(ROOT / "src/muster/recipes").glob("*.yaml"), *(ROOT / "src/muster/suites").glob("*.yaml")]
+    texts += [file.read_text(encoding="utf-8") for file in files]
+    commands = [each for text in texts for each in re.findall(r"^[ #]+muster (.+)$", text, re.MULTILINE)]
+    assert len(commands) > len(cli.VERBS)
+    for command in commands:
+        parsed(argv_of(re.sub(r" \(.*\)$", "", command))[1])
+
+
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "yaml"], ids=name_of)
 def test_yaml(block: Block, folder: Path) -> None:
     """What is a recipe can be read as one."""
@@ -364,10 +375,7 @@ def test_no_merge_was_left_half(page: Path) -> None:
     assert not [n for n, line in prose(page) if line.startswith(("<<<<<<<", ">>>>>>>", "======="))]
 
 
-READABLE = PAGES
-
-
-@pytest.mark.parametrize("page", READABLE, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_lines_and_paragraphs_are_short(page: Path) -> None:
     """Tables and output cannot be broken into lines; commands can."""
     long = [number for number, line in prose(page) if len(line) > 120 and not line.startswith("|")]
