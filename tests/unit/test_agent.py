@@ -418,7 +418,8 @@ def test_a_setup_may_bring_the_interpreter(tmp_path: Path, monkeypatch: pytest.M
     host = Agent()
     host.spec = {"python": None, "controller_python": sys.executable}
     assert host.find_python() == sys.executable
-    host.env = agent.environment_after(f"export PATH={tmp_path}:$PATH")
+    for name, value in agent.environment_after(f"export PATH={tmp_path}:$PATH").items():
+        monkeypatch.setenv(name, value)
     assert host.find_python() == str(brought)
     host.spec["python"] = "python3"
     assert host.find_python() == str(brought)

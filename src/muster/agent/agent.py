@@ -600,7 +600,7 @@ class Agent:
 
     def __init__(self) -> None:
         self.spec = {}  # type: Dict[str, Any]
-        self.env = dict(os.environ)  # of the ranks, before anything of the job's
+        self.usual_python = shutil.which("python3")
         self.inbox = b""
         self.outbox: Deque[bytes] = collections.deque()
         self.out_bytes = 0
@@ -676,6 +676,10 @@ class Agent:
         self.spec = spec
         if spec.get("timeout"):
             self.deadline = time.monotonic() + spec["timeout"]
+        if spec.get("setup"):  # first: it may say which GPUs are to be seen
+            made = environment_after(spec["setup"])
+            os.environ.clear()
+            os.environ.update(made)
         shared = os.path.join(spec["run_root"], spec["nonce"])
         facts = self.facts()
         facts["shared"] = spec["shared"] = os.path.exists(shared)
@@ -689,8 +693,6 @@ class Agent:
         found = self.checkpoints()
         facts["checkpoints"] = sorted(step for step, wrong in found.items() if wrong is None)
         facts["damaged_checkpoints"] = {str(step): wrong for step, wrong in found.items() if wrong}
-        if spec.get("setup"):
-            self.env = environment_after(spec["setup"])
         self.python = self.find_python()
         facts["python"] = self.python
         facts["versions"] = self.versions()
@@ -719,12 +721,12 @@ class Agent:
         is here, else ours."""
         asked = self.spec.get("python")
         if asked:
-            path = shutil.which(os.path.expanduser(asked), path=self.env.get("PATH"))
+            path = shutil.which(os.path.expanduser(asked))
             if not path:
                 raise Problem("no interpreter %s" % asked, "set launch.python to one that every host has")
             return str(path)
-        found = shutil.which("python3", path=self.env.get("PATH"))
-        if found and found != shutil.which("python3"):  # launch.setup has changed which it is
+        found = shutil.which("python3")
+        if found and found != self.usual_python:  # launch.setup has changed which it is
             return found
         own = self.spec.get("controller_python") or ""
         return own if own and os.access(own, os.X_OK) else sys.executable
@@ -742,7 +744,6 @@ class Agent:
         )
         done = subprocess.run(
             [self.python, "-c", code, *PACKAGES, *self.spec.get("packages", ())],
-            env=self.env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -846,7 +847,7 @@ class Agent:
         """The ranks' environment: the host's, Muster's defaults where the host has none, the recipe's on
         top."""
         spec = self.spec
-        env = {name: value for name, value in self.env.items() if not name.startswith(NOT_THEIRS)}
+        env = {name: value for name, value in os.environ.items() if not name.startswith(NOT_THEIRS)}
         env["PYTHONUNBUFFERED"] = "1"
         env["OMP_NUM_THREADS"] = str(spec["threads"])
         env.setdefault("TOKENIZERS_PARALLELISM", "false")
