@@ -104,7 +104,7 @@ def test_a_malformed_message_costs_its_host_alone(hold: Callable[..., Outcome], 
 def test_a_line_without_end_does_not_make_the_controller_deaf(hold: Callable[..., Outcome]) -> None:
     """75 MB: the other host's lease of 4 s does not run out meanwhile."""
     outcome = hold('sys.stdout.write(\'{"m": "log", "lines": ["\' + "x" * 75_000_000); sys.stdout.flush()')
-    assert "16 MiB" in outcome.lost["local1"]
+    assert "16.8 MB" in outcome.lost["local1"]
     assert outcome.exits["local0"] == (None, "stopped")
 
 

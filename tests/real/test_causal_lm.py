@@ -82,7 +82,7 @@ def test_it_learns_and_says_what_it_read(reference: tuple[RunFolder, Result], ca
     assert read.validation == HELD_OUT
     meta = json.loads(next((cache / "tokens").glob("*/meta.json")).read_text())
     assert read.train == meta["parts"]["train"]["tokens"] // 64
-    assert any("the standard library of Python" in note and "KiB" in note for note in result.notes)
+    assert any("the standard library of Python" in note and "kB" in note for note in result.notes)
     assert any("training tokens do not fill a sequence of 64" in note for note in result.notes)
 
 

@@ -46,7 +46,7 @@ def test_the_rest_is_derived(
             None,
             24,
             1,
-            "micro-batch 16 x 1 ranks",
+            "micro-batch 16 x 1 rank",
             "batch.global=16 or batch.global=32, or batch.micro=12",
         ),
         (None, 5, 24, 2, "accumulation 5 x 2 ranks", "batch.global=20 or batch.global=30"),

@@ -113,7 +113,7 @@ def test_the_lowest_memory_limit_counts_whatever_is_used_beside_it(
     answer = probed("limits")
     assert (answer["memory"], answer["pids"]) == ([4 * GIB, GIB], [1000, 990])
     found = limits("memory", 8, memory=answer["memory"])
-    assert (found.level, found.evidence) == (FAIL, "4.0 GiB, and 8 ranks need 8.0 GiB")
+    assert (found.level, found.evidence) == (FAIL, "4.3 GB, and 8 ranks need 8.6 GB")
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_missing_memory_module_is_seen_among_hosts_and_a_few_bytes_are_not() -
     sizes = {"n1": 64 * GIB, "n2": 64 * GIB - (300 << 20), "n3": 32 * GIB}
     found = judged("memory", {host: {**MEMORY, "MemTotal": size} for host, size in sizes.items()})
     assert [found["total", host].level for host in sizes] == [PASS, PASS, WARN]
-    assert "32.0 GiB here" in found["total", "n3"].evidence
+    assert "34.4 GB here" in found["total", "n3"].evidence
 
 
 def test_stale_nccl_files_are_the_reason_that_is_given() -> None:

@@ -333,7 +333,7 @@ def test_the_check_of_ones_own(
         return dict(one)
 
     by_profile = found("--profile", "our-nodes.yaml")
-    assert by_profile["level"] == "pass" and "GiB free at /" in by_profile["evidence"]
+    assert by_profile["level"] == "pass" and "GB free at /" in by_profile["evidence"]
     assert found()["problem"] == "the scratch disk is not mounted"
 
 

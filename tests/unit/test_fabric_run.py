@@ -260,7 +260,7 @@ def test_the_rows_for_people() -> None:
     run = figures(["a", "b", "c"], [*whole(["a", "b", "c"]), sweep("broadcast", 4095, 0.001)])
     columns, rows = sweep_rows(run)
     assert columns == ("message", "all-reduce", "all-gather", "broadcast")
-    assert [row[0] for row in rows] == ["1.0 KiB", "4.0 KiB"]
+    assert [row[0] for row in rows] == ["1.0 kB", "4.1 kB"]
     assert rows[0][3] == "" and all(cell for cell in rows[1])  # 4095 bytes stand for 4 KiB
     assert pair_rows(run.pairs)[1][0] == ("a", "", "8.39", "8.39") if run.pairs else False
     said = dict(summary(run))

@@ -285,7 +285,7 @@ def test_a_tree_that_passes_through_has_a_folder_beside_the_cache(
         (folder / "a").write_text("12345")
     assert not folder.exists()
     huge = Tree(("hub", "x"), "m", (Entry("a", 1 << 60, ""),))
-    with pytest.raises(JobError, match=r"model x needs 1024.0 PiB here on its way, and .* are free"):
+    with pytest.raises(JobError, match=r"model x needs 1152.9 PB here on its way, and .* are free"):
         waypoint(huge, "model x").__enter__()
 
 

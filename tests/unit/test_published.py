@@ -112,7 +112,7 @@ def test_the_sentence_of_the_published_runs(known: Calibration) -> None:
     one, three = (ROWS[row] for row in list(ROWS)[:2])
     said = say(lambda hosts: one if hosts == 1 else on_hosts(three)(hosts), 3, WIKISQL, known)
     assert said.text == (
-        "3 hosts take 922 s, 1 host 743 s: the 10 Gbit/s network costs 0.41 s of every 0.52 s step; "
+        "3 hosts take 922 s, 1 host 743 s: the 10 Gbit/s network costs 409 ms of every 523 ms step; "
         "25 Gbit/s or accumulation 2 would make 3 hosts faster."
     )
 

@@ -124,7 +124,7 @@ FAULTS = {
     "half a gzip": ("a.txt.gz", gzip.compress(b"text\n" * 5000)[:40], "", "cannot be read"),
     "an empty file": ("a.txt", b"", "", "has no text"),
     "blank lines": ("a.txt", b" \n\n", "", "has no text"),
-    "a huge line": ("a.txt", b"ok\n" + b"x" * (LONGEST_LINE + 5) + b"\n", ":2", "a line of 16.0 MiB"),
+    "a huge line": ("a.txt", b"ok\n" + b"x" * (LONGEST_LINE + 5) + b"\n", ":2", "a line of 16.8 MB"),
 }
 
 

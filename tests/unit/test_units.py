@@ -1,10 +1,14 @@
-"""Numbers for people: an unknown one says so, and no rounding crosses into a silly unit (1024.0 KiB)."""
+"""Numbers for people: an unknown one says so, and no rounding crosses into a silly unit (1000.0 kB)."""
 
 from __future__ import annotations
 
+import math
+import re
+from pathlib import Path
+
 import pytest
 
-from muster.core.units import format_bytes, format_count, format_seconds
+from muster.core.units import counted, format_bytes, format_count, format_seconds
 
 
 @pytest.mark.parametrize(
@@ -12,14 +16,14 @@ from muster.core.units import format_bytes, format_count, format_seconds
     [
         (None, "unknown"),
         (0, "0 B"),
-        (1023, "1023 B"),
-        (1023.6, "1.0 KiB"),
-        (1024, "1.0 KiB"),
-        (1536, "1.5 KiB"),
-        (1024**2 - 1, "1.0 MiB"),
-        (3 * 1024**3, "3.0 GiB"),
-        (-2048, "-2.0 KiB"),
-        (5000 * 1024**5, "5000.0 PiB"),
+        (999, "999 B"),
+        (999.6, "1.0 kB"),
+        (1000, "1.0 kB"),
+        (1536, "1.5 kB"),
+        (1000**2 - 1, "1.0 MB"),
+        (80e9, "80.0 GB"),
+        (-2048, "-2.0 kB"),
+        (5000e15, "5000.0 PB"),
     ],
 )
 def test_bytes(count: float | None, text: str) -> None:
@@ -30,7 +34,13 @@ def test_bytes(count: float | None, text: str) -> None:
     ("seconds", "text"),
     [
         (None, "unknown"),
-        (0.25, "0.25 s"),
+        (math.nan, "unknown"),
+        (0, "0 s"),
+        (0.000123, "0.123 ms"),
+        (0.25, "250 ms"),
+        (0.9996, "1.00 s"),
+        (1.25, "1.25 s"),
+        (9.996, "10.00 s"),
         (10, "10 s"),
         (59.7, "1 min 0 s"),
         (75, "1 min 15 s"),
@@ -48,16 +58,38 @@ def test_seconds(seconds: float | None, text: str) -> None:
     [
         (None, "unknown"),
         (0, "0"),
-        (1234, "1234"),
-        (9999, "9999"),
+        (1234, "1,234"),
+        (9999, "9,999"),
+        (5347.88, "5,348"),
         (10_000, "10.0 K"),
         (999_999, "1.0 M"),
         (60_506_624, "60.5 M"),
         (999_960_000, "1.0 B"),
         (2_851_598_336, "2.9 B"),
         (3e12, "3.0 T"),
-        (0.5, "0.50"),
+        (0.5, "0.5000"),
     ],
 )
 def test_counts(count: float | None, text: str) -> None:
     assert format_count(count) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "thing", "text"),
+    [(0, "host", "0 hosts"), (1, "host", "1 host"), (2, "host", "2 hosts"), (12000, "loss", "12,000 losses")],
+)
+def test_one_and_many(number: int, thing: str, text: str) -> None:
+    assert counted(number, thing) == text
+
+
+def test_sizes_are_written_in_one_place() -> None:
+    """Whoever divides by 1024 to show bytes has units of his own."""
+    source = Path(__file__).parents[2] / "src" / "muster"
+    own = re.compile(r"}\s?[KMGT]iB|[:}]\S*}\s?[MG]B(?!/s)")
+    found = [
+        f"{path.relative_to(source)}: {line.strip()}"
+        for path in source.rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if own.search(line)
+    ]
+    assert found == []

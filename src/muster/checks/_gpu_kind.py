@@ -9,7 +9,7 @@ from muster.checks._gpu_told import Judge, untold
 from muster.checks._judging import About, Differ, differing, majority
 from muster.checks.base import Answers, Check, Context, Finding, Level
 from muster.core.devices import driver_device
-from muster.core.units import format_bytes
+from muster.core.units import counted, format_bytes
 
 # The lowest compute capability of an architecture, for drivers that do not tell it (CUDA programming guide).
 _ARCHITECTURES = {
@@ -144,7 +144,7 @@ def _count(about: About, answer: Mapping[str, Any], context: Context, usual: int
     usable = have if mask is None else min(have, int(mask))
     slots = context.slots.get(about.host)
     wanted = int(context.expect(about.check, "count"))
-    seen = f"{have} GPUs" + (f", {mask} of them in CUDA_VISIBLE_DEVICES" if mask is not None else "")
+    seen = counted(have, "GPU") + (f", {mask} of them in CUDA_VISIBLE_DEVICES" if mask is not None else "")
     if not have:
         return about.fail("no GPUs found", f"{pci} on the PCI bus", "nvidia-smi; lspci | grep NVIDIA")
     if pci > have and answer.get("bare"):
@@ -159,7 +159,7 @@ def _count(about: About, answer: Mapping[str, Any], context: Context, usual: int
         )
     if slots and slots > usable:
         return about.fail(
-            "fewer GPUs than slots", f"{seen}, {slots} slots", f"slots={usable}, or nvidia-smi -L"
+            "fewer GPUs than slots", f"{seen}, {counted(slots, 'slot')}", f"slots={usable}, or nvidia-smi -L"
         )
     if usual is not None and have < usual and not wanted and not slots:
         return about.fail(

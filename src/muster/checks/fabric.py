@@ -16,6 +16,7 @@ from muster.checks import _fabric_links as links
 from muster.checks._judging import About
 from muster.checks.base import Answers, Check, Context, Finding
 from muster.core.fabric_result import Fabric, FabricFailure, WrongValue
+from muster.core.units import counted
 
 CHECKS = (
     Check(
@@ -249,4 +250,7 @@ def _mpi(found: Fabric, context: Context) -> list[Finding]:
         remedy = shlex.join([*hello.command[:-3], "hostname"])  # without `python -c PROGRAM`
         return [about.fail("the MPI program failed", evidence, remedy) for about in abouts]
     words = "MPI_Allreduce is right" if hello.summed else "libmpi was not found: only the start was tested"
-    return [about.passed(f"{len(hello.hosts)} ranks in {hello.seconds:.1f} s, {words}") for about in abouts]
+    return [
+        about.passed(f"{counted(len(hello.hosts), 'rank')} in {hello.seconds:.1f} s, {words}")
+        for about in abouts
+    ]

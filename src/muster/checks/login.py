@@ -7,6 +7,7 @@ from typing import Any
 
 from muster.checks._judging import About, each
 from muster.checks.base import Answers, Check, Context, Finding
+from muster.core.units import counted
 
 CHECKS = (
     Check(
@@ -30,9 +31,9 @@ def _noise(about: About, answer: Mapping[str, Any], context: Context) -> Finding
         return about.unknown("what the login printed could not be read")
     lines = transport.noise
     if len(lines) <= int(context.expect(about.check, "allowed")):
-        return about.passed("silent" if not lines else f"{len(lines)} lines")
+        return about.passed("silent" if not lines else counted(len(lines), "line"))
     return about.warn(
         "the login shell prints lines of its own",
-        f"{len(lines)} lines, such as {lines[0].strip()[:120]!r}",
+        f"{counted(len(lines), 'line')}, such as {lines[0].strip()[:120]!r}",
         "put this at the top of ~/.bashrc or of the file that prints: case $- in *i*) ;; *) return ;; esac",
     )

@@ -129,6 +129,7 @@ def _answer(model: Model, questions: list[str], *, evaluate: bool, limit: int | 
     from muster.cli.output import err_console, print_answers, print_json
     from muster.cli.waiting import waiting
     from muster.core.result import unscored_words
+    from muster.core.units import counted
 
     if len(questions) == 1 and not evaluate and not json:
         answers = _say(model, questions[0])
@@ -155,7 +156,7 @@ def _answer(model: Model, questions: list[str], *, evaluate: bool, limit: int | 
     if count > 1 or evaluate:
         print_answers(answers.rows)
     each = f"{summary['milliseconds_per_question']:.0f} ms each, {answers.device}"
-    parts = [f"{count} question{'s' * (count != 1)} in {answers.seconds:.2f} s ({each})"]
+    parts = [f"{counted(count, 'question')} in {answers.seconds:.2f} s ({each})"]
     if evaluate and answers.exact_match is not None:
         parts.append(f"{answers.metric} {100 * answers.exact_match:.1f} %")
     if evaluate and answers.execution_match is not None:

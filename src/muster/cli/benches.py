@@ -15,7 +15,7 @@ from muster.cli.console import SafeConsole
 from muster.cli.output import err_console, out_console
 from muster.core.bench import Bench, BenchJob, Comparison, Curve, HostVerdict
 from muster.core.hostlist import fold_hosts
-from muster.core.units import format_flops, format_seconds, size_words
+from muster.core.units import counted, format_bytes, format_flops, format_seconds
 from muster.store.benchfolder import BenchFolder
 
 SHOWN = 100  # hosts, and jobs; of more, those that are not well
@@ -117,7 +117,7 @@ def figure_words(name: str, value: float | None) -> str:
     if value is None:
         return ""
     if name == "memory":
-        return size_words(int(value))
+        return format_bytes(int(value))
     if name.endswith("seconds") and name != "step_seconds":
         return format_seconds(value)
     if name in ("exact_match", "execution_match", "mfu", "variation", "skipped_share"):
@@ -292,10 +292,11 @@ def _count(found: Bench) -> str:
     missed = sum(bool(job.misses) for job in found.jobs)
     more = f", {missed} below a threshold" if missed else ""
     open_ = "" if found.complete else "; incomplete"
-    count = "1 host" if len(found.hosts) == 1 else f"{len(found.hosts)} hosts"
+    count = counted(len(found.hosts), "host")
     took = format_seconds(found.ended - found.started)
     return (
-        f"{count}: {', '.join(hosts) or 'none'}; {len(found.jobs)} jobs: {', '.join(jobs) or 'none'}{more}"
+        f"{count}: {', '.join(hosts) or 'none'}; {counted(len(found.jobs), 'job')}: "
+        f"{', '.join(jobs) or 'none'}{more}"
         f"{open_} ({took})"
     )
 
@@ -305,7 +306,7 @@ def print_schedule(plan: Mapping[str, Any], *, every: bool) -> None:
     console = out_console()
     console.print(f"{plan['suite']}: {escape(plan['about'])}")
     checks = "inspected first; unfit ones take no part" if plan["check"] else "not inspected"
-    console.print(f"{len(plan['hosts'])} hosts ({escape(fold_hosts(plan['hosts']))}), {checks}")
+    console.print(f"{counted(len(plan['hosts']), 'host')} ({escape(fold_hosts(plan['hosts']))}), {checks}")
     jobs = {job["id"]: job for job in plan["jobs"]}
     table = Table(box=None)
     for name in ("wave", "job", "hosts", "timeout", ""):
@@ -327,7 +328,7 @@ def print_schedule(plan: Mapping[str, Any], *, every: bool) -> None:
         console.print(f"[yellow]note[/yellow] {escape(note)}")
     most = format_seconds(plan["at_most_seconds"])
     console.print(
-        f"{len(jobs)} jobs, at most {plan['at_once']} at once; a wave is what could run at once. "
+        f"{counted(len(jobs), 'job')}, at most {plan['at_once']} at once; a wave is what could run at once. "
         f"If every job took all of its time: {most}"
     )
 

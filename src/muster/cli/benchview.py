@@ -15,7 +15,7 @@ from rich.text import Text
 
 from muster.core.bench import JobRecord
 from muster.core.hostlist import fold_hosts
-from muster.core.units import format_seconds
+from muster.core.units import format_number, format_seconds
 from muster.planner.rota import Task
 from muster.stages.bench_child import Child
 
@@ -137,4 +137,4 @@ class BenchView:
 
 def _speed(record: JobRecord) -> str:
     speed = record.result.throughput if record.result else None
-    return f", {speed.samples_per_second:.1f} samples/s" if speed else ""
+    return f", {format_number(speed.samples_per_second)} samples/s" if speed else ""

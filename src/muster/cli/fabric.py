@@ -15,13 +15,13 @@ _MOST_NAMES = 8  # of a matrix on a terminal; the whole of it is in the run fold
 
 def fabric_rows(result: Result, fabric: FabricRun) -> list[tuple[str, str]]:
     """The figures as (name, text)."""
-    from muster.core.units import format_seconds
+    from muster.core.units import counted, format_seconds
     from muster.report.fabric_tables import summary
 
-    where = f"{result.world_size} ranks on {len(result.hosts)} hosts, {fabric.backend} on {fabric.device}"
+    where = f"{counted(result.world_size, 'rank')} on {counted(len(result.hosts), 'host')}"
     return [
         ("status", result.status),
-        ("measured", where),
+        ("measured", f"{where}, {fabric.backend} on {fabric.device}"),
         *summary(fabric),
         ("time", format_seconds(result.seconds.total)),
     ]

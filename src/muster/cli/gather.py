@@ -111,9 +111,10 @@ def _conclude(gathered: Gathered, outputs: list[Path], json: bool, console: Cons
 def _remarks(gathered: Gathered) -> list[str]:
     """The summary, one line for each thing worth knowing."""
     from muster.core.hostlist import fold_hosts
+    from muster.core.units import counted
 
     slots = sum(member.slots for member in gathered.members)
-    lines = [f"{len(gathered.members)} of {gathered.wanted} machines, {slots} slots"]
+    lines = [f"{len(gathered.members)} of {gathered.wanted} machines, {counted(slots, 'slot')}"]
     lines += [f"not usable: {name}: {why}" for name, why in gathered.unusable.items()]
     if gathered.turned_away:
         counts = ", ".join(f"{reason} {count}" for reason, count in sorted(gathered.turned_away.items()))

@@ -14,7 +14,7 @@ from muster.cli.output import out_console, print_json
 from muster.cli.waiting import Waiting
 from muster.core.hostlist import fold_hosts
 from muster.core.inspection import Inspection, Trouble
-from muster.core.units import format_seconds
+from muster.core.units import counted, format_seconds
 
 QUIET = 5.0  # seconds between two lines where there is no terminal
 SHOWN = 3  # different pieces of evidence per kind of trouble
@@ -76,7 +76,7 @@ def print_inspection(found: Inspection) -> None:
         for name, count in found.summary.items()
         if count
     ]
-    ranks = f"; slots for {found.world_size} ranks" if found.world_size else ""
+    ranks = f"; slots for {counted(found.world_size, 'rank')}" if found.world_size else ""
     hosts = "host" if len(found.hosts) == 1 else "hosts"
     seconds = format_seconds(found.seconds)
     alone = _ungrouped(found)

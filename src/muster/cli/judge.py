@@ -57,6 +57,7 @@ def judge(
 ) -> int:
     """A verdict per host from logs that other tools wrote: who is slow, who fails, and the evidence."""
     from muster.cli.output import err_console, print_json
+    from muster.core.units import counted
     from muster.stages.gathered import check_outputs
     from muster.stages.judge import judge as judge_logs
     from muster.stages.judge import save_csv
@@ -76,7 +77,7 @@ def judge(
         _print(found, every=every)
     if output is not None:
         save_csv(found, output)
-        err_console().print(f"{len(found.jobs)} jobs are in {output}")
+        err_console().print(f"{counted(len(found.jobs), 'job')} written to {output}")
     return 0 if found.sound else 1
 
 
@@ -97,6 +98,7 @@ def _print(found: Judged, *, every: bool) -> None:
     from rich.markup import escape
 
     from muster.cli.output import err_console, out_console
+    from muster.core.units import counted, format_number
 
     console = out_console()
     _wide(console, _hosts(found, every=every))
@@ -108,11 +110,11 @@ def _print(found: Judged, *, every: bool) -> None:
             _print_evidence(console, verdict)
     _print_jobs(console, found, every=every)
     for peers in found.peers:
-        size = "1 host" if peers.hosts == 1 else f"{peers.hosts} hosts"
+        size = counted(peers.hosts, "host")
         origin = ", from the baseline" if peers.stored else ""
         console.print(
-            f"[dim]{size:>8}: {peers.samples_per_second:.1f} samples/s, healthy jobs differ by "
-            f"{peers.deviation:.2%} ({peers.jobs} jobs{origin})  {escape(peers.work)}[/dim]"
+            f"[dim]{size:>8}: {format_number(peers.samples_per_second)} samples/s, healthy jobs differ by "
+            f"{peers.deviation:.2%} ({counted(peers.jobs, 'job')}{origin})  {escape(peers.work)}[/dim]"
         )
     for note in found.notes:
         err_console().print(f"[yellow]note[/yellow] {escape(note)}")
@@ -122,8 +124,10 @@ def _print(found: Judged, *, every: bool) -> None:
         if count
     ]
     jobs = [f"{count} {_named(name)}" for name, count in found.outcomes.items() if count]
-    hosts = "1 host" if len(found.hosts) == 1 else f"{len(found.hosts)} hosts"
-    console.print(f"{hosts}: {', '.join(parts) or 'none'}; {len(found.jobs)} jobs: {', '.join(jobs)}")
+    hosts = counted(len(found.hosts), "host")
+    console.print(
+        f"{hosts}: {', '.join(parts) or 'none'}; {counted(len(found.jobs), 'job')}: {', '.join(jobs)}"
+    )
 
 
 def _named(outcome: str) -> str:

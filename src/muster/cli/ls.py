@@ -19,7 +19,7 @@ EXAMPLES = """Examples:
 # Heading -> column of --json and how it is written. On a narrow terminal the last ones are left out.
 _SHOWN: dict[str, tuple[str, str]] = {
     "run": ("id", "s"), "status": ("status", "s"), "loss": ("loss_final", ".4f"),
-    "samples/s": ("samples_per_second", ".1f"), "time": ("seconds", ""), "steps": ("steps", "d"),
+    "samples/s": ("samples_per_second", "n"), "time": ("seconds", ""), "steps": ("steps", "d"),
     "exact": ("exact_match", ".1%"), "ranks": ("world_size", "d"), "engine": ("engine", "s"),
     "same rows": ("execution_match", ".1%"),
 }  # fmt: skip
@@ -79,9 +79,13 @@ def _table(rows: list[dict[str, Any]]) -> None:
 
 
 def _word(value: Any, form: str) -> str:
-    from muster.core.units import format_seconds
+    from muster.core.units import format_number, format_seconds
 
     try:
-        return "" if value is None else format(value, form) if form else format_seconds(value)
+        if value is None:
+            return ""
+        if form == "n":
+            return format_number(value)
+        return format(value, form) if form else format_seconds(value)
     except (TypeError, ValueError):
         return "?"  # a result.json that somebody has edited

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -82,9 +83,10 @@ def print_columns(rows: list[list[str]], *, right: frozenset[int] = frozenset())
 
 def terminal_width() -> int:
     """Of stdout; a pipe has no width to fit into."""
-    import shutil
-
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 1000
 
 
 def print_result(result: Result, run: RunFolder) -> None:
@@ -128,7 +130,7 @@ def print_afterwards(run: RunFolder, *, asked: bool = False) -> None:
 def result_rows(result: Result) -> list[tuple[str, str]]:
     """The figures of a result as (name, text); unknown ones are left out."""
     from muster.cli.fabric import fabric_rows
-    from muster.core.units import format_bytes, format_count, format_seconds
+    from muster.core.units import counted, format_bytes, format_count, format_number, format_seconds
 
     if result.fabric:
         return fabric_rows(result, result.fabric)
@@ -137,7 +139,8 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
         ("model", f"{result.model}, {format_count(result.parameters)} parameters"),
         (
             "spread",
-            f"{result.engine}, {result.precision}, {result.world_size} ranks on {len(result.hosts)} hosts",
+            f"{result.engine}, {result.precision}, {counted(result.world_size, 'rank')} on "
+            f"{counted(len(result.hosts), 'host')}",
         ),
         ("steps", f"{result.steps} of {result.global_batch} samples ({result.skipped_steps} skipped)"),
     ]
@@ -150,9 +153,9 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     if speed:
         spread = f" (varies by {100 * speed.variation:.1f} %)" if speed.variation is not None else ""
         tokens = f", {format_count(speed.tokens_per_second)} tokens/s" if speed.tokens_per_second else ""
-        rows.append(("throughput", f"{speed.samples_per_second:.1f} samples/s{tokens}{spread}"))
-        median, p95 = 1000 * speed.step_seconds_median, 1000 * speed.step_seconds_p95
-        rows.append(("step time", f"{median:.0f} ms median, {p95:.0f} ms p95"))
+        rows.append(("throughput", f"{format_number(speed.samples_per_second)} samples/s{tokens}{spread}"))
+        median, p95 = format_seconds(speed.step_seconds_median), format_seconds(speed.step_seconds_p95)
+        rows.append(("step time", f"{median} median, {p95} p95"))
     if result.flops:
         rows.append(("model FLOPs", flops_words(result.flops)))
     peak = result.memory.allocator_peak or result.memory.resident_peak
@@ -214,16 +217,16 @@ def attention_words(found: Attention) -> str:
 
 def planned_words(result: Result) -> str:
     """What the plan had said, and how far what was measured is from it."""
-    from muster.core.units import size_words
+    from muster.core.units import format_bytes, format_number
 
     plan = result.planned
     assert plan is not None
     words = []
     if plan.memory:
         how = "" if plan.traced else " by closed form"
-        words.append(f"memory {size_words(plan.memory)}{how}{_apart(result.memory_beside_plan)}")
+        words.append(f"memory {format_bytes(plan.memory)}{how}{_apart(result.memory_beside_plan)}")
     if plan.samples_per_second:
-        words.append(f"{plan.samples_per_second:.1f} samples/s{_apart(result.speed_beside_plan)}")
+        words.append(f"{format_number(plan.samples_per_second)} samples/s{_apart(result.speed_beside_plan)}")
     return "; ".join(words)
 
 

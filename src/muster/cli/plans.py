@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from muster.core.units import counted, format_bytes, format_count, format_number, format_seconds
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -25,7 +27,6 @@ def print_plan(plan: Plan) -> None:
 
     from muster.cli.output import out_console
     from muster.core.job import FASTEST, SLOWER
-    from muster.core.units import format_count
 
     console = out_console()
     count = f", {format_count(plan.parameters)} parameters" if plan.parameters else ""
@@ -34,12 +35,13 @@ def print_plan(plan: Plan) -> None:
         ("model", f"{plan.model or 'from a configuration'}{count}"),
         (
             "spread",
-            f"{plan.engine}, {plan.precision}, {_count(plan.ranks, 'rank')} on "
-            f"{_count(plan.hosts, 'host')} ({plan.machines})",
+            f"{plan.engine}, {plan.precision}, {counted(plan.ranks, 'rank')} on "
+            f"{counted(plan.hosts, 'host')} ({plan.machines})",
         ),
         (
             "batch",
-            f"{batch['micro']} x {batch['accumulation']} x {plan.ranks} ranks = {batch['global']} samples",
+            f"{batch['micro']} x {batch['accumulation']} x {counted(plan.ranks, 'rank')} = "
+            f"{batch['global']} samples",
         ),
     ]
     rows += [("hosts", each) for each in _hosts(plan)]
@@ -80,8 +82,6 @@ def _hosts(plan: Plan) -> list[str]:
 def _memory(console: Console, memory: MemoryPlan, device: str) -> None:
     from rich.table import Table
 
-    from muster.core.units import size_words
-
     kind = f"{memory.lacking} memory" if device == "cuda" else "memory"
     verdict = "[green]fits[/green]" if memory.lacking is None else f"[red]too little {kind}[/red]"
     console.print(
@@ -95,9 +95,9 @@ def _memory(console: Console, memory: MemoryPlan, device: str) -> None:
         places.append(("host", memory.host, memory.host_bytes, memory.host_room))
     for place, parts, total, room in places:
         for name, value in _large(parts, total):
-            table.add_row("", name, f"[default]{size_words(value)}")
-        has = f" of {size_words(room)}, {memory.margin:.0%} left free" if room else ""
-        table.add_row(place, "[bold]all", f"[bold]{size_words(total)}[/bold]{has}")
+            table.add_row("", name, f"[default]{format_bytes(value)}")
+        has = f" of {format_bytes(room)}, {memory.margin:.0%} left free" if room else ""
+        table.add_row(place, "[bold]all", f"[bold]{format_bytes(total)}[/bold]{has}")
     console.print(table)
 
 
@@ -108,8 +108,6 @@ def _large(parts: Mapping[str, int], total: int) -> list[tuple[str, int]]:
 
 
 def _time(console: Console, time: TimePlan) -> None:
-    from muster.core.units import format_seconds
-
     parts = {
         "computation": time.compute,
         "waiting for the network": time.communication,
@@ -117,10 +115,12 @@ def _time(console: Console, time: TimePlan) -> None:
         "host transfer": time.transfer,
         "overhead": time.overhead,
     }
-    words = ", ".join(f"{name} {_brief(value)}" for name, value in parts.items() if value > SMALL * time.step)
+    words = ", ".join(
+        f"{name} {format_seconds(value)}" for name, value in parts.items() if value > SMALL * time.step
+    )
     basis = "; ".join([*(["calibrated"] if time.calibrated else []), *time.assumed]) or "from stated figures"
-    console.print(f"\n  [bold]Step[/bold]  {_brief(time.step)}: {words}  ({basis})")
-    console.print(f"        {time.samples_per_second:,.1f} samples/s")
+    console.print(f"\n  [bold]Step[/bold]  {format_seconds(time.step)}: {words}  ({basis})")
+    console.print(f"        {format_number(time.samples_per_second)} samples/s")
     if time.total is not None:
         cost = f", cost {time.cost:,.2f}" if time.cost is not None else ""
         steps = f"{time.steps:,} steps, " if time.steps else ""
@@ -132,36 +132,21 @@ def _time(console: Console, time: TimePlan) -> None:
 def _candidates(console: Console, plan: Plan) -> None:
     from rich.table import Table
 
-    from muster.core.units import size_words
-
     table = Table(box=None, padding=(0, 2), title="Ways that were compared", title_justify="left")
     for name in ("", "memory", "samples/s", ""):
         table.add_column(name, justify="right" if name else "left")
     for each in sorted(plan.candidates, key=lambda each: (not each.fits, -(each.samples_per_second or 0))):
         words = " ".join(f"{SHORT.get(key, key)}={value}" for key, value in each.changes.items())
-        speed = f"{each.samples_per_second:,.1f}" if each.samples_per_second else ""
+        speed = format_number(each.samples_per_second) if each.samples_per_second else ""
         style = "bold green" if each.chosen else "" if each.fits else "dim"
-        memory = size_words(each.memory) if each.memory else ""
+        memory = format_bytes(each.memory) if each.memory else ""
         table.add_row(words, memory, speed, each.why, style=style)
     console.print()
     console.print(table)
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _brief(seconds: float) -> str:
-    """Milliseconds where seconds would show nothing."""
-    from muster.core.units import format_seconds
-
-    return f"{1000 * seconds:.3g} ms" if seconds < 1 else format_seconds(seconds)
-
-
 def _scaling(console: Console, plan: Plan) -> None:
     from rich.table import Table
-
-    from muster.core.units import format_seconds
 
     table = Table(box=None, padding=(0, 2), title="On other numbers of hosts", title_justify="left")
     priced = any(each.cost is not None for each in plan.scaling)
@@ -179,8 +164,8 @@ def _scaling(console: Console, plan: Plan) -> None:
         row = [
             str(each.hosts),
             str(each.ranks),
-            _brief(each.step),
-            f"{each.samples_per_second:,.1f}",
+            format_seconds(each.step),
+            format_number(each.samples_per_second),
             f"{each.efficiency:.0%}",
             format_seconds(each.total) if each.total is not None else "",
         ]
@@ -190,4 +175,4 @@ def _scaling(console: Console, plan: Plan) -> None:
     console.print()
     console.print(table)
     if plan.fastest_hosts is not None and plan.fastest_hosts < plan.scaling[-1].hosts:
-        console.print(f"  most samples/s on {_count(plan.fastest_hosts, 'host')}")
+        console.print(f"  most samples/s on {counted(plan.fastest_hosts, 'host')}")

@@ -134,7 +134,7 @@ class _View:
         self.bar = Progress(
             TextColumn("[bold]{task.fields[host]}"),
             BarColumn(bar_width=16),
-            DownloadColumn(binary_units=True),
+            DownloadColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.description}", markup=False),
             console=console,

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from muster.cli.waiting import Waiting
 from muster.core.job import SLOWER, Job
 from muster.core.recipe import recipe_class
-from muster.core.units import format_bytes, format_count, format_seconds
+from muster.core.units import counted, format_bytes, format_count, format_number, format_seconds
 from muster.store import events
 
 COMPILING = "50 s"  # for DeepSpeed's Adam on one idle core
@@ -86,7 +86,7 @@ class ProgressView:
             f"{job.precision} on {job.device}; "
             f"global batch {batch.global_} = {batch.micro} x {batch.accumulation} x {job.world_size}"
         )
-        where = f"{job.world_size} ranks on {len(job.placements)} hosts: {hosts}{more}"
+        where = f"{counted(job.world_size, 'rank')} on {counted(len(job.placements), 'host')}: {hosts}{more}"
         self.console.print(f"{where}; {what if trains else job.device}")
         for decision in job.decisions:
             if decision.value == SLOWER:
@@ -156,7 +156,7 @@ class ProgressView:
 
     def _refresh(self, step: int) -> None:
         figures = [f"loss {self.loss:.4f}"] if self.loss is not None else []
-        figures += [f"{self.rate:.1f} samples/s"] if self.rate is not None else []
+        figures += [f"{format_number(self.rate)} samples/s"] if self.rate is not None else []
         figures += [f"{format_count(self.tokens)} tokens/s"] if self.tokens else []
         text = ", ".join(figures)
         if self.live and self.task is not None:

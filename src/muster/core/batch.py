@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from muster.core.errors import RecipeError
+from muster.core.units import counted
 
 DEFAULT_MICRO = 8
 
@@ -69,7 +70,7 @@ def _divisors(number: int) -> list[int]:
 
 def _impossible(micro: int | None, accumulation: int | None, global_: int, world_size: int) -> RecipeError:
     unit = (micro or 1) * (accumulation or 1) * world_size
-    parts = [f"{world_size} ranks"]
+    parts = [counted(world_size, "rank")]
     if micro is not None:
         parts.insert(0, f"micro-batch {micro}")
     if accumulation is not None:

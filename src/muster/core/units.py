@@ -7,25 +7,38 @@ import re
 
 from muster.core.errors import UsageError
 
-_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGTP])(i)?)?B?", re.IGNORECASE)
 
 
+def format_number(value: float | None, digits: int = 4) -> str:
+    """To `digits` significant digits, with thousands separated: 5347.88 -> '5,348', 0.25 -> '0.2500'. None ->
+    'unknown'."""
+    if value is None or not math.isfinite(value):
+        return "unknown"
+    if value == 0:
+        return "0"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{value:.{digits - 1}e}" if decimals > 9 else f"{value:,.{max(0, decimals)}f}"
+
+
+def counted(number: int, thing: str) -> str:
+    """1 -> '1 host', 2 -> '2 hosts', 12000 -> '12,000 hosts'."""
+    many = "" if number == 1 else "es" if thing.endswith("s") else "s"
+    return f"{number:,} {thing}{many}"
+
+
 def format_bytes(count: float | None) -> str:
-    """Bytes with a binary prefix: 1536 -> '1.5 KiB'. None -> 'unknown'."""
+    """Bytes in units of 1000, as makers of disks, networks and GPUs count: 1536 -> '1.5 kB'. None ->
+    'unknown'."""
     if count is None:
         return "unknown"
     value = float(count)
-    for unit in _BINARY:
-        if abs(round(value, 0 if unit == "B" else 1)) < 1024 or unit == _BINARY[-1]:
+    for unit in _BYTES:
+        if abs(round(value, 0 if unit == "B" else 1)) < 1000 or unit == _BYTES[-1]:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
+        value /= 1000
     raise AssertionError("unreachable")
-
-
-def size_words(value: int) -> str:
-    """Bytes in GB of 10^9, as makers of GPUs count; small ones as elsewhere."""
-    return f"{value / 1e9:.1f} GB" if value >= 1e8 else format_bytes(value)
 
 
 def parse_bytes(text: str) -> int | None:
@@ -38,9 +51,13 @@ def parse_bytes(text: str) -> int | None:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """A duration: 0.25 -> '0.25 s', 75 -> '1 min 15 s', 7300 -> '2 h 1 min'. None -> 'unknown'."""
-    if seconds is None:
+    """A duration: 0.25 -> '250 ms', 75 -> '1 min 15 s', 7300 -> '2 h 1 min'. None -> 'unknown'."""
+    if seconds is None or not math.isfinite(seconds):
         return "unknown"
+    if seconds == 0:
+        return "0 s"
+    if abs(seconds) < 0.9995:
+        return f"{format_number(1000 * seconds, 3)} ms"
     if seconds < 10:
         return f"{seconds:.2f} s"
     whole = round(seconds)
@@ -66,7 +83,7 @@ def format_count(count: float | None) -> str:
     ):
         if abs(count) >= least:
             return f"{count / scale:.1f}{suffix}"
-    return f"{count:g}" if count == int(count) else f"{count:.2f}"
+    return f"{count:,.0f}" if count == int(count) else format_number(count)
 
 
 def format_flops(per_second: float | None) -> str:

@@ -13,6 +13,7 @@ from muster.core.job import Decision
 from muster.core.plan import Candidate
 from muster.core.recipe import Recipe
 from muster.core.trace import Trace
+from muster.core.units import format_number
 from muster.core.zero import open_stages
 from muster.planner.fit import Room, Setting, Shortage, lacking, need
 from muster.planner.remedies import refusal
@@ -159,7 +160,7 @@ def _best(tried: Sequence[_Tried]) -> tuple[int, str]:
     if any(tried[index].step is None for index in fitting):
         return fitting[0], f"the mildest {among}; not all of their speeds are known"
     best = max(fitting, key=lambda index: (_speed(tried[index]), -index))
-    return best, f"the fastest {among}: {_speed(tried[best]):,.1f} samples/s predicted"
+    return best, f"the fastest {among}: {format_number(_speed(tried[best]))} samples/s predicted"
 
 
 def _speed(tried: _Tried) -> float:

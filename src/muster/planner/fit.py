@@ -14,7 +14,7 @@ from typing import Any
 from muster.core import families
 from muster.core.families import t5
 from muster.core.trace import Trace
-from muster.core.units import size_words
+from muster.core.units import format_bytes
 from muster.planner.activations import Kept, Lengths, activation_bytes, logit_bytes, stacks
 from muster.planner.memory import Parts, added, elements, largest
 from muster.planner.passing import Passing, closed, moments_of, traced
@@ -228,7 +228,7 @@ class Shortage:
     def __str__(self) -> str:
         kind = "memory" if self.cpu else f"{self.place} memory"
         tight = f", of which {MARGIN:.0%} stay free" if self.needed <= self.has else ""
-        return f"{size_words(self.needed)} of {size_words(self.has)} of {kind}{tight}"
+        return f"{format_bytes(self.needed)} of {format_bytes(self.has)} of {kind}{tight}"
 
 
 def lacking(found: Need, setting: Setting, room: Room) -> Shortage | None:

@@ -19,6 +19,7 @@ from muster.core.inventory import Host
 from muster.core.job import Decision
 from muster.core.plan import Candidate
 from muster.core.recipe import Recipe
+from muster.core.units import format_number
 from muster.planner.decide import Decided
 from muster.planner.fit import lacking, need
 from muster.planner.placing import ranks_of
@@ -166,7 +167,7 @@ def pick(trials: Sequence[Trial], given: Sequence[Host]) -> tuple[Trial, Chosen]
     top = max(_speed(each) for each in working)
     chosen = next(each for each in working if _speed(each) >= (1 - HARDLY) * top)
     words = f"{'the fastest' if _speed(chosen) == top else 'as good as the fastest'} of those tried"
-    words += f": {_speed(chosen):,.1f} samples/s predicted"
+    words += f": {format_number(_speed(chosen))} samples/s predicted"
     others = [f"{_count(each)} {_lost(each, chosen)}" for each in trials if each is not chosen]
     return chosen, _as_chosen(chosen, trials, given, "; ".join([words, *others]), timed=True)
 

@@ -10,7 +10,7 @@ from typing import Any
 from muster.core import families
 from muster.core.batch import resolve_batch
 from muster.core.errors import RecipeError, UsageError
-from muster.core.units import size_words
+from muster.core.units import format_bytes
 from muster.core.zero import REDUCE_BUCKET
 from muster.planner.fit import Need, Room, Setting, lacking, need
 
@@ -40,12 +40,12 @@ def refusal(setting: Setting, room: Room, found: Need, model: str, said: Said = 
     parts = found.device if short.place == "device" else found.host
     name = room.device_name if parts is found.device and not short.cpu else room.host_name
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
-    words = ", ".join(f"{part} {size_words(value)}" for part, value in largest)
+    words = ", ".join(f"{part} {format_bytes(value)}" for part, value in largest)
     kind = "of memory" if parts is found.device else "of host memory"
     what = (
-        f"{model} needs about {size_words(short.needed)} {kind} per rank with {engine_words(setting)} on "
+        f"{model} needs about {format_bytes(short.needed)} {kind} per rank with {engine_words(setting)} on "
         f"{setting.ranks:,} rank{'' if setting.ranks == 1 else 's'} at micro-batch "
-        f"{setting.micro} ({words}), and {name} has {size_words(short.has)} for each"
+        f"{setting.micro} ({words}), and {name} has {format_bytes(short.has)} for each"
     )
     ways = remedies(setting, room, model, said)
     hint = f"would fit: {'; or '.join(ways)}; " if ways else "nothing that was tried would fit; "

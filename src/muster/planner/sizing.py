@@ -14,7 +14,7 @@ from muster.core.job import Decision
 from muster.core.near import near_names
 from muster.core.recipe import Recipe
 from muster.core.trace import Trace
-from muster.core.units import size_words
+from muster.core.units import counted, format_bytes
 from muster.core.zero import given_config, read_user_config, user_batch, user_training
 from muster.planner.fit import Room, Setting, lacking, largest_micro, need
 from muster.planner.remedies import Said, refusal
@@ -107,7 +107,7 @@ def _creation(
         if shards and share is not None and whole > WHOLE_AT_MOST * share:
             choice = "sharded"
             why = (
-                f"the whole of it would take {whole / 1e9:.1f} GB of {room.host_name}'s memory for each rank"
+                f"the whole of it would take {format_bytes(whole)} of {room.host_name}'s memory for each rank"
             )
             decisions.append(Decision("model.create", choice, why))
     model = recipe.model.model_copy(update={"create": choice})
@@ -130,7 +130,7 @@ def _batch(
     if setting is not None and setting.device == "cuda" and wanted and room.device is not None:
         top = max(1, wanted // world_size)  # GPUs gain by large micro-batches, CPUs do not
     largest, batch = _fitting(recipe, given, wanted, world_size, setting, room, top)
-    product = f"{batch.micro} x {batch.accumulation} x {world_size} ranks = {batch.global_}"
+    product = f"{batch.micro} x {batch.accumulation} x {counted(world_size, 'rank')} = {batch.global_}"
     why = {"micro": product, "accumulation": product, "global": product}
     if setting is not None and room.device is not None and largest < top:
         why["micro"] += f"; {largest} is the largest that fits"
@@ -291,7 +291,7 @@ def _check_fit(
         return
     total = sum(found.device.values())
     parts = sorted(found.device.items(), key=lambda part: -part[1])[:3]
-    words = ", ".join(f"{name} {size_words(value)}" for name, value in parts if value > total / 100)
+    words = ", ".join(f"{name} {format_bytes(value)}" for name, value in parts if value > total / 100)
     how = "estimated" if found.basis == "closed form" else "activations traced"
-    why = f"{how}, of {size_words(room.device)} for each: {words}"
-    decisions.append(Decision("memory of a rank", f"about {size_words(total)}", why))
+    why = f"{how}, of {format_bytes(room.device)} for each: {words}"
+    decisions.append(Decision("memory of a rank", f"about {format_bytes(total)}", why))

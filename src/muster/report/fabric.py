@@ -11,12 +11,12 @@ from markupsafe import Markup
 
 from muster.core.fabric_result import FabricRun, Matmul, PairMatrix
 from muster.core.result import Result
-from muster.core.units import format_bytes
+from muster.core.units import counted, format_bytes
 from muster.report.charts import COLOURS, Chart, Series, style_of
 from muster.report.fabric_tables import gbit, micro, slowest_words, sweep_rows, tflops
 from muster.report.heat import heat_map
 from muster.report.tables import Part
-from muster.report.words import Figure, count, moment, number, seconds
+from muster.report.words import Figure, moment, number, seconds
 
 MOST_HOSTS = 96  # rows that are drawn: those of the slowest links, where there are more
 MOST_PRODUCTS = 32  # hosts of a precision: the slowest; all are in fabric/matmul.csv
@@ -63,7 +63,7 @@ def key_figures(figures: Result, fabric: FabricRun) -> list[tuple[str, list[Figu
         (
             "Run",
             [
-                Figure("Ranks", f"{figures.world_size:,}", note=count(len(figures.hosts), "host")),
+                Figure("Ranks", f"{figures.world_size:,}", note=counted(len(figures.hosts), "host")),
                 Figure("Duration", seconds(figures.seconds.total), note=f"from {moment(figures.started)}"),
                 Figure("Values compared", f"{sum(v.elements for v in fabric.values):,}",
                        note=f"{sum(v.wrong for v in fabric.values):,} wrong"),
@@ -139,7 +139,9 @@ def _products(fabric: FabricRun) -> list[tuple[str, ...]]:
             low, devices = slow[host], of_hosts[host]
             share = f"{100 * low.sustained / low.peak:.0f} %" if low.peak else "not stated"
             best = tflops(max(each.best for each in devices))
-            rows.append((host, precision, count(len(devices), "device"), tflops(low.sustained), best, share))
+            rows.append(
+                (host, precision, counted(len(devices), "device"), tflops(low.sustained), best, share)
+            )
     return rows
 
 
@@ -189,7 +191,7 @@ def subject(figures: Result, fabric: FabricRun) -> str:
     kinds = sorted({device for found in fabric.devices.values() for device in found})
     return (
         f"{figures.workload}: collectives, links and matrix products over {fabric.backend}, "
-        f"{count(figures.world_size, 'rank')} of {count(len(figures.hosts), 'host')}"
+        f"{counted(figures.world_size, 'rank')} of {counted(len(figures.hosts), 'host')}"
         + (f", {', '.join(kinds)}" if kinds else "")
     )
 

@@ -12,7 +12,6 @@ from muster.report.charts import Chart, Point, Series, style_of, usable
 MOST_LINES = 16
 FEW_ALIKE = 4  # more lines than this that lie on each other say nothing one by one
 ON_EACH_OTHER = "The lines coincide."
-GIB, MIB = 1024.0**3, 1024.0**2
 
 
 Axis = tuple[str, tuple[float, float]]
@@ -39,7 +38,7 @@ class Clock:
 
 def memory_chart(title: str, lines: Mapping[str, list[Point]], axis: Axis, what: str, nothing: str) -> Chart:
     most = max((y for line in lines.values() for _, y in line if y is not None and usable(y)), default=0.0)
-    unit, size = ("GiB", GIB) if most >= GIB else ("MiB", MIB)
+    unit, size = ("GB", 1e9) if most >= 1e9 else ("MB", 1e6)
     scaled = {name: [(x, None if y is None else y / size) for x, y in line] for name, line in lines.items()}
     return lines_chart(title, unit, scaled, axis, what, nothing)
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from muster.core.units import counted
 from muster.report import answers, curves, fabric, tables, words
 from muster.report.charts import Chart, has_points, line_chart, stacked_bar
 from muster.report.gather import RunData
@@ -90,11 +91,11 @@ def notes(data: RunData) -> list[str]:
     windows = data.folder.ordered_windows()
     partial = sum(1 for each in windows if world is not None and len(each) < world)
     if partial:
-        what = f"{words.count(partial, 'window')} of {len(windows):,}"
+        what = f"{counted(partial, 'window')} of {len(windows):,}"
         found.append(f"{what} without a rank's figures: left out of the throughput, and a gap in its chart")
     if data.unreadable:
         found.append(
-            f"{words.count(data.unreadable, 'line')} of predictions.jsonl could not be read and are left out"
+            f"{counted(data.unreadable, 'line')} of predictions.jsonl could not be read and are left out"
         )
     if data.figures is not None and data.state in ("running", "interrupted", "elsewhere"):
         found.append("the run has no result yet: these figures are from its events so far")

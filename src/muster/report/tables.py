@@ -130,7 +130,7 @@ def _split(host: HostReport) -> tuple[str, str]:
 
 
 def gpus(found: Any) -> str:
-    """8 x NVIDIA H200 (140.0 GiB)."""
+    """8 x NVIDIA H200 (150.3 GB)."""
     if not isinstance(found, Sequence) or isinstance(found, str):
         return UNKNOWN
     kinds: Counter[str] = Counter()

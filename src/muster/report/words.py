@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from muster.core.result import Flops, Result
-from muster.core.units import format_bytes, format_count, format_flops, format_seconds
+from muster.core.units import counted, format_bytes, format_count, format_flops, format_number, format_seconds
 from muster.report.gather import RunData
 
 UNKNOWN = "not measured"
@@ -41,14 +41,7 @@ class Headline:
 
 def number(value: float | None, digits: int = 4) -> str:
     """A number to `digits` significant digits, with thousands separated."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
-    if value == 0:
-        return "0"
-    decimals = digits - 1 - math.floor(math.log10(abs(value)))
-    if decimals > 9:
-        return f"{value:.{digits - 1}e}"
-    return f"{value:,.{max(0, decimals)}f}"
+    return UNKNOWN if value is None or not math.isfinite(value) else format_number(value, digits)
 
 
 def percent(share: float | None) -> str:
@@ -57,10 +50,8 @@ def percent(share: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration; short ones in milliseconds."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
-    return f"{number(1000 * value, 3)} ms" if 0 < abs(value) < 1 else format_seconds(value)
+    """A duration."""
+    return UNKNOWN if value is None or not math.isfinite(value) else format_seconds(value)
 
 
 def size(value: float | None) -> str:
@@ -74,11 +65,6 @@ def moment(time: float | None) -> str:
         return datetime.fromtimestamp(time or math.nan, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):
         return UNKNOWN
-
-
-def count(amount: int, thing: str) -> str:
-    """1 rank, 2 ranks."""
-    return f"{amount:,} {thing}" + ("" if amount == 1 else "s")
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -109,10 +95,12 @@ def headline(data: RunData) -> Headline:
     figures = data.figures
     failure = figures.failure if figures else None
     steps = (
-        count(figures.steps, "optimizer step") if figures and figures.steps else "no finished optimizer step"
+        counted(figures.steps, "optimizer step")
+        if figures and figures.steps
+        else "no finished optimizer step"
     )
     if figures and figures.fabric:
-        steps = count(len(set(figures.fabric.seconds) - {"rendezvous"}), "measurement")
+        steps = counted(len(set(figures.fabric.seconds) - {"rendezvous"}), "measurement")
     if data.state == "succeeded" and figures:
         return Headline("✓", "good", f"The run succeeded: {steps} in {format_seconds(figures.seconds.total)}")
     if data.state == "running":
@@ -173,11 +161,11 @@ def subject(data: RunData) -> str:
     figures = data.figures
     if figures is None:
         return "Nothing is known about this run yet."
-    hosts = count(len(figures.hosts), "host")
+    hosts = counted(len(figures.hosts), "host")
     parameters = f" ({format_count(figures.parameters)} parameters)" if figures.parameters else ""
     return (
         f"{figures.workload}, {figures.model}{parameters}, {figures.engine} in {figures.precision}, "
-        f"on {count(figures.world_size, 'rank')} of {hosts}, global batch {figures.global_batch:,}"
+        f"on {counted(figures.world_size, 'rank')} of {hosts}, global batch {figures.global_batch:,}"
     )
 
 
@@ -218,7 +206,7 @@ def _speed(figures: Result) -> list[Figure]:
     names = ("Throughput", "Real tokens", "Step time, median", "Step time, 95th percentile")
     if found is None:
         return [Figure(name) for name in names] + _utilization(figures.flops)
-    windows = count(found.windows, "window")
+    windows = counted(found.windows, "window")
     spread = f"spread {UNKNOWN}: {windows}"
     if found.variation is not None and math.isfinite(found.variation):
         spread = f"± {100 * found.variation:.1f} % over {windows}"
@@ -235,7 +223,7 @@ def _speed(figures: Result) -> list[Figure]:
         Figure(
             names[2],
             seconds(found.step_seconds_median),
-            note=f"over {count(found.measured_steps, 'measured step')}",
+            note=f"over {counted(found.measured_steps, 'measured step')}",
         ),
         Figure(names[3], seconds(found.step_seconds_p95), note="of the slowest rank"),
         *_utilization(figures.flops),
@@ -265,7 +253,7 @@ def _learning(data: RunData, figures: Result) -> list[Figure]:
     metric = quality.metric if quality else "exact match"
     exact, same = Figure(metric[:1].upper() + metric[1:]), Figure("Execution accuracy")
     if quality is not None:
-        asked = f"of {count(quality.questions, 'question' if metric == 'exact match' else 'sample')}"
+        asked = f"of {counted(quality.questions, 'question' if metric == 'exact match' else 'sample')}"
         right = round(quality.exact_match * quality.questions)
         exact = Figure(
             exact.name,
@@ -276,7 +264,7 @@ def _learning(data: RunData, figures: Result) -> list[Figure]:
         if quality.execution_match is not None:
             scored = quality.scored or quality.questions
             rows = round(quality.execution_match * scored)
-            told = f"{rows:,} of {count(scored, 'question')}; {interval(quality.execution_match, scored)}"
+            told = f"{rows:,} of {counted(scored, 'question')}; {interval(quality.execution_match, scored)}"
             same = Figure(same.name, percent(quality.execution_match), "%", told)
     learned = [exact, same] if metric == "exact match" else [exact]
     if figures.workload == "causal-lm":

@@ -14,6 +14,7 @@ from muster.core.bench import Bench, BenchJob, JobRecord
 from muster.core.errors import UsageError
 from muster.core.inspection import Inspection
 from muster.core.inventory import Host
+from muster.core.units import counted
 from muster.judging import Baseline, Class
 from muster.planner.rota import Task, rounds
 from muster.shell import RealShell, Shell
@@ -126,7 +127,7 @@ def _inspected(
 ) -> Bench:
     """The inspection, where the suite asks for one and none was made yet; then the jobs."""
     if inputs.suite.check is not None and not folder.inspection.exists():
-        around.announce(f"inspecting {len(inputs.inventory.hosts)} hosts")
+        around.announce(f"inspecting {counted(len(inputs.inventory.hosts), 'host')}")
         found = _inspection(inputs, around)
         usable = [Host(each.name, each.slots) for each in found.usable]
         inputs = inputs.on(usable)

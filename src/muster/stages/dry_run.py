@@ -19,7 +19,7 @@ from muster.core.hostlist import fold_hosts
 from muster.core.job import SLOWER
 from muster.core.recipes import dump_yaml
 from muster.core.secrets import masked, masked_words, shareable
-from muster.core.units import size_words
+from muster.core.units import format_bytes
 from muster.core.zero import open_values, read_user_config, user_precision
 from muster.launchers.base import Home
 from muster.planner.decide import Decided
@@ -226,11 +226,11 @@ def _training(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     memory = plan["memory"] if plan else None
     if memory is None:
         return rows
-    needs = f"about {size_words(memory['device_bytes'])} for each rank"
+    needs = f"about {format_bytes(memory['device_bytes'])} for each rank"
     room = memory["device_room"]
-    verdict = f"of {size_words(room)}: fits" if room else "; what the hosts have was not asked"
+    verdict = f"of {format_bytes(room)}: fits" if room else "; what the hosts have was not asked"
     if memory["lacking"]:
-        verdict = f"of {size_words(room)}: too little {memory['lacking']} memory, and force=true"
+        verdict = f"of {format_bytes(room)}: too little {memory['lacking']} memory, and force=true"
     rows.append(("memory", f"{needs} {verdict}".replace(" ;", ";")))
     time = plan["time"]
     if time is not None:

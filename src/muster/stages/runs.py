@@ -109,28 +109,43 @@ def stop_bench(folder: BenchFolder, *, patience: float = 60) -> bool:
 
 def show(run: RunFolder) -> Shown:
     """What is known of a run now."""
+    damage, result, job = None, None, {}
+    try:
+        state = run.state()
+        job = run.read_json(run.job) if run.job.exists() else {}
+        result = run.read_result()
+    except RunFolderError as error:
+        state, damage = "damaged", str(error)
+    if result is not None:  # the events, which take long to read, say no more
+        return Shown(run, state, result, result.steps, _total_steps(run), result.loss_final, job)
     from muster.store import events
     from muster.supervise.fold import fold
 
     folder = fold(events.read_events(run.events))
     started = next(iter(folder.started.values()), None)
     logs = [folder.logs[step] for step in sorted(folder.logs)]
-    state, damage, result, job = run.state(), None, None, {}
-    try:
-        job = run.read_json(run.job) if run.job.exists() else {}
-        result = run.read_result()
-    except RunFolderError as error:
-        state, damage = "damaged", str(error)
     return Shown(
         run=run,
         state=state,
-        result=result,
+        result=None,
         step=max(folder.windows, default=0),
         total_steps=started.total_steps if started else None,
         loss=logs[-1].loss if logs else None,
         job=job,
         damage=damage,
     )
+
+
+def _total_steps(run: RunFolder) -> int | None:
+    """Optimizer steps that the run was to do, as its first rank said when it began."""
+    try:
+        with run.events.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if '"started"' in line and (event := json.loads(line)).get("kind") == "started":
+                    return int(event["total_steps"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        pass  # there are none, or the file is damaged
+    return None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from muster.core import families
 from muster.core.job import PASSED_OVER, Job
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.result import Failure, Memory, Planned, Quality, Result, Status, Unscored, unscored_words
+from muster.core.units import counted
 from muster.store import events
 from muster.store.windows import measured
 from muster.supervise.attention import attention_report
@@ -164,15 +165,15 @@ def make_result(
     if skipped:
         notes.append(f"{skipped} of {last_step} steps were skipped by the loss scaler and do not count")
     if folder.data and folder.data.cut:
-        notes.append(f"{folder.data.cut} samples were cut to data.max_source or data.max_target")
+        notes.append(f"{counted(folder.data.cut, 'sample')} cut to data.max_source or data.max_target")
     if folder.data and folder.data.skipped:
-        notes.append(f"{folder.data.skipped} samples cannot be used and were skipped")
+        notes.append(f"{counted(folder.data.skipped, 'sample')} skipped, since they cannot be used")
     quality = _quality(folder)
     if quality and (told := unscored_words(quality.questions, quality.scored, quality.unscored)):
         notes.append(told)
     speed = throughput(windows, recipe.measure.warmup, job.world_size)
     if speed and speed.measured_steps < FEW_STEPS:
-        notes.append(f"the throughput rests on {speed.measured_steps} steps alone")
+        notes.append(f"the throughput rests on {counted(speed.measured_steps, 'step')} alone")
     notes += [*_counting(folder.counted.get(0)), *_profiles(folder.profiled)]
     if folder.attempt > 1:
         notes.append(f"this run was resumed: attempt {folder.attempt}")

@@ -9,7 +9,6 @@ from typing import Any
 from muster.core.job import FASTEST, SLOWER, Decision, Job
 from muster.core.recipe import Recipe
 from muster.core.result import HostReport
-from muster.planner.advice import review
 from muster.store import events
 
 NAMED = 8  # hosts that a note names one by one
@@ -79,6 +78,8 @@ def pace_notes(
     data: events.DataRead | None,
 ) -> list[str]:
     """Hosts that made the job slower: as predicted before it, and by the speeds that it measured."""
+    from muster.planner.advice import review  # loads the planner, which `muster show` can do without
+
     found: list[Decision] = [e for e in job.decisions if e.value == SLOWER or e.field == FASTEST]
     if split and split.speeds and started:
         samples = data.train if data else None

@@ -9,6 +9,7 @@ from collections import deque
 from typing import Any
 
 from muster.core.job import Placement
+from muster.core.units import format_bytes
 from muster.supervise.messages import Check, Kernel
 from muster.supervise.wires import Wire
 
@@ -162,7 +163,9 @@ class Link:
                 text = line[:_NOISE].decode("utf-8", "replace").rstrip()
                 (self.noise if output else self.complaints).append(text)
         if output and self.greeted and self._lines[0].cut:
-            self.give_up(f"it sent a line of more than {LONGEST >> 20} MiB, which no agent of Muster does")
+            self.give_up(
+                f"it sent a line of more than {format_bytes(LONGEST)}, which no agent of Muster does"
+            )
         return messages, open_still
 
     def _is_ours(self, message: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from muster.core.data import TextData
 from muster.core.errors import DataError
-from muster.core.units import format_bytes
+from muster.core.units import counted, format_bytes
 from muster.store.lines import text_of
 from muster.store.records import names_of
 from muster.store.texts import Document, Skipped, cut, documents, find_texts, library_files
@@ -90,7 +90,7 @@ def _library(data: TextData) -> Source:
 
     version = platform.python_version()
     return Source(
-        f"the standard library of Python {version}: {_count(len(chosen), 'file')}, {format_bytes(size)}",
+        f"the standard library of Python {version}: {counted(len(chosen), 'file')}, {format_bytes(size)}",
         {"library": version, "root": str(root), "train": _stamps(tuple(chosen))},
         read,
         None,
@@ -155,9 +155,5 @@ def _stamps(files: tuple[Path, ...]) -> list[tuple[str, int, int]]:
     return [(str(file), (about := file.stat()).st_size, about.st_mtime_ns) for file in files]
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}" + ("" if number == 1 else "s")
-
-
 def _files_of(files: tuple[Path, ...]) -> str:
-    return f"{_count(len(files), 'file')} ({names_of(files)})"
+    return f"{counted(len(files), 'file')} ({names_of(files)})"
