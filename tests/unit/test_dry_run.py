@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from muster.cli import main
+from muster.planner.choose import nothing_traced
 from tests.support import TINY
+
+
+@pytest.fixture(autouse=True)
+def _closed_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `plan --quick`: tracing a model takes seconds, and has tests of its own."""
+    monkeypatch.setattr("muster.stages.plan.tracer", nothing_traced)
 
 
 def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, *argv: str) -> tuple[int, str, str]:
@@ -102,6 +109,16 @@ def test_a_gpu_that_no_maker_sells_is_refused(tmp_path: Path, capsys: pytest.Cap
     assert code == 2
     assert "opt-66b needs about" in err
     assert "engine.zero=3" in err
+
+
+def test_what_the_recipe_leaves_open_may_make_it_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The mildest stage would need more than any GPU has, and the plan of a real start would not take it."""
+    more = ["model.name=opt-13b", "launch.device=cuda", "precision=bf16", "engine.zero=auto"]
+    plan = document(capsys, tmp_path, "opt-benchmark", "--hosts", "node[1-8]:8", *more)
+    assert plan["recipe"]["engine"]["zero"] > 0
+    assert plan["plan"]["memory"]["lacking"] is None
 
 
 def test_a_missing_port_and_a_given_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,9 +24,6 @@ from muster.core.zero import open_values, read_user_config, user_precision
 from muster.launchers.base import Home
 from muster.planner.decide import Decided
 from muster.planner.fit import Room, lacking, need
-from muster.planner.model import whole_config
-from muster.planner.remedies import refusal
-from muster.planner.sizing import said_of
 from muster.shell import RealShell, Shell
 from muster.stages.agree import NEEDED, Attempt, Facts, Ready, agree
 from muster.stages.inputs import Inputs
@@ -51,8 +48,9 @@ def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[
     inputs, chosen = hosts_first(inputs, asking)
     facts = {host: {**about, "shared": True} for host, about in asking(inputs).items()}
     ready = agree(inputs, run, facts, Attempt(), chosen)
-    if not here:
-        _check_possible(inputs, ready.decided)
+    if not here and _fits_nowhere(ready.decided):  # as it is; what the recipe leaves open may change that
+        ready = agree(inputs, run, _with_most(facts), Attempt(), chosen)
+        listed.append("as much memory as any host has: with less, it fits in no way")
     told = _document(inputs, run, ready)
     left = open_values(told["deepspeed"] or {})
     if left:
@@ -119,19 +117,25 @@ def _without_peaks(inputs: Inputs) -> Any:
     return recipe.model_copy(update={"measure": recipe.measure.model_copy(update={"peaks": None})})
 
 
-def _check_possible(inputs: Inputs, decided: Decided) -> None:
-    """Raise UsageError for what would not fit on the largest device that is known."""
-    recipe, setting = decided.recipe, decided.setting
+def _fits_nowhere(decided: Decided) -> bool:
+    """Whether a rank needs more than the largest device that is known, or the largest possible host, has."""
+    setting = decided.setting
     found = need(setting) if setting is not None else None
-    if setting is None or found is None or recipe.force:
-        return
-    share = MOST_HOST // setting.ranks_per_host
+    if setting is None or found is None:
+        return False
+    share, (_, memory) = MOST_HOST // setting.ranks_per_host, largest_memory()
+    room = Room(memory, share) if decided.device == "cuda" else Room(share, None)
+    return lacking(found, setting, room) is not None
+
+
+def _with_most(facts: Facts) -> Facts:
+    """Hosts with as much memory as any has."""
     name, memory = largest_memory()
-    on_gpus = Room(memory, share, f"{name}, the largest GPU that is known,", "no host")
-    room = on_gpus if decided.device == "cuda" else Room(share, None, "a host", "the largest possible host")
-    if lacking(found, setting, room):
-        said = said_of(recipe, whole_config(recipe))
-        raise refusal(setting, room, found, recipe.model.name or "the model", said)
+    gpu = {"name": f"a GPU as large as {name}, the largest known", "memory_total": memory, "capability": None}
+    return {
+        host: {**about, "gpus": [gpu] * len(about["gpus"]), "memory_total": MOST_HOST}
+        for host, about in facts.items()
+    }
 
 
 def _document(inputs: Inputs, run: RunFolder, ready: Ready) -> dict[str, Any]:
@@ -212,8 +216,13 @@ def _where(told: Mapping[str, Any]) -> str:
     by_count: dict[int, list[str]] = {}
     for host in told["hosts"]:
         by_count.setdefault(len(host["ranks"]), []).append(host["host"])
-    groups = ", ".join(f"{fold_hosts(names)} ({count} each)" for count, names in by_count.items())
-    return f"{told['world_size']} ranks on {len(told['hosts'])} hosts ({told['launcher']}): {groups}"
+    groups = ", ".join(
+        f"{fold_hosts(names)} ({count}{' each' if len(names) > 1 else ''})"
+        for count, names in by_count.items()
+    )
+    ranks, hosts = told["world_size"], len(told["hosts"])
+    counts = f"{ranks} rank{'' if ranks == 1 else 's'} on {hosts} host{'' if hosts == 1 else 's'}"
+    return f"{counts} ({told['launcher']}): {groups}"
 
 
 def _training(told: Mapping[str, Any]) -> list[tuple[str, str]]:
