@@ -151,6 +151,14 @@ def test_a_dry_run_shows_names(inputs: Inputs, tmp_path: Path) -> None:
         assert "WANDB_KEY" in text and "INFO" in text
 
 
+def test_a_start_says_which_file_sets_what(inputs: Inputs, tmp_path: Path) -> None:
+    """Of ~/.deepspeed_env and the one here: before the start, in a dry run, and on the page."""
+    told = f"GITHUB_PAT: set by {Path.cwd()}/.deepspeed_env"
+    assert told in format_dry_run(dry_run(inputs, RunFolder(tmp_path / "run")))
+    run, _ = written(inputs, tmp_path / "other")
+    assert f"set by {Path.cwd()}/.deepspeed_env" in run.plan.read_text()
+
+
 def test_a_batch_job_reads_them_where_they_are_kept(tmp_path: Path) -> None:
     given = read_inputs("digits", "slurm:/2x1", ["env.SSH_KEY=key-of-mine-3"], waits=True)
     run = RunFolder(tmp_path / "run")

@@ -195,6 +195,8 @@ def format_dry_run(told: Mapping[str, Any], *, verbose: bool = False) -> str:
     notes = told["plan"]["notes"] if told["plan"] else []
     if told["assumed"] and not verbose:  # they would say what nobody was asked
         notes = []
+    files = [f"{each['value']}: {each['why']}" for each in told["decisions"] if each["field"] == "env"]
+    rows += [("environment" if index == 0 else "", text) for index, text in enumerate(files)]
     for name, texts in (("assumed", told["assumed"][:3]), ("warning", told["warnings"]), ("note", notes)):
         rows += [(name if index == 0 else "", text) for index, text in enumerate(texts)]
     lines = [f"{name:<11} {text}" for name, text in rows]
