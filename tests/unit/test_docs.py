@@ -46,24 +46,33 @@ def name_of(block: Block) -> str:
     return block.where
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder such as the pages assume: hosts, a recipe and small data of every kind; no home but this."""
-    (tmp_path / "hostfile").write_text("node1 slots=8\nnode2 slots=8\n")
-    (tmp_path / "hosts.txt").write_text("node1:8\nnode2:8\n")
-    (tmp_path / "my.yaml").write_text("inherit: digits\nmodel: {config: {hidden_size: 64}}\n")
-    (tmp_path / "peaks.json").write_text(json.dumps(checked(matmul("node1", 700e12))))
-    (tmp_path / "my-gpt2.yaml").write_text("inherit: causal-lm\n")
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small data of every kind that the pages read."""
     pairs = [json.dumps({"question": f"How many are {n}?", "sql": f"SELECT {n}"}) for n in range(100)]
-    write_folder(tmp_path, {"nodes/4nodes.txt": b"hostname-001\nhostname-002\nhostname-003\nhostname-004\n"})
-    rows = [f"How many are {n}?,SELECT {n}" for n in range(100)]
-    (tmp_path / "pairs.csv").write_text("\n".join(["question,sql", *rows]))
-    files = {f"data/wikisql/{part}.jsonl": "\n".join(pairs).encode() for part in ("train", "validation")}
-    files |= {f"data/wikitext/{part}.txt": b"Some text to read.\n" * 400 for part in ("train", "validation")}
+    files = {f"wikisql/{part}.jsonl": "\n".join(pairs).encode() for part in ("train", "validation")}
+    files |= {f"wikitext/{part}.txt": b"Some text to read.\n" * 400 for part in ("train", "validation")}
     for part in ("train", "test"):
         for label in range(10):
-            files |= {f"data/cifar10/{part}/{label}/{n}.png": png(COLOURS[n], 32, 32) for n in range(3)}
-    write_folder(tmp_path, files)
+            files |= {f"cifar10/{part}/{label}/{n}.png": png(COLOURS[n], 32, 32) for n in range(3)}
+    return write_folder(tmp_path_factory.mktemp("data"), files)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder such as the pages assume: hosts, a recipe and data; no home but this."""
+    rows = [f"How many are {n}?,SELECT {n}" for n in range(100)]
+    files = {
+        "hostfile": "node1 slots=8\nnode2 slots=8\n",
+        "hosts.txt": "node1:8\nnode2:8\n",
+        "nodes/4nodes.txt": "hostname-001\nhostname-002\nhostname-003\nhostname-004\n",
+        "my.yaml": "inherit: digits\nmodel: {config: {hidden_size: 64}}\n",
+        "my-gpt2.yaml": "inherit: causal-lm\n",
+        "peaks.json": json.dumps(checked(matmul("node1", 700e12))),
+        "pairs.csv": "\n".join(["question,sql", *rows]),
+    }
+    write_folder(tmp_path, {name: text.encode() for name, text in files.items()})
+    (tmp_path / "data").symlink_to(data)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
