@@ -449,3 +449,17 @@ def test_numbers_stay_numbers_where_numbers_are_meant() -> None:
 def test_yes_and_no_are_no_words() -> None:
     with pytest.raises(RecipeError, match="a valid string, not True"):
         load_recipe("demo", ["launch.options=[--requeue, true]"])
+
+
+@pytest.mark.parametrize(
+    ("given", "trackers"),
+    [("wandb", ["wandb"]), ("none", []), ("[mlflow,trackio]", ["mlflow", "trackio"]), ("[]", [])],
+)
+def test_one_tracker_needs_no_list(given: str, trackers: list[str]) -> None:
+    assert load_recipe("digits", [f"measure.report_to={given}"]).measure.report_to == trackers
+
+
+@pytest.mark.parametrize("given", ["epoch", 5, None])
+def test_evaluation_by_steps_or_epochs(given: object) -> None:
+    told = "null" if given is None else given
+    assert load_recipe("digits", [f"evaluate.every={told}"]).evaluate.every == given

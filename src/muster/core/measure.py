@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from muster.core.section import PositiveInt, Section
 
@@ -74,6 +74,14 @@ class Measure(Section):
         False,
         description="Record the largest and smallest scaled attention logit of each layer once a window.",
     )
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        """As Transformers takes it: one name, or none."""
+        if isinstance(value, str):
+            return [] if value == "none" else [value]
+        return value
 
     @property
     def profiled(self) -> range:
