@@ -68,7 +68,7 @@ def divided(batch: Batch, ranks: int, run: str) -> Batch:
     share, rest = divmod(batch.global_, ranks)
     if rest:
         fits = [number for number in range(1, 2 * ranks + 1) if batch.global_ % number == 0]
-        near = ", ".join(str(number) for number in sorted(fits, key=lambda n: abs(n - ranks))[:4])
+        near = ", ".join(map(str, sorted(sorted(fits, key=lambda n: abs(n - ranks))[:4])))
         raise UsageError(
             f"has a global batch of {batch.global_}, which cannot be divided among {ranks} ranks",
             where=run,
