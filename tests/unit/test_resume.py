@@ -196,7 +196,7 @@ def test_a_global_batch_that_cannot_be_divided(tmp_path: Path) -> None:
     run, inputs = begun(tmp_path, job(8, 64)), now("n1:6")
     with pytest.raises(UsageError, match="64, which cannot be divided among 6 ranks") as refused:
         same_batch(run, inputs, each(inputs))
-    assert "such as 4, 8" in (refused.value.hint or "")
+    assert "such as 1, 2, 4, 8" in (refused.value.hint or "")
     assert divided(Batch(6, 2, 48), 3, "one") == Batch(4, 4, 48)
 
 
