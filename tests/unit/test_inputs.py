@@ -20,6 +20,7 @@ from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import load_recipe
 from muster.stages.inputs import absolute, check, environment, read_deepspeed_env, read_inputs
 from muster.stages.orders import code
+from muster.stages.outlook import samples_of
 
 GOOD = '{"question": "q", "sql": "s"}\n'
 
@@ -159,6 +160,18 @@ def test_a_fault_in_the_data_is_found_with_its_line(here: Path, name: str, line:
     with pytest.raises(DataError, match="field 'sql' is missing") as caught:
         read_inputs("demo", "local:2", ["data.path=."])
     assert caught.value.where == f"{here / name}.jsonl:{line}"
+
+
+def test_the_samples_of_an_epoch_are_those_that_are_not_held_out(here: Path) -> None:
+    lines = [GOOD.replace('"q"', f'"{number}"') for number in range(20)]
+    (here / "data.jsonl").write_text("".join(lines))
+    for extra, count in ((["data.validation_fraction=0.25"], 15), (["data.limit=10"], 9)):
+        made = read_inputs("demo", "local:2", ["data.path=data.jsonl", *extra]).recipe
+        assert samples_of(made) == count
+    (here / "train.jsonl").write_text("".join(lines))
+    (here / "dev.jsonl").write_text(lines[0])
+    (here / "data.jsonl").unlink()
+    assert samples_of(read_inputs("demo", "local:2", ["data.path=."]).recipe) == 20
 
 
 def test_too_few_samples_are_told_before_the_start(here: Path) -> None:

@@ -256,6 +256,22 @@ def test_a_field_with_parts_is_no_answer_but_its_text_is(wikisql: Path) -> None:
     assert "is not text but a list" in failure(wikisql, TextToSqlData(sql="table.header")).what
 
 
+@pytest.mark.parametrize("without_pyarrow", [False, True])
+def test_columns_that_are_not_asked_for_are_named_in_the_error(
+    tmp_path: Path, without_pyarrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.Table.from_pylist([{"a": {"b": "x"}, "c": ["y"]}]), tmp_path / "a.parquet")
+    if without_pyarrow:
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert (
+        failure(tmp_path / "a.parquet").hint
+        == "the fields there are: a, c; data.question names the one to use"
+    )
+    both = TextToSqlData(question="a.b", sql="a.b")
+    assert [row.sql for row in read(tmp_path / "a.parquet", both)] == ["x"]
+
+
 def test_a_name_with_a_dot_is_a_field_before_it_is_a_path(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"question": "q", "a.b": "flat", "a": {"b": "deep"}}\n')

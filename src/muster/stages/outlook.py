@@ -29,7 +29,7 @@ from muster.planner.prospect import Outlook, link_of, machines_from, slowest_lin
 from muster.planner.steptime import Calibration, Step, key
 from muster.stages.inputs import Inputs
 from muster.store.atomic import write_json
-from muster.store.records import find_data, read_pairs
+from muster.store.records import find_data, held_out_questions, read_pairs
 
 CPU_PEAK = 1e11  # operations/s of a thread, nominal: a calibration says which share of it is reached
 Facts = Mapping[str, Mapping[str, Any]]
@@ -199,7 +199,10 @@ def samples_of(recipe: Recipe) -> int | None:
         or not Path(data.path).exists()
     ):
         return known
-    return sum(1 for _ in read_pairs(find_data(Path(data.path)).train, data, limit=data.limit))
+    files = find_data(Path(data.path))
+    questions = [row.question for row in read_pairs(files.train, data, limit=data.limit)]
+    held = set() if files.validation else held_out_questions(questions, data, recipe.train.seed)
+    return sum(question not in held for question in questions)
 
 
 # --- what was learned ------------------------------------------------------------------------------------

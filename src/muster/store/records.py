@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,7 @@ def read_pairs(files: Iterable[Path], data: TextToSqlData, *, limit: int | None 
     count, where = 0, ""
     for file in files:
         where = str(file)
-        for place, record in read_rows(file):
+        for place, record in read_rows(file, fields=(data.question, data.sql, *ANSWERS, "database")):
             count += 1
             yield pair_of(record, data, place)
             if count == limit:
@@ -147,14 +147,17 @@ def names_of(files: Sequence[Path]) -> str:
     return names if len(files) <= 3 else f"{names} and {len(files) - 3:,} more"
 
 
-def read_rows(file: Path, skip: Skip | None = None, *, way: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+def read_rows(
+    file: Path, skip: Skip | None = None, *, way: str = "", fields: Sequence[str] = ()
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """(place, row) of every row of a file; what is no table is JSON lines. gzip by its name.
 
     `skip` is told of each row that cannot be read, which is then left out; None: DataError is raised. `way`
-    is added to the hints of these errors.
+    is added to the hints of these errors. `fields`: those that are looked for; of a Parquet
+    file's nested columns, no others are decoded.
     """
     if is_of(file, PARQUET):
-        yield from _parquet(file, skip)
+        yield from _parquet(file, skip, fields)
         return
     lines = read_lines(file, skip, way=way)
     if is_of(file, TABLES):
@@ -209,13 +212,13 @@ def _table(
             _pass_over(DataError(told, where=where, hint=f"columns are apart by {sign!r}"), skip)
 
 
-def _parquet(file: Path, skip: Skip | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parquet(file: Path, skip: Skip | None, fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """By pyarrow, which ranks have, or by DuckDB, which the control side has."""
     number = 0
     if not file.is_file():
         raise DataError("no such file", where=str(file))
     try:
-        for rows in _batches(file):
+        for rows in _batches(file, fields):
             for row in rows:
                 yield f"{file}[{number}]", row
                 number += 1
@@ -224,23 +227,34 @@ def _parquet(file: Path, skip: Skip | None) -> Iterator[tuple[str, dict[str, Any
         _pass_over(DataError(f"is not a Parquet file that can be read: {reason}", where=str(file)), skip)
 
 
-def _batches(file: Path) -> Iterator[list[dict[str, Any]]]:
+def _batches(file: Path, fields: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
+    wanted = {root for field in fields for root in (field, field.partition(".")[0])}
+
+    def used(name: str, nested: bool) -> bool:
+        return not (fields and nested) or name in wanted
+
     try:
-        from pyarrow import parquet
+        from pyarrow import parquet, types
     except ImportError:
-        yield from _batches_by_duckdb(file)
+        yield from _batches_by_duckdb(file, used)
         return
     with parquet.ParquetFile(file) as opened:
-        for batch in opened.iter_batches(ROWS):
+        columns = [each.name for each in opened.schema_arrow if used(each.name, types.is_nested(each.type))]
+        columns = columns or opened.schema_arrow.names
+        for batch in opened.iter_batches(ROWS, columns=columns):
             yield batch.to_pylist()
 
 
-def _batches_by_duckdb(file: Path) -> Iterator[list[dict[str, Any]]]:
+def _batches_by_duckdb(file: Path, used: Callable[[str, bool], bool]) -> Iterator[list[dict[str, Any]]]:
     import duckdb
 
     try:
-        found = duckdb.connect().execute("SELECT * FROM read_parquet($file)", {"file": str(file)})
-        names = [column[0] for column in found.description or ()]
+        base, source = duckdb.connect(), {"file": str(file)}
+        described = base.execute("DESCRIBE SELECT * FROM read_parquet($file)", source).fetchall()
+        names = [name for name, kind, *_ in described if used(name, kind.endswith((")", "[]")))]
+        names = names or [name for name, *_ in described]
+        quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
+        found = base.execute(f"SELECT {quoted} FROM read_parquet($file)", source)
         while rows := found.fetchmany(ROWS):
             yield [dict(zip(names, row, strict=True)) for row in rows]
     except duckdb.Error as error:

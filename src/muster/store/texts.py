@@ -120,7 +120,7 @@ def documents(file: Path, field: str, skip: Callable[[DataError], None] | None =
     if not is_of(file, SUFFIXES):
         yield _pieces(read_lines(file, skip, way=way))
         return
-    for where, row in read_rows(file, skip, way=way):
+    for where, row in read_rows(file, skip, way=way, fields=(field,)):
         try:
             yield iter((text_of(row, field, where, "data.field"),))
         except DataError as error:
