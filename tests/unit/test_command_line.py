@@ -13,6 +13,7 @@ import pytest
 
 from muster.cli import main
 from muster.cli.options import split_words
+from muster.cli.output import out_console, print_row
 from muster.core.errors import UsageError
 from muster.core.recipes import shipped_recipes
 from muster.store.queries import DAMAGED, runs_table
@@ -187,7 +188,7 @@ def test_ids_and_states_are_never_cut(
     width: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made(tmp_path / LONG, RESULT)
-    monkeypatch.setattr("muster.cli.output.terminal_width", lambda: width)
+    monkeypatch.setattr("muster.cli.output.terminal_width", lambda **_: width)
     code, out, err = typed(capsys, "ls", "--runs", str(tmp_path))
     head, line = out.splitlines()
     assert code == 0
@@ -242,3 +243,21 @@ def test_a_run_has_the_name_that_it_is_given(tmp_path: Path) -> None:
     made(named_run_folder(tmp_path, "baseline-2").path, RESULT)
     assert find_run("baseline", tmp_path).id == "baseline"
     assert [row["id"] for row in runs_table(tmp_path)] == ["baseline", "baseline-2"]
+
+
+def test_words_are_wrapped_at_spaces(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recipes, errors and rows of results: no word is cut, and none is lost."""
+    whole = [typed(capsys, *words) for words in (["recipes"], ["train", "digits", "local", "data=x" * 40])]
+    monkeypatch.setattr("muster.cli.output.terminal_width", lambda **_: 60)
+    narrow = [typed(capsys, *words) for words in (["recipes"], ["train", "digits", "local", "data=x" * 40])]
+    for (_, *before), (_, *after) in zip(whole, narrow, strict=True):
+        for text, lines in zip(before, after, strict=True):
+            assert text.split() == lines.split()
+    assert max(map(len, narrow[0][1].splitlines())) <= 60
+    console = out_console()
+    with console.capture() as caught:
+        print_row(console, "note", "word " * 40)
+    lines = caught.get().splitlines()
+    assert len(lines) > 1 and all(len(line) <= 60 and line.startswith(" " * 25) for line in lines[1:])

@@ -55,24 +55,43 @@ def fail(
     """One line and a hint on stderr; with --json the same as a document on stdout."""
     if as_json:
         print_json({"error": {"message": message, "hint": hint, **(detail or {})}})
-    say(f"error: {message}", err=True)
+    say("\n".join(wrapped(f"error: {message}", err=True)), err=True)
     if hint:
         say(f"hint: {hint}", err=True)
     return code
 
 
-def print_columns(rows: list[list[str]], *, right: frozenset[int] = frozenset()) -> None:
-    """Rows in columns, to stdout. The last column is wrapped at spaces where a terminal is too narrow."""
+def wrapped(text: str, indent: int = 0, *, err: bool = False) -> list[str]:
+    """The lines of a text that begins in column `indent`, broken at spaces as a terminal needs it."""
     import textwrap
 
+    room = max(20, terminal_width(err=err) - indent)
+    lines = [
+        textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False)
+        for line in text.splitlines()
+    ]
+    return [part for line in lines for part in line or [""]] or [""]
+
+
+def print_row(console: Console, name: str, value: str, *, style: str = "dim", width: int = 22) -> None:
+    """A name and what belongs to it, in lines below each other."""
+    from rich.markup import escape
+
+    begin = " " * (width + 3)
+    text = f"\n{begin}".join(wrapped(value, len(begin)))
+    console.print(f"  [{style}]{name:<{width}}[/{style}] {escape(text)}")
+
+
+def print_columns(rows: list[list[str]], *, right: frozenset[int] = frozenset()) -> None:
+    """Rows in columns, to stdout. The last column is wrapped at spaces where a terminal is too narrow."""
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))] if rows else []
-    room = max(20, terminal_width() - sum(widths[:-1]) - 2 * len(widths[:-1]))
+    indent = sum(widths[:-1]) + 2 * len(widths[:-1])
     for row in rows:
         cells = [
             cell.rjust(width) if place in right else cell.ljust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        first, *rest = textwrap.wrap(row[-1], room, break_long_words=False) or [""]
+        first, *rest = wrapped(row[-1], indent)
         if len(row) - 1 in right:
             first = cells[-1]
         begin = "  ".join(cells[:-1])
@@ -81,10 +100,10 @@ def print_columns(rows: list[list[str]], *, right: frozenset[int] = frozenset())
             say(f"{'':<{len(begin)}}  {line}")
 
 
-def terminal_width() -> int:
-    """Of stdout; a pipe has no width to fit into."""
+def terminal_width(*, err: bool = False) -> int:
+    """Of stdout, or of stderr; a pipe has no width to fit into."""
     try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+        return os.get_terminal_size((sys.stderr if err else sys.stdout).fileno()).columns or 80
     except (OSError, ValueError):
         return 1000
 
@@ -97,12 +116,12 @@ def print_result(result: Result, run: RunFolder) -> None:
 
     console = out_console()
     for name, value in result_rows(result):
-        console.print(f"  [dim]{name:<22}[/dim] {escape(value)}")
+        print_row(console, name, value)
     if result.fabric:
         print_tables(console, result.fabric)
         console.print()
     for note in result.notes:
-        console.print(f"  [yellow]note[/yellow]{'':<19}{escape(note)}")
+        print_row(console, "note", note, style="yellow")
     if result.failure:
         failure = result.failure
         place = ": ".join(part for part in (failure.host, failure.where) if part)

@@ -25,7 +25,7 @@ def print_plan(plan: Plan) -> None:
     """Decisions, memory, time, other ways, scaling, and the sentence."""
     from rich.markup import escape
 
-    from muster.cli.output import out_console
+    from muster.cli.output import out_console, print_row
     from muster.core.job import FASTEST, SLOWER
 
     console = out_console()
@@ -46,7 +46,7 @@ def print_plan(plan: Plan) -> None:
     ]
     rows += [("hosts", each) for each in _hosts(plan)]
     for name, value in rows:
-        console.print(f"  [dim]{name:<12}[/dim] {escape(value)}")
+        print_row(console, name, value, width=12)
     if plan.memory:
         _memory(console, plan.memory, plan.device)
     if plan.time:
