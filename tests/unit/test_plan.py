@@ -451,3 +451,18 @@ def test_what_takes_seconds_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert planned.plan.memory is not None and planned.plan.memory.basis == "traced"
     assert len(said) == 1
     assert "opt-8m" in said[0] and "tracing" in said[0]
+
+
+def test_what_cannot_fit_by_far_is_refused_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def tracer(recipe: Recipe, precision: str, device: str, ranks: int) -> None:
+        asked.append(ranks)
+
+    monkeypatch.setattr("muster.stages.plan.tracer", tracer)
+    about = {"w": {"cores": 8, "memory_total": 512 * 10**9, "gpus": [A10], "network": {}}}
+    for size, traced in (("opt-13b", False), ("opt-1.3b", True)):
+        words = [f"model.name={size}", "engine.zero=0", "batch.micro=1"]
+        with pytest.raises(UsageError, match="needs about"):
+            plan_first(check(recipe_of("opt-benchmark", words), parse_hosts("w:1")), about)
+        assert bool(asked) is traced

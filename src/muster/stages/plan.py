@@ -22,7 +22,7 @@ from muster.core.result import Planned as Promise
 from muster.planner.advice import advise
 from muster.planner.choose import Tracer, nothing_traced
 from muster.planner.decide import Decided, decide
-from muster.planner.fit import need
+from muster.planner.fit import lacking, need
 from muster.planner.hosts import Chosen
 from muster.planner.model import check_closed_form, model_notes, whole_config
 from muster.planner.prospect import Outlook, case_of, global_given, plan_of
@@ -38,6 +38,7 @@ from muster.stages.settle import AUTO, Settled, first_hosts, on_hosts, settle, t
 from muster.supervise.supervisor import Supervisor
 
 Say = Callable[[str], None]
+HOPELESS = 2.0  # times a rank's room: what needs more by closed forms does not fit, whatever a trace finds
 TIGHT = 0.5  # of a rank's room: closed forms, which miss by up to 37 %, will do for what needs less
 
 
@@ -142,7 +143,8 @@ def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> tu
     notes: list[str] = []
     ground, told = ground_of(inputs, facts, Told(), _calibration(notes)), Told()
     planned, refused = _attempt(inputs, ground, told, nothing_traced, chosen)
-    if refused or _tight(planned.decided) or planned.plan.time is not None:
+    hopeless = refused is not None and not inputs.recipe.force and _hopeless(planned.decided)
+    if not hopeless and (refused or _tight(planned.decided) or planned.plan.time is not None):
         planned, refused = _attempt(inputs, ground, told, tracer, chosen)
     if refused and not inputs.recipe.force:
         raise refused
@@ -216,6 +218,15 @@ def _with_cost_note(made: Plan, told: Told) -> Plan:
 def _with_hosts(decided: Decided, chosen: Chosen | None) -> Decided:
     """With the choice of hosts as its first decision."""
     return replace(decided, decisions=(chosen.decision, *decided.decisions)) if chosen else decided
+
+
+def _hopeless(decided: Decided) -> bool:
+    """Whether a rank needs so much more than there is that no trace could find it to fit."""
+    found = need(decided.setting) if decided.setting is not None else None
+    if found is None or decided.setting is None:
+        return False
+    short = lacking(found, decided.setting, decided.room)
+    return short is not None and short.needed > HOPELESS * short.has
 
 
 def _tight(decided: Decided) -> bool:
