@@ -78,7 +78,7 @@ class Door:
         self, secret: str, *, address: str = "", port: int = 0, patience: float = 10.0, waiting: int = 1024
     ) -> None:
         if not secret:
-            raise ValueError("a door needs a secret")
+            raise ValueError("a listening port needs a secret")
         self.refused: Counter[str] = Counter()
         self._secret = secret
         self._patience = patience
@@ -248,16 +248,16 @@ def _unavailable(address: str, port: int, error: Exception) -> UsageError:
     if number == errno.EADDRINUSE:
         return UsageError("the port is taken", where=where, hint="give another --port, or 0 for a free one")
     if number == errno.EACCES:
-        return UsageError("ports below 1024 are root's", where=where, hint="give a --port above 1023")
+        return UsageError("ports below 1024 need root", where=where, hint="give a --port above 1023")
     if isinstance(error, socket.gaierror | UnicodeError) or number == errno.EADDRNOTAVAIL:
         return UsageError(
-            "not an address of this machine", where=where, hint="leave --address out to listen on all"
+            "this is not an address of this machine", where=where, hint="leave --address out to listen on all"
         )
     return UsageError(f"cannot listen: {error}", where=where, hint="ports go from 0 to 65535")
 
 
 def _say(sock: socket.socket, line: bytes) -> None:
-    """A few bytes to one who has been sent next to nothing: they fit into the kernel's buffer, or it has
+    """Send a few bytes to a client that was sent little so far: they fit into the kernel's buffer, or it has
     left."""
     try:
         sock.send(line)

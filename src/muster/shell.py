@@ -104,7 +104,7 @@ class RealShell:
 _HINTS = {
     errno.ENOENT: "is it installed?",
     errno.EMFILE: "raise the limit of open files here: ulimit -n",
-    errno.ENFILE: "this machine has no open files left",
+    errno.ENFILE: "this machine has reached its limit of open files",
     errno.EAGAIN: "raise the limit of processes here: ulimit -u",
     errno.E2BIG: "the command is too long for this machine: fewer hosts, or launch.launcher=ssh",
 }

@@ -134,7 +134,7 @@ def test_three_hosts_become_an_inventory(cluster: Cluster, tmp_path: Path) -> No
             other.write_text("not the token of this gather\n")
             with Started(on(cluster, "node3", *MUSTER, "join", at, "--token-file", str(other))) as wrong:
                 assert wrong.finish()[0] == 2
-                assert "error: " + at + ": the head has another token" in wrong.lines
+                assert "error: " + at + ": the head has a different token" in wrong.lines
             with Started(on(cluster, "node3", *MUSTER, "join", at, *with_token, "--json")) as three:
                 ended = [each.finish() for each in (one, two, three)]
         code, out = head.finish()

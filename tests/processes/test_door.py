@@ -332,7 +332,8 @@ def test_both_families_at_one_port() -> None:
 
 @pytest.mark.parametrize(
     ("address", "port", "words"),
-    [("192.0.2.77", 0, "not an address of this machine"), ("no such name.invalid", 0, "not an address"),
+    [("192.0.2.77", 0, "this is not an address of this machine"), ("no such name.invalid", 0, "not an "
+    "address"),
      (HERE, 70000, "cannot listen"), ("", -1, "cannot listen")],
 )  # fmt: skip
 def test_a_place_where_one_cannot_listen(address: str, port: int, words: str) -> None:

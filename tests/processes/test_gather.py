@@ -245,7 +245,7 @@ def test_the_commands_as_one_types_them(sshd: Sshd, tmp_path: Path) -> None:
         code, out, err = head.finish()
     assert [each.returncode for each in members] == [0, 0], (first, second)
     assert json.loads(first[0]) == {"name": "127.0.0.2", "members": 2}
-    assert second[1].splitlines()[-1] == "in as 127.0.0.3, one of 2"
+    assert second[1].splitlines()[-1] == "registered as 127.0.0.3, one of 2"
     assert (code, out) == (0, "127.0.0.2 slots=2\n127.0.0.3 slots=2\n"), err
     assert "ssh ports other than 22" in err  # a hostfile cannot say them
     assert "not compared" not in err
@@ -318,7 +318,7 @@ def test_the_later_of_two_joins_of_one_machine_counts(sshd: Sshd, tmp_path: Path
         first = register(head, name="m2", addresses=["127.0.0.2"], port=sshd.port)
         assert "in as 127.0.0.2; 1 of 2" in wait_for_say(first, "in as")
         second = machine(sshd, head, 2, slots=7)
-        assert hear(first, "closed")["why"] == "another join from this machine took its place"
+        assert hear(first, "closed")["why"] == "replaced by another join from this machine"
         other = machine(sshd, head, 3)
         assert isinstance(second.finish(), dict) and isinstance(other.finish(), dict)
         code, out, _ = head.finish()
@@ -471,7 +471,7 @@ def test_a_head_that_is_killed_does_not_keep_its_members(sshd: Sshd, tmp_path: P
         assert wait_until(lambda: any("1 of 2" in text for text in one.said), 60)
         head.process.kill()
         assert isinstance(one.finish(), member.Unreachable)
-        assert any("hung up" in text or "reset" in text for text in one.said)
+        assert any("closed the connection" in text or "reset" in text for text in one.said)
 
 
 def test_ctrl_c_on_a_member(tmp_path: Path) -> None:
@@ -492,9 +492,9 @@ def test_ctrl_c_on_a_member(tmp_path: Path) -> None:
         (["gather", "0"], "cannot wait for 0 machines"),
         (["gather", "2", "--output", "."], "is a folder"),
         (["gather", "2", "--output", "not/there/hosts"], "its folder is not there"),
-        (["gather", "2", "--address", "192.0.2.77"], "not an address of this machine"),
+        (["gather", "2", "--address", "192.0.2.77"], "this is not an address of this machine"),
         (["join", "nowhere"], "is not HEAD:PORT"),
-        (["join"], "no head was given"),
+        (["join"], "no head given"),
         (["join", "h:1", "--slots", "0"], "slots must be"),
         (["join", "h:1", "--address", "name"], "is not an IP address"),
         (["join", "h:1", "--token", "short"], "at least 16"),

@@ -85,4 +85,4 @@ def test_where_no_speed_is_known_all_hosts_are_taken(tmp_path: Path) -> None:
     assert inputs.recipe.launch.hosts == 2
     assert chosen is not None
     assert chosen.idle == ()
-    assert chosen.why == "all of them: how fast they are is not known here"
+    assert chosen.why == "all of them: their speed is unknown"

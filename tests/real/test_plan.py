@@ -89,6 +89,6 @@ def test_a_run_with_dynamic_padding_teaches_as_well(tmp_path: Path) -> None:
     found, planned = measured_of(run), plan_on(recipe_of("demo", settings), "cpu{tflops=0.1}", Told()).plan
     assert planned.time is not None
     [said] = [each for each in planned.time.assumed if "dynamic padding" in each]
-    assert said == "steps are of the longest samples; with dynamic padding they are shorter"
+    assert said == "steps are for the longest samples; with dynamic padding they are shorter"
     assert found.case.work.flops / 0.6e11 < 0.5 * planned.time.compute  # 60 % of the nominal peak
     assert 0.05 < max(calibrate([run], file=tmp_path / "kept.json").calibration.efficiency.values()) < 2

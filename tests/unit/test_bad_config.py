@@ -146,13 +146,18 @@ RELATIONS = {
         "data.sequence: is 5,000, and the model has",
         "data.sequence=256",
     ),
-    "one token": ("causal-lm", "data.sequence=1", "data.sequence: is 1: there is nothing to predict", "=2"),
+    "one token": (
+        "causal-lm",
+        "data.sequence=1",
+        "data.sequence: is 1, so there is no next token to predict",
+        "=2",
+    ),
 }
 NAMES = {
     "a misspelt field": (
         "causal-lm",
         "model.config.n_embed=64",
-        "n_embed: is no field",
+        "n_embed: is not a field",
         "model.config.n_embd?",
     ),
     "another task's model": (
@@ -164,7 +169,7 @@ NAMES = {
     "a misspelt type": (
         "causal-lm",
         config("gpt22"),
-        "model.config.model_type: no closed form",
+        "model.config.model_type: there is no formula",
         "mean gpt2?",
     ),
     "a type without a form": (
@@ -176,7 +181,7 @@ NAMES = {
     "a misspelt size": (
         "opt-benchmark",
         "model.name=opt-124m",
-        "model.name: how opt-124m is built",
+        "model.name: the configuration of opt-124m is unknown",
         "opt-125m",
     ),
 }
@@ -220,7 +225,7 @@ def test_a_misspelt_size_is_refused_before_hosts_are_asked(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, _, error, hint = run(capsys, "train", "causal-lm", "--hosts", "local:1", f"model.name={name}")
-    assert code == 2 and error == f"error: model.name: no model is known as {name}"
+    assert code == 2 and error == f"error: model.name: there is no model named {name}"
     assert hint == f"hint: did you mean model.name={meant}?"
     for other in ("distilgpt2", "t5-11b", "bert-base-uncased", "someone/opt-124m", "openai-gpt"):
         check_model(recipe_from({"workload": "causal-lm", "model": {"name": other}}))

@@ -59,7 +59,7 @@ def taken_port() -> Iterator[int]:
 
 
 CASES = {
-    "no hosts": (["train", "demo"], "no hosts were given"),
+    "no hosts": (["train", "demo"], "no hosts given"),
     "a host file that is not there": (["train", "demo", "--hosts", "./hosts"], "./hosts: no such host file"),
     "an empty host file": (["train", "demo", "--hosts", "empty-hosts"], "empty-hosts: has no hosts"),
     "a duplicate host": (["train", "demo", "--hosts", "twice"], "twice:2: host 'node1' is already in line 1"),
@@ -111,7 +111,7 @@ CASES = {
     "T5 in fp16": (["train", "demo", "--hosts", "local:1", "precision=fp16"], "T5 overflows in fp16"),
     "a key that DeepSpeed would ignore": (
         ["train", "demo", "--hosts", "local:1", "engine.config=ds.json"],
-        "'micro_batch_per_gpu' is not a key of DeepSpeed's",
+        "'micro_batch_per_gpu' is not a key that DeepSpeed knows",
     ),
     "ZeRO without DeepSpeed": (
         ["train", "demo", "--hosts", "local:1", "engine.name=ddp"],

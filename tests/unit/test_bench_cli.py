@@ -70,7 +70,7 @@ def test_the_size_of_a_batch_that_cannot_be_is_left_out_and_named(capsys: pytest
     ("argv", "says"),
     [
         ([], "no suite was given"),
-        (["acceptance"], "no hosts were given"),
+        (["acceptance"], "no hosts given"),
         (["nothing", "--hosts", "a"], "no such suite"),
         (["acceptance", "--hosts", "a,a"], "named twice"),
         (["acceptance", "--hosts", "a", "nobody:train.max_steps=1"], "no entry is named 'nobody'"),

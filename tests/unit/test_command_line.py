@@ -48,7 +48,7 @@ def test_nothing_typed_is_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["show", "last", "--runs", ""], "is empty", "muster show --help"),
         (["train", "digits", "--hosts", ""], "is empty", "muster train --help"),
         (["train", "digits", "local:2", "local:3"], "local:3: is one word too many", "KEY=VALUE"),
-        (["train", "digits", "local:2", "engine.zero"], "engine.zero: is not an override", "engine.zero=3"),
+        (["train", "digits", "local:2", "engine.zero"], "engine.zero: is not a setting", "engine.zero=3"),
         (["prepare", "local:2"], "no recipe was given", "muster recipes"),
         (["train", "digits", "local", "--name", "last"], "--name", "63 letters"),
         (["train", "digits", "local", "--name", "a/b"], "--name", "63 letters"),

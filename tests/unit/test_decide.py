@@ -50,8 +50,8 @@ OTHER = {"workload": "causal-lm", "model": {"name": "gpt2"}}  # not T5
     ("gpus", "recipe", "precision", "reason"),
     [
         ({"a": []}, {}, "fp32", "CPUs train in fp32"),
-        ({"a": [H100]}, {}, "bf16", "every GPU can do it"),
-        ({"a": [A100], "b": [H100]}, {}, "bf16", "every GPU can do it"),
+        ({"a": [H100]}, {}, "bf16", "every GPU supports it"),
+        ({"a": [A100], "b": [H100]}, {}, "bf16", "every GPU supports it"),
         (
             {"a": [H100], "b": [T4]},
             {},
@@ -72,8 +72,8 @@ OTHER = {"workload": "causal-lm", "model": {"name": "gpt2"}}  # not T5
             "fp32",
             "GPU of a has compute capability 6.1: no bf16; no useful fp16",
         ),
-        ({"a": [H100], "b": [None]}, OTHER, "fp32", "GPU of b does not tell its compute capability"),
-        ({"a": [None]}, {}, "fp32", "no host told its GPUs' compute capability"),
+        ({"a": [H100], "b": [None]}, OTHER, "fp32", "GPU of b does not report its compute capability"),
+        ({"a": [None]}, {}, "fp32", "no host reported its GPUs' compute capability"),
     ],
 )
 def test_auto_precision_is_what_every_host_can_do(
@@ -219,10 +219,10 @@ def test_threads() -> None:
 @pytest.mark.parametrize(
     ("hosts", "gpus", "recipe", "host", "what"),
     [
-        ("a,b", {"a": [A100] * 2, "b": []}, {}, "b", "has no GPU that can be seen, while a has 2"),
+        ("a,b", {"a": [A100] * 2, "b": []}, {}, "b", "has no visible GPU, while a has 2"),
         ("a:1,b:3", {"a": [A100] * 2, "b": [A100] * 2}, {}, "b", "3 ranks need as many GPUs, and it has 2"),
-        ("a", {"a": []}, {"launch": {"device": "cuda"}}, "a", "has no GPU that can be seen"),
-        ("a,b:2", {"a": [A100], "b": []}, {"launch": {"device": "cuda"}}, "b", "has no GPU that can be seen"),
+        ("a", {"a": []}, {"launch": {"device": "cuda"}}, "a", "has no visible GPU"),
+        ("a,b:2", {"a": [A100], "b": []}, {"launch": {"device": "cuda"}}, "b", "has no visible GPU"),
     ],
 )
 def test_hosts_without_the_gpus_are_bad_input(

@@ -88,7 +88,7 @@ def test_without_speeds_all_that_work() -> None:
     cannot = Trial(HOSTS, None, RecipeError("a global batch of 6", where="batch.global"))
     taken, chosen = pick([trial(1, 10), trial(2, None), trial(3, None), cannot], HOSTS)
     assert (len(taken.hosts), chosen.timed) == (3, False)
-    assert chosen.why == "the most that work: how fast they are is not known here"
+    assert chosen.why == "the largest number that works: their speed is unknown"
     assert chosen.candidates[3].why == "cannot: a global batch of 6"
     _, chosen = pick([trial(1, None), trial(2, None)], HOSTS[:2])
     assert chosen.why.startswith("all of them")
@@ -101,7 +101,7 @@ def test_nothing_works() -> None:
     taken, chosen = pick([trial(1, 5, fits=False), trial(2, 4, fits=False)], HOSTS[:2])
     assert len(taken.hosts) == 2
     assert taken.refused is not None
-    assert chosen.why == "it fits on no number of them"
+    assert chosen.why == "it does not fit on any number of them"
 
 
 def test_the_first_so_many() -> None:
@@ -275,7 +275,7 @@ def test_a_speed_or_a_link_that_nobody_knows_keeps_all_hosts(unknown: dict[str, 
     inputs, found = settled("a,b", {"a": about(V100), "b": unknown})
     assert found.chosen is not None
     assert found.chosen.hosts == inputs.inventory.hosts
-    assert "how fast they are is not known here" in found.chosen.why
+    assert "their speed is unknown" in found.chosen.why
 
 
 def test_each_trace_is_asked_for_once() -> None:

@@ -158,7 +158,7 @@ def test_an_empty_file(content: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "   ", "\n"])
 def test_nothing_given(text: str) -> None:
-    with pytest.raises(InventoryError, match="no hosts were given"):
+    with pytest.raises(InventoryError, match="no hosts given"):
         read_inventory(text)
 
 

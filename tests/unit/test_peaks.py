@@ -203,9 +203,9 @@ def test_without_a_file_there_is_nothing_to_read() -> None:
 
 
 BAD = {
-    "no JSON": ("fit: 3 hosts", "is not JSON"),
-    "empty, as the shell leaves it": ("", "is not JSON"),
-    "deep": ("[" * 100_000, "is not JSON"),
+    "no JSON": ("fit: 3 hosts", "is invalid JSON"),
+    "empty, as the shell leaves it": ("", "is invalid JSON"),
+    "deep": ("[" * 100_000, "is invalid JSON"),
     "a list": ("[1]", "is not a JSON object"),
     "another document": ('{"hosts": []}', "is neither what `muster check HOSTS --json` prints nor"),
     "no group": (json.dumps(checked(group=None)), "has no measured matrix product"),

@@ -91,7 +91,7 @@ def test_hosts_that_are_too_few_are_not_on_the_curve() -> None:
     [
         ("t4:4", "fp16", "t4 of t4-1 has compute capability 7.5: fp16, but no bf16"),
         ("p100:4", "fp32", "p100-sxm2 of p100-sxm2-1 has compute capability 6.0: no bf16; no useful fp16"),
-        ("rtx-3070:4", "bf16", "every GPU can do it"),
+        ("rtx-3070:4", "bf16", "every GPU supports it"),
     ],
 )
 def test_precision_on_machines_that_are_not_there(machines: str, precision: str, why: str) -> None:
@@ -139,7 +139,7 @@ def test_a_plan_that_fits_as_json_and_as_text(capsys: pytest.CaptureFixture[str]
     argv = ["opt-benchmark", "model.name=opt-125m", "--on", MACHINES, "--quick", "engine.zero=auto"]
     code, out, _ = run(capsys, *argv)
     assert code == 0
-    for word in ("Memory of a rank", "fits", "samples/s", "Ways that were compared", "numbers of hosts"):
+    for word in ("Memory of a rank", "fits", "samples/s", "Compared settings", "numbers of hosts"):
         assert word in out
     code, out, _ = run(capsys, *argv, "--json")
     assert Plan.model_validate(json.loads(out)).engine.startswith("deepspeed ZeRO-")
@@ -168,11 +168,11 @@ def test_what_would_fit_is_accepted_and_fits(batch: list[str]) -> None:
 def test_a_price_without_samples_says_why_there_is_no_cost() -> None:
     made = plan("a100-40gb:1x3,10Gbit", recipe="text2sql-wikisql", told=Told(price=2.0))
     assert made.time is not None and made.time.cost is None
-    assert any(note.startswith("no cost: how many samples an epoch has") for note in made.notes)
+    assert any(note.startswith("no cost: the number of samples per epoch") for note in made.notes)
     slow = ("v100-32gb:8x2,10Gbit", "precision=bf16", "force=true", "model.name=opt-125m")
     untimed = plan(*slow, told=Told(price=2.0))
     assert untimed.time is None
-    assert any(note.startswith("no cost: that takes a time") for note in untimed.notes)
+    assert any(note.startswith("no cost: that needs a time") for note in untimed.notes)
     assert not any("no cost" in note for note in plan(MACHINES, told=Told(samples=10, price=2.0)).notes)
 
 
@@ -266,7 +266,7 @@ def test_what_is_written_is_a_recipe_that_says_everything(
         (["fabric", "--on", "h200:8"], "nothing to plan"),
         (["digits", "--on", "h200:8", "--host-memory", "lots"], "lots"),
         (["digits", "--on", "h200:8x2", "--link", "10Gbit"], "part of --on"),
-        (["digits", "--hosts", "local:2", "--host-memory", "64GB"], "what --hosts say themselves"),
+        (["digits", "--hosts", "local:2", "--host-memory", "64GB"], "is reported by the hosts themselves"),
         (["digits", "--on", "h200:100000x100000"], "at most 1,000,000"),
         (["--calibrate", "nosuch"], "nosuch"),
         (["digits", "--on", "h200:8", "--price", "inf"], "--price: inf is not a number"),
@@ -317,7 +317,7 @@ def test_a_calibration_of_an_earlier_version_is_read() -> None:
 
 def test_what_is_assumed_is_said_beside_what_is_learned(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["opt-benchmark", "model.name=opt-1.3b", "--on", "h200:8x2,10Gbit", "--quick"]
-    bare = "operations alone: what moves through memory is not counted"
+    bare = "operations only: memory traffic is not counted"
 
     def said() -> str:
         return " ".join(run(capsys, *argv)[1].split())
@@ -330,7 +330,7 @@ def test_what_is_assumed_is_said_beside_what_is_learned(capsys: pytest.CaptureFi
 
 
 def test_steps_of_dynamic_padding_are_planned_at_full_length_and_said_to_be() -> None:
-    shorter = "steps are of the longest samples; with dynamic padding they are shorter"
+    shorter = "steps are for the longest samples; with dynamic padding they are shorter"
     for padding, says in (("dynamic", True), ("fixed", False)):
         made = plan("a100-40gb:2", f"data.padding={padding}", recipe="text2sql-t5-small")
         assert made.time is not None

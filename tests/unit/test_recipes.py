@@ -274,7 +274,7 @@ def test_values_are_yaml_1_2_or_text(text: str, value: Any) -> None:
 def test_not_an_override(text: str) -> None:
     with pytest.raises(RecipeError) as caught:
         parse_override(text)
-    assert caught.value.what == "is not an override"
+    assert caught.value.what == "is not a setting"
     assert caught.value.hint == "write key.sub=value, such as engine.zero=3"
 
 

@@ -101,9 +101,13 @@ def test_the_batch_nearest_to_what_was_asked_for(
     ("recipe", "where", "what"),
     [
         ({"batch": {"tokens": "auto"}, "model": {"name": "gpt2"}}, "batch.tokens", "gpt2 was trained is not"),
-        ({"train": {"learning_rate": "auto"}}, "train.learning_rate", "a model of your own"),
+        ({"train": {"learning_rate": "auto"}}, "train.learning_rate", "your own model"),
         ({"batch": {"tokens": 512}, "workload": "text2sql"}, "batch.tokens", "counts packed sequences"),
-        ({"batch": {"tokens": 512}, "model": {"name": "somebody/llm"}}, "batch.tokens", "not known here"),
+        (
+            {"batch": {"tokens": 512}, "model": {"name": "somebody/llm"}},
+            "batch.tokens",
+            "their length is unknown",
+        ),
     ],
 )  # fmt: skip
 def test_auto_where_nothing_is_published(recipe: dict[str, Any], where: str, what: str) -> None:

@@ -119,7 +119,11 @@ def test_options_lie_on_top() -> None:
         ({"train_batch_size": 8}, "train_batch_size is decided by the recipe's batch", "batch.global"),
         ({"train_micro_batch_size_per_gpu": 8}, "is decided by the recipe's batch", "batch.micro"),
         ({"fp16": {"enabled": True}}, "fp16.enabled is decided by the recipe's precision", "precision="),
-        ({"gradient_cliping": 1}, "'gradient_cliping' is not a key of DeepSpeed's", "gradient_clipping"),
+        (
+            {"gradient_cliping": 1},
+            "'gradient_cliping' is not a key that DeepSpeed knows",
+            "gradient_clipping",
+        ),
     ],
 )
 def test_options_that_would_be_lost(options: dict[str, Any], what: str, hint: str) -> None:

@@ -77,17 +77,17 @@ class Line:
         while b"\n" not in self.received:
             data = self.socket.recv(MAX_LINE)
             if not data or len(self.received) > MAX_LINE:
-                raise OSError("the head hung up")
+                raise OSError("the head closed the connection")
             self.received += data
         line, _, self.received = self.received.partition(b"\n")
         if line.startswith(b"refused "):
             raise Rejected(printable(line[8:]))
         given, _, said = line.partition(b" ")
         if not hmac.compare_digest(given, proof(self.secret, "server", self.nonce, said)):
-            raise OSError("what answers there does not know the token")
+            raise OSError("the program there does not know the token")
         message = json.loads(said.decode())
         if message.get("count", 0) != self.count:  # said before, by somebody who has listened
-            raise OSError("what answers there repeats the head")
+            raise OSError("the program there repeats the head's messages")
         self.count += 1
         return message  # type: ignore[no-any-return]
 
@@ -113,7 +113,7 @@ def knock(
             greeting += byte
         word, _, nonce = greeting.strip().decode("latin-1").partition(" ")
         if word != "muster1" or len(nonce) != 32 or nonce.strip("0123456789abcdef"):
-            raise OSError("what answers there is no muster gather")
+            raise OSError("the program there is not muster gather")
         mine = os.urandom(16).hex()
         said = json.dumps(dict(payload, nonce=mine), separators=(",", ":")).encode()
         line = Line(sock, secret, mine)
@@ -258,7 +258,7 @@ def join(
     """
     deadline = time.monotonic() + timeout
     facts = None  # type: Optional[Dict[str, Any]]
-    said, why = "", "nobody answered"
+    said, why = "", "no answer"
     while time.monotonic() < deadline:
         facts = facts or tell()  # before the connection, for it may take longer than a head waits
         for head in heads:
@@ -312,9 +312,9 @@ def wait(line: Line, message: Dict[str, Any], deadline: float, say: Callable[[st
         while b"\n" not in line.received:
             now = time.monotonic()
             if now > deadline:
-                raise OSError("the others have not come yet")
+                raise OSError("not all machines have come yet")
             if now > heard + SILENCE:
-                raise OSError("the head has gone silent")
+                raise OSError("the head no longer responds")
             try:
                 line.socket.sendall(b".")
             except OSError:  # it has hung up: its last words may still be there to be read
@@ -341,7 +341,7 @@ def main(argv: List[str]) -> int:
     parser.add_argument("--token-file", help="default: the environment's MUSTER_JOIN_TOKEN")
     parser.add_argument("--slots", type=int, help="ranks on this machine; default: its GPUs, or 1")
     parser.add_argument("--ssh-port", type=int, default=22)
-    parser.add_argument("--user", help="who to log in as; default: the user who runs this")
+    parser.add_argument("--user", help="user name for logins to this machine; default: yours")
     parser.add_argument(
         "--address", action="append", default=[], help="how to reach this machine; default: found out"
     )
@@ -379,7 +379,7 @@ def main(argv: List[str]) -> int:
     except (Rejected, Unreachable) as error:
         say("error: %s" % error)
         return 2 if getattr(error, "wrong_token", False) else 1
-    say("in as %s, one of %s" % (last.get("name"), last.get("members")))
+    say("registered as %s, one of %s" % (last.get("name"), last.get("members")))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What the judges of GPUs share: words about each GPU, and what it means where one does not tell. Pure."""
+"""What the judges of GPUs share: texts about a GPU, and the finding where it reports no figure. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def those(answer: Mapping[str, Any], words: Callable[[Mapping[str, Any]], str | 
 
 
 def untold(about: About, answer: Mapping[str, Any], *keys: str) -> Finding | None:
-    """Unknown where a GPU does not answer, or does not tell what others of its model on the host do; else
+    """Unknown where a GPU does not respond, or does not report what others of its model on the host do; else
     None. What no GPU of a model tells is what the model does not have."""
     told = {(gpu.get("name"), key) for gpu in answer["gpus"] for key in keys if gpu.get(key) is not None}
 

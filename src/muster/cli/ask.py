@@ -36,7 +36,9 @@ def ask(
         Path | None, Option("--file", "-f", help="One question a line; - reads standard input.")
     ] = None,
     evaluate: Annotated[bool, Option("--evaluate", help="Answer the held-out set and score it.")] = False,
-    limit: Annotated[int | None, Option("--limit", min=1, help="At most so many held-out questions.")] = None,
+    limit: Annotated[
+        int | None, Option("--limit", min=1, help="Ask at most this many held-out questions.")
+    ] = None,
     root: Root = Path("runs"),
     json: Json = False,
 ) -> int:

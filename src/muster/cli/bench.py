@@ -41,25 +41,28 @@ def bench(
     ] = None,
     hosts: Hosts = "",
     go_on: Annotated[
-        Path | None, Option("--continue", help="Go on with this bench: jobs that are over stay so.")
+        Path | None, Option("--continue", help="Continue this bench; finished jobs are not run again.")
     ] = None,
-    recipe: Annotated[str, Option("--recipe", "-r", help="Train this, in place of the suite's recipe.")] = "",
+    recipe: Annotated[str, Option("--recipe", "-r", help="Train this recipe instead of the suite's.")] = "",
     at_once: Annotated[
-        int | None, Option("--jobs", "-j", min=1, help="Jobs at a time; 64 where hosts allow.")
+        int | None,
+        Option("--jobs", "-j", min=1, help="Largest number of jobs at the same time; default: up to 64."),
     ] = None,
     baseline: Annotated[
         Path | None,
-        Option("--baseline", help="bench.json of an earlier bench, where there are too few peers."),
+        Option(
+            "--baseline", help="bench.json of an earlier bench to compare with, for fewer than four hosts."
+        ),
     ] = None,
     output: Annotated[
         Path | None, Option("--output", "-o", help="The bench's folder; must not exist.")
     ] = None,
     root: Root = Path("runs"),
-    dry_run: Annotated[bool, Option("--dry-run", help="Show the schedule, and start nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the schedule; start nothing.")] = False,
     every: Annotated[bool, Option("--all", help="Show every host and job, however many.")] = False,
     json: Json = False,
 ) -> int:
-    """Run many jobs on groups of hosts: which host is slow, how well do they scale, what does ZeRO cost."""
+    """Run many jobs on groups of hosts: find slow hosts, measure scaling, compare recipes."""
     from muster.core.errors import UsageError
     from muster.stages.bench_inputs import read_bench
     from muster.store.benchfolder import BenchFolder, new_bench_folder
@@ -76,7 +79,7 @@ def bench(
         extra = next((name for name, value in told.items() if value), None)
         if extra:
             hint = f"muster bench --continue {go_on}"
-            raise UsageError("is fixed already in a bench that goes on", where=extra, hint=hint)
+            raise UsageError("cannot be changed in a bench that is continued", where=extra, hint=hint)
         return _go_on(BenchFolder(go_on.absolute()), at_once, baseline, every=every, json=json)
     if not suite:
         raise UsageError("no suite was given", hint="muster bench acceptance --hosts node[01-64]")
@@ -129,7 +132,7 @@ def _finish(found: Bench, folder: BenchFolder, *, every: bool, json: bool) -> in
     console = err_console()
     console.print(f"results     {folder.bench}\ntable       {folder.table}")
     if not found.complete:
-        console.print(f"go on with  muster bench --continue {folder.path}")
+        console.print(f"continue    muster bench --continue {folder.path}")
     return 0 if found.sound else 1
 
 

@@ -30,19 +30,27 @@ def check(
         str, Option("--recipe", "-r", help="Check for this recipe: a YAML file, or a shipped name.")
     ] = "",
     profile: Annotated[
-        str, Option("--profile", "-p", help="What to expect: a YAML file, or a shipped name.")
+        str,
+        Option(
+            "--profile",
+            "-p",
+            help="Check profile with what is expected of hosts: a YAML file, or a shipped name.",
+        ),
     ] = "",
     output: Annotated[
-        Path | None, Option("--output", "-o", help="Write the usable hosts here, for --hosts.")
+        Path | None, Option("--output", "-o", help="Write the usable hosts to this file, for --hosts.")
     ] = None,
-    expect_gpus: Annotated[str, Option("--expect-gpus", metavar="N|none", help="GPUs on each host.")] = "",
+    expect_gpus: Annotated[
+        str, Option("--expect-gpus", metavar="N|none", help="GPUs that each host must have.")
+    ] = "",
     group: Annotated[
-        bool, Option("--group/--no-group", help="Also let ranks on the fit hosts work together.")
+        bool,
+        Option("--group/--no-group", help="Also start ranks on the fit hosts and measure links and devices."),
     ] = True,
-    list_: Annotated[bool, Option("--list", help="Explain every check, and ask no host.")] = False,
+    list_: Annotated[bool, Option("--list", help="Explain every check; contact no host.")] = False,
     json: Json = False,
 ) -> int:
-    """Inspect hosts: what is wrong on which of them, with the evidence and a remedy."""
+    """Check hosts: list what is wrong on which host, with evidence and a remedy."""
     from muster.cli.inspection import ProgressLine, print_checks, print_inspection
     from muster.cli.output import err_console, print_json
     from muster.core.inventory import read_inventory
@@ -95,6 +103,6 @@ def _save(count: int, path: Path, found: Inspection) -> None:
     from muster.cli.output import err_console
 
     if count:
-        err_console().print(f"{count} of {len(found.hosts)} hosts are in {path}")
+        err_console().print(f"{count} of {len(found.hosts)} hosts written to {path}")
     else:
         err_console().print(f"no host is usable: {path} was not written")

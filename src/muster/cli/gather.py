@@ -26,16 +26,16 @@ QUIET = 10.0  # seconds between two lines where there is no terminal
 
 
 def gather(
-    machines: Annotated[int, Argument(help="How many machines to wait for.")],
+    machines: Annotated[int, Argument(help="Number of machines to wait for.")],
     port: Annotated[int, Option(help="The port to listen on; 0: a free one.")] = 0,
-    address: Annotated[
-        str, Option(help="This machine's address for members, and the only one to listen on.")
-    ] = "",
+    address: Annotated[str, Option(help="Listen on this address only, and give it to the machines.")] = "",
     timeout: Annotated[float, Option(help="Seconds to wait for all of them.")] = 600.0,
-    partial: Annotated[bool, Option("--partial", help="Go on with fewer when the time is up.")] = False,
+    partial: Annotated[
+        bool, Option("--partial", help="Write those that have come when the time is up.")
+    ] = False,
     token_file: Annotated[
         Path | None,
-        Option(help="The token's file; made where there is none. Default: MUSTER_JOIN_TOKEN, or a new one."),
+        Option(help="File with the token; made if missing. Default: MUSTER_JOIN_TOKEN, or a new token."),
     ] = None,
     output: Annotated[
         list[Path] | None,
@@ -43,7 +43,7 @@ def gather(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Wait for machines that register themselves with `muster join`; they become an inventory."""
+    """Wait for machines that register themselves with `muster join`, and write an inventory of them."""
     from functools import partial as bind
 
     from muster.cli.output import err_console
@@ -118,9 +118,9 @@ def _remarks(gathered: Gathered) -> list[str]:
     lines += [f"not usable: {name}: {why}" for name, why in gathered.unusable.items()]
     if gathered.turned_away:
         counts = ", ".join(f"{reason} {count}" for reason, count in sorted(gathered.turned_away.items()))
-        lines.append(f"turned away: {counts}")
+        lines.append(f"refused: {counts}")
     if gathered.unheard:
-        lines.append(f"may not know that it is in, for its connection broke: {fold_hosts(gathered.unheard)}")
+        lines.append(f"did not confirm (its connection broke): {fold_hosts(gathered.unheard)}")
     unproven = [member.name for member in gathered.members if not member.verified]
     if unproven:
         lines.append(

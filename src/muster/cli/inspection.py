@@ -112,7 +112,7 @@ def _print_trouble(console: Console, trouble: Trouble) -> None:
         console.print(f"          {escape(where + seen.evidence)}")
     rest = sum(seen.count for seen in trouble.seen[SHOWN:])
     if rest:
-        console.print(f"          [dim]and other values on {rest} more; --json has all[/dim]")
+        console.print(f"          [dim]and {rest} more hosts with other values; --json lists all[/dim]")
     if trouble.remedy:
         console.print(f"          [dim]remedy:[/dim] {escape(trouble.remedy)}")
 

@@ -26,18 +26,16 @@ def join(
     token_file: Annotated[Path | None, Option(help="A file with the token.")] = None,
     slots: Annotated[int | None, Option(help="Ranks on this machine; default: its GPUs, or 1.")] = None,
     ssh_port: Annotated[int, Option(help="The port of this machine's ssh server.")] = 22,
-    user: Annotated[str | None, Option(help="Who to log in as; default: who runs this.")] = None,
+    user: Annotated[str | None, Option(help="User name for logins to this machine. Default: yours.")] = None,
     address: Annotated[
         list[str] | None,
-        Option(help="How to reach this machine, where it cannot know. Repeatable."),
+        Option(help="Address of this machine, if it cannot find it itself. Repeatable."),
     ] = None,
-    timeout: Annotated[float, Option(help="Seconds until the head is up and all have come.")] = 600.0,
-    script: Annotated[
-        bool, Option("--script", help="Print a script that does this without muster, and end.")
-    ] = False,
+    timeout: Annotated[float, Option(help="Seconds to wait for the head and all machines.")] = 600.0,
+    script: Annotated[bool, Option("--script", help="Print a script that does this without muster.")] = False,
     json: Json = False,
 ) -> int:
-    """Register this machine with a head that runs `muster gather`, and wait until all have come."""
+    """Register this machine with a head that runs `muster gather`, and wait until all machines are there."""
     from muster.cli.output import err_console, print_json, say
     from muster.core.errors import UsageError
     from muster.stages.join import join as run_join
@@ -48,7 +46,9 @@ def join(
         say(script_text(), end="")
         return 0
     if not head:
-        raise UsageError("no head was given", hint="the command that muster gather printed, as in node1:7000")
+        raise UsageError(
+            "no head given", hint="use the command that muster gather printed, with HEAD such as node1:7000"
+        )
     console = err_console()
     joined = run_join(
         head,
@@ -63,5 +63,5 @@ def join(
     if json:
         print_json({"name": joined.name, "members": joined.members})
     else:
-        say(f"in as {joined.name}, one of {joined.members}")
+        say(f"registered as {joined.name}, one of {joined.members}")
     return 0

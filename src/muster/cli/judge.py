@@ -38,24 +38,33 @@ def judge(
     folder: Annotated[Path, Argument(metavar="DIR", help="A folder of logs, one log, or an archive.")],
     mapping: Annotated[
         list[Path] | None,
-        Option("--mapping", "-m", help="What the columns of tables mean: a YAML file. Repeatable."),
+        Option("--mapping", "-m", help="YAML file that names the columns of tables. Repeatable."),
     ] = None,
     host_pattern: Annotated[
         str,
-        Option("--host-pattern", metavar="REGEX", help="How paths name hosts: a group `host` in it."),
+        Option(
+            "--host-pattern",
+            metavar="REGEX",
+            help="Regular expression that finds the host in a path, in a group `host`.",
+        ),
     ] = "",
     slow: Annotated[
-        float, Option("--slow", help="The smallest slowdown that counts, share of a step's time.")
+        float,
+        Option("--slow", help="Smallest slowdown that counts, as a share of the step time (0.01 is 1 %)."),
     ] = 0.01,
     baseline: Annotated[
         Path | None,
-        Option("--baseline", help="What --json wrote of another fleet, where there are too few peers."),
+        Option(
+            "--baseline", help="Output of --json for another fleet to compare with, for fewer than four jobs."
+        ),
     ] = None,
-    output: Annotated[Path | None, Option("--output", "-o", help="Write a CSV: a row per job.")] = None,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="Write a CSV file with a row per job.")
+    ] = None,
     every: Annotated[bool, Option("--all", help="Show every host and job, however many.")] = False,
     json: Json = False,
 ) -> int:
-    """A verdict per host from logs that other tools wrote: who is slow, who fails, and the evidence."""
+    """Judge hosts by the logs of other tools: which are slow or fail, with the evidence."""
     from muster.cli.output import err_console, print_json
     from muster.core.units import counted
     from muster.stages.gathered import check_outputs
@@ -91,7 +100,7 @@ class _Progress:
     def __call__(self, done: int, total: int) -> None:
         if time.monotonic() - self.said > QUIET:
             self.said = time.monotonic()
-            self.console.print(f"[dim]{done} of {total} files are read[/dim]")
+            self.console.print(f"[dim]{done} of {total} files read[/dim]")
 
 
 def _print(found: Judged, *, every: bool) -> None:

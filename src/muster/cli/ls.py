@@ -33,7 +33,7 @@ def ls(
     ] = None,
     json: Json = False,
 ) -> int:
-    """List runs, and benches."""
+    """List runs and benches."""
     from muster.cli.output import print_json, say
     from muster.stages.runs import benches
     from muster.stages.runs import ls as run_ls

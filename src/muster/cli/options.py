@@ -7,8 +7,8 @@ from typing import Annotated
 
 from muster.cli.parameters import Argument, Option
 
-Json = Annotated[bool, Option("--json", help="One JSON document on stdout.")]
-Root = Annotated[Path, Option("--runs", help="The folder that holds the runs.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
+Root = Annotated[Path, Option("--runs", help="Folder of the runs.")]
 Recipe = Annotated[
     str, Argument(help="A recipe: a YAML file, or a name of `muster recipes`.", complete="recipes")
 ]

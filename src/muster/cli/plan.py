@@ -29,29 +29,32 @@ def plan(
     words: Words = None,
     hosts: Hosts = "",
     on: Annotated[
-        str, Option("--on", help="Machines that are not there: DEVICE:PER_HOSTxHOSTS[,DEVICE:...],LINK.")
+        str,
+        Option("--on", help="Plan for machines you do not have: DEVICE:PER_HOSTxHOSTS[,DEVICE:...],LINK."),
     ] = "",
-    samples: Annotated[int | None, Option("--samples", min=1, help="Training samples of an epoch.")] = None,
+    samples: Annotated[int | None, Option("--samples", min=1, help="Training samples per epoch.")] = None,
     price: Annotated[
-        float | None, Option("--price", min=0, help="Of a host for an hour, in any currency.")
+        float | None, Option("--price", min=0, help="Price of a host per hour, in any currency.")
     ] = None,
     link: Annotated[
-        str, Option("--link", help="Between hosts, in place of what they say: 10Gbit, hdr, ...")
+        str, Option("--link", help="Link between hosts, instead of what they report: 10Gbit, hdr, ...")
     ] = "",
-    host_memory: Annotated[str, Option("--host-memory", help="Of a host of --on, such as 512GB.")] = "",
+    host_memory: Annotated[
+        str, Option("--host-memory", help="Memory of each host of --on, such as 512GB.")
+    ] = "",
     write: Annotated[
         Path | None,
         Option("--write", "-w", help="Write the decided recipe here (and DeepSpeed's JSON)."),
     ] = None,
-    quick: Annotated[bool, Option("--quick", help="Closed forms alone: the model is not traced.")] = False,
+    quick: Annotated[bool, Option("--quick", help="Use formulas only; do not trace the model.")] = False,
     calibrate: Annotated[
         list[str] | None,
-        Option("--calibrate", metavar="RUN", help="Learn from a finished run (again for more)."),
+        Option("--calibrate", metavar="RUN", help="Learn from a finished run; may be repeated."),
     ] = None,
     root: Root = Path("runs"),
     json: Json = False,
 ) -> int:
-    """What fits, how fast, what to choose: before anything starts, or is rented."""
+    """Predict what fits, how fast it trains and what to choose, before anything is started or rented."""
     if calibrate:
         _calibrate(calibrate, root, link or None, as_json=json and not recipe)
         if not recipe:
@@ -74,7 +77,7 @@ def plan(
     if on and link:
         raise UsageError("is part of --on", where="--link", hint=f"--on {on},{link}")
     if hosts and host_memory:
-        raise UsageError("is what --hosts say themselves", where="--host-memory", hint="leave it out")
+        raise UsageError("is reported by the hosts themselves", where="--host-memory", hint="leave it out")
     told = _told(samples, price, link, host_memory)
     with Waiting(err_console()) as line:
         if on:

@@ -104,7 +104,7 @@ def _memory(console: Console, memory: MemoryPlan, device: str) -> None:
 def _large(parts: Mapping[str, int], total: int) -> list[tuple[str, int]]:
     large = [(name, value) for name, value in parts.items() if value > SMALL * total]
     rest = total - sum(value for _, value in large)
-    return sorted(large, key=lambda part: -part[1]) + ([("the rest", rest)] if rest else [])
+    return sorted(large, key=lambda part: -part[1]) + ([("other", rest)] if rest else [])
 
 
 def _time(console: Console, time: TimePlan) -> None:
@@ -132,7 +132,7 @@ def _time(console: Console, time: TimePlan) -> None:
 def _candidates(console: Console, plan: Plan) -> None:
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2), title="Ways that were compared", title_justify="left")
+    table = Table(box=None, padding=(0, 2), title="Compared settings", title_justify="left")
     for name in ("", "memory", "samples/s", ""):
         table.add_column(name, justify="right" if name else "left")
     for each in sorted(plan.candidates, key=lambda each: (not each.fits, -(each.samples_per_second or 0))):
@@ -148,7 +148,7 @@ def _candidates(console: Console, plan: Plan) -> None:
 def _scaling(console: Console, plan: Plan) -> None:
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2), title="On other numbers of hosts", title_justify="left")
+    table = Table(box=None, padding=(0, 2), title="Other numbers of hosts", title_justify="left")
     priced = any(each.cost is not None for each in plan.scaling)
     for name in (
         "hosts",
@@ -156,7 +156,7 @@ def _scaling(console: Console, plan: Plan) -> None:
         "step",
         "samples/s",
         "efficiency",
-        "in all",
+        "total",
         *(["cost"] if priced else []),
     ):
         table.add_column(name, justify="right")

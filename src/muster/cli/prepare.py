@@ -33,14 +33,15 @@ def prepare(
     ],
     given: Hosts = "",
     wheels: Annotated[
-        Path | None, Option(help="Install from the wheels of this folder, carried to the hosts.")
+        Path | None, Option(help="Install from the wheels in this folder, which are copied to the hosts.")
     ] = None,
-    index: Annotated[str | None, Option(help="The package index; default: the hosts' own.")] = None,
+    index: Annotated[str | None, Option(help="Package index. Default: the hosts' own.")] = None,
     python: Annotated[
-        str | None, Option(help="The hosts' interpreter, 3.10 or later. Default: python3.")
+        str | None, Option(help="Python on the hosts, 3.10 or later. Default: python3.")
     ] = None,
     venv: Annotated[
-        str | None, Option(help="Default: ~/.cache/muster/venvs/<hash of the pinned set>.")
+        str | None,
+        Option(help="Folder of the environment. Default: ~/.cache/muster/venvs/<hash of the packages>."),
     ] = None,
     constraints: Annotated[
         Path | None, Option(help="Take versions from this file instead of from this machine.")
@@ -50,20 +51,25 @@ def prepare(
     ] = None,
     kernel_cache: Annotated[
         str | None,
-        Option(help="A folder on each host's own disk; default: /tmp where home is a network's."),
+        Option(
+            help="Folder on each host's own disk for compiled kernels. Default: /tmp where home is on a "
+            "network disk."
+        ),
     ] = None,
     no_env: Annotated[
-        bool, Option("--no-env", help="The hosts have an environment: compare it, build none.")
+        bool, Option("--no-env", help="Use the hosts' environment: compare it, build none.")
     ] = False,
-    no_warm: Annotated[bool, Option("--no-warm", help="Leave out the one-step job.")] = False,
-    timeout: Annotated[float, Option(help="Seconds that each host gets for all of it.")] = 7200,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be done.")] = False,
+    no_warm: Annotated[
+        bool, Option("--no-warm", help="Leave out the one-step job that compiles kernels.")
+    ] = False,
+    timeout: Annotated[float, Option(help="Seconds for each host in total.")] = 7200,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be done; contact no host.")] = False,
     json: Json = False,
 ) -> int:
-    """Make every host ready for a recipe: the same environment, its model and data, warm kernel caches.
+    """Make every host ready for a recipe: the same environment, its model and data, compiled kernels.
 
     The environment is what `pip install 'passmuster[train]'` needs, in the versions that are installed here.
-    Run it again after an interruption or for new hosts: what is done is not done again.
+    Run it again after an interruption or for new hosts: finished work is not repeated.
     """
     from muster.cli.output import say
     from muster.core.errors import UsageError
@@ -113,7 +119,7 @@ def _run(inputs: Inputs, options: Options, json: bool) -> int:
             done = provision(inputs, options, progress=view.show)
     except KeyboardInterrupt as stop:
         why = str(stop) or "interrupted"
-        raise JobError(why, hint="run it again: it goes on where it was") from None
+        raise JobError(why, hint="run it again: it continues where it stopped") from None
     if json:
         print_json(done.as_dict())
     else:

@@ -26,13 +26,13 @@ _PHASES = {
     "evaluate": "measuring the held-out loss",
     "save": "saving the model",
     "answer": "answering held-out questions",
-    "rendezvous": "the ranks meet",
+    "rendezvous": "connecting the ranks",
     "matmul": "matrix products on every device",
-    "values": "comparing values",
+    "values": "checking the values of collectives",
     "latency": "latency of a small all-reduce",
-    "points": "pairs of hosts, point to point",
-    "product": "one matrix product over all ranks",
-    "beside": "computation beside an exchange",
+    "points": "bandwidth of pairs of hosts",
+    "product": "a matrix product over all ranks",
+    "beside": "computation during communication",
 }
 
 

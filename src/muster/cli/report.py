@@ -18,7 +18,7 @@ EXAMPLES = """Examples:
 def report(
     run: Run,
     output: Annotated[
-        Path | None, Option("--output", "-o", help="Where; default: in the run's folder.")
+        Path | None, Option("--output", "-o", help="File to write. Default: report.html in the run's folder.")
     ] = None,
     root: Root = Path("runs"),
     json: Json = False,

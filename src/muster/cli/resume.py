@@ -39,7 +39,7 @@ def resume(
     root: Root = Path("runs"),
     json: Json = False,
 ) -> int:
-    """Go on with a run from its newest checkpoint that is whole on every host."""
+    """Resume a run from its newest checkpoint that is complete on every host."""
     from muster.cli.output import err_console
     from muster.cli.progress import ProgressView
     from muster.cli.train import finish

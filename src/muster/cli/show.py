@@ -27,14 +27,14 @@ def show(
     run: Run,
     root: Root = Path("runs"),
     follow: Annotated[
-        bool, Option("--follow", "-f", help="Watch it until it ends; Ctrl-C ends the watching alone.")
+        bool, Option("--follow", "-f", help="Watch it until it ends; Ctrl-C only stops watching.")
     ] = False,
     csv: Annotated[
         bool, Option("--csv", help="Loss, speed, memory and more of each measured step, as CSV.")
     ] = False,
     json: Json = False,
 ) -> int:
-    """Show a run, or a bench: its result, or how far it has come."""
+    """Show a run or a bench: its result, or its progress."""
     from muster.core.errors import UsageError
     from muster.store.benchfolder import BenchFolder, find
 
@@ -78,7 +78,7 @@ def show(
         print_result(shown.result, shown.run)
     else:
         loss = f", loss {shown.loss:.4f}" if shown.loss is not None else ""
-        hosts = ", ".join(place["host"] for place in shown.job.get("placements", [])) or "not known yet"
+        hosts = ", ".join(place["host"] for place in shown.job.get("placements", [])) or "unknown"
         from muster.core.recipe import recipe_class
 
         step = f"step {shown.step} of {shown.total_steps or '?'}{loss}"

@@ -29,12 +29,13 @@ def train(
     output: Annotated[Path | None, Option("--output", "-o", help="The run's folder; must not exist.")] = None,
     name: Annotated[str, Option("--name", "-n", help="The run's name: its folder in --runs, and RUN.")] = "",
     root: Root = Path("runs"),
-    dry_run: Annotated[bool, Option("--dry-run", help="Print what would run, and start nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would run; start nothing.")] = False,
     verbose: Annotated[
         bool, Option("--verbose", help="With --dry-run: every command, environment and file.")
     ] = False,
     detach: Annotated[
-        bool, Option("--detach", help="With slurm:, submit and return; `muster show RUN --follow`.")
+        bool,
+        Option("--detach", help="With slurm:, submit and return; watch with `muster show RUN --follow`."),
     ] = False,
     json: Json = False,
 ) -> int:

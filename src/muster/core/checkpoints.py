@@ -22,7 +22,7 @@ def check_pairs(pairs: Sequence[Any]) -> None:
     """Raise ValueError where a list, as it stands in a file, is no schedule."""
     if not pairs:
         raise ValueError(
-            "an empty list is no schedule: give pairs [every, until], or null for no checkpoints"
+            "an empty list is not a schedule: give pairs [every, until], or null for no checkpoints"
         )
     before = 0
     for index, pair in enumerate(pairs):
@@ -34,7 +34,8 @@ def check_pairs(pairs: Sequence[Any]) -> None:
             raise ValueError(f"[{every}, {until}] ends at step {until}, and the pair before it at {before}")
         elif until // every == before // every:
             raise ValueError(
-                f"[{every}, {until}] saves nothing: steps {before + 1} to {until} hold no multiple of {every}"
+                f"[{every}, {until}] would save nothing: steps {before + 1} to {until} hold no multiple of "
+                f"{every}"
             )
         else:
             before = until
@@ -47,7 +48,7 @@ def _pair(pair: Any) -> tuple[int, int | None]:
         if every in whole and (until is None or until in whole) and min(whole) > 0:
             return every, until
     raise ValueError(
-        f"{pair} is no pair [every, until] of whole numbers above 0 (until: null in the last one), "
+        f"{pair} is not a pair [every, until] of whole numbers above 0 (until: null in the last one), "
         "such as [[50, 500], [1000, null]]"
     )
 

@@ -87,7 +87,7 @@ def find_device(text: str) -> Device:
     near = near_names(name.lower(), names())
     known = f"did you mean {' or '.join(near)}? " if near else f"known: {', '.join(names())}. "
     raise UsageError(
-        f"no figures are known for a device {name!r}", where="device", hint=f"{known}By hand: {_EXAMPLE}"
+        f"there are no figures for a device {name!r}", where="device", hint=f"{known}By hand: {_EXAMPLE}"
     )
 
 
@@ -182,7 +182,7 @@ def _by_hand(name: str, rest: str, text: str) -> Device:
     peaks |= {precision: given[precision] * 1e12 for precision in PRECISIONS if precision in given}
     if not peaks:
         raise UsageError(
-            "how fast it computes is not given",
+            "its computing speed is not given",
             where=f"device {name}",
             hint=f"tflops=NUMBER, as in {_EXAMPLE}",
         )

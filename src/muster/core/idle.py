@@ -9,7 +9,7 @@ from muster.core.recipe import Recipe
 
 _MEANINGFUL = ("workload", "fabric", "launch", "env", "force")
 _HINTS = {
-    "precision": "every precision that a device can do is measured",
+    "precision": "every precision that a device supports is measured",
     "measure": "only measure.hardware_seconds means something here",
 }
 

@@ -82,7 +82,7 @@ def read_inventory(text: str, *, waits: bool = False) -> Inventory:
     text = text.strip() or (str(MOUNTED) if MOUNTED.is_file() else "")
     if not text:
         raise InventoryError(
-            "no hosts were given",
+            "no hosts given",
             hint="give --hosts host1,host2:8, --hosts local:2, or the path of a host file",
         )
     if not text.startswith("slurm:") and "," not in text and ("/" in text or _is_file(text)):
@@ -102,7 +102,7 @@ def read_inventory(text: str, *, waits: bool = False) -> Inventory:
     inventory = parse_hosts(text, os.environ)
     if inventory.ask is not None and not waits:
         raise InventoryError(
-            "this is not inside a Slurm allocation, so there are no hosts yet",
+            "not inside a Slurm allocation, so there are no hosts yet",
             where=text,
             hint="salloc --nodes=N first; `muster train` submits a batch job by itself",
         )

@@ -199,7 +199,7 @@ def _given(rest: str, text: str) -> dict[str, float]:
 def _unknown(text: str) -> UsageError:
     near = near_names(text.strip().lower(), names())
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return UsageError(f"no link is known as {text!r}", where="link", hint=f"{hint}Such as {_EXAMPLE}")
+    return UsageError(f"there is no link named {text!r}", where="link", hint=f"{hint}Such as {_EXAMPLE}")
 
 
 def calibrated(link: Link, found: Figures) -> Link:

@@ -243,7 +243,7 @@ def parse_override(text: str) -> dict[str, Any]:
     key, equals, raw = text.partition("=")
     key = key.strip()
     if not equals or not key or any(not part for part in key.split(".")):
-        raise RecipeError("is not an override", where=text, hint="write key.sub=value, such as engine.zero=3")
+        raise RecipeError("is not a setting", where=text, hint="write key.sub=value, such as engine.zero=3")
     if not raw.strip():
         hint = f"{key}=null for none, or {key}='\"\"' for empty text"
         raise RecipeError("is empty", where=key, hint=hint)

@@ -311,7 +311,7 @@ def open_stages(recipe: Recipe) -> list[int]:
         return [engine.zero]
     if "stage" in _part(engine.options, "zero_optimization"):
         raise RecipeError(
-            "is auto, and engine.options says which stage it is",
+            "is auto, but engine.options gives a stage",
             where="engine.zero",
             hint="leave one of them out",
         )
@@ -358,7 +358,7 @@ def _check(config: Mapping[str, Any], known: Mapping[str, Any], prefix: str, whe
         if key not in known:
             everywhere = [*known, *(f"{a}.{b}" for a, sub in known_keys().items() if sub for b in sub)]
             raise RecipeError(
-                f"{prefix + key!r} is not a key of DeepSpeed's, which would ignore it silently",
+                f"{prefix + key!r} is not a key that DeepSpeed knows; it would ignore it silently",
                 where=where,
                 hint=did_you_mean(key, known) or did_you_mean(key, everywhere),
             )

@@ -2,8 +2,8 @@
 
 There are two ways in. Where a launcher gives each host a process with streams of its own (ssh, this
 machine), a bare interpreter reads the agent's source from its standard input. Where one process starts all
-hosts (pdsh, mpirun, srun), nobody's standard input is his own: each agent then dials home, proves with the
-job's secret who it is, and reads its source from that connection.
+hosts (pdsh, mpirun, srun), no host has its own standard input: each agent then connects to the
+controller, proves its identity with the job's secret, and reads its source from that connection.
 """
 
 from __future__ import annotations

@@ -152,13 +152,13 @@ def _best(tried: Sequence[_Tried]) -> tuple[int, str]:
     fits: the smallest. A way of which nobody knows what it needs is taken only where that is so of all."""
     known = [index for index, each in enumerate(tried) if each.setting is not None]
     if not known:
-        return 0, "the mildest: what it needs, and whether it fits, is not known here"
+        return 0, "the mildest: whether it fits is unknown"
     fitting = [index for index in known if tried[index].fits]
-    among = f"of {len(fitting)} ways that fit (of {len(tried)})"
+    among = f"of {len(fitting)} settings that fit (of {len(tried)})"
     if not fitting:
-        return min(known, key=lambda index: tried[index].memory), "needs least, and does not fit"
+        return min(known, key=lambda index: tried[index].memory), "needs the least memory, and does not fit"
     if any(tried[index].step is None for index in fitting):
-        return fitting[0], f"the mildest {among}; not all of their speeds are known"
+        return fitting[0], f"the mildest {among}; some speeds are unknown"
     best = max(fitting, key=lambda index: (_speed(tried[index]), -index))
     return best, f"the fastest {among}: {format_number(_speed(tried[best]))} samples/s predicted"
 
@@ -192,10 +192,10 @@ def _as_candidate(tried: _Tried, chosen: _Tried, reason: str, is_chosen: bool) -
 def _lost(tried: _Tried, chosen: _Tried) -> str:
     """Why a way was not chosen."""
     if tried.setting is None:
-        return "what it needs, and whether it fits, is not known here"
+        return "whether it fits is unknown"
     if not tried.fits:
         return f"does not fit: {tried.lacks}"
     if tried.step is None or chosen.step is None:
         return "fits as well; costs more computation or communication"
     slower = 1 - _speed(tried) / _speed(chosen)
-    return f"{slower:.0%} slower" if slower > 0.005 else "as fast, and no milder"
+    return f"{slower:.0%} slower" if slower > 0.005 else "as fast, but not milder"

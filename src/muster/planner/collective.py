@@ -106,7 +106,7 @@ def _over(wire: Wire, machines: Machines, share: float) -> float:
     if machines.per_host > 1:
         if machines.inner is None:
             raise UsageError(
-                "how the devices of a host are joined is not known",
+                "the link between the devices of a host is unknown",
                 where=f"device {machines.device.name}",
                 hint="name it, as in mydev{...}:8x4,10Gbit,pcie4",
             )
@@ -114,7 +114,7 @@ def _over(wire: Wire, machines: Machines, share: float) -> float:
     if machines.hosts > 1:
         if machines.link is None:
             raise UsageError(
-                f"how {machines.hosts} hosts are joined is not known",
+                f"how {machines.hosts} hosts are connected is unknown",
                 where=f"device {machines.device.name}",
                 hint="name the link between them, as in h200:8x4,10Gbit",
             )

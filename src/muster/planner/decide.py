@@ -121,7 +121,7 @@ def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[De
     if wanted == "auto":
         chosen, why = _auto_precision(recipe, device, weakest, capability)
         if chosen != "fp32" and (silent := _silent(gpus)):
-            chosen, why = "fp32", f"{silent} does not tell its compute capability"
+            chosen, why = "fp32", f"{silent} does not report its compute capability"
         decisions.append(Decision("precision", chosen, why))
         return chosen
     refusal = _refusal(recipe, wanted, device, weakest, capability)
@@ -169,9 +169,9 @@ def _auto_precision(
     if device == "cpu":
         return "fp32", "CPUs train in fp32"
     if capability is None:
-        return "fp32", "no host told its GPUs' compute capability"
+        return "fp32", "no host reported its GPUs' compute capability"
     if capability >= (8, 0):
-        return "bf16", "every GPU can do it"
+        return "bf16", "every GPU supports it"
     if capability >= (7, 0) and not is_t5(recipe):
         return "fp16", f"{weakest} has compute capability {capability[0]}.{capability[1]}: fp16, but no bf16"
     reason = "T5 overflows in fp16" if capability >= (7, 0) else "no useful fp16"
@@ -185,7 +185,7 @@ def _refusal(
         return RecipeError(
             "T5 overflows in fp16 (its feed-forward activations leave fp16's range: loss 0 or nan)",
             where="precision",
-            hint="precision=bf16 where the GPU has it, else fp32; force=true goes on all the same",
+            hint="precision=bf16 where the GPU has it, else fp32; force=true starts anyway",
         )
     if wanted == "fp16" and device == "cpu":
         return RecipeError("fp16 needs a GPU", where="precision", hint="precision=fp32 or bf16")
@@ -194,7 +194,7 @@ def _refusal(
         return RecipeError(
             f"{wanted} needs compute capability {need[0]}, and {weakest} has {capability[0]}.{capability[1]}",
             where="precision",
-            hint="precision=auto chooses what every host can do",
+            hint="precision=auto chooses what every host supports",
         )
     return None
 

@@ -159,10 +159,10 @@ def pick(trials: Sequence[Trial], given: Sequence[Host]) -> tuple[Trial, Chosen]
         if not decided:
             assert trials[-1].refused is not None
             raise trials[-1].refused
-        return decided[-1], _as_chosen(decided[-1], trials, given, "it fits on no number of them")
+        return decided[-1], _as_chosen(decided[-1], trials, given, "it does not fit on any number of them")
     if any(each.speed is None for each in working):
-        why = "how fast they are is not known here"
-        which = "all of them" if len(working[-1].hosts) == len(given) else "the most that work"
+        why = "their speed is unknown"
+        which = "all of them" if len(working[-1].hosts) == len(given) else "the largest number that works"
         return working[-1], _as_chosen(working[-1], trials, given, f"{which}: {why}")
     top = max(_speed(each) for each in working)
     chosen = next(each for each in working if _speed(each) >= (1 - HARDLY) * top)
@@ -214,7 +214,7 @@ def _lost(trial: Trial, chosen: Trial) -> str:
     if not trial.works:
         return f"does not fit{_too_little(decided)}"
     if trial.speed is None or chosen.speed is None:
-        return "works as well"
+        return "also works"
     slower = 1 - trial.speed / chosen.speed
     if slower >= 0:
         return f"{slower:.0%} slower" if slower > 0.005 else "as fast"

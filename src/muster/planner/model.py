@@ -117,7 +117,7 @@ def _check_name(name: str) -> None:
     near = difflib.get_close_matches(name, families.sizes(), n=1, cutoff=MISSPELT) if bare else []
     if near:
         raise RecipeError(
-            f"no model is known as {name}", where="model.name", hint=f"did you mean model.name={near[0]}?"
+            f"there is no model named {name}", where="model.name", hint=f"did you mean model.name={near[0]}?"
         )
 
 
@@ -134,7 +134,7 @@ def model_notes(recipe: Recipe) -> list[str]:
     if config is None or classes_of(recipe) or config.get("num_labels"):
         return []
     return [
-        f"how many classes the images have is not known here: {families.vit.labels(config)} are counted; "
+        f"the number of the images' classes is unknown: {families.vit.labels(config)} are counted; "
         "model.config.num_labels=N says it"
     ]
 

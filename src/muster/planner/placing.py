@@ -54,7 +54,7 @@ def device_and_slots(
         if with_gpu and len(with_gpu) < len(counts):
             without = [name for name, count in counts.items() if not count]
             raise InventoryError(
-                f"has no GPU that can be seen, while {with_gpu[0]} has {counts[with_gpu[0]]}",
+                f"has no visible GPU, while {with_gpu[0]} has {counts[with_gpu[0]]}",
                 host=without[0],
                 hint="leave the host out, mend its driver, or set launch.device=cpu for all",
             )
@@ -81,7 +81,7 @@ def _check_gpus(
     for host, count in zip(hosts, slots, strict=True):
         if not counts[host.label]:
             raise InventoryError(
-                "has no GPU that can be seen",
+                "has no visible GPU",
                 host=host.label,
                 hint="mend its driver, or set launch.device=cpu",
             )

@@ -182,9 +182,9 @@ def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, m
     if known and now.whole > now.total:
         limit = f"train.max_minutes={recipe.train.max_minutes:g}"
         notes.append(f"{limit} ends the training after {now.total / now.whole:.0%} of its steps")
-    assumed = [] if case.work.moved else ["operations alone: what moves through memory is not counted"]
+    assumed = [] if case.work.moved else ["operations only: memory traffic is not counted"]
     if isinstance(recipe.data, TextToSqlData) and recipe.data.padding == "dynamic":
-        assumed.append("steps are of the longest samples; with dynamic padding they are shorter")
+        assumed.append("steps are for the longest samples; with dynamic padding they are shorter")
     return made.model_copy(
         update={
             "time": _time_plan(now, outlook, known=known, assumed=assumed),

@@ -48,8 +48,8 @@ def refusal(setting: Setting, room: Room, found: Need, model: str, said: Said = 
         f"{setting.micro} ({words}), and {name} has {format_bytes(short.has)} for each"
     )
     ways = remedies(setting, room, model, said)
-    hint = f"would fit: {'; or '.join(ways)}; " if ways else "nothing that was tried would fit; "
-    return UsageError(what, where="memory", hint=f"{hint}force=true goes on all the same")
+    hint = f"would fit: {'; or '.join(ways)}; " if ways else "no change that was tried would fit; "
+    return UsageError(what, where="memory", hint=f"{hint}force=true starts anyway")
 
 
 def engine_words(setting: Setting) -> str:

@@ -165,9 +165,9 @@ def why_unknown(recipe: Recipe) -> str:
     """Why there is no setting of a recipe."""
     config = whole_config(recipe)
     if config is None:
-        return "the model's configuration is not known here"
+        return "the model's configuration is unknown"
     if lengths_of(recipe, config) is None:
-        return "how long its samples are is not known here (data.sequence=N)"
+        return "the length of its samples is unknown (set data.sequence=N)"
     kind = config.get("model_type")
     return f"for models of type {kind} no closed form is known, and it was not traced"
 

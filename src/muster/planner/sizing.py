@@ -82,7 +82,7 @@ def _not_published(recipe: Recipe, where: str, instead: str) -> RecipeError:
     name = recipe.model.name
     near = near_names(name, families.sizes("opt")) if name else []
     return RecipeError(
-        f"is auto, and how {name or 'a model of your own'} was trained is not known",
+        f"is auto, and how {name or 'your own model'} was trained is not known",
         where=where,
         hint=f"{instead}, or a size with a published one, such as {near[0] if near else 'opt-125m'}",
     )
@@ -214,7 +214,7 @@ def _wanted(recipe: Recipe, config: Mapping[str, Any] | None, given: int | None)
     sequence = sequence_of(recipe, config)
     if sequence is None:
         raise RecipeError(
-            "counts packed sequences, and how long they are is not known here",
+            "counts packed sequences, and their length is unknown",
             where="batch.tokens",
             hint="data.sequence=N for a language model, or batch.global=N samples",
         )

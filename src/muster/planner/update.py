@@ -37,14 +37,14 @@ def update(
     copies = COPIES[spread.engine] * spread.exchanged * trained if spread.ranks > 1 else 0.0
     if spread.disk.holds != "none":
         raise UsageError(
-            "how fast the disks are that states are offloaded to is not known",
+            "the speed of the disks that states are offloaded to is unknown",
             where="engine",
             hint="zero_optimization with device: cpu, where hosts have the memory",
         )
     if device.kind == "cpu" and rate is None:
         rate = host_bandwidth / machines.per_host
     if rate is None:
-        assumed.append(f"no time for what moves through {device.name}'s memory: its bandwidth is not known")
+        assumed.append(f"no time for traffic through {device.name}'s memory: its bandwidth is not known")
     done = (UPDATE * part + copies) / rate if rate else 0.0
     if spread.offload == "none" or device.kind == "cpu":
         return done, 0.0

@@ -134,7 +134,7 @@ def check_profile(recipe: Recipe, world_size: int) -> None:
         )
     if last is not None and measure.profiled.start > last:
         raise RecipeError(
-            f"the run has {last} steps, so step {measure.profiled.start} is never done",
+            f"the run has {last} steps, so step {measure.profiled.start} is never reached",
             where="measure.profile_step",
             hint=f"at most {last}, or more train.max_steps",
         )

@@ -153,7 +153,7 @@ def check_questions(questions: Sequence[str]) -> None:
     """Raises UsageError where there is none, or an empty one."""
     if not questions:
         raise UsageError(
-            "no question was given",
+            "no question given",
             hint='muster ask RUN "question", --file FILE (- for standard input), or --evaluate; '
             "on a terminal, muster ask RUN asks for questions",
         )
@@ -217,7 +217,7 @@ def check_model(run: RunFolder) -> None:
 def _explain(complaints: Sequence[str]) -> JobError:
     last = next((line for line in reversed(complaints) if line), "no reason given")
     if "No module named" in last:
-        return JobError(f"the model cannot be loaded here: {last}", hint="pip install 'passmuster[train]'")
+        return JobError(f"loading the model failed: {last}", hint="pip install 'passmuster[train]'")
     return JobError(f"the model failed: {last}")
 
 

@@ -27,7 +27,7 @@ from muster.supervise.interrupts import Wish, interrupts
 
 MOST = 10_000  # machines
 BEAT = 3.0  # seconds between two signs of life
-SILENCE = 15.0  # seconds after which a machine that says nothing is given up
+SILENCE = 15.0  # seconds after which a machine that says nothing is gave up
 GRACE = (
     40.0  # seconds for members to say that they have heard the end: one finds out in 30 that its line is dead
 )
@@ -134,7 +134,7 @@ class _Gathering:
             each for each in self.seats if each.member and place_of(each) == (found.address, one.port)
         ]:
             other.member = None  # the later connection counts: the earlier may be a dead one
-            self._dismiss(other, "again", "another join from this machine took its place")
+            self._dismiss(other, "again", "replaced by another join from this machine")
         if self.here >= self.wanted:
             self._dismiss(seat, "late", f"closed: {self.wanted} have joined")
             return
@@ -198,7 +198,7 @@ class _Gathering:
         """Tell one machine how it ended."""
         member = self._who(seat)
         if member is None:
-            self._dismiss(seat, "late" if self.count else "given up", self.over or "closed")
+            self._dismiss(seat, "late" if self.count else "gave up", self.over or "closed")
             return
         seat.member, seat.told = member, True
         if not seat.tell(op="done", name=member.name, members=self.count):
@@ -284,7 +284,7 @@ def _too_few(state: Gathered, timeout: float, stopped: str | None) -> JobError:
     there = f"{len(state.members)} of {state.wanted} machines are there ({names})"
     trouble = [f"{name} cannot be reached: {why}" for name, why in list(state.unusable.items())[:3]]
     if state.turned_away.get("wrong secret"):
-        trouble.append(f"{state.turned_away['wrong secret']} connections had another token")
+        trouble.append(f"{state.turned_away['wrong secret']} connections had a wrong token")
     hint = "; ".join(trouble) or "a longer --timeout, or --partial to go on with fewer"
     if stopped:
         return JobError(f"{stopped}: {there}; nothing was written")

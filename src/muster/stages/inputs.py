@@ -67,7 +67,7 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
     name = recipe.launch.launcher if recipe.launch.launcher != "auto" else inventory.launcher
     if inventory.pretend and name != "local":
         raise RecipeError(
-            f"is {name}, but the hosts are pretend hosts of this machine", where="launch.launcher"
+            f"is {name}, but the hosts are pretend hosts on this machine", where="launch.launcher"
         )
     launcher = load_plugin("muster.launchers", name)
     here = launcher.ONE_MACHINE and not recipe.launch.python
@@ -85,7 +85,7 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
             )
         if recipe.engine.zero == "auto":
             raise RecipeError(
-                f"is auto, and {recipe.engine.config} says which stage it is",
+                f"is auto, but {recipe.engine.config} gives a stage",
                 where="engine.zero",
                 hint="leave engine.zero out, or engine.config",
             )
@@ -103,7 +103,7 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
     check_offload(recipe)
     if recipe.measure.attention and recipe.train.compile:
         raise RecipeError(
-            "torch.compile leaves no attention function to look into",
+            "torch.compile leaves no attention function to measure",
             where="measure.attention",
             hint="train.compile=false, or measure.attention=false",
         )

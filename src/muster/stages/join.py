@@ -46,7 +46,7 @@ def join(
         heads, port = member.parse_heads(head)
     except ValueError as error:
         raise UsageError(
-            str(error), hint="the command that muster gather printed, as in node1:7000"
+            str(error), hint="use the command that muster gather printed, with HEAD such as node1:7000"
         ) from None
     if slots is not None and not 1 <= slots <= MAX_SLOTS:
         raise UsageError(f"slots must be from 1 to {MAX_SLOTS}, not {slots}")
@@ -65,13 +65,13 @@ def join(
     except member.Rejected as error:
         if error.wrong_token:
             raise UsageError(
-                "the head has another token", where=head, hint="each gather has its own"
+                "the head has a different token", where=head, hint="each gather has its own token"
             ) from None
         raise JobError(str(error), where=head) from None
     except KeyboardInterrupt:
         raise JobError("stopped by Ctrl-C", where=head) from None
     except member.Unreachable as error:
         raise HostError(
-            str(error), where=head, hint="is the head up, and does no firewall block it?"
+            str(error), where=head, hint="check that the head is up and that no firewall blocks it"
         ) from None
     return Joined(str(last.get("name")), int(last.get("members", 0)))

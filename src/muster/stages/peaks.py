@@ -26,7 +26,7 @@ def read_document(file: str) -> dict[str, Any]:
     except OSError as error:
         raise RecipeError(f"{file} cannot be read: {error.strerror}", where=_WHERE) from None
     except (ValueError, RecursionError):
-        raise RecipeError(f"{file} is not JSON", where=_WHERE, hint=_MAKE) from None
+        raise RecipeError(f"{file} is invalid JSON", where=_WHERE, hint=_MAKE) from None
     if not isinstance(data, dict):
         raise RecipeError(f"{file} is not a JSON object", where=_WHERE, hint=_MAKE)
     return data

@@ -96,7 +96,7 @@ def check_plannable(recipe: Recipe) -> None:
     """Raise RecipeError where nothing is trained, or nobody here knows the model."""
     if not recipe.trains:
         raise RecipeError(
-            f"{recipe.workload} trains nothing: there is nothing to plan",
+            f"{recipe.workload} trains nothing, so there is nothing to plan",
             where="workload",
             hint="a recipe that trains, such as opt-benchmark",
         )
@@ -105,7 +105,7 @@ def check_plannable(recipe: Recipe) -> None:
     name = recipe.model.name
     near = near_names(name, families.sizes()) if name else []
     raise RecipeError(
-        f"how {name} is built is not known here" if name else "there is no model",
+        f"the configuration of {name} is unknown" if name else "there is no model",
         where="model.name",
         hint=(f"did you mean {' or '.join(near)}? " if near else "")
         + "Or a folder with its config.json, or its fields in model.config",
@@ -209,9 +209,9 @@ def _with_cost_note(made: Plan, told: Told) -> Plan:
     """Why there is no cost, where a price was given."""
     if told.price is None or (made.time is not None and made.time.cost is not None):
         return made
-    why = "that takes a time, which is not known here"
+    why = "that needs a time, which is unknown"
     if made.time is not None:
-        why = "how many samples an epoch has is not known here; --samples N says it"
+        why = "the number of samples per epoch is unknown; give it with --samples N"
     return made.model_copy(update={"notes": [*made.notes, f"no cost: {why}"]})
 
 
@@ -286,9 +286,9 @@ def _begun(inputs: Inputs, settled: Settled, decided: Decided, chosen: Chosen | 
 def _notes(decided: Decided, machines: Machines | None) -> list[str]:
     setting, device, notes = decided.setting, decided.device, []
     if setting is None:
-        notes.append(f"{why_unknown(decided.recipe)}: neither memory nor time can be told")
+        notes.append(f"{why_unknown(decided.recipe)}: neither memory nor time can be predicted")
     elif setting.trace is None:
-        notes.append("the model was not traced: its activations are of a closed form, off by -18 to +37 %")
+        notes.append("the model was not traced: its activations are from a formula, off by -18 to +37 %")
     if setting is not None and setting.disk.holds != "none":
         notes.append(
             "what goes to a disk, and its buffers, are counted by DeepSpeed's source, never measured"
@@ -299,11 +299,11 @@ def _notes(decided: Decided, machines: Machines | None) -> list[str]:
             "train.compile=true changes nothing in this plan: memory and time are those without torch.compile"
         )
     if device == "cuda" and decided.room.host is None and setting is not None:
-        notes.append("whether hosts have the memory was not checked: --host-memory says what they have")
+        notes.append("the hosts' memory was not checked: give it with --host-memory")
     if machines is None and device == "cpu":
-        notes.append("no time: how fast these CPUs are is not known; `muster plan --calibrate RUN` learns it")
+        notes.append("no time: the speed of these CPUs is unknown; `muster plan --calibrate RUN` learns it")
     elif machines is None:
-        notes.append("no time: a device or a link is not known; --on and --link describe them")
+        notes.append("no time: a device or a link is unknown; describe it with --on and --link")
     return notes
 
 

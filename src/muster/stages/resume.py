@@ -45,12 +45,12 @@ def resume(
     state = run.state()
     if state == "succeeded" and wanted.step is None:
         raise RunFolderError(
-            "is finished: there is nothing to resume",
+            "has finished: there is nothing to resume",
             where=run.id,
             hint="--step N goes back to the checkpoint of that step",
         )
     if not run.job.exists():
-        raise RunFolderError("has not begun: there is nothing to resume", where=run.id)
+        raise RunFolderError("has not started: there is nothing to resume", where=run.id)
     controller = run.read_json(run.controller) if state in ("running", "elsewhere") else {}
     # Slurm starts a job again only when its first start is over: what looks alive on a dead node is not.
     own = os.environ.get("SLURM_JOB_ID")

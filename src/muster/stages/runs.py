@@ -177,7 +177,7 @@ def stop(run: RunFolder, *, patience: float = 30) -> Stopped:
             return Stopped(result)
         if run.controller_alive() is False:
             raise RunFolderError(
-                "its controller is gone; the agents have ended the ranks by themselves",
+                "its controller is gone, so the agents have ended the ranks",
                 where=run.id,
                 hint=f"`muster resume {run.word}`",
             )

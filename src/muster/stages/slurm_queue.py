@@ -32,7 +32,7 @@ class Whereabouts:
         return self.state is None or self.state in _OVER
 
     def __str__(self) -> str:
-        state = (self.state or "not known to Slurm any more").lower()
+        state = (self.state or "no longer known to Slurm").lower()
         where = f" on {self.nodes}" if self.nodes else ""
         why = f" ({self.reason})" if self.reason and self.state == "PENDING" else ""
         return f"Slurm job {self.job}: {state}{where}{why}"
@@ -94,7 +94,7 @@ def _job(run: RunFolder) -> tuple[str, list[str]]:
     job, cluster = data.get("job"), data.get("cluster")
     if not isinstance(job, str) or not job.isdigit():
         raise RunFolderError(
-            "was being submitted when its submitter ended, and no job of Slurm has begun with it",
+            "was being submitted when its submitter ended, and no Slurm job has started with it",
             where=run.id,
             hint=f"squeue --name=muster-{run.id} finds one that waits",
         )

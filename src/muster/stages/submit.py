@@ -52,7 +52,7 @@ def nodes_asked(inputs: Inputs) -> SlurmAsk:
     assert ask is not None
     if wanted == "auto":
         raise RecipeError(
-            "is auto, and which nodes Slurm will give is not known",
+            "is auto, but the nodes that Slurm will give are unknown",
             where=FIELD,
             hint="`muster plan RECIPE --on DEVICE:PER_HOSTxHOSTS,LINK launch.hosts=auto` says how many; or "
             "salloc first",

@@ -32,7 +32,9 @@ def check_sequence(recipe: Recipe, data: TextData) -> None:
     positions than a sample has tokens."""
     if data.sequence == 1:
         raise RecipeError(
-            "is 1: there is nothing to predict", where="data.sequence", hint="data.sequence=2, or more"
+            "is 1, so there is no next token to predict",
+            where="data.sequence",
+            hint="data.sequence=2, or more",
         )
     positions = families.positions(model_config(recipe) or {})
     if data.sequence and positions and data.sequence > positions:

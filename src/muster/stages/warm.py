@@ -191,5 +191,5 @@ def _failure(host: str, said: bytes) -> HostError:
         about = document.get("failure") or document["error"]
         what, hint = str(about["what"] or about["message"]), about.get("hint")
     except (ValueError, KeyError, TypeError):
-        what, hint = "the job said nothing", None
+        what, hint = "the job printed nothing", None
     return HostError(f"one step of training failed: {what}", host=host, hint=hint)

@@ -86,5 +86,5 @@ def sequence_of(data: TextData, config: Any) -> int:
             hint=f"data.sequence={positions}, or a model from scratch with more of them",
         )
     if sequence < 2:
-        raise RecipeError("is 1: there is nothing to predict", where="data.sequence")
+        raise RecipeError("is 1, so there is no next token to predict", where="data.sequence")
     return sequence

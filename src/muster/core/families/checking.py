@@ -90,7 +90,7 @@ def closed_form_missing(config: Mapping[str, Any]) -> RecipeError:
     known = [name for family in families.FAMILIES for name in family.MODEL_TYPES]
     near = did_you_mean(kind, known) or f"known: {', '.join(known)}"
     return RecipeError(
-        f"no closed form is known for models of type {kind!r}" if kind else "is not given",
+        f"there is no formula for models of type {kind!r}" if kind else "is not given",
         where="model.config.model_type",
         hint=f"{near}; without --quick the model itself is traced",
     )
@@ -102,7 +102,7 @@ def _check_spelling(fields: tuple[Field, ...], source: Source) -> None:
         near = [] if key in known else difflib.get_close_matches(str(key), known, n=1, cutoff=MISSPELT)
         if near:
             raise RecipeError(
-                "is no field of this model, and would be ignored",
+                "is not a field of this model and would be ignored",
                 where=f"model.config.{key}",
                 hint=f"did you mean model.config.{near[0]}?",
             )
