@@ -83,8 +83,8 @@ def test_the_size_of_a_batch_that_cannot_be_is_left_out_and_named(capsys: pytest
         (["acceptance", "--hosts", "slurm:"], "Slurm allocation"),
         (["acceptance", "--hosts", "a", "--baseline", "/nowhere.json"], "/nowhere.json"),
         (["--continue", "/nowhere/at/all"], "is not the folder of a bench"),
-        (["acceptance", "--continue", "x"], "is fixed already"),
-        (["--continue", "x", "--hosts", "a"], "is fixed already"),
+        (["acceptance", "--continue", "x"], "cannot be changed in a bench that is continued"),
+        (["--continue", "x", "--hosts", "a"], "cannot be changed in a bench that is continued"),
     ],
 )
 def test_what_is_refused(

@@ -214,7 +214,7 @@ def test_data_must_be_here_unless_it_may_be_on_the_hosts(here: Path) -> None:
         (["engine.zero=2", "engine.offload=optimizer+param"], "engine.offload", "by ZeRO-3 only"),
         (["engine.config=nowhere.json"], None, "no such DeepSpeed configuration"),
         (["engine.options={quux: 1}"], "engine.options", "'quux' is not a key that DeepSpeed knows"),
-        (["launch.launcher=ssh"], "launch.launcher", "pretend hosts of this machine"),
+        (["launch.launcher=ssh"], "launch.launcher", "pretend hosts on this machine"),
     ],
 )
 def test_what_can_never_work(overrides: list[str], where: str | None, what: str) -> None:

@@ -109,7 +109,7 @@ def test_slurm_is_asked_for_as_many_nodes(outside: None, tmp_path: Path) -> None
     [
         ("slurm:gpu/4", 2, "asks Slurm for 4 nodes", "--hosts slurm:gpu/2"),
         ("slurm:/2x8", 4, "asks Slurm for 2 nodes", "--hosts slurm:/4x8"),
-        ("slurm:/4", "auto", "which nodes Slurm will give is not known", "muster plan RECIPE --on"),
+        ("slurm:/4", "auto", "the nodes that Slurm will give are unknown", "muster plan RECIPE --on"),
     ],
 )
 def test_slurm_is_not_asked_for_idle_nodes(
