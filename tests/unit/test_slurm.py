@@ -188,7 +188,7 @@ def test_silence_keeps_the_folder(outside: None, tmp_path: Path) -> None:
     with pytest.raises(JobError, match="did not answer"):
         submit(read_inputs("demo", "slurm:/2", TINY, waits=True), run, FakeShell(answer_run=silent))
     assert run.submitted_recipe.exists()
-    with pytest.raises(RunFolderError, match="no job of Slurm"):
+    with pytest.raises(RunFolderError, match="no Slurm job"):
         whereabouts(run)
 
 
@@ -231,7 +231,7 @@ def test_slurm_that_is_away_for_a_moment_does_not_end_the_watch(outside: None, t
 def test_a_run_that_has_not_begun_cannot_be_resumed(outside: None, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "one")
     submit(read_inputs("demo", "slurm:/2", TINY, waits=True), run, answering(sbatch=(0, "17\n", "")))
-    with pytest.raises(RunFolderError, match="has not begun"):
+    with pytest.raises(RunFolderError, match="has not started"):
         resume(run)
     assert not run.controller.exists()
 
