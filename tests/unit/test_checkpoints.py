@@ -297,6 +297,10 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
     hosts = Hosts()
     chosen(run, facts([10, 20, 30], [10, 20, 30], shared=False), hosts)
     assert hosts.read == [(30, "n1", 0, 1), (30, "n2", 0, 1)]  # a disk of its own is read whole
+    hosts, about = Hosts(), facts([30], [30], [30])
+    about["n1"]["shared"] = False
+    chosen(run, about, hosts)
+    assert hosts.read == [(30, "n1", 0, 1), (30, "n2", 0, 2), (30, "n3", 1, 2)]
 
 
 def test_nothing_is_begun_anew_while_checkpoints_are_there(tmp_path: Path) -> None:
@@ -353,3 +357,5 @@ def test_a_host_that_lacks_it_is_told_what_to_copy(tmp_path: Path) -> None:
     hosts: Any = Hosts()
     assert chosen(run, about, hosts, Wanted(copy=True)).step == 20
     assert hosts.copied == [(20, "n1", "n2")]
+    chosen(run, facts([], [20], [], shared=False), hosts, Wanted(copy=True))
+    assert hosts.copied == [(20, "n2", "n1"), (20, "n2", "n3")]

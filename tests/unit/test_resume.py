@@ -14,12 +14,15 @@ from muster.core.inventory import Host
 from muster.core.job import Job, place
 from muster.core.recipe import recipe_from
 from muster.core.recipes import dump_yaml
+from muster.core.result import Failure, Result
+from muster.stages import resume as resuming
 from muster.stages import train as stage
 from muster.stages.agree import Attempt, agree
 from muster.stages.ask import ask
-from muster.stages.checkpoints import Start
+from muster.stages.checkpoints import Start, Wanted
 from muster.stages.continuing import continued, divided, on_other_hosts, same_batch, without
 from muster.stages.inputs import Inputs, read_inputs
+from muster.store import events
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder
 from tests.support import TINY
@@ -192,6 +195,25 @@ def test_the_global_batch_stays_on_other_ranks(
     assert (batch.micro, batch.accumulation, batch.global_) == (micro, accumulation, 64)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "setting", "micro"),
+    [
+        ("n1:8", "batch.micro=auto", 4),
+        ("n1:4", "batch.micro=auto", None),
+        ("n1:4", "batch.micro=2", 4),
+        ("n1:4", "launch.device=cpu", 4),
+    ],
+)
+def test_the_micro_batch_is_decided_anew_where_memory_may_have_changed(
+    hosts: str, setting: str, micro: int | None, tmp_path: Path
+) -> None:
+    """On other numbers of GPUs, unless the recipe says it."""
+    run, inputs = begun(tmp_path, job(8, 64)), now(hosts, setting)
+    gpus = [{"name": "NVIDIA A100-SXM4-40GB", "memory_total": 40 << 30, "capability": [8, 0]}] * 8
+    facts = {host: {**told, "gpus": gpus} for host, told in each(inputs).items()}
+    assert same_batch(run, inputs, facts).recipe.batch.micro == micro
+
+
 def test_a_global_batch_that_cannot_be_divided(tmp_path: Path) -> None:
     run, inputs = begun(tmp_path, job(8, 64)), now("n1:6")
     with pytest.raises(UsageError, match="64, which cannot be divided among 6 ranks") as refused:
@@ -236,6 +258,7 @@ def test_deepspeed_goes_on_on_other_ranks_where_it_can(tmp_path: Path) -> None:
         ("engine.zero=3", "ZeRO-3"),
         ("engine.offload=optimizer", "offloaded"),
         ("engine.options={zero_optimization: {stage: 3}}", "ZeRO-3"),
+        ("engine.options={zero_optimization: {offload_optimizer: {device: cpu}}}", "offloaded"),
     ):
         other = now("n1:4", setting, engine="deepspeed")
         with pytest.raises(UsageError, match=f"begun on 8 ranks, and there are 4 now: .*{why}"):
@@ -255,6 +278,35 @@ def test_hosts_are_left_out() -> None:
     assert on_other_hosts(inputs.recipe, before, without(before, ["n1"])).launch.address is None
     own = now("local:2x1", "launch.launcher=local")
     assert on_other_hosts(own.recipe, own.inventory, before).launch.launcher == "auto"
+
+
+# --- checkpoints that cannot be loaded ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [None, 30])
+def test_one_after_the_other_is_passed_over_until_one_loads(
+    step: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was asked for by its step is not replaced by another."""
+    run, avoided = ended(tmp_path, "stopped", 40, what="stopped by Ctrl-C"), []
+
+    def train(_: Any, run: RunFolder, *, attempt: Attempt, **__: Any) -> Result:
+        avoided.append(sorted(attempt.wanted.avoid))
+        left = [step for step in (30, 20, 10) if step not in attempt.wanted.avoid]
+        bad = left[0] if left[0] > 10 else None
+        told: list[Any] = [events.JobState(time=1.0, attempt=attempt.number, state="begin")]
+        told += [events.Failed(time=2.0, rank=0, what="invalid header", checkpoint=bad)] if bad else []
+        with run.events.open("a") as file:
+            file.writelines(events.to_line(event) + "\n" for event in told)
+        failure = Failure(what=f"checkpoint-{bad}: invalid header") if bad else None
+        changed = {"status": "failed" if bad else "succeeded", "failure": failure}
+        return made(["n1"]).model_copy(update=changed)
+
+    monkeypatch.setattr(resuming, "train", train)
+    monkeypatch.setattr(resuming, "_inputs", lambda *_: None)
+    result = resuming.resume(run, wanted=Wanted(step=step))
+    assert avoided == ([[], [30], [20, 30]] if step is None else [[]])
+    assert result.status == ("succeeded" if step is None else "failed")
 
 
 # --- what `ask` says of a run without a model ------------------------------------------------------------

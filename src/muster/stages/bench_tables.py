@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from muster.core.bench import BenchJob, BesidePublished, Compared, Comparison, Curve, CurvePoint
@@ -179,11 +179,6 @@ def beside_published(
                     )
                 )
     return found
-
-
-def _nearest(ranks: int, known: Iterable[int]) -> int:
-    """By ratio; of two that are as near, the smaller."""
-    return min(known, key=lambda count: (abs(math.log(count / ranks)), count))
 
 
 def _medians(jobs: Sequence[BenchJob]) -> dict[str, float]:

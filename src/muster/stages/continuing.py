@@ -74,7 +74,7 @@ def divided(batch: Batch, ranks: int, run: str) -> Batch:
             where=run,
             hint=f"hosts and slots (node1:4,node2:4) that make another number of ranks, such as {near}",
         )
-    micro = next(size for size in range(min(batch.micro, share), 0, -1) if share % size == 0)
+    micro = next(size for size in range(batch.micro, 0, -1) if share % size == 0)
     return Batch(micro, share // micro, batch.global_)
 
 
