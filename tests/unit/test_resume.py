@@ -208,7 +208,7 @@ def test_the_micro_batch_is_decided_anew_where_memory_may_have_changed(
     hosts: str, setting: str, micro: int | None, tmp_path: Path
 ) -> None:
     """On other numbers of GPUs, unless the recipe says it."""
-    run, inputs = begun(tmp_path, job(8, 64)), now(hosts, setting)
+    run, inputs = begun(tmp_path, job(8, 64)), now(hosts, "launch.device=auto", setting)
     gpus = [{"name": "NVIDIA A100-SXM4-40GB", "memory_total": 40 << 30, "capability": [8, 0]}] * 8
     facts = {host: {**told, "gpus": gpus} for host, told in each(inputs).items()}
     assert same_batch(run, inputs, facts).recipe.batch.micro == micro
