@@ -175,7 +175,7 @@ def test_one_rank_alone(tmp_path: Path) -> None:
     _, result = measured(tmp_path / "run", "local:1", "fabric.seconds=1")
     assert result.status == "succeeded" and result.fabric is not None
     assert result.fabric.matmul and result.fabric.pairs is None and not result.fabric.sweeps
-    assert any("one rank alone" in note for note in result.notes)
+    assert any("only one rank" in note for note in result.notes)
 
 
 def test_a_wrong_sum_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
