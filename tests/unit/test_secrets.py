@@ -12,7 +12,7 @@ import pytest
 from muster.core.errors import RecipeError
 from muster.core.printable import scrubbed
 from muster.core.recipe import recipe_from
-from muster.core.secrets import masked_words, scrubber
+from muster.core.secrets import masked, masked_words, scrubber
 from muster.planner.decide import decide
 from muster.shell import FakeShell
 from muster.stages.agree import Ready
@@ -185,6 +185,18 @@ def test_logs_and_events_are_masked(tmp_path: Path) -> None:
     )
     assert event.what.endswith(" and \\ kept")
     assert "the loss is 0.5" in run.rank_log("n1", 0).read_text()
+
+
+def test_a_value_that_another_begins_with_leaves_no_rest() -> None:
+    scrub = scrubber({"A_TOKEN": "abcdef", "B_TOKEN": "abcdefghi"})
+    assert scrub("abcdef, abcdefghi!") == "(hidden), (hidden)!"
+
+
+def test_a_password_in_a_variable_that_is_shown_is_not() -> None:
+    env = {"http_proxy": "http://me:hunter2@proxy:80", "HF_TOKEN": "abc", "N": None}
+    assert masked(env, ["http_proxy", "N"]) == {
+        "http_proxy": "http://me:(hidden)@proxy:80", "HF_TOKEN": "(hidden)", "N": "(hidden)",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
