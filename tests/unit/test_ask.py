@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from muster.core.errors import RunFolderError, UsageError
-from muster.stages.ask import Model, check_questions
+from muster.stages.ask import Answers, Model, check_questions
 from muster.store.runfolder import RunFolder
 from muster.worker.ask import _Pieces
 
@@ -34,6 +34,16 @@ def test_questions_that_are_none() -> None:
     for questions in ([], [""], ["How many?", " \t"]):
         with pytest.raises(UsageError):
             check_questions(questions)
+
+
+def test_only_questions_that_can_be_scored_are() -> None:
+    rows = [{"executed": None, "unscored": None}, {"executed": True}, {"executed": False},
+            {"executed": None, "unscored": "no such table: lake"}]  # fmt: skip
+    answers = Answers(rows, seconds=1.0, device="cpu")
+    assert (answers.scored, answers.execution_match) == (2, 0.5)
+    assert [(each.index, each.why) for each in answers.unscored] == [(3, "no such table: lake")]
+    without = Answers(rows[:1], seconds=1.0, device="cpu")
+    assert (without.scored, without.execution_match) == (None, None)
 
 
 def test_nothing_is_started_for_a_run_without_a_model(tmp_path: Path) -> None:

@@ -346,6 +346,9 @@ def test_questions_whose_expected_query_cannot_be_run_are_named_and_the_others_s
         "2 held-out questions do not count in same rows: the expected query of 1 cannot be run (question 3: "
         "no such table: lake), and 1 have no database"
     ]
+    again = events.JobState(time=2, attempt=2, state="begin")  # a resumed run is judged anew
+    quality = result(fold([*stream, again, *stream])).quality
+    assert quality is not None and [each.index for each in quality.unscored] == [2]
 
 
 def test_without_a_database_nothing_is_scored_and_nothing_is_noted() -> None:

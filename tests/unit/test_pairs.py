@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,25 @@ def test_a_hub_data_set_whose_answers_have_parts(hub: Path, tmp_path: Path, sour
     assert {pair.sql for pair in (*found.train, *found.held_out)} == {WIKISQL["sql"]["human_readable"]}
     assert found.about.endswith("answers: field sql.human_readable")
     assert "validation" in found.about
+
+
+@pytest.mark.parametrize("source", ["name", "path"])
+def test_a_limit_and_any_part_of_a_column(hub: Path, tmp_path: Path, source: str) -> None:
+    """`limit` leaves the held-out part whole."""
+    found = load(tmp_path, **{source: str(hub)}, question="table.caption", limit=3)
+    assert [pair.question for pair in found.train] == ["L"] * 3
+    assert len(found.held_out) == 2
+
+
+def test_a_database_lies_beside_its_file(tmp_path: Path) -> None:
+    (folder := tmp_path / "pairs").mkdir()
+    (folder / "geo.sqlite").touch()
+    rows = [{"question": name, "sql": "SELECT 1", "database": name} for name in ("geo.sqlite", "none.sqlite")]
+    for part in ("train", "validation"):
+        (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = load(tmp_path, path=str(folder))
+    for part in (found.train, found.held_out):
+        assert [pair.database for pair in part] == [str(folder / "geo.sqlite"), None]
 
 
 @pytest.mark.parametrize("source", ["name", "path"])

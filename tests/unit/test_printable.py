@@ -18,8 +18,8 @@ from muster.cli.console import SafeConsole
 from muster.core.printable import printable, spelt_out
 
 TITLE, CLEAR, CLIP = "\x1b]0;owned\x07", "\x1b[2J", "\x1b]52;c;Y3VybA==\x07"
-HOSTILE = f"n1{TITLE}{CLEAR}\x9b2J\u202e{CLIP}\r"
-BAD = ("\x1b", "\x07", "\x9b", "\u202e", "\r", "\x00")
+HOSTILE = f"n1{TITLE}{CLEAR}\x9b2J\u202e\u2066{CLIP}\r"
+BAD = ("\x1b", "\x07", "\x9b", "\u202e", "\u2066", "\r", "\x00")
 
 
 def harmless(text: str) -> bool:

@@ -276,6 +276,8 @@ def test_a_name_with_a_dot_is_a_field_before_it_is_a_path(tmp_path: Path) -> Non
     path = tmp_path / "a.jsonl"
     path.write_text('{"question": "q", "a.b": "flat", "a": {"b": "deep"}}\n')
     assert [row.sql for row in read(path, TextToSqlData(sql="a.b"))] == ["flat"]
+    path.write_text('{"question": "q", "a": {"b": {"c": "deeper"}}}\n')
+    assert [row.sql for row in read(path, TextToSqlData(sql="a.b.c"))] == ["deeper"]
 
 
 @pytest.mark.parametrize(

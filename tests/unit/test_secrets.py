@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from muster.core.errors import RecipeError
-from muster.core.printable import scrubbed
+from muster.core.printable import scrubbed, scrubbed_data
 from muster.core.recipe import recipe_from
 from muster.core.secrets import masked, masked_words, scrubber
 from muster.planner.decide import decide
@@ -211,6 +211,13 @@ def test_a_password_in_a_variable_that_is_shown_is_not() -> None:
 )
 def test_words_of_launchers(words: list[str], shown: list[str]) -> None:
     assert masked_words(words) == shown and masked_words(shown) == shown
+
+
+def test_a_password_without_a_name_before_it() -> None:
+    assert scrubbed("redis://:hunter2@cache:6379/0") == "redis://:(hidden)@cache:6379/0"
+    assert scrubbed_data(["my-own", {"a": ["my-own"]}], lambda text: text.upper()) == [
+        "MY-OWN", {"a": ["MY-OWN"]},
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,8 @@ def test_the_parts_of_a_folder(
     write(tmp_path, *there)
     found = find_texts(tmp_path)
     assert (names(tmp_path, found.train), names(tmp_path, found.validation)) == (train, held_out)
+    unused = [name for name in there if name == "test.txt" and name not in held_out]
+    assert names(tmp_path, found.unused) == unused  # the note on the data names them
 
 
 @pytest.mark.parametrize("there", [["valid.txt", "test.txt"], ["test.txt"], ["test/a.txt", "dev/a.txt"]])
