@@ -16,6 +16,7 @@ from muster.core.errors import RecipeError
 from muster.core.recipe import RECIPES, Recipe, TextToSqlRecipe, recipe_class, recipe_from
 from muster.core.recipes import (
     _section,
+    anchored,
     dump_yaml,
     field_paths,
     find_recipe,
@@ -195,6 +196,27 @@ def test_words_and_whole_paths_are_left_alone(tmp_path: Path, value: str) -> Non
     write(tmp_path, mine=f"data: {{path: /data/x}}\nmodel: {{tokenizer: {value}, name: {'x' * 5000}}}")
     recipe = load_recipe(str(tmp_path / "mine.yaml"))
     assert (recipe.data.path, recipe.model.tokenizer, recipe.model.name) == ("/data/x", value, "x" * 5000)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "made"),
+    [
+        ("model", "name", "~/t5", "/home/me/t5"),
+        ("model", "name", "./t5", "{there}/t5"),
+        ("data", "name", "folder", "{there}/folder"),
+        ("launch", "setup", "file", "{there}/file"),
+        ("launch", "setup", "folder", "folder"),  # no file to source, so a line of bash
+        ("launch", "setup", "./configure --all", "./configure --all"),
+        ("launch", "setup", ". /opt/modules.sh", ". /opt/modules.sh"),
+    ],
+)
+def test_a_name_is_a_path_where_it_looks_like_one(
+    section: str, key: str, value: str, made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    assert anchored({section: {key: value}}, tmp_path) == {section: {key: made.format(there=tmp_path)}}
 
 
 def test_a_home_folder_of_nobody(tmp_path: Path) -> None:

@@ -140,6 +140,14 @@ def test_a_fault_is_found_with_its_place_before_anything_starts(fault: str, tmp_
     assert what in caught.value.what
 
 
+def test_at_most_so_many_tokens_are_trained_on(tmp_path: Path) -> None:
+    """One a byte and two for the ends of a document; of much data, the first files are read."""
+    write(tmp_path, "train/1.txt", "train/2.txt", "valid/1.txt", text="aü\n")
+    assert check_texts(tmp_path, "text", "error", 1 << 20) == 2 * (4 + 2)
+    assert check_texts(tmp_path, "text", "error", 4) == 2 * (4 + 2)
+    assert check_texts(tmp_path, "text", "error", 3) == 4 + 2
+
+
 def test_bad_lines_are_skipped_and_counted_where_the_recipe_says_so(tmp_path: Path) -> None:
     huge = b"x" * (LONGEST_LINE + 1)
     (tmp_path / "a.txt").write_bytes(b"one\n\xff\n" + huge + b"\ntwo\n")
