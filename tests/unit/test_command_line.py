@@ -79,12 +79,19 @@ def test_what_cannot_be_is_told_with_the_verb_that_was_typed(
         ("fp16=true", "precision"),
         ("max_grad_norm=1", "train.clip"),
         ("save_steps=5", "checkpoint.every"),
+        ("grad-accum=2", "batch.accumulation"),
     ],
 )
 def test_names_that_other_tools_have(change: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = typed(capsys, "train", "digits", "local:2", change, "--dry-run")
     assert code == 2
     assert meant in err.splitlines()[1]
+
+
+def test_no_name_is_given_that_the_workload_has_not(capsys: pytest.CaptureFixture[str]) -> None:
+    for recipe, known in (("causal-lm", True), ("digits", False)):
+        _, _, err = typed(capsys, "train", recipe, "local:2", "max_seq_length=5", "--dry-run")
+        assert ("data.sequence" in err) is known
 
 
 @pytest.mark.parametrize("change", ["train.max_steps=", "train.learning_rate= ", "train.learning_rate=null"])
