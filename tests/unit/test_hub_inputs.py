@@ -110,5 +110,20 @@ def test_a_hub_that_cannot_be_reached(env: dict[str, str], port: int) -> None:
         check({**here, "HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}"}, *PRETRAINED)
 
 
+@pytest.mark.parametrize("word", ["1", "true", "YES", "on"])
+def test_which_switches_say_that_there_is_no_hub(
+    env: dict[str, str], word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks' own variables count before those of this process."""
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        here = {**env, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}"}
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        check(here, *PRETRAINED)
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+            assert f"{name} is set" in refused({**here, name: word}, *PRETRAINED).what
+        check({**here, "HF_DATASETS_OFFLINE": word}, *PRETRAINED)
+        assert "HF_DATASETS_OFFLINE" in refused({**here, "HF_DATASETS_OFFLINE": word}, "data.name=a/b").what
+
+
 def test_a_misspelt_size_has_near_names(env: dict[str, str]) -> None:
     assert "t5-small" in (refused(env, "model.name=me/t5-smal", "model.init=pretrained").hint or "")

@@ -305,6 +305,7 @@ def test_localhost_is_this_machine_unless_ssh_is_asked_for() -> None:
 
     assert launcher() == ("local", "local")
     assert launcher("launch.ssh_options=[-p, '2222']") == ("ssh", "ssh")
+    assert read_inputs("demo", "local:2x1", ["launch.ssh_options=[-p, 2222]"]).launcher_name == "local"
     assert launcher("launch.launcher=ssh")[0] == "ssh"
     assert launcher("launch.launcher=local", hosts="localhost")[0] == "local"
     with pytest.raises(RecipeError, match="pretend hosts"):

@@ -208,7 +208,9 @@ def test_this_machine_alone_needs_no_ssh(text: str) -> None:
     assert found.hosts == parse_hosts(text).hosts
 
 
-@pytest.mark.parametrize("text", ["localhost,node2", "node1", "me@localhost", "localhost.example.org"])
+@pytest.mark.parametrize(
+    "text", ["localhost,node2", "node1", "me@localhost", "localhost.example.org", "10.0.0.5", "[fe80::1]:2"]
+)
 def test_other_hosts_stay_with_ssh(text: str) -> None:
     assert read_inventory(text).launcher == "ssh"
 
