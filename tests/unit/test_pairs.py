@@ -66,6 +66,7 @@ def test_a_database_lies_beside_its_file(tmp_path: Path) -> None:
     found = load(tmp_path, path=str(folder))
     for part in (found.train, found.held_out):
         assert [pair.database for pair in part] == [str(folder / "geo.sqlite"), None]
+    assert found.about.endswith("no such database, so not executed: none.sqlite")
 
 
 @pytest.mark.parametrize("source", ["name", "path"])

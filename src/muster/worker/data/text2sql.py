@@ -46,10 +46,14 @@ def load_pairs(data: Data, cache: Path, *, may_write: bool, seed: int) -> Pairs:
             _generate(data.generated or Generated(), cache)
         files = find_data(folder)
         about = f"questions: {names_of(files.train)}"
-        train, field = _from_files(files.train, data, data.limit)
-        held_out, _ = _from_files(files.validation, data, None) if files.validation else ([], field)
+        missing: set[str] = set()
+        train, field = _from_files(files.train, data, data.limit, missing)
+        held_out, _ = _from_files(files.validation, data, None, missing) if files.validation else ([], field)
         about += f", held out {names_of(files.validation)}" if held_out else ""
         about += f"; answers: field {field}"
+        if missing:
+            about += f"; no such database, so not executed: {', '.join(sorted(missing)[:3])}"
+            about += f" and {len(missing) - 3} more" if len(missing) > 3 else ""
     if not held_out:
         held = held_out_questions((pair.question for pair in train), data, seed)
         held_out = [pair for pair in train if pair.question in held]
@@ -64,12 +68,16 @@ def _generate(generated: Generated, folder: Path) -> None:
     sqlgen.build(folder, seed=generated.seed, train=generated.train, validation=generated.validation)
 
 
-def _from_files(files: Sequence[Path], data: Data, limit: int | None) -> tuple[list[Pair], str]:
-    """Pairs, and the field that the answers are from."""
+def _from_files(
+    files: Sequence[Path], data: Data, limit: int | None, missing: set[str]
+) -> tuple[list[Pair], str]:
+    """Pairs, and the field that the answers are from. `missing` gains databases that are not there."""
     pairs, field = [], data.sql
     for row in read_pairs(files, data, limit=limit):
         beside = files[0].parent / row.database if row.database else None
         known = str(beside) if beside is not None and beside.is_file() else None
+        if row.database and known is None:
+            missing.add(row.database)
         pairs.append(Pair(row.question, row.sql, known))
         field = row.answer
     return pairs, field
