@@ -44,13 +44,22 @@ def test_the_efficiency_curve() -> None:
     assert all(point.variation == pytest.approx(0.01) for point in curve.points)
 
 
-def curve_of(rates: dict[int, float], variation: float = 0.01, steps: int = 200) -> Curve:
-    """Of jobs with these rates by size, each over so many steps of 8 samples for each rank."""
+def curve_of(
+    rates: dict[int, float],
+    variation: float = 0.01,
+    steps: int = 200,
+    first: float | None = None,
+    slots: dict[int, int] | None = None,
+) -> Curve:
+    """Of jobs with these rates by size, each over so many steps of 8 samples for each rank. `first`: the
+    variation of the smallest; `slots`: of each host by size, where not one."""
 
     def result(task: Task) -> Result:
-        whole = made(task.hosts, rates[len(task.hosts)])
+        size = len(task.hosts)
+        whole = made(task.hosts, rates[size], slots=slots[size] if slots else 1)
         assert whole.throughput is not None
-        speed = whole.throughput.model_copy(update={"variation": variation, "measured_steps": steps})
+        own = first if first is not None and size == min(rates) else variation
+        speed = whole.throughput.model_copy(update={"variation": own, "measured_steps": steps})
         return whole.model_copy(update={"throughput": speed})
 
     suite = suite_of({"groups": "doubling", "cover": "first", "curve": "weak"})
@@ -67,6 +76,14 @@ def test_more_than_all_of_it_is_marked(second: float, variation: float, noted: b
     curve = curve_of({1: 100.0, 2: second}, variation, steps=2000)
     assert curve.points[1].efficiency == pytest.approx(second / 200)
     assert any("more than the spread" in note for note in curve.notes) is noted
+    shaky = curve_of({1: 100.0, 2: second}, 0.0, steps=2000, first=100.0)  # the job it is compared with
+    assert not any("more than the spread" in note for note in shaky.notes)
+
+
+def test_an_efficiency_is_by_ranks() -> None:
+    """Of hosts with unlike numbers of slots: two with half as many ranks are no more than one."""
+    curve = curve_of({1: 100.0, 2: 100.0}, slots={1: 4, 2: 2})
+    assert [point.efficiency for point in curve.points] == pytest.approx([1.0, 1.0])
 
 
 @pytest.mark.parametrize(("rates", "steps"), [({1: 3000.0, 2: 6000.0}, 200), ({1: 10.0, 2: 20.0}, 9)])
@@ -81,6 +98,8 @@ def test_what_was_too_short_to_measure_has_no_efficiency(rates: dict[int, float]
 def test_only_a_long_enough_pair_is_compared() -> None:
     curve = curve_of({1: 100.0, 2: 190.0, 4: 20_000.0})
     assert [point.efficiency is None for point in curve.points] == [False, False, True]
+    curve = curve_of({1: 20_000.0, 2: 190.0})  # too short is what the other is compared with
+    assert [point.efficiency for point in curve.points] == [None, None]
 
 
 def test_sizes_of_pretend_hosts_have_the_same_threads() -> None:
