@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from muster.core.units import counted, format_bytes, format_count, format_seconds
+from muster.core.units import (
+    counted,
+    format_bytes,
+    format_count,
+    format_flops,
+    format_seconds,
+    parse_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -93,3 +100,22 @@ def test_sizes_are_written_in_one_place() -> None:
         if own.search(line)
     ]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512", 512), ("2GB", 2_000_000_000), ("2 gb", 2_000_000_000), ("1.5 TiB", 3 << 39), ("1KiB", 1024),
+        ("40G", 40_000_000_000), ("7B", 7), ("GB", None), ("-1GB", None), ("2GiBs", None),
+    ],
+)  # fmt: skip
+def test_a_size_as_people_write_it(text: str, size: int | None) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(2.5e6, "2.5 MFLOP/s"), (3e9, "3 GFLOP/s"), (4.123e14, "412.3 TFLOP/s"), (1.5e15, "1.5 PFLOP/s")],
+)
+def test_operations_per_second(value: float, text: str) -> None:
+    assert format_flops(value) == text
