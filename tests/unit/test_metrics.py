@@ -29,23 +29,25 @@ def test_a_row_per_step() -> None:
         events.Log(time=2, rank=0, attempt=1, step=20, loss=math.nan),
         window(20, 0, 2.0),
         window(30, 0, 2.0, profiled=True), window(30, 1, 2.0),
+        window(40, 0, 2.0, skipped=5), window(40, 1, 2.0, skipped=5),
         events.Evaluated(time=3, rank=0, attempt=1, step=15, loss=1.5, perplexity=4.5),
         events.Attention(
-            time=4, rank=0, attempt=1, step=20, layers=["a", "b"], largest=[1.0, 3.0],
-            smallest=[-2.0, None], seconds=0.1,
+            time=4, rank=0, attempt=1, step=20, layers=["a", "b", "c"], largest=[1.0, 3.0, 2.0],
+            smallest=[-2.0, None, -5.0], seconds=0.1,
         ),
     ]  # fmt: skip
     text = metrics_csv(fold(stream), 2)
     rows = {int(row["step"]): row for row in csv.DictReader(io.StringIO(text))}
-    assert list(rows) == [10, 15, 20, 30]
+    assert list(rows) == [10, 15, 20, 30, 40]
     assert tuple(rows[10]) == COLUMNS
     first = {name: rows[10][name] for name in ("loss", "samples_per_second", "step_seconds", "resident_peak")}
     assert first == {"loss": "2.5", "samples_per_second": "20.0", "step_seconds": "0.4", "resident_peak": "9"}
     assert (rows[10]["tokens_per_second"], rows[10]["time"]) == ("200.0", "110.0")
     assert (rows[15]["evaluation_loss"], rows[15]["perplexity"], rows[15]["loss"]) == ("1.5", "4.5", "")
     assert (rows[20]["loss"], rows[20]["samples_per_second"]) == ("", "")  # nan; one rank has not told
-    assert (rows[20]["attention_largest"], rows[20]["attention_smallest"]) == ("3.0", "-2.0")
+    assert (rows[20]["attention_largest"], rows[20]["attention_smallest"]) == ("3.0", "-5.0")
     assert (rows[30]["profiled"], rows[30]["samples_per_second"]) == ("1", "")
+    assert (rows[40]["skipped_steps"], rows[40]["step_seconds"]) == ("5", "0.4")
     assert metrics_csv(fold([]), None).splitlines() == [",".join(COLUMNS)]
 
 
