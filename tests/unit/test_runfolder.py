@@ -189,6 +189,16 @@ def test_a_new_runs_name_says_what_it_is(tmp_path: Path) -> None:
     assert not one.path.exists()
 
 
+def test_what_names_a_run_where_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    here, below, far = (RunFolder(folder / "r1") for folder in (
+        tmp_path / "runs", tmp_path / "other" / "runs", tmp_path.parent / "runs",
+    ))  # fmt: skip
+    assert here.word == "r1"
+    assert below.word == "r1 --runs other/runs"
+    assert far.word == f"r1 --runs {tmp_path.parent / 'runs'}"
+
+
 def test_runs_are_listed_in_the_order_of_their_start(tmp_path: Path) -> None:
     for name, started in (("zebra", 100), ("ape", 300), ("cat", 200)):
         make(tmp_path, name, started)
