@@ -27,11 +27,11 @@ SETTINGS = [*TINY, "engine.name=ddp", "engine.zero=0", "model.config.num_layers=
 class Hosts:
     """Stands in for the hosts. `said`: what they say once the job has been started."""
 
-    said: Callable[[Listener], None]
-    left: list[bool]
+    said: Callable[[Listener], Outcome | None]
+    left: list[bool]  # whether hosts were told to keep their files, each time that they were told to stop
 
     def __init__(self, *_: object) -> None:
-        self.left = []
+        type(self).left = []
 
     def __enter__(self) -> Hosts:
         return self
@@ -49,15 +49,20 @@ class Hosts:
         self.left.append(keep)
 
     def run(self, orders: object, listener: Listener) -> Outcome:
-        type(self).said(listener)
+        outcome = type(self).said(listener)
         assert not self.left
-        return Outcome(exits={"local": (0, None)})
+        return outcome or Outcome(exits={"local": (0, None)})
 
 
-def train(run: RunFolder, monkeypatch: pytest.MonkeyPatch, said: Callable[[Listener], None]) -> Result:
+def train(
+    run: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    said: Callable[[Listener], Outcome | None],
+    hosts: str = "local:1",
+) -> Result:
     monkeypatch.setattr(stage, "Supervisor", Hosts)
     monkeypatch.setattr(Hosts, "said", staticmethod(said), raising=False)
-    return stage.train(read_inputs("demo", "local:1", SETTINGS), run)
+    return stage.train(read_inputs("demo", hosts, SETTINGS), run)
 
 
 def step(listener: Listener, number: int) -> None:
@@ -115,6 +120,7 @@ def test_a_disk_that_runs_full(small_disk: Path, monkeypatch: pytest.MonkeyPatch
     assert "make room" in hint and f"`muster resume {run.word}`" in hint
     assert run.read_result() == result and run.state() == "failed"
     assert finish(result, run, json=False) == 1
+    assert Hosts.left == [True]
 
 
 def test_an_error_of_musters_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +135,25 @@ def test_an_error_of_musters_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert result and (result.status, result.steps) == ("failed", 1)
     assert result.failure and result.failure.what == "an error in muster itself: KeyError: 'lines'"
     assert not run.room.exists() and run.controller_alive() is False
+
+
+@pytest.mark.parametrize(("hosts", "lost"), [("local:1", "local"), ("local:2x1", "local1")])
+def test_a_run_goes_on_without_a_lost_host_where_others_are_left(
+    hosts: str, lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a checkpoint that could be loaded."""
+
+    def gone(listener: Listener) -> Outcome:
+        saved(listener, 10)
+        saved(listener, 20)
+        bad = events.Failed(time=1.0, rank=0, what="checkpoint-20 cannot be loaded", checkpoint=20)
+        listener.event("local", events.to_line(bad))
+        return Outcome(lost={lost: "silent for 15 s"})
+
+    result = train(RunFolder(tmp_path / "run"), monkeypatch, gone, hosts)
+    assert result.failure and result.failure.host == lost
+    assert "step 10" in (result.failure.hint or "")
+    assert ("--without local1" in (result.failure.hint or "")) is (hosts == "local:2x1")
 
 
 def test_what_is_held_for_the_result_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,6 +196,7 @@ def test_what_names_a_run_where_one_stands(tmp_path: Path, monkeypatch: pytest.M
     ))  # fmt: skip
     assert here.word == "r1"
     assert below.word == "r1 --runs other/runs"
+    assert RunFolder(tmp_path / "my runs" / "r1").word == "r1 --runs 'my runs'"
     assert far.word == f"r1 --runs {tmp_path.parent / 'runs'}"
 
 
