@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import yaml
 from pydantic import BaseModel
 
 from muster.core import families
+from muster.core.batch import Batch
 from muster.core.errors import RecipeError
 from muster.core.recipe import RECIPES, Recipe, TextToSqlRecipe, recipe_class, recipe_from
 from muster.core.recipes import (
@@ -485,3 +487,20 @@ def test_one_tracker_needs_no_list(given: str, trackers: list[str]) -> None:
 def test_evaluation_by_steps_or_epochs(given: object) -> None:
     told = "null" if given is None else given
     assert load_recipe("digits", [f"evaluate.every={told}"]).evaluate.every == given
+
+
+@pytest.mark.parametrize(
+    ("given", "strategy", "steps"), [("epoch", "epoch", None), ("5", "steps", 5), ("null", "no", None)]
+)
+def test_what_the_trainer_is_told_of_evaluation(given: str, strategy: str, steps: int | None) -> None:
+    pytest.importorskip("torch")
+    from muster.worker.arguments import training_arguments
+
+    recipe = load_recipe("digits", [f"evaluate.every={given}", "measure.report_to=[wandb]"])
+    context: Any = SimpleNamespace(
+        recipe=recipe, batch=Batch(2, 3, 24), base=Path("/runs/r1"), checkpoints=Path("/c"), shared=False,
+        precision="bf16", device="cpu",
+    )  # fmt: skip
+    told = training_arguments(context)
+    assert (told["eval_strategy"], told["eval_steps"]) == (strategy, steps)
+    assert (told["report_to"], told["run_name"], told["save_on_each_node"]) == (["wandb"], "r1", True)

@@ -47,6 +47,14 @@ def test_events_get_their_hosts_name_and_others_go_to_the_log(tmp_path: Path) ->
     assert "unheard of" in run.host_log("node1").read_text()
 
 
+def test_a_sample_is_of_the_host_that_sent_it(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    with Recorder(run, 3, lambda event: None) as recorder:
+        recorder.hardware("node1", {"time": 1.0, "cpu_percent": 5.0, "host": "node2", "attempt": 1})
+    (event,) = events.read_events(run.events)
+    assert (event.host, event.attempt) == ("node1", 3)
+
+
 def test_the_words_of_this_attempt(tmp_path: Path) -> None:
     """Logs are appended over attempts; only the last attempt's explain its end."""
     run = made(tmp_path)
