@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
+from muster.core.secrets import scrubber
 from muster.stages.recorder import Recorder
 from muster.store import events
 from muster.store.runfolder import RunFolder
@@ -47,6 +49,25 @@ def test_events_get_their_hosts_name_and_others_go_to_the_log(tmp_path: Path) ->
     assert "unheard of" in run.host_log("node1").read_text()
 
 
+def test_a_secret_is_masked_however_json_writes_it(tmp_path: Path) -> None:
+    run, secret = made(tmp_path), 'abc"dé\\f'
+    with Recorder(run, 1, lambda event: None, scrubber({"A_TOKEN": secret})) as recorder:
+        for ascii in (True, False):
+            told = {"v": 1, "kind": "failed", "time": 1.0, "rank": 0, "what": f"no {secret}!"}
+            recorder.event("node1", json.dumps(told, ensure_ascii=ascii))
+    found = [event.what for event in events.read_events(run.events) if isinstance(event, events.Failed)]
+    assert found == ["no (hidden)!"] * 2
+
+
+def test_the_end_of_what_a_rank_printed(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    with Recorder(run, 1, lambda event: None) as recorder:
+        assert recorder.rank_words("node1", 0) == ""
+        recorder.log("node1", 0, ["x" * 100_000, "the last words"])
+    words = recorder.rank_words("node1", 0)
+    assert words.endswith("the last words\n") and len(words) < 100_000
+
+
 def test_a_sample_is_of_the_host_that_sent_it(tmp_path: Path) -> None:
     run = made(tmp_path)
     with Recorder(run, 3, lambda event: None) as recorder:
@@ -61,8 +82,11 @@ def test_the_words_of_this_attempt(tmp_path: Path) -> None:
     for attempt in (1, 2):
         with Recorder(run, attempt, lambda event: None) as recorder:
             recorder.begin_logs(["node1"])
-            recorder.log("node1", None, [f"said in attempt {attempt}"])
+            assert recorder.rank_words("node1", 0) == ""
+            for rank in (None, 0):
+                recorder.log("node1", rank, [f"said in attempt {attempt}"])
             assert recorder.host_words("node1") == f"said in attempt {attempt}\n"
+            assert recorder.rank_words("node1", 0) == f"said in attempt {attempt}\n"
 
 
 def test_a_line_that_was_cut_short_is_ended_first(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ class Recorder:
         self.board = Board(run.tensorboard)
         self._events = _open_after_whole_lines(run.events)
         self._logs: dict[Path, IO[str]] = {}
+        self._begins: dict[Path, int] = {}  # where this attempt's lines begin in a log
 
     def __enter__(self) -> Recorder:
         return self
@@ -94,13 +95,13 @@ class Recorder:
         return text.rpartition(f"{self._mark}\n")[2]
 
     def rank_words(self, host: str, rank: int) -> str:
-        """The end of what a rank printed."""
-        try:
-            with self.run.rank_log(host, rank).open("rb") as file:
-                file.seek(max(0, file.seek(0, 2) - _TAIL))
-                return file.read().decode("utf-8", "replace")
-        except OSError:
+        """The end of what a rank printed in this attempt."""
+        path = self.run.rank_log(host, rank)
+        if path not in self._begins or not path.exists():
             return ""
+        with path.open("rb") as file:
+            file.seek(max(self._begins[path], file.seek(0, 2) - _TAIL))
+            return file.read().decode("utf-8", "replace")
 
     @property
     def _mark(self) -> str:
@@ -111,6 +112,7 @@ class Recorder:
         path = self.run.host_log(host) if rank is None else self.run.rank_log(host, rank)
         if path not in self._logs:
             self._logs[path] = path.open("a", encoding="utf-8", errors="backslashreplace")
+            self._begins[path] = self._logs[path].tell()
         self._logs[path].write("".join(f"{self.scrub(line)}\n" for line in lines))
         self._logs[path].flush()
 
