@@ -183,3 +183,21 @@ def test_what_was_there_is_not_lost(here: Path) -> None:
     """A folder that is in the way stays as it is."""
     muster(here, "train", "demo", "--hosts", "local:1", "--output", "taken")
     assert (here / "taken" / "precious").read_text() == "do not touch"
+
+
+@pytest.mark.parametrize("argv", [["schema", "recipe"], ["recipes"], ["--help"]])
+def test_a_reader_that_leaves_is_no_error(here: Path, argv: list[str]) -> None:
+    """As with `muster recipes | head -2`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "muster", *argv],
+            cwd=here,
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            timeout=120,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")

@@ -128,3 +128,25 @@ def test_a_missing_port_and_a_given_one(tmp_path: Path, capsys: pytest.CaptureFi
     assert not [each for each in plan["assumed"] if "master-port" in each]
     plan = document(capsys, tmp_path, "demo", "--hosts", "node1,node2", *TINY)
     assert [each for each in plan["assumed"] if "master-port" in each]
+
+
+def test_a_models_folder_is_looked_for_on_the_machine_that_is_to_read_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    argv = ["causal-lm", "--hosts", "local:1", f"model.name={model}", "batch.micro=1"]
+    code, _, err = run(capsys, tmp_path, *argv)
+    assert (code, "no such folder" in err) == (2, True)
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1}')
+    assert run(capsys, tmp_path, *argv, "model.init=random")[0] == 0
+    code, _, err = run(capsys, tmp_path, *argv, "model.init=pretrained")
+    assert (code, "has no weights" in err) == (2, True)
+    assert run(capsys, tmp_path, *argv[:1], "--hosts", "node1", *argv[3:], "model.init=pretrained")[0] == 0
+
+
+def test_hosts_that_are_not_asked_are_not_said_to_lack_a_tracker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = document(capsys, tmp_path, "digits", "--hosts", "node1", "measure.report_to=[wandb,mlflow]")
+    assert found["recipe"]["measure"]["report_to"] == ["wandb", "mlflow"]

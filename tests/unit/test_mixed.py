@@ -187,6 +187,12 @@ def test_a_host_behind_a_slow_link_is_named_with_seconds(planned: Any) -> None:
     assert "per epoch" in told[0]["why"]
 
 
+def test_no_host_is_named_where_all_are_alike(planned: Any) -> None:
+    """Fewer of them would be faster over such links, and none of them is to blame."""
+    found = advice(planned(facts(a=10, b=10), "precision=fp32"))
+    assert [(d["field"], d["value"]) for d in found] == [(FASTEST, "any 1 of 2")]
+
+
 def test_no_prediction_rather_than_a_wrong_one(planned: Any) -> None:
     assert advice(planned(facts(a=100_000, b=100_000))) == []  # nothing is slower
     assert advice(planned(facts(a=100_000, b=100_000, c=None))) == []  # a link that does not say

@@ -409,6 +409,8 @@ def test_a_cpu_job_is_not_timed_by_a_gpu() -> None:
     made = plan("a100-40gb:2", "launch.device=cpu", "precision=fp32", "engine.name=ddp", "engine.zero=0")
     assert made.device == "cpu"
     assert made.time is None
+    assert [each for each in made.notes if "GPUs are not used" in each]
+    assert not [each for each in plan("a100-40gb:2").notes if "GPUs are not used" in each]
 
 
 def test_what_a_plan_promises_its_run() -> None:

@@ -52,7 +52,7 @@ def test_the_limit_counts_samples_not_lines(tmp_path: Path) -> None:
     [
         ("{'question': 1}", "is not JSON", "one JSON object per line"),
         (GOOD[:-1], "is not JSON", "one JSON object per line"),
-        ("[1, 2]", "is not a JSON object but list", None),
+        ("[1, 2]", "is not a JSON object but a list", None),
         ('"text"', "is not a JSON object but str", None),
         ('{"question": "q"}', "field 'sql' is missing", "the fields there are: question; data.sql"),
         ('{"question": "q", "sql": 3}', "field 'sql' is not text but a number", "question, sql"),
@@ -165,6 +165,8 @@ def test_a_mark_at_the_beginning_is_no_text(tmp_path: Path) -> None:
         (["train.csv", "test.csv"], ["train.csv"], ["test.csv"]),
         (["train.CSV", "train.jsonl", "dev.jsonl"], ["train.jsonl"], ["dev.jsonl"]),  # one kind alone
         (["dataset_info.json", "train.tsv"], ["train.tsv"], []),
+        (["train.jsonl", "dev.csv"], ["train.jsonl"], ["dev.csv"]),
+        (["train.csv", "test.csv", "dev.jsonl"], ["train.csv"], ["test.csv"]),
         (
             ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet", "test-00000-of-00001.parquet"],
             ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"],
@@ -300,6 +302,8 @@ def test_tables(tmp_path: Path, name: str, text: str) -> None:
     [
         ("question,answer\nq,s\n", 2, "field 'sql' is missing"),
         ("question,sql\nq,s\nq,s,more\n", 3, "has 3 columns, and the first line has 2"),
+        ("question,sql\nq,s\nq\n", 3, "has 1 column, and the first line has 2"),
+        ("question,sql,sql\nq,s,t\n", 1, "has two columns named 'sql'"),
         ('question,sql\nq,"s\n', 2, "is not a table"),
         ("question,sql\nq,\n", 2, "field 'sql' is empty"),
         ("question,sql\n", None, "has no samples"),

@@ -38,6 +38,7 @@ def names(folder: Path, files: tuple[Path, ...]) -> list[str]:
         (["train/1.txt", "train/2.txt", "dev/1.txt"], ["train/1.txt", "train/2.txt"], ["dev/1.txt"]),
         (["book.txt", "valid.txt", "test.txt"], ["book.txt"], ["valid.txt"]),
         (["book.txt", "test.txt"], ["book.txt"], ["test.txt"]),
+        (["book.txt", "a.test.raw", "valid-00001-of-00002.txt"], ["book.txt"], ["valid-00001-of-00002.txt"]),
         (["test_drive.txt"], ["test_drive.txt"], []),
         (["train.csv", "valid.csv", "notes.md"], ["train.csv"], ["valid.csv"]),
         (["a.tsv", "b.parquet"], ["a.tsv", "b.parquet"], []),
@@ -58,7 +59,16 @@ def test_the_parts_of_a_folder(
     assert names(tmp_path, found.unused) == unused  # the note on the data names them
 
 
-@pytest.mark.parametrize("there", [["valid.txt", "test.txt"], ["test.txt"], ["test/a.txt", "dev/a.txt"]])
+@pytest.mark.parametrize(
+    "there",
+    [
+        ["valid.txt", "test.txt"],
+        ["test.txt"],
+        ["test/a.txt", "dev/a.txt"],
+        ["wiki.test.raw", "wiki.valid.raw"],
+        ["test-00000-of-00002.txt", "test-00001-of-00002.txt"],
+    ],
+)
 def test_a_held_out_file_is_trained_on_only_where_it_is_named(there: list[str], tmp_path: Path) -> None:
     write(tmp_path, *there)
     with pytest.raises(DataError, match="has no file to train on") as caught:
@@ -117,7 +127,7 @@ FAULTS = {
     "a byte that is no UTF-8": ("a.txt", b"good\nbad \xff here\ngood\n", ":2", "byte 0xff at 9 of the file"),
     "a character cut short": ("a.txt", b"good\n\xc3", ":2", "is not UTF-8"),
     "a line that is no JSON": ("a.jsonl", b'{"text": "x"}\nnonsense\n', ":2", "is not JSON"),
-    "a line that is a list": ("a.jsonl", b"[1]\n", ":1", "is not a JSON object but list"),
+    "a line that is a list": ("a.jsonl", b"[1]\n", ":1", "is not a JSON object but a list"),
     "another field": ("a.jsonl", b'{"content": "x"}\n', ":1", "field 'text' is missing"),
     "an object": ("a.jsonl", b'{"text": {"en": "x"}}\n', ":1", "it has the parts en"),
     "a table without the column": ("a.csv", b"body,n\nx,1\n", ":2", "field 'text' is missing"),

@@ -89,6 +89,7 @@ def main(argv: list[str] | None = None) -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         code = _call(arguments or ["--help"])
+        sys.stdout.flush()
     except KeyboardInterrupt:
         code = fail("interrupted", None, as_json=wants_json, code=1)
     except BrokenPipeError:
@@ -114,6 +115,8 @@ def _call(arguments: list[str]) -> int:
         typed = getattr(error, "ctx", None)
         hint = f"`{typed.command_path if typed else 'muster'} --help`"
         return fail(error.format_message(), hint, as_json=wants_json, code=2)
+    except BrokenPipeError:
+        raise
     except Exception as error:
         if isinstance(error, OSError) and (full := disk_full(error)):
             return fail(str(full), full.hint, as_json=wants_json, code=1, detail=full.as_dict())

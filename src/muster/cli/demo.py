@@ -19,8 +19,7 @@ def demo(
     root: Root = Path("runs"),
     json: Json = False,
 ) -> int:
-    """End-to-end demo on this machine: data, two pretend hosts, ZeRO-1, training, answers. No GPU, no "
-    "network."""
+    """End-to-end demo on this machine: data, two pretend hosts, training, answers. No GPU, no network."""
     from muster.cli.output import err_console, print_answers
     from muster.cli.progress import ProgressView
     from muster.cli.train import finish

@@ -8,6 +8,7 @@ a host is named only where it makes an epoch slower all over that range.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from muster.core.data import Digits, Generated, Synthetic
@@ -46,10 +47,10 @@ def advise(
     calibrated = all(case_key(case.over(each.machines)) in known.efficiency for each in members)
     times = (1.0,) if calibrated else tuple(middle / share for share in PUBLISHED)
     loads = [Load(case, samples or ROUND, batch, known, each) for each in times]
-    basis = "as this plan foretells a step"
+    basis = "by this plan's step times"
     if not calibrated:
         basis += (
-            f", and slower as well where computation takes {times[0]:.1f} or {times[-1]:.1f} times as long"
+            f"; the order is the same if computation takes {times[-1]:.1f} to {times[0]:.1f} times as long"
         )
     measured = recipe.batch.split == "measured"
     return words(members, loads, _of(samples), basis, measured=measured)
@@ -111,7 +112,8 @@ def words(
         return []
     middle = len(guesses) // 2
     chosen = fastest[middle]
-    tables = [guess.worths() for guess in guesses]
+    alike = all(replace(each, host=members[0].host) == members[0] for each in members)  # none is to blame
+    tables = [] if alike else [guess.worths() for guess in guesses]
     made = [
         Decision(
             f"host {each.host}",
@@ -119,12 +121,14 @@ def words(
             f"predicted {format_seconds(each.with_it)} {what} with it, {format_seconds(each.without_it)} "
             f"without it, {basis}",
         )
-        for index, each in enumerate(tables[middle])
+        for index, each in enumerate(tables[middle] if tables else ())
         if each.host not in chosen.hosts
         and all(table[index].without_it < table[index].with_it for table in tables)
     ]
     names = ", ".join(chosen.hosts[:NAMED])
-    if len(chosen.hosts) > NAMED:
+    if alike:
+        names = f"any {len(chosen.hosts)} of {len(members)}"
+    elif len(chosen.hosts) > NAMED:
         names += f" and {len(chosen.hosts) - NAMED} more"
     text = f"predicted {format_seconds(chosen.epoch)} {what}, {format_seconds(now[middle])} with all, {basis}"
     ddp = loads[middle].case.spread.engine == "ddp"

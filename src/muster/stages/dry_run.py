@@ -19,14 +19,16 @@ from muster.core.hostlist import fold_hosts
 from muster.core.job import SLOWER
 from muster.core.recipes import dump_yaml
 from muster.core.secrets import masked, masked_words, shareable
-from muster.core.units import format_bytes
+from muster.core.units import counted, format_bytes
 from muster.core.zero import open_values, read_user_config, user_precision
 from muster.launchers.base import Home
 from muster.planner.decide import Decided
 from muster.planner.fit import Room, lacking, need
 from muster.shell import RealShell, Shell
 from muster.stages.agree import NEEDED, Attempt, Facts, Ready, agree
+from muster.stages.hub_inputs import check_names
 from muster.stages.inputs import Inputs
+from muster.stages.orders import TRACKERS
 from muster.stages.plan import ask, hosts_first
 from muster.stages.settle import AUTO
 from muster.store.runfolder import RunFolder
@@ -41,6 +43,8 @@ def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[
     Raises UsageError as `train` does, and for what no device that is known could hold.
     """
     here = inputs.launcher.ONE_MACHINE
+    if here:
+        check_names(inputs.recipe, inputs.env, hub=False)
     asking = partial(ask, shell=shell or RealShell(), into=run.path) if here else partial(_assumed, run=run)
     listed = [] if here else _assumptions(inputs, run)
     if not here and inputs.recipe.measure.peaks:  # whether they are these hosts' is not known
@@ -61,13 +65,14 @@ def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[
 def _assumed(inputs: Inputs, run: RunFolder) -> Facts:
     """What hosts that nobody asked might say."""
     recipe = inputs.recipe
+    packages = [name for each in recipe.measure.report_to for name in TRACKERS[each]]
     gpu: dict[str, Any] = {"name": None, "memory_total": None, "capability": None}
     return {
         host.label: {
             "gpus": [gpu] * (host.slots or 1) if _gpu_reason(inputs) else [],
             "cores": None,
             "network": {},
-            "versions": dict.fromkeys((*NEEDED, "deepspeed"), "not known"),
+            "versions": dict.fromkeys((*NEEDED, "deepspeed", *packages), "not known"),
             "python": recipe.launch.python or sys.executable,
             "torchrun_folder": str(run.path / "hosts" / f"{host.label}.attempt1" / "torchrun"),
             "port": recipe.launch.port or PORT,
@@ -208,7 +213,7 @@ def format_dry_run(told: Mapping[str, Any], *, verbose: bool = False) -> str:
 def _what(told: Mapping[str, Any]) -> str:
     recipe, plan = told["recipe"], told["plan"]
     if plan is None:
-        return f"{recipe['workload']}, {told['world_size']} ranks on {told['device']}"
+        return f"{recipe['workload']}, {counted(told['world_size'], 'rank')} on {told['device']}"
     name = recipe["model"]["name"] or "a model of its own configuration"
     return f"{recipe['workload']}: {name} with {plan['engine']}, {told['precision']} on {told['device']}"
 
@@ -222,8 +227,7 @@ def _where(told: Mapping[str, Any]) -> str:
         f"{fold_hosts(names)} ({count}{' each' if len(names) > 1 else ''})"
         for count, names in by_count.items()
     )
-    ranks, hosts = told["world_size"], len(told["hosts"])
-    counts = f"{ranks} rank{'' if ranks == 1 else 's'} on {hosts} host{'' if hosts == 1 else 's'}"
+    counts = f"{counted(told['world_size'], 'rank')} on {counted(len(told['hosts']), 'host')}"
     return f"{counts} ({told['launcher']}): {groups}"
 
 
@@ -232,7 +236,7 @@ def _training(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     batch, plan = told["batch"], told["plan"]
     if batch is None:
         return []
-    product = f"{batch['micro']} x {batch['accumulation']} x {told['world_size']} ranks"
+    product = f"{batch['micro']} x {batch['accumulation']} x {counted(told['world_size'], 'rank')}"
     rows = [("batch", f"{batch['global']} samples a step = {product}")]
     memory = plan["memory"] if plan else None
     if memory is None:

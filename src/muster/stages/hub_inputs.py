@@ -25,13 +25,14 @@ _PROXIES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "all_proxy
 _PLAIN = re.compile(r"[^a-z0-9]")
 
 
-def check_names(recipe: Recipe, env: Mapping[str, str]) -> None:
-    """Raise RecipeError for what is neither here nor to be had. `env`: the ranks' variables."""
+def check_names(recipe: Recipe, env: Mapping[str, str], *, hub: bool = True) -> None:
+    """Raise RecipeError for what is neither here nor to be had. `env`: the ranks' variables. `hub`: False
+    looks at folders only, as a dry run may be made where there is no network."""
     env = {**os.environ, **env}
     for key, name, files in _needed(recipe):
         if name.startswith("/"):
             _check_folder(key, Path(name), files)
-        elif not _cached(key, name, files, env) and (why := _out_of_reach(key, env)):
+        elif hub and not _cached(key, name, files, env) and (why := _out_of_reach(key, env)):
             raise RecipeError(
                 f"{name} is not in this machine's Hugging Face cache, and {why}",
                 where=key,

@@ -185,6 +185,9 @@ def _attempt(
         note = "hosts differ: the slowest sets the pace, and fewer hosts are the fastest of them"
         start = start.model_copy(update={"notes": [*start.notes, note]})
     outlook = Outlook(settled.machines, ground.known, samples, told.price, settled.reach, fewer)
+    if decided.device == "cpu" and any(about.get("gpus") for about in ground.facts.values()):
+        note = "the hosts' GPUs are not used: the recipe says launch.device=cpu"
+        start = start.model_copy(update={"notes": [*start.notes, note]})
     made = plan_of(decided.recipe, decided.setting, decided.room, outlook, start)
     return Planned(_with_cost_note(made, told), decided, chosen), settled.refused
 

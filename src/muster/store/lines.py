@@ -81,7 +81,8 @@ def parse_object(line: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"is not JSON: {error}", where=where, hint="one JSON object per line") from None
     if not isinstance(record, dict):
-        raise DataError(f"is not a JSON object but {type(record).__name__}", where=where)
+        kind = "a list" if isinstance(record, list) else type(record).__name__
+        raise DataError(f"is not a JSON object but {kind}", where=where, hint="one JSON object per line")
     return record
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from muster.core.data import TextToSqlData
 from muster.core.errors import DataError
+from muster.core.units import counted
 from muster.store.lines import LONGEST_LINE, Skip, parse_object, read_lines, text_of, value_at
 
 JSON_LINES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".ndjson", ".ndjson.gz")
@@ -67,12 +68,14 @@ def find_data(path: Path) -> DataFiles:
         for each in path.rglob("*")
         if is_of(each, SUFFIXES) and not each.relative_to(path).as_posix().startswith((".", "_"))
     )
-    for kind in (JSON_LINES, TABLES, PARQUET):
-        parts = by_part(path, (each for each in files if is_of(each, kind)))
+    kinds = [
+        by_part(path, (each for each in files if is_of(each, kind))) for kind in (JSON_LINES, TABLES, PARQUET)
+    ]
+    for parts in kinds:
         train = next((parts[name] for name in TRAIN_NAMES if name in parts), None)
         if train is not None:
-            held_out = next((parts[name] for name in HELD_OUT_NAMES if name in parts), [])
-            return DataFiles(tuple(train), tuple(held_out))
+            held_out = (each[name] for each in (parts, *kinds) for name in HELD_OUT_NAMES if name in each)
+            return DataFiles(tuple(train), tuple(next(held_out, ())))
     if len(files) == 1 and by_part(path, files).keys().isdisjoint(HELD_OUT_NAMES):
         return DataFiles((files[0],))
     found = ", ".join(each.relative_to(path).as_posix() for each in files[:5]) or "none"
@@ -195,6 +198,9 @@ def _table(
     header = next(rest, "")
     sign = "\t" if is_of(file, (".tsv", ".tsv.gz")) else ";" if ";" in header and "," not in header else ","
     names = [name.strip() for name in next(csv.reader([header], delimiter=sign), [])]
+    twice = next((name for name in names if name and names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"has two columns named {twice!r}", where=f"{file}:1", hint="rename one of them")
     rows = csv.reader(rest, delimiter=sign, strict=True)
     while True:
         try:
@@ -208,7 +214,7 @@ def _table(
         if len(row) == len(names):
             yield where, dict(zip(names, row, strict=True))
         elif row:
-            told = f"has {len(row)} columns, and the first line has {len(names)}"
+            told = f"has {counted(len(row), 'column')}, and the first line has {len(names)}"
             _pass_over(DataError(told, where=where, hint=f"columns are apart by {sign!r}"), skip)
 
 

@@ -226,7 +226,7 @@ class RunFolder:
             raise RunFolderError(
                 "is already there, and a run never writes over another",
                 where=str(self.path),
-                hint=f"choose another --output, or `muster resume {self.path}`",
+                hint=f"choose another --name or --output, or `muster resume {self.path}`",
             ) from None
         except OSError as error:
             raise RunFolderError(f"cannot be made: {error.strerror}", where=str(self.path)) from None

@@ -20,6 +20,7 @@ from muster.store.records import SUFFIXES, TRAIN_NAMES, is_of, read_rows
 PLAIN = (".txt", ".text", ".md", ".rst", ".py", ".raw", ".tokens")
 HELD_OUT = ("validation", "valid", "val", "dev", "heldout", "eval", "test")  # the first that is there
 PIECE = 1 << 16  # characters; see `cut`
+_SHARD = re.compile(r"[-_ ]*[0-9]+([-_ ]of[-_ ][0-9]+)?$")  # of a part in several files
 _LINE_END = re.compile(r"(?<=\S)\n(?=\S)")
 # Of the standard library: what distributions pack apart, or what is of this machine alone.
 _NOT_LIBRARY = {
@@ -78,7 +79,7 @@ def find_texts(path: Path) -> TextFiles:
     parts = {file: _words(file.relative_to(path)) for file in files}
     train = tuple(file for file, words in parts.items() if words & set(TRAIN_NAMES))
     if not train:
-        parts = {file: {_stem(file.relative_to(path))} for file in files}
+        parts = {file: _part_names(file.relative_to(path)) for file in files}
         train = tuple(file for file, words in parts.items() if not words & set(HELD_OUT))
     others = {file: words & set(HELD_OUT) for file, words in parts.items() if file not in train}
     if not train:
@@ -215,6 +216,9 @@ def _words(path: Path) -> set[str]:
     return set(name.split("/"))
 
 
-def _stem(path: Path) -> str:
-    program = len(path.parts) == 1 and path.name.endswith((".py", ".py.gz"))
-    return "" if program else path.parts[0].partition(".")[0].lower()
+def _part_names(path: Path) -> set[str]:
+    """The parts that a file may be: `test` for test.txt, test/1.txt, test-00001.txt and wiki.test.raw,
+    not for test_drive.txt. Nothing for a program."""
+    if len(path.parts) == 1 and path.name.endswith((".py", ".py.gz")):
+        return set()
+    return {_SHARD.sub("", part) for part in path.parts[0].lower().split(".")}
