@@ -318,7 +318,9 @@ def named_run_folder(root: Path, name: str) -> RunFolder:
         raise UsageError(
             f"{name!r} cannot be the name of a run",
             where="--name",
-            hint="at most 63 letters, digits, '.', '-' and '_', a letter or digit first",
+            hint=f"{name} means the newest run"
+            if name in _LAST
+            else "at most 63 letters, digits, '.', '-' and '_', a letter or digit first",
         )
     return RunFolder((root / name).absolute())
 
