@@ -54,6 +54,25 @@ def test_hosts_that_are_not_asked_have_what_the_recipe_needs(
     assert any("not asked" in each and "GPU" in each for each in plan["assumed"])
 
 
+def test_a_users_file_says_what_hosts_need(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"fp16": {"enabled": true}, "zero_optimization": {"stage": 1}}')
+    more = ["engine.name=deepspeed", f"engine.config={file}"]
+    plan = document(capsys, tmp_path, "gpt2-micro", "--hosts", "node1:2", *more)
+    assert (plan["device"], plan["precision"]) == ("cuda", "fp16")
+
+
+BATCH = ["batch.micro=2", "batch.accumulation=3", "batch.global=48"]
+
+
+def test_hosts_are_said_with_their_own_numbers_of_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = run(capsys, tmp_path, "demo", "--hosts", "node1:4,node2:2,node3:2", *TINY, *BATCH)
+    assert "node1 (4), node[2-3] (2 each)" in out
+    assert "48 samples a step = 2 x 3 x 8 ranks" in out
+
+
 def test_it_is_short_and_the_whole_order_is_a_word_away(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +113,14 @@ def test_what_no_host_can_hold_is_refused(
     code, out, err = run(capsys, tmp_path, "demo", "--hosts", hosts, *more)
     assert (code, out) == (2, "")
     assert "memory" in err and "would fit" in err
+
+
+def test_ranks_of_a_host_share_the_most_that_one_can_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["batch.micro=5000000", "launch.device=cpu", "engine.name=ddp", "engine.zero=0"]
+    assert run(capsys, tmp_path, "demo", "--hosts", "node1:1", *more)[0] == 0
+    assert run(capsys, tmp_path, "demo", "--hosts", "node1:8", *more)[0] == 2
 
 
 def test_a_gpu_that_no_maker_sells_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

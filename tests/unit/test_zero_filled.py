@@ -107,6 +107,7 @@ def test_the_file_wins_over_another_stage(file: Path) -> None:
         ({"warmup": 0, "max_steps": 100}, (1, 100)),
         ({"warmup": 0.05, "max_steps": 90}, (5, 90)),
         ({"warmup": 7.9}, (7, "auto")),
+        ({"warmup": 1, "max_steps": 90}, (1, 90)),
         ({"warmup": 0.05}, ("auto", "auto")),
     ],
 )
@@ -122,6 +123,18 @@ def test_steps_are_told_where_they_are_known(train: dict[str, Any], steps: tuple
         if found[name] == "auto"
     ]
     assert [name for name in open_values(made) if name.startswith("scheduler")] == left
+
+
+def test_the_files_own_numbers_fill_its_other_parts() -> None:
+    """Its learning rate is the one that the schedule warms up to."""
+    given = {
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.25, "betas": "auto"}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": "auto"}},
+    }
+    train = {"learning_rate": 0.5, "warmup": 3, "beta1": 0.8, "beta2": 0.9}
+    made = fill_auto(given, recipe_from({"engine": {"name": "deepspeed"}, "train": train}), 64)
+    assert made["optimizer"]["params"] == {"lr": 0.25, "betas": [0.8, 0.9]}
+    assert made["scheduler"]["params"] == {"warmup_max_lr": 0.25, "warmup_num_steps": 3}
 
 
 def test_a_models_width_that_is_not_known_stays_open() -> None:
