@@ -10,7 +10,7 @@ import pytest
 
 from muster.core.job import read_job
 from muster.core.recipe import Train, recipe_from
-from muster.core.zero import fill_auto, open_values
+from muster.core.zero import fill_auto, given_stage, open_values, user_decisions
 from muster.planner.remedies import hidden_size
 from muster.stages.agree import Attempt, agree
 from muster.stages.dry_run import dry_run
@@ -125,6 +125,29 @@ def test_steps_are_told_where_they_are_known(train: dict[str, Any], steps: tuple
     assert [name for name in open_values(made) if name.startswith("scheduler")] == left
 
 
+def test_sizes_by_the_models_width() -> None:
+    """As Transformers fills them; those of stage 3 with stage 3 alone."""
+    stage3 = {"stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}
+    given = {"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", **stage3}}
+    made = fill_auto(given, recipe_from({}), 64)["zero_optimization"]
+    assert made == {
+        "stage": 3, "reduce_bucket_size": 4096, "stage3_prefetch_bucket_size": 3686,
+        "stage3_param_persistence_threshold": 640,
+    }  # fmt: skip
+    given["zero_optimization"]["stage"] = 2
+    assert fill_auto(given, recipe_from({}), 64)["zero_optimization"] == {
+        "stage": 2, "reduce_bucket_size": 4096,
+    }  # fmt: skip
+
+
+def test_a_file_without_a_stage_is_of_stage_0(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text("{}")
+    more = [f"engine.config={tmp_path / 'ds.json'}", "engine.zero=2"]
+    recipe = read_inputs("demo", "node1", more).recipe
+    assert (recipe.engine.zero, given_stage(recipe)) == (0, 0)
+    assert ("engine.zero", 0) in [(each.field, each.value) for each in user_decisions(recipe)]
+
+
 def test_the_files_own_numbers_fill_its_other_parts() -> None:
     """Its learning rate is the one that the schedule warms up to."""
     given = {
@@ -138,8 +161,10 @@ def test_the_files_own_numbers_fill_its_other_parts() -> None:
 
 
 def test_a_models_width_that_is_not_known_stays_open() -> None:
-    made = fill_auto(ALL_AUTO, recipe_from({"train": Train().model_dump()}), None)
+    given = {**ALL_AUTO, "zero_optimization": {**ALL_AUTO["zero_optimization"], "sub_group_size": "auto"}}
+    made = fill_auto(given, recipe_from({"train": Train().model_dump()}), None)
     assert made["zero_optimization"]["reduce_bucket_size"] == "auto"
+    assert "sub_group_size" not in made["zero_optimization"]  # no width would fill it
     assert ALL_AUTO["optimizer"]["params"]["lr"] == "auto"
 
 
