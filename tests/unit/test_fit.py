@@ -21,6 +21,7 @@ from muster.planner.fit import (
     Need,
     Room,
     Setting,
+    Shortage,
     fits,
     lacking,
     largest_micro,
@@ -198,6 +199,26 @@ def test_what_the_first_host_needs_besides_is_named_by_its_cause(engine: str, de
         words = [name for name in (*made.device, *made.host) if "first rank" in name]
         expected = {"fsdp": "made by the first rank", "deepspeed": "saved by the first rank"}[engine]
         assert [expected in each for each in words] == ([True] if saves or engine == "fsdp" else [])
+
+
+@pytest.mark.parametrize(
+    ("device", "room", "short"),
+    [
+        ("cuda", Room(64, 1000), None),  # what the first host needs besides is in no device
+        ("cuda", Room(50, 1000), Shortage("device", 50, 50)),
+        ("cuda", Room(64, 36), Shortage("host", 35, 36)),  # shared by its ranks
+        ("cuda", Room(64, None), None),
+        ("cpu", Room(75, None), Shortage("device", 75, 75, cpu=True)),
+        ("cpu", Room(90, 1), None),  # whose memory is the device's
+    ],
+)
+def test_which_memory_is_too_small_and_by_how_much(device: str, room: Room, short: Shortage | None) -> None:
+    needs = Need(device={"weights": 50}, host={"process": 10}, first={"the whole model": 100})
+    setting = tiny(device=device)
+    assert lacking(needs, setting, room) == short
+    told = memory_plan(setting, room, needs)
+    assert told.lacking == (short.place if short else None)
+    assert (told.device_bytes, told.host_bytes) == ((75, 10) if device == "cpu" else (50, 35))
 
 
 def test_opt_350m_as_it_was_measured_on_h100s() -> None:
