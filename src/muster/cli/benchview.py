@@ -79,7 +79,7 @@ class BenchView:
             self.live.update(self.picture(children, tasks, done), refresh=True)
         elif not self.live and now - self.said > QUIET:
             self.said = now
-            under_way = ", ".join(f"{child.task.id} ({child.words})" for child in children[:4])
+            under_way = ", ".join(f"{child.task.id} ({child.words or 'starting'})" for child in children[:4])
             self.announce(f"{self._counted(tasks, done)}; {len(children)} running: {under_way}")
 
     @staticmethod

@@ -96,7 +96,7 @@ def _memory(console: Console, memory: MemoryPlan, device: str) -> None:
     for place, parts, total, room in places:
         for name, value in _large(parts, total):
             table.add_row("", name, f"[default]{format_bytes(value)}")
-        has = f" of {format_bytes(room)}, {memory.margin:.0%} of it kept free" if room else ""
+        has = f" of {format_bytes(room)}, {memory.margin:.0%} kept free" if room else ""
         table.add_row(place, "[bold]all", f"[bold]{format_bytes(total)}[/bold]{has}")
     console.print(table)
 

@@ -75,7 +75,8 @@ def choose(
 
 def _hint(passed: Mapping[int, str], steps: Iterable[int], wanted: Wanted) -> str:
     if wanted.step is not None:
-        return f"without --step, the newest one that can be used is taken; there are {sorted(steps)}"
+        there = ", ".join(map(str, sorted(steps)))
+        return f"without --step, the newest one that can be used is taken; there are: {there}"
     copied = "--copy copies what is missing; " if any("is not on" in why for why in passed.values()) else ""
     return f"{copied}--step N takes the checkpoint of that step, --step 0 none: it starts from the first step"
 
