@@ -201,3 +201,39 @@ def test_a_run_sees_only_what_is_its_own(tmp_path: Path, monkeypatch: pytest.Mon
     again = resume(done)
     assert (again.status, again.steps) == ("succeeded", 6), again.failure
     assert done.read_json(done.job)["resume_step"] == 3
+
+
+def test_the_last_steps_checkpoint_needs_no_more_steps(tmp_path: Path) -> None:
+    """A run that ended while it saved its model: the last step lies inside an epoch."""
+    needs_torch()
+    import torch
+    import transformers
+
+    from muster.worker.trainer import Trainer
+
+    class Line(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slope = torch.nn.Linear(1, 1)
+
+        def forward(self, x: Any, labels: Any) -> dict[str, Any]:
+            return {"loss": ((self.slope(x) - labels) ** 2).mean()}
+
+    data = [{"x": [float(n)], "labels": [2.0 * n]} for n in range(10)]
+    settings = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=4, save_steps=2, per_device_train_batch_size=1, use_cpu=True,
+        report_to=[], learning_rate=0.1, lr_scheduler_type="constant", disable_tqdm=True,
+    )  # fmt: skip
+
+    def trained(resume: str | None) -> tuple[int, dict[str, Any]]:
+        trainer = Trainer(model=Line(), args=settings, train_dataset=data)
+        trainer.sampler = torch.utils.data.SequentialSampler(data)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer.state.global_step, {
+            name: part.tolist() for name, part in trainer.model.named_parameters()
+        }
+
+    whole = trained(None)
+    assert whole[0] == 4
+    assert trained(str(tmp_path / "checkpoint-2")) == whole
+    assert trained(str(tmp_path / "checkpoint-4")) == whole

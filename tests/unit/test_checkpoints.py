@@ -176,7 +176,12 @@ def test_what_is_missing_from_a_checkpoint(tmp_path: Path) -> None:
     assert what_is_missing(str(whole)) == "weights has 4 of 5 bytes"
     (whole / "weights").unlink()
     assert what_is_missing(str(whole)) == "weights is missing"
-    for content in ("{", "[]", '{"files": 3}', "{}"):
+    broken = (
+        '{"files": {"weights": {}}}',
+        '{"files": {"weights": {"bytes": "x", "sha256": ""}}}',
+        "[" * 200_000,
+    )
+    for content in ("{", "[]", '{"files": 3}', "{}", '{"files": {"weights": [5]}}', *broken):
         (whole / "complete.json").write_text(content)
         assert what_is_missing(str(whole)) == "its manifest cannot be read"
     (whole / "complete.json").unlink()
@@ -251,10 +256,12 @@ class Hosts:
     def __init__(self, wrong: dict[tuple[int, str], str] | None = None) -> None:
         self.wrong = wrong or {}
         self.read: list[tuple[int, str, int, int]] = []
+        self.digests: list[list[str]] = []
 
     def verify(self, orders: dict[str, dict[str, Any]]) -> dict[str, str | None]:
         for host, order in orders.items():
             self.read.append((order["step"], host, order["part"], order["parts"]))
+            self.digests.append(order["digests"])
         return {host: self.wrong.get((order["step"], host)) for host, order in orders.items()}
 
 
@@ -338,6 +345,16 @@ def test_what_an_abandoned_attempt_left_is_not_gone_on_from(tmp_path: Path) -> N
     assert start.step == 10
     assert all("did not go on from" in decision.why for decision in start.said)
     assert chosen(run, facts([10, 20, 30]), Hosts(), Wanted(step=30)).step == 30
+
+
+def test_a_step_that_two_attempts_saved_is_the_later_ones(tmp_path: Path) -> None:
+    """A disk that still has the first attempt's: a mixture of two trainings."""
+    run, hosts = recorded(tmp_path, 10, 20, resumed=10), Hosts()
+    again = events.Saved(time=3.0, step=20, path="p", bytes=1, seconds=1, manifest="later")
+    with run.events.open("a") as file:
+        file.write(events.to_line(again) + "\n")
+    assert chosen(run, facts([10, 20], [10, 20], shared=False), hosts).step == 20
+    assert hosts.digests == [["later"], ["later"]]
 
 
 @pytest.mark.parametrize(("engine", "step"), [("deepspeed", 10), ("ddp", 20)])

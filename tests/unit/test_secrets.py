@@ -12,6 +12,7 @@ import pytest
 from muster.core.errors import RecipeError
 from muster.core.printable import scrubbed, scrubbed_data
 from muster.core.recipe import recipe_from
+from muster.core.recipes import load_recipe
 from muster.core.secrets import masked, masked_words, scrubber
 from muster.planner.decide import decide
 from muster.shell import FakeShell
@@ -218,6 +219,19 @@ def test_a_password_without_a_name_before_it() -> None:
     assert scrubbed_data(["my-own", {"a": ["my-own"]}], lambda text: text.upper()) == [
         "MY-OWN", {"a": ["MY-OWN"]},
     ]  # fmt: skip
+
+
+def test_a_url_that_was_taken_for_a_path_shows_no_password() -> None:
+    """Path("https://...") has one slash less."""
+    shown = scrubbed(f"{Path('https://me:hunter2@host/data.csv')}: no such data")
+    assert shown == "https:/me:(hidden)@host/data.csv: no such data"
+
+
+@pytest.mark.parametrize("text", ["env=[hunter2]", "env=FOO=hunter2", "env.FOO={a: hunter2}"])
+def test_variables_of_another_shape_are_not_repeated(text: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        load_recipe("demo", [text])
+    assert "env" in str(refused.value) and "hunter2" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -767,7 +767,7 @@ class Agent:
         folder = os.path.join(self.base, "checkpoints")
         for name in os.listdir(folder) if os.path.isdir(folder) else []:
             step = name[len("checkpoint-") :]
-            if name.startswith("checkpoint-") and step.isdigit():
+            if step.isdecimal() and len(step) < 19 and name == "checkpoint-%d" % int(step):
                 steps[int(step)] = self.sealed["what_is_missing"](os.path.join(folder, name))
         return steps
 

@@ -14,7 +14,7 @@ _COMMANDS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u206
 
 # What is a secret wherever it stands. The first group of each is kept, or the second.
 _KNOWN = re.compile(
-    r"(?P<url>\b[A-Za-z][A-Za-z0-9+.\-]*://[^\s/@:\"'\\<>]*:)[^\s/\"'\\<>]+(?=@)"
+    r"(?P<url>\b[A-Za-z][A-Za-z0-9+.\-]*:/{1,2}[^\s/@:\"'\\<>]*:)[^\s/\"'\\<>]+(?=@)"
     r"|(?P<query>[?&](?:access_|auth_|api_)?(?:token|key|apikey|password|secret|sig|signature)=)[^\s&#\"'\\]+"
     r"|(?P<bearer>\b(?:Bearer|Basic) )[A-Za-z0-9._~+/\-]{16,}=*"
     r"|(?<![A-Za-z0-9])(?P<prefix>gh[pousr]_|github_pat_|glpat-|hf_|xox[a-z]-|A[KS]IA|AIza|wandb_v1_|npm_|pypi-"

@@ -18,6 +18,7 @@ from muster.core import families
 from muster.core.errors import RecipeError
 from muster.core.families.checking import MISSPELT
 from muster.core.near import did_you_mean
+from muster.core.printable import HIDDEN
 from muster.core.recipe import RECIPES, Recipe, recipe_class, recipe_from
 from muster.core.registry import plugin_names
 from muster.core.section import Section
@@ -391,7 +392,8 @@ def _explain(error: ValidationError, where: str, model: type[Recipe]) -> RecipeE
         return RecipeError(
             f"{location}: is a section with keys of its own, not {given!r}", where=where, hint=keys
         )
-    return RecipeError(f"{location}: {first['msg'].lower()}, not {given!r}", where=where)
+    shown = HIDDEN if location.partition(".")[0] == "env" else repr(given)  # it may be a password
+    return RecipeError(f"{location}: {first['msg'].lower()}, not {shown}", where=where)
 
 
 # What is meant where a whole section is given one value.

@@ -87,18 +87,20 @@ class _Known:
     def __init__(self, run: RunFolder) -> None:
         told = list(events.read_events(run.events))
         self._all = [each for each in told if isinstance(each, events.Saved)]
-        self._current = {each.step for each in fold(told).saved}
+        self._current = [each for each in fold(told).saved if each.step is not None]
 
     def digests(self, step: int) -> list[str]:
-        """Of the manifests that ranks wrote for a step, on whatever disk."""
-        return sorted({each.manifest for each in self._of(step) if each.manifest})
+        """Of the manifests that ranks wrote for a step, on whatever disk; where several attempts did, of
+        the attempt that the run goes on from."""
+        current = [each for each in self._current if each.step == step]
+        return sorted({each.manifest for each in current or self._of(step) if each.manifest})
 
     def _of(self, step: int) -> list[events.Saved]:
         return [each for each in self._all if each.step == step]
 
     def refusal(self, step: int, recipe: Recipe) -> str | None:
         """Why a whole checkpoint is not taken unless it is asked for by its step."""
-        if self._of(step) and step not in self._current:
+        if self._of(step) and step not in {each.step for each in self._current}:
             return "left by an attempt that the run did not go on from"
         if not self._of(step) and recipe.engine.name == "deepspeed":
             return "the controller has no record of it, and loading it runs what its files say"

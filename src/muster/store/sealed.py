@@ -89,10 +89,15 @@ def manifest(folder: str) -> Tuple[Dict[str, Any], str]:
     try:
         with open(os.path.join(folder, MANIFEST), "rb") as file:
             text = file.read()
-        return dict(json.loads(text)["files"]), digest_of(text)
+        files = dict(json.loads(text)["files"])
+        for about in files.values():  # earlier manifests had sizes alone
+            size, sha = (about["bytes"], about["sha256"]) if isinstance(about, dict) else (about, "")
+            if not (isinstance(size, int) and isinstance(sha, str)):
+                raise TypeError
+        return files, digest_of(text)
     except FileNotFoundError:
         raise ValueError(UNFINISHED) from None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(UNREADABLE) from None
 
 

@@ -60,6 +60,14 @@ class Common(ConvertedWeights, ExactHeldOut, OrderedSamples):
         reads it: instruments/flops.py counts the real ones, once for each shape."""
         return 0
 
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing where a checkpoint of the last step was loaded: Transformers 5.23 looks after a step alone
+        whether it was the last one, and would take one more."""
+        if self.state.global_step >= self.state.max_steps:  # type: ignore[attr-defined]
+            self.control.should_training_stop = True  # type: ignore[attr-defined]
+        else:
+            super()._run_epoch(*args, **kwargs)  # type: ignore[misc]
+
     def create_accelerator_and_postprocess(self) -> None:
         """Shard on CPUs as well: accelerate 1.15 (state.py, AcceleratorState) looks for FSDP's plugin under
         MULTI_GPU alone, and would train with DDP without a word. Raises WorkerError where it does so.
