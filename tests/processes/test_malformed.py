@@ -142,6 +142,33 @@ def test_all_that_agents_say_is_taken() -> None:
         of_job(there, json.loads(json.dumps(message)))
 
 
+def test_what_no_agent_says_is_refused() -> None:
+    """Of a host with ranks 2 and 3; the first host of a job holds the port, and no other needs to."""
+    there, facts = Placement("n2", "n2", 2, 2), {key: FACTS[key] for key in FACTS if key != "port"}
+    of_job(there, {"m": "hello", "facts": facts})
+    of_job(there, {"m": "log", "rank": 2, "lines": []})
+    for message in (
+        *({"m": "log", "rank": rank, "lines": []} for rank in (0, 1, 4, True, "2")),
+        *({"m": "event", "rank": rank, "lines": []} for rank in (None, 0, 4)),
+        {"m": "exit", "code": 1, "why": "x" * 4001},
+        {"m": "exit", "code": 1, "why": None, "kernel": {"group": -1}},
+        {"m": "hello", "facts": {**facts, "gpus": [{"capability": [9]}]}},
+        {"m": "hello", "facts": {**facts, "damaged_checkpoints": {"../5": "x"}}},
+        {"m": "hello", "facts": {**facts, "port": 0}},
+    ):
+        with pytest.raises(ValueError):
+            of_job(there, message)
+    with pytest.raises(ValueError, match="port"):
+        of_job(Placement("n1", "n1", 2, 0), {"m": "hello", "facts": facts})
+
+
+def test_a_host_that_has_greeted_is_given_up_for_what_is_no_message() -> None:
+    link = Link(Placement("n1", "n1", 1, 0), of_job)
+    assert link._is_ours({"m": "beat"})
+    link.greeted_at = 1.0
+    assert not link._is_ours({"m": "log", "rank": 0}) and link.lost is not None
+
+
 def test_what_a_login_prints_may_look_like_a_message() -> None:
     link = Link(Placement("n1", "n1", 1, 0), of_job)
     assert not link._is_ours({"m": "motd"}) and link.lost is None
