@@ -273,6 +273,11 @@ def test_of_many_silent_hosts_none_is_accused() -> None:
     assert cause(failures=(named,), **given).host == "node2"
     both = (failed(0, GONE, 1.0), failed(2, GONE, 2.0))
     assert cause(failures=both, **given).host == "node1"
+    assert cause(failures=(failed(0, GONE, 1.0),), done=(1,), **given).host == "node2"
+    many = (*TWO, Placement("node10", "10.0.0.20", 1, 2))
+    for name in ("10.0.0.20", "node10"):
+        told = failed(0, f"RuntimeError: Connection closed by peer [{name}]:33212", 1.0)
+        assert cause(failures=(told,), **{**given, "places": many}).host == "node10"
 
 
 def test_nccls_watchdog_ends_the_rank_that_waited() -> None:
@@ -296,3 +301,5 @@ def test_a_download_that_broke_off_accuses_nobody_else() -> None:
     what = "ConnectionError: HTTPSConnectionPool(host='huggingface.co'): Connection reset by peer"
     failure = cause(exits={"node0": (1, None)}, failures=(failed(0, what, 1.0),), places=TWO)
     assert (failure.what, failure.host) == (what, "node0")
+    told = failed(0, "Connection reset by peer", 1.0, traceback="File huggingface_hub/file_download.py")
+    assert cause(exits={"node0": (1, None)}, failures=(told,), places=TWO).host == "node0"
