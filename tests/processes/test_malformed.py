@@ -101,6 +101,12 @@ def test_a_malformed_message_costs_its_host_alone(hold: Callable[..., Outcome], 
     assert status == "failed" and failure is not None and failure.host == "local1"
 
 
+def test_what_a_kernel_says_is_of_its_host(hold: Callable[..., Outcome]) -> None:
+    outcome = hold('say(m="exit", code=1, why=None, kernel={"group": 2, "log": []}); sys.exit(1)')
+    assert {host: said.group for host, said in outcome.kernel.items()} == {"local0": None, "local1": 2}
+    assert outcome.first_failed == "local1"
+
+
 def test_a_line_without_end_does_not_make_the_controller_deaf(hold: Callable[..., Outcome]) -> None:
     """75 MB: the other host's lease of 4 s does not run out meanwhile."""
     outcome = hold('sys.stdout.write(\'{"m": "log", "lines": ["\' + "x" * 75_000_000); sys.stdout.flush()')

@@ -389,12 +389,16 @@ def test_a_setup_line_changes_the_environment(tmp_path: Path, monkeypatch: pytes
     file.write_text("module() { export MODULE=$2; }\nmodule load cuda\n")
     assert agent.environment_after(str(file))["MODULE"] == "cuda"
     assert agent.environment_after(f". '{file}'")["MODULE"] == "cuda"
+    monkeypatch.setenv("PWD", str(tmp_path))
+    moved = agent.environment_after("cd /")  # ranks start where the agent is
+    assert moved["PWD"] == str(tmp_path) and "OLDPWD" not in moved
 
 
 @pytest.mark.parametrize(
     ("setup", "what"),
     [
         ("echo one; echo two >&2; (exit 3); export NEVER=1", "failed with exit code 3: one; two"),
+        ("printf '%s\\n' a b c d e f; false", "failed with exit code 1: b; c; d; e; f"),
         ("no_such_command_at_all", "failed with exit code 127"),
         ("if", "syntax error"),
         ("exit 0", "left the shell: it printed nothing"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from muster.planner.fit import (
 )
 from muster.planner.prospect import memory_plan
 from muster.planner.remedies import NOTHING_SAID, Said, apply, changes, refusal, remedies
+from muster.stages.plan import _hopeless
 
 GIB = 2**30
 OPT = {
@@ -411,6 +413,15 @@ def test_the_largest_micro_batch_that_divides_the_share_is_offered() -> None:
     assert int(changed["batch.accumulation"]) * small == 36
     larger = min(size for size in (2, 3, 4, 6, 9, 12, 18, 36) if size > small)
     assert not fits(replace(setting, micro=larger, accumulation=36 // larger), room)
+
+
+@pytest.mark.parametrize(("share", "hopeless"), [(0.4, True), (0.7, False)])
+def test_what_needs_twice_what_a_host_has_is_not_traced(share: float, hopeless: bool) -> None:
+    setting = big("opt-13b")
+    needs = needed(setting)
+    room = Room(1 << 60, int(share * (sum(needs.host.values()) + needs.first_host // 8)))
+    decided: Any = SimpleNamespace(setting=setting, room=room)
+    assert _hopeless(decided) is hopeless
 
 
 def test_host_memory_is_too_little_for_eight_ranks_that_make_the_model_whole() -> None:

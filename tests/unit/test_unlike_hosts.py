@@ -11,13 +11,14 @@ import pytest
 from muster.core.errors import UsageError
 from muster.core.inventory import parse_hosts
 from muster.core.job import SLOWER
-from muster.core.machines import Machines, parse_machines
+from muster.core.machines import Machines, parse_machines, parse_parts
 from muster.core.plan import Plan
 from muster.planner.hosts import by_speed
 from muster.planner.prospect import machines_from
+from muster.planner.steptime import Calibration
 from muster.stages import plan as planning
 from muster.stages.inputs import check
-from muster.stages.outlook import Told
+from muster.stages.outlook import Ground, Told, hypothetical
 from muster.stages.plan import plan_hosts, plan_on, recipe_of
 
 A10, H100, L40S = "NVIDIA A10", "NVIDIA H100 PCIe", "NVIDIA L40S"
@@ -78,6 +79,18 @@ def test_the_slowest_device_is_so_in_the_precision_of_the_job(precision: str, sl
     assert found.device == alone.device
     fastest = by_speed(hosts, facts, "auto", {}, precision)[0]
     assert fastest.name == ("b" if slower == H100 else "a")
+
+
+@pytest.mark.parametrize(("precision", "slower"), [("fp32", "x"), ("bf16", "y")])
+def test_the_slowest_of_machines_that_are_not_there(precision: str, slower: str) -> None:
+    parts = parse_parts("x{fp32=50,bf16=700}:1,y{fp32=90,bf16=300}:1,10Gbit")
+    inventory, facts, machines = hypothetical(parts, "--on", None)
+    ground = Ground(facts, inventory.hosts, Calibration(), machines)
+    found = ground.on([1, 1], "cuda", precision)
+    assert found is not None and (found.device.name[0], found.hosts) == (slower, 2)
+    (first, _) = inventory.hosts
+    alone = ground.of((first,)).on([1], "cuda", precision)
+    assert alone is not None and (alone.device.name[0], alone.hosts) == ("x", 1)
 
 
 def test_pretend_hosts_have_their_own_gpus() -> None:
