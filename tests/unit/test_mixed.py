@@ -100,6 +100,12 @@ def test_the_fifth_needs_another_cause_than_its_card() -> None:
     assert uneven.best().hosts == ("m0", "m1", "m2", "m3")  # uneven shares pay off
 
 
+def test_a_measured_speed_is_of_all_the_hosts_ranks() -> None:
+    host = machines_of(Device("gpu", {"fp32": 1e12}), per_host=4)
+    nothing: Any = None
+    assert Load(nothing, samples=1).of_sample(Member("a", host, speed=100.0)) == 4 / 100.0
+
+
 def test_shares_by_speed_never_compute_longer() -> None:
     cluster = machines(GTX1070, P4)
     even, measured = predict(cluster, LOAD).step, predict(cluster, LOAD, measured=True).step
