@@ -297,6 +297,15 @@ def test_one_that_left_without_a_word_and_not_its_witness() -> None:
     assert (failure.what, failure.host) == ("torchrun ended with exit code 3", "node1")
 
 
+def test_what_is_said_counts_and_not_the_way_to_it() -> None:
+    """A traceback may hold a peer's end that was not the cause; bad input is what it says that it is."""
+    given: dict[str, Any] = {"exits": {"node0": (1, None), "node1": STOPPED}, "places": TWO}
+    told = failed(0, "KeyError: 'x'", 1.0, traceback="while handling: Connection reset by peer")
+    assert cause(failures=(told,), **given).host == "node0"
+    bad = failed(0, "the tracker cannot be used: connection refused", 1.0, usage=True)
+    assert cause(failures=(bad,), **given).usage
+
+
 def test_a_download_that_broke_off_accuses_nobody_else() -> None:
     what = "ConnectionError: HTTPSConnectionPool(host='huggingface.co'): Connection reset by peer"
     failure = cause(exits={"node0": (1, None)}, failures=(failed(0, what, 1.0),), places=TWO)
