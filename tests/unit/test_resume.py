@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from muster.core.batch import Batch
-from muster.core.errors import UsageError
+from muster.core.errors import RunFolderError, UsageError
 from muster.core.inventory import Host
 from muster.core.job import Job, place
 from muster.core.recipe import recipe_from
@@ -336,3 +337,29 @@ def test_a_run_that_can_go_on_is_told_how(status: str, steps: int, tmp_path: Pat
     with pytest.raises(UsageError, match="stopped by Ctrl-C") as refused:
         ask(run, ["How many?"])
     assert refused.value.hint == f"`muster resume {run.word}`"
+
+
+@pytest.mark.parametrize("lost", ["train:", "checkpoint:", "  max_steps:"])
+def test_a_recipe_that_was_cut_is_not_gone_on_with(lost: str, tmp_path: Path) -> None:
+    """Half a recipe may be valid YAML: what is missing would be trained with defaults, without a word."""
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    recipe = recipe_from({"train": {"max_steps": 7}}).as_dict()
+    whole = dump_yaml(recipe)
+    write_text(run.recipe, whole)
+    write_json(run.job, {"recipe": recipe})
+    assert resuming.frozen_recipe(run).train.max_steps == 7
+    write_text(run.recipe, whole[: whole.index("\n" + lost) + 1])
+    with pytest.raises(RunFolderError, match="damaged"):
+        resuming.frozen_recipe(run)
+
+
+@pytest.mark.parametrize(("shared", "anew"), [(True, True), (False, False)])
+def test_parts_of_other_disks_are_not_missing(shared: bool, anew: bool, tmp_path: Path) -> None:
+    """Where hosts have disks of their own, each has its ranks' parts alone, and nothing is cut anew."""
+    from muster.worker.engines.deepspeed import recut
+
+    (tmp_path / "global_step20").mkdir()
+    (tmp_path / "global_step20/zero_pp_rank_0_mp_rank_00_optim_states.pt").touch()
+    context: Any = SimpleNamespace(resume_step=20, shared=shared, world_size=2)
+    assert recut(context, tmp_path) is anew

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -101,5 +101,25 @@ def frozen_inventory(job: dict[str, Any]) -> Inventory:
 
 
 def frozen_recipe(run: RunFolder) -> Recipe:
-    """The recipe of a run as it was resolved."""
-    return validate(read_yaml(run.recipe), where=str(run.recipe))
+    """The recipe of a run as it was resolved. Raises RunFolderError where a part of it is gone, for which the
+    default would be taken."""
+    recipe = read_yaml(run.recipe)
+    missing = _missing(run.read_json(run.job).get("recipe") or {}, recipe) if run.job.exists() else None
+    if missing:
+        raise RunFolderError(
+            f"is damaged: it has no {missing}, which the run was started with",
+            where=str(run.recipe),
+            hint=f"restore the file; {run.job} has the same settings under `recipe`",
+        )
+    return validate(recipe, where=str(run.recipe))
+
+
+def _missing(whole: Mapping[str, Any], there: Any) -> str | None:
+    """The first key, dotted, that a part lacks; None: it has all."""
+    for key, value in whole.items():
+        if not isinstance(there, Mapping) or key not in there:
+            return key
+        below = _missing(value, there[key]) if isinstance(value, Mapping) else None
+        if below:
+            return f"{key}.{below}"
+    return None

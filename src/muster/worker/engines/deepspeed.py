@@ -91,8 +91,11 @@ def checkpoint_of(context: Context) -> Path:
 
 
 def recut(context: Context, checkpoint: Path) -> bool:
-    """Whether a checkpoint's optimizer states were cut for another number of ranks."""
-    parts = list(checkpoint.glob("global_step*/*_optim_states.pt")) if context.resume_step else []
+    """Whether a checkpoint's optimizer states were cut for another number of ranks. On a disk of its own a
+    host has its ranks' parts alone, and `muster resume` has refused other numbers of ranks."""
+    if not context.resume_step or not context.shared:
+        return False
+    parts = list(checkpoint.glob("global_step*/*_optim_states.pt"))
     return bool(parts) and len(parts) != context.world_size
 
 
