@@ -278,3 +278,11 @@ def test_the_live_view(tmp_path: Path, terminal: bool) -> None:
     ):
         assert words in picture
     assert "1/3 finished, 1 failed; 1 running" in picture
+
+
+def test_a_suite_without_about_has_no_empty_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    suite = tmp_path / "mine.yaml"
+    suite.write_text("jobs: [{recipe: digits, groups: [1]}]\n")
+    code, out, err = run(capsys, str(suite), "--hosts", "node[1-2]:1", "--dry-run")
+    assert code == 0, err
+    assert out.splitlines()[0] == "mine"

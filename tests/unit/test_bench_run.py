@@ -185,12 +185,12 @@ def test_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     (listed,) = benches(tmp_path)
     assert (listed.jobs, listed.done, listed.complete) == (6, len(over), False)
     told = CliRunner().invoke(app, ["ls", "--runs", str(tmp_path)])
-    assert f"{len(over)} of 6 jobs are over; muster bench --continue {folder.path}" in told.output
+    assert f"{len(over)}/6 finished; muster bench --continue {folder.path}" in told.output
     before = diary_of(tmp_path / "diary")
 
     with folder.held():
         told = CliRunner().invoke(app, ["ls", "--runs", str(tmp_path)])
-        assert f"{len(over)} of 6 jobs are over; running" in told.output
+        assert f"{len(over)}/6 finished; running" in told.output
 
     shell = player(tmp_path / "diary", well)
     again = continue_bench(folder, Surroundings(shell=shell))

@@ -225,3 +225,20 @@ def test_the_warm_job_reads_no_text() -> None:
     warm = recipe_from(data)
     assert warm.data.source == "synthetic" and warm.data.path is None
     assert warm.model.config == {"n_layer": 1} and warm.model.init == "random"
+
+
+def test_damaged_weights_are_an_error_that_names_the_model(tmp_path: Path) -> None:
+    """And no error of a library without a file's name."""
+    import transformers
+
+    from muster.worker.models import load_from
+
+    folder = tmp_path / "model"
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_head=1, n_embd=8)).save_pretrained(
+        folder
+    )
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(RecipeError, match="model cannot be loaded") as caught:
+        load_from(transformers.AutoModelForCausalLM.from_pretrained, str(folder), "model.name")
+    assert caught.value.where == "model.name"

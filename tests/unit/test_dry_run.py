@@ -177,3 +177,49 @@ def test_hosts_that_are_not_asked_are_not_said_to_lack_a_tracker(
 ) -> None:
     found = document(capsys, tmp_path, "digits", "--hosts", "node1", "measure.report_to=[wandb,mlflow]")
     assert found["recipe"]["measure"]["report_to"] == ["wandb", "mlflow"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "files", "said"),
+    [
+        (
+            "causal-lm",
+            ["a.txt", "valid.txt", "test.txt"],
+            "train a.txt; held out valid.txt; not used: test.txt",
+        ),
+        ("demo", ["train.csv", "dev.csv"], "train train.csv; held out dev.csv"),
+        ("demo", ["train.csv"], "train train.csv; held out 0.05 of it"),
+    ],
+)
+def test_the_files_are_named(
+    recipe: str, files: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in files:
+        row = "how many {0} ({1})?,select {0} from t\n"
+        rows = "".join(row.format(number, name) for number in range(50))
+        (folder / name).write_text(f"question,sql\n{rows}" if name.endswith("csv") else rows * 20)
+    plan = document(capsys, tmp_path, recipe, "--hosts", "node1:1", f"data.path={folder}")
+    assert plan["data"] == f"{folder}: {said}"
+    assert plan["data"] in run(capsys, tmp_path, recipe, "--hosts", "node1:1", f"data.path={folder}")[1]
+
+
+def test_data_of_the_hosts_and_of_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = document(capsys, tmp_path, "causal-lm", "--hosts", "node1:1", "data.path=/data/there")
+    assert there["data"] == "/data/there: not on this machine, not looked at"
+    assert document(capsys, tmp_path, "digits", "--hosts", "node1:1")["data"] == "built in: digits"
+
+
+def test_a_host_file_that_nobody_named_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "hostfile"
+    file.write_text("nodeA slots=2\nnodeB slots=2\n")
+    for module in ("core.inventory", "stages.inputs"):
+        monkeypatch.setattr(f"muster.{module}.MOUNTED", file)
+    assert f"\nhosts       {file}: " in run(capsys, tmp_path, "digits")[1]
+    assert (
+        "\nhosts "
+        not in run(capsys, tmp_path, "digits", "--hosts", str(file).replace("hostfile", "./hostfile"))[1]
+    )

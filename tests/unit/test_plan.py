@@ -329,6 +329,16 @@ def test_what_is_assumed_is_said_beside_what_is_learned(capsys: pytest.CaptureFi
     assert f"(60% of h200's stated peaks, not calibrated for operations alone; {bare})" in said()
 
 
+def test_a_plan_without_tracing_says_that_it_is_coarse(capsys: pytest.CaptureFixture[str]) -> None:
+    """On a CPU, whose memory has no stated speed, tracing changes nothing."""
+
+    def notes(*more: str) -> str:
+        return " ".join(json.loads(run(capsys, "digits", *more, "--quick", "--json")[1])["notes"])
+
+    assert "samples/s is too high" in notes("--on", "h200:8", "launch.device=cuda")
+    assert "samples/s is too high" not in notes("--hosts", "local:1")
+
+
 def test_steps_of_dynamic_padding_are_planned_at_full_length_and_said_to_be() -> None:
     shorter = "steps are for the longest samples; with dynamic padding they are shorter"
     for padding, says in (("dynamic", True), ("fixed", False)):

@@ -345,6 +345,16 @@ def test_a_wrong_value_names_the_fields_full_path(override: str, path: str) -> N
     assert failure("demo", override).what.startswith(f"{path}: ")
 
 
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [("evaluate.every=epochs", "epoch"), ("evaluate.every=-1", "epoch"), ("checkpoint.keep=both", "all")],
+)
+def test_a_word_that_a_number_may_be_is_told(override: str, word: str) -> None:
+    """And no word of another field that is wrong as well."""
+    found = failure("demo", override, "measure.profile=steep").what
+    assert f"or '{word}', not" in found and "trace" not in found
+
+
 def test_auto_is_what_the_plan_decides() -> None:
     recipe = load_recipe("demo", ["batch.micro=auto", "batch.global=64"])
     assert (recipe.batch.micro, recipe.batch.global_) == (None, 64)

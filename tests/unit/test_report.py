@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from muster.cli.output import result_rows
 from muster.cli.train import finish
 from muster.core.printable import HIDDEN
 from muster.core.result import (
@@ -633,3 +634,11 @@ def test_attention_logits_have_two_pictures():
     assert "Largest attention logit of each layer" in words and "Smallest attention logit" in words
     assert "Recording this took 1.4 % of the training." in words and "layer2" in words
     assert "lowest to highest of 96 layers" in check(watched(96)).words
+
+
+def test_a_loss_that_was_recorded_once_has_no_beginning() -> None:
+    """A run of less than one window: the same figure twice would read as nothing learned."""
+    for final, shown in ((6.3, "6.3000"), (1.9, "6.3000 -> 1.9000")):
+        figures = a_result(loss_final=final)
+        assert dict(result_rows(figures))["loss"] == shown
+        assert ("at the start" in check(a_run(figures=figures)).words) == (final != 6.3)

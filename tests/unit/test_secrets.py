@@ -13,7 +13,7 @@ from muster.core.errors import RecipeError
 from muster.core.printable import scrubbed, scrubbed_data
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
-from muster.core.secrets import masked, masked_words, scrubber
+from muster.core.secrets import completed, masked, masked_setup, masked_words, scrubber
 from muster.planner.decide import decide
 from muster.shell import FakeShell
 from muster.stages.agree import Ready
@@ -212,6 +212,24 @@ def test_a_password_in_a_variable_that_is_shown_is_not() -> None:
 )
 def test_words_of_launchers(words: list[str], shown: list[str]) -> None:
     assert masked_words(words) == shown and masked_words(shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("export A=b; echo done", "export A=(hidden); echo done"),
+        ("A=1&&B=2|cat", "A=(hidden)&&B=(hidden)|cat"),
+        ("export A='x;y'\"z w\"v\\ u; conda activate c", "export A=(hidden); conda activate c"),
+        ("export A=$(cat key; id $(x)) B=`cat key`; true", "export A=(hidden) B=(hidden); true"),
+        ("A=(p q) cmd", "A=(hidden) cmd"),
+    ],
+)
+def test_a_line_of_bash_keeps_its_commands(line: str, shown: str) -> None:
+    """What follows a variable is still a command of its own, when the values are filled in again."""
+    assert masked_setup(line) == shown and masked_setup(shown) == shown
+    recipe = {"env": {}, "launch": {"options": [], "ssh_options": [], "setup": shown}}
+    filled = completed(recipe, {}, {"A": "1 2", "B": "3"})["launch"]["setup"]
+    assert filled == shown.replace("A=(hidden)", "A='1 2'").replace("B=(hidden)", "B=3")
 
 
 def test_a_password_without_a_name_before_it() -> None:

@@ -50,7 +50,7 @@ def show_bench(folder: BenchFolder, *, json: bool) -> int:
         )
         return 0
     console = out_console()
-    console.print(f"{escape(folder.id)}\n  {state}: {done} of {jobs} jobs are over")
+    console.print(f"{escape(folder.id)}\n  {state}: {done}/{jobs} finished")
     if found:
         print_bench(found, every=False)
     places = (
@@ -304,7 +304,8 @@ def _count(found: Bench) -> str:
 def print_schedule(plan: Mapping[str, Any], *, every: bool) -> None:
     """What would run beside each other, job by job."""
     console = out_console()
-    console.print(f"{plan['suite']}: {escape(plan['about'])}")
+    about = f": {escape(plan['about'])}" if plan["about"] else ""
+    console.print(f"{escape(plan['suite'])}{about}")
     checks = "inspected first; unfit ones take no part" if plan["check"] else "not inspected"
     console.print(f"{counted(len(plan['hosts']), 'host')} ({escape(fold_hosts(plan['hosts']))}), {checks}")
     jobs = {job["id"]: job for job in plan["jobs"]}

@@ -52,7 +52,7 @@ def ls(
         elif each.complete:
             words = ", ".join(f"{count} {verdict}" for verdict, count in each.verdicts.items())
             state = f"hosts: {words or 'none'}"
-        say(f"bench {each.bench.id}  {each.done} of {each.jobs} jobs are over; {state}")
+        say(f"bench {each.bench.id}  {each.done}/{each.jobs} finished; {state}")
     if found:
         say(f"the runs of a bench: muster ls --runs {found[-1].bench.runs}")
     if not rows and not found:

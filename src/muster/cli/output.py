@@ -164,7 +164,9 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
         ("steps", f"{result.steps} of {result.global_batch} samples ({result.skipped_steps} skipped)"),
     ]
     if result.loss_final is not None:
-        rows.append(("loss", f"{result.loss_first:.4f} -> {result.loss_final:.4f}"))
+        once = result.loss_first is None or result.loss_first == result.loss_final  # a single window
+        first = "" if once else f"{result.loss_first:.4f} -> "
+        rows.append(("loss", f"{first}{result.loss_final:.4f}"))
     if result.evaluation_loss is not None:
         told = f" (perplexity {result.perplexity:.2f})" if result.perplexity is not None else ""
         rows.append(("held-out loss", f"{result.evaluation_loss:.4f}{told}"))

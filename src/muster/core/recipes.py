@@ -393,7 +393,13 @@ def _explain(error: ValidationError, where: str, model: type[Recipe]) -> RecipeE
             f"{location}: is a section with keys of its own, not {given!r}", where=where, hint=keys
         )
     shown = HIDDEN if location.partition(".")[0] == "env" else repr(given)  # it may be a password
-    return RecipeError(f"{location}: {first['msg'].lower()}, not {shown}", where=where)
+    wanted = first["msg"].partition(", unable to")[0].lower()
+    if first["type"] != "literal_error":  # words that the field takes as well
+        under = tuple(location.split("."))
+        others = [each for each in error.errors(include_url=False) if each["loc"][: len(under)] == under]
+        words = [each["ctx"]["expected"] for each in others if each["type"] == "literal_error"]
+        wanted = " or ".join([wanted, *words])
+    return RecipeError(f"{location}: {wanted}, not {shown}", where=where)
 
 
 # What is meant where a whole section is given one value.

@@ -28,6 +28,11 @@ _SETS = ("-x", "--x", "-e", "--env", "-env", "-genv")  # the word after one of t
 _VARIABLE = re.compile(
     r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>'[^']*'|\"[^\"]*\"|(?:(?!,[A-Za-z_]\w*(?:=|,|$))[^\s'\"])*)"
 )
+# In a line of bash a value may have several quoted parts, and ends where a command can: at `;`, `&`, `|`.
+_QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\"|`[^`]*`|\$?\((?:[^()]|\([^()]*\))*\)|\\."
+_BASH_VARIABLE = re.compile(
+    rf"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>(?:{_QUOTED}|[^\s'\"`;&|<>()\\])*)", re.DOTALL
+)
 _FLAG = re.compile(
     r"(?P<kept>--?(?:password|passwd|token|secret|api-?key)[= ]|\bsshpass -p ?)[^\s'\"]+", re.IGNORECASE
 )
@@ -81,7 +86,8 @@ def masked_words(words: Sequence[str], shown: Iterable[str] = ()) -> list[str]:
 
 def masked_setup(text: str, shown: Iterable[str] = ()) -> str:
     """A line of bash, with the variables that it sets without their values."""
-    return scrubbed(_FLAG.sub(rf"\g<kept>{HIDDEN}", _VARIABLE.sub(_hider({*shown, *ALWAYS_SHOWN}), text)))
+    hidden = _BASH_VARIABLE.sub(_hider({*shown, *ALWAYS_SHOWN}), text)
+    return scrubbed(_FLAG.sub(rf"\g<kept>{HIDDEN}", hidden))
 
 
 def _hider(shown: set[str]) -> Callable[[re.Match[str]], str]:

@@ -247,7 +247,8 @@ def _utilization(flops: Flops | None) -> list[Figure]:
 
 
 def _learning(data: RunData, figures: Result) -> list[Figure]:
-    first = f"{number(figures.loss_first)} at the start" if figures.loss_first is not None else ""
+    once = figures.loss_first in (None, figures.loss_final)  # a single window
+    first = "" if once else f"{number(figures.loss_first)} at the start"
     held = data.folder.evaluated[-1].step if data.folder.evaluated else None
     quality = figures.quality
     metric = quality.metric if quality else "exact match"

@@ -12,11 +12,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from muster.core.data import Data, ImageData, TextData, TextToSqlData
 from muster.core.devices import largest_memory
 from muster.core.hostlist import fold_hosts
 from muster.core.job import SLOWER
+from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml
 from muster.core.secrets import masked, masked_words, shareable
 from muster.core.units import counted, format_bytes
@@ -31,7 +34,10 @@ from muster.stages.inputs import Inputs
 from muster.stages.orders import TRACKERS
 from muster.stages.plan import ask, hosts_first
 from muster.stages.settle import AUTO
+from muster.store.images import ImageFolders, find_images
+from muster.store.records import find_data, names_of
 from muster.store.runfolder import RunFolder
+from muster.store.texts import find_texts
 
 PORT = 29500  # torch's own default, where nobody can say which port will be free
 MOST_HOST = 64 * 2**40  # bytes of memory that x86-64 addresses with four levels of page tables
@@ -171,6 +177,7 @@ def _document(inputs: Inputs, run: RunFolder, ready: Ready) -> dict[str, Any]:
             }
             for p in job.placements
         ],
+        "data": _data(recipe),
         "batch": data["batch"] if recipe.trains else None,
         "precision": job.precision if recipe.trains else None,
         "device": job.device,
@@ -193,14 +200,53 @@ def _environment(host: Mapping[str, Any], shown: Sequence[str]) -> dict[str, str
     return env | masked(host["env"], shown)
 
 
+def _data(recipe: Recipe) -> str | None:
+    """Which data, and what is held out of it, as far as this machine can see."""
+    data = recipe.data
+    if not recipe.trains or data.source is None:
+        return None
+    if data.path is None:
+        return f"{data.name} of the Hugging Face hub" if data.name else f"built in: {data.source}"
+    path = Path(data.path).expanduser()
+    if not path.exists():
+        return f"{path}: not on this machine, not looked at"
+    unused: Sequence[Path] = ()
+    if isinstance(data, TextToSqlData):
+        pairs = find_data(path)
+        train, held_out = pairs.train, pairs.validation
+    elif isinstance(data, TextData):
+        texts = find_texts(path)
+        train, held_out, unused = texts.train, texts.validation, texts.unused
+    elif isinstance(data, ImageData):
+        images = find_images(path)
+        if isinstance(images, ImageFolders):
+            held = f"{len(images.held_out):,} held out" if images.held_out else _split(data)
+            return f"{path}: {counted(len(images.train), 'image')} to train on, {held}"
+        train, held_out = images.train, images.held_out
+    else:
+        return str(path)
+    about = f"{path}: train {names_of(train)}; "
+    about += f"held out {names_of(held_out)}" if held_out else _split(data)
+    return about + (f"; not used: {names_of(unused)}" if unused else "")
+
+
+def _split(data: Data) -> str:
+    return f"held out {data.validation_fraction:.3g} of it"
+
+
 def format_dry_run(told: Mapping[str, Any], *, verbose: bool = False) -> str:
     """For a person: in about ten lines, or with the whole order."""
     rows = [("would run", _what(told)), ("on", _where(told)), *_training(told)]
+    if told["data"]:
+        rows.insert(2, ("data", told["data"]))
     rows.append(("run folder", told["run"]))
     notes = told["plan"]["notes"] if told["plan"] else []
     if told["assumed"] and not verbose:  # they would say what nobody was asked
         notes = []
     files = [f"{each['value']}: {each['why']}" for each in told["decisions"] if each["field"] == "env"]
+    rows += [
+        ("hosts", f"{each['value']}: {each['why']}") for each in told["decisions"] if each["field"] == "hosts"
+    ]
     rows += [("environment" if index == 0 else "", text) for index, text in enumerate(files)]
     for name, texts in (("assumed", told["assumed"][:3]), ("warning", told["warnings"]), ("note", notes)):
         rows += [(name if index == 0 else "", text) for index, text in enumerate(texts)]

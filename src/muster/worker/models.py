@@ -187,11 +187,13 @@ def to_answer(kind: Any, folder: Path, device: str) -> Any:
 
 def load_from(loader: Callable[..., Any], name: str, where: str, **fields: Any) -> Any:
     """Transformers' from_pretrained with its many errors made one."""
+    from safetensors import SafetensorError
+
     try:
         return loader(name, **fields)
     except MusterError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         what = f"cannot be loaded: {str(error).strip().splitlines()[0]}"
         if "connect to" in what:  # Transformers' words for a hub that does not answer
             what = "could not be downloaded: the hub cannot be reached, and this machine has no copy"
