@@ -148,12 +148,12 @@ def test_a_bench_is_shown_stopped_and_reported(tmp_path: Path) -> None:
     found, folder = play(tmp_path, inputs, long_on("local0"), spectator=stopper)
     assert "stopped by `muster stop`" in found.notes and not found.complete
     assert wait_until(lambda: len(stopper.told) == 2, 60)
-    assert "running: 0 of 2 jobs" in stopper.told[0]
+    assert "running: 0/2 finished" in stopper.told[0]
     assert "stopped" in stopper.told[1] and f"muster bench --continue {folder.path}" in stopper.told[1]
     again = continue_bench(folder, Surroundings(shell=player(tmp_path / "diary", well)))
     assert again.complete  # the request to stop was of before
     shown = verb("show", str(folder.path), tmp_path / "elsewhere")
-    assert "ended: 2 of 2 jobs" in shown and "digits-1x-001" in shown
+    assert "ended: 2/2 finished" in shown and "digits-1x-001" in shown
     assert json.loads(verb("show", "bench", tmp_path, "--json"))["result"]["complete"]
     assert str(folder.report) in verb("report", "bench", tmp_path)
     assert "digits-1x-001" in folder.report.read_text()
