@@ -94,7 +94,7 @@ def test_a_plan_says_where_classes_are_not_known(override: str, noted: bool) -> 
     def notes(*more: str) -> list[str]:
         recipe = recipe_of("vit-cifar10", [override, *more])
         found = plan_on(recipe, "h200", Told(), traced=False).plan.notes
-        return [note for note in found if "how many classes" in note]
+        return [note for note in found if "num_labels" in note]
 
     assert bool(notes()) is noted
     assert all("2 are counted; model.config.num_labels=N" in note for note in notes())

@@ -50,7 +50,7 @@ def test_nothing_typed_is_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "digits", "local:2", "local:3"], "local:3: is one word too many", "KEY=VALUE"),
         (["train", "digits", "local:2", "engine.zero"], "engine.zero: is not a setting", "engine.zero=3"),
         (["prepare", "local:2"], "no recipe was given", "muster recipes"),
-        (["train", "digits", "local", "--name", "last"], "--name", "63 letters"),
+        (["train", "digits", "local", "--name", "last"], "--name", "the newest run"),
         (["train", "digits", "local", "--name", "a/b"], "--name", "63 letters"),
         (["train", "digits", "local", "--name", "a", "--output", "b"], "--name", None),
     ],

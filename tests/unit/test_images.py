@@ -180,9 +180,9 @@ def test_labels_of_held_out_rows_are_those_of_training(tmp_path: Path) -> None:
 
 
 def test_names_of_classes_in_the_file_say_how_many_there_are(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "train.parquet", [(png(RED), 4)], names=list("abcde"))
+    write_parquet(tmp_path / "train.parquet", [(png(RED), 4), (png(BLUE), 0)], names=list("abcde"))
     check_data(recipe(tmp_path), here=True)
-    write_parquet(tmp_path / "train.parquet", [(png(RED), 5)], names=list("abcde"))
+    write_parquet(tmp_path / "train.parquet", [(png(RED), 5), (png(BLUE), 0)], names=list("abcde"))
     assert refused(tmp_path).what == "label 5 is out of range: 5 classes, 0 to 4"
 
 

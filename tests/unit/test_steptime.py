@@ -127,7 +127,7 @@ def test_offloading_costs_the_bus_and_the_hosts_memory() -> None:
         predict(case("own{tflops=10,bandwidth=1e12}", stage=3, offload="optimizer"))
     values = predict(case("h100:8", stage=3, offload="param"))
     assert (values.optimizer, 0 < values.transfer < both.transfer) == (device.optimizer, True)
-    with pytest.raises(UsageError, match="how fast the disks are"):
+    with pytest.raises(UsageError, match="the speed of the disks"):
         predict(case("h100:8", stage=3, offload="optimizer", disk=Disk("optimizer")))
     on_cpu = predict(case("cpu{tflops=0.1}", stage=3, offload="optimizer"))
     assert on_cpu.transfer == 0 < on_cpu.optimizer
@@ -140,7 +140,7 @@ def test_what_cannot_be_predicted_says_what_to_give() -> None:
     with pytest.raises(UsageError) as caught:
         predict(case("own{fp32=10}", precision="bf16"))
     assert (caught.value.hint or "").endswith("by hand: own{bf16=TFLOPS}")
-    with pytest.raises(UsageError, match="how 3 hosts are joined"):
+    with pytest.raises(UsageError, match="how 3 hosts are connected"):
         predict(case("a100:1x3"))
     without = predict(case("own{tflops=10}"))
     assert without.optimizer == 0 and any("its bandwidth is not known" in each for each in without.assumed)

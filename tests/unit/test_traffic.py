@@ -211,9 +211,9 @@ def test_seconds_of_a_call() -> None:
     assert gathered == pytest.approx(31 / 32 / 0.25 + 3e-3, rel=0.01)  # as measured
     paired = seconds(Call("all-gather", 10**9), two.over(slow), "gloo")
     assert paired == pytest.approx(1 / 2 / 0.5 + 1e-3, rel=0.01)
-    with pytest.raises(UsageError, match="how 4 hosts are joined"):
+    with pytest.raises(UsageError, match="how 4 hosts are connected"):
         seconds(large, parse_machines("h100:8x4"), "nccl")
-    with pytest.raises(UsageError, match="devices of a host are joined"):
+    with pytest.raises(UsageError, match="link between the devices of a host"):
         seconds(large, parse_machines("own{tflops=1}:8"), "nccl")
 
 
