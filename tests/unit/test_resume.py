@@ -347,11 +347,11 @@ def test_a_recipe_that_was_cut_is_not_gone_on_with(lost: str, tmp_path: Path) ->
     recipe = recipe_from({"train": {"max_steps": 7}}).as_dict()
     whole = dump_yaml(recipe)
     write_text(run.recipe, whole)
-    write_json(run.job, {"recipe": recipe})
+    resuming.check_whole(run, {"recipe": recipe})
     assert resuming.frozen_recipe(run).train.max_steps == 7
     write_text(run.recipe, whole[: whole.index("\n" + lost) + 1])
     with pytest.raises(RunFolderError, match="damaged"):
-        resuming.frozen_recipe(run)
+        resuming.check_whole(run, {"recipe": recipe})
 
 
 @pytest.mark.parametrize(("shared", "anew"), [(True, True), (False, False)])

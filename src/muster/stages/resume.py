@@ -78,6 +78,7 @@ def resume(
 
 
 def _inputs(run: RunFolder, job: dict[str, Any], hosts: str | None, leave: Sequence[str]) -> Inputs:
+    check_whole(run, job)
     recipe, inventory = frozen_recipe(run), frozen_inventory(job)
     if hosts or leave:
         before, inventory = inventory, without(read_inventory(hosts) if hosts else inventory, leave)
@@ -101,17 +102,19 @@ def frozen_inventory(job: dict[str, Any]) -> Inventory:
 
 
 def frozen_recipe(run: RunFolder) -> Recipe:
-    """The recipe of a run as it was resolved. Raises RunFolderError where a part of it is gone, for which the
-    default would be taken."""
-    recipe = read_yaml(run.recipe)
-    missing = _missing(run.read_json(run.job).get("recipe") or {}, recipe) if run.job.exists() else None
+    """The recipe of a run as it was resolved."""
+    return validate(read_yaml(run.recipe), where=str(run.recipe))
+
+
+def check_whole(run: RunFolder, job: Mapping[str, Any]) -> None:
+    """Raise RunFolderError where the recipe lacks a setting of the job: the default would be taken for it."""
+    missing = _missing(job.get("recipe") or {}, read_yaml(run.recipe))
     if missing:
         raise RunFolderError(
             f"is damaged: it has no {missing}, which the run was started with",
             where=str(run.recipe),
             hint=f"restore the file; {run.job} has the same settings under `recipe`",
         )
-    return validate(recipe, where=str(run.recipe))
 
 
 def _missing(whole: Mapping[str, Any], there: Any) -> str | None:
