@@ -20,10 +20,11 @@ from muster.store.benchfolder import BenchFolder
 
 SHOWN = 100  # hosts, and jobs; of more, those that are not well
 _COLOURS = {
-    "fit": "green", "unfit": "red", "slow": "red", "failing": "red", "below": "red", "unknown": "yellow",
+    "fit": "green", "differs": "green", "probably fit": "yellow", "unfit": "red", "slow": "red", "failing": "red", "below": "red",
+    "unknown": "yellow",
     "succeeded": "green", "failed": "red", "timeout": "red",
 }  # fmt: skip
-_ORDER = ("unfit", "failing", "slow", "below", "unknown", "fit")
+_ORDER = ("unfit", "failing", "slow", "below", "unknown", "probably fit", "differs", "fit")
 # Of a comparison, in this order: name in the document, heading.
 _COMPARED = (
     ("samples_per_second", "samples/s"), ("training_seconds", "training"), ("seconds", "total"),

@@ -30,8 +30,11 @@ EXAMPLES = """Examples:
 SHOWN = 100  # hosts; of more, those that are not fit, and the slowest
 JOBS = 20  # jobs that did not succeed
 QUIET = 5.0  # seconds between two lines of progress
-_COLOURS = {"fit": "green", "slow": "red", "failing": "red", "unknown": "yellow"}
-_ORDER = ("failing", "slow", "unknown", "fit")
+_COLOURS = {
+    "fit": "green", "differs": "green", "probably fit": "yellow", "unknown": "yellow",
+    "slow": "red", "failing": "red",
+}  # fmt: skip
+_ORDER = ("failing", "slow", "unknown", "probably fit", "differs", "fit")
 
 
 def judge(

@@ -12,7 +12,7 @@ from muster.core.result import Result
 
 SCHEMA_VERSION = 1
 Outcome = Literal["succeeded", "failed", "timeout"]
-Verdict = Literal["fit", "unfit", "slow", "failing", "below", "unknown"]
+Verdict = Literal["fit", "differs", "probably fit", "unfit", "slow", "failing", "below", "unknown"]
 
 
 class JobRecord(Part):

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION = 1
 JobOutcome = Literal["succeeded", "failed", "timeout", "unreadable"]
-Condition = Literal["fit", "slow", "failing", "unknown"]
+Condition = Literal["fit", "differs", "probably fit", "slow", "failing", "unknown"]
 
 
 class Part(BaseModel):
@@ -57,6 +57,15 @@ class Evidence(Part):
     slower: float | None = Field(description="share of a healthy step's time; None: it failed")
 
 
+class Subject(Part):
+    """What of a host was looked at."""
+
+    name: Literal["compute", "card", "links"]
+    condition: Condition = Field(description="unknown: no reading told of it")
+    jobs: int = Field(0, description="readings that told of it")
+    at_most: float | None = Field(None, description="no slower than that, in any work that ran")
+
+
 class Verdict(Part):
     """A host; or a link (its two hosts) between hosts that are good with others; or a switch (those behind
     it)."""
@@ -71,6 +80,8 @@ class Verdict(Part):
     confidence: float = Field(description="that the condition is right; of an unknown one: that it is bad")
     reason: str
     evidence: list[Evidence] = Field(default_factory=list)
+    subjects: list[Subject] = Field(default_factory=list, description="of a host: what was looked at")
+    settle: str = Field("", description="of what is not known: which jobs would tell")
 
 
 class Peers(Part):

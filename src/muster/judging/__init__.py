@@ -11,7 +11,7 @@ from muster.judging.ask import next_wave
 from muster.judging.baseline import Baseline, Class, drift, fleet_baselines
 from muster.judging.localise import State, localise
 from muster.judging.observation import Group, Observation, Outcome, Settings, Topology
-from muster.judging.verdict import Evidence, Judgement, Verdict, judge, judge_state
+from muster.judging.verdict import Evidence, Judgement, Subject, Verdict, judge, judge_state
 
 __all__ = [
     "Baseline",
@@ -23,6 +23,7 @@ __all__ = [
     "Outcome",
     "Settings",
     "State",
+    "Subject",
     "Topology",
     "Verdict",
     "drift",

@@ -24,7 +24,9 @@ class Observation:
     collectives, or for a part of it that is the same on all, in the order of `hosts`, or nothing; `culprits`:
     hosts that the job's own logs hold responsible for its failure; `hardware`: for an error of their
     hardware, which is no chance; `moment`: observations that share one were made side by side
-    (judging/moments.py).
+    (judging/moments.py); `began`, `ended`: when the job ran, in seconds on any one clock, from which moments
+    follow where none is given; `exchanges`: the step is nothing but an exchange between hosts, so that a slow
+    processor does not show in it.
     Raises UsageError for hosts that stand twice, and figures that do not go together.
     """
 
@@ -37,6 +39,9 @@ class Observation:
     culprits: tuple[str, ...] = ()
     hardware: bool = False
     moment: str = ""
+    began: float | None = None
+    ended: float | None = None
+    exchanges: bool = False
 
     def __post_init__(self) -> None:
         if not self.hosts or (len(self.hosts) > 1 and len(set(self.hosts)) < len(self.hosts)):

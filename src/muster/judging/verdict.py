@@ -14,7 +14,7 @@ from muster.judging.localise import State, localise
 from muster.judging.observation import Observation, Settings, Topology
 from muster.judging.readings import FAILED, SURE, smallest
 
-Condition = Literal["fit", "slow", "failing", "unknown"]
+Condition = Literal["fit", "differs", "probably fit", "slow", "failing", "unknown"]
 SHOWN = 6  # jobs given as evidence
 
 
@@ -29,13 +29,32 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class Subject:
+    """What of a host was looked at: what it computes by itself, its card (what it exchanges with others), or
+    its links (to the hosts that it exchanged with as neighbours).
+
+    `condition`: unknown where no reading told of it; `jobs`: readings that did; `at_most`: it is no slower
+    than that, in any work that ran (two deviations).
+    """
+
+    name: Literal["compute", "card", "links"]
+    condition: Condition
+    jobs: int = 0
+    at_most: float | None = None
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The judgement of a host, a link (its two hosts) or a switch (its name).
 
     `kind`: of the fault, where it is known well enough; a host that is slow in groups, not known whether
     alone too, is of kind `host`. `slower`: share of a healthy step's time; `within`: its standard error.
-    `confidence`: the probability that the condition is right (of an unknown one: that it is bad). `at_most`:
-    it is no slower than that (two deviations).
+    `confidence`: the probability that the condition is right (of an unknown or probably fit one: that it is
+    bad). `at_most`: it is no slower than that (two deviations). `subjects`: of a host, what was looked at.
+    `settle`: of what is not known, which jobs would tell.
+
+    A host `differs` where it is slower than its peers by no more than this fleet's hosts differ among
+    themselves.
     """
 
     scope: Literal["host", "link", "switch"]
@@ -48,6 +67,8 @@ class Verdict:
     at_most: float | None = None
     reason: str = ""
     evidence: tuple[Evidence, ...] = ()
+    subjects: tuple[Subject, ...] = ()
+    settle: str = ""
 
     @property
     def bad(self) -> bool:

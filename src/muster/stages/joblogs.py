@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from muster.core import judged as document
 from muster.judging import Baseline, Class, Judgement, Observation, Settings, Topology, Verdict
@@ -55,7 +55,7 @@ def judged(
     return document.Judged(
         source=source,
         slow=settings.slow,
-        summary={name: conditions[name] for name in ("fit", "slow", "failing", "unknown")},
+        summary={name: conditions[name] for name in get_args(document.Condition)},
         outcomes={name: outcomes[name] for name in ("succeeded", "failed", "timeout", "unreadable")},
         hosts=[_verdict(each, silent.get(each.subject[0])) for each in verdict.hosts],
         links=[_verdict(each) for each in verdict.links],
@@ -194,6 +194,11 @@ def _verdict(each: Verdict, silent: str | None = None) -> document.Verdict:
         evidence=[
             document.Evidence(job=one.job, peers=list(one.peers), slower=one.slower) for one in each.evidence
         ],
+        subjects=[
+            document.Subject(name=one.name, condition=one.condition, jobs=one.jobs, at_most=one.at_most)
+            for one in each.subjects
+        ],
+        settle=each.settle,
     )
 
 
