@@ -20,8 +20,8 @@ from muster.store.benchfolder import BenchFolder
 
 SHOWN = 100  # hosts, and jobs; of more, those that are not well
 _COLOURS = {
-    "fit": "green", "differs": "green", "probably fit": "yellow", "unfit": "red", "slow": "red", "failing": "red", "below": "red",
-    "unknown": "yellow",
+    "fit": "green", "differs": "green", "probably fit": "yellow", "unknown": "yellow",
+    "unfit": "red", "slow": "red", "failing": "red", "below": "red",
     "succeeded": "green", "failed": "red", "timeout": "red",
 }  # fmt: skip
 _ORDER = ("unfit", "failing", "slow", "below", "unknown", "probably fit", "differs", "fit")
