@@ -1,93 +1,142 @@
 """A fleet that is not there: jobs on groups of hosts with planted faults, for tests and benchmarks. Pure.
 
-The model. A job of a group takes 1 + s times a healthy one, s being the largest slowdown of the faults that
-it meets, times 1 + noise x a standard normal number. Alone, only slow compute shows. The slowdown of a fault
-is one of the job's time. Of a group's step, `communication` is spent in collectives: a host with slow
+The model. The logarithm of a job's time is that of its slowest member (the host's own difference, and the
+largest slowdown that is planted on it), or what a link or switch adds to it, plus the noise of the job and of
+its wave. Alone, only slow compute shows. The slowdown of a fault is one of the job's time: 0.05 is 5 %
+slower, 100 is 101 times as long. Of a group's step, `communication` is spent in collectives: a host with slow
 compute does s / (1 - communication) more outside them, so that its step is s longer; the others wait.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from muster.judging.ask import next_wave
 from muster.judging.faults import Kind
 from muster.judging.localise import State, localise
 from muster.judging.observation import Group, Observation, Settings, Topology
 
+# The noise of one job: a source of random numbers and the number of hosts in -> what it adds to log(time).
+Noise = Callable[[random.Random, int], float]
+
+
+def gaussian(scale: float) -> Noise:
+    """A normal number of this standard deviation."""
+    return lambda draw, size: draw.gauss(0.0, scale)
+
+
+def student(scale: float, *, slow_side: bool = False) -> Noise:
+    """Student's t with three degrees of freedom, times `scale` (its standard deviation is 1.7 times that).
+    `slow_side`: its absolute value, since what happens to a network only ever makes a job slower."""
+
+    def noise(draw: random.Random, size: int) -> float:
+        value = draw.gauss(0.0, scale) / math.sqrt(draw.gammavariate(1.5, 2.0) / 3.0)
+        return abs(value) if slow_side else value
+
+    return noise
+
+
+def resampled(residuals: Mapping[int, Sequence[float]]) -> Noise:
+    """One of the residuals, log(time / median), that real jobs on so many hosts had."""
+    return lambda draw, size: draw.choice(residuals[size])
+
+
+# What Fleet is told for each kind of noise. The opt-13b logs of 64 hosts have 0.38 % between hosts.
+NOISES: dict[str, dict[str, Any]] = {
+    "Gaussian": {"noise": 0.004},
+    "t3": {"noise": student(0.004)},
+    "t3, slow side": {"noise": student(0.004, slow_side=True)},
+    "drift of 2 %": {"noise": 0.004, "drift": 0.02},
+    "hosts differ by 0.3 %": {"noise": 0.0011, "spread": 0.003},
+    "hosts differ by 0.38 %": {"noise": 0.0011, "spread": 0.0038},
+}
+
 
 @dataclass(frozen=True)
 class Planted:
     """A fault: of a host (`compute`, `card`), a `link` of two hosts, or all behind a `switch` (by its name;
     `uplink`: only across). `by`: share of a job's time, 0 for a fault that makes jobs fail; `chance`: of
-    showing in a job (below 1: it comes and goes)."""
+    showing in a job (below 1: it comes and goes); `work`: the only one in which it shows (a GPU that is
+    throttled under a heavy load)."""
 
     kind: Kind
     where: tuple[str, ...]
     by: float
     chance: float = 1.0
+    work: str | None = None
 
 
 @dataclass
 class Fleet:
-    """Hosts with faults. `noise`: relative standard deviation from run to run; `spread`: from host to host,
-    for good; `hiccups`: share of jobs slowed by 1 to 20 % by something that does not last; `waits`: jobs tell
-    what each host waited."""
+    """Hosts with faults. `noise`: relative standard deviation from run to run, or what draws it; `spread`:
+    from host to host, for good; `hiccups`: share of jobs slowed by 1 to 20 % by something that does not last;
+    `waits`: jobs tell what each host waited; `drift`: of the whole fleet, from wave to wave (each wave has a
+    pace of its own, whatever the one before had); `timed`: jobs tell which of them ran at once."""
 
     topology: Topology
     faults: tuple[Planted, ...] = ()
-    noise: float = 0.004
+    noise: float | Noise = 0.004
     seed: int = 0
     spread: float = 0.0
     hiccups: float = 0.0
     communication: float = 0.2
     waits: bool = False
+    drift: float = 0.0
+    timed: bool = False
     jobs: int = field(default=0, init=False)
+    waves: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
+        self.draw = self.noise if callable(self.noise) else gaussian(self.noise)
         self.of_host: dict[str, list[Planted]] = {}
         self.elsewhere = [each for each in self.faults if each.kind in ("link", "switch", "uplink")]
         self.members = {name: set(hosts) for name, hosts in self.topology.switches}
         for each in self.faults:
             if each.kind in ("compute", "card"):
                 self.of_host.setdefault(each.where[0], []).append(each)
-        self.own: dict[str, float] = {}
-        if self.spread:
-            self.own = {host: abs(self.random.gauss(0, self.spread)) for host in self.topology.hosts}
-
-    def run(self, groups: Iterable[Group]) -> list[Observation]:
-        """A wave: every group's job, at once."""
-        return [self._job(group) for group in groups]
-
-    def _job(self, hosts: Group) -> Observation:
         gauss = self.random.gauss
+        self.own = {host: gauss(0.0, self.spread) if self.spread else 0.0 for host in self.topology.hosts}
+
+    def run(self, groups: Iterable[Group], work: str = "") -> list[Observation]:
+        """A wave: every group's job, at once."""
+        self.waves += 1
+        pace = self.random.gauss(0.0, self.drift) if self.drift else 0.0
+        return [self._job(group, work, pace) for group in groups]
+
+    def _job(self, hosts: Group, work: str, pace: float) -> Observation:
         self.jobs += 1
         name = f"job{self.jobs}"
+        moment = f"wave{self.waves}" if self.timed else ""
         computes: dict[str, float] = {}
-        worst = 0.0
+        worst = slowest = max([self.own[host] for host in hosts])
         for fault in self._met(hosts):
+            if fault.work is not None and fault.work != work:
+                continue
             if fault.chance < 1.0 and self.random.random() >= fault.chance:
                 continue
             if not fault.by:
-                return Observation(name, hosts, None, "failed")
-            worst = max(worst, fault.by)
+                return Observation(name, hosts, None, "failed", work=work, moment=moment)
+            by_itself = fault.kind in ("compute", "card")
+            worst = max(worst, (self.own[fault.where[0]] if by_itself else slowest) + math.log1p(fault.by))
             if fault.kind == "compute":
                 computes[fault.where[0]] = fault.by
-        if self.own:
-            worst = max(worst, *(self.own[host] for host in hosts))
         if self.hiccups and self.random.random() < self.hiccups:
-            worst = max(worst, self.random.uniform(0.01, 0.2))
-        seconds = (1.0 + worst) * (1.0 + gauss(0.0, self.noise))
+            worst = max(worst, slowest + math.log1p(self.random.uniform(0.01, 0.2)))
+        seconds = math.exp(worst + pace + self.draw(self.random, len(hosts)))
         computing: tuple[float, ...] = ()
         if self.waits and len(hosts) > 1:
             busy = 1.0 - self.communication
             computing = tuple(
-                (busy + computes.get(host, 0.0)) * (1.0 + gauss(0.0, self.noise)) for host in hosts
+                (busy + math.expm1(self.own[host] + math.log1p(computes.get(host, 0.0))))
+                * math.exp(pace + self.draw(self.random, len(hosts)))
+                for host in hosts
             )
-        return Observation(name, hosts, seconds, computing=computing)
+        return Observation(name, hosts, seconds, work=work, computing=computing, moment=moment)
 
     def _met(self, hosts: Group) -> list[Planted]:
         """The faults that a job on these hosts meets."""
