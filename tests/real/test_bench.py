@@ -80,7 +80,7 @@ def test_a_bench_is_interrupted_and_gone_on_with(tmp_path: Path) -> None:
         if first.poll() is None:
             first.kill()
     found = Bench.model_validate(json.loads(out))
-    assert (first.returncode, found.complete) == (1, False), err
+    assert (first.returncode, found.complete) == (3, False), err
     assert "well-2x-001" not in {job.job for job in found.jobs}
     assert f"muster bench --continue {folder.path}" in err
     assert wait_until(lambda: not processes_of(folder.mark), 10), processes_of(folder.mark)

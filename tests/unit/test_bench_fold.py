@@ -8,7 +8,7 @@ import pytest
 
 from muster.cli.benches import figure_words
 from muster.core.bench import Bench
-from muster.core.judged import Peers
+from muster.core.judged import Gate, Peers
 from muster.core.recipes import load_recipe
 from muster.core.result import Failure, Flops, Quality, Result
 from muster.core.suite import FIGURES
@@ -39,9 +39,9 @@ def verdicts(found: Bench) -> dict[str, str]:
 def test_a_healthy_fleet_is_fit() -> None:
     found = fold_bench(ended(suite_of({"groups": [1, 2]}), "local:8x1", fleet))
     assert set(verdicts(found).values()) == {"fit"}
-    assert found.sound and found.complete
+    assert not found.gate and found.complete
     lead = found.jobs[0].model_copy(update={"warm_up": True})
-    assert not any(found.model_copy(update={"jobs": jobs}).sound for jobs in ([], [lead]))  # nothing was run
+    assert all(found.model_copy(update={"jobs": jobs}).gate for jobs in ([], [lead]))  # nothing was run
     assert [(each.hosts, each.jobs) for each in found.peers] == [(1, 8), (2, 4)]
     assert found.peers[1].samples_per_second == pytest.approx(200, rel=0.01)
     assert all(job.slower is not None and abs(job.slower) < 0.01 for job in found.jobs)
@@ -51,7 +51,7 @@ def test_a_slow_host_is_named_with_its_jobs() -> None:
     found = fold_bench(
         ended(suite_of({"groups": [1, 2]}), "local:8x1", lambda task: fleet(task, {"local5": 1.06}))
     )
-    assert not found.sound
+    assert found.gate is Gate.BAD
     assert verdicts(found).pop("local5") == "slow"
     assert sum(found.summary[name] for name in ("slow", "failing", "below", "unfit")) == 1
     named = next(each for each in found.hosts if each.host == "local5")
@@ -84,12 +84,12 @@ def test_hosts_that_the_inspection_dropped_are_unfit() -> None:
     bench = ended(suite_of({}), "local:2x1", fleet, dropped={"local9": "disk.free: 1 GB"})
     found = fold_bench(bench)
     assert found.hosts[-1].model_dump()["reason"] == "disk.free: 1 GB"
-    assert (found.summary["unfit"], found.sound) == (1, False)
+    assert (found.summary["unfit"], found.gate) == (1, Gate.BAD)
 
 
 def test_few_hosts_are_fit_by_thresholds_alone() -> None:
     free = fold_bench(ended(suite_of({"groups": [1]}), "local:2x1", fleet))
-    assert verdicts(free) == {"local0": "unknown", "local1": "unknown"} and free.sound
+    assert verdicts(free) == {"local0": "unknown", "local1": "unknown"} and free.gate is Gate.OPEN
     assert "too few similar jobs" in free.hosts[0].reason
     other = {"figure": "skipped_share", "at_most": 0.5}  # which says nothing of its speed
     loose = fold_bench(ended(suite_of({"groups": [1]}, thresholds=[other]), "local:2x1", fleet))
@@ -119,7 +119,7 @@ def test_a_threshold_that_a_host_misses_alone_is_its_own() -> None:
     assert verdicts(found) == {"local0": "below", "local1": "fit"}
     (miss,) = found.hosts[0].misses
     assert miss == "digits-1x-001: samples_per_second is 40; it must be at least 50 per slot"
-    assert not found.sound
+    assert found.gate is Gate.BAD
 
 
 def test_a_threshold_that_a_group_misses_is_nobodys() -> None:

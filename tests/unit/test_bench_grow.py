@@ -12,6 +12,7 @@ import pytest
 
 from muster.cli.benches import print_bench
 from muster.core.errors import UsageError
+from muster.core.judged import Gate
 from muster.core.result import Failure
 from muster.planner.rota import wave_tasks
 from muster.shell import FakeShell
@@ -61,7 +62,7 @@ def test_waves_end_where_every_job_is_refused(tmp_path: Path) -> None:
     )
     assert {job.wave for job in found.jobs} == {1} and len(found.jobs) == 4
     assert "digits: all jobs of wave 1 ended the same way: data.path: no such folder" in found.notes
-    assert found.complete and not found.sound
+    assert found.complete and found.gate is Gate.BAD
 
 
 def test_waves_end_where_every_job_is_too_late(tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ def test_a_bad_switch_is_named(kind: str, tmp_path: Path, capsys: pytest.Capture
     assert (named.switch, named.kind, named.condition) == ("leaf1", kind, "slow")
     assert set(named.hosts) == behind and named.slower == pytest.approx(0.2, abs=0.02)
     assert not any(each.verdict == "slow" for each in found.hosts) and not found.links
-    assert found.model_copy(update={"switches": []}).sound and not found.sound
+    assert found.model_copy(update={"switches": []}).gate is not Gate.BAD and found.gate is Gate.BAD
     assert json.loads(folder.bench.read_text())["switches"][0]["switch"] == "leaf1"
     print_bench(found, every=False)
     assert f"slow  switch leaf1 (local[4-7]): {named.reason}" in capsys.readouterr().out

@@ -16,6 +16,7 @@ import pytest
 
 from muster.core.bench import JobRecord
 from muster.core.errors import JobError
+from muster.core.judged import Gate
 from muster.planner.rota import Task
 from muster.shell import FakeShell
 from muster.stages import bench_loop
@@ -48,11 +49,11 @@ def test_what_cannot_be_started_is_tried_again_when_the_bench_goes_on(at_once: i
     shell = failing(tmp_path / "diary", lambda job: job == "digits-1x-001")
     found = bench(inputs, folder, Surroundings(shell=shell))
     assert [job.job for job in found.jobs] == ["digits-1x-002", "digits-1x-003"]
-    assert found.outcomes["succeeded"] == 2 and not found.complete and not found.sound
+    assert found.outcomes["succeeded"] == 2 and not found.complete and found.gate is Gate.OPEN
     assert f"digits-1x-001 could not be started: {WHY} (hint: ulimit -u)" in found.notes
     again = continue_bench(folder, Surroundings(shell=player(tmp_path / "again", well)))
     assert [name for name, *_ in diary_of(tmp_path / "again")] == ["digits-1x-001"]
-    assert again.complete and again.sound and len(again.jobs) == 3
+    assert again.complete and again.gate is Gate.OPEN and len(again.jobs) == 3
     assert not any("could not be started" in note for note in again.notes)
 
 
@@ -60,7 +61,7 @@ def test_where_nothing_can_be_started_all_is_told_in_one_line(tmp_path: Path) ->
     inputs = inputs_of(tmp_path, "local:6x1", {"groups": [1]}, at_once=1)
     shell = failing(tmp_path / "diary", lambda job: True)
     found = bench(inputs, BenchFolder(tmp_path / "bench"), Surroundings(shell=shell))
-    assert not found.jobs and not found.complete and not found.sound
+    assert not found.jobs and not found.complete and found.gate is Gate.OPEN
     (note,) = (each for each in found.notes if WHY in each)
     first = "digits-1x-001, digits-1x-002, digits-1x-003, digits-1x-004 and 2 more could not be started"
     assert note.startswith(first)

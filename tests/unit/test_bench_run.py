@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from muster.cli.app import app
 from muster.core.bench import Bench, JobRecord
 from muster.core.errors import RunFolderError, UsageError
+from muster.core.judged import Gate
 from muster.core.result import Failure
 from muster.planner.rota import Task
 from muster.shell import FakeShell
@@ -76,7 +77,7 @@ def test_a_failure_is_that_jobs_alone(tmp_path: Path) -> None:
     assert (by_host["local1"].failed_host, by_host["local1"].hint) == ("local1", "less")
     assert (by_host["local1"].failure, by_host["local1"].judged) == ("cuda_oom", True)
     assert (by_host["local2"].reason, by_host["local2"].judged) == ("x: batch.micro: no", False)
-    assert found.complete and not found.sound
+    assert found.complete and found.gate is Gate.BAD
 
 
 def test_a_killed_job_says_by_what(tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     """What is over is not run again; what was stopped is, in a run folder of its own."""
     inputs = inputs_of(tmp_path, "local:3x1", {"groups": [1], "repeats": 2})
     found, folder = play(tmp_path, inputs, long_on("local2"), spectator=Interrupter(3))
-    assert not found.complete and not found.sound
+    assert not found.complete and found.gate is Gate.OPEN
     assert "stopped by Ctrl-C" in found.notes
     over = {job.job for job in found.jobs}
     assert 3 <= len(over) < 6 and "digits-1x-003-r1" not in over

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from muster.cli.options import Hosts, Json, Root, split_words
+from muster.cli.options import EXIT_CODES, Hosts, Json, Root, split_words
 from muster.cli.parameters import Argument, Option
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from muster.stages.bench_inputs import BenchInputs
     from muster.store.benchfolder import BenchFolder
 
-EXAMPLES = """Examples:
+EXAMPLES = f"""Examples:
 
   muster bench acceptance --hosts node[01-64] --dry-run
 
@@ -23,7 +23,9 @@ EXAMPLES = """Examples:
 
   muster bench my-suite.yaml --hosts local:3x1 --jobs 2 digits:train.max_steps=50
 
-  muster bench --continue runs/20261122-093000-bench-acceptance-4f2a"""
+  muster bench --continue runs/20261122-093000-bench-acceptance-4f2a
+
+{EXIT_CODES}"""
 
 
 def bench(
@@ -121,7 +123,7 @@ def _around(view: BenchView, baseline: Path | None) -> Surroundings:
 
 
 def _finish(found: Bench, folder: BenchFolder, *, every: bool, json: bool) -> int:
-    """Print what was found. -> 0: every job ended well and nothing is known against a host; else 1."""
+    """Print what was found. -> the exit code: `Gate`."""
     from muster.cli.benches import print_bench
     from muster.cli.output import err_console, print_json
 
@@ -133,7 +135,7 @@ def _finish(found: Bench, folder: BenchFolder, *, every: bool, json: bool) -> in
     console.print(f"results     {folder.bench}\ntable       {folder.table}")
     if not found.complete:
         console.print(f"continue    muster bench --continue {folder.path}")
-    return 0 if found.sound else 1
+    return found.gate
 
 
 def _dry_run(inputs: BenchInputs, folder: BenchFolder, *, every: bool, json: bool) -> int:

@@ -30,6 +30,16 @@ Words = Annotated[
         complete="hosts",
     ),
 ]
+# Of the verbs that judge hosts (core/judged.py: Gate), at the end of their help.
+EXIT_CODES = """Exit code:
+
+  0  every host is fit, or differs from its peers by no more than this fleet's hosts do
+
+  1  a host, link or switch is slow, failing, unfit or below a threshold, or a job failed
+
+  2  bad input
+
+  3  nothing is known against a host, but not everything was judged"""
 
 
 def split_words(

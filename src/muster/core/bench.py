@@ -6,13 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from muster.core.judged import Evidence, JobEntry, Part, Peers
+from muster.core.judged import Evidence, Gate, JobEntry, Part, Peers, gate, not_judged
 from muster.core.judged import Verdict as Judgement
 from muster.core.result import Result
 
 SCHEMA_VERSION = 1
 Outcome = Literal["succeeded", "failed", "timeout"]
 Verdict = Literal["fit", "differs", "probably fit", "unfit", "slow", "failing", "below", "unknown"]
+BAD: tuple[Verdict, ...] = ("unfit", "slow", "failing", "below")
 
 
 class JobRecord(Part):
@@ -154,11 +155,21 @@ class Bench(Part):
     notes: list[str] = Field(default_factory=list)
 
     @property
-    def sound(self) -> bool:
-        """There were jobs, all ended well and met their thresholds; nothing is known against a host, link
-        or switch."""
-        bad = sum(count for name, count in self.summary.items() if name not in ("fit", "unknown"))
+    def gate(self) -> Gate:
+        """Whether the hosts may be handed over: bad where anything is known against a host, a link, a switch
+        or a job; open where something was not judged, or not all jobs have ended."""
+        bad = sum(count for name, count in self.summary.items() if name in BAD)
         missed = any(job.misses for job in self.jobs)
         failed = any(count for name, count in self.outcomes.items() if name != "succeeded")
+        grouped = {host for job in self.jobs if job.size > 1 and not job.warm_up for host in job.hosts}
+        told = [
+            not_judged(
+                each.verdict,
+                each.beside_others.subjects if each.beside_others else (),
+                exchanged=each.host in grouped,
+            )
+            for each in self.hosts
+        ]
+        found = gate(bool(bad or missed or failed or self.links or self.switches), told)
         some = any(not job.warm_up for job in self.jobs)
-        return self.complete and some and not (bad or missed or failed or self.links or self.switches)
+        return Gate.OPEN if found is Gate.FIT and not (self.complete and some) else found

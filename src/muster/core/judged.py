@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,6 +11,21 @@ from pydantic import BaseModel, ConfigDict, Field
 SCHEMA_VERSION = 1
 JobOutcome = Literal["succeeded", "failed", "timeout", "unreadable"]
 Condition = Literal["fit", "differs", "probably fit", "slow", "failing", "unknown"]
+GOOD = ("fit", "differs")
+
+
+class Gate(IntEnum):
+    """Whether hosts may be handed over. The number is the exit code of `muster judge` and `muster bench`."""
+
+    FIT = 0  # every host is fit, or differs from its peers by no more than this fleet's hosts do
+    BAD = 1  # something is known against a host, a link, a switch, or a job
+    OPEN = 3  # nothing is, but not everything was judged
+
+
+def gate(bad: bool, left: Iterable[str]) -> Gate:
+    """`left`: per host, what of it was not judged (`not_judged`). Where there is no host, nothing was."""
+    told = list(left)
+    return Gate.BAD if bad else Gate.OPEN if any(told) or not told else Gate.FIT
 
 
 class Part(BaseModel):
@@ -66,6 +83,15 @@ class Subject(Part):
     at_most: float | None = Field(None, description="no slower than that, in any work that ran")
 
 
+def not_judged(condition: str, subjects: Sequence[Subject], *, exchanged: bool) -> str:
+    """What of a host its jobs leave open, in words; nothing where they told all that they could. `exchanged`:
+    it was in a job of several hosts, which could have told of the network."""
+    if condition not in GOOD:
+        return condition
+    network = [each.condition for each in subjects if each.name == "card"]
+    return "network not judged" if exchanged and any(each not in GOOD for each in network) else ""
+
+
 class Verdict(Part):
     """A host; or a link (its two hosts) between hosts that are good with others; or a switch (those behind
     it)."""
@@ -116,3 +142,13 @@ class Judged(Part):
         """No host, link or switch is slow or failing."""
         bad = self.summary["slow"] or self.summary["failing"]
         return not (bad or self.links or self.switches)
+
+    @property
+    def gate(self) -> Gate:
+        """Whether all hosts are fit, somebody is bad, or something was not judged."""
+        grouped = {host for job in self.jobs if len(job.hosts) > 1 for host in job.hosts}
+        told = [
+            not_judged(each.condition, each.subjects, exchanged=each.hosts[0] in grouped)
+            for each in self.hosts
+        ]
+        return gate(not self.sound, told)
