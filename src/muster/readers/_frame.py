@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from muster.core.errors import UsageError
 from muster.core.inventory import parse_hosts
 from muster.readers._failures import Signs
-from muster.readers.base import number
+from muster.readers.base import FIGURE, number
 
 MOST_HOSTS = 100_000
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -25,8 +25,10 @@ _WORLD_INFO = re.compile(r"--world_info[= ]([A-Za-z0-9+/_=-]+)")
 _NODELIST = re.compile(r"SLURM_(?:JOB_|STEP_)?NODELIST\s*[=:]\s*(\S+)")
 _NCCL = re.compile(r"([\w.-]+):\d+:\d+ \[\d+\] NCCL (?:INFO|WARN)")
 # A whole word; with \b before it, a pattern is tried at every character instead of being searched for.
-_BATCH = re.compile(r"train_batch_size(?<!\wtrain_batch_size)\W+(\d{1,12})\b")
-_WORLD = re.compile(r"\b(?:dist_world_size=|world_size\s*(?:\.{2,}|=)\s*)(\d{1,9})\b")
+_BATCH = re.compile(rf"train_batch_size(?<![\w-]train_batch_size)[^\w+-]+({FIGURE})(?!\w)")
+_WORLD = re.compile(
+    rf"(?<!\w)(?:dist_|distributed_)?world[_ ]size['\"]?\s*(?:\.{{2,}}|[=:])\s*({FIGURE})(?!\w)"
+)
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)[,.]?(\d{1,6})?")
 _PROCESS = re.compile(r"\[launch\.py:\d+:main\] [Pp]rocess \d+ (spawned|exits successfully)")
 # Arguments that differ between jobs of one recipe: places, ports, names of runs, who is who.
@@ -37,7 +39,7 @@ _PLACES = re.compile(
 _MODEL = re.compile(r"--?(?:actor_)?model(?:_name_or_path|_name|_id|_path)?$|--?arch$")
 HINTS = (
     "slots", "WORLD INFO", "world_info", "NODELIST", " NCCL ", "train_batch_size", "world_size",
-    "[launch.py:",
+    "world size",    "[launch.py:",
 )  # fmt: skip
 # To whom a line may say something, as bits; readers' begin at bit 2.
 FOR_FACTS, FOR_SIGNS, FOR_READERS = 1, 2, 2
@@ -115,10 +117,10 @@ class Frame:
             self._nodes(match[1])
         if " NCCL " in text and len(self.spoken) < MOST_HOSTS and (match := _NCCL.match(text)):
             self.spoken.setdefault(match[1])
-        if "train_batch_size" in text and (match := _BATCH.search(text)) and int(match[1]) > 0:
-            self.batch = float(match[1])
-        if "world_size" in text and (match := _WORLD.search(text)) and int(match[1]) > 0:
-            self.world_size = int(match[1])
+        if "train_batch_size" in text and (match := _BATCH.search(text)):
+            self.batch = number(match[1]) or self.batch
+        if "world" in text and (match := _WORLD.search(text)):
+            self.world_size = int(number(match[1]) or 0) or self.world_size
         if "[launch.py:" in text:
             self._process(text)
 

@@ -16,7 +16,7 @@ from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers._mapping import Mapping
 from muster.readers._paths import hosts_of_path, split_hosts
 from muster.readers._sieve import Sieve
-from muster.readers.base import JobLog, LineReader, Measured, Outcome, Reading
+from muster.readers.base import APART, JobLog, LineReader, Measured, Outcome, Reading
 from muster.store.logfiles import BrokenFile
 
 PACKAGE = "muster.readers"
@@ -179,6 +179,12 @@ def _job(
         notes.append(f"the measured windows include {best.skipped} skipped steps")
     if best and best.interrupted:
         notes.append("the measured windows include evaluation or saving")
+    contradicted = _contradicted(best, ordered)
+    if best and contradicted:
+        notes.append(
+            f"the measured windows give {best.rate:,.5g} samples/s, and the tool itself says "
+            f"{contradicted:,.5g} of the same steps"
+        )
     job = JobLog(
         path=f"{path}#{ordered[0].part}" if ordered and ordered[0].part else path,
         outcome="succeeded",
@@ -192,6 +198,7 @@ def _job(
         skipped=int(skipped) if skipped is not None else None,
         measured=best,
         reported=told("reported"),
+        contradicted=contradicted,
         memory=int(memory) if memory is not None else None,
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -208,6 +215,14 @@ def measured(reading: Reading) -> Measured | None:
     scaled = reading.per_step and reading.batch
     found = (reading.series.scaled(reading.batch or 1.0) if scaled else reading.series).measured()
     return replace(found, timed=reading.timed) if found else None
+
+
+def _contradicted(best: Measured | None, found: Sequence[Reading]) -> float | None:
+    """What a tool itself says, where that is more than APART of the measured rate."""
+    if best is None:
+        return None
+    own = [each.own for each in found if each.own]
+    return next((each for each in own if abs(best.rate / each - 1) > APART), None)
 
 
 def _worth(reading: Reading, figures: Measured | None) -> tuple[bool, bool, float]:

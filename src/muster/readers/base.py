@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,11 @@ WARM_UP = 10  # optimizer steps that are left out, as `measure.warmup` of a reci
 HEAD = 64  # windows that are kept one by one; later ones are merged where they become many
 TAIL = 512
 LARGEST = 1e18  # figures above it are nonsense
+APART = 0.02  # a rate that is further from the tool's own than this is said
+# A number as tools print it, to build expressions of: 192, 1,536, 1_536, 1.536000e+03. It ends before a comma
+# that is not between thousands. `number` reads it.
+FIGURE = r"[-+]?\d{1,18}(?:[,_]\d{3})*(?:\.\d*)?(?:[eE][-+]?\d{1,3})?"
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 
 Outcome = Literal["succeeded", "failed", "timeout", "unreadable"]
 
@@ -165,6 +171,7 @@ class Reading:
     timed: bool = True  # False: the series is of rates alone, each with a second of its own
     batch: float | None = None  # samples of an optimizer step, over all ranks
     reported: float | None = None  # samples/s as the tool itself says, warm-up and all
+    own: float | None = None  # samples/s as the tool itself says, of the same steps as `series`
     steps: int | None = None  # attempted
     skipped: int | None = None
     memory: int | None = None  # peak of the allocator, bytes
@@ -196,6 +203,7 @@ class JobLog:
     skipped: int | None = None
     measured: Measured | None = None
     reported: float | None = None
+    contradicted: float | None = None  # what the tool says of the same steps, where that is APART of `rate`
     memory: int | None = None
     computing: tuple[float, ...] = ()  # seconds that each of `hosts` took for the same work of its own
     moment: str = ""  # what has the same one was measured side by side
@@ -226,14 +234,18 @@ class LineReader(Protocol):
 
 
 def number(text: object) -> float | None:
-    """A number that can be one of a job's figures, as text or not; commas between thousands are read.
+    """A number that can be one of a job's figures, as text or not: 1536, 1,536, 1_536, 1.536e+03; and 12,5
+    where the comma cannot be one between thousands.
 
     None: it is none.
     """
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         return None
+    if isinstance(text, str) and "," in text:
+        text = text.strip()
+        text = text.replace(",", "" if _THOUSANDS.fullmatch(text) else ".")
     try:
-        value = float(text.replace(",", "").strip() if isinstance(text, str) else text)
+        value = float(text)
     except (ValueError, OverflowError):
         return None
     return value if abs(value) <= LARGEST else None  # false for NaN

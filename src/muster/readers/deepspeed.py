@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from muster.readers._frame import Frame, stamp
 from muster.readers._mapping import Mapping
-from muster.readers.base import Reading, Series, Window, number
+from muster.readers.base import FIGURE, Reading, Series, Window, number
 
 FORMAT = "DeepSpeed"
 HINTS = ("SamplesPerSec=", "skipped=", "Skipping step", "Evaluating", "aving model", "aving checkpoint")
 
 # 0.3: "0/10, SamplesPerSec=12.3"; later "epoch=0/micro_step=40/global_step=10, RunningAvgSamplesPerSec=..."
-_TIMER = re.compile(r"(?:global_step=|\b\d{1,12}/)(\d{1,12}), (?:RunningAvg)?SamplesPerSec=([\d.e+-]+)")
-_PEAK = re.compile(r"MaxMemAllocated=([\d.]+)\s?GB")
+_TIMER = re.compile(rf"(?:global_step=|\b\d{{1,12}}/)(\d{{1,12}}), (?:RunningAvg)?SamplesPerSec=({FIGURE})")
+_PEAK = re.compile(rf"MaxMemAllocated=({FIGURE})\s?GB")
 _SKIPPED = re.compile(r"\bstep=(\d{1,12}), skipped=(\d{1,12})")
 _OVERFLOW = re.compile(r"Overflow detected\. Skipping step|OVERFLOW! (?:Rank 0 )?Skipping step")
 _START = 2  # steps that ThroughputTimer leaves out of its running average
@@ -61,6 +61,7 @@ class Reader:
         if not self.marked:
             return []
         batch = self.frame.batch
+        own = self.timed.measured()
         if batch is None:
             series = self.timed
         elif self.walled.measured() is not None:
@@ -72,6 +73,7 @@ class Reader:
                 format=FORMAT,
                 series=series,
                 batch=batch,
+                own=own.rate if own else None,
                 steps=self.total_steps,
                 skipped=self.total_skipped,
                 memory=int(self.memory * 2**30) or None,

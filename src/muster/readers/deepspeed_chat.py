@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 from muster.readers._frame import Frame
 from muster.readers._mapping import Mapping
-from muster.readers.base import Reading, Series, Window, number
+from muster.readers.base import FIGURE, Reading, Series, Window, number
 
 FORMAT = "DeepSpeed-Chat"
 HINTS = ("Throughput:", "Execution time:", "Samples/sec:")
 
-_THROUGHPUT = re.compile(r"^\s*Throughput: ([\d.,e+-]+) samples/s")
-_TIME = re.compile(r"^\s*Execution time: ([\d.,e+-]+) seconds for (\d{1,12}) steps")
+_THROUGHPUT = re.compile(rf"^\s*Throughput: ({FIGURE}) samples/s")
+_TIME = re.compile(rf"^\s*Execution time: ({FIGURE}) seconds for ({FIGURE}) steps")
 # "Model Parameters: 1.3 B, Latency: 0.21s, ..., Samples/sec: 937, ..., Batch Size: 24, ..." and
 # "End-to-End => Latency: 4.06s, TFLOPs: 69.5, Samples/sec: 7.88, ..., Batch Size: 32, ..."
-_LATENCY = re.compile(r"(?:Parameters: .*|End-to-End => )Latency: ([\d.]+)s, .*?Samples/sec: ([\d.]+)")
+_LATENCY = re.compile(rf"(?:Parameters: .*|End-to-End => )Latency: ({FIGURE})s, .*?Samples/sec: ({FIGURE})")
 
 
 class Reader:
@@ -36,7 +36,7 @@ class Reader:
         if match := _THROUGHPUT.match(text):
             self.reported = number(match[1])
         elif match := _TIME.match(text):
-            self.seconds, self.steps = number(match[1]), int(match[2])
+            self.seconds, self.steps = number(match[1]), int(number(match[2]) or 0)
         elif match := _LATENCY.search(text):
             latency, rate = number(match[1]), number(match[2])
             if latency and rate:
@@ -60,6 +60,7 @@ class Reader:
                 series=self.series if self.series.total else None,
                 batch=batch,
                 reported=self.reported or None,
+                own=self.reported or None,
                 steps=self.steps or self.printed or None,
                 ended=True if self.reported else None,
             )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from muster.readers._frame import Frame
 from muster.readers._mapping import Mapping
-from muster.readers.base import Reading, Series, Window, number
+from muster.readers.base import FIGURE, Reading, Series, Window, number
 
 FORMAT = "Transformers"
 HINTS = (
@@ -18,10 +18,14 @@ HINTS = (
 
 # " 11%|█         | 11/100 [00:25<03:45,  2.00s/it]": the Trainer's own bars have no words before them
 _BAR = re.compile(r"\s*\d{1,3}%\|[^|]*\| *(\d{1,12})/(\d{1,12}) \[(?:(\d{1,6}):)?(\d\d):(\d\d)<")
-_TOTAL = re.compile(r"Total (train batch size|optimization steps)[^=]*= ([\d,]+)")
+_TOTAL = re.compile(rf"Total (train batch size|optimization steps)[^=]*= ({FIGURE})")
 # {'train_runtime': 12.3, ...}; since version 5 {'train_runtime': '12.3', ...}; "  train_runtime = 0:12:22.52"
-_RUNTIME = re.compile(r"\btrain_runtime['\"]?\s*[:=]\s*['\"]?(?:(?:(\d{1,6}):)?(\d{1,6}):)?([\d.e+]+)")
-_SAMPLES = re.compile(r"\btrain_samples_per_second['\"]?\s*[:=]\s*['\"]?([\d.,e+]+)")
+# "  train_runtime = 1 day, 2:12:22.52"
+_RUNTIME = re.compile(
+    r"\btrain_runtime['\"]?\s*[:=]\s*['\"]?(?:(\d{1,6}) days?, )?(?:(?:(\d{1,6}):)?(\d{1,6}):)?"
+    rf"({FIGURE})"
+)
+_SAMPLES = re.compile(rf"\btrain_samples_per_second['\"]?\s*[:=]\s*['\"]?({FIGURE})")
 _OVERFLOW = re.compile(r"Overflow detected\. Skipping step|OVERFLOW! (?:Rank 0 )?Skipping step")
 _LEAST = 5  # seconds of a window: bars show whole ones
 _EXACT = 100  # seconds from where on what bars say is right to a percent
@@ -143,8 +147,9 @@ class Reader:
 
     def _account(self, text: str) -> None:
         if match := _RUNTIME.search(text):
-            seconds = number(match[3])
+            days, hours, minutes = (int(part or 0) for part in match.groups()[:3])
+            seconds = number(match[4])
             if seconds is not None:
-                self.runtime = seconds + 60 * int(match[2] or 0) + 3600 * int(match[1] or 0)
+                self.runtime = seconds + 60 * (minutes + 60 * (hours + 24 * days))
         if match := _SAMPLES.search(text):
             self.reported = number(match[1]) or self.reported

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from muster.core import judged as document
+from muster.core.units import counted
 from muster.judging import Baseline, Class, Judgement, Observation, Settings, Topology, Verdict
 from muster.judging import judge as judge_observations
 from muster.readers._failures import of_hardware
-from muster.readers.base import JobLog
+from muster.readers.base import APART, JobLog
 from muster.stages.ends import SharedEnds, culprits_of, shared_ends
 from muster.stages.onejob import File, files_of, notes_of
 
@@ -62,7 +63,7 @@ def judged(
         switches=[_of_switch(each, switches or {}) for each in verdict.switches],
         peers=_peers(jobs, verdict),
         jobs=[_entry(each, verdict) for each in jobs],
-        notes=[*notes_of(files), *shared.notes()],
+        notes=[*notes_of(files), *shared.notes(), *_notes(jobs)],
     )
 
 
@@ -178,6 +179,17 @@ def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
         ],
         **measured,
     )
+
+
+def _notes(jobs: Sequence[_Job]) -> list[str]:
+    """For people: what makes these figures doubtful."""
+    doubted = [each.log for each in jobs if each.of is None and each.log.contradicted]
+    if not doubted:
+        return []
+    return [
+        f"{counted(len(doubted), 'job')} with a rate that is more than {APART * 100:g} % from what the tool "
+        f"itself says of the same steps: the notes of {doubted[0].path} have both figures"
+    ]
 
 
 def _verdict(each: Verdict, silent: str | None = None) -> document.Verdict:
