@@ -13,18 +13,14 @@ from rich.table import Table
 
 from muster.cli.console import SafeConsole
 from muster.cli.output import err_console, out_console
-from muster.core.bench import Bench, BenchJob, Comparison, Curve, HostVerdict
+from muster.cli.verdicts import COLOURS, drift_notes, print_answer, print_hosts, print_table
+from muster.core.bench import Bench, BenchJob, Comparison, Curve
 from muster.core.hostlist import fold_hosts
 from muster.core.units import counted, format_bytes, format_flops, format_seconds
 from muster.store.benchfolder import BenchFolder
 
-SHOWN = 100  # hosts, and jobs; of more, those that are not well
-_COLOURS = {
-    "fit": "green", "differs": "green", "probably fit": "yellow", "unknown": "yellow",
-    "unfit": "red", "slow": "red", "failing": "red", "below": "red",
-    "succeeded": "green", "failed": "red", "timeout": "red",
-}  # fmt: skip
-_ORDER = ("unfit", "failing", "slow", "below", "unknown", "probably fit", "differs", "fit")
+SHOWN = 100  # jobs; of more, those that are not well
+_OUTCOMES = {"succeeded": "green", "failed": "red", "timeout": "red"}
 # Of a comparison, in this order: name in the document, heading.
 _COMPARED = (
     ("samples_per_second", "samples/s"), ("training_seconds", "training"), ("seconds", "total"),
@@ -85,32 +81,24 @@ def bench_page(folder: BenchFolder, output: Path | None) -> Path:
 
 
 def print_bench(found: Bench, *, every: bool, console: Console | None = None) -> None:
-    """Jobs, curves, comparison, hosts with evidence, the count."""
+    """The answer and the count; jobs, curves, comparison; hosts with evidence."""
     notes = console or err_console()
     console = console or out_console()
-    _show(console, _jobs(found, every=every))
+    print_answer(console, found)
+    console.print(f"{_count(found)}\n")
+    print_table(console, _jobs(found, every=every))
     for curve in found.curves:
-        _show(console, _curve(curve))
+        print_table(console, _curve(curve))
         for note in curve.notes:
             console.print(f"[yellow]note[/yellow] {escape(note)}")
     if found.comparison:
         _comparison(console, found.comparison)
     if found.published:
-        _show(console, _published(found))
+        print_table(console, _published(found))
     console.print()
-    _show(console, _hosts(found, every=every))
-    for link in found.links:
-        ends = escape(" - ".join(link.hosts))
-        console.print(f"[red]{link.condition}[/red]  link {ends}: {escape(link.reason)}")
-    for switch in found.switches:
-        name, behind = escape(switch.switch or ""), escape(fold_hosts(switch.hosts))
-        console.print(f"[red]{switch.condition}[/red]  switch {name} ({behind}): {escape(switch.reason)}")
-    for verdict in _sorted(found):
-        if verdict.verdict in ("slow", "failing"):
-            _evidence(console, verdict)
-    for note in found.notes:
+    print_hosts(console, found, every=every)
+    for note in [*drift_notes(found), *found.notes]:
         notes.print(f"[yellow]note[/yellow] {escape(note)}")
-    console.print(_count(found))
 
 
 def figure_words(name: str, value: float | None) -> str:
@@ -141,7 +129,7 @@ def _jobs(found: Bench, *, every: bool) -> Table:
         right = name in ("memory", "time", "peers")
         table.add_column(name, no_wrap=name != "why", justify="right" if right else "left")
     for job in shown:
-        colour = _COLOURS[job.outcome]
+        colour = _OUTCOMES[job.outcome]
         took = job.ended - job.started if job.ended and job.started else None
         table.add_row(
             escape(job.job),
@@ -209,7 +197,7 @@ def _comparison(console: Console, found: Comparison) -> None:
             *(escape(row.settings.get(path, "")) for path in settings),
             *(figure_words(name, row.figures.get(name)) for name, _ in present),
         )
-    _show(console, table)
+    print_table(console, table)
     for path, values in found.confounded_by.items():
         told = ", ".join(f"{name}: {value}" for name, value in values.items())
         console.print(f"[yellow]confounded[/yellow] {escape(path)} differs as well ({escape(told)})")
@@ -244,50 +232,9 @@ def _published(found: Bench) -> Table:
     return table
 
 
-def _hosts(found: Bench, *, every: bool) -> Table:
-    """A row per host: its verdict, and its mean time beside healthy ones', by the size of the group."""
-    sizes = sorted({job.size for job in found.jobs if job.slower is not None})[:6]
-    times: dict[tuple[str, int], list[float]] = {}
-    for job in found.jobs:
-        if job.slower is not None:
-            for host in job.hosts:
-                times.setdefault((host, job.size), []).append(job.slower)
-    table = Table(box=None)
-    for name in ("host", "verdict", *(f"{size} host{'s' * (size > 1)}" for size in sizes), "jobs", "why"):
-        right = name == "jobs" or name[0].isdigit()
-        table.add_column(name, no_wrap=name != "why", justify="right" if right else "left")
-    rows = _sorted(found)
-    if not every and len(rows) > SHOWN:
-        rows = [each for each in rows if each.verdict != "fit"][:SHOWN]
-        table.caption = f"{len(found.hosts) - len(rows)} more hosts; --all shows them"
-    for each in rows:
-        own = [times.get((each.host, size)) for size in sizes]
-        cells = [f"{sum(values) / len(values):+.2%}" if values else "" for values in own]
-        colour = _COLOURS[each.verdict]
-        verdict = f"[{colour}]{each.verdict}[/{colour}]"
-        table.add_row(escape(each.host), verdict, *cells, str(each.jobs), escape(each.reason))
-    return table
-
-
-def _sorted(found: Bench) -> list[HostVerdict]:
-    """The worst first; among equals as they stand."""
-    return sorted(found.hosts, key=lambda each: _ORDER.index(each.verdict))
-
-
-def _evidence(console: Console, verdict: HostVerdict) -> None:
-    reason = escape(verdict.reason)
-    console.print(f"[red]{verdict.verdict:<8}[/red] [bold]{escape(verdict.host)}[/bold]  {reason}")
-    for one in verdict.evidence:
-        how = "failed" if one.slower is None else f"{one.slower:+.2%} time"
-        peers = f" with {escape(', '.join(one.peers[:4]))}" if one.peers else " alone"
-        console.print(f"          {how}{peers}  [dim]{escape(one.job)}[/dim]")
-
-
 def _count(found: Bench) -> str:
     hosts = [
-        f"[{_COLOURS[name]}]{count} {name}[/{_COLOURS[name]}]"
-        for name, count in found.summary.items()
-        if count
+        f"[{COLOURS[name]}]{count} {name}[/{COLOURS[name]}]" for name, count in found.summary.items() if count
     ]
     jobs = [f"{count} {name}" for name, count in found.outcomes.items() if count]
     missed = sum(bool(job.misses) for job in found.jobs)
@@ -325,7 +272,7 @@ def print_schedule(plan: Mapping[str, Any], *, every: bool) -> None:
             )
         if len(wave) > SHOWN and not every:
             table.add_row(str(number), f"and {len(wave) - SHOWN} more (--all)", "", "", "")
-    _show(console, table)
+    print_table(console, table)
     for note in plan["notes"]:
         console.print(f"[yellow]note[/yellow] {escape(note)}")
     most = format_seconds(plan["at_most_seconds"])
@@ -339,11 +286,3 @@ def _remark(job: Mapping[str, Any]) -> str:
     if job["warm_up"]:
         return "warm-up, before the others of its entry"
     return f"for {escape(', '.join(job['leftover']))}, left over" if job["leftover"] else ""
-
-
-def _show(console: Console, table: Table) -> None:
-    """A pipe has no width to fit into."""
-    if not console.is_terminal:
-        console.width = 220
-    if table.row_count:
-        console.print(table)

@@ -6,16 +6,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from muster.cli.options import Json
+from muster.cli.options import EXIT_CODES, Json
 from muster.cli.parameters import Argument, Option
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
-    from muster.core.judged import Judged, Verdict
+    from muster.core.judged import Judged
 
-EXAMPLES = """Examples:
+EXAMPLES = f"""Examples:
 
   muster judge logs/
 
@@ -25,16 +24,12 @@ EXAMPLES = """Examples:
 
   muster judge logs/ --json > fleet.json
 
-  muster judge new/ --baseline fleet.json"""
+  muster judge new/ --baseline fleet.json
 
-SHOWN = 100  # hosts; of more, those that are not fit, and the slowest
+{EXIT_CODES}"""
+
 JOBS = 20  # jobs that did not succeed
 QUIET = 5.0  # seconds between two lines of progress
-_COLOURS = {
-    "fit": "green", "differs": "green", "probably fit": "yellow", "unknown": "yellow",
-    "slow": "red", "failing": "red",
-}  # fmt: skip
-_ORDER = ("failing", "slow", "unknown", "probably fit", "differs", "fit")
 
 
 def judge(
@@ -90,7 +85,7 @@ def judge(
     if output is not None:
         save_csv(found, output)
         err_console().print(f"{counted(len(found.jobs), 'job')} written to {output}")
-    return 0 if found.sound else 1
+    return found.gate
 
 
 class _Progress:
@@ -107,101 +102,32 @@ class _Progress:
 
 
 def _print(found: Judged, *, every: bool) -> None:
+    """The answer, the count, why, the jobs that did not end well, what is normal."""
     from rich.markup import escape
 
     from muster.cli.output import err_console, out_console
-    from muster.core.units import counted, format_number
+    from muster.cli.verdicts import COLOURS, drift_notes, print_answer, print_hosts, print_normal
+    from muster.core.units import counted
 
     console = out_console()
-    _wide(console, _hosts(found, every=every))
-    for link in found.links:
-        ends = escape(" - ".join(link.hosts))
-        console.print(f"[red]{link.condition}[/red]  link {ends}: {escape(link.reason)}")
-    for verdict in _sorted(found):
-        if verdict.condition in ("slow", "failing"):
-            _print_evidence(console, verdict)
-    _print_jobs(console, found, every=every)
-    for peers in found.peers:
-        size = counted(peers.hosts, "host")
-        origin = ", from the baseline" if peers.stored else ""
-        console.print(
-            f"[dim]{size:>8}: {format_number(peers.samples_per_second)} samples/s, healthy jobs differ by "
-            f"{peers.deviation:.2%} ({counted(peers.jobs, 'job')}{origin})  {escape(peers.work)}[/dim]"
-        )
-    for note in found.notes:
-        err_console().print(f"[yellow]note[/yellow] {escape(note)}")
+    print_answer(console, found)
     parts = [
-        f"[{_COLOURS[name]}]{count} {name}[/{_COLOURS[name]}]"
-        for name, count in found.summary.items()
-        if count
+        f"[{COLOURS[name]}]{count} {name}[/{COLOURS[name]}]" for name, count in found.summary.items() if count
     ]
     jobs = [f"{count} {_named(name)}" for name, count in found.outcomes.items() if count]
     hosts = counted(len(found.hosts), "host")
     console.print(
-        f"{hosts}: {', '.join(parts) or 'none'}; {counted(len(found.jobs), 'job')}: {', '.join(jobs)}"
+        f"{hosts}: {', '.join(parts) or 'none'}; {counted(len(found.jobs), 'job')}: {', '.join(jobs)}\n"
     )
+    print_hosts(console, found, every=every)
+    _print_jobs(console, found, every=every)
+    print_normal(console, found.peers)
+    for note in [*drift_notes(found), *found.notes]:
+        err_console().print(f"[yellow]note[/yellow] {escape(note)}")
 
 
 def _named(outcome: str) -> str:
     return "timed out" if outcome == "timeout" else outcome
-
-
-def _sorted(found: Judged) -> list[Verdict]:
-    """The worst first; among equals by name."""
-    return sorted(found.hosts, key=lambda each: (_ORDER.index(each.condition), -(each.slower or 0)))
-
-
-def _hosts(found: Judged, *, every: bool) -> Table:
-    """A row per host: its verdict, and its mean time beside healthy ones', by the size of the group."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    sizes = sorted({len(job.hosts) for job in found.jobs if job.slower is not None})[:6]
-    times: dict[tuple[str, int], list[float]] = {}
-    for job in found.jobs:
-        if job.slower is not None:
-            for host in job.hosts:
-                times.setdefault((host, len(job.hosts)), []).append(job.slower)
-    table = Table(box=None)
-    for name in ("host", "verdict", *(f"{size} host{'s' * (size > 1)}" for size in sizes), "sure", "why"):
-        right = name == "sure" or name[0].isdigit()
-        table.add_column(name, no_wrap=name != "why", justify="right" if right else "left")
-    rows = _sorted(found)
-    if not every and len(rows) > SHOWN:
-        bad = [each for each in rows if each.condition != "fit"][:SHOWN]
-        fit = sorted(rows, key=lambda each: -(each.at_most or 0))
-        rows = bad + [each for each in fit if each.condition == "fit"][: max(10, SHOWN - len(bad)) // 5]
-    for each in rows:
-        host, colour = each.hosts[0], _COLOURS[each.condition]
-        own = [times.get((host, size)) for size in sizes]
-        cells = [f"{sum(values) / len(values):+.2%}" if values else "" for values in own]
-        sure = f"{each.confidence:.1%}" if each.confidence < 0.9995 else "99.9%"
-        if each.condition == "unknown":
-            sure = ""
-        table.add_row(
-            escape(host), f"[{colour}]{each.condition}[/{colour}]", *cells, sure, escape(each.reason)
-        )
-    if len(rows) < len(found.hosts):
-        table.caption = f"{len(found.hosts) - len(rows)} fit more hosts; --all shows them"
-    return table
-
-
-def _wide(console: Console, table: Table) -> None:
-    """A pipe has no width to fit into."""
-    if not console.is_terminal:
-        console.width = 220
-    console.print(table)
-
-
-def _print_evidence(console: Console, verdict: Verdict) -> None:
-    from rich.markup import escape
-
-    host = escape(verdict.hosts[0])
-    console.print(f"[red]{verdict.condition:<8}[/red] [bold]{host}[/bold]  {escape(verdict.reason)}")
-    for one in verdict.evidence:
-        how = "failed" if one.slower is None else f"{one.slower:+.2%} time"
-        peers = f" with {escape(', '.join(one.peers[:4]))}" if one.peers else " alone"
-        console.print(f"          {how}{peers}  [dim]{escape(one.job)}[/dim]")
 
 
 def _print_jobs(console: Console, found: Judged, *, every: bool) -> None:

@@ -35,7 +35,8 @@ EXIT_CODES = """Exit code:
 
   0  every host is fit, or differs from its peers by no more than this fleet's hosts do
 
-  1  a host, link or switch is slow, failing, unfit or below a threshold, or a job failed
+  1  a host, link, switch or the whole fleet is slow, failing, unfit or below a threshold; of a bench
+     also: a job failed
 
   2  bad input
 

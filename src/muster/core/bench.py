@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from muster.core.judged import Evidence, Gate, JobEntry, Part, Peers, gate, not_judged
+from muster.core.judged import Drift, Evidence, Gate, JobEntry, Part, Peers, gate, not_judged
 from muster.core.judged import Verdict as Judgement
 from muster.core.result import Result
 
@@ -48,7 +48,6 @@ class BenchJob(JobEntry):
     started: float | None = None
     ended: float | None = None
     figures: dict[str, float] = Field(default_factory=dict, description="by the names of thresholds")
-    misses: list[str] = Field(default_factory=list, description="thresholds that it does not meet")
 
 
 class HostVerdict(Part):
@@ -147,6 +146,7 @@ class Bench(Part):
     switches: list[Judgement] = Field(
         default_factory=list, description="that are slow or failing, of those that the suite names"
     )
+    drifted: list[Drift] = Field(default_factory=list, description="beside --baseline, the slowest first")
     peers: list[Peers]
     jobs: list[BenchJob]
     curves: list[Curve] = Field(default_factory=list)
@@ -156,8 +156,8 @@ class Bench(Part):
 
     @property
     def gate(self) -> Gate:
-        """Whether the hosts may be handed over: bad where anything is known against a host, a link, a switch
-        or a job; open where something was not judged, or not all jobs have ended."""
+        """Whether the hosts may be handed over: bad where anything is known against a host, a link, a switch,
+        a job or the whole fleet; open where something was not judged, or not all jobs have ended."""
         bad = sum(count for name, count in self.summary.items() if name in BAD)
         missed = any(job.misses for job in self.jobs)
         failed = any(count for name, count in self.outcomes.items() if name != "succeeded")
@@ -170,6 +170,7 @@ class Bench(Part):
             )
             for each in self.hosts
         ]
-        found = gate(bool(bad or missed or failed or self.links or self.switches), told)
+        drifted = any(each.slower > 0 for each in self.drifted)
+        found = gate(bool(bad or missed or failed or drifted or self.links or self.switches), told)
         some = any(not job.warm_up for job in self.jobs)
         return Gate.OPEN if found is Gate.FIT and not (self.complete and some) else found

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION = 1
 JobOutcome = Literal["succeeded", "failed", "timeout", "unreadable"]
-Condition = Literal["fit", "differs", "probably fit", "slow", "failing", "unknown"]
+Condition = Literal["fit", "differs", "probably fit", "slow", "failing", "below", "unknown"]
 GOOD = ("fit", "differs")
 
 
@@ -63,6 +63,7 @@ class JobEntry(Part):
     memory: int | None = Field(None, description="peak of the allocator in bytes")
     slower: float | None = Field(None, description="than its peers: share of a healthy step's time")
     judged: bool = Field(False, description="it counts as evidence")
+    misses: list[str] = Field(default_factory=list, description="thresholds that it does not meet")
     notes: list[str] = Field(default_factory=list)
 
 
@@ -72,6 +73,9 @@ class Evidence(Part):
     job: str
     peers: list[str]
     slower: float | None = Field(description="share of a healthy step's time; None: it failed")
+    what: Literal["step", "computing", "failed"] = Field(
+        "step", description="what was read: the job's step, or what this host did by itself, or its end"
+    )
 
 
 class Subject(Part):
@@ -122,6 +126,17 @@ class Peers(Part):
     stored: bool = Field(False, description="not from these logs")
 
 
+class Drift(Part):
+    """A work in which the fleet as a whole is slower, or faster, than its baseline: a fault that all hosts
+    share shows nowhere else. Listed where the difference is larger than `slow`, and than three standard
+    errors."""
+
+    slower: float = Field(description="share of a healthy step's time in the baseline; below 0: faster")
+    within: float = Field(description="standard error of it")
+    now: Peers
+    baseline: Peers
+
+
 class Judged(Part):
     """The document that `muster judge --json` prints."""
 
@@ -133,15 +148,18 @@ class Judged(Part):
     hosts: list[Verdict]
     links: list[Verdict] = Field(description="that are slow or failing; healthy ones are not listed")
     switches: list[Verdict] = Field(default_factory=list, description="likewise; none where none are known")
+    drifted: list[Drift] = Field(default_factory=list, description="beside --baseline, the slowest first")
     peers: list[Peers]
     jobs: list[JobEntry]
     notes: list[str] = Field(default_factory=list)
 
     @property
     def sound(self) -> bool:
-        """No host, link or switch is slow or failing."""
-        bad = self.summary["slow"] or self.summary["failing"]
-        return not (bad or self.links or self.switches)
+        """Nothing is known against a host, a link, a switch, a job, or the fleet as a whole."""
+        bad = sum(self.summary.get(name, 0) for name in ("slow", "failing", "below"))
+        drifted = any(each.slower > 0 for each in self.drifted)
+        missed = any(job.misses for job in self.jobs)
+        return not (bad or drifted or missed or self.links or self.switches)
 
     @property
     def gate(self) -> Gate:

@@ -81,6 +81,12 @@ def fold_bench(bench: Ended) -> Bench:
         hosts=hosts,
         links=found.links,
         switches=found.switches,
+        drifted=[
+            each.model_copy(
+                update={"now": _peers([each.now], bench)[0], "baseline": _peers([each.baseline], bench)[0]}
+            )
+            for each in found.drifted
+        ],
         peers=_peers(found.peers, bench),
         jobs=jobs,
         curves=curves_of(bench.suite, measured),

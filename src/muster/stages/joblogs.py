@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from muster.core import judged as document
 from muster.core.units import counted
-from muster.judging import Baseline, Class, Judgement, Observation, Settings, Topology, Verdict
+from muster.judging import Baseline, Class, Judgement, Observation, Settings, Topology, Verdict, drift
 from muster.judging import judge as judge_observations
 from muster.readers._failures import of_hardware
 from muster.readers.base import APART, JobLog
@@ -21,6 +21,7 @@ from muster.stages.onejob import File, files_of, notes_of
 
 # Why nothing is known of a host that no observation is of.
 AS_MOST = "its jobs ended like most jobs of the same work, so they do not show how the host is"
+DRIFTED = 3.0  # standard errors by which a whole fleet differs from its baseline, at least
 SILENT = "the logs of its jobs have neither step times nor a failure"
 
 
@@ -61,9 +62,10 @@ def judged(
         hosts=[_verdict(each, silent.get(each.subject[0])) for each in verdict.hosts],
         links=[_verdict(each) for each in verdict.links],
         switches=[_of_switch(each, switches or {}) for each in verdict.switches],
-        peers=_peers(jobs, verdict),
+        drifted=_drifted(jobs, verdict, settings, stored),
+        peers=[peers for _, peers in sorted(_peers(jobs, verdict.baselines).items())],
         jobs=[_entry(each, verdict) for each in jobs],
-        notes=[*notes_of(files), *shared.notes(), *_notes(jobs)],
+        notes=[*notes_of(files), *shared.notes(), *_notes(jobs), *_apart(verdict, stored)],
     )
 
 
@@ -121,10 +123,11 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
     return Observation(log.path, hosts, None, log.outcome, work, culprits=culprits_of(log), hardware=broken)
 
 
-def _peers(jobs: Sequence[_Job], verdict: Judgement) -> list[document.Peers]:
+def _peers(jobs: Sequence[_Job], baselines: Mapping[Class, Baseline]) -> dict[Class, document.Peers]:
+    """What is normal for whole steps."""
     batches = {Class(each.work, len(each.log.hosts)): each.log.batch for each in jobs}
-    return [
-        document.Peers(
+    return {
+        key: document.Peers(
             work=key.work,
             hosts=key.size,
             jobs=each.count,
@@ -133,9 +136,32 @@ def _peers(jobs: Sequence[_Job], verdict: Judgement) -> list[document.Peers]:
             samples_per_second=(batches.get(key) or 1.0) / each.seconds,
             stored=each.stored,
         )
-        for key, each in sorted(verdict.baselines.items(), key=lambda item: (item[0].work, item[0].size))
+        for key, each in baselines.items()
         if key.part == "step"
-    ]
+    }
+
+
+def _drifted(
+    jobs: Sequence[_Job], verdict: Judgement, settings: Settings, stored: Mapping[Class, Baseline]
+) -> list[document.Drift]:
+    """Works in which all hosts together differ from the baseline, by more than what counts as slow in one
+    host and more than chance: the standard error of a median is 1.25 times that of a mean."""
+    now, before = _peers(jobs, verdict.baselines), _peers(jobs, stored)
+    found = []
+    for key, slower in drift(verdict.baselines, stored).items():
+        if key.part == "step":
+            errors = [each.deviation / math.sqrt(max(1, each.jobs)) for each in (now[key], before[key])]
+            within = 1.25 * math.hypot(*errors)
+            if abs(math.log1p(slower)) > max(math.log1p(settings.slow), DRIFTED * within):
+                found.append(document.Drift(slower=slower, within=within, now=now[key], baseline=before[key]))
+    return sorted(found, key=lambda each: -each.slower)
+
+
+def _apart(verdict: Judgement, stored: Mapping[Class, Baseline]) -> list[str]:
+    """Where a baseline is of no use."""
+    if not stored or verdict.baselines.keys() & stored.keys():
+        return []
+    return ["nothing was compared with the baseline: it has no jobs of the same work on as many hosts"]
 
 
 def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:

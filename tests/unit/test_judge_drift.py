@@ -1,0 +1,94 @@
+"""A fleet that became slower as a whole: all its hosts are alike, and only a baseline tells."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from muster.cli.app import app
+from muster.core.judged import Judged, Peers
+from muster.judging import Baseline, Class
+from muster.stages.bench_fold import fold_bench
+from muster.stages.judge import judge
+from tests.unit.benches import ended, made, suite_of
+from tests.unit.logs import chat_log
+from tests.unit.test_bench_fold import jitter
+from tests.unit.test_judge import FLEET, noise, write
+
+
+def fleet(folder: Path, factor: float) -> Path:
+    for number, host in enumerate(FLEET):
+        write(folder / f"{number}.log", chat_log([host], 0.2 * noise(number) * factor))
+    return folder
+
+
+@pytest.fixture
+def baseline(tmp_path: Path) -> Path:
+    path = tmp_path / "fleet.json"
+    path.write_text(json.dumps(judge(fleet(tmp_path / "before", 1.0)).model_dump(mode="json")))
+    return path
+
+
+def test_the_first_line_says_it_and_the_exit_code(tmp_path: Path, baseline: Path) -> None:
+    logs = fleet(tmp_path / "now", 1.2)
+    found = judge(logs, baseline=baseline)
+    assert found.summary["fit"] == 16 and not found.sound
+    (drifted,) = found.drifted
+    assert drifted.slower == pytest.approx(0.2, abs=0.005) and 0 < drifted.within < 0.005
+    assert drifted.now.samples_per_second == pytest.approx(800, rel=0.01)
+    assert drifted.baseline.samples_per_second == pytest.approx(960, rel=0.01) and drifted.baseline.stored
+    told = CliRunner().invoke(app, ["judge", str(logs), "--baseline", str(baseline)], standalone_mode=False)
+    assert told.return_value == 1
+    first = told.output.splitlines()[0]
+    assert all(words in first for words in ("fleet", "20.0%", "slower", "baseline"))
+
+
+@pytest.mark.parametrize(
+    ("factor", "slow", "differs"), [(1.005, 0.01, False), (1.03, 0.05, False), (0.8, 0.01, True)]
+)
+def test_what_does_not_count(
+    tmp_path: Path, baseline: Path, factor: float, slow: float, differs: bool
+) -> None:
+    """Less than the smallest slowdown; and a fleet that is faster is a note."""
+    logs = fleet(tmp_path / "now", factor)
+    found = judge(logs, baseline=baseline, slow=slow)
+    assert found.sound and [each.slower < 0 for each in found.drifted] == [True] * differs
+    words = ["judge", str(logs), "--baseline", str(baseline), "--slow", str(slow)]
+    told = CliRunner().invoke(app, words, standalone_mode=False)
+    assert told.return_value == 0 and ("faster than the baseline" in told.output) is differs
+
+
+def test_a_baseline_of_other_work_is_no_comparison(tmp_path: Path, baseline: Path) -> None:
+    for number, host in enumerate(FLEET):
+        write(tmp_path / "now" / f"{number}.log", chat_log([host], 0.3 * noise(number), slots=4))
+    assert any("baseline" in note for note in judge(tmp_path / "now", baseline=baseline).notes)
+    assert not any("baseline" in note for note in judge(fleet(tmp_path / "same", 1), baseline=baseline).notes)
+
+
+def test_also_of_a_bench() -> None:
+    suite = suite_of({"groups": [1]})
+    before = fold_bench(ended(suite, "local:8x1", lambda task: made(task.hosts, 100.0 * jitter(task))))
+    peers = [Peers.model_validate(each.model_dump()) for each in before.peers]
+    stored = {
+        Class(each.work, each.hosts): Baseline(each.step_seconds, each.deviation, each.jobs, stored=True)
+        for each in peers
+    }
+    for factor, sound in ((1.2, False), (1.0, True)):
+        rate = 100.0 / factor
+        found = fold_bench(
+            ended(
+                suite,
+                "local:8x1",
+                lambda task, rate=rate: made(task.hosts, rate * jitter(task)),
+                stored=stored,
+            )  # type: ignore[misc]
+        )
+        assert found.sound is sound and len(found.drifted) == (not sound)
+
+
+def test_the_document_can_be_read_again(tmp_path: Path, baseline: Path) -> None:
+    found = judge(fleet(tmp_path / "now", 1.2), baseline=baseline)
+    assert Judged.model_validate_json(found.model_dump_json()) == found
