@@ -194,8 +194,9 @@ def test_what_a_bench_prints(capsys: pytest.CaptureFixture[str]) -> None:
     found = fold_bench(ended(suite, "local:9x1", result, records=records))
     out, err = printed(found, capsys)
     assert "local1: out of [memory] (hint: less)" in out
-    assert re.search(r"slow +local3 +.*slower than its peers", out)
-    assert re.search(r"\+2\d\.\d\d% time alone +digits-1x-004", out)
+    assert out.startswith("1 of 9 hosts is slow: local3 (2")
+    assert re.search(r"slow: local3\n.*slower than its peers", out)
+    assert re.search(r"2\d\.\d\d% slower alone: 80.00 samples/s, peers 100.*digits-1x-004", out)
     assert "digits: weak scaling" in out and "efficiency" in out
     assert "an extra job for local8" in out
     assert "9 hosts: " in out and "1 failed" in out

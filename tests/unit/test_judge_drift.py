@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from muster.cli.app import app
-from muster.core.judged import Judged, Peers
+from muster.core.judged import Gate, Judged, Peers
 from muster.judging import Baseline, Class
 from muster.stages.bench_fold import fold_bench
 from muster.stages.judge import judge
@@ -86,7 +86,7 @@ def test_also_of_a_bench() -> None:
                 stored=stored,
             )  # type: ignore[misc]
         )
-        assert found.sound is sound and len(found.drifted) == (not sound)
+        assert (found.gate is Gate.FIT) is sound and len(found.drifted) == (not sound)
 
 
 def test_the_document_can_be_read_again(tmp_path: Path, baseline: Path) -> None:

@@ -235,6 +235,8 @@ def means_of(jobs: Sequence[JobEntry]) -> dict[tuple[str, int], float]:
 
 def by_words(slower: float) -> str:
     """0.05 -> '5.00% slower'."""
+    if abs(slower) < 5e-5:
+        return "as fast"
     return f"{abs(slower):.2%} {'faster' if slower < 0 else 'slower'}"
 
 
