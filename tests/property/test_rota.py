@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.core.suite import Suite
-from muster.planner.groups import groups_of, sizes_of
+from muster.planner.groups import RING, groups_of, sizes_of
 from muster.planner.rota import Task, make_rota, rounds, startable, warmed_again
 from tests.unit.benches import suite_of
 
@@ -43,12 +43,23 @@ def test_groups_cover_every_host_once_but_for_the_last(hosts: tuple[str, ...], d
     groups = groups_of(hosts, size)
     assert all(len(group.hosts) == size == len(set(group.hosts)) for group in groups)
     assert {host for group in groups for host in group.hosts} == set(hosts)
+    if size == 2 and len(hosts) <= RING:
+        return
     plain = [host for group in groups for host in group.hosts if not group.leftover]
     assert len(plain) == len(set(plain))
     assert len(groups) == -(-len(hosts) // size)
     last = groups[-1]
     assert set(last.leftover) == (set(hosts) - set(plain) if last.leftover else set())
     assert set(last.again) | set(last.leftover) == (set(last.hosts) if last.leftover else set())
+
+
+def test_pairs_of_few_hosts_are_the_links_of_their_ring() -> None:
+    for count in range(3, RING + 1):
+        hosts = [f"h{number}" for number in range(count)]
+        links = {frozenset((hosts[at], hosts[(at + 1) % count])) for at in range(count)}
+        groups = groups_of(hosts, 2)
+        assert {frozenset(group.hosts) for group in groups} == links and len(groups) == count
+    assert len(groups_of(["a", "b"], 2)) == 1
 
 
 @QUICK

@@ -41,7 +41,6 @@ def test_a_dry_run_shows_the_schedule_and_starts_nothing(
     for words in (
         "opt-350m-2x-002",
         "node[3-4]",
-        "node5 left over",
         "warm-up",
         "at most 64 at once",
         "inspected",

@@ -80,6 +80,39 @@ def test_what_hosts_compute_tells_partners_apart() -> None:
         assert "slow" not in verdicts(found).values()
 
 
+@pytest.mark.parametrize("count", [4, 5, 6])
+def test_pairs_of_few_hosts_are_enough_to_read(count: int) -> None:
+    """Disjoint pairs of four hosts are two times, which cannot outvote each other: all links of the ring
+    are. As in acceptance, two entries run in pairs."""
+    suite = suite_of({"groups": [1, 2]}, {"name": "other", "groups": [1, 2]})
+
+    def cut(task: Task) -> Result:
+        alone = len(task.hosts) == 1
+        return fleet(task, {} if alone else {"local1": 5.0})
+
+    found = fold_bench(ended(suite, f"local:{count}x1", cut))
+    pairs = [job for job in found.jobs if job.size == 2]
+    assert len(pairs) == 2 * count and all(job.slower is not None for job in pairs)
+    assert {host for host, verdict in verdicts(found).items() if verdict == "slow"} == {"local1"}
+    well = fold_bench(ended(suite, f"local:{count}x1", fleet))
+    assert set(verdicts(well).values()) == {"fit"} and well.gate is Gate.FIT
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_network_of_two_or_three_hosts_is_not_judged(count: int) -> None:
+    """Whose pairs are slow, or whether all are, nobody can say."""
+
+    def result(task: Task) -> Result:
+        return fleet(task, {} if len(task.hosts) == 1 else {"local1": 5.0})
+
+    bound = {"figure": "samples_per_second", "at_least": 50, "per": "slot"}
+    alone = {"name": "alone", "groups": [1], "thresholds": [bound]}
+    found = fold_bench(ended(suite_of(alone, {"groups": [2]}), f"local:{count}x1", result))
+    assert len([job for job in found.jobs if job.size == 2]) == {2: 1, 3: 3}[count]
+    assert found.gate is Gate.OPEN and not found.links
+    assert all("network not judged" in each.reason for each in found.hosts)
+
+
 def test_hosts_that_the_inspection_dropped_are_unfit() -> None:
     bench = ended(suite_of({}), "local:2x1", fleet, dropped={"local9": "disk.free: 1 GB"})
     found = fold_bench(bench)

@@ -38,26 +38,26 @@ ANY_SIZE = {"set": {"batch": {"global": None, "micro": 8}}}  # digits' global ba
 
 def test_every_job_runs_and_no_host_is_in_two(tmp_path: Path) -> None:
     inputs = inputs_of(
-        tmp_path, "local:5x1", {"groups": [1, 2, "all"], "warm_up": True, **ANY_SIZE}, at_once=3
+        tmp_path, "local:7x1", {"groups": [1, 2, "all"], "warm_up": True, **ANY_SIZE}, at_once=3
     )
     found, folder = play(tmp_path, inputs, well)
     played = diary_of(tmp_path / "diary")
-    assert len(played) == len(inputs.rota.tasks) == 1 + 5 + 3 + 1
+    assert len(played) == len(inputs.rota.tasks) == 1 + 7 + 4 + 1
     for number, (_, hosts, begun, over) in enumerate(played):
         for _, others, begun_too, over_too in played[number + 1 :]:
             assert not set(hosts) & set(others) or begun_too >= over or begun >= over_too
     for moment in (begun for _, _, begun, _ in played):
         assert sum(begun <= moment < over for _, _, begun, over in played) <= 3
     assert played[0][0] == "digits-warmup"
-    assert found.complete and found.outcomes["succeeded"] == 10
+    assert found.complete and found.outcomes["succeeded"] == 13
     assert Bench.model_validate(json.loads(folder.bench.read_text())) == found
     lines = folder.table.read_text().splitlines()
     assert lines[0].startswith(
         "Hostnames,Throughput (samples/sec),Status,job,recipe,group,seconds,reason,memory"
     )
-    assert len(lines) == 11
-    assert any("local4 left over" in note for note in found.notes)
-    assert [job.leftover for job in found.jobs if job.leftover] == [["local4"]]
+    assert len(lines) == 14
+    assert any("local6 left over" in note for note in found.notes)
+    assert [job.leftover for job in found.jobs if job.leftover] == [["local6"]]
 
 
 def test_a_failure_is_that_jobs_alone(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from muster.core.judged import Drift, Evidence, Gate, JobEntry, Part, Peers, gate, not_judged
+from muster.core.judged import Drift, Evidence, Gate, JobEntry, Part, Peers, Subject, gate, not_judged
 from muster.core.judged import Verdict as Judgement
 from muster.core.result import Result
 
@@ -59,6 +59,9 @@ class HostVerdict(Part):
     jobs: int = Field(0, description="that it took part in, warm-ups apart")
     misses: list[str] = Field(default_factory=list, description="thresholds, of jobs that it ran alone")
     evidence: list[Evidence] = Field(default_factory=list)
+    subjects: list[Subject] = Field(
+        default_factory=list, description="what was looked at, beside others or by thresholds"
+    )
     beside_others: Judgement | None = Field(None, description="None: it was in no job that counts")
 
 
@@ -163,12 +166,7 @@ class Bench(Part):
         failed = any(count for name, count in self.outcomes.items() if name != "succeeded")
         grouped = {host for job in self.jobs if job.size > 1 and not job.warm_up for host in job.hosts}
         told = [
-            not_judged(
-                each.verdict,
-                each.beside_others.subjects if each.beside_others else (),
-                exchanged=each.host in grouped,
-            )
-            for each in self.hosts
+            not_judged(each.verdict, each.subjects, exchanged=each.host in grouped) for each in self.hosts
         ]
         drifted = any(each.slower > 0 for each in self.drifted)
         found = gate(bool(bad or missed or failed or drifted or self.links or self.switches), told)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from muster.core.fabric import rounds
 from muster.core.suite import Sizes
+
+RING = 6  # hosts: disjoint pairs of so few are fewer than the four times that can outvote a bad one
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,17 @@ def sizes_of(groups: Sizes, count: int) -> tuple[list[int], list[int]]:
 def groups_of(hosts: Sequence[str], size: int, *, first: bool = False) -> list[HostGroup]:
     """Neighbours in groups of `size`, which is at most the number of hosts. `first`: one group alone.
 
-    Of hosts that are left over, a last group is made with the ones before them.
+    Of hosts that are left over, a last group is made with the ones before them. Of few hosts, pairs are all
+    neighbours on their ring: every host is in two, every link in one.
     """
     if not 1 <= size <= len(hosts):
         raise ValueError(f"no group of {size} can be made of {len(hosts)} hosts")
     if first:
         return [HostGroup(tuple(hosts[:size]))]
+    if size == 2 and len(hosts) <= RING:
+        return [
+            HostGroup((hosts[a], hosts[b])) for wave in rounds(range(len(hosts)), "ring") for a, b in wave
+        ]
     whole = len(hosts) // size * size
     made = [HostGroup(tuple(hosts[at : at + size])) for at in range(0, whole, size)]
     if whole < len(hosts):

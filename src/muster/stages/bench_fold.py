@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 from muster.core import judged as document
 from muster.core.bench import Bench, BenchJob, HostVerdict, JobRecord, Outcome, Verdict
@@ -220,16 +220,24 @@ def _host(
     condition: Verdict = verdict.condition if verdict else "unknown"
     reason = verdict.reason if verdict else "no job of this host could be evaluated"
     evidence = verdict.evidence if verdict else []
+    subjects = {each.name: each for each in verdict.subjects} if verdict else {}
     well = bool(jobs) and all(job.outcome == "succeeded" and not job.misses for job in jobs)
     if condition in ("fit", "unknown") and alone:
         condition, reason = "below", alone[0]
     elif condition == "unknown" and not evidence and well:
         reason = "its jobs succeeded, but there are too few similar jobs to compare them with"
-        if any(job.entry in bounded and job.size == 1 for job in jobs):
-            condition, reason = (
-                "fit",
-                "it meets the thresholds; there are too few similar jobs to compare it with",
-            )
+        by_thresholds = _by_thresholds([job for job in jobs if job.entry in bounded])
+        subjects |= by_thresholds
+        if any(job.size > 1 for job in jobs):
+            subjects.setdefault("card", document.Subject(name="card", condition="unknown"))
+        if "compute" in by_thresholds:
+            condition = "fit"
+            reason = "it meets the thresholds; there are too few similar jobs to compare it with"
+    left = document.not_judged(
+        condition, list(subjects.values()), exchanged=any(job.size > 1 for job in jobs)
+    )
+    if condition in document.GOOD and left and left not in reason:
+        reason += f"; {left}"
     return HostVerdict(
         host=host,
         verdict=condition,
@@ -237,8 +245,23 @@ def _host(
         jobs=len(jobs),
         misses=alone,
         evidence=evidence,
+        subjects=list(subjects.values()),
         beside_others=verdict,
     )
+
+
+def _by_thresholds(jobs: Sequence[BenchJob]) -> dict[Literal["compute", "card", "links"], document.Subject]:
+    """What thresholds of speed that these jobs met tell: alone of what a host computes, in a group of its
+    card as well."""
+    told: dict[Literal["compute", "card", "links"], int] = {
+        "compute": sum(job.size == 1 for job in jobs),
+        "card": sum(job.size > 1 for job in jobs),
+    }
+    return {
+        name: document.Subject(name=name, condition="fit", jobs=count)
+        for name, count in told.items()
+        if count
+    }
 
 
 def _in_doubt(verdict: HostVerdict, jobs: Sequence[BenchJob], bad: set[str]) -> HostVerdict:
