@@ -26,6 +26,8 @@ EXAMPLES = f"""Examples:
 
   muster judge new/ --baseline fleet.json
 
+  muster judge logs/ --at-least 800samples/s
+
 {EXIT_CODES}"""
 
 JOBS = 20  # jobs that did not succeed
@@ -53,9 +55,20 @@ def judge(
     baseline: Annotated[
         Path | None,
         Option(
-            "--baseline", help="Output of --json for another fleet to compare with, for fewer than four jobs."
+            "--baseline",
+            help="Output of --json for another fleet: what is normal where there are fewer than four jobs, "
+            "and whether this fleet as a whole is slower.",
         ),
     ] = None,
+    at_least: Annotated[
+        str,
+        Option(
+            "--at-least",
+            metavar="SPEED",
+            help="Speed that every job must reach, whatever its peers do: 800samples/s or 120ktokens/s of a "
+            "job, however many hosts it has; 800samples/s/host or 100samples/s/rank of its hosts or ranks.",
+        ),
+    ] = "",
     output: Annotated[
         Path | None, Option("--output", "-o", help="Write a CSV file with a row per job.")
     ] = None,
@@ -76,6 +89,7 @@ def judge(
         host_pattern=host_pattern,
         slow=slow,
         baseline=baseline,
+        at_least=at_least,
         progress=_Progress(err_console()),
     )
     if json:

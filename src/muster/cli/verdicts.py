@@ -64,15 +64,17 @@ def _accused(found: _Found) -> list[tuple[str, str]]:
     bad = [row for row in rows_of(found) if row.verdict in BAD]
     lines = []
     if bad:
-        how = " or ".join(dict.fromkeys(row.verdict for row in bad))
-        whom = _some([f"{row.host} ({_short(row)})" for row in bad])
+        below = f"below {getattr(found, 'at_least', '') or 'a threshold'}"
+        how = " or ".join(dict.fromkeys(below if row.verdict == "below" else row.verdict for row in bad))
+        whom = _some([f"{row.host}{_short(row)}" for row in bad])
         verb = "is" if len(bad) == 1 else "are"
         lines.append(f"{len(bad)} of {counted(len(found.hosts), 'host')} {verb} {how}: {whom}")
     for each in (*found.links, *found.switches):
         lines.append(f"{_name(each)} is {each.condition}: {each.reason}")
     missed = [job.job for job in found.jobs if job.misses]
     if missed and not any(row.verdict == "below" for row in bad):
-        lines.append(f"{counted(len(missed), 'job')} below a threshold: {_some(missed)}")
+        count = counted(len(missed), "job")
+        lines.append(f"no host alone is to blame, but {count} missed what was asked: {_some(missed)}")
     return [("red", line) for line in lines]
 
 
@@ -90,7 +92,7 @@ def _nobody(found: _Found, *, beside: bool) -> list[tuple[str, str]]:
         if why:
             left.setdefault(why, []).append(row.host)
     if left:
-        parts = [f"{_all_or(hosts, total)}: {why}" for why, hosts in left.items()]
+        parts = [_left(why, hosts, total) for why, hosts in left.items()]
         return [("yellow", f"{but}no host is slow or failing, but {'; '.join(parts)}")]
     who = f"all {total} hosts are fit" if total > 1 else "the host is fit"
     differ = sum(row.verdict == "differs" for row in rows)
@@ -98,10 +100,13 @@ def _nobody(found: _Found, *, beside: bool) -> list[tuple[str, str]]:
     return [("green", "; ".join([f"{but}{who}{more}", *_unjudged(rows)]))]
 
 
-def _all_or(hosts: Sequence[str], total: int) -> str:
-    """Of whom something is said."""
-    of = f"all {total}" if 1 < total == len(hosts) else f"{len(hosts)} of {total}"
-    return f"{of} ({fold_hosts(hosts)})"
+def _left(why: str, hosts: Sequence[str], total: int) -> str:
+    """What is not known, and of whom."""
+    of = "the host" if total == 1 else f"all {total}" if len(hosts) == total else f"{len(hosts)} of {total}"
+    who = f"{of} ({fold_hosts(hosts)})"
+    if why.startswith("network"):
+        return f"the network of {who} was not judged"
+    return f"{who} {'is' if len(hosts) == 1 else 'are'} {why}"
 
 
 def print_hosts(console: Console, found: _Found, *, every: bool) -> None:
@@ -260,13 +265,14 @@ def drift_notes(found: _Found) -> list[str]:
 
 
 def _short(row: HostVerdict) -> str:
+    """In brackets behind a host's name."""
     verdict = row.beside_others
-    if row.verdict == "failing":
-        return "its jobs fail"
+    if row.verdict == "below":
+        return ""
     if row.verdict == "slow" and verdict is not None and verdict.slower is not None:
         where = _WHERE.get(verdict.kind or "")
-        return f"{verdict.slower:.1%} slower{f', {where}' if where else ''}"
-    return row.reason
+        return f" ({verdict.slower:.1%} slower{f', {where}' if where else ''})"
+    return " (its jobs fail)" if row.verdict == "failing" else f" ({row.reason})"
 
 
 def _looked(rows: Sequence[HostVerdict], name: str) -> str:

@@ -143,6 +143,7 @@ class Judged(Part):
     schema_version: int = SCHEMA_VERSION
     source: str
     slow: float = Field(description="the smallest slowdown that counts, share of a step's time")
+    at_least: str = Field("", description="the speed that each job must reach; empty: none")
     summary: dict[Condition, int]
     outcomes: dict[JobOutcome, int]
     hosts: list[Verdict]

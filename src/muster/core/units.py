@@ -10,6 +10,10 @@ from muster.core.errors import UsageError
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGTP])(i)?)?B?", re.IGNORECASE)
 
+_RATE = re.compile(
+    r"([0-9][0-9,]*(?:\.[0-9]+)?)\s*([kKM])?\s*(samples|tokens)/s(?:ec)?(?:ond)?(?:/(host|rank|slot))?"
+)
+
 
 def format_number(value: float | None, digits: int = 4) -> str:
     """To `digits` significant digits, with thousands separated: 5347.88 -> '5,348', 0.25 -> '0.2500'. None ->
@@ -48,6 +52,20 @@ def parse_bytes(text: str) -> int | None:
         return None
     power = "BKMGTP".index(match[2].upper()) if match[2] else 0
     return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+
+
+def parse_rate(text: str, where: str) -> tuple[float, str, str]:
+    """'800samples/s' -> (800.0, 'samples_per_second', 'job'); '1.2k tokens/s/host' is of each host, and
+    '.../rank' of each rank ('slot'). Raises UsageError."""
+    match = _RATE.fullmatch(text.strip())
+    value = (
+        float(match[1].replace(",", "")) * {None: 1, "k": 1e3, "K": 1e3, "M": 1e6}[match[2]] if match else 0
+    )
+    if match is None or not 0 < value < math.inf:
+        hint = "such as 800samples/s, 120ktokens/s, 100samples/s/host or 12samples/s/rank"
+        raise UsageError(f"is no speed: {text!r}", where=where, hint=hint)
+    per = {None: "job", "host": "host"}.get(match[4], "slot")
+    return value, f"{match[3]}_per_second", per
 
 
 def format_seconds(seconds: float | None) -> str:

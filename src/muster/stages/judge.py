@@ -23,6 +23,7 @@ from muster.judging import Baseline, Class, Settings
 from muster.readers._mapping import Mapping, load_mappings
 from muster.readers._read import read_blocks
 from muster.readers.base import JobLog
+from muster.stages.atleast import Bound, held
 from muster.stages.joblogs import judged
 from muster.store.atomic import write_text
 from muster.store.logfiles import LogFile, blocks_of, find_logs, members_of
@@ -39,18 +40,21 @@ def judge(
     host_pattern: str = "",
     slow: float = Settings.slow,
     baseline: Path | None = None,
+    at_least: str = "",
     progress: Progress = lambda done, total: None,
 ) -> Judged:
     """Read every log below `where`, or in an archive of them, and judge their hosts.
 
     `mappings`: files that say what the columns of tables mean; `host_pattern`: an expression with a group
     `host`, searched for in paths; `slow`: the smallest slowdown that counts; `baseline`: what `--json` wrote
-    of another fleet, for hosts that have too few peers here. Raises UsageError for bad input, and where no
-    log can be read.
+    of another fleet, for hosts that have too few peers here, and for a fleet that is slower as a whole;
+    `at_least`: a speed that every job must reach, such as 800samples/s. Raises UsageError for bad input, and
+    where no log can be read.
     """
     if not 0 < slow < 1:
         raise UsageError(f"must be between 0 and 1 (a share of the step time), not {slow:g}", where="--slow")
     named = _pattern(host_pattern)
+    bound = Bound.of(at_least) if at_least else None
     stored = load_baselines(baseline) if baseline else {}
     known = load_mappings(mappings)
     given = {path.resolve() for path in [*mappings, *([baseline] if baseline else [])]}
@@ -63,7 +67,8 @@ def judge(
             where=str(where),
             hint="tables need --mapping FILE; docs/judge.md lists the formats that can be read",
         )
-    return judged(str(where), logs, Settings(slow=slow), stored)
+    found = judged(str(where), logs, Settings(slow=slow), stored)
+    return held(found, bound) if bound else found
 
 
 def read_logs(
