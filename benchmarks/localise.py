@@ -1,33 +1,46 @@
-"""Bad hosts, links and switches found in simulated fleets: how often, after how many waves.
+"""Bad hosts, links and switches found in simulated fleets, by kind of noise: how often, after how many waves.
 
-    .venv/bin/python benchmarks/localise.py      10,000 fleets per bar: some 12 CPU-minutes
-    .venv/bin/python benchmarks/localise.py --fleets 200 --no-write
+    .venv/bin/python benchmarks/localise.py      10,000 fleets per headline bar
+    .venv/bin/python benchmarks/localise.py --fleets 300 --no-write
+    .venv/bin/python benchmarks/localise.py --only "5 % slow, card" --model drift --no-write
 
-Every fleet has its seed; the same command gives the same figures. A wave is a set of disjoint jobs at once. A
-fleet counts as solved where exactly what was planted is accused: the host, not its partner; the link, not its
-hosts. Writes benchmarks/results/localise.json, and the tables and the plot of docs/judging.md.
+Every fleet has its seed: the same command gives the same figures, however many processes share the work. A
+wave is a set of disjoint jobs at once. A fleet counts as solved where exactly what was planted is accused:
+the host, not its partner; the link, not its hosts. Noise of real jobs is resampled from the logs in
+../shared/data/real_logs, and left out where they are not. Writes benchmarks/results/localise.json, and the
+tables and the plot of docs/judging.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import random
+import statistics
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from localise_page import write
 from localise_peers import PEERS
 
-from muster.judging import Settings, State, Topology, judge_state
+from muster.judging import State, Topology, judge_state
 from muster.judging.faults import OF_HOSTS, Kind
-from muster.judging.simulate import Fleet, Planted, hunt
+from muster.judging.simulate import NOISES, Fleet, Planted, hunt, resampled
 
 Plant = Callable[[random.Random, Topology], tuple[Planted, ...]]
-NOISE = 0.004
-OURS = "muster"
+LOGS = Path(__file__).resolve().parents[2] / "shared" / "data" / "real_logs"
+GAUSSIAN, REAL = "Gaussian", "residuals of real jobs"
+WRONG = 0.001  # of the healthy hosts may be accused, beside a fault and without one
+THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of what is planted: others get the one that suits them best
+CHUNK = 50  # fleets that a process tries at a time
 
 
 def topology(count: int, behind: int = 8) -> Topology:
@@ -36,6 +49,9 @@ def topology(count: int, behind: int = 8) -> Topology:
     return Topology(
         hosts, tuple((f"leaf{i // behind}", hosts[i : i + behind]) for i in range(0, count, behind))
     )
+
+
+PLACE = topology(64)
 
 
 def hosts(by: float, *kinds: Kind, number: int = 1, chance: float = 1.0) -> Plant:
@@ -61,191 +77,250 @@ def switch(by: float, kind: Kind) -> Plant:
     return lambda draw, fleet: (Planted(kind, (draw.choice(fleet.switches)[0],), by),)
 
 
+def rack(by: float) -> Plant:
+    """All hosts behind one switch are slow by themselves; the switch is not."""
+    return lambda draw, fleet: tuple(
+        Planted("compute", (host,), by) for host in draw.choice(fleet.switches)[1]
+    )
+
+
 @dataclass(frozen=True)
 class Bar:
-    """What is planted, in how many waves it is to be found, and how often (None: no bar, only shown)."""
+    """What is planted, in how many waves it is to be found, and how often (None: no bar, only shown; `of`:
+    other bars under other noise). `everywhere`: under every noise, and others' ways beside ours."""
 
     name: str
     plant: Plant
     waves: int
-    least: float | None
-    share: float = 1.0  # of the fleets asked for
-    settings: Settings = field(default_factory=Settings)
-    fleet: dict[str, Any] = field(default_factory=dict)
+    least: float | None = None
+    share: float = 0.1  # of the fleets asked for
+    by: float = 0.05
+    everywhere: bool = False
+    of: Mapping[str, float | None] = field(default_factory=dict)
+    fleet: Mapping[str, Any] = field(default_factory=dict)
 
 
 NONE: Plant = lambda draw, fleet: ()  # noqa: E731
 ANY: tuple[Kind, ...] = ("compute", "card")
+TAILS = {"t3": 0.97, "t3, slow side": 0.97}
+ONE = {"hosts differ by 0.3 %": 0.9, "hosts differ by 0.38 %": None}
+THREE = {"hosts differ by 0.3 %": None, "hosts differ by 0.38 %": None}
+_EVERYWHERE = (
+    Bar("one host 5 % slow, compute", hosts(0.05, "compute"), 3, 0.99, 1.0, of=TAILS),
+    Bar("one host 5 % slow, card", hosts(0.05, "card"), 3, 0.99, 1.0, of=TAILS),
+    Bar("one host 2 % slow, compute", hosts(0.02, "compute"), 6, 0.95, 0.2, 0.02, of=ONE),
+    Bar("one host 2 % slow, card", hosts(0.02, "card"), 6, 0.95, 0.2, 0.02, of=ONE),
+    Bar("three hosts 5 % slow, either", hosts(0.05, *ANY, number=3), 6, 0.95, 0.2),
+    Bar("three hosts 2 % slow, either", hosts(0.02, *ANY, number=3), 6, 0.95, 0.2, 0.02, of=THREE),
+    Bar("one link of the ring 5 % slow", link(0.05), 4, 0.95, 0.2),
+    Bar("healthy", NONE, 6, None, 1.0),
+)
 BARS = (
-    Bar("healthy", NONE, 6, 0.999),
-    Bar("one host 5 % slow, compute", hosts(0.05, "compute"), 3, 0.99),
-    Bar("one host 5 % slow, card", hosts(0.05, "card"), 3, 0.99),
-    Bar("one host 2 % slow, compute", hosts(0.02, "compute"), 6, 0.95),
-    Bar("one host 2 % slow, card", hosts(0.02, "card"), 6, 0.95),
-    Bar("three hosts 5 % slow, either", hosts(0.05, *ANY, number=3), 6, 0.95),
-    Bar("three hosts 2 % slow, either", hosts(0.02, *ANY, number=3), 6, 0.95),
-    Bar("one link of the ring 5 % slow", link(0.05), 4, 0.95),
+    *(Bar(**{**vars(each), "everywhere": True}) for each in _EVERYWHERE),
     Bar("one switch 5 % slow", switch(0.05, "switch"), 4, 0.95),
     Bar("one uplink 5 % slow", switch(0.05, "uplink"), 4, 0.95),
-    Bar("one link 2 % slow", link(0.02), 6, None, 0.1),
-    Bar("one switch 2 % slow", switch(0.02, "switch"), 6, None, 0.1),
-    Bar("one uplink 2 % slow", switch(0.02, "uplink"), 6, None, 0.1),
-    Bar("one host fails its jobs", hosts(0.0, "compute"), 3, None, 0.1),
-    Bar("waiting times known, compute 5 %", hosts(0.05, "compute"), 2, None, 0.1, fleet={"waits": True}),
-    Bar("eight hosts 5 % slow, either", hosts(0.05, *ANY, number=8), 6, None, 0.1),
-    Bar("slow by 5 % in half of its jobs", hosts(0.05, "card", chance=0.5), 6, None, 0.1),
-    Bar(
-        "the same, six jobs per host",
-        hosts(0.05, "card", chance=0.5),
-        12,
-        None,
-        0.1,
-        settings=Settings(sweeps=6),
-    ),
-    Bar("healthy, hosts differ by 0.3 %", NONE, 6, None, 0.1, fleet={"spread": 0.003}),
-    Bar("healthy, 1 % of jobs hiccup", NONE, 6, None, 0.1, fleet={"hiccups": 0.01}),
-    Bar(
-        "card 5 %, both of these", hosts(0.05, "card"), 6, None, 0.1, fleet={"spread": 0.003, "hiccups": 0.01}
-    ),
+    Bar("eight hosts behind one switch 5 % slow, compute", rack(0.05), 6, 0.95),
+    Bar("one host fails its jobs", hosts(0.0, "compute"), 3, 0.99),
+    Bar("slow by 5 % in half of its jobs", hosts(0.05, "card", chance=0.5), 8, 0.9),
+    Bar("waiting times known, compute 5 %", hosts(0.05, "compute"), 2, 0.99, fleet={"waits": True}),
+    Bar("eight hosts 5 % slow, either", hosts(0.05, *ANY, number=8), 6, 0.95),
+    Bar("one link 2 % slow", link(0.02), 6),
+    Bar("one switch 2 % slow", switch(0.02, "switch"), 6),
+    Bar("one host takes twice as long, card", hosts(1.0, "card"), 3, 0.99),
+    Bar("one host takes 100 times as long, compute", hosts(99.0, "compute"), 3, 0.99),
+    Bar("one link takes 5 times as long", link(4.0), 4, 0.95),
+    Bar("one switch takes 5 times as long", switch(4.0, "switch"), 4, 0.95),
+    Bar("healthy, 1 % of jobs hiccup", NONE, 6, fleet={"hiccups": 0.01}),
 )
+BY_NAME = {bar.name: bar for bar in BARS}
 
 
-def accused(state: State) -> set[tuple[str, ...]]:
-    """What `judge_state` would accuse, without its evidence: the same thresholds."""
-    names, found = state.topology.hosts, set()
-    for host, chance in state.suspects.items():
-        if chance >= state.settings.convict:
-            found.add((names[host],))
-    for part in state.parts:
-        for fault in part.faults():
-            if fault.kind not in OF_HOSTS and part.probability(fault) >= state.settings.named:
-                if fault.kind == "link":
-                    found.add(tuple(sorted(names[host] for host in fault.where)))
-                else:
-                    found.add((state.topology.switches[fault.where[0]][0],))
-    return found
+@cache
+def noises() -> dict[str, dict[str, Any]]:
+    """What Fleet is told for each kind of noise; that of real jobs where their logs are here."""
+    files = sorted(LOGS.glob("*.tar.*")) if LOGS.is_dir() else []
+    times: dict[tuple[str, int], list[float]] = {}
+    for file in files:
+        from muster.stages.judge import judge
+
+        for job in judge(file).jobs:
+            if job.step_seconds is not None:
+                times.setdefault((f"{file} {job.work}", len(job.hosts)), []).append(job.step_seconds)
+    residuals: dict[int, list[float]] = {}
+    for (_, size), values in times.items():
+        middle = statistics.median(values)
+        residuals.setdefault(size, []).extend(math.log(value / middle) for value in values)
+    if residuals.keys() >= {1, 2}:
+        return {**NOISES, REAL: {"noise": resampled(residuals)}}
+    print(f"no noise of real jobs: no logs of jobs on one host and on two in {LOGS}")
+    return NOISES
 
 
-def try_bar(bar: Bar, fleets: int, place: Topology) -> dict[str, Any]:
-    """How often exactly what was planted is accused after each wave, and at the end; of which kind it was
-    said to be; hosts accused that are healthy; waves used; CPU seconds."""
-    began = time.process_time()
-    count = max(1, round(fleets * bar.share))
-    solved = kinds = wrong = alarmed = waves = jobs = 0
-    after = [0] * (bar.waves + 1)
-    for seed in range(count):
-        planted = bar.plant(random.Random(seed), place)
-        wanted = {each.where for each in planted}
-        fleet = Fleet(place, planted, noise=NOISE, seed=seed + 1_000_000, **bar.fleet)
-        known: list[bool] = []
+def least(bar: Bar, model: str) -> float | None:
+    """The bar under this noise."""
+    return bar.of.get(model, bar.least)
 
-        def watch(wave: int, state: State, known: list[bool] = known, wanted: set[Any] = wanted) -> None:
-            known.append(accused(state) == wanted)
 
-        found = hunt(fleet, bar.waves, bar.settings, watch)
-        verdicts = judge_state(found.state)
-        named = {each.subject for each in verdicts.accused}
-        bad = {host for each in planted if each.kind in OF_HOSTS for host in each.where}
-        mistaken = sum(each.bad and each.subject[0] not in bad for each in verdicts.hosts)
-        wrong += mistaken
-        alarmed += named > set() and not named <= wanted
-        solved += named == wanted
-        said = {each.subject: each.kind for each in verdicts.accused}
-        real = {each.where: each.kind if each.chance == 1.0 else "intermittent" for each in planted}
-        kinds += said == real
-        waves += found.waves
-        jobs += fleet.jobs
+def fleet_of(bar: Bar, model: str, seed: int) -> Fleet:
+    planted = bar.plant(random.Random(seed), PLACE)
+    how = {**noises()[model], **bar.fleet}
+    return Fleet(PLACE, planted, seed=seed + 1_000_000, timed=True, **how)
+
+
+def good_accused(named: Iterable[tuple[str, ...]], fleet: Fleet) -> int:
+    """How many healthy hosts are accused."""
+    bad = {each.where[0] for each in fleet.faults if each.kind in OF_HOSTS}
+    return sum(len(each) == 1 and each[0] in PLACE.index and each[0] not in bad for each in named)
+
+
+def accused(state: State) -> dict[tuple[str, ...], str | None]:
+    """What is accused, and of which kind."""
+    return {each.subject: each.kind for each in judge_state(state).accused}
+
+
+def try_ours(name: str, model: str, seeds: range) -> Counter[Any]:
+    """Muster on these fleets: how many of which exactly what was planted is accused after each wave, and at
+    the end; of which kind it was said to be; healthy hosts accused; waves, jobs and CPU seconds used."""
+    bar, tally, began = BY_NAME[name], Counter[Any](), time.process_time()
+    for seed in seeds:
+        fleet = fleet_of(bar, model, seed)
+        wanted = {each.where: each.kind if each.chance == 1.0 else "intermittent" for each in fleet.faults}
+        known: list[dict[tuple[str, ...], str | None]] = []
+
+        def watch(wave: int, state: State, known: list[Any] = known) -> None:
+            known.append(accused(state))
+
+        found = hunt(fleet, bar.waves, None, watch)
+        named = known[-1] if known else {}
+        wrong = good_accused(named, fleet)
+        tally.update(
+            {
+                "fleets": 1,
+                "solved": named.keys() == wanted.keys(),
+                "kinds": named == wanted,
+                "good": wrong,
+                "false": not named.keys() <= wanted.keys(),
+                "waves": found.waves,
+                "jobs": fleet.jobs,
+            }
+        )
         for wave in range(1, bar.waves + 1):
-            after[wave] += known[min(wave, len(known)) - 1]
-    return {
+            seen = known[min(wave, len(known)) - 1] if known else {}
+            tally[wave] += seen.keys() == wanted.keys()
+        if named.keys() != wanted.keys() and "first" not in tally:
+            tally["first"] = seed
+    tally["seconds"] = time.process_time() - began  # type: ignore[assignment]
+    return tally
+
+
+def try_others(name: str, model: str, seeds: range) -> Counter[Any]:
+    """Others' ways on the same fleets, each with every threshold."""
+    bar, tally = BY_NAME[name], Counter[Any]()
+    for seed in seeds:
+        for way, run in PEERS.items():
+            fleet = fleet_of(bar, model, seed)
+            wanted = {each.where for each in fleet.faults}
+            outcome = run(fleet, bar.waves)
+            tally[way, "waves"] += outcome.waves
+            tally[way, "jobs"] += fleet.jobs
+            for share in THRESHOLDS:
+                named = outcome.accused(share * bar.by)
+                tally[way, share, "solved"] += named == wanted
+                tally[way, share, "good"] += good_accused(named, fleet)
+    tally["fleets"] = len(seeds)
+    return tally
+
+
+def wilson(solved: float, count: int) -> list[float]:
+    """The share's interval of 95 %."""
+    z, share = 1.96, solved / count
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return [round(max(0.0, middle - half), 6), round(min(1.0, middle + half), 6)]
+
+
+def missed(row: Mapping[str, Any]) -> list[str]:
+    """What a row falls short of."""
+    words = []
+    if row["least"] is not None and row["solved"] < row["least"]:
+        words.append(f"below {100 * row['least']:g} %")
+    if row["healthy hosts accused"] >= WRONG:
+        words.append(f"{100 * WRONG:g} % of healthy hosts accused or more")
+    return words
+
+
+def row_of(bar: Bar, model: str, tally: Counter[Any], first: int | None) -> dict[str, Any]:
+    """Shares and means of one bar under one noise."""
+    count = tally["fleets"]
+    bad = len(bar.plant(random.Random(0), PLACE))
+    row = {
         "name": bar.name,
-        "hosts": len(place.hosts),
+        "model": model,
         "fleets": count,
         "waves": bar.waves,
-        "least": bar.least,
-        "solved": solved / count,
-        "and its kind": kinds / count,
-        "healthy hosts accused": wrong / (count * len(place.hosts)),
-        "fleets with a false accusation": alarmed / count,
-        "solved after wave": [round(each / count, 5) for each in after[1:]],
-        "mean waves": waves / count,
-        "mean jobs": jobs / count,
-        "cpu seconds": round(time.process_time() - began, 1),
+        "least": least(bar, model),
+        "solved": tally["solved"] / count,
+        "interval": wilson(tally["solved"], count),
+        "and its kind": tally["kinds"] / count,
+        "healthy hosts accused": tally["good"] / (count * (len(PLACE.hosts) - (bad if bar.by else 0))),
+        "fleets with a false accusation": tally["false"] / count,
+        "solved after wave": [round(tally[wave] / count, 5) for wave in range(1, bar.waves + 1)],
+        "mean waves": tally["waves"] / count,
+        "mean jobs": tally["jobs"] / count,
+        "first not solved": first,
+        "cpu seconds": round(tally["seconds"], 1),
     }
+    return {**row, "missed": missed(row)}
 
 
-COMPARED: tuple[tuple[str, Plant, float], ...] = (
-    ("one card 5 %", hosts(0.05, "card"), 0.05),
-    ("one card 2 %", hosts(0.02, "card"), 0.02),
-    ("three hosts 5 %", hosts(0.05, *ANY, number=3), 0.05),
-    ("three hosts 2 %", hosts(0.02, *ANY, number=3), 0.02),
-    ("one link 5 %", link(0.05), 0.05),
-    ("one uplink 5 %", switch(0.05, "uplink"), 0.05),
-    ("healthy", NONE, 0.05),
-)
-
-
-def compare(fleets: int, place: Topology) -> list[dict[str, Any]]:
-    """Every way on the same faults: solved, good hosts accused per fleet, waves, jobs."""
-    rows = []
-    for name, plant, by in COMPARED:
-        for way in (*PEERS, OURS):
-            solved = good = waves = jobs = 0
-            for seed in range(fleets):
-                planted = plant(random.Random(seed), place)
-                wanted = {each.where for each in planted}
-                fleet = Fleet(place, planted, noise=NOISE, seed=seed + 2_000_000)
-                if way == OURS:
-                    found = hunt(fleet, 6)
-                    named, used = accused(found.state), found.waves
-                else:
-                    outcome = PEERS[way](fleet, by / 2)
-                    named, used = set(outcome.accused), outcome.waves
-                solved += named == wanted
-                good += sum(
-                    len(each) == 1 and each not in wanted and each[0] in place.index for each in named
-                )
-                waves += used
-                jobs += fleet.jobs
-            rows.append(
-                {
-                    "planted": name,
-                    "way": way,
-                    "fleets": fleets,
-                    "solved": solved / fleets,
-                    "good hosts accused per fleet": good / fleets,
-                    "waves": waves / fleets,
-                    "jobs": jobs / fleets,
-                }
-            )
+def rows_of_others(bar: Bar, model: str, tally: Counter[Any]) -> list[dict[str, Any]]:
+    """A row per way, with the threshold that suits it best."""
+    count, rows = tally["fleets"], []
+    for way in PEERS:
+        best = max(THRESHOLDS, key=lambda share: (tally[way, share, "solved"], -tally[way, share, "good"]))
+        rows.append(
+            {
+                "name": bar.name,
+                "model": model,
+                "way": way,
+                "fleets": count,
+                "threshold": best * bar.by,
+                "solved": tally[way, best, "solved"] / count,
+                "interval": wilson(tally[way, best, "solved"], count),
+                "healthy hosts accused": tally[way, best, "good"] / (count * len(PLACE.hosts)),
+                "waves": tally[way, "waves"] / count,
+                "jobs": tally[way, "jobs"] / count,
+            }
+        )
     return rows
 
 
-def scale() -> list[dict[str, Any]]:
+def scale(places: Iterable[tuple[int, int]] = ((64, 100), (1000, 20), (10000, 4))) -> list[dict[str, Any]]:
     """Waves until three hosts (5 % or 2 % slow) are named, and until nothing is left to ask; and the longest
-    that it took to read all results and choose a wave."""
+    that it took to read all results and choose a wave. `places`: hosts, fleets."""
     rows = []
-    for count, fleets in ((64, 100), (1000, 20), (10000, 4)):
+    for count, fleets in places:
         place = topology(count, behind=40 if count > 64 else 8)
         for by in (0.05, 0.02):
             named, waves, longest, solved = [], [], 0.0, 0
             for seed in range(fleets):
                 planted = hosts(by, *ANY, number=3)(random.Random(seed), place)
-                wanted, known = {each.where for each in planted}, []
-                began = time.process_time()
+                wanted = {each.where for each in planted}
+                known: list[set[tuple[str, ...]]] = []
+                ticks = [time.process_time()]
 
                 def watch(
-                    wave: int, state: State, known: list[Any] = known, wanted: set[Any] = wanted
+                    wave: int, state: State, known: list[Any] = known, ticks: list[float] = ticks
                 ) -> None:
-                    known.append((accused(state) == wanted, time.process_time()))
+                    ticks.append(time.process_time())
+                    known.append(set(accused(state)))
 
-                found = hunt(Fleet(place, planted, noise=NOISE, seed=seed + 3_000_000), 16, None, watch)
-                ticks = [began, *(each for _, each in known)]
+                found = hunt(Fleet(place, planted, seed=seed + 3_000_000, timed=True), 16, None, watch)
                 longest = max(longest, *(b - a for a, b in pairwise(ticks)))
-                first = [i for i, (right, _) in enumerate(known, 1) if right]
+                first = [i for i, each in enumerate(known, 1) if each == wanted]
                 named.append(first[0] if first else 99)
                 waves.append(found.waves)
-                solved += accused(found.state) == wanted
+                solved += known[-1] == wanted
             rows.append(
                 {
                     "hosts": count,
@@ -261,29 +336,60 @@ def scale() -> list[dict[str, Any]]:
     return rows
 
 
+def measure(chosen: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of ours and of the others', for every bar and noise that was asked for."""
+    ours: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    with ProcessPoolExecutor(chosen.processes) as pool:
+        for bar in BARS:
+            for model in noises() if bar.everywhere else [GAUSSIAN]:
+                if chosen.only not in bar.name or chosen.model not in model:
+                    continue
+                count = max(1, round(chosen.fleets * bar.share))
+                chunks = [range(at, min(at + CHUNK, count)) for at in range(0, count, CHUNK)]
+                few = range(min(len(chunks), max(1, chosen.fleets // (20 * CHUNK))))
+                rivals = [
+                    pool.submit(try_others, bar.name, model, chunks[at])
+                    for at in (few if bar.everywhere and bar.name != "healthy" else ())
+                ]
+                tallies = [pool.submit(try_ours, bar.name, model, chunk) for chunk in chunks]
+                found = [each.result() for each in tallies]
+                first = min([each.pop("first") for each in found if "first" in each], default=None)
+                ours.append(row_of(bar, model, sum(found, Counter()), first))
+                row = ours[-1]
+                words = f"  MISSED {row['missed']}, first seed {first}" if row["missed"] else ""
+                print(
+                    f"{bar.name:48} {model:22} {row['solved']:.4f}  kind {row['and its kind']:.4f}"
+                    f"  good accused {row['healthy hosts accused']:.6f}  waves {row['mean waves']:.2f}"
+                    f"  {row['cpu seconds']} s{words}",
+                    flush=True,
+                )
+                if rivals:
+                    total = sum((each.result() for each in rivals), Counter())
+                    others += rows_of_others(bar, model, total)
+    return ours, others
+
+
 def main() -> None:
     """All tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--fleets", type=int, default=10_000, help="per bar")
+    parser.add_argument("--fleets", type=int, default=10_000, help="per headline bar")
+    parser.add_argument("--only", default="", help="bars with this in their name")
+    parser.add_argument("--model", default="", help="kinds of noise with this in their name")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--no-write", action="store_true", help="print only")
     chosen = parser.parse_args()
-    place = topology(64)
-    bars = []
-    for bar in BARS:
-        bars.append(try_bar(bar, chosen.fleets, place))
-        print(
-            f"{bar.name:36} {bars[-1]['solved']:.4f}  kind {bars[-1]['and its kind']:.4f}  good accused"
-            f" {bars[-1]['healthy hosts accused']:.6f}  waves {bars[-1]['mean waves']:.2f}"
-            f"  {bars[-1]['cpu seconds']} s",
-            flush=True,
-        )
+    ours, others = measure(chosen)
+    if chosen.only or chosen.model:
+        return
     document = {
         "command": f"benchmarks/localise.py --fleets {chosen.fleets}",
-        "noise": NOISE,
-        "bars": bars,
-        "compared": compare(max(10, chosen.fleets // 100), place),
+        "models": list(noises()),
+        "wrong": WRONG,
+        "bars": ours,
+        "compared": others,
         "scale": scale(),
     }
     write(document, save=not chosen.no_write)

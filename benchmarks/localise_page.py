@@ -14,14 +14,14 @@ RESULTS = ROOT / "benchmarks" / "results" / "localise.json"
 PAGE = ROOT / "docs" / "judging.md"
 PLOT = ROOT / "docs" / "judging.svg"
 
-# Panels of the plot: a bar of ours, and what the same is called where ways are compared.
-PANELS = (
-    ("one host 5 % slow, card", "one card 5 %"),
-    ("three hosts 2 % slow, either", "three hosts 2 %"),
-    ("one link of the ring 5 % slow", "one link 5 %"),
-)
-COLOURS = ("#1f6fb4", "#c8641e", "#7a5195", "#3b8f4a")
+PLAIN = "Gaussian"  # the noise of what is shown of one noise only
+PANELS = ("one host 5 % slow, card", "three hosts 2 % slow, either", "one link of the ring 5 % slow")
+SIDE_BY_SIDE = (*PANELS, "one host 2 % slow, card")  # with others' ways; localise.json has all
+OURS = "Muster"
+COLOURS = ("#1f6fb4", "#c8641e", "#7a5195", "#3b8f4a", "#b03060", "#777777", "#c9a227")
 WIDTH, HEIGHT, LEFT, TOP = 270, 190, 44, 34
+
+Row = dict[str, Any]
 
 
 def share(value: float) -> str:
@@ -29,76 +29,162 @@ def share(value: float) -> str:
     return f"{100 * value:.2f} %"
 
 
-def bars(rows: list[dict[str, Any]]) -> list[str]:
-    """Planned and achieved."""
-    lines = [
-        "| planted, 64 hosts | fleets | waves allowed | bar | exactly that accused | and its kind said"
-        " | good hosts accused | waves used |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+def known(row: Row) -> str:
+    """A share and half of the width of its interval of 95 %."""
+    low, high = row["interval"]
+    return f"{100 * row['solved']:.1f} ± {50 * (high - low):.1f}"
+
+
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    """Markdown."""
+    return ["| " + " | ".join(each) + " |" for each in (head, ["---"] * len(head), *rows)]
+
+
+def by_noise(rows: list[Row]) -> dict[str, dict[str, Row]]:
+    """Bars that are held under several kinds of noise: name -> noise -> row."""
+    found: dict[str, dict[str, Row]] = {}
     for row in rows:
-        bar = "" if row["least"] is None else f">= {100 * row['least']:g} %"
-        lines.append(
-            f"| {row['name']} | {row['fleets']:,} | {row['waves']} | {bar} | {share(row['solved'])}"
-            f" | {share(row['and its kind'])} | {100 * row['healthy hosts accused']:.4f} %"
-            f" | {row['mean waves']:.2f} |"
-        )
-    return lines
+        found.setdefault(row["name"], {})[row["model"]] = row
+    return {name: of for name, of in found.items() if len(of) > 1}
 
 
-def compared(rows: list[dict[str, Any]]) -> list[str]:
-    """Ways beside each other."""
-    lines = [
-        "| planted | way | exactly that accused | good hosts accused per fleet | waves | jobs |",
-        "| --- | --- | --- | --- | --- | --- |",
+def bars(document: Row) -> list[str]:
+    """Bars by noise; bold where one is missed."""
+    models, wrong = document["models"], document["wrong"]
+    lines = []
+    rows = by_noise(document["bars"])
+    for name, of in rows.items():
+        asked = list(dict.fromkeys(of[model]["least"] for model in models))
+        bar = " / ".join("-" if each is None else f"{100 * each:g}" for each in asked)
+        cells = [f"**{known(of[m])}**" if of[m]["missed"] else known(of[m]) for m in models]
+        lines.append([name, str(of[models[0]]["waves"]), bar, *cells])
+    worst = [max(of[model]["healthy hosts accused"] for of in rows.values()) for model in models]
+    cells = [f"**{100 * each:.4f}**" if each >= wrong else f"{100 * each:.4f}" for each in worst]
+    lines.append(["healthy hosts accused, in the worst row", "", f"< {100 * wrong:g}", *cells])
+    return table(["planted, 64 hosts; % of fleets", "waves", "bar", *models], lines)
+
+
+def besides(document: Row) -> list[str]:
+    """What is held under one noise only."""
+    several = by_noise(document["bars"])
+    return table(
+        [
+            "planted, 64 hosts",
+            "fleets",
+            "waves",
+            "bar",
+            "exactly that",
+            "and its kind",
+            "good accused",
+            "used",
+        ],
+        [
+            [
+                row["name"],
+                f"{row['fleets']:,}",
+                str(row["waves"]),
+                "" if row["least"] is None else f"{100 * row['least']:g} %",
+                f"**{known(row)}**" if row["missed"] else known(row),
+                share(row["and its kind"]),
+                f"{100 * row['healthy hosts accused']:.4f} %",
+                f"{row['mean waves']:.2f}",
+            ]
+            for row in document["bars"]
+            if row["name"] not in several
+        ],
+    )
+
+
+def ways(document: Row, name: str) -> dict[str, dict[str, Row]]:
+    """Ours and the others' rows of what is planted: way -> noise -> row."""
+    found = {OURS: by_noise(document["bars"])[name]}
+    for row in document["compared"]:
+        if row["name"] == name:
+            found.setdefault(row["way"], {})[row["model"]] = row
+    return found
+
+
+def compared(document: Row) -> list[str]:
+    """Ways beside each other, by noise."""
+    models, lines = document["models"], []
+    for name in SIDE_BY_SIDE:
+        for way, of in ways(document, name).items():
+            first = of[models[0]]
+            waves = f"{first.get('waves', 0) if way != OURS else first['mean waves']:.1f}"
+            jobs = f"{first['jobs' if way != OURS else 'mean jobs']:,.0f}"
+            cells = [known(of[model]) for model in models]
+            lines.append([name, way, *cells, waves, jobs])
+    return table(["planted; % of fleets", "way", *models, "waves", "jobs"], lines)
+
+
+def behind(document: Row) -> list[str]:
+    """Where another way is better than ours, by more than chance: its interval lies above ours."""
+    found, total = [], 0
+    for name in dict.fromkeys(row["name"] for row in document["compared"]):
+        for model, ours in (all_ways := ways(document, name))[OURS].items():
+            total += 1
+            for way, of in all_ways.items():
+                if way != OURS and of[model]["interval"][0] > ours["interval"][1]:
+                    found.append(f"- {name}, {model}: {way} {known(of[model])}, {OURS} {known(ours)}")
+    return [
+        f"Of {total} columns (a fault under a noise), {len(found)} times another way is ahead of ours.",
+        *found,
     ]
+
+
+def waves(document: Row) -> list[str]:
+    """After which wave it is named."""
+    rows = [of[PLAIN] for of in by_noise(document["bars"]).values() if of[PLAIN]["name"] != "healthy"]
+    most = max(row["waves"] for row in rows)
+    lines = []
     for row in rows:
-        lines.append(
-            f"| {row['planted']} | {row['way']} | {share(row['solved'])}"
-            f" | {row['good hosts accused per fleet']:.3f} | {row['waves']:.1f} | {row['jobs']:,.0f} |"
-        )
-    return lines
+        after = [share(each) for each in row["solved after wave"]]
+        lines.append([row["name"], *after, *[""] * (most - len(after))])
+    return table(["planted", *[f"wave {wave}" for wave in range(1, most + 1)]], lines)
 
 
-def scaled(rows: list[dict[str, Any]]) -> list[str]:
+def scaled(rows: list[Row]) -> list[str]:
     """Large fleets."""
-    lines = [
-        "| hosts | three hosts slow by | fleets | solved | named after, median (worst) | nothing left after"
-        " | a wave takes at most |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    lines = []
     for row in rows:
         worst = row["named after waves (worst)"]
         longest = max(0.01, row["seconds of a wave (worst)"])  # as it was rounded
         lines.append(
-            f"| {row['hosts']:,} | {100 * row['slow by']:g} % | {row['fleets']} | {share(row['solved'])}"
-            f" | {row['named after waves (median)']} ({'never' if worst == 99 else worst})"
-            f" | {row['nothing left after waves (median)']} | {longest} s |"
+            [
+                f"{row['hosts']:,}",
+                f"{100 * row['slow by']:g} %",
+                str(row["fleets"]),
+                share(row["solved"]),
+                f"{row['named after waves (median)']} ({'never' if worst == 99 else worst})",
+                str(row["nothing left after waves (median)"]),
+                f"{longest} s",
+            ]
         )
-    return lines
+    head = ["hosts", "three hosts slow by", "fleets", "solved", "named after, median (worst)"]
+    return table([*head, "nothing left after", "a wave takes at most"], lines)
 
 
-def plot(document: dict[str, Any]) -> str:
+def plot(document: Row) -> str:
     """Share of fleets solved over waves (logarithmic), a panel per fault: ours as a line, others as dots."""
-    ways = list(dict.fromkeys(row["way"] for row in document["compared"]))
-    colour = dict(zip([ways[-1], *ways[:-1]], COLOURS, strict=True))
+    names = list(ways(document, PANELS[0]))
+    colour = dict(zip(names, COLOURS, strict=True))
     total = len(PANELS) * (WIDTH + LEFT) + 12
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {HEIGHT + TOP + 78}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {HEIGHT + TOP + 114}"'
         ' font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="#fff"/>'
     ]
-    for number, (bar, fault) in enumerate(PANELS):
+    for number, name in enumerate(PANELS):
         x0 = LEFT + number * (WIDTH + LEFT)
-        parts.append(_frame(x0, fault))
-        row = next(each for each in document["bars"] if each["name"] == bar)
-        points = [(wave, value) for wave, value in enumerate(row["solved after wave"], 1)]
+        parts.append(_frame(x0, name))
+        of = ways(document, name)
+        points = [(wave, value) for wave, value in enumerate(of[OURS][PLAIN]["solved after wave"], 1)]
         path = " ".join(f"{_x(x0, wave):.1f},{_y(value):.1f}" for wave, value in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[0]}" stroke-width="2"/>')
         parts += [_dot(_x(x0, wave), _y(value), COLOURS[0]) for wave, value in points]
-        for each in document["compared"]:
-            if each["planted"] == fault and each["way"] != ways[-1]:
-                parts.append(_dot(_x(x0, each["waves"]), _y(each["solved"]), colour[each["way"]], 5))
-    for number, way in enumerate([ways[-1], *ways[:-1]]):
+        for way in names[1:]:
+            row = of[way][PLAIN]
+            parts.append(_dot(_x(x0, row["waves"]), _y(row["solved"]), colour[way], 5))
+    for number, way in enumerate(names):
         x, y = LEFT + 10 + (number % 2) * 420, TOP + HEIGHT + 48 + 18 * (number // 2)
         parts.append(_dot(x, y - 4, colour[way], 4) + f'<text x="{x + 10}" y="{y}">{way}</text>')
     return "\n".join([*parts, "</svg>", ""])
@@ -130,11 +216,15 @@ def _frame(left: float, title: str) -> str:
     return "\n".join(lines)
 
 
-def write(document: dict[str, Any], *, save: bool) -> None:
-    """Print the tables; with `save`, keep them: JSON, plot, and the page between its marks."""
+def write(document: Row, *, save: bool) -> None:
+    """Print the tables of a whole measurement; with `save`, keep them: JSON, plot, and the page between its
+    marks."""
     tables = {
-        "bars": bars(document["bars"]),
-        "compared": compared(document["compared"]),
+        "bars": bars(document),
+        "besides": besides(document),
+        "waves": waves(document),
+        "compared": compared(document),
+        "behind": behind(document),
         "scale": scaled(document["scale"]),
     }
     for lines in tables.values():

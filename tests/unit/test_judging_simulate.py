@@ -42,7 +42,12 @@ def test_a_wave_drifts_as_a_whole_and_says_which_it_was() -> None:
     assert statistics.stdev(paces) == pytest.approx(0.02, rel=0.1)
     assert statistics.fmean(statistics.stdev(logs(wave)) for wave in waves) == pytest.approx(0.004, rel=0.05)
     assert [{each.moment for each in wave} for wave in waves[:2]] == [{"wave1"}, {"wave2"}]
-    assert Fleet(PLACE).run(PAIRS)[0].moment == ""
+    assert max(float(each.ended or 0) for each in waves[0]) == waves[1][0].began == waves[1][-1].began
+    assert all(
+        each.ended == each.began + 100 * each.seconds for each in waves[1] if each.seconds and each.began
+    )
+    raw = Fleet(PLACE).run(PAIRS)[0]
+    assert (raw.moment, raw.began, raw.ended) == ("", None, None)
 
 
 def test_a_group_is_as_slow_as_its_slowest_member_and_a_fault_comes_on_top() -> None:
@@ -58,7 +63,7 @@ def test_a_group_is_as_slow_as_its_slowest_member_and_a_fault_comes_on_top() -> 
 def test_residuals_are_those_of_jobs_on_as_many_hosts() -> None:
     fleet = Fleet(PLACE, noise=resampled({1: [0.01, 0.02], 2: [-0.01]}))
     assert {round(value, 9) for value in logs(fleet.run([(host,) for host in HOSTS]))} == {0.01, 0.02}
-    assert {round(value, 9) for value in logs(fleet.run(PAIRS))} == {-0.01}
+    assert {round(value, 9) for value in logs(fleet.run([*PAIRS, HOSTS[:8]]))} == {-0.01}
 
 
 def test_a_fault_can_take_100_times_as_long_and_can_show_in_one_work_alone() -> None:

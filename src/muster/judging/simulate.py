@@ -12,13 +12,15 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from muster.judging.ask import next_wave
 from muster.judging.faults import Kind
 from muster.judging.localise import State, localise
 from muster.judging.observation import Group, Observation, Settings, Topology
+
+STEPS = 100  # of a job: how long it runs
 
 # The noise of one job: a source of random numbers and the number of hosts in -> what it adds to log(time).
 Noise = Callable[[random.Random, int], float]
@@ -41,8 +43,9 @@ def student(scale: float, *, slow_side: bool = False) -> Noise:
 
 
 def resampled(residuals: Mapping[int, Sequence[float]]) -> Noise:
-    """One of the residuals, log(time / median), that real jobs on so many hosts had."""
-    return lambda draw, size: draw.choice(residuals[size])
+    """One of the residuals, log(time / median), that real jobs on so many hosts had (or, where there were
+    none, on the next smaller number)."""
+    return lambda draw, size: draw.choice(residuals[max(known for known in residuals if known <= size)])
 
 
 # What Fleet is told for each kind of noise. The opt-13b logs of 64 hosts have 0.38 % between hosts.
@@ -75,7 +78,7 @@ class Fleet:
     """Hosts with faults. `noise`: relative standard deviation from run to run, or what draws it; `spread`:
     from host to host, for good; `hiccups`: share of jobs slowed by 1 to 20 % by something that does not last;
     `waits`: jobs tell what each host waited; `drift`: of the whole fleet, from wave to wave (each wave has a
-    pace of its own, whatever the one before had); `timed`: jobs tell which of them ran at once."""
+    pace of its own, whatever the one before had); `timed`: jobs tell which of them ran at once, and when."""
 
     topology: Topology
     faults: tuple[Planted, ...] = ()
@@ -89,6 +92,7 @@ class Fleet:
     timed: bool = False
     jobs: int = field(default=0, init=False)
     waves: int = field(default=0, init=False)
+    clock: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -106,12 +110,20 @@ class Fleet:
         """A wave: every group's job, at once."""
         self.waves += 1
         pace = self.random.gauss(0.0, self.drift) if self.drift else 0.0
-        return [self._job(group, work, pace) for group in groups]
+        made = [self._job(group, work, pace) for group in groups]
+        if not self.timed:
+            return made
+        began = self.clock
+        ends = [began + STEPS * (1.0 if each.seconds is None else each.seconds) for each in made]
+        self.clock = max([*ends, began])
+        return [
+            replace(each, moment=f"wave{self.waves}", began=began, ended=ended)
+            for each, ended in zip(made, ends, strict=True)
+        ]
 
     def _job(self, hosts: Group, work: str, pace: float) -> Observation:
         self.jobs += 1
         name = f"job{self.jobs}"
-        moment = f"wave{self.waves}" if self.timed else ""
         computes: dict[str, float] = {}
         worst = slowest = max([self.own[host] for host in hosts])
         for fault in self._met(hosts):
@@ -120,7 +132,7 @@ class Fleet:
             if fault.chance < 1.0 and self.random.random() >= fault.chance:
                 continue
             if not fault.by:
-                return Observation(name, hosts, None, "failed", work=work, moment=moment)
+                return Observation(name, hosts, None, "failed", work=work)
             by_itself = fault.kind in ("compute", "card")
             worst = max(worst, (self.own[fault.where[0]] if by_itself else slowest) + math.log1p(fault.by))
             if fault.kind == "compute":
@@ -136,7 +148,7 @@ class Fleet:
                 * math.exp(pace + self.draw(self.random, len(hosts)))
                 for host in hosts
             )
-        return Observation(name, hosts, seconds, work=work, computing=computing, moment=moment)
+        return Observation(name, hosts, seconds, work=work, computing=computing)
 
     def _met(self, hosts: Group) -> list[Planted]:
         """The faults that a job on these hosts meets."""
