@@ -134,6 +134,7 @@ def _print(found: Judged, *, every: bool) -> None:
         f"{hosts}: {', '.join(parts) or 'none'}; {counted(len(found.jobs), 'job')}: {', '.join(jobs)}\n"
     )
     print_hosts(console, found, every=every)
+    console.print()
     _print_jobs(console, found, every=every)
     print_normal(console, found.peers)
     for note in [*drift_notes(found), *found.notes]:
@@ -145,12 +146,24 @@ def _named(outcome: str) -> str:
 
 
 def _print_jobs(console: Console, found: Judged, *, every: bool) -> None:
-    from rich.markup import escape
+    """Those that did not end well, and why; those that were compared with nothing."""
+    from muster.cli.verdicts import block, say, speed_words
+    from muster.core.hostlist import fold_hosts
 
     bad = [job for job in found.jobs if job.outcome != "succeeded"]
     for job in bad if every else bad[:JOBS]:
-        known = f"  [dim]{job.failure}[/dim]" if job.failure else ""
         why = ": ".join(part for part in (job.failed_host, job.reason) if part)
-        console.print(f"[yellow]{_named(job.outcome):<10}[/yellow] {escape(job.job)}  {escape(why)}{known}")
-    if len(bad) > JOBS and not every:
-        console.print(f"[dim]and {len(bad) - JOBS} more; --all and --json have them[/dim]")
+        block(
+            console,
+            "yellow",
+            _named(job.outcome),
+            job.job,
+            [why, *([f"known as {job.failure}"] if job.failure else [])],
+        )
+    lone = [job for job in found.jobs if job.outcome == "succeeded" and job.slower is None and job.judged]
+    for job in lone if every else lone[:JOBS]:
+        where = f" on {fold_hosts(job.hosts)}" if job.hosts else ""
+        say(console, f"not compared: {speed_words(job)}{where}  {job.job}", style="dim")
+    for some, what in ((bad, "did not succeed"), (lone, "were not compared")):
+        if len(some) > JOBS and not every:
+            console.print(f"[dim]{len(some) - JOBS} more {what}; --all and --json have them[/dim]")

@@ -16,6 +16,7 @@ from muster.core.units import counted, format_number, format_seconds
 
 SHOWN = 100  # hosts that are not fit, one by one
 NAMED = 4  # in a sentence
+SUSPECTED = 0.2  # probability of being bad from which on the answer names a host in doubt
 COLOURS = {
     "fit": "green", "differs": "green", "probably fit": "yellow", "unknown": "yellow",
     "unfit": "red", "slow": "red", "failing": "red", "below": "red",
@@ -56,7 +57,7 @@ def print_answer(console: Console, found: _Found) -> None:
         lines.append(("", f"All hosts are slower alike: look at what they share, such as {shared}."))
     lines += _accused(found) or _nobody(found, beside=bool(lines))
     for style, text in lines:
-        _say(console, text[:1].upper() + text[1:], style=style)
+        say(console, text[:1].upper() + text[1:], style=style)
 
 
 def _accused(found: _Found) -> list[tuple[str, str]]:
@@ -75,7 +76,20 @@ def _accused(found: _Found) -> list[tuple[str, str]]:
     if missed and not any(row.verdict == "below" for row in bad):
         count = counted(len(missed), "job")
         lines.append(f"no host alone is to blame, but {count} missed what was asked: {_some(missed)}")
-    return [("red", line) for line in lines]
+    suspects = [("yellow", f"suspected as well: {_some(_suspects(found))}")] if _suspects(found) else []
+    return [*(("red", line) for line in lines), *(suspects if lines else ())]
+
+
+def _suspects(found: _Found) -> list[str]:
+    """Who may well be bad, and what speaks against them most."""
+    told = []
+    for row in rows_of(found):
+        if _suspected(row):
+            slowest = max((one.slower for one in row.evidence if one.slower is not None), default=None)
+            failed = any(one.slower is None for one in row.evidence)
+            how = "a job failed" if failed else by_words(slowest) if slowest is not None else "no job tells"
+            told.append(f"{row.host} ({how})")
+    return told
 
 
 def _nobody(found: _Found, *, beside: bool) -> list[tuple[str, str]]:
@@ -86,14 +100,17 @@ def _nobody(found: _Found, *, beside: bool) -> list[tuple[str, str]]:
         return [("yellow", "no host is known from these jobs, so none was judged")]
     grouped = {host for job in found.jobs if len(job.hosts) > 1 for host in job.hosts}
     left: dict[str, list[str]] = {}
+    suspects = _suspects(found)
+    verb = "is" if len(suspects) == 1 else "are"
+    parts = [f"{len(suspects)} of {total} {verb} suspected: {_some(suspects)}"] if suspects else []
     for row in rows:
         subjects = row.beside_others.subjects if row.beside_others else ()
         why = not_judged(row.verdict, subjects, exchanged=row.host in grouped)
-        if why:
+        if why and not _suspected(row):
             left.setdefault(why, []).append(row.host)
-    if left:
-        parts = [_left(why, hosts, total) for why, hosts in left.items()]
-        return [("yellow", f"{but}no host is slow or failing, but {'; '.join(parts)}")]
+    parts += [_left(why, hosts, total) for why, hosts in left.items()]
+    if parts:
+        return [("yellow", f"{but}no host is known to be slow or failing, but {'; '.join(parts)}")]
     who = f"all {total} hosts are fit" if total > 1 else "the host is fit"
     differ = sum(row.verdict == "differs" for row in rows)
     more = f"; {differ} of them slower by no more than this fleet's hosts differ" if differ else ""
@@ -114,10 +131,16 @@ def print_hosts(console: Console, found: _Found, *, every: bool) -> None:
     rows = rows_of(found)
     told = _Told(found)
     for row in [row for row in rows if row.verdict in BAD][: None if every else SHOWN]:
-        _block(console, row.verdict, row.host + told.guess([row.host]), [row.reason, *told.evidence(row)])
+        block(
+            console,
+            COLOURS[row.verdict],
+            row.verdict,
+            row.host + told.guess([row.host]),
+            [row.reason, *told.evidence(row)],
+        )
     for verdict in (*found.links, *found.switches):
         lines = [verdict.reason, *map(told.line, verdict.evidence)]
-        _block(console, verdict.condition, _name(verdict), lines)
+        block(console, COLOURS[verdict.condition], verdict.condition, _name(verdict), lines)
     alike: dict[tuple[str, str, str], list[HostVerdict]] = {}
     for row in rows:
         if row.verdict in DOUBT:
@@ -126,14 +149,15 @@ def print_hosts(console: Console, found: _Found, *, every: bool) -> None:
         lines = [reason, *([f"what would settle it: {settle}"] if settle else [])]
         lines += told.evidence(some[0]) if len(some) == 1 else []
         hosts = [row.host for row in some]
-        _block(console, verdict_, _folded(hosts) + told.guess(hosts), lines)
+        block(console, COLOURS[verdict_], verdict_, _folded(hosts) + told.guess(hosts), lines)
     for verdict_ in SOUND:
         some = [row for row in rows if row.verdict == verdict_]
         if some:
             hosts = [row.host for row in some]
-            _block(console, verdict_, _folded(hosts) + told.guess(hosts), told.fit(some))
+            lines = told.fit(some) if verdict_ == "fit" else told.differs(some)
+            block(console, COLOURS[verdict_], verdict_, _folded(hosts) + told.guess(hosts), lines)
     for line in _unjudged(rows):
-        _say(console, line, style="yellow")
+        say(console, line, style="yellow")
     if every and rows:
         console.print()
         print_table(console, _table(found, rows))
@@ -144,7 +168,7 @@ def print_normal(console: Console, peers: Sequence[Peers]) -> None:
     for each in peers:
         origin = ", from the baseline" if each.stored else ""
         speed = _speed(each.samples_per_second) or f"{format_seconds(each.step_seconds)} a step"
-        _say(
+        say(
             console,
             f"normal on {counted(each.hosts, 'host')}: {speed}; healthy jobs differ by {each.deviation:.2%} "
             f"({counted(each.jobs, 'job')}{origin})  {each.work}",
@@ -227,6 +251,13 @@ class _Told:
             lines.append(f"differs most: {host}, {by_words(mean)} {group}")
         return lines
 
+    def differs(self, rows: Sequence[HostVerdict]) -> list[str]:
+        """By how much each, where they are few."""
+        if len(rows) == 1:
+            return [rows[0].reason]
+        more = [f"and {len(rows) - NAMED} more; --all shows them"] if len(rows) > NAMED else []
+        return [f"{row.host}: {row.reason}" for row in rows[:NAMED]] + more
+
 
 def means_of(jobs: Sequence[JobEntry]) -> dict[tuple[str, int], float]:
     """(host, hosts of the job) -> its mean slowdown."""
@@ -242,6 +273,8 @@ def by_words(slower: float) -> str:
     """0.05 -> '5.00% slower'."""
     if abs(slower) < 5e-5:
         return "as fast"
+    if slower >= 1:
+        return f"{1 + slower:.1f} times as long"
     return f"{abs(slower):.2%} {'faster' if slower < 0 else 'slower'}"
 
 
@@ -321,6 +354,10 @@ def _beside(row: HostVerdict, name: str) -> float | None:
     return value
 
 
+def _suspected(row: HostVerdict) -> bool:
+    return row.verdict in DOUBT and (_beside(row, "confidence") or 0.0) >= SUSPECTED
+
+
 def _settle(row: HostVerdict) -> str:
     return row.beside_others.settle if row.beside_others else ""
 
@@ -339,18 +376,24 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
+def speed_words(job: JobEntry) -> str:
+    """In the units that are known."""
+    tokens = f", {format_number(job.tokens_per_second)} tokens/s" if job.tokens_per_second else ""
+    return f"{_speed(job.samples_per_second)}{tokens}"
+
+
 def _speed(samples_per_second: float | None) -> str:
     return f"{format_number(samples_per_second)} samples/s" if samples_per_second else ""
 
 
-def _block(console: Console, verdict: str, name: str, lines: Sequence[str]) -> None:
-    colour = COLOURS[verdict]
-    console.print(f"[{colour}]{verdict}[/{colour}]: [bold]{escape(name)}[/bold]")
+def block(console: Console, colour: str, what: str, name: str, lines: Sequence[str]) -> None:
+    """A heading, and what belongs to it."""
+    console.print(f"[{colour}]{what}[/{colour}]: [bold]{escape(name)}[/bold]")
     for line in lines:
-        _say(console, line, indent=2)
+        say(console, line, indent=2)
 
 
-def _say(console: Console, text: str, *, indent: int = 0, style: str = "") -> None:
+def say(console: Console, text: str, *, indent: int = 0, style: str = "") -> None:
     """A paragraph; a terminal breaks it at spaces, below its begin."""
     begin, lines = " " * indent, [text]
     if console.is_terminal:
