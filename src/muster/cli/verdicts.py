@@ -111,7 +111,7 @@ def _nobody(found: _Found, *, beside: bool) -> list[tuple[str, str]]:
     parts += [_left(why, hosts, total) for why, hosts in left.items()]
     if parts:
         return [("yellow", f"{but}no host is known to be slow or failing, but {'; '.join(parts)}")]
-    who = f"all {total} hosts are fit" if total > 1 else "the host is fit"
+    who = f"{_all(total)} {'is' if total == 1 else 'are'} fit"
     differ = sum(row.verdict == "differs" for row in rows)
     more = f"; {differ} of them slower by no more than this fleet's hosts differ" if differ else ""
     return [("green", "; ".join([f"{but}{who}{more}", *_unjudged(rows)]))]
@@ -119,11 +119,14 @@ def _nobody(found: _Found, *, beside: bool) -> list[tuple[str, str]]:
 
 def _left(why: str, hosts: Sequence[str], total: int) -> str:
     """What is not known, and of whom."""
-    of = "the host" if total == 1 else f"all {total}" if len(hosts) == total else f"{len(hosts)} of {total}"
-    who = f"{of} ({fold_hosts(hosts)})"
+    who = f"{f'{len(hosts)} of {total}' if len(hosts) < total else _all(total)} ({fold_hosts(hosts)})"
     if why.startswith("network"):
         return f"the network of {who} was not judged"
-    return f"{who} {'is' if len(hosts) == 1 else 'are'} {why}"
+    return f"{who} {'is' if len(hosts) == 1 else 'are'} {'not known to be fit' if why == 'unknown' else why}"
+
+
+def _all(total: int) -> str:
+    return {1: "the host", 2: "both hosts"}.get(total, f"all {total} hosts")
 
 
 def print_hosts(console: Console, found: _Found, *, every: bool) -> None:
