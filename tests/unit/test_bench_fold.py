@@ -253,19 +253,19 @@ def test_a_host_that_cannot_be_reached_is_to_blame_alone() -> None:
 def test_only_like_is_compared_with_like() -> None:
     """Another device, another recipe, another number of ranks: another work. Where it ran: the same."""
     task = Task("j", "digits", ("a",), 60.0)
-    recipe = load_recipe("digits")
 
-    def work(overrides: list[str] | None = None, **record: Any) -> str:
-        return work_of(
-            logs_of(task, recorded(task, made(["a"]), **record), load_recipe("digits", overrides or []))[0]
-        )
+    def work(overrides: list[str] | None = None, slots: int = 1, **record: Any) -> str:
+        recipes = {"digits": load_recipe("digits", overrides or [])}
+        records = {"j": recorded(task, made(["a"], slots=slots), **record)}
+        return work_of(logs_of([task], records, recipes)["j"][0])
 
-    same = work_of(logs_of(task, recorded(task, made(["a"])), recipe)[0])
+    same = work()
     assert same == work(["launch.connect_timeout=5", "env.A=b"])
     assert same != work(devices={"a": "NVIDIA H100"})
     assert same != work(["train.max_steps=5"])
-    assert same != work_of(logs_of(task, recorded(task, made(["a"], slots=2)), recipe)[0])
-    assert logs_of(Task("w", "digits", ("a",), 60.0, warm_up=True), recorded(task, made(["a"])), recipe) == []
+    assert same != work(slots=2)
+    lead = Task("w", "digits", ("a",), 60.0, warm_up=True)
+    assert logs_of([lead], {"w": recorded(lead, made(["a"]))}, {"digits": load_recipe("digits")}) == {}
 
 
 def test_figures_have_the_names_of_thresholds() -> None:
@@ -294,26 +294,3 @@ def test_the_fabrics_products_tell_of_each_host_by_itself() -> None:
     job = found.jobs[0]
     assert job.samples_per_second is None and job.figures["matmul"] == pytest.approx(1e12 / 1.2, rel=0.01)
     assert all(each.samples_per_second is None for each in found.peers)
-
-
-def test_only_all_reduces_of_one_size_are_compared() -> None:
-    """A job that had too little time ends with a smaller message: much faster, and no better."""
-
-    def hasty(task: Task) -> Result:
-        found = fabric_result(list(task.hosts), {})
-        assert found.fabric is not None
-        if task.hosts[0] != "local0":
-            return found
-        few = found.fabric.model_copy(update={"sweeps": [s for s in found.fabric.sweeps if s.bytes == 1024]})
-        quick = few.sweeps[0].model_copy(
-            update={"time": few.sweeps[0].time.model_copy(update={"median": 1e-5})}
-        )
-        return found.model_copy(update={"fabric": few.model_copy(update={"sweeps": [quick]})})
-
-    suite = suite_of({"recipe": "fabric", "groups": [2]})
-    found = fold_bench(ended(suite, "local:12x1", hasty))
-    works = {job.work for job in found.jobs}
-    assert len(works) == 2 and any("1,048,576 bytes" in work for work in works)
-    assert set(verdicts(found).values()) == {"fit"}
-    hurried = next(job for job in found.jobs if "local0" in job.hosts)
-    assert hurried.slower is None

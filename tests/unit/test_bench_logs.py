@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from muster.core.fabric_result import Matmul, Sweep, spread
+from muster.core.recipes import load_recipe
 from muster.core.result import Result
 from muster.planner.rota import Task
 from muster.stages.bench_fold import fold_bench
-from tests.unit.benches import ended, fabric_result, recorded, suite_of
+from muster.stages.bench_logs import logs_of
+from muster.stages.joblogs import observation_of, work_of
+from tests.unit.benches import ended, fabric_result, made, recorded, suite_of
 
 
 def test_hosts_whose_fabric_jobs_time_out_are_failing() -> None:
@@ -35,3 +45,111 @@ def test_hosts_whose_fabric_jobs_time_out_are_failing() -> None:
         ("unknown", "its jobs ended like most jobs of the same work, so they do not show how the host is")
     }
     assert found.notes == ["24 jobs of fabric fail the same way (timeout): no evidence against their hosts"]
+
+
+def swept(hosts: Sequence[str], seconds: Mapping[int, float]) -> Result:
+    """A fabric result whose all-reduces of these sizes took so long."""
+    found = fabric_result(list(hosts), {})
+    assert found.fabric is not None
+    sweeps = [
+        Sweep(operation="all-reduce", method="native", bytes=size, time=spread([took] * 5), iterations=1,
+              algbw=size / took, busbw=size / took, busbw_best=size / took)
+        for size, took in seconds.items()
+    ]  # fmt: skip
+    return found.model_copy(update={"fabric": found.fabric.model_copy(update={"sweeps": sweeps})})
+
+
+SIZES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20)
+
+
+@pytest.mark.parametrize("count", [4, 12])
+def test_a_slow_pair_that_reached_smaller_sizes_is_compared_all_the_same(count: int) -> None:
+    """A sweep has so many seconds: over a link at a fifth it ends at a smaller size, which is a sign of that
+    and no other kind of work."""
+
+    def result(task: Task) -> Result:
+        cut = "local1" in task.hosts
+        chance = 1 + 0.002 * (sum(map(ord, task.id)) % 5)
+        took = {size: (1e-3 + size * 1e-8 * (5 if cut else 1)) * chance for size in SIZES}
+        return swept(task.hosts, {size: took[size] for size in SIZES[: 3 if cut else 5]})
+
+    suite = suite_of({"recipe": "fabric", "groups": [2], "repeats": 2})
+    found = fold_bench(ended(suite, f"local:{count}x1", result))
+    pairs = {tuple(job.hosts): job for job in found.jobs}
+    assert len({job.work for job in found.jobs}) == 1 and all(job.judged for job in found.jobs)
+    assert all((job.slower or 0) > 0.3 for hosts, job in pairs.items() if "local1" in hosts)
+    assert all(abs(job.slower or 0) < 0.02 for hosts, job in pairs.items() if "local1" not in hosts)
+    assert any(job.notes for hosts, job in pairs.items() if "local1" in hosts)
+    assert "fit" not in {each.verdict for each in found.hosts if each.host == "local1"}
+
+
+def test_a_job_that_had_less_time_and_is_as_quick_is_as_good() -> None:
+    """At the sizes that both reached."""
+
+    def result(task: Task) -> Result:
+        few = "local0" in task.hosts
+        return swept(task.hosts, {size: 1e-3 + size * 1e-8 for size in SIZES[: 3 if few else 5]})
+
+    found = fold_bench(ended(suite_of({"recipe": "fabric", "groups": [2]}), "local:12x1", result))
+    assert all(job.slower == pytest.approx(0, abs=1e-6) for job in found.jobs)
+
+
+def measured(products: Sequence[Matmul]) -> Callable[[Task], Result]:
+    """Fabric jobs in which each host has these products."""
+
+    def result(task: Task) -> Result:
+        found = fabric_result(list(task.hosts), {})
+        assert found.fabric is not None
+        mine = []
+        for rank, host in enumerate(task.hosts):
+            for each in products:
+                factor = 0.3 if (host, each.precision) == ("local2", "bf16") else 1 + rank / 1e3
+                news = {"host": host, "rank": rank, "sustained": each.sustained * factor}
+                mine.append(each.model_copy(update=news))
+        return found.model_copy(update={"fabric": found.fabric.model_copy(update={"matmul": mine})})
+
+    return result
+
+
+def product(precision: str, **more: Any) -> Matmul:
+    fields: dict[str, Any] = {
+        "host": "", "rank": 0, "device": "cpu", "precision": precision, "n": 1000, "threads": 1, "best": 1e12,
+        "sustained": 1e12, "products": 9, "seconds": 1.0, "right": True, "peak": None,
+    }  # fmt: skip
+    return Matmul(**{**fields, **more})
+
+
+@pytest.mark.parametrize(("training", "slow"), [("auto", set()), ("fp32", set()), ("bf16", {"local2"})])
+def test_products_are_of_the_arithmetic_that_trainings_use(training: str, slow: set[str]) -> None:
+    """On CPUs that is fp32 unless a recipe says otherwise: bf16 varied threefold there, with nobody bad."""
+    suite = suite_of({"recipe": "fabric", "groups": ["all"], "repeats": 4}, {"groups": ["all"]})
+    bench = ended(suite, "local:6x1", measured([product("fp32"), product("bf16")]))
+    recipes = {**bench.recipes, "digits": load_recipe("digits", [f"precision={training}"])}
+    found = fold_bench(replace(bench, recipes=recipes))
+    assert {each.host for each in found.hosts if each.verdict == "slow"} == slow
+
+
+def test_products_that_vary_are_no_measurement() -> None:
+    """Of a host whose own windows differ by more than 15 % nothing is said, and why stands in the notes."""
+    suite = suite_of({"recipe": "fabric", "groups": ["all"], "repeats": 4})
+    shaky = product("fp32", variation=0.4, windows=8)
+    found = fold_bench(ended(suite, "local:6x1", measured([shaky])))
+    assert not any("products" in each.work for each in found.peers)
+    assert all(any("local3" in note and "40" in note for note in job.notes) for job in found.jobs)
+    steady = product("fp32", variation=0.04, windows=16)
+    task = Task("j", "fabric", ("a", "b"), 60.0)
+    record = recorded(task, measured([steady])(task))
+    (told,) = logs_of([task], {"j": record}, {"fabric": load_recipe("fabric")}).values()
+    seen = [observation_of(log, work_of(log)) for log in told]
+    assert [each.spread for each in seen if each and len(each.hosts) == 1] == [pytest.approx(0.01)] * 2
+
+
+def test_the_judge_hears_when_a_job_ran_and_what_was_an_exchange() -> None:
+    tasks = [Task("f", "fabric", ("a", "b"), 60.0), Task("d", "digits", ("a", "b"), 60.0)]
+    results = {"f": fabric_result(["a", "b"], {}), "d": made(["a", "b"])}
+    records = {task.id: recorded(task, results[task.id]) for task in tasks}
+    told = logs_of(tasks, records, {each: load_recipe(each) for each in ("fabric", "digits")})
+    seen = {job: [observation_of(log, work_of(log)) for log in logs] for job, logs in told.items()}
+    assert all(each and (each.began, each.ended) == (100.0, 112.0) for all_ in seen.values() for each in all_)
+    assert [each.exchanges for each in seen["f"] if each] == [True, False, False]
+    assert [each.exchanges for each in seen["d"] if each] == [False]

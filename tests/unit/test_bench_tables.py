@@ -142,7 +142,7 @@ def test_the_table() -> None:
     """S1's columns first, then what is known besides; unknown is empty."""
     found = fold_bench(ended(suite_of({"groups": [1, 2]}, thresholds=[PER_SLOT]), "local:3x1", fleet))
     rows = list(csv.DictReader(io.StringIO(table_of(found))))
-    assert len(rows) == 5
+    assert len(rows) == 6
     assert rows[3]["Hostnames"] == "local0,local1"
     assert float(rows[3]["Throughput (samples/sec)"]) == pytest.approx(200, rel=0.01)
     assert (rows[0]["Status"], rows[0]["recipe"], rows[0]["group"], rows[0]["reason"]) == (

@@ -139,6 +139,8 @@ class Matmul(Part):
     threads: int | None
     best: float = Field(description="FLOP/s of the fastest product")
     sustained: float = Field(description="FLOP/s, median of the second half")
+    variation: float | None = Field(None, description="coefficient of variation over windows of that half")
+    windows: int = 0
     products: int
     seconds: float
     right: bool = Field(description="an exact product (small whole numbers) came out exactly")

@@ -26,7 +26,8 @@ class Observation:
     hardware, which is no chance; `moment`: observations that share one were made side by side
     (judging/moments.py); `began`, `ended`: when the job ran, in seconds on any one clock, from which moments
     follow where none is given; `exchanges`: the step is nothing but an exchange between hosts, so that a slow
-    processor does not show in it.
+    processor does not show in it; `spread`: relative standard error of `seconds`, by the job's own windows:
+    its reading is not known any better.
     Raises UsageError for hosts that stand twice, and figures that do not go together.
     """
 
@@ -42,6 +43,7 @@ class Observation:
     began: float | None = None
     ended: float | None = None
     exchanges: bool = False
+    spread: float | None = None
 
     def __post_init__(self) -> None:
         if not self.hosts or (len(self.hosts) > 1 and len(set(self.hosts)) < len(self.hosts)):

@@ -207,6 +207,10 @@ class JobLog:
     memory: int | None = None
     computing: tuple[float, ...] = ()  # seconds that each of `hosts` took for the same work of its own
     moment: str = ""  # what has the same one was measured side by side
+    began: float | None = None  # and `ended`: Unix time
+    ended: float | None = None
+    exchanges: bool = False  # its step is nothing but an exchange between hosts
+    spread: float | None = None  # relative standard error of its step's time, by its own windows
     notes: tuple[str, ...] = ()
 
     @property

@@ -50,12 +50,8 @@ class Ended:
 
 def fold_bench(bench: Ended) -> Bench:
     """The document."""
-    logs = [
-        log
-        for task in bench.tasks
-        if task.id in bench.records
-        for log in logs_of(task, bench.records[task.id], bench.recipes[task.entry])
-    ]
+    told = logs_of(bench.tasks, bench.records, bench.recipes)
+    logs = [log for each in told.values() for log in each]
     settings = Settings(slow=bench.suite.slow)
     found = judged(bench.name, logs, settings, bench.stored, switches_of(bench.suite))
     entries = {each.job: each for each in found.jobs}
@@ -134,7 +130,7 @@ def _job(bench: Ended, task: Task, entry: document.JobEntry | None) -> BenchJob:
         run=record.run,
         started=record.started,
         ended=record.ended,
-        figures=figures_of(record),
+        figures=figures_of(record, bench.recipes),
     )
 
 

@@ -62,7 +62,7 @@ class Growth:
         if why is not None:
             return self._end(entry, f"all jobs of wave {number - 1} ended the same way: {why}")
         recipe = self.inputs.recipes[entry.name]
-        logs = {task.id: logs_of(task, done[task.id], recipe) for task in own}
+        logs = logs_of(own, done, self.inputs.recipes)
         # One host alone has no fabric to measure, and may not hold a job's batch.
         alone = recipe.trains and self.inputs.impossible(entry.name, hosts[:1]) is None
         settings = Settings(slow=suite.slow, alone=alone)

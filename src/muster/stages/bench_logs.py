@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from muster.core.bench import JobRecord
 from muster.core.fabric_result import FabricRun, Matmul, Sweep
@@ -24,13 +25,17 @@ _OWN_WORDS = (
     ("the host was lost", "ssh_unreachable"),
     ("not installed for", "remote_module_missing"),
 )
-_PRECISIONS = ("bf16", "fp16", "tf32", "fp32")  # the first that all devices did is compared
+# Of matrix products, the first arithmetic that all devices did is compared: that of the bench's trainings,
+# then what such devices train in where a recipe leaves it open.
+_USUAL = {"cpu": ("fp32", "bf16"), "cuda": ("bf16", "fp16", "tf32", "fp32")}
+UNSTEADY = 0.15  # a figure that varies more than that is no measurement
 # What does not change what a job takes; the rest of a recipe does, and with it whom it is compared with.
 _APART = ("launch", "env", "force")
 
 
-def figures_of(record: JobRecord) -> dict[str, float]:
-    """What a job came to, by the names that suites use. Unknown ones are left out."""
+def figures_of(record: JobRecord, recipes: Mapping[str, Recipe] | None = None) -> dict[str, float]:
+    """What a job came to, by the names that suites use. Unknown ones are left out. `recipes`: the bench's,
+    whose arithmetic matrix products are of."""
     result = record.result
     if result is None:
         return {"seconds": record.ended - record.started}
@@ -61,15 +66,15 @@ def figures_of(record: JobRecord) -> dict[str, float]:
     if result.steps:
         found["skipped_share"] = result.skipped_steps / result.steps
     if result.fabric is not None:
-        found |= fabric_figures(result.fabric)
+        found |= fabric_figures(result.fabric, recipes or {})
     return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
 
 
-def fabric_figures(fabric: FabricRun) -> dict[str, float | None]:
+def fabric_figures(fabric: FabricRun, recipes: Mapping[str, Recipe]) -> dict[str, float | None]:
     """busbw: all-reduce's best (bytes/s); latency: of a small one (s); matmul: of the slowest device."""
     sweeps = fabric.of("all-reduce")
     latencies = [each.median for each in fabric.latencies]
-    products = _products(fabric.matmul)
+    products = _products(fabric, recipes)
     return {
         "busbw": max((each.busbw for each in sweeps), default=None),
         "latency": max(latencies, default=None),
@@ -89,23 +94,45 @@ def observed(tasks: Sequence[Task], logs: Mapping[str, Sequence[JobLog]]) -> lis
     return [each for each in found if each is not None]
 
 
-def logs_of(task: Task, record: JobRecord, recipe: Recipe) -> list[JobLog]:
-    """What the judge hears of a job: one log as a rule; of the fabric one for its collectives, and one per
-    host for its own matrix products. The first has the job's id. Of a failure that is nobody's on the
-    hosts it hears no hosts."""
-    if task.warm_up:
-        return []
+def logs_of(
+    tasks: Sequence[Task], records: Mapping[str, JobRecord], recipes: Mapping[str, Recipe]
+) -> dict[str, list[JobLog]]:
+    """What the judge hears of each job that is over, warm-ups apart: one log as a rule; of the fabric one for
+    its collectives, and one per host for its own matrix products. The first has the job's id. Of a failure
+    that is nobody's on the hosts it hears no hosts."""
+    over = [task for task in tasks if task.id in records and not task.warm_up]
+    alike: dict[tuple[str, int], list[dict[int, Sweep]]] = {}
+    for task in over:
+        if sweeps := _sweeps(records[task.id]):
+            alike.setdefault((task.entry, len(task.hosts)), []).append(sweeps)
+    compared = {key: _Compared.of(each) for key, each in alike.items()}
+    return {
+        task.id: _logs(task, records[task.id], recipes, compared.get((task.entry, len(task.hosts))))
+        for task in over
+    }
+
+
+def _logs(
+    task: Task, record: JobRecord, recipes: Mapping[str, Recipe], compared: _Compared | None
+) -> list[JobLog]:
     result = record.result
     base = JobLog(
         task.id, record.outcome, format="muster", hosts=task.hosts, hosts_from="muster", workload=task.entry,
-        recipe=_about(record, recipe), world_size=result.world_size if result else None, family=task.entry,
+        recipe=_about(record, recipes[task.entry]), world_size=result.world_size if result else None,
+        family=task.entry, began=record.started, ended=record.ended,
     )  # fmt: skip
     if record.outcome != "succeeded" or result is None:
         failure, guilty = _failure(record, task)
         hosts = () if record.usage else task.hosts
         return [replace(base, reason=record.reason, failure=failure, failed_host=guilty, hosts=hosts)]
     if result.fabric is not None:
-        return _fabric_logs(base, result.fabric)
+        reduced = base if compared is None else compared.reduced(base, _sweeps(record))
+        products = _product_logs(base, _products(result.fabric, recipes))
+        shaky = [note for log in products for note in log.notes]
+        return [
+            replace(reduced, notes=(*reduced.notes, *shaky)),
+            *(log for log in products if log.measured),
+        ]
     speed, measured = result.throughput, None
     if speed is not None and result.global_batch and speed.samples_per_second > 0 and speed.measured_steps:
         samples = float(speed.measured_steps * result.global_batch)
@@ -119,6 +146,7 @@ def logs_of(task: Task, record: JobRecord, recipe: Recipe) -> list[JobLog]:
             steps=result.steps,
             skipped=result.skipped_steps,
             measured=measured,
+            spread=_error(speed.variation, speed.windows) if speed is not None else None,
             memory=memory_of(result),
             computing=_computing(result, task.hosts),
         )
@@ -153,22 +181,71 @@ def _failure(record: JobRecord, task: Task) -> tuple[str | None, str | None]:
     return known, guilty
 
 
-def _fabric_logs(base: JobLog, fabric: FabricRun) -> list[JobLog]:
-    """The largest all-reduce as the job's time, and of what size: a job that had too little time ends with a
-    smaller one. Each host's matrix products as a job of it alone."""
-    largest = max(fabric.of("all-reduce"), key=lambda each: each.bytes, default=None)
-    logs = [base]
-    if largest is not None:
-        about = f"{base.workload}, all-reduce of {largest.bytes:,} bytes"
-        logs = [replace(base, workload=about, batch=1.0, measured=_timed(largest))]
+def _sweeps(record: JobRecord) -> dict[int, Sweep]:
+    """The job's all-reduces by their size in bytes."""
+    fabric = record.result.fabric if record.result and record.outcome == "succeeded" else None
+    return {each.bytes: each for each in fabric.of("all-reduce") if each.time.median > 0} if fabric else {}
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """The size at which all-reduces of jobs alike are compared: the largest that half of them reached.
+
+    A sweep has so many seconds: over a slow link it ends at a smaller size. Such a job is compared at the
+    largest size that it reached, as if it had gone on like the others: `longer`, by size, is how much longer
+    than of that size an all-reduce of the compared size takes (median of the jobs that did both).
+    """
+
+    bytes: int
+    longer: Mapping[int, float]
+
+    @classmethod
+    def of(cls, jobs: Sequence[Mapping[int, Sweep]]) -> _Compared:
+        """Of the sweeps of jobs alike, of which there is one at least."""
+        sizes = sorted({size for each in jobs for size in each}, reverse=True)
+        most = next(size for size in sizes if 2 * sum(size in each for each in jobs) >= len(jobs))
+        ratios: dict[int, list[float]] = {}
+        for each in jobs:
+            for size in each if most in each else ():
+                ratios.setdefault(size, []).append(each[most].time.median / each[size].time.median)
+        return cls(most, {size: statistics.median(found) for size, found in ratios.items()})
+
+    def reduced(self, base: JobLog, sweeps: Mapping[int, Sweep]) -> JobLog:
+        """The job's log: an all-reduce is a step of one sample."""
+        reached = max((size for size in sweeps if size in self.longer and size <= self.bytes), default=None)
+        if reached is None:
+            return base
+        time, longer = sweeps[reached].time, self.longer[reached]
+        short = (
+            f"its all-reduces ended at {reached:,} bytes for want of time: compared there with those of the "
+            f"jobs that reached {self.bytes:,}"
+        )
+        repeats = len(time.seconds)
+        return replace(
+            base,
+            workload=f"{base.workload}, all-reduce of {self.bytes:,} bytes",
+            batch=1.0,
+            measured=Measured(1.0, longer * time.median, 1, repeats, None, time.variation),
+            exchanges=len(base.hosts) > 1,
+            spread=_error(time.variation, repeats),
+            notes=(short,) if reached < self.bytes else (),
+        )
+
+
+def _product_logs(base: JobLog, products: Sequence[Matmul]) -> list[JobLog]:
+    """Each host's matrix products as a job of it alone, by its slowest rank. Without a measurement where they
+    varied too much, and why in the notes."""
     by_host: dict[str, list[Matmul]] = {}
-    for each in _products(fabric.matmul):
+    for each in products:
         by_host.setdefault(each.host, []).append(each)
-    for host, products in by_host.items():
-        slowest = min(products, key=lambda each: each.sustained)
+    logs = []
+    for host, mine in by_host.items():
+        slowest = min(mine, key=lambda each: each.sustained)
         if not slowest.sustained > 0:
             continue
-        seconds = 2.0 * slowest.n**3 / slowest.sustained
+        varied = slowest.variation
+        shaky = varied is not None and varied > UNSTEADY
+        note = f"the matrix products of {host} varied by {varied:.0%}: not a measurement" if shaky else ""
         logs.append(
             replace(
                 base,
@@ -176,29 +253,31 @@ def _fabric_logs(base: JobLog, fabric: FabricRun) -> list[JobLog]:
                 hosts=(host,),
                 workload=f"{base.workload}, matrix products in {slowest.precision}",
                 family=f"{base.family}, matrix products",  # an entry's jobs are counted once
-                recipe=f"{slowest.n} {slowest.device} {slowest.threads} {len(products)}",
+                recipe=f"{slowest.n} {slowest.device} {slowest.threads} {len(mine)}",
                 world_size=None,
                 batch=1.0,
-                measured=Measured(1.0, seconds, 1, 1, None, None),
+                measured=None
+                if shaky
+                else Measured(1.0, 2.0 * slowest.n**3 / slowest.sustained, 1, 1, None, varied),
+                spread=_error(varied, slowest.windows),
                 moment=base.path,
+                notes=(note,) if note else (),
             )
         )
     return logs
 
 
-def _timed(sweep: Sweep | None) -> Measured | None:
-    """One all-reduce is a step of one sample."""
-    if sweep is None or not sweep.time.median > 0:
-        return None
-    repeats = len(sweep.time.seconds)
-    return Measured(float(repeats), repeats * sweep.time.median, repeats, repeats, None, sweep.time.variation)
+def _error(variation: float | None, windows: int) -> float | None:
+    """The relative standard error of a mean of so many windows."""
+    return None if variation is None or windows < 1 else variation / math.sqrt(windows)
 
 
-def _products(products: Sequence[Matmul]) -> list[Matmul]:
-    """Those of the first precision that every rank measured."""
-    ranks = {each.rank for each in products}
-    for precision in _PRECISIONS:
-        of_it = [each for each in products if each.precision == precision]
+def _products(fabric: FabricRun, recipes: Mapping[str, Recipe]) -> list[Matmul]:
+    """Those of the first arithmetic that every rank measured."""
+    told = [each.precision for each in recipes.values() if each.trains]
+    ranks = {each.rank for each in fabric.matmul}
+    for precision in dict.fromkeys([*told, *_USUAL[fabric.device]]):
+        of_it = [each for each in fabric.matmul if each.precision == precision]
         if of_it and {each.rank for each in of_it} == ranks:
             return of_it
     return []

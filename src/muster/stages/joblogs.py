@@ -111,16 +111,19 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
         return None
     if log.outcome == "succeeded":
         seconds = (log.batch or 1.0) / log.rate if log.rate else None
-        sound = seconds is not None and 0 < seconds < math.inf
-        return (
-            Observation(log.path, hosts, seconds, work=work, computing=log.computing, moment=log.moment)
-            if sound
-            else None
-        )
+        if seconds is None or not 0 < seconds < math.inf:
+            return None
+        return Observation(
+            log.path, hosts, seconds, work=work, computing=log.computing, moment=log.moment, began=log.began,
+            ended=log.ended, exchanges=log.exchanges, spread=log.spread,
+        )  # fmt: skip
     if shared and shared.of(log):
         return None
     broken = of_hardware(log.failure, log.reason)
-    return Observation(log.path, hosts, None, log.outcome, work, culprits=culprits_of(log), hardware=broken)
+    return Observation(
+        log.path, hosts, None, log.outcome, work, culprits=culprits_of(log), hardware=broken,
+        began=log.began, ended=log.ended,
+    )  # fmt: skip
 
 
 def _peers(jobs: Sequence[_Job], baselines: Mapping[Class, Baseline]) -> dict[Class, document.Peers]:

@@ -15,6 +15,7 @@ _CPU_SIZE = 1024
 _GPU_SIZE = 8192
 _SMALL_GPU_SIZE = 4096  # where memory is short
 _BATCH_SECONDS = 0.02  # products between two synchronisations: so many that waiting does not count
+_WINDOWS = 8  # of the second half, whose means say how steady it was
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -56,13 +57,18 @@ def _measure(team: Team, say: Voice, precision: str, seconds: float) -> None:
     while len(times) < 4 or time.perf_counter() - began < seconds:
         times.append(_timed(team, left, right, product, batch))
     flops = 2 * n**3
+    half = times[len(times) // 2 :]
+    size = max(1, len(half) // _WINDOWS)
+    windows = [statistics.fmean(half[at : at + size]) for at in range(0, len(half) - size + 1, size)]
     say(
         "matmul",
         precision=precision,
         n=n,
         threads=None if team.on_gpu else torch.get_num_threads(),
         best=flops / min(times),
-        sustained=flops / statistics.median(times[len(times) // 2 :]),
+        sustained=flops / statistics.median(half),
+        variation=statistics.stdev(windows) / statistics.fmean(windows) if len(windows) > 2 else None,
+        windows=len(windows),
         products=len(times) * batch,
         seconds=time.perf_counter() - began,
         right=_is_right(team, n, dtype),
