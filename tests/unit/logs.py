@@ -84,7 +84,7 @@ def trainer_log(step: float = 1.0, steps: int = 300, *, batch: int | None = 64, 
     text = "***** Running training *****\n  Num examples = 19,200\n"
     if batch:
         text += f"  Total train batch size (w. parallel, distributed & accumulation) = {batch}\n"
-        text += f"  Total optimization steps = {steps:,}\n"
+        text += f"  Total optimization steps = {steps:,}\n  Number of trainable parameters = 7,840,794\n"
     text += f"\r  0%|          | 0/{steps} [00:00<?, ?it/s]"
     for done in range(1, steps + 1):
         seconds = int(30 + done * step)  # the first step took half a minute longer
@@ -104,6 +104,8 @@ def trainer_log(step: float = 1.0, steps: int = 300, *, batch: int | None = 64, 
 def metaseq_log(step: float = 2.0, *, overflow_at: int | None = 5, ends: bool = True) -> list[str]:
     """What metaseq writes: a line of train_inner every ten updates of 64 sequences of 2048 tokens."""
     lines, wall = ["2022-05-01 12:00:00 | INFO | metaseq.trainer | begin training epoch 1"], 60.0
+    size = "num. model params: 13,110,865,920 (num. trained: 13,110,865,920)"
+    lines.append(f"2022-05-01 12:00:00 | INFO | metaseq.cli.train | {size}")
     for number in range(1, 11):
         wall += 10 * step
         if number == overflow_at:

@@ -68,20 +68,25 @@ def test_one_crash_on_two_ranks_is_one_crash() -> None:
 
 
 def test_the_slowest_rank_speaks_or_the_one_that_says_most() -> None:
-    quick, slow = table("a.rank0.csv", 1.0), table("a.rank1.csv", 1.2)
+    quick, slow = table("node-a1.rank0.csv", 1.0), table("node-a1.rank1.csv", 1.2)
     found = judged("x", [quick, slow], Settings(), {})
     assert [each.judged for each in found.jobs] == [False, True]
     symptom = ["Traceback (most recent call last):", "[Rank 1] Watchdog caught collective operation timeout"]
     full = ["OSError: [Errno 28] No space left on device"]
     stopped = metaseq_log(ends=False)
-    lines = {"b.rank0.log": symptom, "b.rank1.log": CRASH, "b.rank2.log": full, "b.rank3.log": stopped}
-    for left, speaks in ((4, "b.rank2.log"), (2, "b.rank1.log"), (1, "b.rank0.log")):
+    lines = {
+        "node-b1.rank0.log": symptom,
+        "node-b1.rank1.log": CRASH,
+        "node-b1.rank2.log": full,
+        "node-b1.rank3.log": stopped,
+    }
+    for left, speaks in ((4, "node-b1.rank2.log"), (2, "node-b1.rank1.log"), (1, "node-b1.rank0.log")):
         logs = [one(text, path) for path, text in list(lines.items())[:left]]
-        found = judged("x", [*logs, one(stopped, "b.rank3.log")][: max(2, left)], Settings(), {})
+        found = judged("x", [*logs, one(stopped, "node-b1.rank3.log")][: max(2, left)], Settings(), {})
         assert [each.job for each in found.jobs if each.judged] == [speaks]
-    good = one(metaseq_log(), "b.rank4.log")
-    found = judged("x", [one(CRASH, "b.rank0.log"), good], Settings(), {})
-    assert [each.job for each in found.jobs if each.judged] == ["b.rank4.log"]
+    good = one(metaseq_log(), "node-b1.rank4.log")
+    found = judged("x", [one(CRASH, "node-b1.rank0.log"), good], Settings(), {})
+    assert [each.job for each in found.jobs if each.judged] == ["node-b1.rank4.log"]
 
 
 def test_streams_are_of_one_job() -> None:

@@ -238,26 +238,3 @@ def test_a_single_log_shows_its_speed_and_a_failed_one_its_reason(capsys: pytest
     out = capsys.readouterr().out
     assert "960.0 samples/s, 50,000 tokens/s" in out and "one.log" in out
     assert "two.log\n  out of memory\n  known as cuda_oom" in out
-
-
-def test_no_line_contradicts_the_bound_of_hosts_that_are_fit() -> None:
-    """A good host's pair with the slow one, and a job that was slow by chance, say nothing of it."""
-    pair = job("pair5", HOSTS[4:6], 0.1089)
-    chance = [job("chance", HOSTS[10:12], 0.09)]
-    lines = shown(found(SLOW, jobs=[pair, *chance]))
-    after = lines[at(lines, "fit: node[01-04,06-64]") :]
-    assert not any("10.89%" in line or "9.00%" in line for line in after)
-    assert any("differs most: node01" in line for line in after)
-
-
-def test_a_link_shows_whose_jobs() -> None:
-    link = Verdict(
-        hosts=HOSTS[:2], condition="slow", slower=0.05, confidence=0.99, reason="5% slower between the two",
-        evidence=[
-            Evidence(job="pair1", peers=[], slower=0.05), Evidence(job="four", peers=HOSTS[2:4], slower=0.05),
-        ],
-    )  # fmt: skip
-    lines = shown(found(links=[link], jobs=[job("pair1", HOSTS[:2], 0.05)]))
-    first, second = lines[at(lines, "pair1")], lines[at(lines, "four")]
-    assert "node01, node02" in first and "1,829 samples/s" in first and "alone" not in first
-    assert "node01, node02, node03, node04" in second

@@ -58,7 +58,12 @@ def test_without_a_batch_the_average_still_gives_a_rate() -> None:
     """As of a program of one's own that uses DeepSpeed."""
     lines = [line for line in chat_log(["node-1"]) if "SamplesPerSec" in line]
     job = one(lines, "logs/node-1.log")
-    assert (job.batch, job.step_seconds, job.hosts, job.hosts_from) == (None, None, ("node-1",), "name")
+    assert (job.batch, job.step_seconds, job.hosts, job.hosts_from) == (
+        None,
+        None,
+        ("node-1",),
+        "guess: file name",
+    )
     assert job.rate == pytest.approx(960, rel=1e-4)
     assert job.outcome == "succeeded"  # these lines do not say when a job is over
 

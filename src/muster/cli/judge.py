@@ -60,6 +60,10 @@ def judge(
             "and whether this fleet as a whole is slower.",
         ),
     ] = None,
+    workload: Annotated[
+        str,
+        Option("--workload", metavar="NAME", help="What was trained, for all logs that do not say it."),
+    ] = "",
     at_least: Annotated[
         str,
         Option(
@@ -90,6 +94,7 @@ def judge(
         slow=slow,
         baseline=baseline,
         at_least=at_least,
+        workload=workload,
         progress=_Progress(err_console()),
     )
     if json:

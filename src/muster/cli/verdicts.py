@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Sequence
 
@@ -29,7 +28,6 @@ _WHERE = {
 }  # fmt: skip
 _NETWORK = "the network was not judged: no job on more than one host could be compared"
 _COMPUTE = "computing was not judged: no job on one host could be compared"
-_MARK = re.compile(r", [0-9a-f]{8}(?:,|$)")
 _Found = Judged | Bench
 
 
@@ -144,7 +142,7 @@ def print_hosts(console: Console, found: _Found, *, every: bool) -> None:
             [row.reason, *told.evidence(row)],
         )
     for verdict in (*found.links, *found.switches):
-        lines = [verdict.reason, *(told.line(each, verdict) for each in verdict.evidence)]
+        lines = [verdict.reason, *map(told.line, verdict.evidence)]
         block(console, COLOURS[verdict.condition], verdict.condition, _name(verdict), lines)
     alike: dict[tuple[str, str, str], list[HostVerdict]] = {}
     for row in rows:
@@ -195,7 +193,8 @@ class _Told:
     def __init__(self, found: _Found) -> None:
         self.jobs = {job.job: job for job in found.jobs}
         self.peers = {(each.work, each.hosts): each for each in found.peers}
-        self.several = len({_label(each.work) for each in found.peers}) > 1
+        works = {each.work for each in found.peers}
+        self.several = len({work.partition(",")[0] for work in works}) > 1
         known = {host for job in found.jobs if not job.hosts_from.startswith("guess") for host in job.hosts}
         self.guessed = {host for job in found.jobs for host in job.hosts} - known
         self.means = means_of(found.jobs)
@@ -212,31 +211,27 @@ class _Told:
         """The jobs that decided, one a line."""
         return [self.line(each) for each in row.evidence]
 
-    def line(self, one: Evidence, shared: Verdict | None = None) -> str:
-        """How much slower than what, with whom, in which work, and which job. `shared`: the link or switch
-        that it is about; else it is about a host."""
+    def line(self, one: Evidence) -> str:
+        """How much slower than what, with whom, in which work, and which job."""
         entry = self.jobs.get(one.job)
-        work = one.work or (entry.work if entry else "")
-        where = f" in {_label(work)}" if work and (self.several or entry is None) else ""
         whom = f"with {_some(one.peers)}" if one.peers else "alone"
-        if shared is not None:
-            whom = f"of {_some([*(shared.hosts if shared.switch is None else ()), *one.peers])}"
+        work = f", {entry.work.partition(',')[0]}" if entry and self.several and entry.work else ""
         if one.slower is None:
-            return f"failed {whom}{where}  {one.job}"
+            return f"failed {whom}{work}  {one.job}"
         by = by_words(one.slower)
-        if one.what == "computing":
-            return f"{by} in what it computes by itself (forward passes), {whom}{where}  {one.job}"
-        size = len(set(entry.hosts)) if entry else 1 + len(one.peers)
-        return f"{by} {whom}{where}{self._than(work, entry, size, one.slower)}  {one.job}"
+        if one.what == "computing" or entry is None:
+            what = "forward passes" if one.what == "computing" else "matrix products"
+            return f"{by} in what it computes by itself ({what}){work}  {one.job}"
+        return f"{by} {whom}{self._than(entry, one.slower)}{work}  {one.job}"
 
-    def _than(self, work: str, entry: JobEntry | None, size: int, slower: float) -> str:
-        """Its speed beside its peers'. Where the two are another slowdown, it was compared with jobs of its
-        own moment."""
-        peers = self.peers.get((work, size))
+    def _than(self, entry: JobEntry, slower: float) -> str:
+        """Its speed beside its peers'. Where that is another slowdown, it was compared with jobs of its own
+        moment."""
+        peers = self.peers.get((entry.work, len(set(entry.hosts))))
         if peers is None:
             return ""
         spread = f"(which differ by {peers.deviation:.2%})"
-        own, theirs = entry.samples_per_second if entry else None, peers.samples_per_second
+        own, theirs = entry.samples_per_second, peers.samples_per_second
         if own and theirs and abs(theirs / own - 1 - slower) > 0.001 * (1 + abs(slower)):
             return f": {_speed(own)}, beside jobs at the same time {spread}"
         if own and theirs:
@@ -247,21 +242,16 @@ class _Told:
     def fit(self, rows: Sequence[HostVerdict]) -> list[str]:
         """What was looked at, and who differs most."""
         parts = [text for name in ("compute", "card", "links") if (text := _looked(rows, name))]
-        bounds = {row.host: bound for row in rows if (bound := _beside(row, "at_most")) is not None}
-        if not parts and bounds:
-            parts = [
-                f"at most {max(bounds.values()):.1%} slower than {'its' if len(rows) == 1 else 'their'} peers"
-            ]
-        every = ", in every work" if self.several and parts else ""
-        lines = (
-            [", ".join(parts) + every] if parts else list(dict.fromkeys(row.reason for row in rows))[:NAMED]
-        )
-        if len(bounds) > 1:
-            most = max(bounds, key=lambda host: bounds[host])
-            mean = self.means.get((most, 1))
-            alone = mean is not None and abs(mean) <= bounds[most]
-            how = f"{by_words(mean)} alone" if alone and mean else f"at most {bounds[most]:.1%} slower"
-            lines.append(f"differs most: {most}, {how}")
+        most = max((bound for row in rows if (bound := _beside(row, "at_most")) is not None), default=None)
+        if not parts and most is not None:
+            parts = [f"at most {most:.1%} slower than {'its' if len(rows) == 1 else 'their'} peers"]
+        lines = [", ".join(parts)] if parts else list(dict.fromkeys(row.reason for row in rows))[:NAMED]
+        own = {row.host for row in rows}
+        means = [(mean, host, size) for (host, size), mean in self.means.items() if host in own]
+        if len(rows) > 1 and means:
+            mean, host, size = max(means, key=lambda each: each[0])
+            group = "alone" if size == 1 else f"in groups of {size}"
+            lines.append(f"differs most: {host}, {by_words(mean)} {group}")
         return lines
 
     def differs(self, rows: Sequence[HostVerdict]) -> list[str]:
@@ -301,7 +291,7 @@ def _drift(each: Drift) -> str:
     )
     return (
         f"the whole fleet is {abs(each.slower):.1%} (± {each.within:.1%}) {than} than the baseline: {told} "
-        f"({counted(each.now.hosts, 'host')} a job, {_label(each.now.work)})"
+        f"({counted(each.now.hosts, 'host')} a job, {each.now.work.partition(',')[0]})"
     )
 
 
@@ -365,11 +355,6 @@ def _table(found: _Found, rows: Sequence[HostVerdict]) -> Table:
 def _beside(row: HostVerdict, name: str) -> float | None:
     value: float | None = getattr(row.beside_others, name, None)
     return value
-
-
-def _label(work: str) -> str:
-    """What was done, without the mark of its settings and what follows."""
-    return _MARK.split(work, maxsplit=1)[0]
 
 
 def _suspected(row: HostVerdict) -> bool:

@@ -42,9 +42,14 @@ class JobEntry(Part):
     reason: str | None = Field(None, description="why it did not succeed: the decisive line")
     failure: str | None = Field(None, description="id in the catalogue of failures")
     failed_host: str | None = Field(None, description="that wrote the decisive line")
+    failed_hosts: list[str] = Field(
+        default_factory=list, description="all that failed by themselves, that one first"
+    )
     format: str | None = None
     hosts: list[str]
-    hosts_from: str = Field("", description="log, or name: of the file or a folder")
+    hosts_from: str = Field(
+        "", description="log; pattern (--host-pattern); guess: file name, or guess: folder name"
+    )
     world_size: int | None = None
     workload: str = Field("", description="what was trained, as far as the log tells")
     work: str = Field("", description="jobs of the same work on as many hosts are compared")
@@ -76,7 +81,6 @@ class Evidence(Part):
     what: Literal["step", "computing", "failed"] = Field(
         "step", description="what was read: the job's step, or what this host did by itself, or its end"
     )
-    work: str = Field("", description="of the healthy jobs that it was compared with, as in `peers`")
 
 
 class Subject(Part):

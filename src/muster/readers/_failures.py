@@ -6,19 +6,24 @@ Few patterns, of failures that name themselves; their ids are those of the catal
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
-Weight = Literal["cause", "exception", "symptom", "exit", "external"]
+from muster.readers._paths import split_hosts
+
+Weight = Literal["cause", "scheduler", "killed", "external", "crash", "exception", "symptom", "exit"]
 LONGEST = 300  # characters of a reason
 
 # In the order of trial. A symptom says that something else has happened: it decides where nothing else does.
 PATTERNS: tuple[tuple[str, Weight, str, str], ...] = (
     # id, weight, hint that a line must contain, pattern
     ("cuda_oom", "cause", "ut of memory", r"OutOfMemoryError|CUDA out of memory"),
-    ("host_oom_killed", "cause", "exit", r"exits with return code = -9\b|exitcode\s*: -9\b"),
+    ("slurm_oom", "scheduler", "oom", r"Detected \d+ oom[-_]kill event"),
+    ("slurm_time_or_node", "scheduler", "DUE TO", r"CANCELLED(?: AT \S+)? DUE TO NODE FAILURE"),
+    ("slurm_time_or_node", "scheduler", "Node failure on", r"error: Node failure on \S"),
+    ("host_oom_killed", "killed", "exit", r"exits with return code = -9\b|exitcode\s*: -9\b"),
     ("host_oom_killed", "cause", "ut of memory", r"Out of memory: Killed process|[Cc]group out of memory"),
-    ("slurm_oom", "cause", "oom", r"Detected \d+ oom[-_]kill event"),
     (
         "gpu_hardware",
         "cause",
@@ -42,9 +47,9 @@ PATTERNS: tuple[tuple[str, Weight, str, str], ...] = (
     ("ds_batch_mismatch", "cause", "train_batch_size is not equal", r"Check batch related parameters"),
     ("loss_scale_min", "cause", "loss scale already at minimum", r"loss scale already at minimum"),
     ("op_build_failed", "cause", "rror building extension", r"Error building extension"),
-    ("slurm_time_or_node", "cause", "DUE TO", r"CANCELLED AT \S+ DUE TO NODE FAILURE"),
     ("nccl_watchdog_timeout", "symptom", "Watchdog", r"Watchdog caught collective operation timeout"),
     ("nccl_remote_error", "symptom", "emote", r"ncclRemoteError|Connection closed by remote peer"),
+    ("peer_collapse", "symptom", "closed by peer", r"Connection closed by peer"),
     ("nccl_system_error", "symptom", "ystem", r"ncclSystemError|unhandled system error"),
     ("rdzv_clients_missing", "symptom", "waiting for clients", r"Timed out after \d+ seconds waiting"),
     ("rdzv_connect_timeout", "symptom", "has timed out after", r"client socket has timed out after"),
@@ -58,7 +63,8 @@ HINTS = tuple(
         | {"rror", "Exception", "Traceback", "exit code", "exitcode", "exits with", "signal", "SIGTERM"}
         | {"SIGINT", "CANCELLED", "Xid", "fallen off"}
         | {"no GPU", "No CUDA", "device ordinal", "device handle", "Broken pipe", "reset by peer"}
-        | {"Terminated", "Interrupt"}
+        | {"Terminated", "Interrupt", "walltime", "TERM_RUNLIMIT", "Segmentation", "Bus error", "exited with"}
+        | {"  host      : "}
     )
 )
 _EXCEPTION = re.compile(
@@ -67,21 +73,41 @@ _EXCEPTION = re.compile(
 _EXITS = re.compile(
     r"exits with return code = (?P<code>-?\d{1,9})|"
     r"srun: error: .*[Ee]xited with exit code (?P<slurm>\d{1,9})|"
-    r"failed \(exitcode: (?P<elastic>-?\d{1,9})\)"
+    r"pdsh@\S+: \S+: ssh exited with exit code (?P<pdsh>\d{1,9})|"
+    r"(?:failed \(exitcode|exitcode +): (?P<elastic>-?\d{1,9})\b"
+)
+# A signal that a program brings upon itself: 4, 5, 7, 8 and 11.
+_CRASH = re.compile(
+    r"(?:exits with return code =|exitcode *:) -(?:4|5|7|8|11)\b|exited on signal (?:4|5|7|8|11)\b|"
+    r"srun: error: \S+: tasks? [\d,-]+: (?:Segmentation fault|Bus error|Illegal instruction)"
+)
+# What a scheduler says of a time that is over; and the signals that it sends, or others do.
+_TIME = re.compile(
+    r"CANCELLED(?: AT \S+)?(?: DUE TO (?:TIME LIMIT|PREEMPTION)| \*\*\*)|job killed: walltime|TERM_RUNLIMIT"
 )
 _EXTERNAL = re.compile(
-    r"Main process received SIG(?:TERM|INT), exiting|"
-    r"CANCELLED AT \S+ DUE TO (?:TIME LIMIT|PREEMPTION)|"
+    r"Main process received SIG(?:TERM|INT), exiting|got signal: (?:15|2)\b|killed by signal: Terminated|"
     r"timeout: sending signal|Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|"
     r"^(?:Terminated|KeyboardInterrupt)\b"
 )
+# Hosts that a line itself names: "srun: error: node07: task 3: ...", "srun: error: Node failure on node07",
+# "pdsh@head: node07: ssh exited ...", "ssh: connect to host node07 port 22: ...", Open MPI's "on node n7".
+_WHO = re.compile(
+    r"srun: error: (?P<srun>[\w.,\[\]-]+): tasks? [\d,-]+: |error: Node failure on (?P<node>[\w.,\[\]-]+)|"
+    r"pdsh@\S+: (?P<pdsh>[\w.-]+): ssh exited|ssh: connect to host (?P<ssh>\S+) port|"
+    r"on node (?P<mpi>\S+) exited on signal"
+)
+_ELASTIC = re.compile(r"\s+host +: (\S+)")  # torchrun's account of a process: its host, then its exit code
 # What no program can be the cause of, among gpu_hardware: others of its signs, such as Xid 13 and 31 and an
 # unspecified launch failure, are seen after a program's own errors as well.
 _BROKEN = re.compile(
     r"uncorrectable ECC error|Xid \([^)]*\): (?:48|63|64|74|79|94|95)\b|has fallen off the bus|"
     r"Unable to determine the device handle"
 )
-_ORDER: dict[Weight, int] = {"cause": 0, "external": 1, "exception": 2, "symptom": 3, "exit": 4}
+_ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_args(Weight))}
+# Ways to end that one host does not cause in another: a host with one of them failed by itself.
+_ALIKE: tuple[frozenset[Weight], ...] = (frozenset(("killed", "crash")),)
+_MOST = 10_000  # hosts whose signs are kept
 
 
 @dataclass(frozen=True)
@@ -98,14 +124,15 @@ class Sign:
 class Signs:
     """What speaks for a failure, as lines come in.
 
-    A job that goes on was not ended by what was written before: of each weight, the first sign counts that
-    came after the last but one mark of progress (ranks' lines may arrive out of order).
+    A job that goes on was not ended by what was written before: of each weight and host, the first sign
+    counts that came after the last but one mark of progress (ranks' lines may arrive out of order).
     """
 
-    now: dict[Weight, Sign] = field(default_factory=dict)
-    earlier: dict[Weight, Sign] = field(default_factory=dict)  # before the last mark of progress
+    now: dict[tuple[Weight, str | None], Sign] = field(default_factory=dict)
+    earlier: dict[tuple[Weight, str | None], Sign] = field(default_factory=dict)  # before the last mark
     traceback: bool = False
     broke: bool = False  # it says in so many words that a process of the job did not end well
+    elastic: str | None = None  # the host of the process that torchrun gives account of
 
     def line(self, text: str, host: str | None) -> None:
         """Look at a line, without its host's prefix."""
@@ -120,31 +147,76 @@ class Signs:
             self.now, self.earlier = {}, self.now
 
     def decisive(self) -> Sign | None:
-        """The one that explains most: a cause before what it led to; None: there is no sign."""
-        signs = {**self.now, **self.earlier}
-        return min(signs.values(), key=lambda sign: _ORDER[sign.weight]) if signs else None
+        """The one that explains most: a cause before what it led to; None: there is no sign.
+
+        What the scheduler says comes before the signals that it sent; a signal that a host's program brought
+        upon itself before the exceptions of others.
+        """
+        return min(self._all(), key=lambda sign: _ORDER[sign.weight], default=None)
+
+    def by_themselves(self) -> tuple[tuple[str, str | None], ...]:
+        """(host, failure) of all hosts that ended in the decisive way, and not because of another."""
+        best = self.decisive()
+        if best is None:
+            return ()
+        alike = next((each for each in _ALIKE if best.weight in each), frozenset((best.weight,)))
+        found: dict[str, str | None] = {}
+        for sign in [best, *(sign for sign in self._all() if sign.weight in alike)]:
+            if sign.host:
+                found.setdefault(sign.host, sign.failure)
+        return tuple(found.items())
+
+    def _all(self) -> list[Sign]:
+        """The earliest first. Where a program raised an exception and then crashed, it is the exception."""
+        signs = self.earlier | {key: sign for key, sign in self.now.items() if key not in self.earlier}
+        return [
+            sign
+            for (weight, host), sign in signs.items()
+            if weight != "crash" or ("exception", host) not in signs
+        ]
+
+    def _add(self, weight: Weight, failure: str | None, text: str, hosts: Sequence[str | None]) -> None:
+        for host in hosts:
+            if len(self.now) < _MOST:
+                self.now.setdefault((weight, host), Sign(weight, failure, text, host))
 
     def _look(self, text: str, host: str | None) -> None:
         if "Traceback (most recent call last)" in text:
             self.traceback = True
             return
+        if match := _ELASTIC.match(text):
+            self.elastic = match[1]
+            return
         left = _EXITS.search(text)
         code = next((int(code) for code in left.groups() if code), 0) if left else 0
         if code and code not in (-15, -2):  # those were ended because of another
             self.broke = True
-        if _EXTERNAL.search(text):
+        named = _WHO.search(text)
+        who = next((name for name in named.groups() if name), "") if named else ""
+        hosts: Sequence[str | None] = split_hosts(who) if who else (host or (self.elastic if left else None),)
+        said = {weight for weight, _ in (*self.now, *self.earlier)}
+        if _TIME.search(text):
             # What had failed by itself is ended then as well: that is no timeout.
-            if not {"cause", "exception"} & {*self.now, *self.earlier}:
-                self.now.setdefault("external", Sign("external", None, text, host))
+            if not {"cause", "exception", "crash"} & said:
+                self._add("scheduler", None, text, (None,))
+            return
+        if _EXTERNAL.search(text):
+            if not {"cause", "exception", "crash", "killed"} & said:
+                self._add("external", None, text, hosts)
             return
         for name, weight, hint, pattern in _COMPILED:
             if hint in text and pattern.search(text):
-                self.now.setdefault(weight, Sign(weight, name, text, host))
+                # Slurm says on which host the step was, and not which failed.
+                nobody = weight == "scheduler" and "CANCELLED" in text
+                self._add(weight, name, text, (None,) if nobody else hosts)
                 return
-        if self.traceback and _EXCEPTION.match(text):
-            self.now.setdefault("exception", Sign("exception", None, text, host))
+        if _CRASH.search(text):
+            self.broke = True
+            self._add("crash", None, text, hosts)
+        elif self.traceback and _EXCEPTION.match(text):
+            self._add("exception", None, text, hosts)
         elif code:
-            self.now.setdefault("exit", Sign("exit", None, text, host))
+            self._add("exit", None, text, hosts)
 
 
 def of_hardware(failure: str | None, reason: str | None) -> bool:
@@ -160,6 +232,7 @@ def weight_of(failure: str | None) -> int:
 
 
 def shortened(text: str) -> str:
-    """A line as a reason: without blanks at its ends, and not longer than a person reads."""
+    """A line as a reason: without blanks at its ends, and of a long one both ends, LONGEST in all."""
     line = " ".join(text.split())
-    return line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
+    half = LONGEST // 2
+    return line if len(line) <= LONGEST else f"{line[: half - 3]} ... {line[2 - half :]}"

@@ -7,6 +7,7 @@ import base64
 import binascii
 import json
 import re
+import shlex
 import warnings
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -23,14 +24,21 @@ _LABEL = re.compile(r"(?:\s*\d{1,6}: |\[\d+,\d+\]<std(?:out|err)>: ?|\[default\d
 _HOSTFILE = re.compile(r"(\S+)\s+slots\s*=\s*(\d{1,5})(?:\s+max_slots\s*=\s*\d+)?\s*")
 _WORLD_INFO = re.compile(r"--world_info[= ]([A-Za-z0-9+/_=-]+)")
 _NODELIST = re.compile(r"SLURM_(?:JOB_|STEP_)?NODELIST\s*[=:]\s*(\S+)")
-_NCCL = re.compile(r"([\w.-]+):\d+:\d+ \[\d+\] NCCL (?:INFO|WARN)")
+_NCCL = re.compile(r"([\w.-]+):\d+:\d+ \[\d+\] NCCL (?:INFO|WARN)(?:.* n[rR]anks (\d{1,9})\b)?")
+# Whose log it is, as environments and fairseq print it; of how many hosts it is; that Slurm has a part in it.
+_HERE = re.compile(r"(?<!\w)(?:SLURMD_NODENAME=|HOSTNAME=|initialized host )([\w.-]+)")
+_NODES = re.compile(r"(?<![\w-])(?:nnodes=|SLURM_NNODES[=:] ?|SLURM_JOB_NUM_NODES[=:] ?|nNodes )(\d{1,6})\b")
+_LOCAL = ("localhost", "localhost.localdomain", "127.0.0.1", "::1", "local")  # names of no host
 # A whole word; with \b before it, a pattern is tried at every character instead of being searched for.
 _BATCH = re.compile(rf"train_batch_size(?<![\w-]train_batch_size)[^\w+-]+({FIGURE})(?!\w)")
 _WORLD = re.compile(
     rf"(?<!\w)(?:dist_|distributed_)?world[_ ]size['\"]?\s*(?:\.{{2,}}|[=:])\s*({FIGURE})(?!\w)"
 )
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)[,.]?(\d{1,6})?")
-_PROCESS = re.compile(r"\[launch\.py:\d+:main\] [Pp]rocess \d+ (spawned|exits successfully)")
+_PROCESS = re.compile(r"\[launch\.py:[^\]]*\] [Pp]rocess \d+ (spawned|exits successfully)")
+_RUNNER = re.compile(r"\[runner\.py:[^\]]*\] cmd = (.*)")
+_LAUNCHER = " -m deepspeed.launcher.launch "  # what stands behind it: its own options, then the training
+_PYTHON = re.compile(r"(?:\S*/)?python[\d.]*")
 # Arguments that differ between jobs of one recipe: places, ports, names of runs, who is who.
 _PLACES = re.compile(
     r"--?(?:local[-_]rank|node[-_]rank|master[-_]\w+|rdzv\w*|output\w*|log\w*|run[-_]name|save\w*|"
@@ -39,7 +47,8 @@ _PLACES = re.compile(
 _MODEL = re.compile(r"--?(?:actor_)?model(?:_name_or_path|_name|_id|_path)?$|--?arch$")
 HINTS = (
     "slots", "WORLD INFO", "world_info", "NODELIST", " NCCL ", "train_batch_size", "world_size",
-    "world size",    "[launch.py:",
+    "world size", "[launch.py:", "] cmd = ", "nnodes=", "SLURM_NNODES", "NUM_NODES", "SLURM_JOB_ID",
+    "SLURM_JOBID", "NODENAME=", "HOSTNAME=", "initialized host",
 )  # fmt: skip
 # To whom a line may say something, as bits; readers' begin at bit 2.
 FOR_FACTS, FOR_SIGNS, FOR_READERS = 1, 2, 2
@@ -50,13 +59,16 @@ class Frame:
 
     def __init__(self) -> None:
         self.slots: dict[str, int | None] = {}  # host -> its ranks; in their order
-        self.spoken: dict[str, None] = {}  # hosts that NCCL's lines name
-        self.certain = False  # the launcher itself said which hosts it takes
+        self.spoken: dict[str, None] = {}  # hosts whose own lines there are, as NCCL's
+        self.launched = False  # DeepSpeed's launcher itself said which hosts it takes
+        self.nodes: int | None = None  # hosts of the job, where their number is said
+        self.slurm = False  # it is the log of a Slurm job
+        self.most = 0  # ranks that NCCL or a launcher on this host alone count
         self.batch: float | None = None
         self.world_size: int | None = None
         self.workload = ""
         self.recipe = ""
-        self.spawned = 0
+        self.spawned = 0  # processes that the launcher names with their command
         self.left = 0  # processes that exited successfully
         self.steps = 0  # of the last mark of progress
         self.signs = Signs()
@@ -96,41 +108,57 @@ class Frame:
         if self.world_size:
             return self.world_size
         slots = list(self.slots.values())
-        return sum(count or 0 for count in slots) if slots and None not in slots else None
+        return sum(count or 0 for count in slots) if slots and None not in slots else self.most or None
 
     @property
     def begun(self) -> bool:
         """Whether this is the log of a job at all, whatever became of it."""
-        return bool(self.slots or self.spawned or self.recipe or self.steps)
+        return bool(self.launched or self.spawned or self.recipe or self.steps)
 
     def _facts(self, text: str) -> None:
         match = _HOSTFILE.fullmatch(text) if "slots" in text else None
         if match:
-            if not self.certain and len(self.slots) < MOST_HOSTS:
+            if not self.launched and len(self.slots) < MOST_HOSTS and match[1] not in _LOCAL:
                 self.slots[match[1]] = int(match[2])
             return
         if "WORLD INFO DICT" in text:
             self._world(_literal(text.partition("DICT:")[2]))
-        elif not self.certain and "world_info" in text and (match := _WORLD_INFO.search(text)):
+        elif not self.launched and "world_info" in text and (match := _WORLD_INFO.search(text)):
             self._world(_decoded(match[1]))
         if "NODELIST" in text and not self.slots and (match := _NODELIST.search(text)):
             self._nodes(match[1])
-        if " NCCL " in text and len(self.spoken) < MOST_HOSTS and (match := _NCCL.match(text)):
-            self.spoken.setdefault(match[1])
+        if " NCCL " in text and (match := _NCCL.match(text)):
+            self._speaks(match[1])
+            self.most = max(self.most, int(match[2] or 0))
+        if ("HOSTNAME=" in text or "NODENAME=" in text or "initialized host" in text) and (
+            match := _HERE.search(text)
+        ):
+            self._speaks(match[1])
+        if ("odes" in text or "NODES" in text) and (match := _NODES.search(text)):
+            self.nodes = int(match[1]) or self.nodes
+        self.slurm = self.slurm or "SLURM_JOB" in text
         if "train_batch_size" in text and (match := _BATCH.search(text)):
             self.batch = number(match[1]) or self.batch
         if "world" in text and (match := _WORLD.search(text)):
             self.world_size = int(number(match[1]) or 0) or self.world_size
         if "[launch.py:" in text:
             self._process(text)
+        elif "] cmd = " in text and not self.recipe and (match := _RUNNER.search(text)):
+            self.workload, self.recipe = described(training_of(match[1]))
 
     def _world(self, info: object) -> None:
-        """DeepSpeed's {host: [local ranks]}."""
+        """DeepSpeed's {host: [local ranks]}; without a hostfile its one host is localhost."""
         if not isinstance(info, Mapping) or not 0 < len(info) <= MOST_HOSTS:
             return
         if all(isinstance(host, str) and isinstance(ranks, list) for host, ranks in info.items()):
-            self.slots = {host: len(ranks) for host, ranks in info.items()}
-            self.certain = True
+            self.launched, self.nodes = True, len(info)
+            self.most = sum(len(ranks) for ranks in info.values())
+            if not any(host in _LOCAL for host in info):
+                self.slots = {host: len(ranks) for host, ranks in info.items()}
+
+    def _speaks(self, host: str) -> None:
+        if host not in _LOCAL and len(self.spoken) < MOST_HOSTS:
+            self.spoken.setdefault(host)
 
     def _nodes(self, text: str) -> None:
         try:
@@ -146,14 +174,16 @@ class Frame:
             self.left += 1
             return
         self.spawned += 1
-        command = _literal(text.partition("with command: ")[2]) if not self.recipe else None
+        command = _literal(text.partition("with command: ")[2]) if self.spawned == 1 else None
         if isinstance(command, list) and all(isinstance(word, str) for word in command):
             self.workload, self.recipe = described(command)
 
 
 def described(command: list[str]) -> tuple[str, str]:
     """What a training command trains, for people; and the command without what differs from job to job."""
-    start = next((n for n, word in enumerate(command) if word.endswith(".py")), 0)
+    start = next(
+        (n for n, word in enumerate(command) if word.endswith(".py") or command[max(0, n - 1)] == "-m"), 0
+    )
     words, model, skip = [], "", False
     for place, word in enumerate(command[start + 1 :], start + 1):
         name, equals, value = word.partition("=")
@@ -171,6 +201,19 @@ def described(command: list[str]) -> tuple[str, str]:
     if stem in ("main", "train", "run") and script[0]:
         stem = script[0].rpartition("/")[2]
     return (f"{model} ({stem})" if model else stem), " ".join([stem, *words])
+
+
+def training_of(command: str) -> list[str]:
+    """The words of the training within the command that DeepSpeed's runner prints, without what starts it
+    on the hosts."""
+    _, launcher, rest = command.partition(_LAUNCHER)
+    try:
+        words = shlex.split(rest or command)
+    except ValueError:  # a quote that does not end: old versions print words as they are
+        words = (rest or command).split()
+    if launcher:
+        return words[next((n for n, word in enumerate(words) if not word.startswith("-")), len(words)) :]
+    return words[max((n for n, word in enumerate(words) if _PYTHON.fullmatch(word)), default=0) :]
 
 
 def stamp(text: str) -> float | None:

@@ -23,7 +23,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from muster.core.errors import UsageError
 from muster.core.near import did_you_mean
@@ -68,6 +68,12 @@ class Mapping(Section):
     batch: _Positive | None = None
     unit: _Positive = 1.0
     workload: str = ""
+    _shipped: bool = PrivateAttr(False)
+
+    @property
+    def work(self) -> str:
+        """What its tables have in common; empty: only their format, since the mapping is not the user's."""
+        return self.workload or ("" if self._shipped else "tables of one mapping")
 
     @property
     def names(self) -> frozenset[str]:
@@ -100,7 +106,10 @@ def cells_of(text: str, delimiter: str) -> list[str]:
 
 def load_mappings(files: Iterable[Path] = ()) -> tuple[Mapping, ...]:
     """The user's mappings, in their order, and then the ones that ship. Raises UsageError."""
-    return tuple(load_mapping(path) for path in [*files, *sorted(SHIPPED.glob("*.yaml"))])
+    shipped = [load_mapping(path) for path in sorted(SHIPPED.glob("*.yaml"))]
+    for mapping in shipped:
+        mapping._shipped = True
+    return (*(load_mapping(path) for path in files), *shipped)
 
 
 def load_mapping(path: Path) -> Mapping:

@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from muster.core.errors import UsageError
 from muster.core.inventory import parse_hosts
 
-# Names of files and folders that say nothing about a host.
-_GENERIC = re.compile(
-    r"(?:\d+|attempt_\d+|version_\d+|(?:local_)?rank[-_.]?\d+|none_\w+|(?:std)?(?:out|err)(?:put)?|error|"
-    r"logs?|metrics|train(?:ing|er)?(?:[-_.]?log)?|console|results?|throughput|events|run|jobs?|"
-    r"lightning_logs|\.{0,2}|.*\.(?:tar|tgz|txz|tbz2?))",
-    re.IGNORECASE,
+_ENDING = re.compile(
+    r"\.(?:log|txt|out|err|csv|tsv|jsonl?|gz|xz|bz2|stdout|stderr|tar|tgz|txz|tbz2?)$", re.IGNORECASE
 )
-_ENDING = re.compile(r"\.(?:log|txt|out|err|csv|tsv|jsonl?|gz|xz|bz2|stdout|stderr)$", re.IGNORECASE)
-_RANK = re.compile(r"[-_.](?:local_)?(?:rank|gpu|task)[-_.]?\d+$", re.IGNORECASE)
-_BEFORE = re.compile(r"(?:slurm-\d+|train(?:ing)?|bench(?:mark)?|log|job-?\d*)[-_.]", re.IGNORECASE)
+# Hosts are guessed from parts of names: between dots, underscores and commas, since no host's name has those
+# two; without the words of jobs, ranks and dates at their ends. What is left is a host if it begins with a
+# letter, has a digit, and is no word of these with a number: of jobs, of settings, of models and devices.
+_PART = re.compile(r"(?:[^._,+\[\]]|\[[^\]]*\])+")
+_WORDS = (
+    r"slurm|jobs?|pbs|lsf|run|exp|experiment|trial|seed|fold|step|epoch|iter|iteration|ckpt|checkpoint|batch|"
+    r"(?:local[-_]?)?rank|(?:local[-_]?)?task|proc|process|logs?|out|output|err|error|std(?:out|err)|train|"
+    r"training|trainer|eval|test|bench|benchmark|results?|metrics|attempt|version|restart|retry|try|part|chunk|"
+    r"shard|wave|phase|stage|round|set|group|pair|cluster|rack|zone|site|config|model|data|worker[-_]?logs|copy"
+)
+_SETTINGS = (
+    r"[mg]?bs|lr|wd|seq|ctx|len|zero|[tpdce]p|f?s?ddp|fsdp|fp|bf|int|gpus|nodes|hosts|ranks|k|v|e|o|s|t|"
+    r"cuda|torch|py|python|gpt|llama|opt|bert|roberta|vit|resnet|resnext|vgg|qwen|mistral|mixtral|phi|gemma|"
+    r"pythia|bloom|falcon|deepseek|olmo|[abhlvtp](?=\d+s?$)|gh|gb|mi|rtx|tpu"
+)
+_NO_HOST = re.compile(rf"(?:{_WORDS}|{_SETTINGS})(?:[-.]?\d[\w.-]*)?", re.IGNORECASE)
+_BEFORE = re.compile(rf"^(?:{_WORDS})(?:-?\d+)?-", re.IGNORECASE)
+_AFTER = re.compile(rf"-(?:(?:{_WORDS}|gpu)-?\d*|\d{{8}})$", re.IGNORECASE)
+_SIZE = re.compile(r"(?:^|-)(?:\d+(?:\.\d+)?[kmbt]|\d+x[nN]?\d*)(?:-|$)", re.IGNORECASE)  # opt-13b, 2x8
+_HOST = re.compile(r"[A-Za-z][A-Za-z0-9-]*(?:\[[\d,-]+\][A-Za-z0-9-]*)?")
+_NODE = re.compile(
+    r"(?:^|-)((?:node|host|gpu|dgx|hgx|nid|compute|worker|server)-?[\d\[][\d\[\],-]*)$", re.IGNORECASE
+)
+_ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
+_SLURM = re.compile(r"(?:^|[/._-])slurm[-_.]?\d", re.IGNORECASE)
 # The end of a name, or all of it, that differs between files of one job. A rank of the job is told from one
 # that begins again on every host.
 _OWN = re.compile(
@@ -27,6 +46,7 @@ _OWN = re.compile(
     re.IGNORECASE,
 )
 _OWN_FOLDER = re.compile(r"(?:rank[-_.]?(?P<rank>\d{1,9})|local_rank[-_.]?\d+|stdout|stderr)", re.IGNORECASE)
+_NUMBERED = re.compile(r"(?:(?:slurm|job|run|attempt|version|try)[-_.]?)?\d+", re.IGNORECASE)
 _ATTEMPT = re.compile(r"attempt_\d+")
 
 
@@ -61,17 +81,50 @@ def place_of(path: str) -> Place:
     return Place("/".join([*parts[:-1], name + kept]), rank)
 
 
-def hosts_of_path(path: str) -> tuple[str, ...]:
-    """The host that a path names: `logs/node07.rank0.log`, `node07/attempt_0/0/stdout.log`; or several, as
-    `node[01-02].log`, `node01,node02.log`. Empty: all its parts are words such as `train` and `stdout`."""
-    for part in reversed(PurePosixPath(path).parts):
-        name = part
-        while match := _ENDING.search(name):
-            name = name[: match.start()]
-        name = _BEFORE.sub("", _RANK.sub("", name), count=1) or name
-        if not _GENERIC.fullmatch(name) and not name.startswith("/"):
-            return split_hosts(name)
-    return ()
+def hosts_of_path(path: str) -> tuple[tuple[str, ...], str]:
+    """The host that a path seems to name, and by what of it: `node07.rank0.log`, `node07/0/stdout.log`; or
+    several: `node[01-02].log`, `node01_node02.log`. Nothing where it names jobs and settings alone."""
+    parts = PurePosixPath(path).parts
+    for number, part in enumerate(reversed(parts)):
+        hosts = _hosts_of_name(part.partition("#")[0])
+        if hosts:
+            return hosts, "guess: folder name" if number else "guess: file name"
+    return (), ""
+
+
+def _hosts_of_name(name: str) -> tuple[str, ...]:
+    while match := _ENDING.search(name):
+        name = name[: match.start()]
+    if _ADDRESS.fullmatch(name):
+        return (name,)
+    found = [host for part in _PART.findall(name) if (host := _host_of(part))]
+    sure = [host for host in found if _NODE.search(host)] or found
+    if len({re.sub(r"[0-9]+", "", host) for host in sure}) > 1:
+        return ()  # of several kinds: nobody knows which are hosts
+    return tuple(dict.fromkeys(host for each in sure for host in split_hosts(each)))
+
+
+def _host_of(part: str) -> str:
+    """The host in a part of a name; nothing: there is none."""
+    while (shorter := _BEFORE.sub("", _AFTER.sub("", part), count=1)) != part:
+        part = shorter
+    if not _HOST.fullmatch(part) or not re.search(r"\d", part):
+        return ""
+    if _SIZE.search(part) or _NO_HOST.fullmatch(part):
+        node = _NODE.search(part)
+        return node[1] if node else ""
+    return part
+
+
+def is_slurm(path: str) -> bool:
+    """Whether a path has the number of a Slurm job."""
+    return _SLURM.search(path) is not None
+
+
+def folder_of(path: str, hosts: Sequence[str]) -> str:
+    """The folder of a log, with a star for hosts and for numbers of jobs: what logs of one kind share."""
+    parts = PurePosixPath(place_of(path).job).parts[:-1]
+    return "/".join("*" if part in hosts or _NUMBERED.fullmatch(part) else part for part in parts)
 
 
 def split_hosts(text: str) -> tuple[str, ...]:

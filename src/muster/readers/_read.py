@@ -9,17 +9,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from muster.core.registry import plugin_names
+from muster.core.units import counted
 from muster.readers._failures import HINTS as SIGN_HINTS
 from muster.readers._failures import Sign, shortened
 from muster.readers._frame import FOR_READERS, Frame
 from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers._mapping import Mapping
-from muster.readers._paths import hosts_of_path, split_hosts
+from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
 from muster.readers._sieve import Sieve
 from muster.readers.base import APART, JobLog, LineReader, Measured, Outcome, Reading
 from muster.store.logfiles import BrokenFile
 
 PACKAGE = "muster.readers"
+UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
+NO_FORMAT = "no known log format was recognised; --mapping FILE can say how its lines are read"
+MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 BATCH = 512  # lines at a time, where they come one by one
 _MADE = Callable[[Frame, Sequence[Mapping]], LineReader]
 
@@ -156,7 +160,7 @@ def _unknown(path: str, first: str, last: str, mappings: Sequence[Mapping]) -> s
     whole = first.lstrip()[:1] not in ("{", "[") or last.rstrip().endswith(("}", "]"))
     if path.lower().endswith(".json") and not whole:
         return "is damaged: it ends in the middle of a JSON document"
-    return "no known log format was recognised"
+    return NO_FORMAT
 
 
 def _job(
@@ -185,6 +189,7 @@ def _job(
             f"the measured windows give {best.rate:,.5g} samples/s, and the tool itself says "
             f"{contradicted:,.5g} of the same steps"
         )
+    recipes = list(dict.fromkeys(each.recipe for each in ordered if each.recipe))
     job = JobLog(
         path=f"{path}#{ordered[0].part}" if ordered and ordered[0].part else path,
         outcome="succeeded",
@@ -192,7 +197,8 @@ def _job(
         hosts=ordered[0].hosts if ordered else (),
         world_size=frame.ranks,
         workload=frame.workload or next((each.workload for each in ordered if each.workload), ""),
-        recipe=frame.recipe,
+        recipe=frame.recipe or "; ".join(recipes),
+        alone="" if frame.recipe or recipes else UNKNOWN_WORK,
         batch=told("batch") or frame.batch,
         steps=int(steps) if steps is not None else None,
         skipped=int(skipped) if skipped is not None else None,
@@ -205,7 +211,10 @@ def _job(
     ends = [each.ended for each in ordered if each.ended is not None]
     if broken and not any(ends):
         return _with_hosts(replace(job, outcome="unreadable", reason=broken), frame, named)
-    return _with_hosts(_outcome(job, frame, ends), frame, named)
+    job = _with_hosts(_outcome(job, frame, ends), frame, named)
+    if frame.recipe or not recipes or any(each.complete for each in ordered):
+        return job
+    return replace(job, recipe=f"{job.recipe}; in {folder_of(path, job.hosts)}")
 
 
 def measured(reading: Reading) -> Measured | None:
@@ -249,19 +258,38 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:
 
 
 def _ended(job: JobLog, frame: Frame, sign: Sign) -> JobLog:
-    outcome: Outcome = "timeout" if sign.weight == "external" else "failed"
-    return replace(
-        job, outcome=outcome, reason=shortened(sign.text), failure=sign.failure, failed_host=sign.host
-    )
+    ended = sign.weight == "external" or (sign.weight == "scheduler" and sign.failure is None)
+    outcome: Outcome = "timeout" if ended else "failed"
+    failed = frame.signs.by_themselves()
+    return replace(job, outcome=outcome, reason=shortened(sign.text), failure=sign.failure, failed=failed)
 
 
 def _with_hosts(job: JobLog, frame: Frame, named: re.Pattern[str] | None) -> JobLog:
     """With the hosts that the log names or else its path; a pattern of the user's goes first."""
     match = named.search(job.path) if named is not None else None
     if match and match["host"]:  # the group may be one of several ways to match, and not the one that did
-        return replace(job, hosts=split_hosts(match["host"]), hosts_from="name")
-    if job.hosts or frame.hosts:
-        return replace(job, hosts=job.hosts or frame.hosts, hosts_from="log")
-    if job.outcome == "unreadable":
-        return job
-    return replace(job, hosts=hosts_of_path(job.path), hosts_from="name")
+        return replace(job, hosts=split_hosts(match["host"]), hosts_from="pattern")
+    if job.hosts:
+        return replace(job, hosts_from="log")
+    if frame.hosts:
+        job = replace(job, hosts=frame.hosts, hosts_from="log")
+    elif job.outcome != "unreadable":
+        hosts, origin = hosts_of_path(job.path)
+        job = replace(job, hosts=hosts, hosts_from=origin)
+    return replace(job, unplaced=_unplaced(job, frame))
+
+
+def _unplaced(job: JobLog, frame: Frame) -> str:
+    """Why the hosts that are known may not be those that the job ran on."""
+    count, ranks = len(set(job.hosts)), frame.ranks or 0
+    if not count:
+        return "neither the log nor its name says on which hosts it ran"
+    if frame.nodes:
+        told = f"the job ran on {counted(frame.nodes, 'host')}, and {counted(count, 'host')} of it are named"
+        return told if frame.nodes != count else ""
+    if frame.slots or 0 < ranks <= count * MOST_RANKS:
+        return ""
+    if ranks:
+        return f"the job had {ranks} ranks, on an unknown number of hosts"
+    slurm = frame.slurm or is_slurm(job.path)
+    return "it is not known on how many hosts the Slurm job ran" if slurm and job.hosts_from != "log" else ""

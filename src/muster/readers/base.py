@@ -178,6 +178,8 @@ class Reading:
     ended: bool | None = None  # None: the format does not say when a job is over
     hosts: tuple[str, ...] = ()  # where the reader itself learnt them (a column of a table)
     workload: str = ""  # where the reader knows it
+    recipe: str = ""  # what decides how long a step takes, as far as the reader knows it; empty: too little
+    complete: bool = False  # all of that is in `recipe`; else only logs in folders alike are compared
     part: str = ""  # which part of the file this is, where there are several
     notes: tuple[str, ...] = ()
 
@@ -190,13 +192,15 @@ class JobLog:
     outcome: Outcome
     reason: str | None = None  # of any outcome but succeeded
     failure: str | None = None  # its id in the catalogue of failures
-    failed_host: str | None = None  # that wrote the decisive line
+    failed: tuple[tuple[str, str | None], ...] = ()  # hosts that failed by themselves, and by which failure
     format: str | None = None
     hosts: tuple[str, ...] = ()
-    hosts_from: str = ""  # "log" or "name"
+    hosts_from: str = ""  # "log", "pattern" (of the user), "guess: file name", "guess: folder name"
+    unplaced: str = ""  # why it is not known on which hosts it ran; empty: on `hosts`
     world_size: int | None = None
     workload: str = ""  # what was trained, as far as the log tells
     recipe: str = ""  # the same with all its settings: jobs of one recipe can be compared
+    alone: str = ""  # why no other job is known for certain to be of the same work; empty: others can be
     family: str = ""  # among which jobs an ending may be shared; else by what was trained
     batch: float | None = None
     steps: int | None = None
@@ -212,6 +216,11 @@ class JobLog:
     exchanges: bool = False  # its step is nothing but an exchange between hosts
     spread: float | None = None  # relative standard error of its step's time, by its own windows
     notes: tuple[str, ...] = ()
+
+    @property
+    def failed_hosts(self) -> tuple[str, ...]:
+        """The hosts that failed by themselves; the first wrote the decisive line."""
+        return tuple(host for host, _ in self.failed)
 
     @property
     def rate(self) -> float | None:

@@ -77,9 +77,15 @@ class Reader:
                 steps=self.total_steps,
                 skipped=self.total_skipped,
                 memory=int(self.memory * 2**30) or None,
-                ended=None if not self.frame.spawned else 0 < self.frame.left >= self.frame.spawned,
+                ended=self._ended(),
             )
         ]
+
+    def _ended(self) -> bool | None:
+        """Whether all processes left well. Launchers of 2023 do not say how many they start."""
+        if self.frame.spawned:
+            return self.frame.left >= self.frame.spawned
+        return True if 0 < (self.frame.ranks or 1) <= self.frame.left else None
 
     def _mark(self, step: int, average: float | None, text: str) -> None:
         skipped = self.counter if self.counter is not None else self.overflows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 
 from muster.readers._frame import Frame, stamp
@@ -12,7 +13,10 @@ from muster.readers.base import Reading, Series, Window, number
 FORMAT = "metaseq"
 HINTS = (
     '"num_updates"', "gradient overflow detected", "done training", "begin validation", "aved checkpoint",
+    "model params:", "max tokens per ", "| task: ", "| model: ",
 )  # fmt: skip
+# What it says of a training before it begins: "... | fairseq_cli.train | num. model params: 74155008 ..."
+_SETTING = re.compile(r"\| ((?:num\. [\w -]*model params|max tokens per \w+|task|model)\b.*)")
 
 
 class Reader:
@@ -32,6 +36,8 @@ class Reader:
         self.done = False
         self.memory: float | None = None
         self.batch: float | None = None
+        self.settings: dict[str, None] = {}
+        self.words: float | None = None  # tokens of a step
 
     def line(self, text: str) -> None:
         """One of the lines in HINTS."""
@@ -41,6 +47,9 @@ class Reader:
             self.done = True
         elif '"num_updates"' in text:
             self._mark(text)
+        elif match := _SETTING.search(text):
+            if len(self.settings) < 16:
+                self.settings.setdefault(match[1])
         else:
             self.interrupted = True
 
@@ -53,11 +62,17 @@ class Reader:
                 format=FORMAT,
                 series=self.series,
                 batch=self.batch,
+                recipe=self._recipe(),
                 steps=self.last[0] + self.skipped + self.overflows,
                 skipped=self.skipped + self.overflows,
                 ended=self.done,
             )
         ]
+
+    def _recipe(self) -> str:
+        """Nothing, where it does not say how large the model is."""
+        known = any("model params" in each for each in self.settings)
+        return "; ".join(["metaseq", *self.settings, f"{self.words} tokens a step"]) if known else ""
 
     def _mark(self, text: str) -> None:
         brace = text.find("{")
@@ -69,6 +84,7 @@ class Reader:
             return
         updates, batch = number(told.get("num_updates")), number(told.get("bsz"))
         wall, words = number(told.get("wall")), number(told.get("wpb"))
+        self.words = words or self.words
         if updates is None or not 1 <= updates <= 1e12:
             return
         now = (int(updates), wall, stamp(text))

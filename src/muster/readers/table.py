@@ -83,6 +83,8 @@ class Reader:
                     part=host,
                     notes=notes,
                     workload=self.mapping.workload,
+                    recipe=self.mapping.work,
+                    complete=True,
                 )
             )
         return found

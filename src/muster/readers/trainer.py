@@ -13,12 +13,13 @@ FORMAT = "Transformers"
 HINTS = (
     "%|", "train_runtime", "train_samples_per_second", "Total train batch size",
     "Total optimization steps", "aving model checkpoint", "Running Evaluation", "eval_runtime",
-    "Skipping step", "'loss': ",
+    "Skipping step", "'loss': ", "  Num ", "  Number of trainable", "  Instantaneous batch",
+    "  Gradient Accum",
 )  # fmt: skip
 
 # " 11%|█         | 11/100 [00:25<03:45,  2.00s/it]": the Trainer's own bars have no words before them
 _BAR = re.compile(r"\s*\d{1,3}%\|[^|]*\| *(\d{1,12})/(\d{1,12}) \[(?:(\d{1,6}):)?(\d\d):(\d\d)<")
-_TOTAL = re.compile(rf"Total (train batch size|optimization steps)[^=]*= ({FIGURE})")
+_BATCH = re.compile(rf"Total train batch size[^=]*= ({FIGURE})")
 # {'train_runtime': 12.3, ...}; since version 5 {'train_runtime': '12.3', ...}; "  train_runtime = 0:12:22.52"
 # "  train_runtime = 1 day, 2:12:22.52"
 _RUNTIME = re.compile(
@@ -27,6 +28,12 @@ _RUNTIME = re.compile(
 )
 _SAMPLES = re.compile(rf"\btrain_samples_per_second['\"]?\s*[:=]\s*['\"]?({FIGURE})")
 _OVERFLOW = re.compile(r"Overflow detected\. Skipping step|OVERFLOW! (?:Rank 0 )?Skipping step")
+# What the Trainer says of a training before it begins. The length of its sequences is not among it.
+_SETTING = re.compile(
+    r"  (Num examples|Num Epochs|Instantaneous batch size per device|Gradient Accumulation steps|"
+    rf"Total optimization steps|Number of trainable parameters) = ({FIGURE})"
+)
+_SIZE = "Number of trainable parameters"
 _LEAST = 5  # seconds of a window: bars show whole ones
 _EXACT = 100  # seconds from where on what bars say is right to a percent
 _MOST_BARS = 16
@@ -71,6 +78,7 @@ class Reader:
         self.reported: float | None = None
         self.skipped = 0
         self.logged = False
+        self.settings: dict[str, float | None] = {}
         self.closed = False
 
     def line(self, text: str) -> None:
@@ -78,12 +86,12 @@ class Reader:
         if "%|" in text and (match := _BAR.match(text)):
             hours, minutes, seconds = (int(part or 0) for part in match.groups()[2:])
             self._progress(int(match[1]), int(match[2]), 3600 * hours + 60 * minutes + seconds)
-        elif match := _TOTAL.search(text):
-            value = number(match[2])
-            if match[1] == "train batch size":
-                self.batch = value or None
-            elif value:
-                self.total = int(value)
+        elif match := _SETTING.search(text):
+            self.settings[match[1]] = number(match[2])
+            if match[1] == "Total optimization steps":
+                self.total = int(number(match[2]) or 0) or self.total
+        elif match := _BATCH.search(text):
+            self.batch = number(match[1]) or None
         elif "train_runtime" in text or "train_samples_per_second" in text:
             self._account(text)
         elif "'loss': " in text:
@@ -113,6 +121,7 @@ class Reader:
                 series=series if batch else None,
                 per_step=True,
                 exact=False,
+                recipe=f"transformers {sorted(self.settings.items())}" if _SIZE in self.settings else "",
                 batch=batch,
                 reported=self.reported,
                 steps=steps,

@@ -122,9 +122,10 @@ def _logs(
         family=task.entry, began=record.started, ended=record.ended,
     )  # fmt: skip
     if record.outcome != "succeeded" or result is None:
-        failure, guilty = _failure(record, task)
+        failure, host = _failure(record, task)
+        guilty = ((host, failure),) if host else ()
         hosts = () if record.usage else task.hosts
-        return [replace(base, reason=record.reason, failure=failure, failed_host=guilty, hosts=hosts)]
+        return [replace(base, reason=record.reason, failure=failure, failed=guilty, hosts=hosts)]
     if result.fabric is not None:
         reduced = base if compared is None else compared.reduced(base, _sweeps(record))
         products = _product_logs(base, _products(result.fabric, recipes))

@@ -24,6 +24,7 @@ NEVER_SHARED = frozenset(("ssh_unreachable",))
 FEWEST = 4  # jobs of a work, and hosts that speak of themselves, that share a way to end
 # Who says it, before what is said: "rank 3: ", "[rank3]: ".
 _RANK = re.compile(r"\[?(?:rank|task) ?[0-9]+\]?")
+_BRACKETS = re.compile(r"(?:\[[^\]]*\] ?)+")  # when, how bad, where in the code, with which command
 
 
 class Way(NamedTuple):
@@ -72,12 +73,11 @@ class _Tally:
 
 
 def culprits_of(log: JobLog) -> tuple[str, ...]:
-    """The host that the job itself holds responsible for how it ended; none, where it does not say so."""
+    """The hosts that the job itself holds responsible for how it ended; none, where it does not say so."""
     if log.failure not in OF_HOSTS:
         return ()
-    if log.failed_host in log.hosts:
-        return (log.failed_host,) if log.failed_host else ()
-    return tuple(log.hosts) if len(log.hosts) == 1 else ()
+    own = tuple(host for host, failure in log.failed if failure in OF_HOSTS and host in log.hosts)
+    return own or (tuple(log.hosts) if len(log.hosts) == 1 else ())
 
 
 def certain(log: JobLog) -> bool:
@@ -129,10 +129,10 @@ def _way(log: JobLog) -> Way:
     text = log.reason or ""
     while True:
         who, colon, what = text.partition(": ")
-        if not colon or not (who in log.hosts or who == log.failed_host or _RANK.fullmatch(who)):
+        if not colon or not (who in log.hosts or who in log.failed_hosts or _RANK.fullmatch(who)):
             break
         text = what
-    kind = re.sub(r"[0-9]+", "N", text).partition(":")[0][:80]
+    kind = re.sub(r"[0-9]+", "N", _BRACKETS.sub("", text, count=1) or text).partition(":")[0][:80]
     family = log.family or log.workload or (log.format or "").partition(", ")[0]
     return Way(family, log.failure or kind or log.outcome)
 

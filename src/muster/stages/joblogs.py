@@ -21,7 +21,10 @@ from muster.stages.onejob import File, files_of, notes_of
 
 # Why nothing is known of a host that no observation is of.
 AS_MOST = "its jobs ended like most jobs of the same work, so they do not show how the host is"
+MANY = 8  # jobs, of which some should share a host
 DRIFTED = 3.0  # standard errors by which a whole fleet differs from its baseline, at least
+ALONE = "it is not known what its jobs trained, so they are compared with no others"
+UNPLACED = "it is not known on which hosts its jobs ran, so they are no evidence"
 SILENT = "the logs of its jobs have neither step times nor a failure"
 
 
@@ -48,10 +51,10 @@ def judged(
     files = files_of(logs)
     shared = shared_ends([each.log for each in files if each.of is None])
     jobs = [_job(each, shared) for each in files]
-    silent = _silent(jobs)
     observations = [each.observation for each in jobs if each.observation is not None]
     hosts = sorted({host for log in logs for host in log.hosts}, key=_natural)
     verdict = judge_observations(observations, Topology.of(hosts, switches or {}), settings, stored)
+    silent = _silent(jobs, verdict)
     conditions = Counter(each.condition for each in verdict.hosts)
     outcomes = Counter(log.outcome for log in logs)
     return document.Judged(
@@ -84,6 +87,8 @@ def work_of(log: JobLog) -> str:
         parts.append(f"batch {log.batch:g}")
     if log.measured is None and log.reported:
         parts.append("as reported")
+    if log.alone:
+        parts.append(f"only {log.path}")
     return ", ".join(parts)
 
 
@@ -93,21 +98,28 @@ def _job(file: File, shared: SharedEnds) -> _Job:
     return _Job(file.log, work, observation, file.of, shared.of(file.log))
 
 
-def _silent(jobs: Sequence[_Job]) -> dict[str, str]:
-    """Why nothing is known of each host of which there is no observation."""
+def _silent(jobs: Sequence[_Job], verdict: Judgement) -> dict[str, str]:
+    """Why nothing is known of each host of which there is no observation, or none that can be compared."""
     heard = {host for job in jobs if job.observation for host in job.observation.hosts}
-    found: dict[str, str] = {}
+    compared = {host for job in jobs if job.observation and not job.log.alone for host in job.log.hosts}
+    found = {
+        host: ALONE
+        for each in verdict.hosts
+        for host in each.subject
+        if each.condition == "unknown" and host in heard - compared
+    }
     for job in jobs:
         for host in job.log.hosts:
             if host not in heard:
-                found[host] = AS_MOST if job.shared else found.get(host, SILENT)
+                why = AS_MOST if job.shared else UNPLACED if job.log.unplaced else SILENT
+                found[host] = max(why, found.get(host, why), key=(SILENT, ALONE, UNPLACED, AS_MOST).index)
     return found
 
 
 def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> Observation | None:
     """What the log says of its hosts; None: nothing. `shared`: ways to end that are the work's."""
     hosts = tuple(dict.fromkeys(log.hosts))
-    if not hosts or log.outcome == "unreadable":
+    if not hosts or log.unplaced or log.outcome == "unreadable":
         return None
     if log.outcome == "succeeded":
         seconds = (log.batch or 1.0) / log.rate if log.rate else None
@@ -187,7 +199,8 @@ def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
         outcome=log.outcome,
         reason=log.reason,
         failure=log.failure,
-        failed_host=log.failed_host,
+        failed_host=next(iter(log.failed_hosts), None),
+        failed_hosts=list(log.failed_hosts),
         format=log.format,
         hosts=list(log.hosts),
         hosts_from=log.hosts_from,
@@ -204,6 +217,7 @@ def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
         judged=told is not None,
         notes=[
             *log.notes,
+            *(note for note in (log.alone, log.unplaced) if note),
             *([f"another log of the same job as {job.of}, which is used instead"] if job.of else []),
         ],
         **measured,
@@ -212,13 +226,27 @@ def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
 
 def _notes(jobs: Sequence[_Job]) -> list[str]:
     """For people: what makes these figures doubtful."""
-    doubted = [each.log for each in jobs if each.of is None and each.log.contradicted]
-    if not doubted:
-        return []
-    return [
-        f"{counted(len(doubted), 'job')} with a rate that is more than {APART * 100:g} % from what the tool "
-        f"itself says of the same steps: the notes of {doubted[0].path} have both figures"
-    ]
+    found, logs = [], [each.log for each in jobs if each.of is None]
+    read = [each.log for each in jobs if each.observation and each.log.hosts_from not in ("", "muster")]
+    told = [set(log.hosts) for log in read]
+    if doubted := [log for log in logs if log.contradicted]:
+        found.append(
+            f"{counted(len(doubted), 'job')} with a rate that is more than {APART * 100:g} % from what the "
+            f"tool itself says of the same steps: the notes of {doubted[0].path} have both figures"
+        )
+    if alone := [log for log in logs if log.alone]:
+        found.append(
+            f"{counted(len(alone), 'job')} of which the log does not say what was trained: compared with no "
+            "others; --workload NAME says it of all of these"
+        )
+    if unplaced := [log for log in logs if log.unplaced and log.outcome != "unreadable"]:
+        found.append(
+            f"{counted(len(unplaced), 'job')} of which it is not known on which hosts they ran: no evidence "
+            "for or against any (a hostfile or SLURM_JOB_NODELIST in the log, or --host-pattern, says it)"
+        )
+    if len(told) >= MANY and len({host for hosts in told for host in hosts}) == sum(map(len, told)):
+        found.append(f"no host is in two of the {len(told)} jobs: were the hosts read rightly?")
+    return found
 
 
 def _verdict(each: Verdict, silent: str | None = None) -> document.Verdict:

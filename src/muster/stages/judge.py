@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -41,6 +42,7 @@ def judge(
     slow: float = Settings.slow,
     baseline: Path | None = None,
     at_least: str = "",
+    workload: str = "",
     progress: Progress = lambda done, total: None,
 ) -> Judged:
     """Read every log below `where`, or in an archive of them, and judge their hosts.
@@ -48,8 +50,8 @@ def judge(
     `mappings`: files that say what the columns of tables mean; `host_pattern`: an expression with a group
     `host`, searched for in paths; `slow`: the smallest slowdown that counts; `baseline`: what `--json` wrote
     of another fleet, for hosts that have too few peers here, and for a fleet that is slower as a whole;
-    `at_least`: a speed that every job must reach, such as 800samples/s. Raises UsageError for bad input, and
-    where no log can be read.
+    `at_least`: a speed that every job must reach, such as 800samples/s; `workload`: what was trained, for
+    logs that do not say it. Raises UsageError for bad input, and where no log can be read.
     """
     if not 0 < slow < 1:
         raise UsageError(f"must be between 0 and 1 (a share of the step time), not {slow:g}", where="--slow")
@@ -60,12 +62,16 @@ def judge(
     given = {path.resolve() for path in [*mappings, *([baseline] if baseline else [])]}
     files = [each for each in find_logs(where) if each.path.resolve() not in given]
     logs = list(read_logs(files, known, named, progress))
+    if workload:
+        logs = [
+            replace(log, workload=workload, recipe=workload, alone="") if log.alone else log for log in logs
+        ]
     if all(log.outcome == "unreadable" for log in logs):
         first = f": {logs[0].path} {logs[0].reason}" if logs else ""
         raise UsageError(
             f"none of the {len(logs)} files could be read as a training log{first}",
             where=str(where),
-            hint="tables need --mapping FILE; docs/judge.md lists the formats that can be read",
+            hint="--mapping FILE says how other formats are read; docs/judge.md lists those that are known",
         )
     found = judged(str(where), logs, Settings(slow=slow), stored)
     return held(found, bound) if bound else found

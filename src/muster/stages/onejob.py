@@ -10,8 +10,6 @@ from muster.readers._failures import weight_of
 from muster.readers._paths import place_of
 from muster.readers.base import JobLog
 
-_BY_PATH = ("log", "name")  # where hosts are from, of files that others wrote
-
 
 @dataclass(frozen=True)
 class File:
@@ -28,7 +26,7 @@ def files_of(logs: Sequence[JobLog]) -> list[File]:
     logs = _joined(logs)
     groups: dict[tuple[tuple[str, ...], str], list[int]] = {}
     for index, log in enumerate(logs):
-        if log.hosts and log.hosts_from in _BY_PATH and log.outcome != "unreadable":
+        if log.hosts and log.hosts_from != "muster" and log.outcome != "unreadable":
             place = place_of(log.path).job
             for host in log.hosts if len(log.hosts) > 1 else ():
                 place = _without(place, host)
@@ -68,7 +66,7 @@ def _joined(logs: Sequence[JobLog]) -> list[JobLog]:
     found = list(logs)
     groups: dict[str, list[tuple[int, int]]] = {}
     for index, log in enumerate(logs):
-        if log.hosts_from != "name" or len(log.hosts) != 1:
+        if log.hosts_from in ("log", "muster") or len(log.hosts) != 1:
             continue
         place = place_of(log.path)
         job = _without(place.job, log.hosts[0])
@@ -81,7 +79,7 @@ def _joined(logs: Sequence[JobLog]) -> list[JobLog]:
         together = tuple(dict.fromkeys(host for rank in sorted(hosts) for host in hosts[rank]))
         if len(together) > 1 and all(len(each) == 1 for each in hosts.values()):
             for _, index in members:
-                found[index] = replace(logs[index], hosts=together)
+                found[index] = replace(logs[index], hosts=together, unplaced="")
     return found
 
 

@@ -1,0 +1,158 @@
+"""Which hosts a job ran on: what the log says, or a guess from names, or nothing that could be judged."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.judging import Settings
+from muster.readers._paths import hosts_of_path
+from muster.readers._read import read_log
+from muster.readers.base import JobLog
+from muster.stages.joblogs import judged
+from tests.unit.logs import chat_log, metaseq_log, one
+
+
+@pytest.mark.parametrize(
+    ("path", "hosts"),
+    [
+        ("logs/node23.log", ("node23",)),
+        ("gpu-a-12.out", ("gpu-a-12",)),
+        ("gpu05.log", ("gpu05",)),
+        ("gpu[01,05].slurm-10008.out.csv", ("gpu01", "gpu05")),
+        ("ml-512-node-023.log", ("ml-512-node-023",)),
+        ("a3mega-a3meganodeset-0.out", ("a3mega-a3meganodeset-0",)),
+        ("slurm-1234-node07.out", ("node07",)),
+        ("node07.slurm-1234.err", ("node07",)),
+        ("node07_rank3_20240708.log", ("node07",)),
+        ("opt-13b_node07.log", ("node07",)),
+        ("train-della-r3c2n9.log", ("della-r3c2n9",)),
+        ("c0662/logs/seed1/train.log", ("c0662",)),
+        ("node01_node02.log", ("node01", "node02")),
+        ("node[01-02].rank0.log", ("node01", "node02")),
+        ("node07.cluster.local.log", ("node07",)),
+        ("10.0.3.4.log", ("10.0.3.4",)),
+        ("ip-10-0-3-4/stdout.log", ("ip-10-0-3-4",)),
+    ],
+)
+def test_names_that_are_hosts(path: str, hosts: tuple[str, ...]) -> None:
+    assert hosts_of_path(path)[0] == hosts
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["slurm-104.out", "slurm-104_3.out", "slurm_104.log", "104.out", "job104.log", "job-104/train.log",
+     "train.o12345", "train.e12345", "run_3.log", "run7/out.txt", "exp12.log", "step100.log", "epoch-3.log",
+     "rank0.log", "local_rank_3.log", "attempt_0/0/stdout.log", "trial_2.csv", "seed1.log", "2024-07-08.log",
+     "log_20240708_0550.txt", "output_3.log", "opt-350m_1_1xN_batch0001.log", "gpt2.log", "llama3-8b.log",
+     "resnet50/bs24.log", "lr3e-4.log", "4nodes.log", "nodes16.log", "8gpus/train.log", "adamw.log",
+     "version_0/metrics.csv", "h100/bf16/tp8.log", "v2.log", "worker_logs/0.log", "part-00001.csv"],
+)  # fmt: skip
+def test_names_that_are_none(path: str) -> None:
+    assert hosts_of_path(path)[0] == ()
+
+
+def test_a_guess_says_that_it_is_one() -> None:
+    assert one(chat_log(["n1"]), "slurm-7.out").hosts_from == "log"
+    file, folder = one(metaseq_log(), "node7.log"), one(metaseq_log(), "node7/train.log")
+    assert file.hosts == folder.hosts == ("node7",)
+    assert (file.hosts_from, folder.hosts_from) == ("guess: file name", "guess: folder name")
+
+
+def test_this_machine_is_no_name() -> None:
+    """A launcher without a hostfile says `localhost` on every host."""
+    lines = [line.replace("'n1'", "'localhost'") for line in chat_log(["n1"])[1:]]
+    job = one(lines, "node7.log")
+    assert (job.hosts, job.hosts_from, job.outcome) == (("node7",), "guess: file name", "succeeded")
+    assert one(lines, "slurm-104.out").hosts == ()
+    kept = one(["n1 slots=8", *lines], "slurm-104.out")
+    assert (kept.hosts, kept.world_size) == (("n1",), 8)
+
+
+# Every case has a log with step times, and something that says that more hosts than are named took part.
+UNKNOWN = {
+    "64 ranks, and a file named after one host": (["world_size = 64"], "node{}.log"),
+    "the number of its hosts": (["nnodes=16, num_local_procs=4, node_rank=0"], "node{}.log"),
+    "a job number, and who wrote the file": ([], "slurm-{}-node07.out"),
+    "a job number in the log": (["SLURM_JOB_ID=10{}"], "node{}.log"),
+    "a rank that NCCL names of many": (
+        ["node01:123:456 [0] NCCL INFO comm 0x55 rank 0 nranks 64 cudaDev 0 busId 1000 - Init COMPLETE"],
+        "{}.log",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_a_job_on_unknown_hosts_is_no_evidence(case: str) -> None:
+    """It acquits nobody and accuses nobody, and its note says why; one of them took twice as long."""
+    lines, path = UNKNOWN[case]
+    logs = [one([*lines, *metaseq_log(step=40 if n == 3 else 20)], path.format(n)) for n in range(12)]
+    found = judged("x", logs, Settings(), {})
+    assert not any(each.judged for each in found.jobs)
+    assert {each.condition for each in found.hosts} <= {"unknown"} and found.sound
+    assert all("hosts" in " ".join(job.notes) for job in found.jobs)
+    assert any("12 jobs" in note and "hosts" in note for note in found.notes)
+    assert all("hosts" in each.reason for each in found.hosts)
+
+
+@pytest.mark.parametrize(
+    ("lines", "path"),
+    [
+        (["world_size = 8"], "node7.log"),
+        (["SLURM_JOB_ID=7", "SLURM_JOB_NODELIST=node7"], "slurm-7.out"),
+        (["SLURM_JOB_ID=7", "SLURM_NNODES=1"], "node7.log"),
+        (["nnodes=1, num_local_procs=16, node_rank=0", "world_size = 16"], "node7.log"),
+        (["SLURM_JOB_NODELIST=node[1-8]", "SLURM_JOB_NUM_NODES=8", "world_size = 64"], "slurm-7.out"),
+        (
+            [f"node{n}:1:{n} [0] NCCL INFO comm 0x5 rank {n} nranks 2 cudaDev 0" for n in (0, 1)],
+            "slurm-7.out",
+        ),
+    ],
+)
+def test_a_job_on_known_hosts_is_evidence(lines: list[str], path: str) -> None:
+    job = one([*lines, *metaseq_log()], path)
+    assert job.hosts and not job.unplaced
+
+
+def test_ranks_that_go_on_make_the_hosts_known() -> None:
+    """Files of two hosts, each of which knows of 16 ranks."""
+    logs = [one(["world_size = 16", *metaseq_log()], f"run/node0{r // 8}.rank{r}.log") for r in range(16)]
+    found = judged("x", logs, Settings(), {})
+    assert [each.judged for each in found.jobs].count(True) == 1
+    assert {tuple(each.hosts) for each in found.jobs} == {("node00", "node01")}
+
+
+def test_a_failed_job_on_unknown_hosts_accuses_none() -> None:
+    crash = [
+        "Traceback (most recent call last):",
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    ]
+    logs = [one(["world_size = 64", *crash], f"node{n}.log") for n in range(3)]
+    assert judged("x", logs, Settings(), {}).sound
+    said = one(["node3 slots=8", "node4 slots=8", *crash[:1], f"node4: {crash[1]}"], "slurm-5.out")
+    assert said.failed_hosts == ("node4",)
+
+
+def test_a_log_of_an_own_format_is_unreadable_whatever_slurm_wrote() -> None:
+    """Not "timed out before its first step": nobody can say what it did."""
+    lines = ["SLURM_JOB_NODELIST=gpu[01,05]", *(f"it {n} took {0.2 + n / 1000:.3f} s" for n in range(50))]
+    (job,) = read_log("gpu[01,05].slurm-10008.out", lines)
+    assert job.outcome == "unreadable" and "--mapping" in (job.reason or "")
+    assert job.hosts == ("gpu01", "gpu05")
+    (slots,) = read_log("x.out", ["gpu01 slots=8", "gpu05 slots=8", "it 1 took 3 s"])
+    assert slots.outcome == "unreadable"
+    assert (
+        one(chat_log(["n1"], ends=False)[:12]).outcome == "timeout"
+    )  # a launcher, whose training never began
+
+
+def of(hosts: list[str], number: int, step: float) -> JobLog:
+    return one(chat_log(hosts, step * (1 + (number * 37 % 11 - 5) / 5000)), f"{number}.log")
+
+
+def test_no_host_in_two_jobs_is_said() -> None:
+    alone = [of([f"n{n}"], n, 0.2) for n in range(12)]
+    found = judged("x", alone, Settings(), {})
+    assert any("12 jobs" in note and "no host" in note for note in found.notes)
+    pairs = [of([f"n{n}", f"n{n + 1}"], 20 + n, 0.21) for n in range(0, 12, 2)]
+    assert not any("no host" in note for note in judged("x", [*alone, *pairs], Settings(), {}).notes)
+    assert not any("no host" in note for note in judged("x", alone[:4], Settings(), {}).notes)

@@ -1,0 +1,158 @@
+"""What was trained, as a log tells it; and jobs of which no log tells it, which are compared with no others.
+
+The lines of 2023 are quoted from a log of DeepSpeed-Chat in a public blog (June 2023, DeepSpeed 0.9); those
+of 2024 from LambdaLabsML/DeepSpeedExamples, applications/DeepSpeed-Chat/training/output; the Trainer's header
+from public notes on fine-tuning ESM2 (April 2025).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.judging import Settings
+from muster.readers._frame import Frame, described
+from muster.readers.base import JobLog
+from muster.stages.joblogs import judged, work_of
+from tests.unit.logs import at, chat_log, metaseq_log, one, trainer_log
+
+# No line of 2023 says with which command a process was spawned: it stands in the runner's alone.
+RUNNER = (
+    "[2023-06-29 05:59:44,736] [INFO] [runner.py:555:main] cmd = /home/u/miniconda3/envs/eval/bin/python -u "
+    "-m deepspeed.launcher.launch --world_info={world} --master_addr=127.0.0.1 --master_port=29500 "
+    "--enable_each_rank_log=None main.py --model_name_or_path facebook/{model} "
+    "--gradient_accumulation_steps 8 --lora_dim 128 --zero_stage 0 --deepspeed "
+    "--output_dir /home/u/DeepSpeedExamples/applications/DeepSpeed-Chat/output/actor-models/1.3b"
+)
+WORLD = "eyJsb2NhbGhvc3QiOiBbMF19"  # {"localhost": [0]}
+PDSH = (
+    "[2024-07-08 07:03:48,220] [INFO] [runner.py:568:main] cmd = pdsh -S -f 1024 -w ml-512-node-001 export "
+    "PYTHONPATH=/home/ubuntu/x/training; export NCCL_IB_HCA='=mlx5_1,mlx5_2'; export NCCL_DEBUG=WARN;  cd "
+    "/home/ubuntu/x/training; /usr/bin/python3 -u -m deepspeed.launcher.launch --world_info={world} "
+    "--node_rank=%n --master_addr=ml-512-node-001 --master_port=29500 {script} "
+)
+SCRIPT = "/home/ubuntu/x/training/step1_supervised_finetuning/main.py"
+ARGUMENTS = "--data_path Dahoas/full-hh-rlhf --model_name_or_path facebook/opt-13b --lora_dim 128 --deepspeed"
+HEADER = """\
+[INFO|trainer.py:2128] 2025-04-24 20:44:49,943 >> ***** Running training *****
+[INFO|trainer.py:2129] 2025-04-24 20:44:49,943 >>   Num examples = 19,200
+[INFO|trainer.py:2130] 2025-04-24 20:44:49,943 >>   Num Epochs = 1
+[INFO|trainer.py:2131] 2025-04-24 20:44:49,943 >>   Instantaneous batch size per device = 8
+[INFO|trainer.py:2134] 2025-04-24 20:44:49,943 >>   Total train batch size (w. parallel, distributed & accumulation) = 64
+[INFO|trainer.py:2135] 2025-04-24 20:44:49,943 >>   Gradient Accumulation steps = 1
+[INFO|trainer.py:2136] 2025-04-24 20:44:49,943 >>   Total optimization steps = 300
+[INFO|trainer.py:2137] 2025-04-24 20:44:49,943 >>   Number of trainable parameters = {}"""  # noqa: E501
+
+
+def timed(host: str, *more: str, step: float = 0.2, batch: int = 64) -> list[str]:
+    """A log of 2023 with DeepSpeed's own lines, on this host."""
+    lines = [f"{host} slots=1", *more, f"[{at(9)}] [INFO] [config.py:964:print]   train_batch_size  {batch}"]
+    lines += [
+        f"[{at(10 + n * step)}] [INFO] [timer.py:199:stop] epoch=0/micro_step={n}/global_step={n}, "
+        f"RunningAvgSamplesPerSec={batch / step}, CurrSamplesPerSec={batch / step}, MemAllocated=5.53GB"
+        for n in range(10, 120, 10)
+    ]
+    return [*lines, f"[{at(99)}] [INFO] [launch.py:347:main] Process 26410 exits successfully."]
+
+
+def test_the_model_is_read_from_the_runners_command() -> None:
+    small = one(timed("n1", RUNNER.format(world=WORLD, model="opt-1.3b")))
+    large = one(timed("n2", RUNNER.format(world=WORLD, model="opt-66b")))
+    assert small.workload == "facebook/opt-1.3b (main)" and large.workload == "facebook/opt-66b (main)"
+    assert "output_dir" not in small.recipe and "--lora_dim 128" in small.recipe
+    assert work_of(small) != work_of(large)
+    assert (small.outcome, small.alone) == ("succeeded", "")
+
+
+def test_the_runner_and_the_launcher_say_the_same() -> None:
+    """Whatever the numbers of their lines are, and with the quotes that pdsh needs."""
+    spawned = ["/usr/bin/python3", "-u", SCRIPT, "--local_rank=0", *ARGUMENTS.split()]
+    launch = f"[2024-07-08 07:03:52,356] [INFO] [launch.py:9:main] process 7 spawned with command: {spawned}"
+    runner = PDSH.format(world="e30=", script=SCRIPT)
+    quoted = " ".join(word if word.startswith("-") else f"'{word}'" for word in ARGUMENTS.split())
+    found = []
+    for lines in ([launch], [runner + ARGUMENTS], [runner + quoted], [runner + ARGUMENTS, launch]):
+        frame = Frame()
+        for line in lines:
+            frame.line(line)
+        found.append((frame.workload, frame.recipe))
+    assert len(set(found)) == 1
+    assert found[0][0] == "facebook/opt-13b (step1_supervised_finetuning)"
+
+
+@pytest.mark.parametrize(
+    ("command", "stem"),
+    [
+        ("srun -n 16 python3 -u train.py --lr 1", "train"),
+        ("mpirun -n 16 -hostfile /job/hostfile -x PATH=/usr/bin /usr/bin/python3 -u pretrain_gpt.py --lr 1",
+         "pretrain_gpt"),
+        ("/usr/bin/python3 -u -m deepspeed.launcher.launch --world_info=e30= --module pkg.train --lr 1",
+         "pkg.train"),
+    ],
+)  # fmt: skip
+def test_other_runners(command: str, stem: str) -> None:
+    frame = Frame()
+    frame.line(f"[2024-07-08 07:03:48,220] [INFO] [runner.py:9:main] cmd = {command}")
+    assert (frame.workload, frame.recipe) == (stem, f"{stem} --lr 1")
+    assert described(["python", "-u", "-m", "pkg.train", "--config", "x.py"])[0] == "pkg.train"
+
+
+def fleet(lines: list[str], count: int, first: int = 0, step: float = 0.2) -> list[JobLog]:
+    return [
+        one(timed(f"n{first + n}", *lines, step=step * (1 + (n * 37 % 11 - 5) / 5000)), f"{first + n}.log")
+        for n in range(count)
+    ]
+
+
+def test_jobs_of_another_model_are_not_slow() -> None:
+    """As hosts that ran opt-66b were, beside those that ran opt-1.3b."""
+    small = fleet([RUNNER.format(world=WORLD, model="opt-1.3b")], 8)
+    large = fleet([RUNNER.format(world=WORLD, model="opt-66b")], 6, first=8, step=0.6)
+    found = judged("x", [*small, *large], Settings(), {})
+    assert found.sound and not found.summary["slow"]
+    assert len(found.peers) == 2
+
+
+def test_jobs_of_which_no_log_says_what_they_trained_are_compared_with_none() -> None:
+    found = judged("x", [*fleet([], 8), *fleet([], 6, first=8, step=0.6)], Settings(), {})
+    assert found.sound and found.summary["unknown"] == 14 and not found.peers
+    assert len({job.work for job in found.jobs}) == 14
+    assert all("what it trained" in " ".join(job.notes) for job in found.jobs)
+    assert {each.reason for each in found.hosts} == {found.hosts[0].reason}
+    assert "trained" in found.hosts[0].reason
+    assert any("14 jobs" in note and "--workload" in note for note in found.notes)
+
+
+def test_a_job_of_an_unknown_work_can_still_fail() -> None:
+    """An error of hardware needs no peers."""
+    lines = [*timed("n7")[:9], "RuntimeError: CUDA error: uncorrectable ECC error encountered"]
+    found = judged("x", [*fleet([], 5), one(lines, "7.log")], Settings(), {})
+    assert [each.hosts for each in found.hosts if each.condition == "failing"] == [["n7"]]
+
+
+def test_the_trainers_header_says_what_is_trained() -> None:
+    """Sizes, and its folder: sequences can be of another length."""
+    bars = trainer_log(steps=300).replace("\r", "\n").split("\n")
+    bars = [line for line in bars if " = " not in line]
+    logs = [
+        one([*HEADER.format(size).split("\n"), *bars], f"{folder}/node{n}.log")
+        for folder, n, size in (
+            ("a", 1, "7,840,794"), ("a", 2, "7,840,794"), ("a", 3, "331,196,416"), ("b", 4, "7,840,794"),
+        )
+    ]  # fmt: skip
+    assert not any(log.alone for log in logs)
+    assert work_of(logs[0]) == work_of(logs[1])
+    assert len({work_of(log) for log in logs}) == 3
+    nested = one([*HEADER.format("7,840,794").split("\n"), *bars], "node5/a/train.log")
+    other = one([*HEADER.format("7,840,794").split("\n"), *bars], "node6/a/train.log")
+    assert work_of(nested) == work_of(other) != work_of(logs[0])
+    without = [line for line in HEADER.split("\n") if "parameters" not in line]
+    assert one([*without, *bars], "a/node7.log").alone
+
+
+def test_metaseq_says_how_large_its_model_is() -> None:
+    assert one(metaseq_log(), "node1.log").alone == ""
+    assert one([line for line in metaseq_log() if "params" not in line], "node1.log").alone
+
+
+def test_chat_logs_have_their_command() -> None:
+    assert one(chat_log(["n1"])).alone == ""
