@@ -13,7 +13,12 @@ from rich.console import Console
 
 from muster.cli.judge import _print
 from muster.cli.verdicts import print_answer, print_hosts
-from muster.core.judged import Condition, Drift, Evidence, JobEntry, Judged, Peers, Subject, Verdict
+from muster.core.bench import BAD
+from muster.core.judged import Condition, Drift, Evidence, Gate, JobEntry, Judged, Peers, Subject, Verdict
+from muster.core.result import Failure, Result
+from muster.planner.rota import Task
+from muster.stages.bench_fold import fold_bench
+from tests.unit.benches import ended, made, suite_of
 
 WORK = "facebook/opt-350m (sft), fb261aea, 8 ranks a host, batch 192"
 HOSTS = [f"node{number:02d}" for number in range(1, 65)]
@@ -238,3 +243,62 @@ def test_a_single_log_shows_its_speed_and_a_failed_one_its_reason(capsys: pytest
     out = capsys.readouterr().out
     assert "960.0 samples/s, 50,000 tokens/s" in out and "one.log" in out
     assert "two.log\n  out of memory\n  known as cuda_oom" in out
+
+
+def test_no_line_contradicts_the_bound_of_hosts_that_are_fit() -> None:
+    """A good host's pair with the slow one, and a job that was slow by chance, say nothing of it."""
+    pair = job("pair5", HOSTS[4:6], 0.1089)
+    chance = [job("chance", HOSTS[10:12], 0.09)]
+    lines = shown(found(SLOW, jobs=[pair, *chance]))
+    after = lines[at(lines, "fit: node[01-04,06-64]") :]
+    assert not any("10.89%" in line or "9.00%" in line for line in after)
+    assert any("differs most: node01" in line for line in after)
+
+
+def test_a_link_shows_whose_jobs() -> None:
+    link = Verdict(
+        hosts=HOSTS[:2], condition="slow", slower=0.05, confidence=0.99, reason="5% slower between the two",
+        evidence=[
+            Evidence(job="pair1", peers=[], slower=0.05), Evidence(job="four", peers=HOSTS[2:4], slower=0.05),
+        ],
+    )  # fmt: skip
+    lines = shown(found(links=[link], jobs=[job("pair1", HOSTS[:2], 0.05)]))
+    first, second = lines[at(lines, "pair1")], lines[at(lines, "four")]
+    assert "node01, node02" in first and "1,829 samples/s" in first and "alone" not in first
+    assert "node01, node02, node03, node04" in second
+
+
+def test_of_very_many_it_says_how_many_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.cli.verdicts.SHOWN", 3)
+    bad = [host(name, "slow", slower=0.05) for name in HOSTS[:5]]
+    doubt = [host(name, "unknown", confidence=0.0) for name in HOSTS[5:10]]
+    lines = shown(found(*bad, *doubt))
+    assert "4 hosts more" in lines[at(lines, "--all")] and f"slow: {HOSTS[4]}" not in lines
+    assert f"slow: {HOSTS[4]}" in shown(found(*bad, *doubt), every=True)
+
+
+def test_suspects_are_never_folded_and_those_that_are_probably_fit_are() -> None:
+    evidence = [Evidence(job="pair5", peers=[], slower=0.05)]
+    pair = [host(name, "unknown", reason="p 0.5", confidence=0.5, evidence=evidence) for name in HOSTS[:2]]
+    probably = [
+        host(name, "probably fit", reason=f"p {number}", settle=f"a job of {name}", confidence=0.07)
+        for number, name in enumerate(HOSTS[10:20])
+    ]
+    lines = shown(found(*pair, *probably))
+    assert sum("pair5" in line for line in lines) == 2 and HOSTS[0] in lines[0] and HOSTS[1] in lines[0]
+    start = at(lines, "probably fit: node[11-20]")
+    assert at(lines, "settle", "a job of node11") > start and at(lines, "fit: node[03-10") - start <= 8
+
+
+def test_a_bench_whose_jobs_failed_is_not_fit() -> None:
+    """Its gate is shut, so its first line does not say that all is well."""
+
+    def result(task: Task) -> Result:
+        oom = Failure(what="CUDA out of memory")
+        return made(task.hosts, status="failed", failure=oom) if task.repeat == 2 else made(task.hosts)
+
+    bench = fold_bench(ended(suite_of({"groups": [1], "repeats": 3}), "local:8x1", result))
+    assert bench.gate is Gate.BAD and not any(each.verdict in BAD for each in bench.hosts)
+    file = io.StringIO()
+    print_answer(Console(file=file, soft_wrap=True), bench)
+    assert "8 jobs failed" in file.getvalue()

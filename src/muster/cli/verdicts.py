@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 
@@ -28,6 +29,7 @@ _WHERE = {
 }  # fmt: skip
 _NETWORK = "the network was not judged: no job on more than one host could be compared"
 _COMPUTE = "computing was not judged: no job on one host could be compared"
+_MARK = re.compile(r", [0-9a-f]{8}(?:,|$)")
 _Found = Judged | Bench
 
 
@@ -76,6 +78,9 @@ def _accused(found: _Found) -> list[tuple[str, str]]:
     if missed and not any(row.verdict == "below" for row in bad):
         count = counted(len(missed), "job")
         lines.append(f"no host alone is to blame, but {count} missed what was asked: {_some(missed)}")
+    failed = [job.job for job in found.jobs if job.outcome in ("failed", "timeout")]
+    if failed and isinstance(found, Bench) and not lines:
+        lines.append(f"no host is known to be bad, but {counted(len(failed), 'job')} failed: {_some(failed)}")
     suspects = [("yellow", f"suspected as well: {_some(_suspects(found))}")] if _suspects(found) else []
     return [*(("red", line) for line in lines), *(suspects if lines else ())]
 
@@ -131,34 +136,28 @@ def _all(total: int) -> str:
 
 def print_hosts(console: Console, found: _Found, *, every: bool) -> None:
     """The bad ones with the jobs that say so; those in doubt; the others in a line, or all in a table."""
-    rows = rows_of(found)
-    told = _Told(found)
-    for row in [row for row in rows if row.verdict in BAD][: None if every else SHOWN]:
-        block(
-            console,
-            COLOURS[row.verdict],
-            row.verdict,
-            row.host + told.guess([row.host]),
-            [row.reason, *told.evidence(row)],
-        )
-    for verdict in (*found.links, *found.switches):
-        lines = [verdict.reason, *map(told.line, verdict.evidence)]
-        block(console, COLOURS[verdict.condition], verdict.condition, _name(verdict), lines)
-    alike: dict[tuple[str, str, str], list[HostVerdict]] = {}
+    rows, told = rows_of(found), _Told(found)
+    alike: dict[tuple[str, str], list[HostVerdict]] = {}
     for row in rows:
-        if row.verdict in DOUBT:
-            alike.setdefault((row.verdict, row.reason, _settle(row)), []).append(row)
-    for (verdict_, reason, settle), some in list(alike.items())[: None if every else SHOWN]:
-        lines = [reason, *([f"what would settle it: {settle}"] if settle else [])]
-        lines += told.evidence(some[0]) if len(some) == 1 else []
-        hosts = [row.host for row in some]
-        block(console, COLOURS[verdict_], verdict_, _folded(hosts) + told.guess(hosts), lines)
-    for verdict_ in SOUND:
-        some = [row for row in rows if row.verdict == verdict_]
-        if some:
-            hosts = [row.host for row in some]
-            lines = told.fit(some) if verdict_ == "fit" else told.differs(some)
-            block(console, COLOURS[verdict_], verdict_, _folded(hosts) + told.guess(hosts), lines)
+        by_itself = row.verdict in BAD or _suspected(row)
+        why = row.host if by_itself else row.reason if row.verdict == "unknown" else ""
+        alike.setdefault((row.verdict, why), []).append(row)
+    bad, doubt, sound = (
+        [some for (verdict, _), some in alike.items() if verdict in among] for among in (BAD, DOUBT, SOUND)
+    )
+    room = len(rows) if every else SHOWN
+    for some in bad[:room]:
+        told.show(console, some)
+    for verdict in (*found.links, *found.switches):
+        lines = [verdict.reason, *(told.line(each, verdict) for each in verdict.evidence)]
+        block(console, COLOURS[verdict.condition], verdict.condition, _name(verdict), lines)
+    for some in doubt[:room]:
+        told.show(console, some)
+    hidden = sum(map(len, (*bad[room:], *doubt[room:])))
+    if hidden:
+        say(console, f"and {counted(hidden, 'host')} more that are not fit; --all shows them")
+    for some in sound:
+        told.show(console, some)
     for line in _unjudged(rows):
         say(console, line, style="yellow")
     if every and rows:
@@ -193,8 +192,7 @@ class _Told:
     def __init__(self, found: _Found) -> None:
         self.jobs = {job.job: job for job in found.jobs}
         self.peers = {(each.work, each.hosts): each for each in found.peers}
-        works = {each.work for each in found.peers}
-        self.several = len({work.partition(",")[0] for work in works}) > 1
+        self.several = len({_label(each.work) for each in found.peers}) > 1
         known = {host for job in found.jobs if not job.hosts_from.startswith("guess") for host in job.hosts}
         self.guessed = {host for job in found.jobs for host in job.hosts} - known
         self.means = means_of(found.jobs)
@@ -207,31 +205,38 @@ class _Told:
         which = "" if len(guessed) == len(hosts) else f"{fold_hosts(guessed)}: "
         return f"  ({which}a guess from names of files, as no log says on which hosts it ran)"
 
-    def evidence(self, row: HostVerdict) -> list[str]:
-        """The jobs that decided, one a line."""
-        return [self.line(each) for each in row.evidence]
+    def show(self, console: Console, rows: Sequence[HostVerdict]) -> None:
+        """Hosts of which the same is said."""
+        hosts, verdict = [row.host for row in rows], rows[0].verdict
+        lines = self.fit(rows) if verdict == "fit" else self.why(rows)
+        name = fold_hosts(hosts) + (f" ({len(hosts)} hosts)" if len(hosts) > 1 else "")
+        block(console, COLOURS[verdict], verdict, name + self.guess(hosts), lines)
 
-    def line(self, one: Evidence) -> str:
-        """How much slower than what, with whom, in which work, and which job."""
+    def line(self, one: Evidence, shared: Verdict | None = None) -> str:
+        """How much slower than what, with whom, in which work, and which job. `shared`: the link or switch
+        that it is about; else it is about a host."""
         entry = self.jobs.get(one.job)
+        work = one.work or (entry.work if entry else "")
+        where = f" in {_label(work)}" if work and (self.several or entry is None) else ""
         whom = f"with {_some(one.peers)}" if one.peers else "alone"
-        work = f", {entry.work.partition(',')[0]}" if entry and self.several and entry.work else ""
+        if shared is not None:
+            whom = f"of {_some([*(shared.hosts if shared.switch is None else ()), *one.peers])}"
         if one.slower is None:
-            return f"failed {whom}{work}  {one.job}"
+            return f"failed {whom}{where}  {one.job}"
         by = by_words(one.slower)
-        if one.what == "computing" or entry is None:
-            what = "forward passes" if one.what == "computing" else "matrix products"
-            return f"{by} in what it computes by itself ({what}){work}  {one.job}"
-        return f"{by} {whom}{self._than(entry, one.slower)}{work}  {one.job}"
+        if one.what == "computing":
+            return f"{by} in what it computes by itself (forward passes), {whom}{where}  {one.job}"
+        size = len(set(entry.hosts)) if entry else 1 + len(one.peers)
+        return f"{by} {whom}{where}{self._than(work, entry, size, one.slower)}  {one.job}"
 
-    def _than(self, entry: JobEntry, slower: float) -> str:
-        """Its speed beside its peers'. Where that is another slowdown, it was compared with jobs of its own
-        moment."""
-        peers = self.peers.get((entry.work, len(set(entry.hosts))))
+    def _than(self, work: str, entry: JobEntry | None, size: int, slower: float) -> str:
+        """Its speed beside its peers'. Where the two are another slowdown, it was compared with jobs of its
+        own moment."""
+        peers = self.peers.get((work, size))
         if peers is None:
             return ""
         spread = f"(which differ by {peers.deviation:.2%})"
-        own, theirs = entry.samples_per_second, peers.samples_per_second
+        own, theirs = entry.samples_per_second if entry else None, peers.samples_per_second
         if own and theirs and abs(theirs / own - 1 - slower) > 0.001 * (1 + abs(slower)):
             return f": {_speed(own)}, beside jobs at the same time {spread}"
         if own and theirs:
@@ -242,24 +247,36 @@ class _Told:
     def fit(self, rows: Sequence[HostVerdict]) -> list[str]:
         """What was looked at, and who differs most."""
         parts = [text for name in ("compute", "card", "links") if (text := _looked(rows, name))]
-        most = max((bound for row in rows if (bound := _beside(row, "at_most")) is not None), default=None)
-        if not parts and most is not None:
-            parts = [f"at most {most:.1%} slower than {'its' if len(rows) == 1 else 'their'} peers"]
-        lines = [", ".join(parts)] if parts else list(dict.fromkeys(row.reason for row in rows))[:NAMED]
-        own = {row.host for row in rows}
-        means = [(mean, host, size) for (host, size), mean in self.means.items() if host in own]
-        if len(rows) > 1 and means:
-            mean, host, size = max(means, key=lambda each: each[0])
-            group = "alone" if size == 1 else f"in groups of {size}"
-            lines.append(f"differs most: {host}, {by_words(mean)} {group}")
+        bounds = {row.host: bound for row in rows if (bound := _beside(row, "at_most")) is not None}
+        if not parts and bounds:
+            parts = [
+                f"at most {max(bounds.values()):.1%} slower than {'its' if len(rows) == 1 else 'their'} peers"
+            ]
+        every = ", in every work" if self.several and parts else ""
+        lines = (
+            [", ".join(parts) + every] if parts else list(dict.fromkeys(row.reason for row in rows))[:NAMED]
+        )
+        if len(bounds) > 1:
+            most = max(bounds, key=lambda host: bounds[host])
+            mean = self.means.get((most, 1))
+            alone = mean is not None and abs(mean) <= bounds[most]
+            how = f"{by_words(mean)} alone" if alone and mean else f"at most {bounds[most]:.1%} slower"
+            lines.append(f"differs most: {most}, {how}")
         return lines
 
-    def differs(self, rows: Sequence[HostVerdict]) -> list[str]:
-        """By how much each, where they are few."""
-        if len(rows) == 1:
-            return [rows[0].reason]
-        more = [f"and {len(rows) - NAMED} more; --all shows them"] if len(rows) > NAMED else []
-        return [f"{row.host}: {row.reason}" for row in rows[:NAMED]] + more
+    def why(self, rows: Sequence[HostVerdict]) -> list[str]:
+        """The reasons, what would settle it; of one host also the jobs that decided."""
+        lines = list(dict.fromkeys(row.reason for row in rows))
+        if len(lines) > 1:
+            more = [f"and {len(rows) - NAMED} more; --all shows them"] if len(rows) > NAMED else []
+            lines = [*(f"{row.host}: {row.reason}" for row in rows[:NAMED]), *more]
+        settle = list(dict.fromkeys(text for row in rows if (text := _settle(row))))
+        jobs = rows[0].evidence if len(rows) == 1 and rows[0].verdict != "differs" else []
+        return [
+            *lines,
+            *([f"what would settle it: {_some(settle)}"] if settle else []),
+            *(self.line(each) for each in jobs),
+        ]
 
 
 def means_of(jobs: Sequence[JobEntry]) -> dict[tuple[str, int], float]:
@@ -291,7 +308,7 @@ def _drift(each: Drift) -> str:
     )
     return (
         f"the whole fleet is {abs(each.slower):.1%} (± {each.within:.1%}) {than} than the baseline: {told} "
-        f"({counted(each.now.hosts, 'host')} a job, {each.now.work.partition(',')[0]})"
+        f"({counted(each.now.hosts, 'host')} a job, {_label(each.now.work)})"
     )
 
 
@@ -357,6 +374,11 @@ def _beside(row: HostVerdict, name: str) -> float | None:
     return value
 
 
+def _label(work: str) -> str:
+    """What was done, without the mark of its settings and what follows."""
+    return _MARK.split(work, maxsplit=1)[0]
+
+
 def _suspected(row: HostVerdict) -> bool:
     return row.verdict in DOUBT and (_beside(row, "confidence") or 0.0) >= SUSPECTED
 
@@ -369,10 +391,6 @@ def _name(verdict: Verdict) -> str:
     if verdict.switch is not None:
         return f"switch {verdict.switch} ({fold_hosts(verdict.hosts)})"
     return f"link {' - '.join(verdict.hosts)}"
-
-
-def _folded(hosts: Sequence[str]) -> str:
-    return fold_hosts(hosts) + (f" ({len(hosts)} hosts)" if len(hosts) > 1 else "")
 
 
 def _some(names: Sequence[str]) -> str:

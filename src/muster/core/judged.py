@@ -81,6 +81,7 @@ class Evidence(Part):
     what: Literal["step", "computing", "failed"] = Field(
         "step", description="what was read: the job's step, or what this host did by itself, or its end"
     )
+    work: str = Field("", description="of the healthy jobs that it was compared with, as in `peers`")
 
 
 class Subject(Part):
