@@ -302,3 +302,9 @@ def test_a_bench_whose_jobs_failed_is_not_fit() -> None:
     file = io.StringIO()
     print_answer(Console(file=file, soft_wrap=True), bench)
     assert "8 jobs failed" in file.getvalue()
+
+
+def test_jobs_on_unknown_hosts_show_their_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    nowhere = job("x.out", [], samples_per_second=941.5).model_copy(update={"slower": None, "judged": False})
+    _print(found(hosts=[], jobs=[], peers=[]).model_copy(update={"jobs": [nowhere]}), every=False)
+    assert "941.5 samples/s  x.out" in capsys.readouterr().out

@@ -139,7 +139,8 @@ def _print(found: Judged, *, every: bool) -> None:
         f"{hosts}: {', '.join(parts) or 'none'}; {counted(len(found.jobs), 'job')}: {', '.join(jobs)}\n"
     )
     print_hosts(console, found, every=every)
-    console.print()
+    if found.hosts:
+        console.print()
     _print_jobs(console, found, every=every)
     print_normal(console, found.peers)
     for note in [*drift_notes(found), *found.notes]:
@@ -157,7 +158,7 @@ def _print_jobs(console: Console, found: Judged, *, every: bool) -> None:
 
     bad = [job for job in found.jobs if job.outcome != "succeeded"]
     for job in bad if every else bad[:JOBS]:
-        why = ": ".join(part for part in (job.failed_host, job.reason) if part)
+        why = ": ".join(part for part in (", ".join(job.failed_hosts), job.reason) if part)
         block(
             console,
             "yellow",
@@ -165,7 +166,8 @@ def _print_jobs(console: Console, found: Judged, *, every: bool) -> None:
             job.job,
             [why, *([f"known as {job.failure}"] if job.failure else [])],
         )
-    lone = [job for job in found.jobs if job.outcome == "succeeded" and job.slower is None and job.judged]
+    ran = [job for job in found.jobs if job.outcome == "succeeded" and speed_words(job)]
+    lone = [job for job in ran if job.slower is None and (job.judged or not job.hosts)]
     for job in lone if every else lone[:JOBS]:
         where = f" on {fold_hosts(job.hosts)}" if job.hosts else ""
         say(console, f"not compared: {speed_words(job)}{where}  {job.job}", style="dim")

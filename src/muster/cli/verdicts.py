@@ -158,6 +158,8 @@ def print_hosts(console: Console, found: _Found, *, every: bool) -> None:
         say(console, f"and {counted(hidden, 'host')} more that are not fit; --all shows them")
     for some in sound:
         told.show(console, some)
+    if told.guessed:
+        say(console, "a guess: from the name of a file or folder, as the log does not say where it ran")
     for line in _unjudged(rows):
         say(console, line, style="yellow")
     if every and rows:
@@ -203,7 +205,7 @@ class _Told:
         if not guessed:
             return ""
         which = "" if len(guessed) == len(hosts) else f"{fold_hosts(guessed)}: "
-        return f"  ({which}a guess from names of files, as no log says on which hosts it ran)"
+        return f" ({which}a guess)"
 
     def show(self, console: Console, rows: Sequence[HostVerdict]) -> None:
         """Hosts of which the same is said."""
