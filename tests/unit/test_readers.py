@@ -26,7 +26,9 @@ READERS = sorted(plugin_names("muster.readers"))
 
 
 def test_the_readers_there_are() -> None:
-    assert set(READERS) == {"deepspeed", "deepspeed_chat", "metaseq", "table", "trainer"}
+    assert set(READERS) == {
+        "deepspeed", "deepspeed_chat", "lines", "metaseq", "mllog", "table", "trainer"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", READERS)

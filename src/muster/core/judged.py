@@ -56,7 +56,9 @@ class JobEntry(Part):
     steps: int | None = Field(None, description="attempted")
     skipped_steps: int | None = Field(None, description="that a loss scaler threw away")
     samples_per_second: float | None = Field(
-        None, description="samples over seconds of the measured windows; of jobs without any, the tool's own"
+        None,
+        description="samples over seconds of the measured windows; of jobs without any, the tool's own; null "
+        "where the log does not tell how many samples a step has",
     )
     reported: float | None = Field(None, description="samples/s that the tool printed")
     step_seconds: float | None = None
@@ -66,6 +68,7 @@ class JobEntry(Part):
     variation: float | None = Field(None, description="coefficient of variation of samples/s over windows")
     tokens_per_second: float | None = None
     memory: int | None = Field(None, description="peak of the allocator in bytes")
+    loss: float | None = Field(None, description="the last one in the log")
     slower: float | None = Field(None, description="than its peers: share of a healthy step's time")
     judged: bool = Field(False, description="it counts as evidence")
     misses: list[str] = Field(default_factory=list, description="thresholds that it does not meet")

@@ -17,7 +17,7 @@ from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers._mapping import Mapping
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
 from muster.readers._sieve import Sieve
-from muster.readers.base import APART, JobLog, LineReader, Measured, Outcome, Reading
+from muster.readers.base import APART, JobLog, LineReader, Measured, Outcome, Reading, Unit
 from muster.store.logfiles import BrokenFile
 
 PACKAGE = "muster.readers"
@@ -206,6 +206,8 @@ def _job(
         reported=told("reported"),
         contradicted=contradicted,
         memory=int(memory) if memory is not None else None,
+        unit=best.unit if best else next((each.unit for each in ordered if not each.batch), "samples"),
+        loss=told("loss"),
         notes=tuple(dict.fromkeys(notes)),
     )
     ends = [each.ended for each in ordered if each.ended is not None]
@@ -223,7 +225,8 @@ def measured(reading: Reading) -> Measured | None:
         return None
     scaled = reading.per_step and reading.batch
     found = (reading.series.scaled(reading.batch or 1.0) if scaled else reading.series).measured()
-    return replace(found, timed=reading.timed) if found else None
+    unit: Unit = "samples" if scaled else reading.unit
+    return replace(found, timed=reading.timed, unit=unit) if found else None
 
 
 def _contradicted(best: Measured | None, found: Sequence[Reading]) -> float | None:

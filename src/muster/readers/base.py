@@ -20,6 +20,7 @@ FIGURE = r"[-+]?\d{1,18}(?:[,_]\d{3})*(?:\.\d*)?(?:[eE][-+]?\d{1,3})?"
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 
 Outcome = Literal["succeeded", "failed", "timeout", "unreadable"]
+Unit = Literal["samples", "steps", "tokens"]  # what a rate counts: what is known of these, in this order
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,11 @@ class Measured:
     skipped: int = 0  # steps inside these windows that were not used: 0 unless there were no cleaner windows
     interrupted: bool = False  # there were no windows without something else in them
     timed: bool = True  # False: only rates are known, and its seconds are a weight
+    unit: Unit = "samples"  # what `samples` counts
 
     @property
     def rate(self) -> float:
-        """Samples per second."""
+        """Samples per second, or what `unit` says."""
         return self.samples / self.seconds
 
 
@@ -169,12 +171,14 @@ class Reading:
     exact: bool = True  # its times are finer than seconds
     per_step: bool = False  # the series counts steps, not samples: the batch was not known to the reader
     timed: bool = True  # False: the series is of rates alone, each with a second of its own
+    unit: Unit = "samples"  # what the series counts
     batch: float | None = None  # samples of an optimizer step, over all ranks
     reported: float | None = None  # samples/s as the tool itself says, warm-up and all
     own: float | None = None  # samples/s as the tool itself says, of the same steps as `series`
     steps: int | None = None  # attempted
     skipped: int | None = None
     memory: int | None = None  # peak of the allocator, bytes
+    loss: float | None = None  # the last one
     ended: bool | None = None  # None: the format does not say when a job is over
     hosts: tuple[str, ...] = ()  # where the reader itself learnt them (a column of a table)
     workload: str = ""  # where the reader knows it
@@ -208,7 +212,9 @@ class JobLog:
     measured: Measured | None = None
     reported: float | None = None
     contradicted: float | None = None  # what the tool says of the same steps, where that is APART of `rate`
+    unit: Unit = "samples"  # of `rate`
     memory: int | None = None
+    loss: float | None = None
     computing: tuple[float, ...] = ()  # seconds that each of `hosts` took for the same work of its own
     moment: str = ""  # what has the same one was measured side by side
     began: float | None = None  # and `ended`: Unix time
@@ -224,13 +230,19 @@ class JobLog:
 
     @property
     def rate(self) -> float | None:
-        """Samples/s: of the measured windows, or else what the tool itself said."""
+        """Samples/s (or what `unit` says): of the measured windows, or else what the tool itself said."""
         return self.measured.rate if self.measured else self.reported
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds of a step; of a sample or token, where it is not known how many a step has."""
+        each = self.batch or 1.0 if self.unit == "samples" else 1.0
+        return each / self.rate if self.rate else None
 
     @property
     def step_seconds(self) -> float | None:
         """Of a step in the measured windows; None: nothing was timed, or only per sample."""
-        known = self.measured is not None and self.measured.timed and self.batch
+        known = self.measured is not None and self.measured.timed and (self.batch or self.unit == "steps")
         return self.measured.seconds / self.measured.steps if self.measured and known else None
 
 

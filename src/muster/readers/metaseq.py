@@ -1,4 +1,5 @@
-"""metaseq's and fairseq's JSON lines: `... | train_inner | {"num_updates": "10", "wall": "60", ...}`."""
+"""metaseq's and fairseq's lines, as JSON or not: `... | train_inner | {"num_updates": "10", "wall": "60"}`,
+`| epoch 001:    450 / 1891 loss=11.521, wps=52922, ..., num_updates=445, ..., wall=882, train_wall=756`."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ from muster.readers.base import Reading, Series, Window, number
 
 FORMAT = "metaseq"
 HINTS = (
-    '"num_updates"', "gradient overflow detected", "done training", "begin validation", "aved checkpoint",
-    "model params:", "max tokens per ", "| task: ", "| model: ",
+    '"num_updates"', "num_updates=", "overflow detected", "done training", "begin validation",
+    "valid on '", "aved checkpoint", "model params:", "max tokens per ", "| task: ", "| model: ",
 )  # fmt: skip
 # What it says of a training before it begins: "... | fairseq_cli.train | num. model params: 74155008 ..."
 _SETTING = re.compile(r"\| ((?:num\. [\w -]*model params|max tokens per \w+|task|model)\b.*)")
+_FIGURE = re.compile(r"\b(\w+)=([^\s,\]]+)")
 
 
 class Reader:
@@ -34,19 +36,21 @@ class Reader:
         self.skipped = 0
         self.interrupted = False
         self.done = False
-        self.memory: float | None = None
+        self.format = FORMAT
+        self.loss: float | None = None
         self.batch: float | None = None
         self.settings: dict[str, None] = {}
         self.words: float | None = None  # tokens of a step
 
     def line(self, text: str) -> None:
         """One of the lines in HINTS."""
-        if "gradient overflow detected" in text:
+        if "overflow detected" in text:
             self.overflows += 1
         elif "done training" in text:
             self.done = True
-        elif '"num_updates"' in text:
-            self._mark(text)
+        elif "num_updates" in text and (told := _figures(text)):
+            self.format = FORMAT if '"num_updates"' in text else "fairseq"
+            self._mark(text, told)
         elif match := _SETTING.search(text):
             if len(self.settings) < 16:
                 self.settings.setdefault(match[1])
@@ -59,13 +63,14 @@ class Reader:
             return []
         return [
             Reading(
-                format=FORMAT,
+                format=self.format,
                 series=self.series,
                 batch=self.batch,
                 recipe=self._recipe(),
                 steps=self.last[0] + self.skipped + self.overflows,
                 skipped=self.skipped + self.overflows,
                 ended=self.done,
+                loss=self.loss,
             )
         ]
 
@@ -74,21 +79,14 @@ class Reader:
         known = any("model params" in each for each in self.settings)
         return "; ".join(["metaseq", *self.settings, f"{self.words} tokens a step"]) if known else ""
 
-    def _mark(self, text: str) -> None:
-        brace = text.find("{")
-        try:
-            told = json.loads(text[brace : text.rfind("}") + 1]) if brace >= 0 else None
-        except (ValueError, RecursionError):
-            return
-        if not isinstance(told, dict):
-            return
+    def _mark(self, text: str, told: dict[str, object]) -> None:
         updates, batch = number(told.get("num_updates")), number(told.get("bsz"))
         wall, words = number(told.get("wall")), number(told.get("wpb"))
         self.words = words or self.words
         if updates is None or not 1 <= updates <= 1e12:
             return
         now = (int(updates), wall, stamp(text))
-        self.batch = batch or self.batch
+        self.batch, self.loss = batch or self.batch, number(told.get("loss")) or self.loss
         before = self.last
         if before is not None and now[0] > before[0]:
             used = now[0] - before[0]
@@ -105,6 +103,18 @@ class Reader:
         self.skipped += self.overflows
         self.overflows, self.interrupted = 0, False
         self.frame.progress(now[0])
+
+
+def _figures(text: str) -> dict[str, object]:
+    """What a line says, by name; empty: nothing."""
+    brace = text.find("{")
+    if brace < 0:
+        return dict(_FIGURE.findall(text)) if "num_updates=" in text else {}
+    try:
+        told = json.loads(text[brace : text.rfind("}") + 1])
+    except (ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def _between(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from muster.readers._frame import Frame
+from muster.readers._lines import STEPS_ONLY
 from muster.readers._mapping import Mapping, cells_of
 from muster.readers.base import Reading, Series, Window, number
 
@@ -66,15 +67,14 @@ class Reader:
         for host, rows in self.rows.items():
             batch = self.mapping.batch or rows.batch
             counts = "samples" in self.places or "batch" in self.places or "samples_per_second" in self.places
-            notes = (
-                () if counts or batch else ("the batch size is unknown: rates are in steps, not in samples",)
-            )
+            notes = () if counts or batch else (STEPS_ONLY,)
             steps = rows.last.get("step") if rows.last else None
             found.append(
                 Reading(
                     format=FORMAT,
                     series=rows.series,
-                    per_step=not counts and batch is not None,
+                    per_step=not counts,
+                    unit="samples" if counts else "steps",
                     timed=self._timed(self.mapping),
                     batch=batch,
                     steps=int(steps) if steps is not None else rows.series.total + 1,

@@ -27,6 +27,7 @@ _RUNTIME = re.compile(
     rf"({FIGURE})"
 )
 _SAMPLES = re.compile(rf"\btrain_samples_per_second['\"]?\s*[:=]\s*['\"]?({FIGURE})")
+_LOSS = re.compile(rf"\{{'loss': '?({FIGURE})")
 _OVERFLOW = re.compile(r"Overflow detected\. Skipping step|OVERFLOW! (?:Rank 0 )?Skipping step")
 # What the Trainer says of a training before it begins. The length of its sequences is not among it.
 _SETTING = re.compile(
@@ -79,6 +80,7 @@ class Reader:
         self.skipped = 0
         self.logged = False
         self.settings: dict[str, float | None] = {}
+        self.loss: float | None = None
         self.closed = False
 
     def line(self, text: str) -> None:
@@ -96,6 +98,8 @@ class Reader:
             self._account(text)
         elif "'loss': " in text:
             self.logged = True
+            if match := _LOSS.search(text):
+                self.loss = number(match[1])
         elif _OVERFLOW.search(text):
             self.skipped += 1
             for bar in self.bars.values():
@@ -127,6 +131,7 @@ class Reader:
                 steps=steps,
                 skipped=self.skipped,
                 ended=self.runtime is not None,
+                loss=self.loss,
                 notes=("progress bars show whole seconds",) if series and batch else (),
             )
         ]

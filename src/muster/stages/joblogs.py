@@ -15,7 +15,7 @@ from muster.core.units import counted
 from muster.judging import Baseline, Class, Judgement, Observation, Settings, Topology, Verdict, drift
 from muster.judging import judge as judge_observations
 from muster.readers._failures import of_hardware
-from muster.readers.base import APART, JobLog
+from muster.readers.base import APART, JobLog, Measured
 from muster.stages.ends import SharedEnds, culprits_of, shared_ends
 from muster.stages.onejob import File, files_of, notes_of
 
@@ -122,7 +122,7 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
     if not hosts or log.unplaced or log.outcome == "unreadable":
         return None
     if log.outcome == "succeeded":
-        seconds = (log.batch or 1.0) / log.rate if log.rate else None
+        seconds = log.pace
         if seconds is None or not 0 < seconds < math.inf:
             return None
         return Observation(
@@ -140,7 +140,7 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
 
 def _peers(jobs: Sequence[_Job], baselines: Mapping[Class, Baseline]) -> dict[Class, document.Peers]:
     """What is normal for whole steps."""
-    batches = {Class(each.work, len(each.log.hosts)): each.log.batch for each in jobs}
+    logs = {Class(each.work, len(each.log.hosts)): each.log for each in jobs}
     return {
         key: document.Peers(
             work=key.work,
@@ -148,7 +148,7 @@ def _peers(jobs: Sequence[_Job], baselines: Mapping[Class, Baseline]) -> dict[Cl
             jobs=each.count,
             step_seconds=each.seconds,
             deviation=each.sigma,
-            samples_per_second=(batches.get(key) or 1.0) / each.seconds,
+            samples_per_second=_samples(logs.get(key), each.seconds),
             stored=each.stored,
         )
         for key, each in baselines.items()
@@ -192,7 +192,7 @@ def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
             "measured_seconds": figures.seconds if timed else None,
             "windows": figures.windows,
             "variation": figures.variation,
-            "tokens_per_second": figures.tokens / figures.seconds if timed and figures.tokens else None,
+            "tokens_per_second": tokens_of(figures),
         }
     return document.JobEntry(
         job=log.path,
@@ -209,10 +209,11 @@ def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
         work=job.work if log.outcome != "unreadable" else "",
         steps=log.steps,
         skipped_steps=log.skipped,
-        samples_per_second=log.rate,
+        samples_per_second=log.rate if log.unit == "samples" else None,
         reported=log.reported,
         step_seconds=log.step_seconds,
         memory=log.memory,
+        loss=log.loss,
         slower=slower,
         judged=told is not None,
         notes=[
@@ -247,6 +248,20 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
     if len(told) >= MANY and len({host for hosts in told for host in hosts}) == sum(map(len, told)):
         found.append(f"no host is in two of the {len(told)} jobs: were the hosts read rightly?")
     return found
+
+
+def _samples(log: JobLog | None, seconds: float) -> float | None:
+    """Per second, of jobs like this one that take so long; None: it is not known how many a step has."""
+    if log is None or log.unit == "samples":
+        return (log.batch if log and log.batch else 1.0) / seconds
+    return None
+
+
+def tokens_of(figures: Measured) -> float | None:
+    """Tokens per second, where they are known."""
+    if figures.unit == "tokens":
+        return figures.rate
+    return figures.tokens / figures.seconds if figures.timed and figures.tokens else None
 
 
 def _verdict(each: Verdict, silent: str | None = None) -> document.Verdict:
