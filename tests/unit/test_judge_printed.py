@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 from rich.console import Console
 
+from muster.cli.benches import print_bench
 from muster.cli.judge import _print
 from muster.cli.verdicts import print_answer, print_hosts
 from muster.core.bench import BAD
@@ -308,3 +309,11 @@ def test_jobs_on_unknown_hosts_show_their_speed(capsys: pytest.CaptureFixture[st
     nowhere = job("x.out", [], samples_per_second=941.5).model_copy(update={"slower": None, "judged": False})
     _print(found(hosts=[], jobs=[], peers=[]).model_copy(update={"jobs": [nowhere]}), every=False)
     assert "941.5 samples/s  x.out" in capsys.readouterr().out
+
+
+def test_a_benchs_table_of_jobs_cuts_no_figure_in_a_narrow_terminal() -> None:
+    hosts = "cluster-node[1-9]:1"
+    bench = fold_bench(ended(suite_of({"groups": [1, 2]}), hosts, lambda task: made(task.hosts, 123.4)))
+    file = io.StringIO()
+    print_bench(bench, every=True, console=Console(file=file, width=80, force_terminal=True, no_color=True))
+    assert file.getvalue().count("500.0 MB") == len(bench.jobs) and "…" not in file.getvalue()

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from muster.cli.console import SafeConsole
 from muster.cli.output import err_console, out_console
-from muster.cli.verdicts import COLOURS, drift_notes, print_answer, print_hosts, print_table
+from muster.cli.verdicts import COLOURS, drift_notes, print_answer, print_hosts, print_table, signed
 from muster.core.bench import Bench, BenchJob, Comparison, Curve
 from muster.core.hostlist import fold_hosts
 from muster.core.units import counted, format_bytes, format_flops, format_seconds
@@ -138,7 +138,7 @@ def _jobs(found: Bench, *, every: bool) -> Table:
             _result(job),
             figure_words("memory", job.figures.get("memory")),
             "" if took is None else format_seconds(took),
-            "" if job.slower is None else f"{job.slower:+.2%}",
+            "" if job.slower is None else signed(job.slower),
             escape(_why(job)),
         )
     return table

@@ -181,9 +181,12 @@ def print_normal(console: Console, peers: Sequence[Peers]) -> None:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """A pipe has no width to fit into."""
+    """A pipe has no width to fit into. In a narrow terminal words are broken, and figures never cut."""
     if not console.is_terminal:
         console.width = 1000
+    for column in table.columns:
+        if column.justify != "right":
+            column.no_wrap, column.overflow = False, "fold"
     if table.row_count:
         console.print(table)
 
@@ -291,6 +294,11 @@ def means_of(jobs: Sequence[JobEntry]) -> dict[tuple[str, int], float]:
     return {key: sum(values) / len(values) for key, values in times.items()}
 
 
+def signed(slower: float) -> str:
+    """0.05 -> '+5.00%', -1e-9 -> '+0.00%'."""
+    return f"{round(slower, 4) + 0.0:+.2%}"
+
+
 def by_words(slower: float) -> str:
     """0.05 -> '5.00% slower'."""
     if abs(slower) < 5e-5:
@@ -357,7 +365,7 @@ def _table(found: _Found, rows: Sequence[HostVerdict]) -> Table:
     table = Table(box=None)
     for name in ("host", "verdict", *(counted(size, "host") for size in sizes), "why"):
         right = name[0].isdigit()
-        table.add_column(name, no_wrap=right, overflow="fold", justify="right" if right else "left")
+        table.add_column(name, no_wrap=True, justify="right" if right else "left")
     for row in rows:
         own = [means.get((row.host, size)) for size in sizes]
         looked = [text for name in ("compute", "card", "links") if (text := _looked([row], name))]
@@ -365,7 +373,7 @@ def _table(found: _Found, rows: Sequence[HostVerdict]) -> Table:
         table.add_row(
             escape(row.host),
             f"[{COLOURS[row.verdict]}]{row.verdict}[/{COLOURS[row.verdict]}]",
-            *("" if mean is None else f"{mean:+.2%}" for mean in own),
+            *("" if mean is None else signed(mean) for mean in own),
             escape(why),
         )
     return table
