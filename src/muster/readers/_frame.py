@@ -18,6 +18,7 @@ from muster.readers._failures import Signs
 from muster.readers.base import FIGURE, number
 
 MOST_HOSTS = 100_000
+OWN = 100  # characters of a line, in which its own time stamp stands
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # srun --label, mpirun --tag-output, torchrun's redirects
 _LABEL = re.compile(r"(?:\s*\d{1,6}: |\[\d+,\d+\]<std(?:out|err)>: ?|\[default\d+\]: ?)")
@@ -34,7 +35,9 @@ _BATCH = re.compile(rf"train_batch_size(?<![\w-]train_batch_size)[^\w+-]+({FIGUR
 _WORLD = re.compile(
     rf"(?<!\w)(?:dist_|distributed_)?world[_ ]size['\"]?\s*(?:\.{{2,}}|[=:])\s*({FIGURE})(?!\w)"
 )
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)[,.]?(\d{1,6})?")
+_STAMP = re.compile(
+    r"(?:(\d{4})[-/](\d\d)[-/](\d\d)|(?<!\d)(\d\d)/(\d\d)/(\d{4}))[ T](\d\d):(\d\d):(\d\d)(?:[,.](\d{1,6}))?"
+)
 _PROCESS = re.compile(r"\[launch\.py:[^\]]*\] [Pp]rocess \d+ (spawned|exits successfully)")
 _RUNNER = re.compile(r"\[runner\.py:[^\]]*\] cmd = (.*)")
 _LAUNCHER = " -m deepspeed.launcher.launch "  # what stands behind it: its own options, then the training
@@ -222,12 +225,21 @@ def stamp(text: str) -> float | None:
     match = _STAMP.search(text)
     if match is None:
         return None
+    year, month, day, month_first, day_next, year_last, hours, minutes, seconds = (
+        int(part or 0) for part in match.groups()[:9]
+    )
+    if not year:
+        year, month, day = year_last, month_first, day_next
     try:
-        whole = datetime.fromisoformat(f"{match[1]} {match[2]}")
+        then = datetime(year, month, day, hours, minutes, seconds, tzinfo=timezone.utc)
     except ValueError:
         return None
-    fraction = number(f"0.{match[3]}") if match[3] else 0.0
-    return whole.replace(tzinfo=timezone.utc).timestamp() + (fraction or 0.0)
+    return then.timestamp() + (number(f"0.{match[10]}") or 0.0 if match[10] else 0.0)
+
+
+def own_stamp(text: str) -> float | None:
+    """The same, where it is the line's own: near its beginning."""
+    return stamp(text[:OWN])
 
 
 def _literal(text: str) -> object:

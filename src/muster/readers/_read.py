@@ -7,12 +7,13 @@ import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from muster.core.registry import plugin_names
 from muster.core.units import counted
 from muster.readers._failures import HINTS as SIGN_HINTS
 from muster.readers._failures import Sign, shortened
-from muster.readers._frame import FOR_READERS, Frame
+from muster.readers._frame import FOR_READERS, Frame, own_stamp
 from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers._mapping import Mapping
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
@@ -24,6 +25,7 @@ PACKAGE = "muster.readers"
 UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
 NO_FORMAT = "no known log format was recognised; --mapping FILE can say how its lines are read"
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
+STAMPED = 10_000  # lines at the beginning and at the end, in which time stamps are looked for
 BATCH = 512  # lines at a time, where they come one by one
 _MADE = Callable[[Frame, Sequence[Mapping]], LineReader]
 
@@ -86,16 +88,18 @@ def read_blocks(
     first = _feed(frame, made, whole)
     broken = whole.broken
     found = [reading for _, reader in made for reading in reader.readings()]
-    if not found and (broken or not frame.begun):
+    parts = [[each] for each in found if each.part] or [found]
+    if found or (frame.begun and not broken):
+        jobs = [_job(path, frame, each, broken, named) for each in parts]
+    else:
         decisive = frame.signs.decisive()
         if broken is None and decisive is not None:  # it failed before anything that could be recognised
-            return [_with_hosts(_ended(JobLog(path, "failed"), frame, decisive), frame, named)]
-        why = broken or _unknown(path, first, whole.last, fitting)
-        return [_with_hosts(JobLog(path, "unreadable", why), frame, named)]
-    parts = [each for each in found if each.part]
-    if parts:
-        return [_job(path, frame, [each], broken, named) for each in parts]
-    return [_job(path, frame, found, broken, named)]
+            job = _ended(JobLog(path, "failed"), frame, decisive)
+        else:
+            job = JobLog(path, "unreadable", broken or _unknown(path, first, whole.last, fitting))
+        jobs = [_with_hosts(job, frame, named)]
+    span = whole.span()
+    return [replace(job, began=span[0], ended=span[1]) if span and not job.began else job for job in jobs]
 
 
 class _Whole:
@@ -105,14 +109,35 @@ class _Whole:
         self.blocks = blocks
         self.broken: str | None = None
         self.last = ""  # line that is not blank
+        self.began: float | None = None
+        self.looked = 0  # lines in which no time stamp was
+        self.end: Sequence[str] = ()  # the last lines
 
     def __iter__(self) -> Iterator[Sequence[str]]:
         try:
             for block in self.blocks:
                 self.last = next((line for line in reversed(block) if line.strip()), self.last)
+                if self.began is None and self.looked < STAMPED:
+                    self.began = _stamp_of(block)
+                    self.looked += len(block)
+                self.end = block[-STAMPED:] if len(block) >= STAMPED else [*self.end[-STAMPED:], *block]
                 yield block
         except BrokenFile as error:
             self.broken = str(error)
+
+    def span(self) -> tuple[float, float] | None:
+        """The first and the last time stamp of its lines; None: there are none, or they go backwards."""
+        ended = _stamp_of(reversed(self.end)) if self.began is not None else None
+        return (
+            (self.began, ended)
+            if ended is not None and self.began is not None and self.began <= ended
+            else None
+        )
+
+
+def _stamp_of(lines: Iterable[str]) -> float | None:
+    """The first time stamp that is a line's own, of not too many."""
+    return next((found for line in islice(lines, STAMPED) if (found := own_stamp(line)) is not None), None)
 
 
 def _feed(
@@ -189,6 +214,7 @@ def _job(
             f"the measured windows give {best.rate:,.5g} samples/s, and the tool itself says "
             f"{contradicted:,.5g} of the same steps"
         )
+    spans = [each.span for each in ordered if each.span]
     recipes = list(dict.fromkeys(each.recipe for each in ordered if each.recipe))
     job = JobLog(
         path=f"{path}#{ordered[0].part}" if ordered and ordered[0].part else path,
@@ -208,6 +234,8 @@ def _job(
         memory=int(memory) if memory is not None else None,
         unit=best.unit if best else next((each.unit for each in ordered if not each.batch), "samples"),
         loss=told("loss"),
+        began=spans[0][0] if spans else None,
+        ended=spans[0][1] if spans else None,
         notes=tuple(dict.fromkeys(notes)),
     )
     ends = [each.ended for each in ordered if each.ended is not None]

@@ -179,6 +179,7 @@ class Reading:
     skipped: int | None = None
     memory: int | None = None  # peak of the allocator, bytes
     loss: float | None = None  # the last one
+    span: tuple[float, float] | None = None  # when it ran, in seconds since 1970, where the reader knows it
     ended: bool | None = None  # None: the format does not say when a job is over
     hosts: tuple[str, ...] = ()  # where the reader itself learnt them (a column of a table)
     workload: str = ""  # where the reader knows it
@@ -217,7 +218,7 @@ class JobLog:
     loss: float | None = None
     computing: tuple[float, ...] = ()  # seconds that each of `hosts` took for the same work of its own
     moment: str = ""  # what has the same one was measured side by side
-    began: float | None = None  # and `ended`: Unix time
+    began: float | None = None  # and `ended`: seconds since 1970, on the clock of who wrote it
     ended: float | None = None
     exchanges: bool = False  # its step is nothing but an exchange between hosts
     spread: float | None = None  # relative standard error of its step's time, by its own windows

@@ -13,6 +13,7 @@ from muster.readers.base import Reading, Series, Window, number
 FORMAT = "table"
 HINTS = ("",)
 
+_EPOCH = 1e9  # seconds: a clock that shows more began in 1970
 _HEADER_WITHIN = 20  # lines
 _MOST_HOSTS = 20_000
 
@@ -25,6 +26,7 @@ class _Rows:
     last: dict[str, float] | None = None
     skipped: float = 0.0
     batch: float | None = None
+    first: float | None = None  # seconds since 1970, where its clock is that
 
 
 class Reader:
@@ -78,6 +80,9 @@ class Reader:
                     timed=self._timed(self.mapping),
                     batch=batch,
                     steps=int(steps) if steps is not None else rows.series.total + 1,
+                    span=(rows.first, rows.last["seconds"] * self.mapping.unit)
+                    if rows.first and rows.last
+                    else None,
                     skipped=int(rows.skipped) if "skipped" in self.places else None,
                     hosts=(host,) if host else (),
                     part=host,
@@ -103,6 +108,8 @@ class Reader:
         last, rows.last = rows.last, told
         steps = told["step"] - last["step"] if last and "step" in told else 1.0
         rows.batch = told.get("batch", rows.batch)
+        if rows.first is None and told.get("seconds", 0.0) * mapping.unit >= _EPOCH:
+            rows.first = told["seconds"] * mapping.unit
         if last is None or steps < 1:
             rows.series.before += max(0, int(told.get("step", 1))) if last is None else 0
             rows.skipped = told.get("skipped", 0.0)

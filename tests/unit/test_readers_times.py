@@ -1,0 +1,66 @@
+"""When a job ran, from the time stamps of its log's own lines."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import pytest
+
+from muster.readers._read import read_log
+from muster.stages.joblogs import observation_of, work_of
+from tests.unit.logs import MAPPINGS, chat_log, metaseq_log, one, trainer_log
+
+BEGAN = datetime(2024, 7, 8, 5, 52, 0, tzinfo=timezone.utc).timestamp()
+
+
+def test_the_first_and_the_last_stamp() -> None:
+    lines = chat_log(["n1", "n2"])
+    job = one(["no stamp here", *lines, "nor here"])
+    assert job.began == BEGAN and job.ended == pytest.approx(BEGAN + 10 + 110 * 0.2 - 8 * 0.02)
+    observation = observation_of(job, work_of(job))
+    assert observation is not None and (observation.began, observation.ended) == (job.began, job.ended)
+    failed = one([*lines[:-20], "RuntimeError: CUDA error: uncorrectable ECC error encountered"])
+    broken = observation_of(failed, work_of(failed))
+    assert broken is not None and broken.began == BEGAN and (broken.ended or 0) > BEGAN
+
+
+def test_a_long_log() -> None:
+    """The last stamp is looked for from its end."""
+    lines = [*chat_log(["n1"]), *["a line without a stamp"] * 3000, "2024-07-08 07:00:00,500 done", "bye"]
+    assert one(lines).ended == BEGAN + 68 * 60 + 0.5
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2024-07-08T05:52:00.250Z INFO x", "[2024-07-08 05:52:00,250] x",
+        "07/08/2024 05:52:00.250 - INFO - x",
+        "2024/07/08 05:52:00.250 x", "n1: [2024-07-08 05:52:00.250] x",
+        "[INFO|trainer.py:2128] 2024-07-08 05:52:00,250 >> x",
+    ],
+)  # fmt: skip
+def test_stamps_of_other_tools(line: str) -> None:
+    bars = trainer_log().replace("\r", "\n").split("\n")
+    job = one([line, *bars], "node1.log")
+    assert job.began == job.ended == BEGAN + 0.25
+
+
+def test_what_is_no_time_of_the_job() -> None:
+    none = one(trainer_log().replace("\r", "\n").split("\n"), "node1.log")
+    assert (none.began, none.ended) == (None, None)
+    path = "x" * 200 + " built 2011-01-01 00:00:00"  # somewhere in a long line
+    assert (
+        one([path, *metaseq_log(), path]).began == datetime(2022, 5, 1, 12, tzinfo=timezone.utc).timestamp()
+    )
+    backwards = one(["2024-07-08 05:52:00 x", *metaseq_log()])  # two clocks: nobody knows
+    assert (backwards.began, backwards.ended) == (None, None)
+
+
+def test_a_table_with_times() -> None:
+    rows = ["epoch,step,train_loss,train|batches,train|samples,train|time,val_loss"]
+    rows += [f"0,{n},,{n},{n * 16},{BEGAN + n * 0.5:.3f}," for n in range(10, 110, 10)]
+    (job,) = read_log("node1/metrics.csv", rows, MAPPINGS)
+    assert (job.began, job.ended) == (BEGAN + 5, BEGAN + 50)
+    since = [row.replace(str(int(BEGAN))[:6], "", 1) for row in rows]
+    (job,) = read_log("node1/metrics.csv", since, MAPPINGS)
+    assert (job.began, job.ended) == (None, None)
