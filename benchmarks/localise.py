@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -214,19 +214,18 @@ def try_ours(name: str, model: str, seeds: range) -> Counter[Any]:
 
 
 def try_others(name: str, model: str, seeds: range) -> Counter[Any]:
-    """Others' ways on the same fleets, each with every threshold."""
+    """Others' ways on the same fleets, and on the same without a fault, each with every threshold."""
     bar, tally = BY_NAME[name], Counter[Any]()
     for seed in seeds:
         for way, run in PEERS.items():
-            fleet = fleet_of(bar, model, seed)
+            fleet, healthy = fleet_of(bar, model, seed), fleet_of(replace(bar, plant=NONE), model, seed)
             wanted = {each.where for each in fleet.faults}
-            outcome = run(fleet, bar.waves)
+            outcome, without = run(fleet, bar.waves), run(healthy, bar.waves)
             tally[way, "waves"] += outcome.waves
             tally[way, "jobs"] += fleet.jobs
             for share in THRESHOLDS:
-                named = outcome.accused(share * bar.by)
-                tally[way, share, "solved"] += named == wanted
-                tally[way, share, "good"] += good_accused(named, fleet)
+                tally[way, share, "solved"] += outcome.accused(share * bar.by) == wanted
+                tally[way, share, "good"] += good_accused(without.accused(share * bar.by), healthy)
     tally["fleets"] = len(seeds)
     return tally
 
@@ -347,10 +346,10 @@ def measure(chosen: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict
                     continue
                 count = max(1, round(chosen.fleets * bar.share))
                 chunks = [range(at, min(at + CHUNK, count)) for at in range(0, count, CHUNK)]
-                few = range(min(len(chunks), max(1, chosen.fleets // (20 * CHUNK))))
+                few = chunks[: max(1, chosen.fleets // (40 * CHUNK))]  # a way of theirs takes 2,016 jobs
                 rivals = [
-                    pool.submit(try_others, bar.name, model, chunks[at])
-                    for at in (few if bar.everywhere and bar.name != "healthy" else ())
+                    pool.submit(try_others, bar.name, model, chunk)
+                    for chunk in (few if bar.everywhere and bar.name != "healthy" else ())
                 ]
                 tallies = [pool.submit(try_ours, bar.name, model, chunk) for chunk in chunks]
                 found = [each.result() for each in tallies]

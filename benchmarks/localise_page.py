@@ -105,31 +105,39 @@ def ways(document: Row, name: str) -> dict[str, dict[str, Row]]:
 
 
 def compared(document: Row) -> list[str]:
-    """Ways beside each other, by noise."""
+    """Ways beside each other, by noise; in brackets, how many hosts of healthy fleets are accused."""
+    healthy = by_noise(document["bars"])["healthy"]
     models, lines = document["models"], []
     for name in SIDE_BY_SIDE:
         for way, of in ways(document, name).items():
             first = of[models[0]]
             waves = f"{first.get('waves', 0) if way != OURS else first['mean waves']:.1f}"
             jobs = f"{first['jobs' if way != OURS else 'mean jobs']:,.0f}"
-            cells = [known(of[model]) for model in models]
+            good = healthy if way == OURS else of
+            cells = [
+                f"{known(of[model])} ({100 * good[model]['healthy hosts accused']:.2f})" for model in models
+            ]
             lines.append([name, way, *cells, waves, jobs])
     return table(["planted; % of fleets", "way", *models, "waves", "jobs"], lines)
 
 
 def behind(document: Row) -> list[str]:
     """Where another way is better than ours, by more than chance: its interval lies above ours."""
-    found, total = [], 0
+    found, columns = [], 0
     for name in dict.fromkeys(row["name"] for row in document["compared"]):
-        for model, ours in (all_ways := ways(document, name))[OURS].items():
-            total += 1
-            for way, of in all_ways.items():
-                if way != OURS and of[model]["interval"][0] > ours["interval"][1]:
-                    found.append(f"- {name}, {model}: {way} {known(of[model])}, {OURS} {known(ours)}")
-    return [
-        f"Of {total} columns (a fault under a noise), {len(found)} times another way is ahead of ours.",
-        *found,
-    ]
+        ours, *others = ways(document, name).items()
+        columns += len(document["models"])
+        for model in document["models"]:
+            mine = ours[1][model]
+            better = [
+                (way, of[model]) for way, of in others if of[model]["interval"][0] > mine["interval"][1]
+            ]
+            found += [[name, model, way, known(row), known(mine)] for way, row in better]
+    lost = len({(name, model) for name, model, *_ in found})
+    said = f"Of {columns} faults under a noise, another way is ahead of ours in {lost} by more than chance"
+    if not found:
+        return [f"{said}."]
+    return [f"{said}:", "", *table(["planted", "noise", "way", "% of fleets", OURS], found)]
 
 
 def waves(document: Row) -> list[str]:
@@ -204,7 +212,7 @@ def _dot(x: float, y: float, colour: str, size: float = 3) -> str:
 
 def _frame(left: float, title: str) -> str:
     """Axes of a panel."""
-    lines = [f'<text x="{left}" y="{TOP - 12}" font-weight="bold">{title}: share of fleets solved</text>']
+    lines = [f'<text x="{left}" y="{TOP - 12}" font-weight="bold">{title}</text>']
     for value in (0, 0.25, 0.5, 0.75, 1):
         y = _y(value)
         lines.append(f'<line x1="{left}" x2="{left + WIDTH}" y1="{y}" y2="{y}" stroke="#ddd"/>')
@@ -212,7 +220,8 @@ def _frame(left: float, title: str) -> str:
     for wave in (1, 2, 3, 4, 6, 10, 20, 63):
         x = _x(left, wave)
         lines.append(f'<text x="{x:.1f}" y="{TOP + HEIGHT + 15}" text-anchor="middle">{wave}</text>')
-    lines.append(f'<text x="{left + WIDTH / 2}" y="{TOP + HEIGHT + 29}" text-anchor="middle">waves</text>')
+    x, label = left + WIDTH / 2, "waves; share of fleets solved"
+    lines.append(f'<text x="{x}" y="{TOP + HEIGHT + 29}" text-anchor="middle">{label}</text>')
     return "\n".join(lines)
 
 
@@ -232,7 +241,7 @@ def write(document: Row, *, save: bool) -> None:
     if not save:
         return
     document = {**document, "processor": processor()}
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+    RESULTS.write_text(json.dumps(document).replace('{"name"', '\n {"name"') + "\n")  # a row, a line
     PLOT.write_text(plot(document))
     text = PAGE.read_text()
     for name, lines in tables.items():
