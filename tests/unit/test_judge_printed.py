@@ -17,8 +17,11 @@ from muster.cli.verdicts import print_answer, print_hosts
 from muster.core.bench import BAD
 from muster.core.judged import Condition, Drift, Evidence, Gate, JobEntry, Judged, Peers, Subject, Verdict
 from muster.core.result import Failure, Result
+from muster.judging import Settings
 from muster.planner.rota import Task
+from muster.readers.base import JobLog, Measured
 from muster.stages.bench_fold import fold_bench
+from muster.stages.joblogs import judged
 from tests.unit.benches import ended, made, suite_of
 
 WORK = "facebook/opt-350m (sft), fb261aea, 8 ranks a host, batch 192"
@@ -317,3 +320,30 @@ def test_a_benchs_table_of_jobs_cuts_no_figure_in_a_narrow_terminal() -> None:
     file = io.StringIO()
     print_bench(bench, every=True, console=Console(file=file, width=80, force_terminal=True, no_color=True))
     assert file.getvalue().count("500.0 MB") == len(bench.jobs) and "…" not in file.getvalue()
+
+
+@pytest.mark.parametrize("unit", ["tokens/s", "a step"])
+def test_other_units_than_samples(unit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """nanoGPT tells tokens or milliseconds."""
+    speed = {"tokens_per_second": 5e4} if unit == "tokens/s" else {}
+    peers = PEERS[0].model_copy(update={"samples_per_second": None, **speed})
+    own = {name: value / 1.0512 for name, value in speed.items()}
+    entry = job("alone5", HOSTS[4:5], 0.0512, samples_per_second=None, **own)
+    _print(found(SLOW, jobs=[entry], peers=[peers]), every=False)
+    lines = capsys.readouterr().out.splitlines()
+    told = ("47,565 tokens/s", "50,000") if speed else ("210 ms", "200 ms")
+    assert all(words in lines[at(lines, "alone5")] for words in told)
+    assert ("50,000 tokens/s" if speed else "200 ms a step") in lines[at(lines, "normal on 1 host")]
+    assert "samples/s" not in "".join(lines)
+
+
+def test_what_is_normal_is_told_in_tokens_where_steps_are_counted_so() -> None:
+    logs = [
+        JobLog(
+            name, "succeeded", hosts=(name,), workload="gpt2", recipe="a", unit="tokens",
+            measured=Measured(1e6 * (1 + 0.001 * number), 20.0, 10, 5, None, None, unit="tokens"),
+        )
+        for number, name in enumerate(HOSTS[:6])
+    ]  # fmt: skip
+    (peers,) = judged("x", logs, Settings(), {}).peers
+    assert peers.samples_per_second is None and peers.tokens_per_second == pytest.approx(5e4, rel=0.01)

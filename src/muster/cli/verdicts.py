@@ -29,6 +29,7 @@ _WHERE = {
 }  # fmt: skip
 _NETWORK = "the network was not judged: no job on more than one host could be compared"
 _COMPUTE = "computing was not judged: no job on one host could be compared"
+_SPEEDS = (("samples_per_second", "samples/s"), ("tokens_per_second", "tokens/s"))
 _MARK = re.compile(r", [0-9a-f]{8}(?:,|$)")
 _Found = Judged | Bench
 
@@ -171,11 +172,10 @@ def print_normal(console: Console, peers: Sequence[Peers]) -> None:
     """What healthy jobs of each work take."""
     for each in peers:
         origin = ", from the baseline" if each.stored else ""
-        speed = _speed(each.samples_per_second) or f"{format_seconds(each.step_seconds)} a step"
         say(
             console,
-            f"normal on {counted(each.hosts, 'host')}: {speed}; healthy jobs differ by {each.deviation:.2%} "
-            f"({counted(each.jobs, 'job')}{origin})  {each.work}",
+            f"normal on {counted(each.hosts, 'host')}: {speed_words(each)}; healthy jobs differ by "
+            f"{each.deviation:.2%} ({counted(each.jobs, 'job')}{origin})  {each.work}",
             style="dim",
         )
 
@@ -241,13 +241,14 @@ class _Told:
         if peers is None:
             return ""
         spread = f"(which differ by {peers.deviation:.2%})"
-        own, theirs = entry.samples_per_second if entry else None, peers.samples_per_second
-        if own and theirs and abs(theirs / own - 1 - slower) > 0.001 * (1 + abs(slower)):
-            return f": {_speed(own)}, beside jobs at the same time {spread}"
-        if own and theirs:
-            return f": {_speed(own)}, peers {format_number(theirs)} {spread}"
-        mine = format_seconds(peers.step_seconds * (1 + slower))
-        return f": {mine}, peers {format_seconds(peers.step_seconds)} {spread}"
+        both = _speeds(entry, peers) if entry else None
+        if both is None:
+            mine = format_seconds(peers.step_seconds * (1 + slower))
+            return f": {mine}, peers {format_seconds(peers.step_seconds)} {spread}"
+        own, theirs, unit = both
+        if abs(theirs / own - 1 - slower) > 0.001 * (1 + abs(slower)):
+            return f": {format_number(own)} {unit}, beside jobs at the same time {spread}"
+        return f": {format_number(own)} {unit}, peers {format_number(theirs)} {spread}"
 
     def fit(self, rows: Sequence[HostVerdict]) -> list[str]:
         """What was looked at, and who differs most."""
@@ -311,14 +312,13 @@ def by_words(slower: float) -> str:
 def _drift(each: Drift) -> str:
     """About the whole fleet."""
     than = "slower" if each.slower > 0 else "faster"
-    now, before = each.now.samples_per_second, each.baseline.samples_per_second
-    told = f"{_speed(now)}, where it had {format_number(before)}" if now and before else ""
-    told = (
-        told or f"{format_seconds(each.now.step_seconds)}, not {format_seconds(each.baseline.step_seconds)}"
-    )
+    both = _speeds(each.now, each.baseline)
+    now, before = format_seconds(each.now.step_seconds), format_seconds(each.baseline.step_seconds)
+    if both is not None:
+        now, before = f"{format_number(both[0])} {both[2]}", format_number(both[1])
     return (
-        f"the whole fleet is {abs(each.slower):.1%} (± {each.within:.1%}) {than} than the baseline: {told} "
-        f"({counted(each.now.hosts, 'host')} a job, {_label(each.now.work)})"
+        f"the whole fleet is {abs(each.slower):.1%} (± {each.within:.1%}) {than} than the baseline: {now}, "
+        f"where it had {before} ({counted(each.now.hosts, 'host')} a job, {_label(each.now.work)})"
     )
 
 
@@ -407,14 +407,20 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
-def speed_words(job: JobEntry) -> str:
+def speed_words(of: JobEntry | Peers) -> str:
     """In the units that are known."""
-    tokens = f", {format_number(job.tokens_per_second)} tokens/s" if job.tokens_per_second else ""
-    return f"{_speed(job.samples_per_second)}{tokens}"
+    known = [(getattr(of, name), unit) for name, unit in _SPEEDS]
+    rates = ", ".join(f"{format_number(rate)} {unit}" for rate, unit in known if rate)
+    return rates or (f"{format_seconds(of.step_seconds)} a step" if of.step_seconds else "")
 
 
-def _speed(samples_per_second: float | None) -> str:
-    return f"{format_number(samples_per_second)} samples/s" if samples_per_second else ""
+def _speeds(one: JobEntry | Peers, other: Peers) -> tuple[float, float, str] | None:
+    """Both in the first unit that is known of both."""
+    for name, unit in _SPEEDS:
+        own, theirs = getattr(one, name), getattr(other, name)
+        if own and theirs:
+            return own, theirs, unit
+    return None
 
 
 def block(console: Console, colour: str, what: str, name: str, lines: Sequence[str]) -> None:

@@ -129,9 +129,12 @@ class Peers(Part):
     work: str
     hosts: int
     jobs: int = Field(description="that the figures are from; bad ones are not among them")
-    step_seconds: float = Field(description="of a healthy step; of works without a known batch, per sample")
+    step_seconds: float = Field(
+        description="of a healthy step; of works without a known batch, per sample, or per token"
+    )
     deviation: float = Field(description="relative standard deviation of healthy jobs")
     samples_per_second: float | None = None
+    tokens_per_second: float | None = Field(None, description="where steps are counted in tokens alone")
     stored: bool = Field(False, description="not from these logs")
 
 

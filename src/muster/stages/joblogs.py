@@ -149,6 +149,7 @@ def _peers(jobs: Sequence[_Job], baselines: Mapping[Class, Baseline]) -> dict[Cl
             step_seconds=each.seconds,
             deviation=each.sigma,
             samples_per_second=_samples(logs.get(key), each.seconds),
+            tokens_per_second=1 / each.seconds if key in logs and logs[key].unit == "tokens" else None,
             stored=each.stored,
         )
         for key, each in baselines.items()
