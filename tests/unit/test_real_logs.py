@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
 from datetime import datetime, timedelta
 from itertools import chain
@@ -51,6 +53,27 @@ def test_the_page_says_what_the_judge_says() -> None:
     assert f"| {alone.samples_per_second:.1f} | {pairs.samples_per_second:.1f} (99.6 %" in text
     assert f"| {alone.deviation:.2%} | {pairs.deviation:.2%} |".replace("%", " %") in text
     assert f"at most {max(each.at_most or 0.0 for each in found.hosts):.1%}".replace("%", " %") in text
+
+
+def test_rates_are_those_of_another_reading() -> None:
+    """Within 0.2 % in every log; and the page has the table that the benchmark's result is."""
+    path = PAGE.parents[1] / "benchmarks" / "judge_rates.py"
+    spec = importlib.util.spec_from_file_location("judge_rates", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    own = {path: module.rate_of(text) for path, text in module.logs_in(LOGS)}
+    found = judge(LOGS)
+    assert len(own) == len(found.jobs) == 96
+    for job in found.jobs:
+        assert job.samples_per_second == pytest.approx(own[job.job], rel=2e-3)
+    result = json.loads((path.parent / "results" / "judge_rates.json").read_text(encoding="utf-8"))
+    rows = [
+        f"| {each['hosts']} | {each['logs']} | {each['median']:,.1f} | {each['worst'] * 100:.3f} % | "
+        f"{each['worst_of_printed'] * 100:.2f} % |"
+        for each in result["sizes"]
+    ]
+    assert "\n".join(rows) in PAGE.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
