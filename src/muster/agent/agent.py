@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Any, Deque, Dict, List, Optional, Set
+from typing import Any, Deque, Dict, List, Optional, Set, Tuple
 
 TICK = 0.1  # seconds between two looks at everything
 BEAT = 1.0  # seconds between signs of life
@@ -107,6 +107,22 @@ class Tail:
         return text.split("\n")[:-1]  # JSON may hold other line ends, such as U+2028
 
 
+# Of nvml.h's reasons for a lower clock, those that slow a GPU down below what it is set to: HwSlowdown,
+# SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown. A power limit that is reached is how it is set.
+SLOWED = 0x08 | 0x20 | 0x40 | 0x80
+
+
+class GpuProcess(ctypes.Structure):
+    """nvml.h: nvmlProcessInfo_v2_t."""
+
+    _fields_ = [
+        ("pid", ctypes.c_uint),
+        ("memory", ctypes.c_ulonglong),
+        ("instance", ctypes.c_uint),
+        ("part", ctypes.c_uint),
+    ]
+
+
 class Nvml:
     """NVIDIA's management library, where there is one. Every figure it cannot give is None."""
 
@@ -168,7 +184,17 @@ class Nvml:
             )
         return gpus
 
-    def sample(self) -> List[Dict[str, Optional[int]]]:
+    def strangers(self, handle: Any, own: Set[int]) -> Optional[int]:
+        """How many processes compute on the GPU that are not among our `own`. None: the driver does not say,
+        or names processes by numbers that are not ours (a container's are others)."""
+        function = getattr(self.lib, "nvmlDeviceGetComputeRunningProcesses_v3", None)
+        count, found = ctypes.c_uint(64), (GpuProcess * 64)()
+        if function is None or function(handle, ctypes.byref(count), found) != 0:
+            return None
+        pids = {each.pid for each in found[: count.value]}
+        return len(pids - own) if pids & own else None
+
+    def sample(self, own: Set[int]) -> List[Dict[str, Optional[int]]]:
         samples = []
         for handle in self.handles():
             use = self.numbers("nvmlDeviceGetUtilizationRates", handle, 2, ctypes.c_uint)
@@ -176,6 +202,7 @@ class Nvml:
             heat = self.numbers("nvmlDeviceGetTemperature", handle, 1, ctypes.c_uint, 0)
             power = self.numbers("nvmlDeviceGetPowerUsage", handle, 1, ctypes.c_uint)
             clock = self.numbers("nvmlDeviceGetClockInfo", handle, 1, ctypes.c_uint, 1)
+            why = self.numbers("nvmlDeviceGetCurrentClocksThrottleReasons", handle, 1, ctypes.c_ulonglong)
             samples.append(
                 {
                     "percent": use[0] if use else None,
@@ -183,6 +210,8 @@ class Nvml:
                     "celsius": heat[0] if heat else None,
                     "milliwatts": power[0] if power else None,
                     "sm_mhz": clock[0] if clock else None,
+                    "slowed": why[0] & SLOWED if why else None,
+                    "strangers": self.strangers(handle, own),
                 }
             )
         return samples
@@ -211,27 +240,30 @@ class Sampler(threading.Thread):
         self.gpus = gpus
         self.samples: Deque[Dict[str, Any]] = collections.deque(maxlen=100)
         self.last = cpu_times()
+        self.own = tree()[1]
 
     def run(self) -> None:
         nvml = Nvml(self.gpus)
         while True:
             time.sleep(self.seconds)
             now, before = cpu_times(), self.last
-            self.last = now
-            percent = None
-            if now and before and now[1] > before[1]:
-                percent = 100.0 * (1 - (now[0] - before[0]) / (now[1] - before[1]))
+            (pids, own), self.last = tree(), now
+            spent = list(map(float.__sub__, now, before)) if now and before else []
             memory = meminfo()
             total, free = memory.get("MemTotal"), memory.get("MemAvailable")
             self.samples.append(
                 {
                     "time": time.time(),
-                    "cpu_percent": percent,
+                    "cpu_percent": 100.0 * (1 - spent[0] / spent[1]) if spent and spent[1] > 0 else None,
+                    "cpu_busy": spent[2] if spent else None,
+                    "cpu_own": max(0.0, own - self.own),
+                    "cpu_stolen": spent[3] if spent else None,
                     "memory_used": total - free if total and free else None,
                     "memory_total": total,
-                    "gpus": nvml.sample(),
+                    "gpus": nvml.sample(pids),
                 }
             )
+            self.own = own
 
 
 def gpu_mask() -> Optional[List[str]]:
@@ -240,13 +272,22 @@ def gpu_mask() -> Optional[List[str]]:
     return None if value is None else [word.strip() for word in value.split(",") if word.strip()]
 
 
-def cpu_times() -> Optional[List[int]]:
-    """(idle, total) jiffies of all cores, or None."""
+def cpu_times() -> Optional[List[float]]:
+    """Seconds of the cores that this process may use: idle, in all, of processes, and those that a virtual
+    machine's own host gave to others (proc(5), /proc/stat); None where the kernel does not say."""
+    sums = [0.0] * 4
     try:
+        tick = os.sysconf("SC_CLK_TCK")
+        cores = os.sched_getaffinity(0)
         with open("/proc/stat") as file:
-            fields = [int(word) for word in file.readline().split()[1:9]]
-        return [fields[3] + fields[4], sum(fields)]
-    except (OSError, ValueError, IndexError):
+            for line in file:
+                words = line.split()
+                if words[0][:3] == "cpu" and words[0][3:].isdigit() and int(words[0][3:]) in cores:
+                    fields = [int(word) / tick for word in words[1:9]]
+                    values = (fields[3] + fields[4], sum(fields), sum(fields[:3]), fields[7])
+                    sums = list(map(float.__add__, sums, values))
+        return sums if sums[1] else None
+    except (OSError, ValueError, IndexError, AttributeError):
         return None
 
 
@@ -367,19 +408,42 @@ def oom_kills(path: str) -> Optional[int]:
     return None
 
 
-def proc_table() -> Dict[int, int]:
-    """Process id -> parent's id, of everything that lives (zombies left out)."""
-    table = {}
+def proc_stats() -> Dict[int, List[bytes]]:
+    """Process id -> the fields of its /proc/PID/stat, from its state on."""
+    found = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if name.isdigit():
             try:
                 with open("/proc/%s/stat" % name, "rb") as file:
-                    fields = file.read().rpartition(b")")[2].split()
-                if fields[0] not in (b"Z", b"X"):
-                    table[int(name)] = int(fields[1])
-            except (OSError, IndexError, ValueError):
+                    found[int(name)] = file.read().rpartition(b")")[2].split()
+            except OSError:
                 pass
-    return table
+    return found
+
+
+def proc_table() -> Dict[int, int]:
+    """Process id -> parent's id, of everything that lives (zombies left out)."""
+    stats = proc_stats().items()
+    return {pid: int(each[1]) for pid, each in stats if len(each) > 1 and each[0] not in (b"Z", b"X")}
+
+
+def descent(table: Dict[int, int]) -> Set[int]:
+    """This process and its descendants."""
+    known = {os.getpid()}
+    while True:
+        more = {pid for pid, parent in table.items() if parent in known and pid not in known}
+        if not more:
+            return known
+        known |= more
+
+
+def tree() -> Tuple[Set[int], float]:
+    """This process and its descendants; and the seconds that these have run, with their children that have
+    ended."""
+    stats = {pid: each for pid, each in proc_stats().items() if len(each) > 14}
+    pids = descent({pid: int(each[1]) for pid, each in stats.items()})
+    ticks = sum(int(field) for pid in pids if pid in stats for field in stats[pid][11:15])
+    return pids, ticks / os.sysconf("SC_CLK_TCK")
 
 
 def carries(pid: int, mark: bytes) -> bool:
@@ -396,13 +460,7 @@ def family(token: str) -> Set[int]:
     table = proc_table()
     mark = ("MUSTER_TOKEN=" + token).encode()
     found = {pid for pid in table if carries(pid, mark)}
-    known = {os.getpid()}
-    while True:
-        more = {pid for pid, parent in table.items() if parent in known and pid not in known}
-        if not more:
-            break
-        known |= more
-    return (found | known) - {os.getpid()}
+    return (found | descent(table)) - {os.getpid()}
 
 
 def send_signal(pids: Set[int], number: int) -> None:
@@ -705,6 +763,7 @@ class Agent:
         address = reached_at()
         return {
             "hostname": socket.gethostname(),
+            "machine": (read_text("/proc/sys/kernel/random/boot_id") or "").strip() or None,
             "system": platform.platform(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "processor": processor(),

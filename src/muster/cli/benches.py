@@ -157,6 +157,8 @@ def _why(job: BenchJob) -> str:
     """Of a job that is not well."""
     if job.misses:
         return "; ".join(job.misses)
+    if job.not_measured:
+        return f"not a measurement: {'; '.join(job.not_measured)}"
     if job.outcome == "succeeded":
         return f"an extra job for {', '.join(job.leftover)}" if job.leftover else ""
     parts = [job.failed_host, job.reason or "reason unknown"]
@@ -175,7 +177,11 @@ def _curve(curve: Curve) -> Table:
             f"{point.samples_per_second:,.1f}",
             "" if point.variation is None else f"{point.variation:.1%}",
             "" if point.speedup is None else f"{point.speedup:.2f}",
-            "" if point.efficiency is None else f"{point.efficiency:.1%}",
+            "not a measurement"
+            if point.not_measured
+            else ""
+            if point.efficiency is None
+            else f"{point.efficiency:.1%}",
         )
     return table
 

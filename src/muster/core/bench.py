@@ -48,6 +48,9 @@ class BenchJob(JobEntry):
     started: float | None = None
     ended: float | None = None
     figures: dict[str, float] = Field(default_factory=dict, description="by the names of thresholds")
+    not_measured: list[str] = Field(
+        default_factory=list, description="why its figures are no measurement; they have no verdict then"
+    )
 
 
 class HostVerdict(Part):
@@ -77,6 +80,9 @@ class CurvePoint(Part):
         description="against the smallest size; None: one of the two was too short to measure"
     )
     efficiency: float | None = Field(description="speedup over the ratio of the ranks")
+    not_measured: list[str] = Field(
+        default_factory=list, description="why this is no measurement: it has no efficiency then"
+    )
 
 
 class Curve(Part):
@@ -160,7 +166,8 @@ class Bench(Part):
     @property
     def gate(self) -> Gate:
         """Whether the hosts may be handed over: bad where anything is known against a host, a link, a switch,
-        a job or the whole fleet; open where something was not judged, or not all jobs have ended."""
+        a job or the whole fleet; open where something was neither judged nor measured, or not all jobs
+        have ended."""
         bad = sum(count for name, count in self.summary.items() if name in BAD)
         missed = any(job.misses for job in self.jobs)
         failed = any(count for name, count in self.outcomes.items() if name != "succeeded")
@@ -170,5 +177,9 @@ class Bench(Part):
         ]
         drifted = any(each.slower > 0 for each in self.drifted)
         found = gate(bool(bad or missed or failed or drifted or self.links or self.switches), told)
-        some = any(not job.warm_up for job in self.jobs)
-        return Gate.OPEN if found is Gate.FIT and not (self.complete and some) else found
+        counted = [job for job in self.jobs if not job.warm_up]
+        kinds: dict[bool, set[tuple[str, str, int]]] = {True: set(), False: set()}
+        for job in counted:
+            kinds[not job.not_measured] |= {(host, job.entry, job.size) for host in job.hosts}
+        whole = self.complete and counted and kinds[False] <= kinds[True]
+        return Gate.OPEN if found is Gate.FIT and not whole else found

@@ -157,6 +157,16 @@ class HostReport(Part):
     cpu_percent_mean: float | None = None
     memory_used_peak: int | None = None
     gpu_percent_mean: float | None = None
+    cpu_use: list[tuple[float, float, float]] = Field(
+        default_factory=list,
+        description="Unix times, a few of them, with the core-seconds until then of all processes of the "
+        "host, and of the run's own",
+    )
+    stolen: float | None = Field(
+        None, description="share of the cores' time that the machine's own host gave to others"
+    )
+    slowed: float | None = Field(None, description="share of samples in which a GPU was slowed down")
+    strangers: int | None = Field(None, description="most other processes at a time on a GPU of the run")
     share: int | None = Field(
         None, description="samples of every micro-step that its ranks took; None: as many as all others"
     )

@@ -242,12 +242,13 @@ def table_of(found: Bench) -> str:
 def _row(job: BenchJob, verdicts: Mapping[str, str], extra: Sequence[str]) -> list[Any]:
     figures = job.figures
     speed = figures.get("samples_per_second")
-    status = "below threshold" if job.misses else job.outcome
+    status = "below threshold" if job.misses else "not a measurement" if job.not_measured else job.outcome
     took = job.ended - job.started if job.ended and job.started else None
     memory = figures.get("memory")
+    why = job.reason or "; ".join(job.not_measured)
     return [
         ",".join(job.hosts), None if speed is None else f"{speed:.4f}", status, job.job, job.recipe, job.size,
-        None if took is None else f"{took:.3f}", job.reason, None if memory is None else int(memory),
+        None if took is None else f"{took:.3f}", why, None if memory is None else int(memory),
         job.variation, None if job.slower is None else f"{job.slower:.6f}", job.steps, job.skipped_steps,
         " ".join(dict.fromkeys(verdicts.get(host, "unknown") for host in job.hosts)), job.entry, job.repeat,
         job.warm_up, job.world_size, "; ".join(job.misses), job.run, *(figures.get(name) for name in extra),

@@ -15,6 +15,7 @@ from muster.core.suite import Suite, Threshold
 from muster.judging import Baseline, Class, Settings
 from muster.judging.baseline import FEWEST
 from muster.planner.rota import Task
+from muster.stages.bench_doubts import Doubts, doubts_of
 from muster.stages.bench_logs import figures_of, logs_of
 from muster.stages.bench_switches import switches_of
 from muster.stages.bench_tables import beside_published, comparison_of, curves_of
@@ -55,13 +56,19 @@ def fold_bench(bench: Ended) -> Bench:
     settings = Settings(slow=bench.suite.slow)
     found = judged(bench.name, logs, settings, bench.stored, switches_of(bench.suite))
     entries = {each.job: each for each in found.jobs}
-    jobs = [_job(bench, task, entries.get(task.id)) for task in bench.tasks if task.id in bench.records]
+    doubts = doubts_of(bench.records)
+    jobs = [
+        _job(bench, task, entries.get(task.id), doubts.get(task.id, Doubts()))
+        for task in bench.tasks
+        if task.id in bench.records
+    ]
     jobs = with_misses(jobs, bench.suite, found.peers)
     hosts = _hosts(bench, jobs, found)
     verdicts = Counter(each.verdict for each in hosts)
     outcomes = Counter(bench.records[job.job].outcome for job in jobs)
     versions = next((r.result.versions for r in bench.records.values() if r.result and r.result.versions), {})
-    measured = [job for job in jobs if not job.warm_up and job.outcome == "succeeded"]
+    well = [job for job in jobs if not job.warm_up and job.outcome == "succeeded"]
+    measured = [job for job in well if not job.not_measured]
     return Bench(
         id=bench.id,
         suite=bench.name,
@@ -85,7 +92,7 @@ def fold_bench(bench: Ended) -> Bench:
         ],
         peers=_peers(found.peers, bench),
         jobs=jobs,
-        curves=curves_of(bench.suite, measured),
+        curves=curves_of(bench.suite, well),
         comparison=comparison_of(bench.suite, bench.recipes, measured),
         published=beside_published(
             bench.suite, measured, {name: record.devices for name, record in bench.records.items()}
@@ -104,7 +111,7 @@ def _peers(peers: Sequence[document.Peers], bench: Ended) -> list[document.Peers
     return made
 
 
-def _job(bench: Ended, task: Task, entry: document.JobEntry | None) -> BenchJob:
+def _job(bench: Ended, task: Task, entry: document.JobEntry | None, doubts: Doubts) -> BenchJob:
     record, recipe = bench.records[task.id], bench.recipes[task.entry]
     told = entry or document.JobEntry(job=task.id, outcome=record.outcome, reason=record.reason, hosts=[])
     fields = dict(told)
@@ -131,6 +138,7 @@ def _job(bench: Ended, task: Task, entry: document.JobEntry | None) -> BenchJob:
         started=record.started,
         ended=record.ended,
         figures=figures_of(record, bench.recipes),
+        not_measured=[] if task.warm_up else list(doubts.all),
     )
 
 
@@ -140,7 +148,7 @@ def with_misses(jobs: Sequence[BenchJob], suite: Suite, peers: Sequence[document
     made = []
     for job in jobs:
         misses = []
-        if job.outcome == "succeeded" and not job.warm_up:
+        if job.outcome == "succeeded" and not (job.warm_up or job.not_measured):
             misses = [
                 words
                 for bound in bounds[job.entry]
@@ -163,7 +171,7 @@ def _normal(
         each.figures[bound.figure]
         for each in jobs
         if (each.work, each.size, each.outcome) == (job.work, job.size, "succeeded")
-        and not each.warm_up
+        and not (each.warm_up or each.not_measured)
         and bound.figure in each.figures
     ]
     return statistics.median(alike) if len(alike) >= FEWEST else None
@@ -222,7 +230,10 @@ def _host(
         condition, reason = "below", alone[0]
     elif condition == "unknown" and not evidence and well:
         reason = "its jobs succeeded, but there are too few similar jobs to compare them with"
-        by_thresholds = _by_thresholds([job for job in jobs if job.entry in bounded])
+        sound = [job for job in jobs if not job.not_measured]
+        if not sound:
+            reason = f"its jobs are no measurements: {jobs[0].not_measured[0]}"
+        by_thresholds = _by_thresholds([job for job in sound if job.entry in bounded])
         subjects |= by_thresholds
         if any(job.size > 1 for job in jobs):
             subjects.setdefault("card", document.Subject(name="card", condition="unknown"))

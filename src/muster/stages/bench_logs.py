@@ -16,6 +16,7 @@ from muster.judging import Observation
 from muster.planner.rota import Task
 from muster.readers._failures import PATTERNS, Signs, shortened
 from muster.readers.base import JobLog, Measured
+from muster.stages.bench_doubts import UNSTEADY, doubts_of
 from muster.stages.ends import OF_HOSTS
 from muster.stages.joblogs import observation_of, work_of
 
@@ -28,7 +29,6 @@ _OWN_WORDS = (
 # Of matrix products, the first arithmetic that all devices did is compared: that of the bench's trainings,
 # then what such devices train in where a recipe leaves it open.
 _USUAL = {"cpu": ("fp32", "bf16"), "cuda": ("bf16", "fp16", "tf32", "fp32")}
-UNSTEADY = 0.15  # a figure that varies more than that is no measurement
 # What does not change what a job takes; the rest of a recipe does, and with it whom it is compared with.
 _APART = ("launch", "env", "force")
 
@@ -99,16 +99,20 @@ def logs_of(
 ) -> dict[str, list[JobLog]]:
     """What the judge hears of each job that is over, warm-ups apart: one log as a rule; of the fabric one for
     its collectives, and one per host for its own matrix products. The first has the job's id. Of a failure
-    that is nobody's on the hosts it hears no hosts."""
+    that is nobody's on the hosts it hears no hosts; of what is no measurement no times."""
     over = [task for task in tasks if task.id in records and not task.warm_up]
+    doubts = {job: each.disturbed for job, each in doubts_of(records).items()}
     alike: dict[tuple[str, int], list[dict[int, Sweep]]] = {}
     for task in over:
-        if sweeps := _sweeps(records[task.id]):
+        if not doubts.get(task.id) and (sweeps := _sweeps(records[task.id])):
             alike.setdefault((task.entry, len(task.hosts)), []).append(sweeps)
     compared = {key: _Compared.of(each) for key, each in alike.items()}
-    return {
+    found = {
         task.id: _logs(task, records[task.id], recipes, compared.get((task.entry, len(task.hosts))))
         for task in over
+    }
+    return {
+        job: [replace(logs[0], measured=None)] if doubts.get(job) else logs for job, logs in found.items()
     }
 
 
@@ -183,7 +187,7 @@ def _failure(record: JobRecord, task: Task) -> tuple[str | None, str | None]:
 
 
 def _sweeps(record: JobRecord) -> dict[int, Sweep]:
-    """The job's all-reduces by their size in bytes."""
+    """A job's all-reduces by their size in bytes."""
     fabric = record.result.fabric if record.result and record.outcome == "succeeded" else None
     return {each.bytes: each for each in fabric.of("all-reduce") if each.time.median > 0} if fabric else {}
 

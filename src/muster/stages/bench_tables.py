@@ -11,12 +11,14 @@ from muster.core.bench import BenchJob, BesidePublished, Compared, Comparison, C
 from muster.core.recipe import Recipe
 from muster.core.suite import Suite
 from muster.core.units import format_seconds
+from muster.stages.bench_doubts import UNSTEADY
 
 _APART = ("launch", "env", "force", "measure")  # nothing that a comparison could be about
 # What a job has to have measured for its rate to be compared: less is start-up and chance.
 FEWEST_SECONDS = 2.0
 FEWEST_STEPS = 10
 ROUNDING = 0.005  # of an efficiency
+MOST = 1.1  # an efficiency above is none: one of the two was no measurement
 
 
 def curves_of(suite: Suite, jobs: Sequence[BenchJob]) -> list[Curve]:
@@ -45,24 +47,35 @@ def curves_of(suite: Suite, jobs: Sequence[BenchJob]) -> list[Curve]:
 def _points(groups: Sequence[Sequence[BenchJob]]) -> list[CurvePoint]:
     """Speed-up S(n) = rate(n) / rate(smallest), efficiency S(n) / (ranks(n) / ranks(smallest)); for weak and
     strong scaling alike, since rates count samples and not steps. None where one of the two was too short to
-    measure."""
+    measure, or is no measurement."""
     points: list[CurvePoint] = []
     for group in groups:
-        rates = [job.figures["samples_per_second"] for job in group]
+        sound = [job for job in group if not job.not_measured] or group
+        rates = [job.figures["samples_per_second"] for job in sound]
         ranks = round(statistics.median([job.world_size or job.size for job in group]))
-        rate = statistics.median(rates)
-        first = points[0] if points else None
+        rate, first = statistics.median(rates), points[0] if points else None
+        spread = variation(rates)
+        why = list(dict.fromkeys(words for job in sound for words in job.not_measured))
+        if spread is not None and spread > UNSTEADY:
+            why.append(f"samples/s varied by {spread:.0%} over its jobs")
+        speedup = rate / first.samples_per_second if first else 1.0
+        efficiency = speedup * first.ranks / ranks if first else 1.0
         short = any(map(_short, (*group, *groups[0])))
-        speedup = None if short else rate / first.samples_per_second if first else 1.0
+        if efficiency > MOST and not (short or why or (first and first.not_measured)):
+            why.append(
+                f"an efficiency of {efficiency:.1%} cannot be: smaller jobs were slower than they could be"
+            )
+        told = not (why or short or (first and first.not_measured))
         points.append(
             CurvePoint(
                 hosts=group[0].size,
                 ranks=ranks,
                 jobs=len(group),
                 samples_per_second=rate,
-                variation=variation(rates),
-                speedup=speedup,
-                efficiency=speedup if speedup is None or first is None else speedup * first.ranks / ranks,
+                variation=spread,
+                speedup=speedup if told else None,
+                efficiency=efficiency if told else None,
+                not_measured=why,
             )
         )
     return points
@@ -89,6 +102,8 @@ def _doubts(groups: Sequence[Sequence[BenchJob]], points: Sequence[CurvePoint]) 
             "more train.max_steps"
         )
     for group, point in zip(groups, points, strict=True):
+        size = f"{point.hosts} host{'s' * (point.hosts > 1)}"
+        notes += [f"{size}: not a measurement: {words}" for words in point.not_measured]
         spread = math.hypot(_spread(group, point), _spread(groups[0], points[0]))
         if point.efficiency is not None and point.efficiency > 1 + spread + ROUNDING:
             notes.append(

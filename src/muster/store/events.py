@@ -48,6 +48,11 @@ class Hardware(_Event):
 
     kind: Literal["hardware"] = "hardware"
     cpu_percent: float | None = None
+    cpu_busy: float | None = Field(
+        None, description="core-seconds of all processes since the sample before, on the cores of the run"
+    )
+    cpu_own: float | None = Field(None, description="those of the run's own processes")
+    cpu_stolen: float | None = Field(None, description="those that the machine's own host gave to others")
     memory_used: int | None = None
     memory_total: int | None = None
     gpus: list[dict[str, float | int | None]] = Field(default_factory=list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from muster.core.result import HostReport
 from muster.store import events
 
 NAMED = 8  # hosts that a note names one by one
+POINTS = 20  # of the cores' use over a run
 
 
 def host_reports(
@@ -37,12 +39,45 @@ def host_reports(
                 cpu_percent_mean=statistics.mean(cpu) if cpu else None,
                 memory_used_peak=max(used) if used else None,
                 gpu_percent_mean=statistics.mean([float(g) for g in gpu if g is not None]) if gpu else None,
+                cpu_use=_cpu_use(samples),
+                stolen=_stolen(samples, facts.get(place.host, {}).get("cores")),
+                **_gpu_trouble(samples),
                 share=sum(split.shares[rank] for rank in place.ranks) if split else None,
                 speed=sum(split.speeds[rank] for rank in place.ranks) if split and split.speeds else None,
                 forward_seconds=max((forward[rank] for rank in place.ranks if rank in forward), default=None),
             )
         )
     return reports
+
+
+def _cpu_use(samples: Sequence[events.Hardware]) -> list[tuple[float, float, float]]:
+    """Core-seconds of the host and of the run until some of the samples, from the first one on."""
+    known = [each for each in samples if each.cpu_busy is not None and each.cpu_own is not None]
+    busy = itertools.accumulate(each.cpu_busy or 0.0 for each in known[1:])
+    own = itertools.accumulate(each.cpu_own or 0.0 for each in known[1:])
+    points = [(each.time, 0.0, 0.0) for each in known[:1]]
+    points += [(each.time, *both) for each, both in zip(known[1:], zip(busy, own, strict=True), strict=True)]
+    step = -(-len(points) // POINTS)
+    return [*points[:-1:step], *points[-1:]] if step else []
+
+
+def _stolen(samples: Sequence[events.Hardware], cores: float | None) -> float | None:
+    known = [each for each in samples if each.cpu_stolen is not None]
+    if len(known) < 2 or not cores:
+        return None
+    return sum(each.cpu_stolen or 0.0 for each in known[1:]) / (cores * (known[-1].time - known[0].time))
+
+
+def _gpu_trouble(samples: Sequence[events.Hardware]) -> dict[str, Any]:
+    """`slowed` and `strangers` of a report."""
+    slowed = [each for sample in samples for gpu in sample.gpus if (each := gpu.get("slowed")) is not None]
+    strangers = [
+        int(n) for sample in samples for gpu in sample.gpus if (n := gpu.get("strangers")) is not None
+    ]
+    return {
+        "slowed": sum(map(bool, slowed)) / len(slowed) if slowed else None,
+        "strangers": max(strangers, default=None),
+    }
 
 
 def _forward(windows: Sequence[Sequence[events.Window]]) -> dict[int, float]:
