@@ -103,7 +103,9 @@ def _doubts(groups: Sequence[Sequence[BenchJob]], points: Sequence[CurvePoint]) 
         )
     for group, point in zip(groups, points, strict=True):
         size = f"{point.hosts} host{'s' * (point.hosts > 1)}"
-        notes += [f"{size}: not a measurement: {words}" for words in point.not_measured]
+        if point.not_measured:
+            more = f"; and {len(point.not_measured) - 2} more" if len(point.not_measured) > 2 else ""
+            notes.append(f"{size}: not a measurement: {'; '.join(point.not_measured[:2])}{more}")
         spread = math.hypot(_spread(group, point), _spread(groups[0], points[0]))
         if point.efficiency is not None and point.efficiency > 1 + spread + ROUNDING:
             notes.append(
