@@ -59,7 +59,7 @@ def test_a_fleet_whose_hosts_are_all_alike_and_all_too_slow(tmp_path: Path) -> N
     assert below(found) == set(FLEET) and found.gate is Gate.BAD and found.summary["below"] == 16
     assert all(job.misses for job in found.jobs)
     told = CliRunner().invoke(app, ["judge", str(logs), "--at-least", "800samples/s"], standalone_mode=False)
-    assert told.return_value == 1 and told.output.startswith("16 of 16 hosts are below")
+    assert told.return_value == 1 and told.output.startswith("All 16 hosts are below")
     assert "640" in told.output  # what they reach
     assert judge(logs, at_least="600samples/s").gate is Gate.FIT
 

@@ -347,3 +347,11 @@ def test_what_is_normal_is_told_in_tokens_where_steps_are_counted_so() -> None:
     ]  # fmt: skip
     (peers,) = judged("x", logs, Settings(), {}).peers
     assert peers.samples_per_second is None and peers.tokens_per_second == pytest.approx(5e4, rel=0.01)
+
+
+def test_a_fleet_below_what_was_asked_is_one_block() -> None:
+    below = [host(name, "below", reason=f"{name}: 780 samples/s") for name in HOSTS]
+    lines = shown(found(*below, at_least="900 samples/s"))
+    assert "900 samples/s" in lines[0] and "node[01-64]" in lines[0]
+    assert sum(line.startswith("below:") for line in lines) == 1 and len(lines) < 12
+    assert "--all" in "".join(lines) and any(HOSTS[63] in line for line in shown(found(*below), every=True))

@@ -56,8 +56,7 @@ def print_answer(console: Console, found: _Found) -> None:
     """What whoever ran this wants to know, in a line or a few."""
     lines = [("red", _drift(each)) for each in found.drifted if each.slower > 0]
     if lines:
-        shared = "software, settings, clocks, storage, or a part of the network"
-        lines.append(("", f"All hosts are slower alike: look at what they share, such as {shared}."))
+        lines.append(("", "look at what its hosts share: software, settings, clocks, storage or network"))
     lines += _accused(found) or _nobody(found, beside=bool(lines))
     for style, text in lines:
         say(console, text[:1].upper() + text[1:], style=style)
@@ -70,9 +69,13 @@ def _accused(found: _Found) -> list[tuple[str, str]]:
     if bad:
         below = f"below {getattr(found, 'at_least', '') or 'a threshold'}"
         how = " or ".join(dict.fromkeys(below if row.verdict == "below" else row.verdict for row in bad))
-        whom = _some([f"{row.host}{_short(row)}" for row in bad])
+        named = [f"{row.host} ({_short(row)})" for row in bad if row.verdict != "below"]
+        low = fold_hosts([row.host for row in bad if row.verdict == "below"])
+        whom = ", ".join(part for part in (_some(named), low) if part)
         verb = "is" if len(bad) == 1 else "are"
-        lines.append(f"{len(bad)} of {counted(len(found.hosts), 'host')} {verb} {how}: {whom}")
+        total = len(found.hosts)
+        which = f"{len(bad)} of {total} hosts" if len(bad) < total else _all(total)
+        lines.append(f"{which} {verb} {how}: {whom}")
     for each in (*found.links, *found.switches):
         lines.append(f"{_name(each)} is {each.condition}: {each.reason}")
     missed = [job.job for job in found.jobs if job.misses]
@@ -137,10 +140,10 @@ def _all(total: int) -> str:
 
 def print_hosts(console: Console, found: _Found, *, every: bool) -> None:
     """The bad ones with the jobs that say so; those in doubt; the others in a line, or all in a table."""
-    rows, told = rows_of(found), _Told(found)
+    rows, told = rows_of(found), _Told(found, every=every)
     alike: dict[tuple[str, str], list[HostVerdict]] = {}
     for row in rows:
-        by_itself = row.verdict in BAD or _suspected(row)
+        by_itself = row.verdict in BAD[:-1] or _suspected(row)
         why = row.host if by_itself else row.reason if row.verdict == "unknown" else ""
         alike.setdefault((row.verdict, why), []).append(row)
     bad, doubt, sound = (
@@ -194,7 +197,8 @@ def print_table(console: Console, table: Table) -> None:
 class _Told:
     """What the jobs of a document say, by their names."""
 
-    def __init__(self, found: _Found) -> None:
+    def __init__(self, found: _Found, *, every: bool) -> None:
+        self.room = len(found.hosts) if every else NAMED
         self.jobs = {job.job: job for job in found.jobs}
         self.peers = {(each.work, each.hosts): each for each in found.peers}
         self.several = len({_label(each.work) for each in found.peers}) > 1
@@ -274,10 +278,10 @@ class _Told:
         """The reasons, what would settle it; of one host also the jobs that decided."""
         lines = list(dict.fromkeys(row.reason for row in rows))
         if len(lines) > 1:
-            more = [f"and {len(rows) - NAMED} more; --all shows them"] if len(rows) > NAMED else []
-            lines = [*(f"{row.host}: {row.reason}" for row in rows[:NAMED]), *more]
+            more = [f"and {len(rows) - self.room} more; --all shows them"] if len(rows) > self.room else []
+            lines = [*(f"{row.host}: {row.reason}" for row in rows[: self.room]), *more]
         settle = list(dict.fromkeys(text for row in rows if (text := _settle(row))))
-        jobs = rows[0].evidence if len(rows) == 1 and rows[0].verdict != "differs" else []
+        jobs = rows[0].evidence if len(rows) == 1 and rows[0].verdict not in ("below", "differs") else []
         return [
             *lines,
             *([f"what would settle it: {_some(settle)}"] if settle else []),
@@ -317,7 +321,7 @@ def _drift(each: Drift) -> str:
     if both is not None:
         now, before = f"{format_number(both[0])} {both[2]}", format_number(both[1])
     return (
-        f"the whole fleet is {abs(each.slower):.1%} (± {each.within:.1%}) {than} than the baseline: {now}, "
+        f"the whole fleet is {abs(each.slower):.1%} (± {each.within:.2%}) {than} than the baseline: {now}, "
         f"where it had {before} ({counted(each.now.hosts, 'host')} a job, {_label(each.now.work)})"
     )
 
@@ -330,12 +334,10 @@ def drift_notes(found: _Found) -> list[str]:
 def _short(row: HostVerdict) -> str:
     """In brackets behind a host's name."""
     verdict = row.beside_others
-    if row.verdict == "below":
-        return ""
     if row.verdict == "slow" and verdict is not None and verdict.slower is not None:
         where = _WHERE.get(verdict.kind or "")
-        return f" ({verdict.slower:.1%} slower{f', {where}' if where else ''})"
-    return " (its jobs fail)" if row.verdict == "failing" else f" ({row.reason})"
+        return f"{verdict.slower:.1%} slower{f', {where}' if where else ''}"
+    return "its jobs fail" if row.verdict == "failing" else row.reason
 
 
 def _looked(rows: Sequence[HostVerdict], name: str) -> str:
