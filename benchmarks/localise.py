@@ -136,24 +136,34 @@ BY_NAME = {bar.name: bar for bar in BARS}
 
 
 @cache
-def noises() -> dict[str, dict[str, Any]]:
-    """What Fleet is told for each kind of noise; that of real jobs where their logs are here."""
-    files = sorted(LOGS.glob("*.tar.*")) if LOGS.is_dir() else []
-    times: dict[tuple[str, int], list[float]] = {}
-    for file in files:
-        from muster.stages.judge import judge
+def logs() -> list[Path]:
+    """Archives of real jobs; said once where there are none."""
+    found = sorted(LOGS.glob("*.tar.*"))
+    if not found:
+        print(f"no noise of real jobs: no logs in {LOGS}")
+    return found
 
+
+@cache
+def of_real_jobs() -> dict[str, Any]:
+    """Their residuals, log(time / median), held against jobs of the same work on as many hosts."""
+    from muster.stages.judge import judge
+
+    times: dict[tuple[Any, ...], list[float]] = {}
+    for file in logs():
         for job in judge(file).jobs:
             if job.step_seconds is not None:
-                times.setdefault((f"{file} {job.work}", len(job.hosts)), []).append(job.step_seconds)
+                times.setdefault((len(job.hosts), file, job.work), []).append(job.step_seconds)
     residuals: dict[int, list[float]] = {}
-    for (_, size), values in times.items():
+    for (size, *_), values in times.items():
         middle = statistics.median(values)
         residuals.setdefault(size, []).extend(math.log(value / middle) for value in values)
-    if residuals.keys() >= {1, 2}:
-        return {**NOISES, REAL: {"noise": resampled(residuals)}}
-    print(f"no noise of real jobs: no logs of jobs on one host and on two in {LOGS}")
-    return NOISES
+    return {"noise": resampled(residuals)}
+
+
+def models() -> list[str]:
+    """Every kind of noise; that of real jobs where their logs are here."""
+    return [*NOISES, *([REAL] if logs() else [])]
 
 
 def least(bar: Bar, model: str) -> float | None:
@@ -163,7 +173,7 @@ def least(bar: Bar, model: str) -> float | None:
 
 def fleet_of(bar: Bar, model: str, seed: int) -> Fleet:
     planted = bar.plant(random.Random(seed), PLACE)
-    how = {**noises()[model], **bar.fleet}
+    how = {**(of_real_jobs() if model == REAL else NOISES[model]), **bar.fleet}
     return Fleet(PLACE, planted, seed=seed + 1_000_000, timed=True, **how)
 
 
@@ -341,7 +351,7 @@ def measure(chosen: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict
     others: list[dict[str, Any]] = []
     with ProcessPoolExecutor(chosen.processes) as pool:
         for bar in BARS:
-            for model in noises() if bar.everywhere else [GAUSSIAN]:
+            for model in models() if bar.everywhere else [GAUSSIAN]:
                 if chosen.only not in bar.name or chosen.model not in model:
                     continue
                 count = max(1, round(chosen.fleets * bar.share))
@@ -385,7 +395,7 @@ def main() -> None:
         return
     document = {
         "command": f"benchmarks/localise.py --fleets {chosen.fleets}",
-        "models": list(noises()),
+        "models": models(),
         "wrong": WRONG,
         "bars": ours,
         "compared": others,

@@ -1,0 +1,54 @@
+"""The benchmark that proves the judge: rivals that work, the same figures from any number of processes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.judging import Topology
+from muster.judging.simulate import Fleet, Planted
+
+HOSTS = tuple(f"n{i:02d}" for i in range(64))
+CARD, LINK = Planted("card", ("n20",), 0.05), Planted("link", ("n20", "n21"), 0.05)
+
+
+@pytest.fixture(scope="module")
+def localise() -> Iterator[Any]:
+    """benchmarks/localise.py, which imports its neighbours by their names."""
+    folder = str(Path(__file__).resolve().parents[2] / "benchmarks")
+    sys.path.insert(0, folder)
+    yield importlib.import_module("localise")
+    sys.path.remove(folder)
+
+
+@pytest.mark.parametrize(
+    ("way", "finds"),
+    [
+        ("threshold", set()),
+        ("all pairs", {CARD, LINK}),
+        ("two rounds", {CARD}),
+        ("bisection", {CARD, LINK}),
+        ("median of a pair", {CARD, LINK}),
+        ("slow each time", {CARD, LINK}),
+    ],
+)
+def test_rivals_find_what_their_idea_can_find(localise: Any, way: str, finds: set[Planted]) -> None:
+    """In little noise, and where the whole fleet drifts; and nothing where there is nothing."""
+    (run,) = [peer for name, peer in localise.PEERS.items() if way in name]
+    for faults in ((CARD,), (LINK,), ()):
+        outcome = run(Fleet(Topology(HOSTS), faults, noise=0.001, drift=0.02, seed=1), 6)
+        found = outcome.accused(0.025)
+        assert (found == {each.where for each in faults}) == (set(faults) <= finds), (faults, found)
+
+
+def test_figures_do_not_depend_on_the_number_of_processes(localise: Any) -> None:
+    wanted = Namespace(only="half of its jobs", model="", fleets=700)
+    (row,), (same,) = (localise.measure(Namespace(**vars(wanted), processes=n))[0] for n in (1, 2))
+    assert {**row, "cpu seconds": 0} == {**same, "cpu seconds": 0}
+    assert row["fleets"] == 70 and row["interval"][0] <= row["solved"] <= row["interval"][1]
