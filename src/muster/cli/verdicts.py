@@ -12,7 +12,7 @@ from rich.table import Table
 
 from muster.core.bench import Bench, HostVerdict
 from muster.core.hostlist import fold_hosts
-from muster.core.judged import Drift, Evidence, JobEntry, Judged, Peers, Verdict, not_judged
+from muster.core.judged import Drift, Evidence, JobEntry, Judged, Peers, Subject, Verdict, not_judged
 from muster.core.units import counted, format_number, format_seconds
 
 SHOWN = 100  # hosts that are not fit, one by one
@@ -113,8 +113,7 @@ def _nobody(found: _Found, *, beside: bool) -> list[tuple[str, str]]:
     verb = "is" if len(suspects) == 1 else "are"
     parts = [f"{len(suspects)} of {total} {verb} suspected: {_some(suspects)}"] if suspects else []
     for row in rows:
-        subjects = row.beside_others.subjects if row.beside_others else ()
-        why = not_judged(row.verdict, subjects, exchanged=row.host in grouped)
+        why = not_judged(row.verdict, _subjects(row), exchanged=row.host in grouped)
         if why and not _suspected(row):
             left.setdefault(why, []).append(row.host)
     parts += [_left(why, hosts, total) for why, hosts in left.items()]
@@ -256,7 +255,7 @@ class _Told:
 
     def fit(self, rows: Sequence[HostVerdict]) -> list[str]:
         """What was looked at, and who differs most."""
-        parts = [text for name in ("compute", "card", "links") if (text := _looked(rows, name))]
+        parts = _looked(rows)
         bounds = {row.host: bound for row in rows if (bound := _beside(row, "at_most")) is not None}
         if not parts and bounds:
             parts = [
@@ -304,13 +303,13 @@ def signed(slower: float) -> str:
     return f"{round(slower, 4) + 0.0:+.2%}"
 
 
-def by_words(slower: float) -> str:
+def by_words(slower: float, *, digits: int = 2) -> str:
     """0.05 -> '5.00% slower'."""
     if abs(slower) < 5e-5:
         return "as fast"
     if slower >= 1:
         return f"{1 + slower:.1f} times as long"
-    return f"{abs(slower):.2%} {'faster' if slower < 0 else 'slower'}"
+    return f"{abs(slower):.{digits}%} {'faster' if slower < 0 else 'slower'}"
 
 
 def _drift(each: Drift) -> str:
@@ -336,25 +335,33 @@ def _short(row: HostVerdict) -> str:
     verdict = row.beside_others
     if row.verdict == "slow" and verdict is not None and verdict.slower is not None:
         where = _WHERE.get(verdict.kind or "")
-        return f"{verdict.slower:.1%} slower{f', {where}' if where else ''}"
+        by = by_words(verdict.slower, digits=1)
+        return f"{by}{f', {where}' if where else ''}"
     return "its jobs fail" if row.verdict == "failing" else row.reason
 
 
-def _looked(rows: Sequence[HostVerdict], name: str) -> str:
-    """What is known of one subject of these hosts: compute at most 0.4% slower."""
-    all_ = [each for row in rows if row.beside_others for each in row.beside_others.subjects]
-    known = [each for each in all_ if each.name == name and each.condition != "unknown"]
-    if not known:
-        return ""
-    bounds = [each.at_most for each in known if each.at_most is not None]
-    bound = f" at most {max(bounds):.1%} slower" if bounds else " fit"
-    return f"{name}{bound}" + (f" ({len(known)} of {len(rows)})" if len(known) < len(rows) else "")
+def _looked(rows: Sequence[HostVerdict]) -> list[str]:
+    """What is known of each subject of these hosts: compute at most 0.4% slower."""
+    told: dict[str, list[str]] = {}
+    for name in ("compute", "card", "links"):
+        of = {row.host: each for row in rows for each in _subjects(row) if each.name == name}
+        known = {host: each for host, each in of.items() if each.condition != "unknown"}
+        bounds = [each.at_most for each in known.values() if each.at_most is not None]
+        bound = f"at most {max(bounds):.1%} slower" if bounds else "fit"
+        left = fold_hosts([row.host for row in rows if row.host not in known])
+        more = f" ({len(known)} of {len(rows)}; not judged: {left})" if left else ""
+        if known:
+            told.setdefault(f"{bound}{more}", []).append(name)
+    return [f"{' and '.join(names)} {what}" for what, names in told.items()]
+
+
+def _subjects(row: HostVerdict) -> Sequence[Subject]:
+    return row.beside_others.subjects if row.beside_others else ()
 
 
 def _unjudged(rows: Sequence[HostVerdict]) -> list[str]:
     """What no reading told of, of any host."""
-    subjects = [each for row in rows if row.beside_others for each in row.beside_others.subjects]
-    seen = {each.name for each in subjects if each.condition != "unknown"}
+    seen = {each.name for row in rows for each in _subjects(row) if each.condition != "unknown"}
     if not seen:
         return []
     return [*([] if "compute" in seen else [_COMPUTE]), *([] if seen & {"card", "links"} else [_NETWORK])]
@@ -370,7 +377,7 @@ def _table(found: _Found, rows: Sequence[HostVerdict]) -> Table:
         table.add_column(name, no_wrap=True, justify="right" if right else "left")
     for row in rows:
         own = [means.get((row.host, size)) for size in sizes]
-        looked = [text for name in ("compute", "card", "links") if (text := _looked([row], name))]
+        looked = _looked([row])
         why = ", ".join(looked) if row.verdict == "fit" and looked else row.reason
         table.add_row(
             escape(row.host),
