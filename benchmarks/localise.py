@@ -126,10 +126,17 @@ BARS = (
     Bar("eight hosts 5 % slow, either", hosts(0.05, *ANY, number=8), 6, 0.95),
     Bar("one link 2 % slow", link(0.02), 6),
     Bar("one switch 2 % slow", switch(0.02, "switch"), 6),
-    Bar("one host takes twice as long, card", hosts(1.0, "card"), 3, 0.99),
-    Bar("one host takes 100 times as long, compute", hosts(99.0, "compute"), 3, 0.99),
-    Bar("one link takes 5 times as long", link(4.0), 4, 0.95),
-    Bar("one switch takes 5 times as long", switch(4.0, "switch"), 4, 0.95),
+    *(
+        Bar(f"{kind}: {1 + by:g} times as long", plant, waves, bar)
+        for by in (1.0, 99.0)
+        for kind, plant, waves, bar in (
+            ("compute", hosts(by, "compute"), 3, 0.99),
+            ("card", hosts(by, "card"), 3, 0.99),
+            ("link", link(by), 4, 0.95),
+            ("switch", switch(by, "switch"), 4, 0.95),
+            ("uplink", switch(by, "uplink"), 4, 0.95),
+        )
+    ),
     Bar("healthy, 1 % of jobs hiccup", NONE, 6, fleet={"hiccups": 0.01}),
 )
 BY_NAME = {bar.name: bar for bar in BARS}
