@@ -156,3 +156,59 @@ def test_no_host_in_two_jobs_is_said() -> None:
     pairs = [of([f"n{n}", f"n{n + 1}"], 20 + n, 0.21) for n in range(0, 12, 2)]
     assert not any("no host" in note for note in judged("x", [*alone, *pairs], Settings(), {}).notes)
     assert not any("no host" in note for note in judged("x", alone[:4], Settings(), {}).notes)
+
+
+# ---- several jobs in one file ------------------------------------------------------------------------------
+
+
+def appended(*logs: list[str]) -> list[JobLog]:
+    return read_log("all.log", [line for log in logs for line in log])
+
+
+def test_jobs_on_other_hosts_in_one_file_are_apart() -> None:
+    """As `>>` makes it: each on its own hosts, with its own steps and end."""
+    first, second, third = appended(
+        chat_log(["n1"], 0.2), chat_log(["n2", "n3"], 0.3), chat_log(["n4"], 0.2, ends=False, windows=3)
+    )
+    assert [each.hosts for each in (first, second, third)] == [("n1",), ("n2", "n3"), ("n4",)]
+    assert [each.path for each in (first, second, third)] == ["all.log", "all.log#2", "all.log#3"]
+    assert [each.outcome for each in (first, second, third)] == ["succeeded", "succeeded", "timeout"]
+    assert (first.batch, second.batch) == (192, 384)
+    assert first.rate == pytest.approx(960, rel=1e-3) and second.rate == pytest.approx(1280, rel=1e-3)
+
+
+def test_a_failed_job_before_another() -> None:
+    ecc = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    first, second = appended([*chat_log(["n1"], ends=False, windows=3), ecc], chat_log(["n2"]))
+    assert (first.outcome, first.failure, first.hosts) == ("failed", "gpu_hardware", ("n1",))
+    assert (second.outcome, second.hosts) == ("succeeded", ("n2",))
+
+
+def test_the_same_job_again_is_one_job() -> None:
+    (job,) = appended(chat_log(["n1"], ends=False, windows=4), chat_log(["n1"], windows=4))
+    assert (job.hosts, job.outcome) == (("n1",), "succeeded")
+
+
+def test_another_training_on_the_same_hosts_is_another_job() -> None:
+    """As the three steps of DeepSpeed-Chat: the runner's line has another script."""
+    runner = (
+        "[2024-07-08 05:50:47,940] [INFO] [runner.py:568:main] cmd = /usr/bin/python3 -u -m "
+        "deepspeed.launcher.launch --world_info=eyJuMSI6IFswLCAxXX0= --master_addr=n1 --master_port=29500 "
+        "--enable_each_rank_log=None /x/step{}/main.py --model_name_or_path facebook/opt-350m"
+    )
+    logs = []
+    for number in (1, 2):
+        lines = chat_log(["n1"], 0.1 * number, slots=2)
+        logs.append([runner.format(number), *(line for line in lines if " spawned " not in line)])
+    first, second = appended(*logs)
+    assert (first.workload, second.workload) == ("facebook/opt-350m (step1)", "facebook/opt-350m (step2)")
+    assert first.rate and second.rate and first.rate / second.rate == pytest.approx(2, rel=1e-2)
+
+
+def test_slurm_jobs_in_one_file() -> None:
+    logs = [
+        [f"SLURM_JOB_ID={n}", f"SLURM_JOB_NODELIST=node[{n}0-{n}1]", *metaseq_log(step=20 + n)]
+        for n in (1, 2)
+    ]
+    first, second = appended(*logs)
+    assert (first.hosts, second.hosts) == (("node10", "node11"), ("node20", "node21"))

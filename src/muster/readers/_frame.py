@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 
 from muster.core.errors import UsageError
@@ -60,8 +60,9 @@ FOR_FACTS, FOR_SIGNS, FOR_READERS = 1, 2, 2
 class Frame:
     """A file's lines, one after the other. `line` gives each without the prefix of who wrote it."""
 
-    def __init__(self) -> None:
-        self.slots: dict[str, int | None] = {}  # host -> its ranks; in their order
+    def __init__(self, slots: Mapping[str, int | None] | None = None) -> None:
+        self.slots = dict(slots or {})  # host -> its ranks; in their order
+        self.later: dict[str, int | None] = {}  # the same of a hostfile after the launcher: of the next job
         self.spoken: dict[str, None] = {}  # hosts whose own lines there are, as NCCL's
         self.launched = False  # DeepSpeed's launcher itself said which hosts it takes
         self.nodes: int | None = None  # hosts of the job, where their number is said
@@ -71,6 +72,7 @@ class Frame:
         self.world_size: int | None = None
         self.workload = ""
         self.recipe = ""
+        self.runner = ""  # the recipe by the runner's line; the launcher's can have other quotes
         self.spawned = 0  # processes that the launcher names with their command
         self.left = 0  # processes that exited successfully
         self.steps = 0  # of the last mark of progress
@@ -94,6 +96,27 @@ class Frame:
         if telling & FOR_SIGNS:
             self.signs.line(text, host)
         return text
+
+    def another(self, text: str) -> bool:
+        """Whether a line begins another job: this one ran, and a launcher or Slurm names other hosts, or
+        another training. An attempt at the same goes on."""
+        if not (self.steps or self.left or self.signs.decisive()):
+            return False
+        hosts: Collection[str] = ()
+        if match := _RUNNER.search(text):
+            recipe = described(training_of(match[1]))[1]
+            if self.runner and recipe != self.runner:
+                return True
+        if "world_info" in text or "WORLD INFO" in text:
+            hosts = self.later or _world_of(text)
+        elif match := _NODELIST.search(text):
+            hosts = _nodes_of(match[1])
+        return (
+            bool(self.slots)
+            and bool(hosts)
+            and set(hosts) != set(self.slots)
+            and not set(hosts) & set(_LOCAL)
+        )
 
     def progress(self, step: int) -> None:
         """A reader has seen that the job does its work."""
@@ -121,15 +144,14 @@ class Frame:
     def _facts(self, text: str) -> None:
         match = _HOSTFILE.fullmatch(text) if "slots" in text else None
         if match:
-            if not self.launched and len(self.slots) < MOST_HOSTS and match[1] not in _LOCAL:
-                self.slots[match[1]] = int(match[2])
+            slots = self.later if self.launched else self.slots
+            if len(slots) < MOST_HOSTS and match[1] not in _LOCAL:
+                slots[match[1]] = int(match[2])
             return
-        if "WORLD INFO DICT" in text:
-            self._world(_literal(text.partition("DICT:")[2]))
-        elif not self.launched and "world_info" in text and (match := _WORLD_INFO.search(text)):
-            self._world(_decoded(match[1]))
+        if "WORLD INFO DICT" in text or (not self.launched and "world_info" in text):
+            self._world(_world_of(text))
         if "NODELIST" in text and not self.slots and (match := _NODELIST.search(text)):
-            self._nodes(match[1])
+            self.slots = dict.fromkeys(_nodes_of(match[1]))
         if " NCCL " in text and (match := _NCCL.match(text)):
             self._speaks(match[1])
             self.most = max(self.most, int(match[2] or 0))
@@ -148,26 +170,18 @@ class Frame:
             self._process(text)
         elif "] cmd = " in text and not self.recipe and (match := _RUNNER.search(text)):
             self.workload, self.recipe = described(training_of(match[1]))
+            self.runner = self.recipe
 
-    def _world(self, info: object) -> None:
-        """DeepSpeed's {host: [local ranks]}; without a hostfile its one host is localhost."""
-        if not isinstance(info, Mapping) or not 0 < len(info) <= MOST_HOSTS:
-            return
-        if all(isinstance(host, str) and isinstance(ranks, list) for host, ranks in info.items()):
-            self.launched, self.nodes = True, len(info)
-            self.most = sum(len(ranks) for ranks in info.values())
-            if not any(host in _LOCAL for host in info):
-                self.slots = {host: len(ranks) for host, ranks in info.items()}
+    def _world(self, hosts: dict[str, int]) -> None:
+        """What DeepSpeed's launcher says; without a hostfile its one host is localhost."""
+        if hosts:
+            self.launched, self.nodes, self.most = True, len(hosts), sum(hosts.values())
+            if not set(hosts) & set(_LOCAL):
+                self.slots = dict(hosts)
 
     def _speaks(self, host: str) -> None:
         if host not in _LOCAL and len(self.spoken) < MOST_HOSTS:
             self.spoken.setdefault(host)
-
-    def _nodes(self, text: str) -> None:
-        try:
-            self.slots = {host.label: None for host in parse_hosts(text.strip("'\"")).hosts}
-        except UsageError:
-            pass
 
     def _process(self, text: str) -> None:
         match = _PROCESS.search(text)
@@ -210,10 +224,11 @@ def training_of(command: str) -> list[str]:
     """The words of the training within the command that DeepSpeed's runner prints, without what starts it
     on the hosts."""
     _, launcher, rest = command.partition(_LAUNCHER)
+    text = rest or command
     try:
-        words = shlex.split(rest or command)
+        words = shlex.split(text) if "'" in text or '"' in text else text.split()
     except ValueError:  # a quote that does not end: old versions print words as they are
-        words = (rest or command).split()
+        words = text.split()
     if launcher:
         return words[next((n for n, word in enumerate(words) if not word.startswith("-")), len(words)) :]
     return words[max((n for n, word in enumerate(words) if _PYTHON.fullmatch(word)), default=0) :]
@@ -240,6 +255,24 @@ def stamp(text: str) -> float | None:
 def own_stamp(text: str) -> float | None:
     """The same, where it is the line's own: near its beginning."""
     return stamp(text[:OWN])
+
+
+def _world_of(text: str) -> dict[str, int]:
+    """Host -> its ranks, of DeepSpeed's {host: [local ranks]} in a line; empty: there are none."""
+    match = _WORLD_INFO.search(text)
+    info = _decoded(match[1]) if match else _literal(text.partition("DICT:")[2])
+    if not isinstance(info, Mapping) or len(info) > MOST_HOSTS:
+        return {}
+    told = all(isinstance(host, str) and isinstance(ranks, list) for host, ranks in info.items())
+    return {host: len(ranks) for host, ranks in info.items()} if told else {}
+
+
+def _nodes_of(text: str) -> list[str]:
+    """The hosts of a folded list; empty: it is none."""
+    try:
+        return [host.label for host in parse_hosts(text.strip("'\"")).hosts]
+    except UsageError:
+        return []
 
 
 def _literal(text: str) -> object:

@@ -7,13 +7,13 @@ import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 
 from muster.core.registry import plugin_names
 from muster.core.units import counted
 from muster.readers._failures import HINTS as SIGN_HINTS
 from muster.readers._failures import Sign, shortened
-from muster.readers._frame import FOR_READERS, Frame, own_stamp
+from muster.readers._frame import FOR_FACTS, FOR_READERS, Frame, own_stamp
 from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers._mapping import Mapping
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
@@ -81,25 +81,31 @@ def read_blocks(
     hosts are told where the log does not name them; `named`: how, with a group `host`. Raises nothing for
     whatever the lines say.
     """
-    frame = Frame()
     fitting = [mapping for mapping in mappings if mapping.takes(path)]
-    made = [(hints, make(frame, fitting)) for hints, make in _readers()]
     whole = _Whole(blocks)
-    first = _feed(frame, made, whole)
-    broken = whole.broken
-    found = [reading for _, reader in made for reading in reader.readings()]
-    parts = [[each] for each in found if each.part] or [found]
-    if found or (frame.begun and not broken):
-        jobs = [_job(path, frame, each, broken, named) for each in parts]
-    else:
-        decisive = frame.signs.decisive()
-        if broken is None and decisive is not None:  # it failed before anything that could be recognised
-            job = _ended(JobLog(path, "failed"), frame, decisive)
-        else:
-            job = JobLog(path, "unreadable", broken or _unknown(path, first, whole.last, fitting))
-        jobs = [_with_hosts(job, frame, named)]
-    span = whole.span()
+    rest: Iterator[Sequence[str]] | None = iter(whole)
+    frame, jobs = Frame(), list[JobLog]()
+    while rest is not None:
+        made = [(hints, make(frame, fitting)) for hints, make in _readers()]
+        rest = _feed(frame, made, rest)
+        found = [reading for _, reader in made for reading in reader.readings()]
+        name = f"{path}#{len(jobs) + 1}" if jobs else path
+        if found or (frame.begun and not whole.broken):
+            parts = [[each] for each in found if each.part] or [found]
+            jobs += [_job(name, frame, each, whole.broken, named) for each in parts]
+        elif not jobs:
+            jobs.append(_with_hosts(_unread(path, frame, whole, fitting), frame, named))
+        frame = Frame(frame.later)
+    span = whole.span() if len(jobs) == 1 else None
     return [replace(job, began=span[0], ended=span[1]) if span and not job.began else job for job in jobs]
+
+
+def _unread(path: str, frame: Frame, whole: _Whole, mappings: Sequence[Mapping]) -> JobLog:
+    """The job of a log that no reader knows: one that failed, or nobody knows."""
+    decisive = frame.signs.decisive()
+    if whole.broken is None and decisive is not None:  # it failed before anything that could be recognised
+        return _ended(JobLog(path, "failed"), frame, decisive)
+    return JobLog(path, "unreadable", whole.broken or _unknown(path, whole.first, whole.last, mappings))
 
 
 class _Whole:
@@ -108,7 +114,8 @@ class _Whole:
     def __init__(self, blocks: Iterable[Sequence[str]]) -> None:
         self.blocks = blocks
         self.broken: str | None = None
-        self.last = ""  # line that is not blank
+        self.first = ""  # line that is not blank
+        self.last = ""
         self.began: float | None = None
         self.looked = 0  # lines in which no time stamp was
         self.end: Sequence[str] = ()  # the last lines
@@ -116,6 +123,7 @@ class _Whole:
     def __iter__(self) -> Iterator[Sequence[str]]:
         try:
             for block in self.blocks:
+                self.first = self.first or next((line for line in block if line.strip()), "")
                 self.last = next((line for line in reversed(block) if line.strip()), self.last)
                 if self.began is None and self.looked < STAMPED:
                     self.began = _stamp_of(block)
@@ -141,20 +149,22 @@ def _stamp_of(lines: Iterable[str]) -> float | None:
 
 
 def _feed(
-    frame: Frame, made: Sequence[tuple[tuple[str, ...], LineReader]], blocks: Iterable[Sequence[str]]
-) -> str:
-    """Every line that says something to the frame, and to the readers that want it. -> the first line that is
-    not blank."""
-    first, sieve = "", _sieve()
+    frame: Frame, made: Sequence[tuple[tuple[str, ...], LineReader]], blocks: Iterator[Sequence[str]]
+) -> Iterator[Sequence[str]] | None:
+    """Every line that says something to the frame, and to the readers that want it. -> what is left, where
+    another job begins."""
+    sieve = _sieve()
     whole = [reader for hints, reader in made if "" in hints]
     some = [(hints, reader) for hints, reader in made if "" not in hints]
     bits = [(1 << number, hints, reader) for number, (hints, reader) in enumerate(some, FOR_READERS)]
     for block in blocks:
-        first = first or next((line for line in block if line and not line.isspace()), "")
         fed = 0
         for place, telling in sieve.telling(block):
+            line = block[place]
+            if telling & FOR_FACTS and frame.another(line):
+                return chain([block[place:]], blocks)
             whole = _feed_whole(whole, block[fed : place + 1]) if whole else whole
-            fed, line = place + 1, block[place]
+            fed = place + 1
             text = frame.line(line, telling)
             for bit, hints, reader in bits:
                 # A prefix or a colour that was taken off can have hidden a word, or had one in it.
@@ -162,7 +172,7 @@ def _feed(
                 if wanted and not reader.closed and any(hint in text for hint in hints):
                     reader.line(text)
         whole = _feed_whole(whole, block[fed:]) if whole else whole
-    return first
+    return None
 
 
 def _feed_whole(readers: Sequence[LineReader], lines: Sequence[str]) -> list[LineReader]:
