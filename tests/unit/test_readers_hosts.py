@@ -45,7 +45,8 @@ def test_names_that_are_hosts(path: str, hosts: tuple[str, ...]) -> None:
      "rank0.log", "local_rank_3.log", "attempt_0/0/stdout.log", "trial_2.csv", "seed1.log", "2024-07-08.log",
      "log_20240708_0550.txt", "output_3.log", "opt-350m_1_1xN_batch0001.log", "gpt2.log", "llama3-8b.log",
      "resnet50/bs24.log", "lr3e-4.log", "4nodes.log", "nodes16.log", "8gpus/train.log", "adamw.log",
-     "version_0/metrics.csv", "h100/bf16/tp8.log", "v2.log", "worker_logs/0.log", "part-00001.csv"],
+     "version_0/metrics.csv", "h100/bf16/tp8.log", "fleet3.tar.gz/train.log", "v2.log",
+     "worker_logs/0.log", "part-00001.csv"],
 )  # fmt: skip
 def test_names_that_are_none(path: str) -> None:
     assert hosts_of_path(path)[0] == ()
@@ -74,6 +75,7 @@ UNKNOWN = {
     "the number of its hosts": (["nnodes=16, num_local_procs=4, node_rank=0"], "node{}.log"),
     "a job number, and who wrote the file": ([], "slurm-{}-node07.out"),
     "a job number in the log": (["SLURM_JOB_ID=10{}"], "node{}.log"),
+    "a Slurm job, and the host that wrote": (["SLURM_JOB_ID=1", "SLURMD_NODENAME=node07"], "{}.log"),
     "a rank that NCCL names of many": (
         ["node01:123:456 [0] NCCL INFO comm 0x55 rank 0 nranks 64 cudaDev 0 busId 1000 - Init COMPLETE"],
         "{}.log",
@@ -143,6 +145,28 @@ def test_a_log_of_an_own_format_is_unreadable_whatever_slurm_wrote() -> None:
     assert (
         one(chat_log(["n1"], ends=False)[:12]).outcome == "timeout"
     )  # a launcher, whose training never began
+
+
+def test_an_error_long_before_the_end_is_not_why_a_log_of_an_own_format_ended() -> None:
+    early = ["OSError: [Errno 98] Address already in use", *(f"it {n} took 0.2 s" for n in range(2000))]
+    assert one(early, "node7.log").outcome == "unreadable"
+    assert one([*early, early[0]], "node7.log").failure == "port_in_use"
+
+
+def test_a_host_with_and_without_its_domain_is_one() -> None:
+    logs = [of([f"n{n}"], n, 0.2) for n in range(4)] + [
+        of([f"n{n}.cluster.local"], 9 + n, 0.2) for n in range(3)
+    ]
+    logs.append(of(["other.cluster.local", "10.0.0.1"], 20, 0.2))
+    found = judged("x", logs, Settings(), {})
+    assert {each.hosts[0] for each in found.hosts} == {
+        "n0",
+        "n1",
+        "n2",
+        "n3",
+        "other.cluster.local",
+        "10.0.0.1",
+    }
 
 
 def of(hosts: list[str], number: int, step: float) -> JobLog:

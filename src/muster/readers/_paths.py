@@ -10,9 +10,7 @@ from typing import NamedTuple
 from muster.core.errors import UsageError
 from muster.core.inventory import parse_hosts
 
-_ENDING = re.compile(
-    r"\.(?:log|txt|out|err|csv|tsv|jsonl?|gz|xz|bz2|stdout|stderr|tar|tgz|txz|tbz2?)$", re.IGNORECASE
-)
+_ENDING = re.compile(r"\.(?:log|txt|out|err|csv|tsv|jsonl?|gz|xz|bz2|stdout|stderr)$", re.IGNORECASE)
 # Hosts are guessed from parts of names: between dots, underscores and commas, since no host's name has those
 # two; without the words of jobs, ranks and dates at their ends. What is left is a host if it begins with a
 # letter, has a digit, and is no word of these with a number: of jobs, of settings, of models and devices.
@@ -37,6 +35,7 @@ _NODE = re.compile(
     r"(?:^|-)((?:node|host|gpu|dgx|hgx|nid|compute|worker|server)-?[\d\[][\d\[\],-]*)$", re.IGNORECASE
 )
 _ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
+_ARCHIVE = re.compile(r"\.(?:tar|tgz|txz|tbz2?)(?:\.|$)", re.IGNORECASE)
 _SLURM = re.compile(r"(?:^|[/._-])slurm[-_.]?\d", re.IGNORECASE)
 # The end of a name, or all of it, that differs between files of one job. A rank of the job is told from one
 # that begins again on every host.
@@ -86,7 +85,7 @@ def hosts_of_path(path: str) -> tuple[tuple[str, ...], str]:
     several: `node[01-02].log`, `node01_node02.log`. Nothing where it names jobs and settings alone."""
     parts = PurePosixPath(path).parts
     for number, part in enumerate(reversed(parts)):
-        hosts = _hosts_of_name(part.partition("#")[0])
+        hosts = () if _ARCHIVE.search(part) else _hosts_of_name(part.partition("#")[0])
         if hosts:
             return hosts, "guess: folder name" if number else "guess: file name"
     return (), ""

@@ -25,6 +25,7 @@ PACKAGE = "muster.readers"
 UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
 NO_FORMAT = "no known log format was recognised; --mapping FILE can say how its lines are read"
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
+RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
 STAMPED = 10_000  # lines at the beginning and at the end, in which time stamps are looked for
 BATCH = 512  # lines at a time, where they come one by one
 _MADE = Callable[[Frame, Sequence[Mapping]], LineReader]
@@ -103,7 +104,8 @@ def read_blocks(
 def _unread(path: str, frame: Frame, whole: _Whole, mappings: Sequence[Mapping]) -> JobLog:
     """The job of a log that no reader knows: one that failed, or nobody knows."""
     decisive = frame.signs.decisive()
-    if whole.broken is None and decisive is not None:  # it failed before anything that could be recognised
+    recent = decisive and any(decisive.text in line for line in whole.end[-RECENT:])
+    if whole.broken is None and decisive and recent:  # it failed before anything that could be recognised
         return _ended(JobLog(path, "failed"), frame, decisive)
     return JobLog(path, "unreadable", whole.broken or _unknown(path, whole.first, whole.last, mappings))
 
@@ -333,4 +335,4 @@ def _unplaced(job: JobLog, frame: Frame) -> str:
     if ranks:
         return f"the job had {ranks} ranks, on an unknown number of hosts"
     slurm = frame.slurm or is_slurm(job.path)
-    return "it is not known on how many hosts the Slurm job ran" if slurm and job.hosts_from != "log" else ""
+    return "it is not known on how many hosts the Slurm job ran" if slurm else ""

@@ -52,7 +52,7 @@ def judged(
     shared = shared_ends([each.log for each in files if each.of is None])
     jobs = [_job(each, shared) for each in files]
     observations = [each.observation for each in jobs if each.observation is not None]
-    hosts = sorted({host for log in logs for host in log.hosts}, key=_natural)
+    hosts = sorted({host for each in files for host in each.log.hosts}, key=_natural)
     verdict = judge_observations(observations, Topology.of(hosts, switches or {}), settings, stored)
     silent = _silent(jobs, verdict)
     conditions = Counter(each.condition for each in verdict.hosts)

@@ -23,7 +23,7 @@ def files_of(logs: Sequence[JobLog]) -> list[File]:
     """Every log in its place, and who speaks for its job: the slowest file that was measured, or else the one
     whose failure says most. Files of the same hosts are of one job where their paths differ in rank or stream
     alone."""
-    logs = _joined(logs)
+    logs = _joined(_named_alike(logs))
     groups: dict[tuple[tuple[str, ...], str], list[int]] = {}
     for index, log in enumerate(logs):
         if log.hosts and log.hosts_from != "muster" and log.outcome != "unreadable":
@@ -58,6 +58,24 @@ def _says(log: JobLog) -> tuple[float, ...]:
     if log.outcome == "succeeded":
         return (2,)
     return (1, log.outcome == "timeout", weight_of(log.failure))
+
+
+def _named_alike(logs: Sequence[JobLog]) -> list[JobLog]:
+    """With a host's first name for its whole one (node07.cluster.local), where other logs use that."""
+    known = {host for log in logs for host in log.hosts}
+    short = {
+        host: first
+        for host in known
+        if (first := host.partition(".")[0]) != host and first in known and not first.isdecimal()
+    }
+
+    def of(log: JobLog) -> JobLog:
+        if not short.keys() & set(log.hosts):
+            return log
+        failed = tuple((short.get(host, host), failure) for host, failure in log.failed)
+        return replace(log, hosts=tuple(short.get(host, host) for host in log.hosts), failed=failed)
+
+    return [of(log) for log in logs]
 
 
 def _joined(logs: Sequence[JobLog]) -> list[JobLog]:
