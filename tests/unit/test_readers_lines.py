@@ -479,3 +479,50 @@ def test_trl_and_axolotl() -> None:
     assert (job.rate, job.loss) == (4.333, 0.9657)
     job = read(AXOLOTL)
     assert (job.format, job.outcome, job.steps, job.loss) == ("Transformers", "timeout", 284, 0.8635)
+
+
+# ---- what was trained --------------------------------------------------------------------------------------
+
+# The arguments that the log of MEGATRON_EVALUATED begins with, some of them
+ARGUMENTS = """
+  ffn_hidden_size ................................. 3072
+  hidden_size ..................................... 768
+  micro_batch_size ................................ 1
+  num_layers ...................................... 12
+  num_workers ..................................... 2
+  params_dtype .................................... torch.float16
+  pipeline_model_parallel_size .................... 1
+  save ............................................ /root/workspace/checkpoint/GPT2_pretrain_WS1
+  seq_length ...................................... 512
+  tensor_model_parallel_size ...................... 1
+"""
+# A public log of torchtitan 2025-11-25, and one of 2025-02-13 with its colour
+TITAN_SIZES = """
+[rank0]:[titan] 2025-11-25 19:44:58,595 - root - INFO - Model llama3 debugmodel size: 6,163,712 total parameters
+[rank0]:2025-02-13 11:33:29,156 - root - INFO - Model llama3 8B \x1b[31msize: 8,030,261,248 total parameters
+"""  # noqa: E501
+
+
+def test_megatrons_arguments_say_what_was_trained() -> None:
+    """Those that decide how long a step takes; jobs of another model are of another work."""
+    alike = ARGUMENTS.replace("GPT2_pretrain_WS1", "another").replace(". 2\n", ". 4\n")
+    texts = (ARGUMENTS, alike, ARGUMENTS.replace(" 768", " 1024"))
+    job, same, other = (read(text + MEGATRON + DONE) for text in texts)
+    assert not job.alone and "hidden_size ..................................... 768" in job.recipe
+    assert job.recipe == same.recipe != other.recipe
+    assert read(MEGATRON + DONE).alone
+
+
+def test_torchtitan_says_what_was_trained() -> None:
+    jobs = [read(f"{line}\n{TITAN}") for line in TITAN_SIZES.strip().split("\n")]
+    assert not any(job.alone for job in jobs) and jobs[0].recipe != jobs[1].recipe
+    assert all("sequence length 8192" in job.recipe for job in jobs)
+    assert "llama3 8B size: 8,030,261,248" in jobs[1].recipe
+
+
+def test_a_rate_that_the_tools_own_contradicts() -> None:
+    """A batch that is wrong by a factor does not go by unseen."""
+    job = read(MEGATRON_DEEPSPEED + DONE)
+    assert job.contradicted is None
+    wrong = MEGATRON_DEEPSPEED.replace("samples per second: 1", "samples per second: 14")
+    assert read(wrong + DONE).contradicted

@@ -27,6 +27,7 @@ from muster.readers.base import Reading, Series, Unit, Window, number
 
 STEPS_ONLY = "the batch size is unknown: rates are in steps, not in samples"
 _TEXTS = ("time", "clock", "per", "host", "rank")
+_MOST_SETTINGS = 32
 _LEAST = 20  # times as long as a clock's resolution is what is told from it
 _LARGEST_STEP = 10**12
 
@@ -40,11 +41,16 @@ class LineFormat:
     step: re.Pattern[str]
     facts: tuple[re.Pattern[str], ...] = ()  # in that line, or in others after it
     stops: tuple[str, ...] = ()  # words of evaluation and saving
+    settings: tuple[
+        re.Pattern[str], ...
+    ] = ()  # what decides how long a step takes; the first: the model's size
+    whole: bool = False  # all of that is among the settings
     ends: tuple[str, ...] = ()  # words of the end of a training that was not cut off
     tells_end: bool = False  # it always writes them
     single: bool = False  # a step's time is its own, not the mean since the line before
     device: bool = False  # tokens are those of one device
     memory: float = 2.0**30  # bytes of a unit
+    unit: float = 1.0  # seconds of a unit of `seconds` and `elapsed`
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -70,6 +76,9 @@ class Steps:
         self.form = form
         self.frame = frame
         self.series = Series()
+        self.own = Series()  # the same by the tool's own rates
+        self.settings: dict[str, None] = {}
+        self.size = ""
         self.unit: Unit | None = None
         self.timed = True
         self.exact = True
@@ -94,6 +103,10 @@ class Steps:
         match = self.form.step.search(text)
         if match:
             self.begin(match.groupdict(), stamp(text))
+        for place, setting in enumerate(self.form.settings):
+            if (match := setting.search(text)) and len(self.settings) < _MOST_SETTINGS:
+                self.settings.setdefault(" ".join(match[0].split()))
+                self.size = self.size or (match[0] if place == 0 else "")
         for fact in self.form.facts:
             if match := fact.search(text):
                 self.learn(match.groupdict())
@@ -128,8 +141,12 @@ class Steps:
         parts = [told.pop(name) for name in list(told) if name.startswith("ms")]
         if parts:
             told["seconds"] = sum(parts) / 1000
+        elif "seconds" in told:
+            told["seconds"] *= self.form.unit
         if "elapsed_ms" in told:
             told["elapsed"] = told.pop("elapsed_ms") / 1000
+        elif "elapsed" in told:
+            told["elapsed"] *= self.form.unit
         self.memory = max(self.memory, told.pop("memory", 0.0))
         self.facts |= {name: told[name] for name in ("batch", "step_tokens", "loss") if name in told}
         if self.now is not None and not self.other:
@@ -145,9 +162,14 @@ class Steps:
         notes = [STEPS_ONLY] if unit == "steps" and not batch else []
         if self.form.device and self.series.total and not self.frame.ranks:
             notes.append("tokens are those of one device")
+        own = self.own.measured() if self.own.total == self.series.total and unit == "samples" else None
+        recipe = "; ".join([self.form.name, *self.settings]) if self.size else ""
         return [
             Reading(
                 format=self.form.name,
+                recipe=recipe,
+                complete=self.form.whole,
+                own=own.rate if own else None,
                 series=self.series if self.series.total else None,
                 exact=self.exact,
                 per_step=unit == "steps",
@@ -181,7 +203,7 @@ class Steps:
         if self.steps == 0:  # of a job that goes on from a checkpoint, what came before is not its own
             self.steps = first = min(last.number, steps)
             used = first - int(min(last.told.get("skipped", 0.0), first))
-            self.series.before = used + (steps - 1 if self.form.single else 0)
+            self.series.before = self.own.before = used + (steps - 1 if self.form.single else 0)
         window = self._window(last, now, steps, int(min(lost, steps)))
         if window is None and now.clock and last.clock and now.clock[0] > last.clock[0]:
             last.interrupted |= now.interrupted  # too short to be told: the next one has it as well
@@ -221,6 +243,8 @@ class Steps:
             tokens = used * told["step_tokens"]
         if tokens is None and tokens_rate:
             tokens = tokens_rate * seconds * (self.frame.ranks or 1 if self.form.device else 1)
+        if rate and samples and "seconds" in told:
+            self.own.add(Window(steps, lost, samples, samples / rate, interrupted=interrupted))
         unit: Unit = "steps" if samples is None else "samples"
         done = float(used) if samples is None else samples
         return self._add(unit, True, Window(steps, lost, done, seconds, tokens, interrupted))

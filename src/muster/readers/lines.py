@@ -24,7 +24,13 @@ FORMATS = (
             "elapsed time per iteration",
             "elapsed_time_per_iteration",
             "max allocated: ",
-            "mem-max-alloc",
+            "_size ..",
+            "num_layers ..",
+            "seq_length ..",
+            "_heads ..",
+            "_granularity ..",
+            "params_dtype ..",
+            "num_experts ..",
         ),
         step=re.compile(r"\biteration[ =]\s*(?P<step>\d+)/\s*(?P<total>\d+) \|"),
         facts=_all(
@@ -38,6 +44,12 @@ FORMATS = (
             r"lm loss[:=] *(?P<loss>[\d.E+-]+)",
             r"memory \(MB\) .*?max allocated: (?P<memory>[\d.]+)",
         ),
+        settings=_all(
+            r"^ +hidden_size \.{2,} \S+",
+            r"^ +(?:num_layers|ffn_hidden_size|num_attention_heads|seq_length|micro_batch_size|"
+            r"\w+_parallel_size|num_experts|params_dtype|recompute_granularity|padded_vocab_size) \.{2,} \S+",
+        ),
+        whole=True,
         stops=("validation loss at", "saving checkpoint at iteration"),
         ends=("[after training is done]", "[exiting program "),
         tells_end=True,
@@ -45,12 +57,17 @@ FORMATS = (
     ),
     LineFormat(
         "torchtitan",
-        hints=("tps: ", "Trainer is initialized with"),
+        hints=("tps: ", "Trainer is initialized with", " total parameters"),
         step=re.compile(r"(?:\[rank(?P<rank>\d+)\]:.*)?\bstep: *(?P<step>\d+) +loss: *(?P<loss>\S+)"),
         facts=_all(
             r"\bmemory: *(?P<memory>[\d.]+)GiB",
             r"\btps: *(?P<tokens_per_second>[\d,.]+)",
             r"\bglobal batch size (?P<batch>\d+)",
+        ),
+        settings=_all(
+            r"- Model .* total parameters",
+            r"local batch size \d+",
+            r"sequence length \d+",
         ),
         stops=("Saving the checkpoint", "Saving a checkpoint", "  validate step:"),
         ends=("Training completed",),
@@ -71,7 +88,7 @@ FORMATS = (
     ),
     LineFormat(  # the main bar of Lightning, and of NeMo, which is made with it
         "Lightning",
-        hints=("Epoch ",),
+        hints=("Epoch ", "rainable params"),
         step=re.compile(
             r"^\s*Epoch (?P<epoch>\d+): .*?\| *(?P<step>[1-9]\d*)/(?P<total>\d+) \[(?P<clock>[\d:]+)<[\d:?]+"
             r"(?:, +(?P<pace>[\d.]+)(?P<per>it/s|s/it))?"
@@ -80,6 +97,7 @@ FORMATS = (
             r"[ ,]consumed_samples=(?P<samples>\d+)(?:\.0)?(?=[,\]])",
             r"[ ,](?:reduced_)?(?:train_)?loss=(?P<loss>[\d.e+-]+)",
         ),
+        settings=_all(r"^Trainable params: .*\S|^[\d.]+ +[KMBT]? +Trainable params"),
         stops=("Validation", "alidating"),
         ends=("`Trainer.fit` stopped: ",),
     ),
@@ -96,9 +114,10 @@ FORMATS = (
     ),
     LineFormat(
         "nanoGPT",
-        hints=(": loss ", "tokens per iteration will be"),
+        hints=(": loss ", "tokens per iteration will be", "number of parameters: "),
         step=re.compile(r"\biter (?P<step>\d+): loss (?P<loss>\S+), time (?P<ms>[\d.]+)ms"),
         facts=_all(r"tokens per iteration will be: (?P<step_tokens>[\d,]+)"),
+        settings=_all(r"number of parameters: [\d.]+M", r"tokens per iteration will be: [\d,]+"),
         stops=(", val loss ", "saving checkpoint to"),
         single=True,
     ),
@@ -115,13 +134,14 @@ FORMATS = (
     ),
     LineFormat(
         "OLMo-core",
-        hints=("[step=", "train/CE loss=", "throughput/total tokens=", "GPU active mem", "MeM (GiB)"),
+        hints=("[step=", "train/CE loss=", "throughput/total tokens=", "GPU active mem", " total params"),
         step=re.compile(r"\[step=(?P<step>\d+)/(?P<total>\d+),epoch="),
         facts=_all(
             r"^\s+train/CE loss=(?P<loss>\S+)",
             r"^\s+throughput/total tokens=(?P<tokens>[\d,]+)$",
             r"^\s+(?:system|gpu_memory)/(?:Peak )?GPU active mem \(GiB\)=(?P<memory>[\d.,]+)",
         ),
+        settings=_all(r"Building transformer with [\d,]+ total params"),
         stops=(" evals...", "Saving checkpoint"),
         ends=("Training complete",),
         tells_end=True,

@@ -15,6 +15,7 @@ HINTS = (":::MLLOG",)
 
 _OPENS = ("block_start", "epoch_start", "eval_stop")  # from here on it trains, and nothing else
 _CLOSES = ("block_stop", "epoch_stop", "eval_start")
+_WORK = ("submission_benchmark", "global_batch_size", "gradient_accumulation_steps")
 _SAMPLES_AS_EPOCHS = ("bert",)  # benchmarks whose `epoch_num` counts samples
 
 
@@ -70,6 +71,8 @@ class Reader:
                 ended=self.ended,
                 loss=number(self.told.get("train_loss")),
                 workload=str(self.told.get("submission_benchmark", "")),
+                recipe=" ".join(str(self.told.get(name, "")) for name in _WORK) if batch else "",
+                complete=True,
             )
         ]
 
