@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 import muster.readers
 from muster.core.registry import plugin_names
 from muster.readers._frame import Frame, stamp
+from muster.readers._mapping import Mapping
 from muster.readers._paths import hosts_of_path, place_of
 from muster.readers._read import read_log
 from muster.readers._sieve import Sieve
 from tests.unit.logs import LIGHTNING, MAPPINGS, chat_log, metaseq_log, one, trainer_log
+from tests.unit.test_readers_lines import ALL as LINES
 
 READERS = sorted(plugin_names("muster.readers"))
 
@@ -27,7 +29,7 @@ READERS = sorted(plugin_names("muster.readers"))
 
 def test_the_readers_there_are() -> None:
     assert set(READERS) == {
-        "deepspeed", "deepspeed_chat", "lines", "metaseq", "mllog", "table", "trainer"
+        "deepspeed", "deepspeed_chat", "lines", "mapped", "metaseq", "mllog", "table", "trainer"
     }  # fmt: skip
 
 
@@ -37,7 +39,7 @@ def test_a_reader_has_what_is_promised(name: str) -> None:
     assert promised == ["Reader", "line", "readings"]
     module = importlib.import_module(f"muster.readers.{name}")
     assert module.FORMAT and module.HINTS and inspect.getdoc(module.Reader)
-    reader = module.Reader(Frame(), MAPPINGS)
+    reader = module.Reader(Frame(), [*MAPPINGS, Mapping(line="(?P<seconds>never)")])
     assert reader.readings() == [] and reader.closed is False
 
 
@@ -46,6 +48,7 @@ MIXED = [
     *trainer_log(steps=30).replace("\r", "\n").split("\n"),
     *metaseq_log(),
     *LIGHTNING,
+    *LINES,
     "Traceback (most recent call last):",
     "n2: RuntimeError: CUDA error: uncorrectable ECC error encountered",
     "n1: [x] exits with return code = 1",
@@ -61,7 +64,10 @@ MIXED = [
 def test_mangled_lines_never_break_a_reader(cuts: list[tuple[int, int, str]]) -> None:
     """Lines of all formats, in any order, with anything written into them."""
     lines = [MIXED[line][: -place or None] + text + MIXED[line][-place:] for line, place, text in cuts]
-    for job in read_log("job.csv", lines, MAPPINGS):
+    own = Mapping(
+        line=r"(?P<time>[\d-]+ [\d:,]+).*?(?P<step>\d+).*?(?P<seconds>[\d.]+)", path="(?P<host>j.*b)"
+    )
+    for job in read_log("job.csv", lines, [own, *MAPPINGS]):
         assert job.outcome in ("succeeded", "failed", "timeout", "unreadable")
         assert job.rate is None or job.rate >= 0
         assert (job.outcome == "succeeded") == (job.reason is None)

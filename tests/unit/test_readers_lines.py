@@ -64,6 +64,7 @@ def test_megatron() -> None:
     expect(job, "Megatron-LM", samples=256, seconds=5.4707 + 5.8299, steps=2)
     assert (job.outcome, job.batch, job.steps, job.skipped) == ("succeeded", 128, 3, 0)
     assert job.loss == 1.798953 and job.step_seconds == pytest.approx(5.6503)
+    assert job.began and job.ended and job.ended - job.began == 12
 
 
 def test_megatron_that_is_cut_off() -> None:
@@ -455,7 +456,7 @@ def test_mlperf_by_samples() -> None:
     job = one(LORA, "node-1.log")
     expect(job, "MLPerf", samples=384, seconds=196.067, steps=48)
     assert (job.outcome, job.workload, job.batch, job.steps) == ("succeeded", "llama2_70b_lora", 8, 240)
-    assert job.reported == 1.958973805780254
+    assert (job.reported, job.began, job.ended) == (1.958973805780254, 1715848320.425, 1715850093.688)
 
 
 def test_mlperf_by_epochs() -> None:
@@ -526,3 +527,13 @@ def test_a_rate_that_the_tools_own_contradicts() -> None:
     assert job.contradicted is None
     wrong = MEGATRON_DEEPSPEED.replace("samples per second: 1", "samples per second: 14")
     assert read(wrong + DONE).contradicted
+
+
+ALL = [
+    line
+    for text in (
+        ARGUMENTS, MEGATRON, MEGATRON_DEEPSPEED, MEGATRON_EVALUATED, TITAN, TITAN_RANKS, NEMO, LIGHTNING,
+        RICH, NANO, MODDED_OLD, MODDED, OLMO, COMPOSER, PARTS, FAIRSEQ, *LORA, *RESNET, *BERT, TRL, AXOLOTL,
+    )
+    for line in text.strip("\n").split("\n")
+]  # fmt: skip

@@ -234,6 +234,11 @@ def training_of(command: str) -> list[str]:
     return words[max((n for n, word in enumerate(words) if _PYTHON.fullmatch(word)), default=0) :]
 
 
+def uncoloured(text: str) -> str:
+    """Without a terminal's colours."""
+    return _COLOUR.sub("", text) if "\x1b" in text else text
+
+
 def stamp(text: str) -> float | None:
     """Seconds of the first time of day with its date in a line, on the clock of who wrote it; None: there is
     none."""

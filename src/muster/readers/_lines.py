@@ -19,15 +19,17 @@ host, rank                  who writes the line
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping as Dict
+from dataclasses import dataclass, field, replace
 
 from muster.readers._frame import Frame, stamp
+from muster.readers._mapping import Mapping
 from muster.readers.base import Reading, Series, Unit, Window, number
 
 STEPS_ONLY = "the batch size is unknown: rates are in steps, not in samples"
 _TEXTS = ("time", "clock", "per", "host", "rank")
 _MOST_SETTINGS = 32
+_A_DATE = 1e8  # seconds since 1970; less is a time of day
 _LEAST = 20  # times as long as a clock's resolution is what is told from it
 _LARGEST_STEP = 10**12
 
@@ -88,7 +90,8 @@ class Steps:
         self.last: _Step | None = None
         self.recent: tuple[int, ...] = ()  # numbers of the last two steps
         self.facts: dict[str, float] = {}  # what holds from step to step
-        self.steps = 0
+        self.begun = self.steps = 0
+        self.span: tuple[float, float] | None = None
         self.skipped: int | None = None
         self.memory = 0.0
         self.interrupted = False
@@ -111,27 +114,32 @@ class Steps:
             if match := fact.search(text):
                 self.learn(match.groupdict())
 
-    def begin(self, groups: Mapping[str, str | None], at: float | None) -> None:
+    def begin(self, groups: Dict[str, str | None], at: float | None) -> None:
         """A step; `at`: its time stamp. One that an earlier line was of as well is another rank's."""
         rank, told = groups.get("rank"), number(groups.get("step"))
         self.rank = rank if self.rank is None else self.rank
-        step = self.steps + (self.now is not None) + 1 if told is None else int(told)
-        step += int(number(groups.get("epoch")) or 0) * int(number(groups.get("total")) or 0)
         self.other = rank != self.rank
-        if self.other or not 0 <= step <= _LARGEST_STEP:
+        if self.other:
+            return
+        self.begun += 1
+        step = self.begun if told is None else int(told)  # without numbers, each line is a step
+        step += int(number(groups.get("epoch")) or 0) * int(number(groups.get("total")) or 0)
+        if not 0 <= step <= _LARGEST_STEP:
             return
         self._flush()
         self.other = rank is None and step in self.recent
         if self.other:
             return
         self.recent = (*self.recent[-1:], step)
+        if at is not None and at > _A_DATE:
+            self.span = (self.span[0] if self.span else at), at
         self.now = _Step(step, at, self.interrupted)
         self.now.clock = _clock(groups)
         self.interrupted = False
         self.learn(groups)
         self.frame.progress(step)
 
-    def learn(self, groups: Mapping[str, str | None]) -> None:
+    def learn(self, groups: Dict[str, str | None]) -> None:
         """Figures of the step, or of the whole job."""
         told = {
             name: value
@@ -178,6 +186,7 @@ class Steps:
                 batch=batch,
                 reported=None if self.series.total else _whole(self.last, batch),
                 steps=self.steps or self.last.number,
+                span=self.span,
                 skipped=self.skipped,
                 memory=int(self.memory * self.form.memory) or None,
                 ended=True if self.ended else False if self.form.tells_end else None,
@@ -271,6 +280,30 @@ class Steps:
         return None
 
 
+def of_jobs(found: Dict[tuple[str, str], Reading], mapping: Mapping) -> list[Reading]:
+    """Of each job and host -> one for each job, on all its hosts and at the pace of the slowest; where no job
+    is named, one for each host."""
+    jobs: dict[str, dict[str, Reading]] = {}
+    for (job, host), reading in found.items():
+        jobs.setdefault(job or host, {})[host] = reading
+    return [
+        replace(
+            min(hosts.values(), key=_pace),
+            hosts=tuple(host for host in hosts if host),
+            part=part,
+            workload=mapping.workload,
+            recipe=mapping.work,
+            complete=True,
+        )
+        for part, hosts in jobs.items()
+    ]
+
+
+def _pace(reading: Reading) -> float:
+    figures = reading.series.measured() if reading.series else None
+    return figures.rate if figures else float("inf")
+
+
 def _since(last: _Step, now: _Step, name: str) -> float | None:
     """How much was added to what both have told so far."""
     if name not in now.told or name not in last.told or now.told[name] < last.told[name]:
@@ -284,7 +317,7 @@ def _whole(only: _Step, batch: float | None) -> float | None:
     return only.told.get("step", 0.0) * (batch or 1.0) / seconds if seconds else None
 
 
-def _clock(groups: Mapping[str, str | None]) -> tuple[float, float] | None:
+def _clock(groups: Dict[str, str | None]) -> tuple[float, float] | None:
     """Seconds that a clock of whole ones shows, as exactly as the mean pace since it began tells them."""
     clock, pace, step = groups.get("clock"), groups.get("pace"), number(groups.get("step"))
     if not clock:

@@ -6,6 +6,7 @@ import functools
 import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Mapping as Dict
 from dataclasses import replace
 from itertools import chain, islice
 
@@ -76,13 +77,35 @@ def read_blocks(
     mappings: Sequence[Mapping] = (),
     named: re.Pattern[str] | None = None,
 ) -> list[JobLog]:
+    """As `_read_file`, with what a mapping says of the path."""
+    fitting = [mapping for mapping in mappings if mapping.takes(path)]
+    placed = next((found for mapping in fitting if (found := mapping.placed(path))), {})
+    jobs = _read_file(path, blocks, fitting, named)
+    return [_placed(job, placed) for job in jobs] if placed else jobs
+
+
+def _placed(job: JobLog, placed: Dict[str, str]) -> JobLog:
+    """A host that a row names, and --host-pattern, say more than the path."""
+    if "host" in placed and job.hosts_from != "pattern":
+        job = replace(job, hosts=split_hosts(placed["host"]), hosts_from="pattern", unplaced="")
+    if "work" in placed:
+        work = placed["work"]
+        job = replace(job, workload=job.workload or work, recipe=f"{job.recipe}; {work}", alone="")
+    return replace(job, job=placed.get("job", ""))
+
+
+def _read_file(
+    path: str,
+    blocks: Iterable[Sequence[str]],
+    fitting: Sequence[Mapping],
+    named: re.Pattern[str] | None,
+) -> list[JobLog]:
     """The jobs of a file; one that nobody can read is a job whose outcome is `unreadable`.
 
     `blocks`: its lines, some at a time; they may raise BrokenFile. `path`: as it is shown, and from which
     hosts are told where the log does not name them; `named`: how, with a group `host`. Raises nothing for
     whatever the lines say.
     """
-    fitting = [mapping for mapping in mappings if mapping.takes(path)]
     whole = _Whole(blocks)
     rest: Iterator[Sequence[str]] | None = iter(whole)
     frame, jobs = Frame(), list[JobLog]()
@@ -192,6 +215,8 @@ def _unknown(path: str, first: str, last: str, mappings: Sequence[Mapping]) -> s
         return "is empty"
     if any(mapping.delimiter_of(first) for mapping in mappings):
         return "has the columns that a mapping names, but no row with values in all of them"
+    if any(mapping.line for mapping in mappings):
+        return f"no line of it matches the expression of a mapping; its first is {shortened(first)}"
     if path.lower().endswith((".csv", ".tsv")):
         return f"no mapping matches its columns: {shortened(first)}"
     whole = first.lstrip()[:1] not in ("{", "[") or last.rstrip().endswith(("}", "]"))

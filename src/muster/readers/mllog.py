@@ -33,7 +33,9 @@ class Reader:
         self.opened: tuple[float, str, Dict[str, object]] | None = None  # seconds, key, metadata
         self.done = 0.0  # samples
         self.throughput: float | None = None
-        self.begun = self.ended = False
+        self.begun: float | None = None  # seconds since 1970; and the last event
+        self.last = 0.0
+        self.ended = False
 
     def line(self, text: str) -> None:
         """One of the lines in HINTS."""
@@ -45,7 +47,9 @@ class Reader:
             return
         key, value, about = event.get("key"), event.get("value"), event.get("metadata")
         about = about if isinstance(about, dict) else {}
-        self.begun = self.begun or key == "run_start"
+        if key == "run_start":
+            self.begun = self.begun or time / 1000
+        self.last = time / 1000
         self.ended = self.ended or key == "run_stop"
         if key == "tracked_stats" and isinstance(value, dict):
             self.throughput = number(value.get("throughput")) or self.throughput
@@ -68,6 +72,7 @@ class Reader:
                 batch=batch,
                 reported=self.throughput,
                 steps=round(self.done / batch) if batch and self.done else None,
+                span=(self.begun, self.last) if self.begun else None,
                 ended=self.ended,
                 loss=number(self.told.get("train_loss")),
                 workload=str(self.told.get("submission_benchmark", "")),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from muster.readers._frame import Frame
-from muster.readers._lines import STEPS_ONLY
+from muster.readers._lines import STEPS_ONLY, of_jobs
 from muster.readers._mapping import Mapping, cells_of
 from muster.readers.base import Reading, Series, Window, number
 
@@ -20,7 +20,7 @@ _MOST_HOSTS = 20_000
 
 @dataclass
 class _Rows:
-    """The rows of one host."""
+    """The rows of one host, or job."""
 
     series: Series = field(default_factory=Series)
     last: dict[str, float] | None = None
@@ -38,9 +38,9 @@ class Reader:
         self.mapping: Mapping | None = None
         self.delimiter = ","
         self.places: dict[str, int] = {}  # what -> column
-        self.rows: dict[str, _Rows] = {}
+        self.rows: dict[tuple[str, str], _Rows] = {}  # by job and host
         self.seen = 0
-        self.closed = not mappings
+        self.closed = not any(each.columns for each in mappings)
 
     def line(self, text: str) -> None:
         """A header, or a row of one value for each column."""
@@ -53,51 +53,43 @@ class Reader:
             return
         cells = cells_of(text, self.delimiter)
         named = {what: cells[place] for what, place in self.places.items() if cells and place < len(cells)}
-        host = named.pop("host", "").strip() if "host" in self.places else ""
+        key = (named.pop("job", "").strip(), named.pop("host", "").strip())
         values = {what: number(cell) for what, cell in named.items()}
         told = {what: value for what, value in values.items() if value is not None}
-        if len(told) < len(self.places) - ("host" in self.places) or ("host" in self.places and not host):
+        if len(told) + sum(map(bool, key)) < len(self.places):
             return  # a row of something else, such as Lightning's of a validation
-        if host in self.rows or len(self.rows) < _MOST_HOSTS:
-            self._row(self.rows.setdefault(host, _Rows()), told, self.mapping)
+        if key in self.rows or len(self.rows) < _MOST_HOSTS:
+            self._row(self.rows.setdefault(key, _Rows()), told, self.mapping)
 
     def readings(self) -> list[Reading]:
-        """One per host."""
+        """One for each job that a row names, or for each host."""
         if self.mapping is None:
             return []
-        found = []
-        for host, rows in self.rows.items():
-            batch = self.mapping.batch or rows.batch
-            counts = "samples" in self.places or "batch" in self.places or "samples_per_second" in self.places
-            notes = () if counts or batch else (STEPS_ONLY,)
-            steps = rows.last.get("step") if rows.last else None
-            found.append(
-                Reading(
-                    format=FORMAT,
-                    series=rows.series,
-                    per_step=not counts,
-                    unit="samples" if counts else "steps",
-                    timed=self._timed(self.mapping),
-                    batch=batch,
-                    steps=int(steps) if steps is not None else rows.series.total + 1,
-                    span=(rows.first, rows.last["seconds"] * self.mapping.unit)
-                    if rows.first and rows.last
-                    else None,
-                    skipped=int(rows.skipped) if "skipped" in self.places else None,
-                    hosts=(host,) if host else (),
-                    part=host,
-                    notes=notes,
-                    workload=self.mapping.workload,
-                    recipe=self.mapping.work,
-                    complete=True,
-                )
-            )
-        return found
+        return of_jobs(
+            {key: self._reading(rows, self.mapping) for key, rows in self.rows.items()}, self.mapping
+        )
+
+    def _reading(self, rows: _Rows, mapping: Mapping) -> Reading:
+        batch = mapping.batch or rows.batch
+        counts = "samples" in self.places or "batch" in self.places or "samples_per_second" in self.places
+        steps = rows.last.get("step") if rows.last else None
+        return Reading(
+            format=FORMAT,
+            series=rows.series,
+            per_step=not counts,
+            unit="samples" if counts else "steps",
+            timed=self._timed(mapping),
+            batch=batch,
+            steps=int(steps) if steps is not None else rows.series.total + 1,
+            span=(rows.first, rows.last["seconds"] * mapping.unit) if rows.first and rows.last else None,
+            skipped=int(rows.skipped) if "skipped" in self.places else None,
+            notes=() if counts or batch else (STEPS_ONLY,),
+        )
 
     def _header(self, text: str) -> None:
         for mapping in self.mappings:
             delimiter = mapping.delimiter_of(text)
-            if delimiter is not None:
+            if delimiter is not None and mapping.columns:
                 names = [name.strip() for name in cells_of(text, delimiter)]
                 self.mapping, self.delimiter = mapping, delimiter
                 columns = mapping.columns.model_dump()

@@ -26,7 +26,9 @@ def files_of(logs: Sequence[JobLog]) -> list[File]:
     logs = _joined(_named_alike(logs))
     groups: dict[tuple[tuple[str, ...], str], list[int]] = {}
     for index, log in enumerate(logs):
-        if log.hosts and log.hosts_from != "muster" and log.outcome != "unreadable":
+        if log.job and log.outcome != "unreadable":
+            groups.setdefault(((), log.job), []).append(index)
+        elif log.hosts and log.hosts_from != "muster" and log.outcome != "unreadable":
             place = place_of(log.path).job
             for host in log.hosts if len(log.hosts) > 1 else ():
                 place = _without(place, host)
@@ -79,12 +81,15 @@ def _named_alike(logs: Sequence[JobLog]) -> list[JobLog]:
 
 
 def _joined(logs: Sequence[JobLog]) -> list[JobLog]:
-    """Where files that were named after their hosts have ranks that go on from host to host, they are of one
-    job on all these hosts."""
-    found = list(logs)
+    """Files of which a mapping says that they are of one job are on the hosts of all. So are those that were
+    named after their hosts and have ranks that go on from host to host."""
+    jobs: dict[str, dict[str, None]] = {}
+    for log in logs:
+        jobs.setdefault(log.job, {}).update(dict.fromkeys(log.hosts))
+    found = [replace(log, hosts=tuple(jobs[log.job])) if log.job else log for log in logs]
     groups: dict[str, list[tuple[int, int]]] = {}
     for index, log in enumerate(logs):
-        if log.hosts_from in ("log", "muster") or len(log.hosts) != 1:
+        if log.job or log.hosts_from in ("log", "muster") or len(log.hosts) != 1:
             continue
         place = place_of(log.path)
         job = _without(place.job, log.hosts[0])
