@@ -38,7 +38,11 @@ def judge(
     folder: Annotated[Path, Argument(metavar="DIR", help="A folder of logs, one log, or an archive.")],
     mapping: Annotated[
         list[Path] | None,
-        Option("--mapping", "-m", help="YAML file that names the columns of tables. Repeatable."),
+        Option(
+            "--mapping",
+            "-m",
+            help="YAML file that says what is where in tables, lines and paths. Repeatable.",
+        ),
     ] = None,
     host_pattern: Annotated[
         str,

@@ -47,11 +47,11 @@ def judge(
 ) -> Judged:
     """Read every log below `where`, or in an archive of them, and judge their hosts.
 
-    `mappings`: files that say what the columns of tables mean; `host_pattern`: an expression with a group
-    `host`, searched for in paths; `slow`: the smallest slowdown that counts; `baseline`: what `--json` wrote
-    of another fleet, for hosts that have too few peers here, and for a fleet that is slower as a whole;
-    `at_least`: a speed that every job must reach, such as 800samples/s; `workload`: what was trained, for
-    logs that do not say it. Raises UsageError for bad input, and where no log can be read.
+    `mappings`: files that say what is where in tables, lines and paths; `host_pattern`: an expression with
+    a group `host`, searched for in paths; `slow`: the smallest slowdown that counts; `baseline`: what
+    `--json` wrote of another fleet, for hosts that have too few peers here, and for a fleet that is
+    slower as a whole; `at_least`: a speed that every job must reach, such as 800samples/s; `workload`: what
+    was trained, for logs that do not say it. Raises UsageError for bad input, and where no log can be read.
     """
     if not 0 < slow < 1:
         raise UsageError(f"must be between 0 and 1 (a share of the step time), not {slow:g}", where="--slow")
