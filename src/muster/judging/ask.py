@@ -9,7 +9,7 @@ host is cleared or convicted, as far as jobs can tell.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from muster.judging.baseline import FEWEST
@@ -22,6 +22,9 @@ WORTH = 0.06  # bits that a job must be expected to tell
 # A job that was slower than noise can make it, and that nothing explains: chance, or what comes and goes. Its
 # hosts are asked for less, until they have had so many jobs more than the sweep gives them.
 CLEAR, AGAIN, LITTLE = 5.0, 4, 0.005
+ASKED_ALONE = 2  # hosts of a switch, to tell it from them
+SURE = 0.25  # of the doubt that a conviction leaves: halved once it is known what is bad, it still convicts
+FIRST = 2  # sweeps, before hosts run alone
 Hosts = tuple[int, ...]
 
 
@@ -32,9 +35,17 @@ def _bits(chance: float) -> float:
     return -(chance * math.log2(chance) + (1 - chance) * math.log2(1 - chance))
 
 
-def _chance(state: State, part: Part, hosts: Hosts) -> float:
-    """The probability that a job on these hosts would be slow, as far as this part goes."""
-    return sum([each.probability * each.slows(state.case, hosts) for each in part.explanations])
+def _tells(part: Part, slows: Callable[[Explanation], float]) -> float:
+    """The bits that a job is expected to tell: how uncertain its outcome is, less what would be uncertain
+    even if one knew the right explanation. `slows`: the chance that the job is slow under an explanation."""
+    chances = [(each.probability, slows(each)) for each in part.explanations]
+    mean = sum([weight * chance for weight, chance in chances])
+    return _bits(mean) - sum([weight * _bits(chance) for weight, chance in chances])
+
+
+def _told_by(state: State, part: Part, hosts: Hosts) -> float:
+    """What a job on these hosts tells, as far as this part goes."""
+    return _tells(part, lambda each: each.slows(state.case, hosts))
 
 
 @dataclass(frozen=True)
@@ -61,8 +72,7 @@ def _questions(state: State) -> list[_Question]:
             if fault.kind in OF_HOSTS:
                 continue
             if fault.kind == "link":
-                doubted = sum(state.suspicion(host) > state.settings.clear for host in fault.where)
-                bits = _bits(_chance(state, part, fault.where)) / max(1, doubted)
+                bits = _told_by(state, part, fault.where) / 2
                 found.append(_Question(bits, fault.where))
             else:
                 found += _of_switch(state, part, fault)
@@ -92,11 +102,15 @@ def _of_host(state: State, part: Part, host: int) -> list[_Question]:
     named = known >= state.settings.named * total or not state.settings.alone
     if total >= state.settings.convict and named:
         return []
-    with_partner = sum([each.probability * _own_chance(each, host) for each in part.explanations])
     least = LITTLE if _puzzling(state, host) else WORTH
-    found = [_Question(_bits(with_partner), (host,), partner=True, least=least)]
+    with_partner = _tells(part, lambda each: _own_chance(each, host))
+    found = [_Question(with_partner, (host,), partner=True, least=least)]
     if state.settings.alone:
-        found.append(_Question(_bits(_chance(state, part, (host,))), (host,)))
+        # Once it is sure that it is bad, what is left to know is whether it is the processor or the card.
+        alone = _told_by(state, part, (host,))
+        if 1.0 - total <= SURE * (1.0 - state.settings.convict):
+            alone = _bits(sum([e.probability * e.slows(state.case, (host,)) for e in part.explanations]))
+        found.append(_Question(alone, (host,)))
     return found
 
 
@@ -109,11 +123,14 @@ def _own_chance(explanation: Explanation, host: int) -> float:
 
 
 def _of_switch(state: State, part: Part, fault: Fault) -> list[_Question]:
-    """A good host behind the switch with a good one elsewhere, or with another behind it."""
+    """A good host behind the switch with a good one elsewhere, or with another behind it; where it may be
+    these hosts that are slow, and not what connects them, some of them alone."""
     bits = _bits(part.probability(fault))
     _, members = state.topology.switches[fault.where[0]]
     good = [state.topology.index[host] for host in members]
-    good = [host for host in good if state.suspicion(host) <= state.settings.clear]
+    good = [host for host in good if part.of_host(host) <= state.settings.clear]
+    if fault.kind == "rack":
+        return [_Question(bits, (host,)) for host in good[:ASKED_ALONE] if state.settings.alone]
     return [
         _Question(
             bits,
@@ -160,9 +177,9 @@ class _Wave:
         return host not in self.used
 
     def due(self) -> int:
-        """How many hosts have had too few jobs in groups."""
+        """How many hosts have had too few jobs in groups to be worth running alone."""
         hosts = range(len(self.state.topology.hosts))
-        return sum(self.jobs.get(host, 0) < self.state.settings.sweeps for host in hosts)
+        return sum(self.jobs.get(host, 0) < min(FIRST, self.state.settings.sweeps) for host in hosts)
 
     def good(self, host: int) -> bool:
         """Nothing points at it."""
@@ -187,7 +204,7 @@ class _Wave:
         if known is not None or question.across is not None or fallback is None:
             return known
         part = self.state.part_of[host]
-        telling = _bits(_chance(self.state, part, (host, fallback[1]))) > WORTH
+        telling = _told_by(self.state, part, (host, fallback[1])) > WORTH
         return fallback[1] if telling else None
 
     def _fits(self, question: _Question, other: int) -> bool:
@@ -213,7 +230,6 @@ def next_wave(state: State) -> tuple[Group, ...]:
 def _next_wave(state: State, *, early: bool) -> tuple[Group, ...]:
     """A wave. `early`: no job alone while the sweep needs the hosts to compare it with."""
     wave = _Wave(state)
-    alone = False
     count = len(state.topology.hosts)
     early = early and count >= FEWEST > len(wave.alone) and wave.due() > count // 2
     for question in _questions(state):
@@ -226,24 +242,40 @@ def _next_wave(state: State, *, early: bool) -> tuple[Group, ...]:
             if other is not None:
                 wave.take((question.hosts[0], other))
         else:
-            alone = alone or len(question.hosts) == 1
             wave.take(question.hosts)
+    if any(len(group) == 1 for group in wave.groups):
+        _alone_beside(wave)
     _sweep(wave)
-    if alone:
-        _references(wave)
+    if any(len(group) == 2 for group in wave.groups):
+        _pairs_beside(wave)
     names = state.topology.hosts
     return tuple(tuple(names[host] for host in group) for group in wave.groups)
 
 
-def _references(wave: _Wave) -> None:
-    """Good hosts that run alone beside a suspect, where too few have: a time needs others to compare with."""
+def _alone_beside(wave: _Wave) -> None:
+    """Good hosts that run alone beside a suspect: a time needs others to compare with, at the same moment."""
     state = wave.state
-    need = state.settings.references - len(wave.alone)
+    now = sum(len(group) == 1 for group in wave.groups)
+    need = max(state.settings.references - len(wave.alone), state.settings.beside - now)
     for host in range(len(state.topology.hosts)):
         if need <= 0:
             return
         if wave.free(host) and state.suspicion(host) < 0.5:
             wave.take((host,))
+            need -= 1
+
+
+def _pairs_beside(wave: _Wave) -> None:
+    """Good hosts that run in pairs beside those that are asked for: whatever slows all jobs of this moment
+    shows in them."""
+    state, count = wave.state, len(wave.state.topology.hosts)
+    need = state.settings.beside - sum(len(group) == 2 for group in wave.groups)
+    for first in range(count):
+        second = (first + 1) % count
+        if need <= 0:
+            return
+        if all(wave.free(host) and wave.good(host) for host in (first, second)) and first != second:
+            wave.take((first, second))
             need -= 1
 
 

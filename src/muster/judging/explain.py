@@ -12,10 +12,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from muster.judging.faults import COST, OF_HOSTS, Case, Fault, Fit
-from muster.judging.readings import STANDS_OUT
+from muster.judging.faults import COST, OF_HOSTS, Case, Fault, Fit, Kind
+from muster.judging.readings import DOUBTFUL, TOGETHER
 
-TOGETHER = 3.2  # deviations: jobs of a host that stand out only taken together
 HOPELESS = 16.0  # nats above the best: dropped
 
 
@@ -52,7 +51,7 @@ class Part:
         return sum([each.probability for each in self.explanations if fault in each.faults])
 
     def of_host(self, host: int) -> float:
-        """That something is wrong with the host, of whatever kind."""
+        """That something is wrong with the host itself, of whatever kind, what it shares apart."""
         return sum(
             [
                 each.probability
@@ -81,23 +80,26 @@ def would_slow(case: Case, fault: Fault, hosts: tuple[int, ...]) -> bool:
 
 
 def outstanding(case: Case) -> list[int]:
-    """The readings that ask for an explanation: slower by 2.5 deviations and by what counts, or of a host
-    whose jobs are together slow."""
+    """The readings that ask for an explanation: slower than noise and by what counts, or of a host whose jobs
+    are together slow."""
     readings = case.readings
     low = 0.8 * math.log1p(case.settings.slow)
-    rows = {
-        row
-        for row, (value, sigma) in enumerate(zip(readings.value, readings.sigma, strict=True))
-        if value > low and value > STANDS_OUT * sigma
-    }
+    rows = {row for row, value in enumerate(readings.value) if value > low and stands_out(case, row, 0.0)}
     for own in readings.of_host.values():
-        if len(own) < 2:
+        times = [row for row in own if not readings.failed(row)]
+        if len(times) < 2:
             continue
-        values = [readings.value[row] for row in own]
+        values = [readings.value[row] for row in times]
         mean = sum(values) / len(values)
-        if mean > low and mean * math.sqrt(len(own)) > TOGETHER * max([readings.sigma[r] for r in own]):
-            rows.update([row for row in own if readings.deviations(row) > 1])
+        if mean > low and mean * math.sqrt(len(times)) > TOGETHER * max([readings.sigma[r] for r in times]):
+            rows.update([row for row in times if readings.deviations(row) > 1])
     return sorted(rows)
+
+
+def stands_out(case: Case, row: int, expected: float) -> bool:
+    """Whether the reading is slower than what is expected of it, by more than noise makes it."""
+    readings = case.readings
+    return readings.value[row] > expected and readings.loss(row, expected) > DOUBTFUL
 
 
 def explain(case: Case) -> tuple[Part, ...]:
@@ -113,25 +115,26 @@ def explain(case: Case) -> tuple[Part, ...]:
 
 
 def _switch_faults(case: Case, rows: Sequence[int]) -> list[tuple[Fault, frozenset[int]]]:
-    """Switches and uplinks that by themselves explain two or more of the rows, and which."""
+    """Switches, uplinks and racks that by themselves explain two or more of the rows, and which."""
     found: list[tuple[Fault, frozenset[int]]] = []
     behind, readings = case.topology.behind, case.readings
     touched: dict[int, set[int]] = {}
     for row in rows:
-        if not readings.alone[row]:
-            for host in readings.hosts[row]:
-                if behind[host] >= 0:
-                    touched.setdefault(behind[host], set()).add(row)
+        for host in readings.hosts[row]:
+            if behind[host] >= 0:
+                touched.setdefault(behind[host], set()).add(row)
     for switch in sorted(touched):
         if len(touched[switch]) < 2:
             continue
-        fits: list[tuple[float, Fault, frozenset[int]]] = []
-        for kind in ("switch", "uplink"):
-            fault = Fault("switch" if kind == "switch" else "uplink", (switch,))
+        kinds: tuple[Kind, ...] = ("switch", "uplink", "rack")
+        for kind in kinds:
+            fault = Fault(kind, (switch,))
             fit = case.fit(fault, {})
-            if fit is not None and fit.gain > COST[fault.kind]:
-                fits.append((fit.gain, fault, frozenset(row for row, _ in fit.expects) & touched[switch]))
-        found += [(fault, mine) for _, fault, mine in fits if len(mine) > 1]
+            if fit is not None and fit.gain > COST[kind]:
+                mine = frozenset(row for row, _ in fit.expects) & touched[switch]
+                hosts = {host for row in mine for host in readings.hosts[row] if behind[host] == switch}
+                if len(mine) > 1 and len(hosts) > 1:
+                    found.append((fault, mine))
     return found
 
 
@@ -169,16 +172,16 @@ class _Sketch:
     found: tuple[tuple[Fault, Fit], ...]
     expected: dict[int, float]
 
-    def cost_with(self, fault: Fault, fit: Fit) -> float:
-        return self.cost + COST[fault.kind] - fit.gain
+    def cost_with(self, case: Case, fault: Fault, fit: Fit) -> float:
+        return self.cost + case.cost(fault) - fit.gain
 
-    def extended(self, fault: Fault, fit: Fit) -> _Sketch:
+    def extended(self, case: Case, fault: Fault, fit: Fit) -> _Sketch:
         expected = dict(self.expected)
         expected.update(fit.expects)
         if fault.kind == "intermittent":  # it never lowers what is expected
             for row, by in fit.expects:
                 expected[row] = max(by, self.expected.get(row, 0.0))
-        return _Sketch(self.cost_with(fault, fit), (*self.found, (fault, fit)), expected)
+        return _Sketch(self.cost_with(case, fault, fit), (*self.found, (fault, fit)), expected)
 
 
 def _explanations(case: Case, rows: Sequence[int], switches: Sequence[Fault]) -> tuple[Explanation, ...]:
@@ -192,19 +195,21 @@ def _explanations(case: Case, rows: Sequence[int], switches: Sequence[Fault]) ->
         options = _options(case, row, switches)
         new: dict[frozenset[Fault], _Sketch] = {}
         least = min(each.cost for each in kept)
+        # One that is here for the sake of its host's others asks for an explanation from one deviation on.
+        single, off = stands_out(case, row, 0.0), readings.sigma[row]
         for sketch in kept:
             _keep(new, sketch)
-            off = readings.value[row] - sketch.expected.get(row, 0.0)
-            if off <= STANDS_OUT * readings.sigma[row]:
+            expected = sketch.expected.get(row, 0.0)
+            if not (stands_out(case, row, expected) if single else readings.value[row] - expected > off):
                 continue
             taken = _taken(sketch)
             for fault in options:
                 if fault.where in taken.get(fault.kind in OF_HOSTS, ()):
                     continue
                 fit = _cached(case, fault, sketch, alone)
-                if fit is not None and sketch.cost_with(fault, fit) < least + HOPELESS:
-                    least = min(least, sketch.cost_with(fault, fit))
-                    _keep(new, sketch.extended(fault, fit))
+                if fit is not None and (cost := sketch.cost_with(case, fault, fit)) < least + HOPELESS:
+                    least = min(least, cost)
+                    _keep(new, sketch.extended(case, fault, fit))
         best = min(each.cost for each in new.values())
         ranked = sorted(new.values(), key=lambda each: (each.cost, [fault for fault, _ in each.found]))
         kept = [each for each in ranked[:width] if each.cost < best + HOPELESS]
@@ -261,5 +266,5 @@ def _options(case: Case, row: int, switches: Sequence[Fault]) -> list[Fault]:
             options.append(Fault("host", (host,)))
         options.append(Fault("intermittent", (host,)))
     options += [Fault("link", link) for link in readings.links(row)]
-    options += [fault for fault in switches if not readings.alone[row] and case.passes(fault, hosts)]
+    options += [fault for fault in switches if case.passes(fault, hosts)]
     return options

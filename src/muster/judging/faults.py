@@ -6,9 +6,12 @@
 | compute | the host alone, and its groups by no more than that (communication dilutes it) |
 | card | its groups only |
 | intermittent | some of its jobs |
+| rack | every job of every host behind a switch, alone too: what they share, such as power or cooling |
 | link | jobs whose ring has the two hosts as neighbours |
 | switch | jobs whose ring has a link to or from a host behind it |
 | uplink | jobs whose ring has a link that leaves it |
+
+A fault need not show in every work: a throttled processor slows a heavy one, and not one that mostly waits.
 """
 
 from __future__ import annotations
@@ -19,25 +22,31 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from muster.judging.observation import Settings, Topology
-from muster.judging.readings import FAILED, STANDS_OUT, SURE, Readings, smallest
+from muster.judging.readings import FAILED, STANDS_OUT, Readings, own_share, smallest
 
-Kind = Literal["host", "compute", "card", "intermittent", "link", "switch", "uplink"]
+Kind = Literal["host", "compute", "card", "intermittent", "rack", "link", "switch", "uplink"]
 OF_HOSTS = frozenset(("host", "compute", "card", "intermittent"))
+OF_SWITCHES = frozenset(("rack", "switch", "uplink"))
 
 # What a fault costs before any reading, in nats: -log of how common it is (a host in 200 by its processor,
-# one in 200 by its card; a link in 1,000; a host in 2,000 now and then; a switch in 200), and 3 =
-# log(0.2 / 0.01) for a slowdown that is fitted to the readings, as a hiccup's is.
+# one in 200 by its card; a link in 300; a host in 700 now and then; a switch in 200, and as often what its
+# hosts share), and 3 for a slowdown that is fitted to the readings.
 _FITTED = 3.0
 COST: dict[Kind, float] = {
     "host": math.log(100) + _FITTED,
     "compute": math.log(200) + _FITTED,
     "card": math.log(200) + _FITTED,
-    "intermittent": math.log(2000) + _FITTED,
-    "link": math.log(1000) + _FITTED,
+    "intermittent": math.log(700) + _FITTED,
+    "rack": math.log(200) + _FITTED,
+    "link": math.log(300) + _FITTED,
     "switch": math.log(200) + _FITTED,
     "uplink": math.log(200) + _FITTED,
 }
+ELSEWHERE = math.log(30)  # nats: a link that the real job's ring does not take (there are 30 times as many)
+NOT_SHOWN = 2.0  # nats: that a fault does not show in another work
+HIDDEN = 3.0  # nats: that slow compute does not show in groups that do the same work
 DILUTED = 0.75  # alone, a host with slow compute is at least this much of its slowdown in groups
+Expects = tuple[tuple[int, float], ...]
 
 
 class Fault(NamedTuple):
@@ -52,15 +61,27 @@ class Fit:
     """How a fault fits, given the faults there are already.
 
     `gain`: nats, before its cost; `by`: the slowdown (log) of jobs in groups, or of the host alone where it
-    shows there only; `expects`: the slowdown now expected of each reading it changes; `chance`: of showing in
-    a job; `hidden`: its jobs in groups were good, so that only one of the host alone would show it again.
+    shows there only (FAILED: its jobs fail); `expects`: the slowdown now expected of each reading it changes;
+    `chance`: of showing in a job; `hidden`: its jobs in groups were good, so that only one of the host alone
+    would show it again.
     """
 
     gain: float
     by: float
-    expects: tuple[tuple[int, float], ...]
+    expects: Expects
     chance: float = 1.0
     hidden: bool = False
+
+
+class _Best(NamedTuple):
+    """Nats gained, the slowdown, and what it changes."""
+
+    gain: float
+    by: float
+    expects: Expects
+
+
+_NOTHING = _Best(0.0, 0.0, ())
 
 
 @dataclass(frozen=True)
@@ -72,11 +93,23 @@ class Case:
     settings: Settings
     _slowed: dict[Fault, list[int]] = field(default_factory=dict, repr=False, compare=False)
 
+    def cost(self, fault: Fault) -> float:
+        """What the fault costs before any reading, in nats."""
+        if fault.kind != "link":
+            return COST[fault.kind]
+        apart, count = fault.where[1] - fault.where[0], len(self.topology.hosts)
+        return COST["link"] + (0.0 if apart in (1, count - 1) else ELSEWHERE)
+
     def slowed(self, fault: Fault) -> list[int]:
-        """The readings of groups that the fault slows."""
+        """The readings that the fault slows, but for those of one host alone with slow compute."""
         if fault not in self._slowed:
             self._slowed[fault] = self._find_slowed(fault)
         return self._slowed[fault]
+
+    def alone(self, fault: Fault) -> list[int]:
+        """The readings of the fault's host alone."""
+        rows = self.readings
+        return [row for row in rows.of_host.get(fault.where[0], ()) if rows.alone[row]]
 
     def _find_slowed(self, fault: Fault) -> list[int]:
         rows = self.readings
@@ -92,94 +125,131 @@ class Case:
         return sorted(row for row in touched if self.passes(fault, rows.hosts[row]))
 
     def passes(self, fault: Fault, hosts: tuple[int, ...]) -> bool:
-        """Whether a job on these hosts would be slowed by a switch or its uplink."""
+        """Whether a job on these hosts would be slowed by a switch, its uplink, or what its hosts share."""
         behind, switch = self.topology.behind, fault.where[0]
-        if len(hosts) < 2:
-            return False
         inside = [behind[host] == switch for host in hosts]
-        return any(inside) and (fault.kind == "switch" or not all(inside))
+        if fault.kind == "rack":
+            return any(inside)
+        return len(hosts) > 1 and any(inside) and (fault.kind == "switch" or not all(inside))
 
     def fit(self, fault: Fault, expected: dict[int, float]) -> Fit | None:
         """The best slowdown for the fault beside what is expected already; None where it explains nothing."""
         if fault.kind == "intermittent":
             return self._intermittent(fault, expected)
-        together = self.slowed(fault)
-        low = smallest(self.readings, together, self.settings)
-        gain, by, expects = self._best(together, expected, low)
+        groups = self._over_works(self.slowed(fault), expected, everywhere=fault.kind == "rack")
         if fault.kind != "compute":
-            return Fit(gain, by, expects) if expects else None
-        alone = [row for row in self.readings.of_host.get(fault.where[0], ()) if self.readings.alone[row]]
-        if gain <= 0:
-            gain, by, expects = 0.0, 0.0, ()
-        low = max(smallest(self.readings, alone, self.settings), DILUTED * by)
-        more, own, besides = self._best(alone, expected, low)
-        hidden = not by and bool(together)
-        return Fit(gain + more, by or own, expects + besides, hidden=hidden) if besides else None
+            return Fit(*groups) if groups.expects else None
+        alone = self._over_works(self.alone(fault), expected, least=DILUTED * groups.by)
+        if not alone.expects:
+            return None
+        hidden = not groups.by and bool(self.slowed(fault))
+        gain = groups.gain + alone.gain
+        if hidden:
+            works = {self.readings.kind[row].work for row, _ in alone.expects}
+            if any(self.readings.kind[row].work in works for row in self.slowed(fault)):
+                gain -= HIDDEN
+        return Fit(gain, groups.by or alone.by, groups.expects + alone.expects, 1.0, hidden)
 
-    def _best(
-        self, rows: Sequence[int], expected: dict[int, float], low: float
-    ) -> tuple[float, float, tuple[tuple[int, float], ...]]:
-        """Gain, slowdown and what it changes, for the slowdown of at least `low` that fits best. Nothing,
-        where less would fit better still, by more than chance: who is slower by less than what counts is not
-        slow."""
+    def _over_works(
+        self, rows: Sequence[int], expected: dict[int, float], least: float = 0.0, everywhere: bool = False
+    ) -> _Best:
+        """The best fit over all works that it may show in: the likeliest first, another only where it gains.
+        `everywhere`: it shows in every work."""
+        works: dict[str, list[int]] = {}
+        for row in rows:
+            works.setdefault(self.readings.kind[row].work, []).append(row)
+        fits = [(self._best(own, expected, least), own) for own in works.values()]
+        fits.sort(key=lambda each: (-each[0].gain, each[1]))
+        if not fits or not fits[0][0].expects:
+            return _NOTHING
+        (gain, by, expects), _ = fits[0]
+        for other, own in fits[1:]:
+            same = self._gain(own, expected, by) if by < FAILED else -math.inf
+            if max(same, other.gain - _FITTED) <= -NOT_SHOWN and not everywhere:
+                gain -= NOT_SHOWN
+            elif same >= other.gain - _FITTED:
+                gain += same
+                expects += tuple([(row, by) for row in own if expected.get(row, 0.0) < by])
+            else:
+                gain += other.gain - _FITTED
+                expects += other.expects
+        return _Best(gain, by, expects)
+
+    def _gain(self, rows: Sequence[int], expected: dict[int, float], by: float) -> float:
+        """Nats gained by a slowdown, over what is expected already."""
+        loss = self.readings.loss
+        gain = 0.0
+        for row in rows:
+            at = expected.get(row, 0.0)
+            if at < by:
+                gain += loss(row, at) - loss(row, by)
+        if by < FAILED and self.readings.spread:
+            gain = min(gain, self._differing(rows, by))
+        return gain
+
+    def _differing(self, rows: Sequence[int], by: float) -> float:
+        """What it costs that a healthy host differs so much from its peers: the slowdown explains its jobs,
+        however many, no better than that."""
+        least = math.inf
+        for row in rows:
+            spread, offset = own_share(self.readings, row)
+            if spread:
+                least = min(least, 0.5 * ((by + offset) / spread) ** 2)
+        return least
+
+    def _best(self, rows: Sequence[int], expected: dict[int, float], least: float = 0.0) -> _Best:
+        """For the slowdown, of at least `least` and of what counts, that fits best. Nothing, where less would
+        fit better still: who is slower by less than what counts is not slow."""
         readings = self.readings
+        low = max(smallest(readings, rows, self.settings), least)
         base = [(row, expected.get(row, 0.0)) for row in rows]
-        if not base:
-            return 0.0, 0.0, ()
-        before = [readings.loss(row, at) for row, at in base]
         best, chosen = -math.inf, low
         for by in _slowdowns([readings.value[row] for row in rows], low):
-            gain = 0.0
-            for (row, at), was in zip(base, before, strict=True):
-                if at < by:
-                    gain += was - readings.loss(row, by)
+            gain = self._gain(rows, expected, by)
             if gain > best:
                 best, chosen = gain, by
         changed = [row for row, at in base if at < chosen]
-        if chosen == low and changed:
-            lacking = sum([low - readings.value[row] for row in changed])
-            if lacking > math.sqrt(len(changed)) * max([readings.sigma[row] for row in changed]):
-                return 0.0, 0.0, ()
-        return best, chosen, tuple([(row, chosen) for row in changed])
+        if best <= 0 or sum([readings.value[row] for row in changed]) < low * len(changed):
+            return _NOTHING
+        return _Best(best, chosen, tuple([(row, chosen) for row in changed]))
 
     def _intermittent(self, fault: Fault, expected: dict[int, float]) -> Fit | None:
-        """Slow in k of n jobs, every share equally likely beforehand: k! (n - k)! / (n + 1)!."""
+        """Slow in k of n jobs in groups, or, where there are none, alone; every share equally likely
+        beforehand: k! (n - k)! / (n + 1)!."""
         readings = self.readings
-        low = smallest(readings, self.slowed(fault), self.settings)
-        tried, shown = 0, []
-        for row in readings.of_host.get(fault.where[0], ()):
+        rows = self.slowed(fault) or [row for row in self.alone(fault) if not readings.hint[row]]
+        low = smallest(readings, rows, self.settings)
+        tried, shown = len(rows), []
+        for row in rows:
             off = readings.value[row] - expected.get(row, 0.0)
             if off > max(low, STANDS_OUT * readings.sigma[row]):
                 shown.append(row)
-                tried += 1
-            elif not readings.alone[row]:
-                tried += 1
-        # What failed and what was a little slow have no mean: failures may be all that it is.
-        failed = [row for row in shown if readings.value[row] >= FAILED - SURE]
+        # What failed and what was a little slow may have different causes: failures may be all that it is.
+        failed = [row for row in shown if readings.failed(row)]
         fits = [self._now_and_then(rows, tried, expected) for rows in (shown, failed) if rows]
         return max(fits, key=lambda fit: fit.gain) if fits else None
 
     def _now_and_then(self, shown: Sequence[int], tried: int, expected: dict[int, float]) -> Fit:
         """Had it shown in these of so many jobs."""
         readings = self.readings
-        by = sum([readings.value[row] for row in shown]) / len(shown)
-        gain = sum([readings.loss(row, expected.get(row, 0.0)) - readings.loss(row, by) for row in shown])
+        slow = [readings.value[row] for row in shown if not readings.failed(row)]
+        by = sum(slow) / len(slow) if slow else FAILED
+        expects = tuple([(row, FAILED if readings.failed(row) else by) for row in shown])
+        gain = sum(
+            [readings.loss(row, expected.get(row, 0.0)) - readings.loss(row, at) for row, at in expects]
+        )
         gain -= math.log((tried + 1) * math.comb(tried, len(shown)))
         share = (len(shown) + 1) / (tried + 2)
-        return Fit(gain, by, tuple([(row, by) for row in shown]), share)
+        return Fit(gain, by, expects, share)
 
 
 def _slowdowns(values: Sequence[float], low: float) -> list[float]:
-    """Slowdowns worth trying: each reading's, and the mean of all, of the upper half, and of those that agree
-    with a failure, or with none."""
-    above = sorted([value for value in values if value > low])
-    if not above:
-        return [low]
+    """Slowdowns worth trying: each reading's, the mean of all, and of those above; and that jobs fail."""
+    times = [value for value in values if value < FAILED]
+    above = sorted([value for value in times if value > low])
     tries = above if len(above) <= 5 else [above[i * (len(above) - 1) // 4] for i in range(5)]
-    tries = [*tries, max(low, sum(values) / len(values))]
-    if len(above) > 1:
-        tries.append(sum(above) / len(above))
-        slow = [value for value in above if value < FAILED - SURE]
-        if slow and len(slow) < len(above):
-            tries.append(sum(slow) / len(slow))
-    return tries
+    if above:
+        tries = [*tries, max(low, sum(times) / len(times)), sum(above) / len(above)]
+    if len(times) < len(values):
+        tries = [*tries, FAILED]
+    return tries or [low]

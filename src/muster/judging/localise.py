@@ -15,13 +15,14 @@ from muster.judging.readings import read
 
 @dataclass(frozen=True)
 class State:
-    """All that is known after some waves."""
+    """All that is known after some waves. `suspects`: host -> the probability that it is bad, by itself or
+    with all that are behind its switch; absent: nothing points at it."""
 
     observations: tuple[Observation, ...]
     case: Case
     parts: tuple[Part, ...]
     baselines: Mapping[Class, Baseline]
-    suspects: Mapping[int, float]  # host -> probability that it is bad; absent: nothing points at it
+    suspects: Mapping[int, float]
     part_of: Mapping[int, Part] = field(repr=False)
 
     @property
@@ -33,7 +34,7 @@ class State:
         return self.case.settings
 
     def suspicion(self, host: int) -> float:
-        """The probability that something is wrong with the host itself."""
+        """The probability that something is wrong with the host, rather than with what it is connected by."""
         return self.suspects.get(host, 0.0)
 
 
@@ -48,8 +49,8 @@ def localise(
     `stored`: baselines from elsewhere, used where the fleet is too small to make its own.
     """
     settings = settings or Settings()
-    observations = side_by_side(observations)
-    readings, baselines = read(observations, topology, stored)
+    detrended = side_by_side(observations)
+    readings, baselines = read(detrended, topology, stored)
     case = Case(readings, topology, settings)
     parts = explain(case)
     suspects: dict[int, float] = {}
@@ -58,6 +59,14 @@ def localise(
         for row in part.rows:
             for host in readings.hosts[row]:
                 part_of[host] = part
-        for host in sorted({f.where[0] for f in part.faults() if f.kind in OF_HOSTS}):
+        faults = part.faults()
+        for host in sorted({fault.where[0] for fault in faults if fault.kind in OF_HOSTS}):
             suspects[host] = part.of_host(host)
-    return State(tuple(observations), case, parts, baselines, suspects, part_of)
+        for fault in faults:
+            if fault.kind == "rack":
+                chance = part.probability(fault)
+                for host, switch in enumerate(topology.behind):
+                    if switch == fault.where[0]:
+                        suspects[host] = min(1.0, suspects.get(host, 0.0) + chance)
+                        part_of[host] = part
+    return State(detrended.observations, case, parts, baselines, suspects, part_of)

@@ -1,54 +1,132 @@
-"""What hosts share because they were measured side by side is the moment's, not theirs. Pure.
+"""What hosts share because they were measured at the same time is the moment's, not theirs. Pure.
 
-A job that measures each of its hosts by itself (the fabric's matrix products) does so on all of them at
-once. Whatever slows all of them then, such as a room that is warm, a file system, or neighbours of virtual
-machines, differs from job to job and would pass for a difference between hosts, or hide one. Within a
-moment they are compared with their median; so are what the hosts of one training computed.
+Whatever slows everything for a while, such as a room that is warm, a file system, or neighbours of virtual
+machines, differs from wave to wave and would pass for a difference between hosts, or hide one. So a job is
+compared with those that ran when it did. How much a moment was slower than the usual one is the median of its
+jobs, drawn towards nothing by as much as so few jobs can be wrong; what stays unknown of it is added to the
+doubt of its readings. A moment with too few jobs of a kind takes the pace of its other kinds.
+
+Moments come from the jobs' own words (`moment`), or from when they began and ended: a job belongs to a moment
+where at least half of it ran during the moment's first job.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from muster.judging.baseline import FEWEST
+from muster.judging.baseline import FEWEST, FLOOR, MAD, TYPICAL, robust
 from muster.judging.observation import Observation
 
 _Kind = tuple[str, int]  # work, and number of hosts
-_Moment = tuple[_Kind, str]
+DRIFT = 0.002  # by how much moments differ where nothing is known (standard deviation, share of the time)
+FEW = 8  # jobs of a moment, from where on bad ones among them are looked for
 
 
-def side_by_side(observations: Sequence[Observation]) -> list[Observation]:
-    """The observations, with times as if every moment had been alike. A moment of fewer than FEWEST hosts
-    stays as it is: one bad host would be a part of what is normal there."""
-    alone: dict[_Moment, list[float]] = {}
-    together: dict[_Moment, Sequence[float]] = {}
-    for index, each in enumerate(observations):
-        kind = (each.work, len(each.hosts))
-        if each.moment and each.seconds is not None and each.outcome == "succeeded":
-            alone.setdefault((kind, each.moment), []).append(each.seconds)
-        if each.computing:
-            together[kind, str(index)] = each.computing
-    pace, own = _paces(alone), _paces(together)
-    if not pace and not own:
-        return list(observations)
-    made = []
-    for index, each in enumerate(observations):
-        kind = (each.work, len(each.hosts))
-        if each.seconds is not None and each.outcome == "succeeded" and (by := pace.get((kind, each.moment))):
-            each = replace(each, seconds=each.seconds / by)
-        if by := own.get((kind, str(index))):
-            each = replace(each, computing=tuple(seconds / by for seconds in each.computing))
+@dataclass(frozen=True)
+class Detrended:
+    """`observations` with times as if every moment had been alike; `doubts`: for each, the variance that is
+    left in its pace, as a share of the time squared."""
+
+    observations: tuple[Observation, ...]
+    doubts: tuple[float, ...]
+
+
+def moments_of(observations: Sequence[Observation]) -> list[str]:
+    """The moment of each; empty where it is not known."""
+    found = [each.moment for each in observations]
+    timed = [
+        (each.began, each.ended, index)
+        for index, each in enumerate(observations)
+        if not each.moment and each.began is not None and each.ended is not None and each.ended > each.began
+    ]
+    left = sorted(timed)
+    while left:
+        began, ended, first = left[0]
+        rest = []
+        for start, end, index in left:
+            if min(end, ended) - max(start, began) >= 0.5 * (end - start) or index == first:
+                found[index] = f"{began:.6f}"
+            else:
+                rest.append((start, end, index))
+        left = rest
+    return found
+
+
+def side_by_side(observations: Sequence[Observation]) -> Detrended:
+    """The observations without what their moments share."""
+    moments = moments_of(observations)
+    times: dict[tuple[_Kind, str], list[float]] = {}
+    for each, moment in zip(observations, moments, strict=True):
+        if moment and each.seconds is not None and each.outcome == "succeeded":
+            times.setdefault(((each.work, len(each.hosts)), moment), []).append(math.log(each.seconds))
+    paces, drift = _paces(times)
+    made, doubts = [], []
+    for each, moment in zip(observations, moments, strict=True):
+        pace, doubt = paces.get(((each.work, len(each.hosts)), moment), (0.0, drift))
+        if each.seconds is not None and each.outcome == "succeeded":
+            each = replace(each, seconds=each.seconds * math.exp(-pace)) if pace else each
+        if len(each.computing) >= FEWEST:
+            each = replace(each, computing=_beside_each_other(each.computing))
+        elif each.computing and pace:
+            each = replace(each, computing=tuple(own * math.exp(-pace) for own in each.computing))
         made.append(each)
-    return made
+        doubts.append(doubt if moment else 0.0)
+    return Detrended(tuple(made), tuple(doubts))
 
 
-def _paces(times: Mapping[_Moment, Sequence[float]]) -> dict[_Moment, float]:
-    """How much longer everything took in a moment than in the usual one of its kind."""
-    middles = {moment: statistics.median(each) for moment, each in times.items() if len(each) >= FEWEST}
-    of_kind: dict[_Kind, list[float]] = {}
-    for (kind, _), middle in middles.items():
-        of_kind.setdefault(kind, []).append(middle)
-    usual = {kind: statistics.median(each) for kind, each in of_kind.items()}
-    return {moment: middle / usual[moment[0]] for moment, middle in middles.items() if usual[moment[0]] > 0}
+def _beside_each_other(seconds: tuple[float, ...]) -> tuple[float, ...]:
+    """What the hosts of one job computed, in shares of their median: they ran at the same time."""
+    middle = statistics.median(seconds)
+    return tuple(each / middle for each in seconds) if middle > 0 else seconds
+
+
+def _paces(
+    times: Mapping[tuple[_Kind, str], Sequence[float]],
+) -> tuple[dict[tuple[_Kind, str], tuple[float, float]], float]:
+    """By how much (log) each moment was slower than the usual one of its kind, and what is left of doubt
+    (variance); and the variance of a moment of which nothing is known: none, where there is one moment."""
+    middles: dict[_Kind, dict[str, tuple[float, float]]] = {}  # with the variance of the middle
+    for (kind, moment), values in times.items():
+        if len(values) >= FEWEST:
+            middles.setdefault(kind, {})[moment] = _middle(values)
+    usual = {kind: statistics.median([at for at, _ in each.values()]) for kind, each in middles.items()}
+    squares, count = DRIFT**2, 1
+    for kind, each in middles.items():
+        squares += sum([max(0.0, (at - usual[kind]) ** 2 - doubt) for at, doubt in each.values()])
+        count += len(each) - 1
+    drift = squares / count
+    pooled: dict[str, list[float]] = {}
+    found: dict[tuple[_Kind, str], tuple[float, float]] = {}
+    for kind, each in middles.items():
+        if len(each) < 2:
+            continue
+        for moment, (at, doubt) in each.items():
+            share = drift / (drift + doubt)
+            found[kind, moment] = (share * (at - usual[kind]), share * doubt)
+            pooled.setdefault(moment, []).append(share * (at - usual[kind]))
+    moments: dict[_Kind, int] = {}
+    for kind, _ in times:
+        moments[kind] = moments.get(kind, 0) + 1
+    for kind, moment in times:
+        if (kind, moment) not in found:
+            if moments[kind] < 2:
+                found[kind, moment] = (0.0, 0.0)  # nothing to differ from
+            elif moment in pooled:
+                found[kind, moment] = (statistics.fmean(pooled[moment]), drift / 4)
+            else:
+                found[kind, moment] = (0.0, drift)
+    return found, drift
+
+
+def _middle(values: Sequence[float]) -> tuple[float, float]:
+    """The middle of a moment's jobs, and its variance. Of many, those that are slow are left out."""
+    ordered = sorted(values)
+    if len(ordered) >= FEW:
+        middle, scale, count = robust(ordered)
+    else:
+        middle, count = statistics.median(ordered), len(ordered)
+        scale = max(TYPICAL, MAD * statistics.median([abs(each - middle) for each in ordered]))
+    return middle, 1.6 * max(scale, FLOOR) ** 2 / count

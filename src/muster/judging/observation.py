@@ -110,17 +110,19 @@ class Settings:
     standard deviations of it count instead. `convict`: the probability above which a host is called bad;
     `named`: above which the kind of fault, or a link or a switch, is named; `clear`: below which a suspicion
     is dropped; `sweeps`: jobs in a group that every host shall have had; `ring`: try every link between
-    neighbours; `references`: hosts that run alone beside a suspect, to compare it with; `alone`: whether a
-    job on one host can be run, and tells anything.
+    neighbours; `references`: hosts that run alone beside a suspect, to compare it with; `beside`: jobs of
+    a kind that a wave shall have, so that what slows all of them shows; `alone`: whether a job on one host
+    can be run, and tells anything.
     """
 
     slow: float = 0.01
-    convict: float = 0.99
-    named: float = 0.95
+    convict: float = 0.98
+    named: float = 0.9
     clear: float = 0.01
-    sweeps: int = 2
+    sweeps: int = 6
     ring: bool = True
     references: int = 31
+    beside: int = 8
     alone: bool = True
 
 

@@ -11,41 +11,60 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from muster.judging.baseline import Baseline, Class, fleet_baselines
+from muster.judging.baseline import FLOOR, Baseline, Class, fleet_baselines
+from muster.judging.moments import Detrended
+from muster.judging.noise import PRIOR, Tail, learn
 from muster.judging.observation import Link, Observation, Settings, Topology, ring_links
 
-# What one surprising reading may weigh, in nats, however far off it is: a job can be slowed by something that
-# does not last (1 in 500, by anything up to 20 %: log 500 + log(0.2 / (0.004 sqrt(2 pi))) = 9.2), or die by
-# chance (1 in 10,000), and what a host does by itself can mislead.
-HICCUP, CRASH, HINT = 9.2, 9.2, 4.0
-# A job that runs faster than a fault allows is stronger evidence: nothing makes jobs faster. Except where it
-# was measured side by side with others, and held against what they took: while all of them are slowed by the
-# same (a machine that has too little processor time for its virtual ones), the fault of one hardly shows.
-# There a reading that is too fast weighs what a hiccup does.
-FASTER = 30.0
+# A job can be slowed by something that does not last: 1 in 4,500, until more are seen (slow jobs whose hosts
+# have no other one; the assumption counts for 900 jobs), by more than y with a probability of
+# (0.05 / (0.05 + y))^2. So a larger slowdown is always the stronger evidence: what a hiccup costs grows
+# faster than what a fault's own variation (VARIES) costs.
+HICCUPS, ASSUMED, SIZE = 0.2, 900.0, 0.05
+CRASH = 9.2  # a job dies by chance: 1 in 10,000
 # A job that names a hardware error of its host did not die by chance: one is enough.
 HARDWARE = 30.0
+# What a host does by itself can mislead: a hint costs so much less than a hiccup.
+HINT = 5.2
+# What a job that runs faster than a fault allows weighs at most: nothing makes jobs faster. Except where each
+# host was measured by itself, beside others, and held against what they took: while all of them are slowed
+# by the same (a machine that has too little processor time for its virtual ones), a fault hardly shows.
+FASTER, BESIDE = 30.0, 9.2
 VARIES = 0.1  # a fault's slowdown differs that much, relative to itself, from job to job (partners, load)
-FAILED = 1.0  # the reading of a failed job: as if it took 2.7 times as long
-SURE = 0.05  # and its deviation
-STANDS_OUT = 2.5  # deviations: a reading above it asks for an explanation
+FAILED = 100.0  # the reading of a failed job, and what is expected of one: longer than any time
+STANDS_OUT = 2.5  # deviations of a normal distribution: what costs as much asks for an explanation
+DOUBTFUL = 0.5 * STANDS_OUT**2
+TOGETHER = 3.2  # deviations: jobs of a host that stand out only taken together
+FAR = 4.0  # deviations: no noise, or hardly ever
+CLIP = 3.0  # deviations: readings further off tell nothing of how healthy hosts differ
+DIFFER = 0.002  # what hosts usually differ by (64 healthy 8-GPU hosts: 0.0018, with the noise of their jobs)
+MOST = 12  # readings of a host that are compared with each other
+APART = 4.0  # standard deviations of hosts: that far from its peers a healthy one hardly is (1 in 30,000)
 
 
 @dataclass
 class Readings:
-    """One row per reading, in columns. `value`: log(time / healthy time); `weight`: 1 / (2 sigma^2);
-    `most`, `least`: what a reading above, or below what was expected can weigh at most; `alone`: of one
-    host, without the network; `source`: which observation."""
+    """One row per reading, in columns. `value`: log(time / healthy time), FAILED of a job that failed;
+    `sigma`: its deviation; `most`: of a failure, what it weighs at most; of a time, what is taken off a
+    hiccup's cost; `least`: what a reading below what was expected can weigh at most; `alone`: of one host,
+    without the network; `hint`: of what a host did within a job; `source`: which observation; `kind`: which
+    class. `hiccups`: share of jobs. `slow`, `fast`: the noise on either side. `spread`: by work, the standard
+    deviation of what healthy hosts differ by."""
 
     value: list[float] = field(default_factory=list)
     sigma: list[float] = field(default_factory=list)
-    weight: list[float] = field(default_factory=list)
     most: list[float] = field(default_factory=list)
     least: list[float] = field(default_factory=list)
     alone: list[bool] = field(default_factory=list)
+    hint: list[bool] = field(default_factory=list)
     hosts: list[tuple[int, ...]] = field(default_factory=list)
     source: list[int] = field(default_factory=list)
+    kind: list[Class] = field(default_factory=list)
     of_host: dict[int, list[int]] = field(default_factory=dict)
+    hiccups: float = HICCUPS / ASSUMED
+    slow: Tail = PRIOR
+    fast: Tail = PRIOR
+    spread: dict[str, float] = field(default_factory=dict)
 
     def add(
         self,
@@ -53,19 +72,22 @@ class Readings:
         value: float,
         sigma: float,
         source: int,
-        most: float,
+        kind: Class,
+        most: float = 0.0,
         least: float = FASTER,
+        hint: bool = False,
     ) -> None:
         """One reading; `alone` follows from the number of hosts."""
         row = len(self.value)
         self.value.append(value)
         self.sigma.append(sigma)
-        self.weight.append(0.5 / (sigma * sigma))
         self.most.append(most)
         self.least.append(least)
         self.alone.append(len(hosts) == 1)
+        self.hint.append(hint)
         self.hosts.append(hosts)
         self.source.append(source)
+        self.kind.append(kind)
         for host in hosts:
             rows = self.of_host.get(host)
             if rows is None:
@@ -77,18 +99,35 @@ class Readings:
         """Which links the job's ring went over."""
         return ring_links(self.hosts[row])
 
+    def failed(self, row: int) -> bool:
+        """Whether it is of a job that failed."""
+        return self.value[row] >= FAILED
+
     def deviations(self, row: int) -> float:
         """How far from healthy."""
         return self.value[row] / self.sigma[row]
 
     def loss(self, row: int, expected: float) -> float:
-        """Minus the log likelihood, up to a constant, where a slowdown is expected."""
-        off = self.value[row] - expected
-        cost = off * off * self.weight[row]
+        """Minus the log likelihood, up to a constant, where a slowdown (or FAILED) is expected."""
+        value, sigma = self.value[row], self.sigma[row]
+        if value >= FAILED:
+            return 0.0 if expected >= FAILED else self.most[row]
+        if expected >= FAILED:
+            return self.least[row]
+        off = value - expected
+        cost = 0.0
+        wide = sigma
         if expected:
-            wider = 1.0 + 2.0 * self.weight[row] * (VARIES * expected) ** 2
-            cost = cost / wider + 0.5 * math.log(wider)
-        return min(cost, self.most[row] if off > 0 else self.least[row])
+            wide = math.sqrt(sigma * sigma + (VARIES * expected) ** 2)
+            cost = math.log(wide / sigma)
+        if off <= 0.0:
+            return min(cost + self.fast.cost(-off / wide), self.least[row])
+        hiccup = _HICCUP + 3.0 * math.log(SIZE + off) - math.log(sigma * self.hiccups) - self.most[row]
+        return min(cost + self.slow.cost(off / wide), hiccup)
+
+
+# -log of the density of a hiccup of size y, 2 a^2 / (a + y)^3, in units of the peak of the noise.
+_HICCUP = -math.log(2.0 * SIZE**2) - 0.5 * math.log(2.0 * math.pi)
 
 
 def _times(observations: Sequence[Observation]) -> tuple[dict[Class, list[float]], dict[Class, int]]:
@@ -110,40 +149,133 @@ def _times(observations: Sequence[Observation]) -> tuple[dict[Class, list[float]
 
 
 def read(
-    observations: Sequence[Observation],
+    detrended: Detrended,
     topology: Topology,
     stored: Mapping[Class, Baseline] | None = None,
 ) -> tuple[Readings, dict[Class, Baseline]]:
     """Readings of all observations that can be compared with something, and the baselines used. Jobs with a
     host that is not in the topology help to make the baselines, no more."""
-    times, counts = _times(observations)
+    times, counts = _times(detrended.observations)
     baselines = fleet_baselines(times, stored, counts)
     index = topology.index
     rows = Readings()
-    for number, each in enumerate(observations):
+    for number, (each, doubt) in enumerate(zip(detrended.observations, detrended.doubts, strict=True)):
         if any(host not in index for host in each.hosts):
             continue
         hosts = tuple([index[host] for host in each.hosts])
+        kind = Class(each.work, len(hosts))
         if each.outcome != "succeeded" or each.seconds is None:
             culprits = [index[host] for host in each.culprits if host in index]
             for host in culprits:
-                rows.add((host,), FAILED, SURE, number, HARDWARE if each.hardware else CRASH)
+                rows.add((host,), FAILED, 1.0, number, kind, HARDWARE if each.hardware else CRASH)
             if not culprits:
-                rows.add(hosts, FAILED, SURE, number, CRASH)
+                rows.add(hosts, FAILED, 1.0, number, kind, CRASH)
             continue
-        base = baselines.get(Class(each.work, len(hosts)))
+        base = baselines.get(kind)
         if base is not None:
-            least = HICCUP if each.moment else FASTER
-            rows.add(hosts, math.log(each.seconds / base.seconds), base.sigma, number, HICCUP, least)
+            sigma = math.sqrt(base.sigma * base.sigma + doubt) if doubt else base.sigma
+            least = BESIDE if each.moment and len(hosts) == 1 else FASTER
+            rows.add(hosts, math.log(each.seconds / base.seconds), sigma, number, kind, 0.0, least)
         if each.computing and len(hosts) > 1:
-            base = baselines.get(Class(each.work, len(hosts), "busy"))
+            kind = Class(each.work, len(hosts), "busy")
+            base = baselines.get(kind)
             for host, busy in zip(hosts, each.computing, strict=True):
                 if base is not None and busy > 0:
-                    rows.add((host,), math.log(busy / base.seconds), base.sigma, number, HINT, HINT)
+                    sigma = math.sqrt(base.sigma * base.sigma + doubt) if doubt else base.sigma
+                    value = math.log(busy / base.seconds)
+                    rows.add((host,), value, sigma, number, kind, HINT, HINT - 1.2, hint=True)
+    _learn_noise(rows)
+    rows.spread = _spreads(rows)
     return rows, baselines
 
 
+def _learn_noise(rows: Readings) -> None:
+    """The tails, from jobs in groups. On the slow side, only what no host of the job explains counts: a host
+    whose jobs are all slow is none."""
+    usual: dict[int, float] = {}
+    jobs: dict[int, int] = {}
+    for host, own in rows.of_host.items():
+        found = [rows.deviations(row) for row in own if len(rows.hosts[row]) > 1 and not rows.failed(row)]
+        if found:
+            mean = sum(found) / len(found)
+            together = mean * math.sqrt(len(found)) > TOGETHER and min(found) > 0.5 * mean
+            usual[host], jobs[host] = mean if together else 0.0, len(found)
+    slow: list[float] = []
+    fast: list[float] = []
+    far = dict.fromkeys(jobs, 0)
+    for row, hosts in enumerate(rows.hosts):
+        if len(hosts) > 1 and not rows.failed(row) and rows.deviations(row) > FAR:
+            for host in hosts:
+                far[host] += 1
+    chance = count = 0
+    for row, hosts in enumerate(rows.hosts):
+        if len(hosts) < 2 or rows.failed(row):
+            continue
+        off = rows.deviations(row)
+        count += 1
+        if off > FAR and all(jobs[host] > 1 and far[host] == 1 for host in hosts):
+            chance += 1
+        if off <= 0:
+            fast.append(-off)
+        elif all(jobs[host] > 1 for host in hosts):
+            explained = max([usual[host] for host in hosts])
+            if explained < off:
+                slow.append(off - explained)
+    rows.slow, rows.fast = learn(slow), learn(fast)
+    rows.hiccups = (HICCUPS + chance) / (ASSUMED + count)
+
+
+def _spreads(rows: Readings) -> dict[str, float]:
+    """By work, what healthy hosts differ by for good: two jobs of one host are slow together by it. From the
+    products of their readings, drawn towards what is usual where these are few."""
+    sums: dict[str, tuple[float, float]] = {}
+    for own in rows.of_host.values():
+        if len(own) < 2:
+            continue
+        good = [row for row in own if not rows.hint[row] and abs(rows.deviations(row)) < CLIP][:MOST]
+        for place, row in enumerate(good):
+            for other in good[:place]:
+                work = rows.kind[row].work
+                if rows.kind[other].work != work:
+                    continue
+                common = _in_common(len(rows.hosts[row]), len(rows.hosts[other]))
+                both = rows.sigma[row] * rows.sigma[other]
+                product, weight = sums.get(work, (0.0, 0.0))
+                weight_here = common / (both * both)
+                product += weight_here * rows.value[row] * rows.value[other]
+                sums[work] = (product, weight + weight_here * common)
+    prior = DIFFER**-4
+    found = {}
+    for work, (product, weight) in sums.items():
+        square = (product + prior * DIFFER**2) / (weight + prior)
+        found[work] = math.sqrt(max(square, FLOOR**2))
+    return found
+
+
+def _in_common(size: int, other: int) -> float:
+    """The covariance of the slowest of two groups of hosts that share one, in variances of a host. Exact for
+    a host alone with a group (1/n); else the mean of its bounds."""
+    return 0.5 * (1.0 / (size * other) + 1.0 / (size + other - 1))
+
+
+# The mean of the largest of n standard normal numbers.
+_LARGEST = (0.0, 0.0, 0.564, 0.846, 1.029, 1.163, 1.267, 1.352, 1.424)
+
+
+def own_share(rows: Readings, row: int) -> tuple[float, float]:
+    """What healthy hosts of the reading's work differ by, and how much slower than a typical host the
+    slowest of a group is for it."""
+    spread = rows.spread.get(rows.kind[row].work, 0.0)
+    size = len(rows.hosts[row])
+    largest = _LARGEST[size] if size < len(_LARGEST) else math.sqrt(2.0 * math.log(size)) - 0.4
+    return spread, spread * largest
+
+
 def smallest(readings: Readings, rows: Sequence[int], settings: Settings) -> float:
-    """The smallest slowdown (log) that these readings may be called slow for."""
+    """The smallest slowdown (log) that these readings may be called slow for: what was asked for, but never
+    less than noise makes, or than healthy hosts differ by."""
     noise = min([readings.sigma[row] for row in rows], default=0.0)
-    return max(math.log1p(settings.slow), STANDS_OUT * noise)
+    spread = 0.0
+    if readings.spread:
+        spread = max([readings.spread.get(readings.kind[row].work, 0.0) for row in rows], default=0.0)
+    return max(math.log1p(settings.slow), STANDS_OUT * noise, APART * spread)

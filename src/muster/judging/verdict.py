@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from muster.judging.baseline import Baseline, Class
+from muster.judging.ask import next_wave
+from muster.judging.baseline import FLOOR, Baseline, Class
 from muster.judging.explain import Explanation, Part
 from muster.judging.faults import COST, OF_HOSTS, Fault, Fit, Kind
 from muster.judging.localise import State, localise
-from muster.judging.observation import Observation, Settings, Topology
-from muster.judging.readings import FAILED, SURE, smallest
+from muster.judging.observation import Group, Observation, Settings, Topology
+from muster.judging.readings import FAILED, STANDS_OUT, Readings, own_share, smallest
 
 Condition = Literal["fit", "differs", "probably fit", "slow", "failing", "unknown"]
-SHOWN = 6  # jobs given as evidence
+Reading = Literal["step", "computing", "failed"]
+SHOWN = 6  # readings given as evidence
+PROBABLY = 0.25  # of a host that is bad with no more than this probability: probably fit
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One job that speaks for or against: with which peers, and how much slower than a healthy one it was
-    (None: it failed)."""
+    """One reading that speaks for or against: of which job, with which peers, and how much slower than a
+    healthy one it was (None: it failed). `what` was read: the job's step, or what the host computed in it by
+    itself. `work`: the observation's."""
 
     job: str
     peers: tuple[str, ...]
     slower: float | None
+    what: Reading = "step"
+    work: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,12 +110,13 @@ def judge(
 def judge_state(state: State) -> Judgement:
     """Verdicts of a State."""
     unread = _unread(state)
-    hosts = tuple(_host(state, host, unread) for host in range(len(state.topology.hosts)))
+    bench = _Bench(state, unread)
+    hosts = tuple(bench.host(host) for host in range(len(state.topology.hosts)))
     links: list[Verdict] = []
     switches: list[Verdict] = []
     for part in state.parts:
         for fault in part.faults():
-            if fault.kind in OF_HOSTS:
+            if fault.kind in OF_HOSTS or fault.kind == "rack":
                 continue
             verdict = _shared(state, part, fault)
             if verdict is not None:
@@ -141,81 +148,206 @@ def _nothing_known(jobs: Sequence[Observation]) -> str:
 
 
 def _evidence(state: State, rows: Sequence[int], but: tuple[int, ...]) -> tuple[Evidence, ...]:
-    """The jobs that tell most, the slowest first; `but`: the hosts that the verdict is about. Peers are those
-    of the job, also where it tells something of one host alone."""
+    """The readings that tell most, the slowest first; `but`: the hosts that the verdict is about. Peers are
+    those of the job, also where it tells something of one host alone."""
     readings, about = state.case.readings, {state.topology.hosts[host] for host in but}
-    steps = [row for row in rows if readings.most[row] != readings.least[row]] or list(rows)
-    slow = sorted((r for r in steps if readings.deviations(r) > 2.5), key=lambda r: (-readings.value[r], r))
-    fine = sorted((r for r in steps if readings.deviations(r) <= 2.5), key=lambda r: (readings.value[r], r))
+    slow = sorted(
+        (r for r in rows if readings.deviations(r) > STANDS_OUT), key=lambda r: (-readings.value[r], r)
+    )
+    fine = sorted(
+        (r for r in rows if readings.deviations(r) <= STANDS_OUT), key=lambda r: (readings.value[r], r)
+    )
     room = max(SHOWN // 2, SHOWN - len(slow))
     chosen = [*slow[: SHOWN - min(room, len(fine))], *fine[:room]]
-    return tuple(
-        Evidence(
-            state.observations[readings.source[row]].job,
-            tuple(host for host in state.observations[readings.source[row]].hosts if host not in about),
-            None
-            if readings.value[row] == FAILED and readings.sigma[row] == SURE
-            else round(math.expm1(readings.value[row]), 5),
-        )
-        for row in chosen
-    )
+    return tuple(_one(state, row, about) for row in chosen)
+
+
+def _one(state: State, row: int, about: set[str]) -> Evidence:
+    readings = state.case.readings
+    job = state.observations[readings.source[row]]
+    peers = tuple(host for host in job.hosts if host not in about)
+    what: Reading = "failed" if readings.failed(row) else "computing" if readings.hint[row] else "step"
+    slower = None if what == "failed" else round(math.expm1(readings.value[row]), 5)
+    return Evidence(job.job, peers, slower, what, job.work)
 
 
 def _size(state: State, fit: Fit) -> tuple[Condition, float | None, float | None]:
     """Slow or failing; by what share of the time; and its standard error."""
     readings = state.case.readings
     mine = [row for row, by in fit.expects if by > 0]
-    failures = [row for row in mine if readings.sigma[row] == SURE and readings.value[row] == FAILED]
-    if 2 * len(failures) >= len(mine):
+    failures = [row for row in mine if readings.failed(row)]
+    if 2 * len(failures) >= len(mine) or fit.by >= FAILED:
         return "failing", None, None
     spread = [readings.sigma[row] for row in mine if row not in failures]
     return "slow", math.expm1(fit.by), math.exp(fit.by) * max(spread) / math.sqrt(len(spread))
 
 
-def _host(state: State, host: int, unread: Mapping[str, Sequence[Observation]]) -> Verdict:
-    """Whether something is wrong with the host itself."""
-    rows = state.case.readings.of_host.get(host, [])
-    name = (state.topology.hosts[host],)
-    if not rows:
-        return Verdict("host", name, "unknown", 0.0, reason=_nothing_known(unread[name[0]]))
-    evidence = _evidence(state, rows, (host,))
-    bound = _at_most(state, rows)
-    part, chance = state.part_of.get(host), state.suspicion(host)
-    if part is not None and chance >= state.settings.convict:
-        return _bad_host(state, part, host, evidence)
-    if chance > 1.0 - state.settings.named:
-        reason = f"suspected: bad with a probability of {chance:.2f}"
-        return Verdict("host", name, "unknown", chance, at_most=bound, reason=reason, evidence=evidence)
-    low = math.expm1(smallest(state.case.readings, rows, state.settings))
-    if bound > 2 * low:
-        reason = _never_good(state, rows, low)
-        return Verdict("host", name, "unknown", chance, at_most=bound, reason=reason, evidence=evidence)
-    groups = any(not state.case.readings.alone[row] for row in rows)
-    reason = f"at most {bound:.1%} slower than its peers" + ("" if groups else "; it ran alone only")
-    confidence = 1.0 - max(chance, _unseen(state, rows, low))
-    return Verdict("host", name, "fit", confidence, at_most=bound, reason=reason, evidence=evidence)
+class _Bench:
+    """The hosts' verdicts, from what is common to them."""
 
+    def __init__(self, state: State, unread: Mapping[str, Sequence[Observation]]) -> None:
+        self.state, self.unread = state, unread
+        self.readings = state.case.readings
+        self.blamed = _blamed(state)
+        self._next: tuple[Group, ...] | None = None
 
-def _never_good(state: State, rows: Sequence[int], low: float) -> str:
-    """What is not known of a host whose jobs in groups (all its jobs, where it was in none) were all slow."""
-    readings = state.case.readings
-    alone = [row for row in rows if readings.alone[row]]
-    good = [row for row in alone if math.expm1(readings.value[row] + 2 * readings.sigma[row]) <= 2 * low]
-    if not good or len(alone) == len(rows):
+    def host(self, host: int) -> Verdict:
+        """Whether something is wrong with the host itself."""
+        state, rows = self.state, self.readings.of_host.get(host, [])
+        name = (state.topology.hosts[host],)
+        if not rows:
+            return Verdict("host", name, "unknown", 0.0, reason=_nothing_known(self.unread[name[0]]))
+        evidence = _evidence(state, rows, (host,))
+        part, chance = state.part_of.get(host), state.suspicion(host)
+        if part is not None and chance >= state.settings.convict:
+            return _bad_host(state, part, host, evidence)
+        subjects = self._subjects(host, rows)
+        bounds = [each.at_most for each in subjects if each.at_most is not None]
+        base = Verdict(
+            "host",
+            name,
+            "unknown",
+            chance,
+            at_most=max(bounds, default=None),
+            evidence=evidence,
+            subjects=subjects,
+        )
+        if chance > 1.0 - state.settings.named:
+            return self._in_doubt(base, chance)
+        if not bounds or any(each.condition == "unknown" for each in subjects):
+            return replace(base, reason=self._never_good(host, rows), settle=self._settle(name[0]))
+        confidence = 1.0 - max(
+            chance, _unseen(state, rows, math.expm1(smallest(self.readings, rows, state.settings)))
+        )
+        differs = self._differs(rows)
+        if differs is not None:
+            slower, within, spread = differs
+            reason = (
+                f"{slower:.1%} slower than its peers, within what this fleet's hosts differ by ({spread:.1%})"
+            )
+            return replace(
+                base, condition="differs", confidence=confidence, slower=slower, within=within, reason=reason
+            )
+        return replace(base, condition="fit", confidence=confidence, reason=_looked_at(subjects))
+
+    def _in_doubt(self, base: Verdict, chance: float) -> Verdict:
+        """Suspected, and not convicted."""
+        settle = self._settle(base.subject[0])
+        if chance <= PROBABLY:
+            reason = f"bad with a probability of {chance:.2f}"
+            return replace(base, condition="probably fit", reason=reason, settle=settle)
+        return replace(base, reason=f"suspected: bad with a probability of {chance:.2f}", settle=settle)
+
+    def _settle(self, name: str) -> str:
+        """Which job would tell more of a host."""
+        if self._next is None:
+            self._next = next_wave(self.state)
+        for group in self._next:
+            if name in group:
+                others = [host for host in group if host != name]
+                return f"a job of {name} with {', '.join(others)}" if others else f"a job of {name} alone"
+        return f"more jobs of {name}, with other hosts" if len(self.state.topology.hosts) > 2 else ""
+
+    def _subjects(self, host: int, rows: Sequence[int]) -> tuple[Subject, ...]:
+        """What the host's readings tell of, each by its own. A job that another's fault explains tells
+        nothing of this host."""
+        readings = self.readings
+        mine = [row for row in rows if row not in self.blamed or readings.alone[row]]
+        alone = [row for row in mine if readings.alone[row]]
+        groups = [row for row in mine if not readings.alone[row]]
+        training = [row for row in groups if not self.state.observations[readings.source[row]].exchanges]
+        links = {link for row in groups for link in readings.links(row) if host in link}
+        met = any(not readings.alone[row] for row in rows)
+        found = [self._subject("compute", alone or training, len(alone) + len(training))]
+        if met:
+            found.append(self._subject("card", groups, len(groups)))
+            card = found[-1]
+            found.append(Subject("links", card.condition, len(links), card.at_most))
+        return tuple(found)
+
+    def _subject(self, name: Literal["compute", "card"], rows: Sequence[int], jobs: int) -> Subject:
+        readings, settings = self.readings, self.state.settings
+        if not rows:
+            return Subject(name, "unknown", 0)
+        bound, good = 0.0, True
+        for own in _by_kind(readings, rows):
+            here = _at_most(readings, own)
+            bound = max(bound, here)
+            good = good and here <= 2 * math.expm1(smallest(readings, own, settings))
+        return Subject(name, "fit" if good else "unknown", jobs, bound)
+
+    def _never_good(self, host: int, rows: Sequence[int]) -> str:
+        """What is not known of a host whose jobs were all slow, alone or in groups or in some work."""
+        readings, settings = self.readings, self.state.settings
+        alone = [row for row in rows if readings.alone[row]]
+        groups = [row for row in rows if not readings.alone[row]]
+
+        def good(own: Sequence[int]) -> bool:
+            limit = 2 * math.expm1(smallest(readings, own, settings))
+            return bool(own) and all(_at_most(readings, each) <= limit for each in _by_kind(readings, own))
+
+        if good(alone) and groups:
+            return "fast alone, but slow in every group, and other hosts explain that"
+        if good(groups):
+            return "fast in groups, but slow alone"
         return "all its jobs were slow, but other hosts explain that"
-    return "fast alone, but slow in every group, and other hosts explain that"
+
+    def _differs(self, rows: Sequence[int]) -> tuple[float, float, float] | None:
+        """By how much it is slower than its peers, the standard error, and what healthy hosts of this fleet
+        differ by: where it is slower by more than noise and by more than most of them."""
+        readings = self.readings
+        for own in _by_kind(
+            readings, [row for row in rows if readings.alone[row] and not readings.hint[row]]
+        ):
+            spread, _ = own_share(readings, own[0])
+            mean = sum([readings.value[row] for row in own]) / len(own)
+            if spread and mean > 2 * spread:
+                noise = math.sqrt(max(readings.sigma[own[0]] ** 2 - spread**2, FLOOR**2) / len(own))
+                if mean > 3 * noise:
+                    return math.expm1(mean), noise, spread
+        return None
 
 
-def _at_most(state: State, rows: Sequence[int]) -> float:
-    """No slower than its best job, plus two deviations: a job runs at the pace of its slowest host. The best
-    in groups, and the best alone: in a group that only exchanges, a slow processor does not show."""
-    readings = state.case.readings
-    found = 0.0
-    for alone in (True, False):
-        own = [row for row in rows if readings.alone[row] is alone]
-        if own:
-            found = max(found, min(readings.value[row] + 2 * readings.sigma[row] for row in own))
-    return math.expm1(found)
+def _blamed(state: State) -> set[int]:
+    """The readings that the likeliest explanations give to faults that are sure, of whatever host."""
+    found: set[int] = set()
+    for part in state.parts:
+        best = part.explanations[0]
+        for fault, fit in zip(best.faults, best.fits, strict=True):
+            if part.probability(fault) > 0.5 or (
+                fault.kind in OF_HOSTS and part.of_host(fault.where[0]) >= state.settings.convict
+            ):
+                found.update(row for row, by in fit.expects if by > 0)
+    return found
+
+
+def _by_kind(readings: Readings, rows: Sequence[int]) -> list[list[int]]:
+    """The readings of each work and size."""
+    kinds: dict[Class, list[int]] = {}
+    for row in rows:
+        kinds.setdefault(readings.kind[row], []).append(row)
+    return list(kinds.values())
+
+
+def _at_most(readings: Readings, rows: Sequence[int]) -> float:
+    """What a host is no slower than, by its readings of one kind. Alone: their mean and two standard errors.
+    In groups, which run at the pace of their slowest host: the fastest and two deviations."""
+    if readings.alone[rows[0]]:
+        values = [readings.value[row] for row in rows]
+        return max(
+            0.0, math.expm1(sum(values) / len(rows) + 2 * readings.sigma[rows[0]] / math.sqrt(len(rows)))
+        )
+    return max(0.0, math.expm1(min([readings.value[row] + 2 * readings.sigma[row] for row in rows])))
+
+
+def _looked_at(subjects: Sequence[Subject]) -> str:
+    """What was found of a host that is fit."""
+    told = [
+        f"{each.name} at most {each.at_most:.1%} slower"
+        for each in subjects
+        if each.at_most is not None and each.name != "links"
+    ]
+    return "; ".join(told)
 
 
 def _unseen(state: State, rows: Sequence[int], by: float) -> float:
@@ -234,10 +366,12 @@ def _bad_host(state: State, part: Part, host: int, evidence: tuple[Evidence, ...
     best: tuple[Explanation, Fit] | None = None
     for each in part.explanations:
         for fault, fit in zip(each.faults, each.fits, strict=True):
-            if fault.kind in OF_HOSTS and fault.where[0] == host:
+            if (fault.kind in OF_HOSTS and fault.where[0] == host) or (
+                fault.kind == "rack" and fault.where[0] == state.topology.behind[host]
+            ):
                 kinds[fault.kind] = kinds.get(fault.kind, 0.0) + each.probability
                 best = best or (each, fit)
-    assert best is not None  # of_host is the sum over these
+    assert best is not None  # the suspicion is the sum over these
     total = sum(kinds.values())
     likeliest = max(sorted(kinds), key=lambda kind: kinds[kind])
     kind: Kind = likeliest if kinds[likeliest] / total >= state.settings.named else "host"
@@ -245,6 +379,9 @@ def _bad_host(state: State, part: Part, host: int, evidence: tuple[Evidence, ...
     name = state.topology.hosts[host]
     what = "its jobs fail" if slower is None else f"{slower:.1%} slower than its peers"
     reason = f"{what}, {WORDS[kind]}"
+    if kind == "rack":
+        switch, _ = state.topology.switches[state.topology.behind[host]]
+        kind, reason = "compute", f"{what}, as all hosts behind {switch}, alone too: {WORDS['rack']}"
     if slower is None and _told(state, name, best[1]):
         kind, reason = "host", "its jobs fail with errors that name this host"
     return Verdict("host", (name,), condition, total, kind, slower, within, None, reason, evidence)
@@ -253,7 +390,7 @@ def _bad_host(state: State, part: Part, host: int, evidence: tuple[Evidence, ...
 def _told(state: State, name: str, fit: Fit) -> bool:
     """Whether the jobs that failed, or half of them, said that it is this host."""
     readings = state.case.readings
-    failed = [row for row, by in fit.expects if by > 0 and readings.value[row] == FAILED]
+    failed = [row for row, by in fit.expects if by > 0 and readings.failed(row)]
     told = sum(name in state.observations[readings.source[row]].culprits for row in failed)
     return told > 0 and 2 * told >= len(failed)
 
@@ -263,6 +400,7 @@ WORDS: dict[Kind, str] = {
     "compute": "alone and in groups: suspect its processor, its memory or another program on it",
     "card": "in groups but not alone: suspect its network card or cable",
     "intermittent": "in only some of its jobs",
+    "rack": "suspect what they share, such as power or cooling",
     "link": "between the two; both are fast with other hosts",
     "switch": "for all traffic through it",
     "uplink": "only for traffic that leaves it",

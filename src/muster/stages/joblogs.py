@@ -277,7 +277,10 @@ def _verdict(each: Verdict, silent: str | None = None) -> document.Verdict:
         confidence=each.confidence,
         reason=silent or each.reason,
         evidence=[
-            document.Evidence(job=one.job, peers=list(one.peers), slower=one.slower) for one in each.evidence
+            document.Evidence(
+                job=one.job, peers=list(one.peers), slower=one.slower, what=one.what, work=one.work
+            )
+            for one in each.evidence
         ],
         subjects=[
             document.Subject(name=one.name, condition=one.condition, jobs=one.jobs, at_most=one.at_most)

@@ -1,0 +1,89 @@
+"""How far healthy jobs scatter: the shape of the noise, learned from the jobs themselves. Pure.
+
+A normal distribution is an assumption that networks do not keep: their jobs have long tails on the slow side.
+With too thin a tail, one unlucky job accuses a host; with too thick a one, a slow host passes. So the tail is
+learned, for each side of its own: Student's t of several degrees of freedom and widths, each with the weight
+that the readings give it (the posterior of a prior that favours the normal one). What a reading costs is then
+minus the log of the mean density, relative to its peak, in nats.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+DEGREES = (math.inf, 8.0, 4.0, 3.0, 2.0)  # of freedom
+WIDTHS = (0.7, 0.85, 1.0, 1.2, 1.45)  # of the distribution, in deviations of the baseline
+NORMAL = 0.6  # prior of a normal distribution; the others share the rest
+FLOOR = 2e-4  # density, per deviation, of what has another cause than noise: it tells nothing of the tail
+STEP, FAR = 0.125, 40.0  # of the table of costs, in deviations
+_BINS = [0.25 * i for i in range(33)] + [9.0, 10.0, 12.0, 15.0, 20.0, 30.0, 50.0]  # where values are counted
+_MIDDLES = [(a + b) / 2 for a, b in zip(_BINS, [*_BINS[1:], 80.0], strict=True)]
+_GRID = [STEP * i for i in range(round(FAR / STEP) + 1)]
+
+
+def _density(value: float, degrees: float, width: float) -> float:
+    """Of half a Student's t, at a value of at least 0."""
+    z = value / width
+    if math.isinf(degrees):
+        return 2.0 / width * math.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
+    scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2))
+    scale /= math.sqrt(degrees * math.pi)
+    return 2.0 / width * scale * math.pow(1.0 + z * z / degrees, -(degrees + 1) / 2)
+
+
+_SHAPES = tuple((degrees, width) for degrees in DEGREES for width in WIDTHS)
+_PRIOR = tuple(
+    math.log((NORMAL if math.isinf(degrees) else (1 - NORMAL) / (len(DEGREES) - 1)) / len(WIDTHS))
+    for degrees, _ in _SHAPES
+)
+_LOGS = tuple(tuple(math.log(_density(z, *shape) + FLOOR) for z in _MIDDLES) for shape in _SHAPES)
+_DENSITIES = tuple(tuple(_density(z, *shape) for z in _GRID) for shape in _SHAPES)
+
+
+@dataclass(frozen=True)
+class Tail:
+    """One side of the noise: what a value so many deviations from the middle costs, in nats. `beyond`: how
+    fast the cost grows with the logarithm of the value, past the end of the table."""
+
+    costs: tuple[float, ...]
+    beyond: float
+
+    def cost(self, deviations: float) -> float:
+        """Of a value of at least 0; it grows with it."""
+        place = deviations / STEP
+        index = int(place)
+        if index >= len(self.costs) - 1:
+            return self.costs[-1] + self.beyond * math.log(deviations / FAR)
+        low = self.costs[index]
+        return low + (place - index) * (self.costs[index + 1] - low)
+
+
+def learn(deviations: Iterable[float]) -> Tail:
+    """From the distances of healthy jobs on one side of the middle, in deviations of their baseline."""
+    counts = [0] * len(_BINS)
+    for each in deviations:
+        counts[bisect_right(_BINS, each) - 1] += 1
+    filled = [(index, count) for index, count in enumerate(counts) if count]
+    posterior = [
+        prior + sum([count * logs[index] for index, count in filled])
+        for prior, logs in zip(_PRIOR, _LOGS, strict=True)
+    ]
+    best = max(posterior)
+    kept = [(math.exp(each - best), shape) for shape, each in enumerate(posterior) if each > best - 14.0]
+    total = [0.0] * len(_GRID)
+    for weight, shape in kept:
+        total = [sum_ + weight * one for sum_, one in zip(total, _DENSITIES[shape], strict=True)]
+    peak = total[0]
+    costs: list[float] = []
+    highest = 0.0
+    for one in total:
+        highest = max(highest, math.log(peak / one) if one > 0 else 800.0)
+        costs.append(highest)
+    thickest = min([_SHAPES[shape][0] for _, shape in kept])
+    return Tail(tuple(costs), 1600.0 if math.isinf(thickest) else thickest + 1.0)
+
+
+PRIOR = learn(())
