@@ -204,3 +204,18 @@ def test_an_error_of_its_own_outranks_the_limit_that_it_waited_for() -> None:
     assert failed("n2: torch.OutOfMemoryError: CUDA out of memory.", LIMIT).failure == "cuda_oom"
     late = failed(LIMIT, *own)
     assert late.outcome == "timeout"
+
+
+def test_what_was_cancelled_for_a_reason_that_slurm_names_elsewhere() -> None:
+    """From a public log of May 2023: the job that was killed for its memory is said to be cancelled first."""
+    cancelled = "slurmstepd: error: *** JOB 25428400 ON node022 CANCELLED AT 2023-05-30T19:46:40 ***"
+    oom = (
+        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=25428400.batch. Some of your processes "
+        "may have been killed by the cgroup out-of-memory handler."
+    )
+    for lines in ([cancelled, oom], [oom, cancelled], [LIMIT, oom]):
+        job = failed(*lines)
+        assert (job.outcome, job.failure) == ("failed", "slurm_oom")
+    limit = failed(cancelled, LIMIT)
+    assert limit.outcome == "timeout" and "TIME LIMIT" in (limit.reason or "")
+    assert failed(cancelled).outcome == "timeout"

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from muster.readers._paths import split_hosts
 
-Weight = Literal["cause", "scheduler", "killed", "external", "crash", "exception", "symptom", "exit"]
+Weight = Literal["cause", "scheduler", "limit", "killed", "external", "crash", "exception", "symptom", "exit"]
 LONGEST = 300  # characters of a reason
 
 # In the order of trial. A symptom says that something else has happened: it decides where nothing else does.
@@ -83,12 +83,12 @@ _CRASH = re.compile(
 )
 # What a scheduler says of a time that is over; and the signals that it sends, or others do.
 _TIME = re.compile(
-    r"CANCELLED(?: AT \S+)?(?: DUE TO (?:TIME LIMIT|PREEMPTION)| \*\*\*)|job killed: walltime|TERM_RUNLIMIT"
+    r"CANCELLED(?: AT \S+)? DUE TO (?:TIME LIMIT|PREEMPTION)|job killed: walltime|TERM_RUNLIMIT"
 )
 _EXTERNAL = re.compile(
     r"Main process received SIG(?:TERM|INT), exiting|got signal: (?:15|2)\b|killed by signal: Terminated|"
-    r"timeout: sending signal|Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|"
-    r"^(?:Terminated|KeyboardInterrupt)\b"
+    r"CANCELLED AT \S+ \*\*\*|timeout: sending signal|"
+    r"Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|^(?:Terminated|KeyboardInterrupt)\b"
 )
 # Hosts that a line itself names: "srun: error: node07: task 3: ...", "srun: error: Node failure on node07",
 # "pdsh@head: node07: ssh exited ...", "ssh: connect to host node07 port 22: ...", Open MPI's "on node n7".
@@ -198,7 +198,7 @@ class Signs:
         if _TIME.search(text):
             # What had failed by itself is ended then as well: that is no timeout.
             if not {"cause", "exception", "crash"} & said:
-                self._add("scheduler", None, text, (None,))
+                self._add("limit", None, text, (None,))
             return
         if _EXTERNAL.search(text):
             if not {"cause", "exception", "crash", "killed"} & said:

@@ -21,7 +21,7 @@ MOST_HOSTS = 100_000
 OWN = 100  # characters of a line, in which its own time stamp stands
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # srun --label, mpirun --tag-output, torchrun's redirects
-_LABEL = re.compile(r"(?:\s*\d{1,6}: |\[\d+,\d+\]<std(?:out|err)>: ?|\[default\d+\]: ?)")
+_LABEL = re.compile(r"(?:\s*\d{1,6}: |\[\d+,\d+\]<std(?:out|err)>: ?|\[default\d+\]: ?)+")
 _HOSTFILE = re.compile(r"(\S+)\s+slots\s*=\s*(\d{1,5})(?:\s+max_slots\s*=\s*\d+)?\s*")
 _WORLD_INFO = re.compile(r"--world_info[= ]([A-Za-z0-9+/_=-]+)")
 _NODELIST = re.compile(r"SLURM_(?:JOB_|STEP_)?NODELIST\s*[=:]\s*(\S+)")
@@ -83,14 +83,12 @@ class Frame:
         text = raw
         if "\x1b" in raw:
             text, telling = _COLOUR.sub("", raw), FOR_FACTS | FOR_SIGNS  # a colour within a word hides it
-        host = None
+        host, text = None, _LABEL.sub("", text, count=1) if _LABEL.match(text) else text
         if self.slots:
             head, colon, rest = text.partition(": ")
             if colon and head in self.slots:
-                host, text = head, rest
-        label = _LABEL.match(text)
-        if label:
-            text = text[label.end() :]
+                host = head
+                text = rest[label.end() :] if (label := _LABEL.match(rest)) else rest
         if telling & FOR_FACTS and any(hint in text for hint in HINTS):
             self._facts(text)
         if telling & FOR_SIGNS:

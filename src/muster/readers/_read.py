@@ -326,8 +326,7 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool]) -> JobLog:
 
 
 def _ended(job: JobLog, frame: Frame, sign: Sign) -> JobLog:
-    ended = sign.weight == "external" or (sign.weight == "scheduler" and sign.failure is None)
-    outcome: Outcome = "timeout" if ended else "failed"
+    outcome: Outcome = "timeout" if sign.weight in ("external", "limit") else "failed"
     failed = frame.signs.by_themselves()
     return replace(job, outcome=outcome, reason=shortened(sign.text), failure=sign.failure, failed=failed)
 

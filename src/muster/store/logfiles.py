@@ -105,7 +105,7 @@ def blocks(raw: IO[bytes]) -> Iterator[list[str]]:
     try:
         stream = _opened(raw)
         head = stream.read(_HEAD)
-        if _encoding(head) != "utf-16" and _binary(head):
+        if not _encoding(head).startswith("utf-16") and _binary(head):
             raise BrokenFile("is no text")
         decoder = io.IncrementalNewlineDecoder(None, translate=True)
         text = codecs.getincrementaldecoder(_encoding(head))(errors="replace")
@@ -136,8 +136,17 @@ def _opened(raw: IO[bytes]) -> io.BufferedIOBase:
 
 
 def _encoding(head: bytes) -> str:
-    """UTF-16 is what PowerShell writes, with a mark at the beginning."""
-    return "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    """UTF-16 is what PowerShell writes, with a mark at the beginning; without one, every other byte of it is
+    zero."""
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    for encoding, zeros, others in (
+        ("utf-16-le", head[1::2], head[::2]),
+        ("utf-16-be", head[::2], head[1::2]),
+    ):
+        if 10 * zeros.count(0) > 9 * len(zeros) > 0 and not _binary(others):
+            return encoding
+    return "utf-8-sig"
 
 
 def _binary(head: bytes) -> bool:
