@@ -288,6 +288,28 @@ OLMO = """
     throughput/total tokens=61,440
 2026-11-23 09:47:46.898\tvm:0\tolmo_core.train.trainer:782\tINFO\tTraining complete
 """
+# https://github.com/allenai/OLMo/issues/692
+OLMO_1 = """
+2024-08-06 09:59:26.181 intern-studio-160750:0  olmo.train:908  INFO    [step=1/739328,epoch=0]
+    train/CrossEntropyLoss=12.18
+    throughput/total_tokens=1,048,576
+    throughput/total_training_Gflops=5,103,640
+    System/Peak GPU Memory (MB)=46,911
+2024-08-06 10:00:05.520 intern-studio-160750:0  olmo.train:908  INFO    [step=2/739328,epoch=0]
+    train/CrossEntropyLoss=1.7872662283480167e-06
+    throughput/total_tokens=2,097,152
+    throughput/device/tokens_per_second=26,668
+    throughput/device/batches_per_second=0.0254
+    System/Peak GPU Memory (MB)=53,695
+2024-08-06 10:00:44.815 intern-studio-160750:0  olmo.train:908  INFO    [step=3/739328,epoch=0]
+    train/CrossEntropyLoss=0.0
+    throughput/total_tokens=3,145,728
+"""
+# https://github.com/AI-Hypercomputer/maxtext/pull/761 (whose step was 9 as well) and /pull/2232
+MAXTEXT = """
+completed step: 8, seconds: 1.341, TFLOP/s/device: 257.929, Tokens/s/device: 36653.244, loss: 0.000
+completed step: 9, seconds: 5.667, TFLOP/s/device: 134.924, Tokens/s/device: 8672.758, total_weights: 196608, loss: 10.374
+"""  # noqa: E501
 # mosaicml (Composer) 0.32.1 on a CPU, log_to_console=True, lines between left out
 COMPOSER = """
 [batch=1/60]:
@@ -323,7 +345,22 @@ def test_olmo_core() -> None:
     expect(job, "OLMo-core", samples=50, seconds=1.770, steps=50)
     assert (job.outcome, job.loss, job.unit) == ("succeeded", 2.422, "steps")
     assert job.measured and job.measured.tokens == 51200
-    assert read(OLMO.partition("2026-11-23 09:47:46.898")[0]).outcome == "timeout"
+
+
+def test_olmo() -> None:
+    """Megabytes here, and no end of its own."""
+    job = read(OLMO_1)
+    expect(job, "OLMo-core", samples=2, seconds=78.634, steps=2)
+    assert (job.outcome, job.memory) == ("succeeded", 53_695_000_000)
+    assert job.measured and job.measured.tokens == 2097152
+
+
+def test_maxtext() -> None:
+    """A step's own time, and the tokens of one device."""
+    job = read(MAXTEXT)
+    expect(job, "MaxText", samples=1, seconds=5.667, steps=1)
+    assert job.loss == 10.374 and job.measured
+    assert job.measured.tokens == pytest.approx(8672.758 * 5.667)
 
 
 def test_composer() -> None:
@@ -434,6 +471,12 @@ AXOLOTL = """
 """  # noqa: E501
 
 
+def test_time_of_parts_gives_way_to_a_time_with_everything_in_it() -> None:
+    job = read(MEGATRON + PARTS + PARTS_NOW + PARTS_NOW + DONE)
+    assert job.format == "Megatron-LM, DeepSpeed (time of parts)"
+    assert job.measured and job.measured.seconds == pytest.approx(5.4707 + 5.8299)
+
+
 def test_deepspeeds_time_of_parts() -> None:
     """Forward, backward and step of one step, in both spellings: 173.66 ms."""
     job = read(PARTS)
@@ -533,7 +576,8 @@ ALL = [
     line
     for text in (
         ARGUMENTS, MEGATRON, MEGATRON_DEEPSPEED, MEGATRON_EVALUATED, TITAN, TITAN_RANKS, NEMO, LIGHTNING,
-        RICH, NANO, MODDED_OLD, MODDED, OLMO, COMPOSER, PARTS, FAIRSEQ, *LORA, *RESNET, *BERT, TRL, AXOLOTL,
+        RICH, NANO, MODDED_OLD, MODDED, OLMO, OLMO_1, MAXTEXT, COMPOSER, PARTS, FAIRSEQ,
+        *LORA, *RESNET, *BERT, TRL, AXOLOTL,
     )
     for line in text.strip("\n").split("\n")
 ]  # fmt: skip

@@ -12,7 +12,8 @@ samples, tokens             so far
 batch, step_tokens          of one step
 samples_per_second, tokens_per_second
 skipped                     steps since the line before that the optimizer did not use
-loss, memory                memory in units of the format
+loss
+memory_gib, _mib, _gb, _mb  the most that was allocated, in 2**30, 2**20, 1e9 or 1e6 bytes
 host, rank                  who writes the line
 """
 
@@ -28,6 +29,7 @@ from muster.readers.base import Reading, Series, Unit, Window, number
 
 STEPS_ONLY = "the batch size is unknown: rates are in steps, not in samples"
 _TEXTS = ("time", "clock", "per", "host", "rank")
+_BYTES = {"memory_gib": 2.0**30, "memory_mib": 2.0**20, "memory_gb": 1e9, "memory_mb": 1e6}
 _MOST_SETTINGS = 32
 _A_DATE = 1e8  # seconds since 1970; less is a time of day
 _LEAST = 20  # times as long as a clock's resolution is what is told from it
@@ -51,7 +53,7 @@ class LineFormat:
     tells_end: bool = False  # it always writes them
     single: bool = False  # a step's time is its own, not the mean since the line before
     device: bool = False  # tokens are those of one device
-    memory: float = 2.0**30  # bytes of a unit
+    rough: bool = False  # what other formats say of the same steps is better
     unit: float = 1.0  # seconds of a unit of `seconds` and `elapsed`
 
     @property
@@ -83,7 +85,7 @@ class Steps:
         self.size = ""
         self.unit: Unit | None = None
         self.timed = True
-        self.exact = True
+        self.exact = not form.rough
         self.rank: str | None = None
         self.now: _Step | None = None
         self.other = False  # the lines are another rank's
@@ -155,7 +157,7 @@ class Steps:
             told["elapsed"] = told.pop("elapsed_ms") / 1000
         elif "elapsed" in told:
             told["elapsed"] *= self.form.unit
-        self.memory = max(self.memory, told.pop("memory", 0.0))
+        self.memory = max(self.memory, *(told.pop(name, 0.0) * unit for name, unit in _BYTES.items()))
         self.facts |= {name: told[name] for name in ("batch", "step_tokens", "loss") if name in told}
         if self.now is not None and not self.other:
             self.now.told |= told
@@ -188,7 +190,7 @@ class Steps:
                 steps=self.steps or self.last.number,
                 span=self.span,
                 skipped=self.skipped,
-                memory=int(self.memory * self.form.memory) or None,
+                memory=int(self.memory) or None,
                 ended=True if self.ended else False if self.form.tells_end else None,
                 loss=self.facts.get("loss"),
                 notes=tuple(notes),

@@ -10,8 +10,6 @@ from muster.readers._lines import LineFormat, Steps
 from muster.readers._mapping import Mapping
 from muster.readers.base import Reading
 
-_MIB, _MB, _GB = 2.0**20, 1e6, 1e9
-
 
 def _all(*patterns: str) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(pattern) for pattern in patterns)
@@ -42,7 +40,7 @@ FORMATS = (
             r"samples[ _]per[ _]second[:=] *(?P<samples_per_second>[\d.]+)",
             r"number[ _]of[ _]skipped[ _]iterations[:=] *(?P<skipped>\d+)",
             r"lm loss[:=] *(?P<loss>[\d.E+-]+)",
-            r"memory \(MB\) .*?max allocated: (?P<memory>[\d.]+)",
+            r"memory \(MB\) .*?max allocated: (?P<memory_mib>[\d.]+)",
         ),
         settings=_all(
             r"^ +hidden_size \.{2,} \S+",
@@ -53,14 +51,13 @@ FORMATS = (
         stops=("validation loss at", "saving checkpoint at iteration"),
         ends=("[after training is done]", "[exiting program "),
         tells_end=True,
-        memory=_MIB,
     ),
     LineFormat(
         "torchtitan",
         hints=("tps: ", "Trainer is initialized with", " total parameters"),
         step=re.compile(r"(?:\[rank(?P<rank>\d+)\]:.*)?\bstep: *(?P<step>\d+) +loss: *(?P<loss>\S+)"),
         facts=_all(
-            r"\bmemory: *(?P<memory>[\d.]+)GiB",
+            r"\bmemory: *(?P<memory_gib>[\d.]+)GiB",
             r"\btps: *(?P<tokens_per_second>[\d,.]+)",
             r"\bglobal batch size (?P<batch>\d+)",
         ),
@@ -126,25 +123,32 @@ FORMATS = (
         hints=(" train_time:", "peak memory "),
         step=re.compile(r"\bstep:(?P<step>\d+)/(?P<total>\d+) .*?train_time:(?P<elapsed_ms>\d+)ms"),
         facts=_all(
-            r"val_loss:(?P<loss>[\d.]+)", r"peak memory (?:allocated|consumption): (?P<memory>\d+) MiB"
+            r"val_loss:(?P<loss>[\d.]+)", r"peak memory (?:allocated|consumption): (?P<memory_mib>\d+) MiB"
         ),
         ends=("peak memory ",),
         tells_end=True,
-        memory=_MIB,
     ),
-    LineFormat(
+    LineFormat(  # and OLMo before it
         "OLMo-core",
-        hints=("[step=", "train/CE loss=", "throughput/total tokens=", "GPU active mem", " total params"),
-        step=re.compile(r"\[step=(?P<step>\d+)/(?P<total>\d+),epoch="),
+        hints=("[step=", "train/C", "throughput/total", "GPU active mem", "Peak GPU Memory", " total params"),
+        step=re.compile(r"\[step=(?P<step>\d+)/(?P<total>\d+)[,\]]"),
         facts=_all(
-            r"^\s+train/CE loss=(?P<loss>\S+)",
-            r"^\s+throughput/total tokens=(?P<tokens>[\d,]+)$",
-            r"^\s+(?:system|gpu_memory)/(?:Peak )?GPU active mem \(GiB\)=(?P<memory>[\d.,]+)",
+            r"^\s+train/(?:CE loss|CrossEntropyLoss)=(?P<loss>\S+)",
+            r"^\s+throughput/total[ _]tokens=(?P<tokens>[\d,]+)$",
+            r"^\s+(?:system|gpu_memory)/GPU active mem \(GiB\)=(?P<memory_gib>[\d.,]+)",
+            r"^\s+System/Peak GPU Memory \(MB\)=(?P<memory_mb>[\d.,]+)",
         ),
         settings=_all(r"Building transformer with [\d,]+ total params"),
         stops=(" evals...", "Saving checkpoint"),
         ends=("Training complete",),
-        tells_end=True,
+    ),
+    LineFormat(
+        "MaxText",
+        hints=("completed step: ",),
+        step=re.compile(r"completed step: (?P<step>\d+), seconds: (?P<seconds>[\d.]+)"),
+        facts=_all(r"Tokens/s/device: (?P<tokens_per_second>[\d.]+)", r", loss: (?P<loss>[\d.]+)"),
+        single=True,
+        device=True,
     ),
     LineFormat(
         "Composer",
@@ -155,11 +159,10 @@ FORMATS = (
             r"^\s+Train time/token: (?P<tokens>\d+)",
             r"^\s+Train throughput/samples_per_sec: (?P<samples_per_second>[\d.]+)",
             r"^\s+Train throughput/tokens_per_sec: (?P<tokens_per_second>[\d.]+)",
-            r"^\s+Train memory/(?:peak_)?allocated_mem: (?P<memory>[\d.]+)",
+            r"^\s+Train memory/(?:peak_)?allocated_mem: (?P<memory_gb>[\d.]+)",
             r"^\s+Train loss/train/total: (?P<loss>\S+)",
         ),
         stops=("[Eval batch=",),
-        memory=_GB,
     ),
     LineFormat(  # `wall_clock_breakdown`: a line for each step
         "DeepSpeed (time of parts)",
@@ -169,6 +172,7 @@ FORMATS = (
             r".*?\| step: (?P<ms_step>[\d.]+)"
         ),
         single=True,
+        rough=True,
     ),
 )
 FORMAT = "lines"
