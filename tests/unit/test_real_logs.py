@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.cli.judge import _print
 from muster.judging import Settings
 from muster.readers._read import read_log
 from muster.readers.base import JobLog
@@ -123,3 +124,13 @@ def test_a_slow_pair_of_hosts_that_are_good_alone_convicts_neither(texts: dict[s
     doubted = {each.hosts[0] for each in found.hosts if each.condition != "fit"}
     assert doubted == {HOSTS[10], HOSTS[11]}
     assert not any(each.condition == "slow" for each in found.hosts)
+
+
+def test_the_page_of_judge_shows_what_it_prints(
+    texts: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """docs/judge.md: the logs of host 017 stretched by 5 %."""
+    _print(judged("logs", jobs_of(texts, {HOSTS[16]: 1.05}), Settings(), {}), every=False)
+    page = (PAGE.parent / "judge.md").read_text(encoding="utf-8")
+    told = capsys.readouterr().out.replace(f"{LOGS.name}/", "")
+    assert f"\n```\n{told}```\n" in page
