@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from muster.cli.judge import _print
+from muster.core.judged import Gate
 from muster.judging import Settings
 from muster.readers._read import read_log
 from muster.readers.base import JobLog
@@ -134,3 +135,14 @@ def test_the_page_of_judge_shows_what_it_prints(
     page = (PAGE.parent / "judge.md").read_text(encoding="utf-8")
     told = capsys.readouterr().out.replace(f"{LOGS.name}/", "")
     assert f"\n```\n{told}```\n" in page
+
+
+@pytest.mark.parametrize("factor", [1.05, 1.2, 2, 4, 20])
+def test_the_slower_a_host_is_the_more_plainly_it_is_named(
+    factor: float, texts: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = judged("logs", jobs_of(texts, {HOSTS[16]: factor}), Settings(), {})
+    _print(found, every=False)
+    first, lines = capsys.readouterr().out.splitlines()[0], {each.hosts[0]: each for each in found.hosts}
+    assert first.startswith(f"1 of 64 hosts is slow: {HOSTS[16]}") and found.gate is Gate.BAD
+    assert lines[HOSTS[16]].slower == pytest.approx(factor - 1, rel=0.1)

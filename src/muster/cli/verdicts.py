@@ -13,7 +13,7 @@ from rich.table import Table
 from muster.core.bench import Bench, HostVerdict
 from muster.core.hostlist import fold_hosts
 from muster.core.judged import Drift, Evidence, JobEntry, Judged, Peers, Subject, Verdict, not_judged
-from muster.core.units import counted, format_number, format_seconds
+from muster.core.units import counted, format_number, format_seconds, format_slower
 
 SHOWN = 100  # hosts that are not fit, one by one
 NAMED = 4  # in a sentence
@@ -96,7 +96,13 @@ def _suspects(found: _Found) -> list[str]:
         if _suspected(row):
             slowest = max((one.slower for one in row.evidence if one.slower is not None), default=None)
             failed = any(one.slower is None for one in row.evidence)
-            how = "a job failed" if failed else by_words(slowest) if slowest is not None else "no job tells"
+            how = (
+                "a job failed"
+                if failed
+                else format_slower(slowest)
+                if slowest is not None
+                else "no job tells"
+            )
             told.append(f"{row.host} ({how})")
     return told
 
@@ -231,7 +237,7 @@ class _Told:
             whom = f"of {_some([*(shared.hosts if shared.switch is None else ()), *one.peers])}"
         if one.slower is None:
             return f"failed {whom}{where}  {one.job}"
-        by = by_words(one.slower)
+        by = format_slower(one.slower)
         if one.what == "computing":
             return f"{by} in what it computes by itself (forward passes), {whom}{where}  {one.job}"
         size = len(set(entry.hosts)) if entry else 1 + len(one.peers)
@@ -269,7 +275,7 @@ class _Told:
             most = max(bounds, key=lambda host: bounds[host])
             mean = self.means.get((most, 1))
             alone = mean is not None and abs(mean) <= bounds[most]
-            how = f"{by_words(mean)} alone" if alone and mean else f"at most {bounds[most]:.1%} slower"
+            how = f"{format_slower(mean)} alone" if alone and mean else f"at most {bounds[most]:.1%} slower"
             lines.append(f"differs most: {most}, {how}")
         return lines
 
@@ -303,15 +309,6 @@ def signed(slower: float) -> str:
     return f"{round(slower, 4) + 0.0:+.2%}"
 
 
-def by_words(slower: float, *, digits: int = 2) -> str:
-    """0.05 -> '5.00% slower'."""
-    if abs(slower) < 5e-5:
-        return "as fast"
-    if slower >= 1:
-        return f"{1 + slower:.1f} times as long"
-    return f"{abs(slower):.{digits}%} {'faster' if slower < 0 else 'slower'}"
-
-
 def _drift(each: Drift) -> str:
     """About the whole fleet."""
     than = "slower" if each.slower > 0 else "faster"
@@ -335,7 +332,7 @@ def _short(row: HostVerdict) -> str:
     verdict = row.beside_others
     if row.verdict == "slow" and verdict is not None and verdict.slower is not None:
         where = _WHERE.get(verdict.kind or "")
-        by = by_words(verdict.slower, digits=1)
+        by = format_slower(verdict.slower, digits=1)
         return f"{by}{f', {where}' if where else ''}"
     return "its jobs fail" if row.verdict == "failing" else row.reason
 

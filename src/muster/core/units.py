@@ -88,6 +88,18 @@ def format_seconds(seconds: float | None) -> str:
     return f"{hours} h {minutes} min"
 
 
+def format_slower(slower: float, than: str = "", *, digits: int = 2) -> str:
+    """A share of a healthy job's time: 0.05 -> '5.00% slower', -0.02 -> '2.00% faster', 3 -> '4.0 times as
+    long'. `than`: whom: '5.00% slower than its peers'."""
+    if abs(slower) < 5e-5:
+        return f"as fast as {than}" if than else "as fast"
+    if slower >= 1:
+        return f"{1 + slower:.1f} times as long" + (f" as {than}" if than else "")
+    return f"{abs(slower):.{digits}%} {'faster' if slower < 0 else 'slower'}" + (
+        f" than {than}" if than else ""
+    )
+
+
 def format_count(count: float | None) -> str:
     """A large number with a decimal prefix: 60506624 -> '60.5 M'. None -> 'unknown'."""
     if count is None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from muster.core.units import format_slower
 from muster.judging.ask import next_wave
 from muster.judging.baseline import FLOOR, Baseline, Class
 from muster.judging.explain import Explanation, Part
@@ -377,7 +378,7 @@ def _bad_host(state: State, part: Part, host: int, evidence: tuple[Evidence, ...
     kind: Kind = likeliest if kinds[likeliest] / total >= state.settings.named else "host"
     condition, slower, within = _size(state, best[1])
     name = state.topology.hosts[host]
-    what = "its jobs fail" if slower is None else f"{slower:.1%} slower than its peers"
+    what = "its jobs fail" if slower is None else format_slower(slower, "its peers", digits=1)
     reason = f"{what}, {WORDS[kind]}"
     if kind == "rack":
         switch, _ = state.topology.switches[state.topology.behind[host]]
@@ -425,7 +426,7 @@ def _shared(state: State, part: Part, fault: Fault) -> Verdict | None:
         but = fault.where
     else:
         scope, subject, but = "switch", (state.topology.switches[fault.where[0]][0],), ()
-    what = "jobs fail" if slower is None else f"{slower:.1%} slower"
+    what = "jobs fail" if slower is None else format_slower(slower, digits=1)
     return Verdict(
         scope,
         subject,
