@@ -99,8 +99,9 @@ def test_an_efficiency_that_cannot_be_is_none(rate: float, sound: bool) -> None:
     assert bench.gate is not Gate.FIT
 
 
-BUSY = {"cpu_use": [(100.0, 0.0, 0.0), (105.0, 7.0, 4.0), (110.0, 14.0, 8.0)]}  # of two cores: 0.6 others'
-QUIET = {"cpu_use": [(100.0, 0.0, 0.0), (105.0, 7.0, 6.8), (110.0, 14.0, 13.6)]}
+BUSY = {"cpu_use": [(100.0, 0.0, 0.0), (105.0, 9.0, 6.0), (110.0, 18.0, 12.0)]}  # of two cores: 0.6 others'
+QUIET = {"cpu_use": [(100.0, 0.0, 0.0), (105.0, 9.0, 8.8), (110.0, 18.0, 17.6)]}
+ROOM = {"cpu_use": [(100.0, 0.0, 0.0), (105.0, 6.0, 3.0), (110.0, 12.0, 6.0)]}  # 0.8 cores were idle
 
 
 @pytest.mark.parametrize(
@@ -108,6 +109,7 @@ QUIET = {"cpu_use": [(100.0, 0.0, 0.0), (105.0, 7.0, 6.8), (110.0, 14.0, 13.6)]}
     [
         (BUSY, "0.6 of 2 cores"),
         (QUIET, ""),
+        (ROOM, ""),
         ({"stolen": 0.2}, "20%"),
         ({"stolen": 0.01}, ""),
         ({"strangers": 1}, "GPU"),

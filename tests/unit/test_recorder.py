@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from muster.core.secrets import scrubber
-from muster.stages.recorder import Recorder
+from muster.stages.recorder import Recorder, machine_id
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from muster.supervise.fold import fold
@@ -112,3 +112,23 @@ def test_what_is_heard_gets_the_controllers_time(tmp_path: Path) -> None:
     assert folder.stepping == recorder.folder.stepping == {0: steps.heard}
     assert folder.last_heard == recorder.folder.last_heard == steps.heard
     assert events.parse_event('{"kind": "phase", "time": 7, "name": "steps"}').arrived == 7  # an older file
+
+
+def test_the_controllers_own_work_is_the_runs(tmp_path: Path) -> None:
+    """Where it runs on one of the hosts: else it would be other processes' work. It counts once."""
+    sample = {"time": 1.0, "cpu_busy": 5.0, "cpu_own": 0.0}
+    heard: dict[str, list[float]] = {}
+
+    def watch(event: events.Event) -> None:
+        if isinstance(event, events.Hardware):
+            heard.setdefault(event.host or "", []).append(event.cpu_own or 0.0)
+
+    with Recorder(made(tmp_path), 1, watch) as recorder:
+        for host, machine in (("far", "another"), ("here", machine_id()), ("here too", machine_id())):
+            recorder.host_facts(host, {"machine": machine})
+        before = time.process_time()
+        for _ in range(2):
+            for host in ("far", "here", "here too"):
+                recorder.hardware(host, sample)
+    assert heard["far"] == heard["here too"] == [0.0, 0.0]
+    assert sum(heard["here"]) >= before > 0

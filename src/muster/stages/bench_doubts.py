@@ -11,7 +11,8 @@ from muster.core.result import HostReport
 from muster.core.units import counted
 
 UNSTEADY = 0.15  # a figure that varies more than that is no measurement
-OTHERS = 0.1  # share of the cores that other processes may use
+OTHERS = 0.1  # share of the cores that other processes may use, unless
+IDLE = 0.25  # this share was idle all the same
 STOLEN = 0.05  # share of the cores' time that a virtual machine's own host may give to others
 SLOWED = 0.05  # share of samples in which a GPU may be slowed down
 
@@ -70,7 +71,12 @@ def _disturbed(record: JobRecord, own: Mapping[str, Sequence[_Use]]) -> Iterable
         seen.add(_machine(each))
         cores = each.facts.get("cores")
         others = _others(each.cpu_use, own[_machine(each)])
-        if cores and others is not None and others > OTHERS * cores:
+        if (
+            cores
+            and others is not None
+            and others > OTHERS * cores
+            and _busy(each.cpu_use) > (1 - IDLE) * cores
+        ):
             yield f"other processes used {others:.1f} of {cores} cores of {each.host}"
         if (each.stolen or 0.0) > STOLEN:
             yield f"the machine that {each.host} is virtual on gave {each.stolen:.0%} of its time to others"
@@ -83,6 +89,11 @@ def _others(use: _Use, own: Sequence[_Use]) -> float | None:
     begin, end = use[0][0], use[-1][0]
     known = sum(_until(each, end) - _until(each, begin) for each in own)
     return max(0.0, use[-1][1] - known) / (end - begin) if end > begin else None
+
+
+def _busy(use: _Use) -> float:
+    """Cores that all processes used on average."""
+    return use[-1][1] / (use[-1][0] - use[0][0])
 
 
 def _until(use: _Use, moment: float) -> float:

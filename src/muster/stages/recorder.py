@@ -20,6 +20,14 @@ _TAIL = 1 << 16  # bytes of a rank's log
 Watcher = Callable[[events.Event], None]
 
 
+def machine_id() -> str:
+    """What a host's facts call this machine; empty where the kernel does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 class Recorder:
     """The run folder's only writer while a job runs. A context manager."""
 
@@ -35,6 +43,8 @@ class Recorder:
         self._events = _open_after_whole_lines(run.events)
         self._logs: dict[Path, IO[str]] = {}
         self._begins: dict[Path, int] = {}  # where this attempt's lines begin in a log
+        self._beside: str | None = None  # the first host that is this machine
+        self._spent = 0.0  # processor seconds of this process that were told
 
     def __enter__(self) -> Recorder:
         return self
@@ -68,7 +78,14 @@ class Recorder:
         self.record(event.model_copy(update={"host": host}))
 
     def hardware(self, host: str, sample: dict[str, Any]) -> None:
-        """A sample of a host."""
+        """A sample of a host. On this machine, what this process used is the run's as well."""
+        machine = self.folder.facts.get(host, {}).get("machine")
+        if self._beside is None and machine and machine == machine_id():
+            self._beside = host
+        if host == self._beside and sample.get("cpu_own") is not None:
+            now = time.process_time()
+            sample = {**sample, "cpu_own": sample["cpu_own"] + now - self._spent}
+            self._spent = now
         self.record(events.Hardware.model_validate({**sample, "host": host, "attempt": self.attempt}))
 
     def host_facts(self, host: str, facts: dict[str, Any]) -> None:

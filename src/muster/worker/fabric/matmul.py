@@ -15,7 +15,8 @@ _CPU_SIZE = 1024
 _GPU_SIZE = 8192
 _SMALL_GPU_SIZE = 4096  # where memory is short
 _BATCH_SECONDS = 0.02  # products between two synchronisations: so many that waiting does not count
-_WINDOWS = 8  # of the second half, whose means say how steady it was
+_FEWEST = 24  # such batches, for up to three times the budget
+_WINDOWS, _WIDTH = 8, 4  # of the second half, and their fewest batches: how steady it was
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -54,11 +55,11 @@ def _measure(team: Team, say: Voice, precision: str, seconds: float) -> None:
     batch = max(1, int(_BATCH_SECONDS / max(one, 1e-7)))
     began = time.perf_counter()
     times: list[float] = []
-    while len(times) < 4 or time.perf_counter() - began < seconds:
+    while len(times) < 4 or time.perf_counter() - began < (seconds if len(times) >= _FEWEST else 3 * seconds):
         times.append(_timed(team, left, right, product, batch))
     flops = 2 * n**3
     half = times[len(times) // 2 :]
-    size = max(1, len(half) // _WINDOWS)
+    size = max(_WIDTH, len(half) // _WINDOWS)
     windows = [statistics.fmean(half[at : at + size]) for at in range(0, len(half) - size + 1, size)]
     say(
         "matmul",

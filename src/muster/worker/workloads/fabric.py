@@ -20,6 +20,7 @@ from muster.worker.fabric.place import Place
 from muster.worker.fabric.rank import Round, open_device
 
 _ARRIVAL = 300.0  # seconds for all ranks to come: Python and torch are slow to load from some disks
+ALONE = 3  # times the part of the time that products have otherwise: one rank has nothing else to measure
 _PATIENCE = 60.0  # seconds for the others to come to a question, and for one operation to end
 
 
@@ -63,6 +64,7 @@ def _section(context: Context) -> Fabric:
 def asked_by(fabric: Fabric, device: str, world_size: int) -> Asked:
     """The recipe's section as the questions that ranks know."""
     alone, split = (("matmul",), (PRODUCT,)) if fabric.matmul else ((), ())
+    more = 1 if world_size > 1 else ALONE
     message = (64 if device == "cuda" else 4) * MIB  # point to point
     asked = Asked(
         questions=(*alone, "values", "latency", *COLLECTIVES, "points", *split, BESIDE),
@@ -70,7 +72,7 @@ def asked_by(fabric: Fabric, device: str, world_size: int) -> Asked:
         smallest=min(1024, fabric.largest or 1024),
         largest=fabric.largest,
         point_bytes=min(message, fabric.largest or message),
-        seconds=fabric.seconds,
+        seconds=fabric.seconds * more,
         arrival=_ARRIVAL,
         patience=_PATIENCE,
     )
