@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -74,3 +76,20 @@ def test_a_driver_that_is_not_there_says_nothing() -> None:
         assert nvml.sample({os.getpid()}) == []
     else:
         assert all(each["slowed"] is not None for each in nvml.sample({os.getpid()}))
+
+
+@pytest.mark.parametrize(("on_gpu", "strangers"), [({1, 2}, 0), ({1, 9}, 1), ({8, 9}, None), (set(), None)])
+def test_strangers_on_a_gpu(on_gpu: set[int], strangers: int | None) -> None:
+    """Where the driver knows our own processes by their numbers, others are strangers."""
+
+    def listed(handle: Any, count: Any, found: Any) -> int:
+        count._obj.value = len(on_gpu)
+        for place, pid in enumerate(sorted(on_gpu)):
+            found[place].pid = pid
+        return 0
+
+    nvml = Nvml()
+    nvml.lib = SimpleNamespace(nvmlDeviceGetComputeRunningProcesses_v3=listed)
+    assert nvml.strangers(None, {1, 2, 3}) == strangers
+    nvml.lib = SimpleNamespace()
+    assert nvml.strangers(None, {1, 2, 3}) is None

@@ -291,6 +291,13 @@ def test_the_fabrics_products_tell_of_each_host_by_itself() -> None:
     )
     assert verdicts(found).pop("local4") == "slow"
     assert {name for host, name in verdicts(found).items() if host != "local4"} <= {"fit", "unknown"}
+    singles = suite_of({"recipe": "fabric", "groups": [1]})
+    by_itself = fold_bench(
+        ended(singles, "local:8x1", lambda task: fabric_result(list(task.hosts), {"local4": 1.2}))
+    )
+    slower = {job.hosts[0]: job.slower for job in by_itself.jobs}
+    assert slower.pop("local4") == pytest.approx(0.2, abs=0.01)
+    assert all(each == pytest.approx(0, abs=0.01) for each in slower.values())
     job = found.jobs[0]
     assert job.samples_per_second is None and job.figures["matmul"] == pytest.approx(1e12 / 1.2, rel=0.01)
     assert all(each.samples_per_second is None for each in found.peers)

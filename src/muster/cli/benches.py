@@ -160,7 +160,8 @@ def _why(job: BenchJob) -> str:
     if job.not_measured:
         return f"not a measurement: {'; '.join(job.not_measured)}"
     if job.outcome == "succeeded":
-        return f"an extra job for {', '.join(job.leftover)}" if job.leftover else ""
+        extra = [f"an extra job for {', '.join(job.leftover)}"] if job.leftover else []
+        return "; ".join([*extra, *job.notes])
     parts = [job.failed_host, job.reason or "reason unknown"]
     return ": ".join(part for part in parts if part) + (f" (hint: {job.hint})" if job.hint else "")
 

@@ -58,7 +58,7 @@ def fold_bench(bench: Ended) -> Bench:
     entries = {each.job: each for each in found.jobs}
     doubts = doubts_of(bench.records)
     jobs = [
-        _job(bench, task, entries.get(task.id), doubts.get(task.id, Doubts()))
+        _job(bench, task, _entry(task, entries), doubts.get(task.id, Doubts()))
         for task in bench.tasks
         if task.id in bench.records
     ]
@@ -109,6 +109,15 @@ def _peers(peers: Sequence[document.Peers], bench: Ended) -> list[document.Peers
         nothing = recipe is not None and not recipe.trains
         made.append(each.model_copy(update={"samples_per_second": None}) if nothing else each)
     return made
+
+
+def _entry(task: Task, entries: Mapping[str, document.JobEntry]) -> document.JobEntry | None:
+    """What the judge said of a job. Of one that measured the fabric of a single host: of its products."""
+    found = entries.get(task.id)
+    alone = entries.get(f"{task.id}#{task.hosts[0]}") if len(task.hosts) == 1 else None
+    if found is None or alone is None or found.judged:
+        return found
+    return found.model_copy(update={"slower": alone.slower, "judged": alone.judged, "work": alone.work})
 
 
 def _job(bench: Ended, task: Task, entry: document.JobEntry | None, doubts: Doubts) -> BenchJob:
@@ -226,7 +235,7 @@ def _host(
     evidence = verdict.evidence if verdict else []
     subjects = {each.name: each for each in verdict.subjects} if verdict else {}
     well = bool(jobs) and all(job.outcome == "succeeded" and not job.misses for job in jobs)
-    if condition in ("fit", "unknown") and alone:
+    if condition not in ("slow", "failing") and alone:
         condition, reason = "below", alone[0]
     elif condition == "unknown" and not evidence and well:
         reason = "its jobs succeeded, but there are too few similar jobs to compare them with"
@@ -274,7 +283,7 @@ def _by_thresholds(jobs: Sequence[BenchJob]) -> dict[Literal["compute", "card", 
 def _in_doubt(verdict: HostVerdict, jobs: Sequence[BenchJob], bad: set[str]) -> HostVerdict:
     """A fit host whose groups missed a threshold is in doubt, unless another of them is known to be bad, or
     another job of the entry met everything."""
-    if verdict.verdict != "fit":
+    if verdict.verdict not in document.GOOD:
         return verdict
     own = [job for job in jobs if verdict.host in job.hosts and job.outcome == "succeeded"]
     good = {(job.entry, job.size) for job in own if not job.misses}
