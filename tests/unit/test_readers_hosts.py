@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from muster.judging import Settings
@@ -9,6 +11,7 @@ from muster.readers._paths import hosts_of_path
 from muster.readers._read import read_log
 from muster.readers.base import JobLog
 from muster.stages.joblogs import judged
+from muster.stages.judge import judge
 from tests.unit.logs import chat_log, metaseq_log, one
 
 
@@ -73,8 +76,7 @@ def test_this_machine_is_no_name() -> None:
 UNKNOWN = {
     "64 ranks, and a file named after one host": (["world_size = 64"], "node{}.log"),
     "the number of its hosts": (["nnodes=16, num_local_procs=4, node_rank=0"], "node{}.log"),
-    "a job number, and who wrote the file": ([], "slurm-{}-node07.out"),
-    "a job number in the log": (["SLURM_JOB_ID=10{}"], "node{}.log"),
+    "a job number, and no host": (["SLURM_JOB_ID=10{}"], "slurm-10{}.out"),
     "a Slurm job, and the host that wrote": (["SLURM_JOB_ID=1", "SLURMD_NODENAME=node07"], "{}.log"),
     "a rank that NCCL names of many": (
         ["node01:123:456 [0] NCCL INFO comm 0x55 rank 0 nranks 64 cudaDev 0 busId 1000 - Init COMPLETE"],
@@ -102,6 +104,9 @@ def test_a_job_on_unknown_hosts_is_no_evidence(case: str) -> None:
         (["world_size = 8"], "node7.log"),
         (["SLURM_JOB_ID=7", "SLURM_JOB_NODELIST=node7"], "slurm-7.out"),
         (["SLURM_JOB_ID=7", "SLURM_NNODES=1"], "node7.log"),
+        (["SLURM_JOB_ID=7"], "node7.log"),
+        ([], "slurm-7-node07.out"),
+        ([], "gpu[01,05].slurm-10008.out"),
         (["nnodes=1, num_local_procs=16, node_rank=0", "world_size = 16"], "node7.log"),
         (["SLURM_JOB_NODELIST=node[1-8]", "SLURM_JOB_NUM_NODES=8", "world_size = 64"], "slurm-7.out"),
         (
@@ -113,6 +118,21 @@ def test_a_job_on_unknown_hosts_is_no_evidence(case: str) -> None:
 def test_a_job_on_known_hosts_is_evidence(lines: list[str], path: str) -> None:
     job = one([*lines, *metaseq_log()], path)
     assert job.hosts and not job.unplaced
+
+
+def test_tables_whose_names_have_a_list_of_hosts_and_a_job_number(tmp_path: Path) -> None:
+    """Eight hosts, alone and in pairs; one of them takes a tenth longer."""
+    names = [[f"gpu0{n}"] for n in range(1, 9)] + [[f"gpu0{n}", f"gpu0{n + 1}"] for n in range(1, 8)]
+    (tmp_path / "steps.yaml").write_text("columns: {step: it, step_seconds: s}\nbatch: 64\n")
+    for number, hosts in enumerate(names):
+        slow = (1.1 if "gpu03" in hosts else 1.0) * len(hosts) ** 0.1 * (1 + (number * 37 % 11 - 5) / 5000)
+        name = hosts[0] if len(hosts) == 1 else f"gpu[{','.join(host[3:] for host in hosts)}]"
+        rows = ["it,s", *(f"{n},{0.2 * slow:.5f}" for n in range(40))]
+        (tmp_path / f"{name}.slurm-{10000 + number}.out.csv").write_text("\n".join(rows) + "\n")
+    found = judge(tmp_path, mappings=[tmp_path / "steps.yaml"])
+    assert [each.hosts for each in found.hosts] == [[f"gpu0{n}"] for n in range(1, 9)]
+    assert [each.hosts[0] for each in found.hosts if each.condition == "slow"] == ["gpu03"]
+    assert {job.hosts_from for job in found.jobs} == {"guess: file name"}
 
 
 def test_ranks_that_go_on_make_the_hosts_known() -> None:

@@ -358,5 +358,7 @@ def _unplaced(job: JobLog, frame: Frame) -> str:
         return ""
     if ranks:
         return f"the job had {ranks} ranks, on an unknown number of hosts"
-    slurm = frame.slurm or is_slurm(job.path)
+    slurm = (
+        frame.slurm or is_slurm(job.path)
+    ) and job.hosts_from == "log"  # who writes, and not who takes part
     return "it is not known on how many hosts the Slurm job ran" if slurm else ""
