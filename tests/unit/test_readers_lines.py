@@ -211,6 +211,20 @@ def test_lightnings_rich_bar() -> None:
     assert job.rate == pytest.approx(200 / 11.5) and job.unit == "steps"
 
 
+# The same into a terminal of 80 columns, two lines of many
+RICH_TERMINAL = """
+\x1b[2K\x1b[1A\x1b[2KEpoch 0/1  \x1b[35m━━━━━━\x1b[0m\x1b[35m╸\x1b[0m\x1b[90m━━━━━━━━━━\x1b[0m 80/200 \x1b[2m0:00:05 •       \x1b[0m \x1b[2;4m13.75it/s\x1b[0m \x1b[3mtrain_loss: 0.315\x1b[0m
+\x1b[2K\x1b[1A\x1b[2K\x1b[1A\x1b[2K\x1b[1A\x1b[2KEpoch 1/1  \x1b[35m━━━━━━━━━━━━━━━━\x1b[0m 200/200 \x1b[2m0:00:13 •       \x1b[0m \x1b[2;4m14.61it/s\x1b[0m \x1b[3mtrain_loss: 0.349\x1b[0m
+"""  # noqa: E501
+
+
+def test_rich_bars_of_a_terminal() -> None:
+    """Seconds that are too few for their bar's whole ones give no window."""
+    job = read(RICH_TERMINAL)
+    assert (job.format, job.measured, job.steps) == ("Lightning", None, 400)
+    assert job.rate == pytest.approx(200 / 13.5)
+
+
 def test_a_bar_of_hours() -> None:
     """Its seconds are finer than its pace: 795 batches of 41.36 s are off by 4 s. The clock says 9:07:58."""
     job = read(NEMO_BAR)
@@ -525,6 +539,13 @@ def test_trl_and_axolotl() -> None:
     assert (job.format, job.outcome, job.steps, job.loss) == ("Transformers", "timeout", 284, 0.8635)
 
 
+@pytest.mark.parametrize("label", ["[rank0]:", "0: ", "[default0]:", "[1,0]<stdout>:"])
+def test_labels_of_launchers_change_nothing(label: str) -> None:
+    for text in (MEGATRON, OLMO, COMPOSER, MODDED, NEMO, NANO):
+        job, labelled = read(text), read("\n".join(label + line for line in text.strip("\n").split("\n")))
+        assert labelled.measured == job.measured and labelled.batch == job.batch
+
+
 # ---- what was trained --------------------------------------------------------------------------------------
 
 # The arguments that the log of MEGATRON_EVALUATED begins with, some of them
@@ -576,7 +597,7 @@ ALL = [
     line
     for text in (
         ARGUMENTS, MEGATRON, MEGATRON_DEEPSPEED, MEGATRON_EVALUATED, TITAN, TITAN_RANKS, NEMO, LIGHTNING,
-        RICH, NANO, MODDED_OLD, MODDED, OLMO, OLMO_1, MAXTEXT, COMPOSER, PARTS, FAIRSEQ,
+        RICH, RICH_TERMINAL, NANO, MODDED_OLD, MODDED, OLMO, OLMO_1, MAXTEXT, COMPOSER, PARTS, FAIRSEQ,
         *LORA, *RESNET, *BERT, TRL, AXOLOTL,
     )
     for line in text.strip("\n").split("\n")

@@ -89,7 +89,8 @@ class Steps:
         self.rank: str | None = None
         self.now: _Step | None = None
         self.other = False  # the lines are another rank's
-        self.last: _Step | None = None
+        self.last: _Step | None = None  # where the next window begins
+        self.final: _Step | None = None
         self.recent: tuple[int, ...] = ()  # numbers of the last two steps
         self.facts: dict[str, float] = {}  # what holds from step to step
         self.begun = self.steps = 0
@@ -165,7 +166,7 @@ class Steps:
     def readings(self) -> list[Reading]:
         """One, where a step was seen."""
         self._flush()
-        if self.last is None:
+        if self.last is None or self.final is None:
             return []
         batch = self.facts.get("batch") or (self.frame.batch if self.unit != "samples" else None)
         unit: Unit = self.unit or "steps"
@@ -186,8 +187,8 @@ class Steps:
                 unit=unit,
                 timed=self.timed,
                 batch=batch,
-                reported=None if self.series.total else _whole(self.last, batch),
-                steps=self.steps or self.last.number,
+                reported=None if self.series.total else _whole(self.final, batch),
+                steps=self.steps + max(0, self.final.number - self.last.number) or self.last.number,
                 span=self.span,
                 skipped=self.skipped,
                 memory=int(self.memory) or None,
@@ -202,6 +203,7 @@ class Steps:
         last, now, self.now = self.last, self.now, None
         if now is None:
             return
+        self.final = now
         now.told = {**{name: self.facts[name] for name in ("batch", "step_tokens") if name in self.facts},
                     **now.told}  # fmt: skip
         lost = min(now.told.get("skipped", 0.0), 1e12)

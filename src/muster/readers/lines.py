@@ -43,9 +43,10 @@ FORMATS = (
             r"memory \(MB\) .*?max allocated: (?P<memory_mib>[\d.]+)",
         ),
         settings=_all(
-            r"^ +hidden_size \.{2,} \S+",
-            r"^ +(?:num_layers|ffn_hidden_size|num_attention_heads|seq_length|micro_batch_size|"
-            r"\w+_parallel_size|num_experts|params_dtype|recompute_granularity|padded_vocab_size) \.{2,} \S+",
+            r"^(?:\[rank\d+\]:)? *hidden_size \.{2,} \S+",
+            r"^(?:\[rank\d+\]:)? *(?:num_layers|ffn_hidden_size|num_attention_heads|seq_length|"
+            r"micro_batch_size|\w+_parallel_size|num_experts|params_dtype|recompute_granularity|"
+            r"padded_vocab_size) \.{2,} \S+",
         ),
         whole=True,
         stops=("validation loss at", "saving checkpoint at iteration"),
@@ -133,10 +134,10 @@ FORMATS = (
         hints=("[step=", "train/C", "throughput/total", "GPU active mem", "Peak GPU Memory", " total params"),
         step=re.compile(r"\[step=(?P<step>\d+)/(?P<total>\d+)[,\]]"),
         facts=_all(
-            r"^\s+train/(?:CE loss|CrossEntropyLoss)=(?P<loss>\S+)",
-            r"^\s+throughput/total[ _]tokens=(?P<tokens>[\d,]+)$",
-            r"^\s+(?:system|gpu_memory)/GPU active mem \(GiB\)=(?P<memory_gib>[\d.,]+)",
-            r"^\s+System/Peak GPU Memory \(MB\)=(?P<memory_mb>[\d.,]+)",
+            r"\btrain/(?:CE loss|CrossEntropyLoss)=(?P<loss>\S+)",
+            r"\bthroughput/total[ _]tokens=(?P<tokens>[\d,]+)$",
+            r"\b(?:system|gpu_memory)/GPU active mem \(GiB\)=(?P<memory_gib>[\d.,]+)",
+            r"\bSystem/Peak GPU Memory \(MB\)=(?P<memory_mb>[\d.,]+)",
         ),
         settings=_all(r"Building transformer with [\d,]+ total params"),
         stops=(" evals...", "Saving checkpoint"),
@@ -153,14 +154,14 @@ FORMATS = (
     LineFormat(
         "Composer",
         hints=("batch=", " Train "),
-        step=re.compile(r"^\[(?:epoch=(?P<epoch>\d+)\]\[)?batch=(?P<step>\d+)/(?P<total>\d+)\]:"),
+        step=re.compile(r"\[(?:epoch=(?P<epoch>\d+)\]\[)?batch=(?P<step>\d+)/(?P<total>\d+)\]:"),
         facts=_all(
-            r"^\s+Train time/sample: (?P<samples>\d+)",
-            r"^\s+Train time/token: (?P<tokens>\d+)",
-            r"^\s+Train throughput/samples_per_sec: (?P<samples_per_second>[\d.]+)",
-            r"^\s+Train throughput/tokens_per_sec: (?P<tokens_per_second>[\d.]+)",
-            r"^\s+Train memory/(?:peak_)?allocated_mem: (?P<memory_gb>[\d.]+)",
-            r"^\s+Train loss/train/total: (?P<loss>\S+)",
+            r"\bTrain time/sample: (?P<samples>\d+)",
+            r"\bTrain time/token: (?P<tokens>\d+)",
+            r"\bTrain throughput/samples_per_sec: (?P<samples_per_second>[\d.]+)",
+            r"\bTrain throughput/tokens_per_sec: (?P<tokens_per_second>[\d.]+)",
+            r"\bTrain memory/(?:peak_)?allocated_mem: (?P<memory_gb>[\d.]+)",
+            r"\bTrain loss/train/total: (?P<loss>\S+)",
         ),
         stops=("[Eval batch=",),
     ),

@@ -189,7 +189,7 @@ def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
     measured: dict[str, Any] = {}
     if figures:
         measured = {
-            "measured_samples": figures.samples if timed else None,
+            "measured_samples": figures.samples if timed and log.unit == "samples" else None,
             "measured_seconds": figures.seconds if timed else None,
             "windows": figures.windows,
             "variation": figures.variation,
@@ -211,7 +211,7 @@ def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
         steps=log.steps,
         skipped_steps=log.skipped,
         samples_per_second=log.rate if log.unit == "samples" else None,
-        reported=log.reported,
+        reported=log.reported if log.unit == "samples" or log.measured else None,
         step_seconds=log.step_seconds,
         memory=log.memory,
         loss=log.loss,
