@@ -97,6 +97,7 @@ class Steps:
         self.span: tuple[float, float] | None = None
         self.skipped: int | None = None
         self.memory = 0.0
+        self.loss: float | None = None
         self.interrupted = False
         self.ended = False
 
@@ -159,7 +160,8 @@ class Steps:
         elif "elapsed" in told:
             told["elapsed"] *= self.form.unit
         self.memory = max(self.memory, *(told.pop(name, 0.0) * unit for name, unit in _BYTES.items()))
-        self.facts |= {name: told[name] for name in ("batch", "step_tokens", "loss") if name in told}
+        self.facts |= {name: told[name] for name in ("batch", "step_tokens") if told.get(name, 0) > 0}
+        self.loss = told.get("loss", self.loss)
         if self.now is not None and not self.other:
             self.now.told |= told
 
@@ -193,7 +195,7 @@ class Steps:
                 skipped=self.skipped,
                 memory=int(self.memory) or None,
                 ended=True if self.ended else False if self.form.tells_end else None,
-                loss=self.facts.get("loss"),
+                loss=self.loss,
                 notes=tuple(notes),
             )
         ]
@@ -204,9 +206,8 @@ class Steps:
         if now is None:
             return
         self.final = now
-        now.told = {**{name: self.facts[name] for name in ("batch", "step_tokens") if name in self.facts},
-                    **now.told}  # fmt: skip
-        lost = min(now.told.get("skipped", 0.0), 1e12)
+        now.told |= self.facts
+        lost = min(max(0.0, now.told.get("skipped", 0.0)), 1e12)
         if "skipped" in now.told:
             self.skipped = (self.skipped or 0) + int(lost)
         if last is None or now.number <= last.number:  # the first one, or it began anew

@@ -88,8 +88,8 @@ FORMATS = (
         "Lightning",
         hints=("Epoch ", "rainable params"),
         step=re.compile(
-            r"^\s*Epoch (?P<epoch>\d+): .*?\| *(?P<step>[1-9]\d*)/(?P<total>\d+) \[(?P<clock>[\d:]+)<[\d:?]+"
-            r"(?:, +(?P<pace>[\d.]+)(?P<per>it/s|s/it))?"
+            r"^\s*Epoch (?P<epoch>\d+): .*?\| *(?P<step>[1-9]\d*)/(?P<total>\d+) "
+            r"\[(?P<clock>(?:\d{1,6}:)?\d\d:\d\d)<(?:[^,\]]*, +(?P<pace>[\d.]+)(?P<per>it/s|s/it))?"
         ),
         facts=_all(
             r"[ ,]consumed_samples=(?P<samples>\d+)(?:\.0)?(?=[,\]])",
@@ -104,7 +104,7 @@ FORMATS = (
         hints=("\u2501",),
         step=re.compile(
             r"Epoch (?P<epoch>\d+)/\d+ .*?[\u2501\u2578\u257a] (?P<step>\d+)/(?P<total>\d+) "
-            r"(?P<clock>\d+:\d\d:\d\d) \u2022"
+            r"(?P<clock>\d{1,6}:\d\d:\d\d) \u2022"
         ),
         facts=_all(r" (?:train_)?loss: (?P<loss>[\d.e+-]+)"),
         stops=("Validation",),
