@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping as Dict
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from muster.readers._frame import Frame, stamp
 from muster.readers._mapping import Mapping
@@ -45,9 +46,8 @@ class LineFormat:
     step: re.Pattern[str]
     facts: tuple[re.Pattern[str], ...] = ()  # in that line, or in others after it
     stops: tuple[str, ...] = ()  # words of evaluation and saving
-    settings: tuple[
-        re.Pattern[str], ...
-    ] = ()  # what decides how long a step takes; the first: the model's size
+    # What decides how long a step takes; the first is of the model's size, without which that is not known.
+    settings: tuple[re.Pattern[str], ...] = ()
     whole: bool = False  # all of that is among the settings
     ends: tuple[str, ...] = ()  # words of the end of a training that was not cut off
     tells_end: bool = False  # it always writes them
@@ -56,7 +56,7 @@ class LineFormat:
     rough: bool = False  # what other formats say of the same steps is better
     unit: float = 1.0  # seconds of a unit of `seconds` and `elapsed`
 
-    @property
+    @cached_property
     def words(self) -> tuple[str, ...]:
         """A line without any of them says nothing."""
         return (*self.hints, *self.stops, *self.ends)
@@ -121,8 +121,8 @@ class Steps:
     def begin(self, groups: Dict[str, str | None], at: float | None) -> None:
         """A step; `at`: its time stamp. One that an earlier line was of as well is another rank's."""
         rank, told = groups.get("rank"), number(groups.get("step"))
-        self.rank = rank if self.rank is None else self.rank
-        self.other = rank != self.rank
+        self.rank = self.rank or rank
+        self.other = rank not in (None, self.rank)
         if self.other:
             return
         self.begun += 1
@@ -230,16 +230,14 @@ class Steps:
     def _window(self, last: _Step, now: _Step, steps: int, lost: int) -> Window | None:
         """From one step to another."""
         told = now.told
+        if (since := _since(last, now, "samples")) is not None:  # includes steps that were not used
+            told["batch"] = since / steps
+            self.facts.setdefault("batch", since / steps)
         if self.form.single:
             steps, lost = 1, 0
         used = steps - lost
         interrupted = now.interrupted or last.interrupted
-        samples = _since(last, now, "samples")
-        if samples is not None:
-            self.facts.setdefault("batch", samples / steps)
-            samples *= used / steps  # what is said to be so far includes steps that were not used
-        elif "batch" in told:
-            samples = used * told["batch"]
+        samples = used * told["batch"] if "batch" in told else None
         seconds = self._seconds(last, now, steps)
         rate, tokens_rate = told.get("samples_per_second"), told.get("tokens_per_second")
         if seconds is None and rate and samples:
