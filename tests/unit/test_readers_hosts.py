@@ -35,6 +35,25 @@ from tests.unit.logs import chat_log, metaseq_log, one
         ("node07.cluster.local.log", ("node07",)),
         ("10.0.3.4.log", ("10.0.3.4",)),
         ("ip-10-0-3-4/stdout.log", ("ip-10-0-3-4",)),
+        *(
+            (f"{host}.log", (host,))
+            for host in (
+                "SH-IDC1-10-5-34-12",
+                "t001-002",
+                "s01",
+                "a12",
+                "h07",
+                "r05n12",
+                "holygpu8a19604",
+                "kn045",
+                "g0001",
+                "gke-train-pool-1-abc123-x7k9",
+                "hgx-isr1-001",
+                "h100-07",
+                "nid001234",
+                "lambda-hyperplane01",
+            )
+        ),
     ],
 )
 def test_names_that_are_hosts(path: str, hosts: tuple[str, ...]) -> None:
@@ -48,7 +67,8 @@ def test_names_that_are_hosts(path: str, hosts: tuple[str, ...]) -> None:
      "rank0.log", "local_rank_3.log", "attempt_0/0/stdout.log", "trial_2.csv", "seed1.log", "2024-07-08.log",
      "log_20240708_0550.txt", "output_3.log", "opt-350m_1_1xN_batch0001.log", "gpt2.log", "llama3-8b.log",
      "resnet50/bs24.log", "lr3e-4.log", "4nodes.log", "nodes16.log", "8gpus/train.log", "adamw.log",
-     "version_0/metrics.csv", "h100/bf16/tp8.log", "fleet3.tar.gz/train.log", "v2.log",
+     "version_0/metrics.csv", "h100/bf16/tp8.log", "fleet3.tar.gz/train.log", "v2.log", "h200/x.log",
+     "a100/b200/l40s.log", "mi300x.log", "t5.log", "s1.log", "e5/train.log", "k8s.log",
      "worker_logs/0.log", "part-00001.csv"],
 )  # fmt: skip
 def test_names_that_are_none(path: str) -> None:

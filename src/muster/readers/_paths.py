@@ -22,11 +22,13 @@ _WORDS = (
     r"shard|wave|phase|stage|round|set|group|pair|cluster|rack|zone|site|config|model|data|worker[-_]?logs|copy"
 )
 _SETTINGS = (
-    r"[mg]?bs|lr|wd|seq|ctx|len|zero|[tpdce]p|f?s?ddp|fsdp|fp|bf|int|gpus|nodes|hosts|ranks|k|v|e|o|s|t|"
+    r"[mg]?bs|lr|wd|seq|ctx|len|zero|[tpdce]p|f?s?ddp|fsdp|fp|bf|int|gpus|nodes|hosts|ranks|k8s|"
     r"cuda|torch|py|python|gpt|llama|opt|bert|roberta|vit|resnet|resnext|vgg|qwen|mistral|mixtral|phi|gemma|"
-    r"pythia|bloom|falcon|deepseek|olmo|[abhlvtp](?=\d+s?$)|gh|gb|mi|rtx|tpu"
+    r"pythia|bloom|falcon|deepseek|olmo|gh|gb|mi|rtx|tpu"
 )
-_NO_HOST = re.compile(rf"(?:{_WORDS}|{_SETTINGS})(?:[-.]?\d[\w.-]*)?", re.IGNORECASE)
+# Devices, versions and seeds, and what batch systems put behind a name: train.o12345.
+_SHORT = r"a10g?|a[3468]0|[abhvp][1238]00|h20|l40?s?|[teksv][1-9]\d?|[eo]\d{4,}"
+_NO_HOST = re.compile(rf"(?:{_WORDS}|{_SETTINGS})(?:[-.]?\d[\w.-]*)?|{_SHORT}", re.IGNORECASE)
 _BEFORE = re.compile(rf"^(?:{_WORDS})(?:-?\d+)?-", re.IGNORECASE)
 _AFTER = re.compile(rf"-(?:(?:{_WORDS}|gpu)-?\d*|\d{{8}})$", re.IGNORECASE)
 _SIZE = re.compile(r"(?:^|-)(?:\d+(?:\.\d+)?[kmbt]|\d+x[nN]?\d*)(?:-|$)", re.IGNORECASE)  # opt-13b, 2x8
