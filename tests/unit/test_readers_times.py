@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from datetime import datetime, timezone
 
 import pytest
 
-from muster.readers._read import read_log
+from muster.readers._read import read_blocks, read_log
 from muster.stages.joblogs import observation_of, work_of
 from tests.unit.logs import MAPPINGS, chat_log, metaseq_log, one, trainer_log
 
@@ -64,3 +65,14 @@ def test_a_table_with_times() -> None:
     since = [row.replace(str(int(BEGAN))[:6], "", 1) for row in rows]
     (job,) = read_log("node1/metrics.csv", since, MAPPINGS)
     assert (job.began, job.ended) == (None, None)
+
+
+def test_what_is_kept_of_a_log_to_know_its_end_is_bounded() -> None:
+    """80 MB of long lines, some at a time."""
+    tracemalloc.start()
+    try:
+        (job,) = read_blocks("x.log", ([f"2024-07-08 05:52:00 {n} " + "x" * 10_000] * 80 for n in range(100)))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert job.began == job.ended == BEGAN and peak < 16 << 20

@@ -127,7 +127,7 @@ def _read_file(
 def _unread(path: str, frame: Frame, whole: _Whole, mappings: Sequence[Mapping]) -> JobLog:
     """The job of a log that no reader knows: one that failed, or nobody knows."""
     decisive = frame.signs.decisive()
-    recent = decisive and any(decisive.text in line for line in whole.end[-RECENT:])
+    recent = decisive and any(decisive.text in line for line in islice(whole.backwards(), RECENT))
     if whole.broken is None and decisive and recent:  # it failed before anything that could be recognised
         return _ended(JobLog(path, "failed"), frame, decisive)
     return JobLog(path, "unreadable", whole.broken or _unknown(path, whole.first, whole.last, mappings))
@@ -143,7 +143,7 @@ class _Whole:
         self.last = ""
         self.began: float | None = None
         self.looked = 0  # lines in which no time stamp was
-        self.end: Sequence[str] = ()  # the last lines
+        self.ends: list[Sequence[str]] = []  # the last two blocks
 
     def __iter__(self) -> Iterator[Sequence[str]]:
         try:
@@ -153,14 +153,18 @@ class _Whole:
                 if self.began is None and self.looked < STAMPED:
                     self.began = _stamp_of(block)
                     self.looked += len(block)
-                self.end = block[-STAMPED:] if len(block) >= STAMPED else [*self.end[-STAMPED:], *block]
+                self.ends = [*self.ends[-1:], block]
                 yield block
         except BrokenFile as error:
             self.broken = str(error)
 
+    def backwards(self) -> Iterator[str]:
+        """Its last lines, the last one first."""
+        return (line for block in reversed(self.ends) for line in reversed(block))
+
     def span(self) -> tuple[float, float] | None:
         """The first and the last time stamp of its lines; None: there are none, or they go backwards."""
-        ended = _stamp_of(reversed(self.end)) if self.began is not None else None
+        ended = _stamp_of(self.backwards()) if self.began is not None else None
         return (
             (self.began, ended)
             if ended is not None and self.began is not None and self.began <= ended
