@@ -71,7 +71,8 @@ def test_what_is_kept_of_a_log_to_know_its_end_is_bounded() -> None:
     """80 MB of long lines, some at a time."""
     tracemalloc.start()
     try:
-        (job,) = read_blocks("x.log", ([f"2024-07-08 05:52:00 {n} " + "x" * 10_000] * 80 for n in range(100)))
+        blocks = ([f"2024-07-08 05:52:00 {n} {'x' * 10_000}" for n in range(80)] for _ in range(100))
+        (job,) = read_blocks("x.log", blocks)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

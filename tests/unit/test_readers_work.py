@@ -7,12 +7,15 @@ from public notes on fine-tuning ESM2 (April 2025).
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from muster.judging import Settings
 from muster.readers._frame import Frame, described
 from muster.readers.base import JobLog
 from muster.stages.joblogs import judged, work_of
+from muster.stages.judge import judge
 from tests.unit.logs import at, chat_log, metaseq_log, one, trainer_log
 
 # No line of 2023 says with which command a process was spawned: it stands in the runner's alone.
@@ -120,6 +123,18 @@ def test_jobs_of_which_no_log_says_what_they_trained_are_compared_with_none() ->
     assert {each.reason for each in found.hosts} == {found.hosts[0].reason}
     assert "trained" in found.hosts[0].reason
     assert any("14 jobs" in note and "--workload" in note for note in found.notes)
+
+
+def test_what_was_trained_can_be_said(tmp_path: Path) -> None:
+    for number in range(9):
+        step = 0.2 * (1 + (number * 37 % 11 - 5) / 5000) * (1.1 if number == 4 else 1)
+        (tmp_path / f"{number}.log").write_text("\n".join(timed(f"n{number}", step=step)) + "\n")
+    assert judge(tmp_path).summary["unknown"] == 9
+    found = judge(tmp_path, workload="gpt2")
+    assert {job.workload for job in found.jobs} == {"gpt2"}
+    (peers,) = found.peers
+    assert peers.jobs == 8
+    assert found.jobs[4].slower == pytest.approx(0.1, abs=0.005)
 
 
 def test_a_job_of_an_unknown_work_can_still_fail() -> None:
