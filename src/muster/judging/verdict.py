@@ -217,14 +217,14 @@ class _Bench:
             return self._in_doubt(base, chance)
         if not bounds or any(each.condition == "unknown" for each in subjects):
             return replace(base, reason=self._never_good(host, rows), settle=self._settle(name[0]))
-        confidence = 1.0 - max(
-            chance, _unseen(state, rows, math.expm1(smallest(self.readings, rows, state.settings)))
-        )
+        low = math.expm1(smallest(self.readings, rows, state.settings))
+        confidence = 1.0 - max(chance, _unseen(state, rows, low))
         differs = self._differs(rows)
         if differs is not None:
             slower, within, spread = differs
             reason = (
-                f"{slower:.1%} slower than its peers, within what this fleet's hosts differ by ({spread:.1%})"
+                f"{slower:.1%} slower than its peers, and slow from {low:.1%} on, as healthy hosts of this fleet "
+                f"differ among themselves (standard deviation {spread:.2%})"
             )
             return replace(
                 base, condition="differs", confidence=confidence, slower=slower, within=within, reason=reason
