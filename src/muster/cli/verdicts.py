@@ -349,7 +349,7 @@ def _looked(rows: Sequence[HostVerdict]) -> list[str]:
         more = f" ({len(known)} of {len(rows)}; not judged: {left})" if left else ""
         if known:
             told.setdefault(f"{bound}{more}", []).append(name)
-    return [f"{', '.join(names[:-2] + [' and '.join(names[-2:])])} {what}" for what, names in told.items()]
+    return [f"{', '.join([*names[:-2], ' and '.join(names[-2:])])} {what}" for what, names in told.items()]
 
 
 def _subjects(row: HostVerdict) -> Sequence[Subject]:

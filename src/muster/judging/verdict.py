@@ -223,8 +223,8 @@ class _Bench:
         if differs is not None:
             slower, within, spread = differs
             reason = (
-                f"{slower:.1%} slower than its peers, and slow from {low:.1%} on, as healthy hosts of this fleet "
-                f"differ among themselves (standard deviation {spread:.2%})"
+                f"{slower:.1%} slower than its peers; healthy hosts of this fleet differ by {spread:.2%} "
+                f"(standard deviation), so only {low:.1%} or more is slow"
             )
             return replace(
                 base, condition="differs", confidence=confidence, slower=slower, within=within, reason=reason
