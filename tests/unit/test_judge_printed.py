@@ -148,6 +148,7 @@ def test_what_was_not_judged_is_said() -> None:
     alone = [host(name, subjects=looked(card=None, links=0)) for name in HOSTS]
     lines = shown(found(*alone))
     assert "network was not judged" in lines[0] and "card" not in "".join(lines)
+    assert "".join(lines).count("not judged") == 1
     pairs = [host(name, subjects=looked(compute=None)) for name in HOSTS]
     assert "computing was not judged" in shown(found(*pairs))[0]
     some = [host(name, subjects=looked(card=None, links=0)) for name in HOSTS[:4]]

@@ -169,7 +169,7 @@ def print_hosts(console: Console, found: _Found, *, every: bool) -> None:
         told.show(console, some)
     if told.guessed:
         say(console, "a guess: from the name of a file or folder, as the log does not say where it ran")
-    for line in _unjudged(rows):
+    for line in _unjudged(rows) if bad or doubt else ():  # else the answer has it
         say(console, line, style="yellow")
     if every and rows:
         console.print()
