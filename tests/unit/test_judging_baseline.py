@@ -87,3 +87,12 @@ def test_drift_of_a_whole_fleet() -> None:
     fleet = fleet_baselines({STEP: [1.08 * t for t in jobs(32, 0, 0)]})
     assert drift(fleet, {STEP: Baseline(1.0, 0.004, 64)})[STEP] == pytest.approx(0.08, abs=0.003)
     assert drift(fleet, {Class("other", 2): Baseline(1.0, 0.004, 64)}) == {}
+
+
+def test_two_of_four_that_are_slow_alike_are_not_what_is_normal() -> None:
+    """The pairs of a bad host on a ring of four: the others differ by more, and are four times as fast.
+    Nothing makes jobs faster."""
+    middle, _, count = robust([math.log(value) for value in (0.163, 0.179, 0.640, 0.641)])
+    assert count == 2 and math.exp(middle) == pytest.approx(0.17, rel=0.1)
+    lucky = robust([math.log(value) for value in (0.5, 1.0, 1.001, 1.002, 1.003)])  # one alone may be chance
+    assert math.exp(lucky[0]) == pytest.approx(1.0, abs=0.01)
