@@ -184,45 +184,50 @@ def read(
                     sigma = math.sqrt(base.sigma * base.sigma + doubt) if doubt else base.sigma
                     value = math.log(busy / base.seconds)
                     rows.add((host,), value, sigma, number, kind, HINT, HINT - 1.2, hint=True)
-    _learn_noise(rows)
+    _learn_noise(rows, topology)
     rows.spread = _spreads(rows)
     return rows, baselines
 
 
-def _learn_noise(rows: Readings) -> None:
-    """The tails, from jobs in groups. On the slow side, only what no host of the job explains counts: a host
-    whose jobs are all slow is none."""
-    usual: dict[int, float] = {}
-    jobs: dict[int, int] = {}
-    for host, own in rows.of_host.items():
-        found = [rows.deviations(row) for row in own if len(rows.hosts[row]) > 1 and not rows.failed(row)]
-        if found:
-            mean = sum(found) / len(found)
-            together = mean * math.sqrt(len(found)) > TOGETHER and min(found) > 0.5 * mean
-            usual[host], jobs[host] = mean if together else 0.0, len(found)
-    slow: list[float] = []
-    fast: list[float] = []
-    far = dict.fromkeys(jobs, 0)
-    for row, hosts in enumerate(rows.hosts):
-        if len(hosts) > 1 and not rows.failed(row) and rows.deviations(row) > FAR:
-            for host in hosts:
-                far[host] += 1
-    chance = count = 0
-    for row, hosts in enumerate(rows.hosts):
-        if len(hosts) < 2 or rows.failed(row):
-            continue
-        off = rows.deviations(row)
-        count += 1
-        if off > FAR and all(jobs[host] > 1 and far[host] == 1 for host in hosts):
-            chance += 1
-        if off <= 0:
-            fast.append(-off)
-        elif all(jobs[host] > 1 for host in hosts):
-            explained = max([usual[host] for host in hosts])
-            if explained < off:
-                slow.append(off - explained)
-    rows.slow, rows.fast = learn(slow), learn(fast)
-    rows.hiccups = (HICCUPS + chance) / (ASSUMED + count)
+def _learn_noise(rows: Readings, topology: Topology) -> None:
+    """The tails, from jobs in groups. On the slow side, only what no host, link or switch of the job explains
+    counts: one whose jobs are all slow is no noise."""
+    groups = [row for row, hosts in enumerate(rows.hosts) if len(hosts) > 1 and not rows.failed(row)]
+    shared: dict[tuple[str, int, int], list[int]] = {}
+    of_row = {row: _shared(rows, row, topology) for row in groups}
+    for row in groups:
+        for one in of_row[row]:
+            shared.setdefault(one, []).append(row)
+    usual: dict[tuple[str, int, int], float] = {}
+    for one, own in shared.items():
+        found = [rows.deviations(row) for row in own]
+        mean = sum(found) / len(found)
+        if len(found) > 1 and mean * math.sqrt(len(found)) > TOGETHER and min(found) > 0.5 * mean:
+            usual[one] = mean
+    off = {row: rows.deviations(row) - max([usual.get(one, 0.0) for one in of_row[row]]) for row in groups}
+    far: dict[int, int] = {}
+    for row in groups:
+        if off[row] > FAR:
+            for host in rows.hosts[row]:
+                far[host] = far.get(host, 0) + 1
+    jobs = {host: len(shared["host", host, 0]) for row in groups for host in rows.hosts[row]}
+    again = [row for row in groups if all(jobs[host] > 1 for host in rows.hosts[row])]
+    chance = sum(off[row] > FAR and all(far[host] == 1 for host in rows.hosts[row]) for row in again)
+    rows.slow = learn([off[row] for row in again if off[row] > 0])
+    rows.fast = learn([-rows.deviations(row) for row in groups if rows.deviations(row) <= 0])
+    rows.hiccups = (HICCUPS + chance) / (ASSUMED + len(groups))
+
+
+def _shared(rows: Readings, row: int, topology: Topology) -> list[tuple[str, int, int]]:
+    """What a job shares with others, that may slow all of them: hosts, links, switches and their uplinks."""
+    hosts = rows.hosts[row]
+    found = [("host", host, 0) for host in hosts]
+    found += [("link", a, b) for a, b in rows.links(row)]
+    behind = {topology.behind[host] for host in hosts}
+    found += [("switch", switch, 0) for switch in behind if switch >= 0]
+    if len(behind) > 1:
+        found += [("uplink", switch, 0) for switch in behind if switch >= 0]
+    return found
 
 
 def _spreads(rows: Readings) -> dict[str, float]:

@@ -295,17 +295,17 @@ class _Bench:
 
     def _differs(self, rows: Sequence[int]) -> tuple[float, float, float] | None:
         """By how much it is slower than its peers, the standard error, and what healthy hosts of this fleet
-        differ by: where it is slower by more than noise and by more than most of them."""
+        differ by: where it is slower by more than noise and by more than most of them. It takes two jobs."""
         readings = self.readings
         for own in _by_kind(
             readings, [row for row in rows if readings.alone[row] and not readings.hint[row]]
         ):
             spread, _ = own_share(readings, own[0])
-            mean = sum([readings.value[row] for row in own]) / len(own)
-            if spread and mean > 2 * spread:
+            usual = sorted([readings.value[row] for row in own])[(len(own) - 1) // 2]
+            if len(own) > 1 and usual > 2 * spread:
                 noise = math.sqrt(max(readings.sigma[own[0]] ** 2 - spread**2, FLOOR**2) / len(own))
-                if mean > 3 * noise:
-                    return math.expm1(mean), noise, spread
+                if usual > 3 * noise:
+                    return math.expm1(usual), noise, spread
         return None
 
 
@@ -379,7 +379,8 @@ def _bad_host(state: State, part: Part, host: int, evidence: tuple[Evidence, ...
     condition, slower, within = _size(state, best[1])
     name = state.topology.hosts[host]
     what = "its jobs fail" if slower is None else format_slower(slower, "its peers", digits=1)
-    reason = f"{what}, {WORDS[kind]}"
+    alone = all(state.case.readings.alone[row] for row, _ in best[1].expects)
+    reason = f"{what}, {'alone' if alone and kind == 'host' else WORDS[kind]}"
     if kind == "rack":
         switch, _ = state.topology.switches[state.topology.behind[host]]
         kind, reason = "compute", f"{what}, as all hosts behind {switch}, alone too: {WORDS['rack']}"
