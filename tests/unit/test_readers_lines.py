@@ -95,6 +95,23 @@ def test_a_run_that_began_anew() -> None:
     expect(job, "Megatron-LM", samples=512, seconds=2 * (5.4707 + 5.8299), steps=4)
 
 
+# https://github.com/huggingface/nanotron/pull/23
+NANOTRON = """
+01/17/2024 13:47:27 [INFO|DP=0|PP=0|TP=0|ip-26-0-160-225]: iteration: 991 / 1000 | consumed_tokens: 634K | elapsed_time_per_iteration_ms: 45 | tokens_per_sec: 14.2K | tokens_per_sec_per_gpu: 1.78K | global_batch_size: 20 | lm_loss: 10.6 | lr: 1e-05 | model_tflops_per_gpu: 0.00869 | hardware_tflops_per_gpu: 0.00869 | grad_norm: 0.515 | cuda_memory_allocated: 75.2M | cuda_max_memory_reserved: 547M | hd_total_memory_tb: 312G | hd_used_memory_tb: 61.8G | hd_free_memory_tb: 250G
+01/17/2024 13:47:27 [INFO|DP=0|PP=0|TP=0|ip-26-0-160-225]: iteration: 992 / 1000 | consumed_tokens: 635K | elapsed_time_per_iteration_ms: 41.2 | tokens_per_sec: 15.5K | tokens_per_sec_per_gpu: 1.94K | global_batch_size: 20 | lm_loss: 10.6 | lr: 1e-05 | model_tflops_per_gpu: 0.0095 | hardware_tflops_per_gpu: 0.00951 | grad_norm: 0.507
+01/17/2024 13:47:27 [INFO|DP=0|PP=0|TP=0|ip-26-0-160-225]: iteration: 993 / 1000 | consumed_tokens: 636K | elapsed_time_per_iteration_ms: 39.4 | tokens_per_sec: 16.2K | tokens_per_sec_per_gpu: 2.03K | global_batch_size: 20 | lm_loss: 10.6 | lr: 1e-05 | model_tflops_per_gpu: 0.00992 | hardware_tflops_per_gpu: 0.00992 | grad_norm: 0.514
+"""  # noqa: E501
+
+
+def test_nanotron() -> None:
+    """Milliseconds; with a K, they are seconds."""
+    job = read(NANOTRON)
+    expect(job, "nanotron", samples=40, seconds=0.0412 + 0.0394, steps=2)
+    assert (job.batch, job.loss) == (20, 10.6)
+    job = read(NANOTRON.replace("_ms: 41.2", "_ms: 41.2K").replace("_ms: 39.4", "_ms: 39.4K"))
+    expect(job, "nanotron", samples=40, seconds=41.2 + 39.4, steps=2)
+
+
 # ---- torchtitan --------------------------------------------------------------------------------------------
 
 # https://github.com/pytorch/torchtitan/pull/3393 (the line of the batch: /pull/1625)
@@ -409,6 +426,15 @@ FAIRSEQ = """
 | epoch 001 | valid on 'valid' subset | valid_loss 8.11425 | valid_nll_loss 6.8834 | valid_ppl 118.06 | num_updates 600
 | epoch 001:    650 / 1891 loss=10.902, nll_loss=10.160, ppl=1144.39, wps=53573, ups=0.5, wpb=104904, bsz=5328, num_updates=645, lr=0.000129084, gnorm=1.419, clip=0%, oom=0, loss_scale=2.000, wall=1263, train_wall=1094
 """  # noqa: E501
+# A public log of a translation without autoregression (nat59, 2023-06-13)
+FAIRSEQ_2023 = """
+2023-06-13 17:31:08 | INFO | train_inner | epoch 143:     85 / 282 loss=3.147, nll_loss=1.236, glat_accu=0.518, glat_context_p=0.473, word_ins=3.028, length=3.071, ppl=8.86, wps=72384.3, ups=1.21, wpb=59997.9, bsz=2186.3, num_updates=40100, lr=0.000157917, gnorm=0.489, clip=0, loss_scale=32768, train_wall=48, wall=0
+2023-06-13 17:31:54 | INFO | train_inner | epoch 143:    185 / 282 loss=3.153, nll_loss=1.243, glat_accu=0.508, glat_context_p=0.473, word_ins=3.034, length=3.068, ppl=8.89, wps=132396, ups=2.18, wpb=60718.4, bsz=2141.4, num_updates=40200, lr=0.00015772, gnorm=0.483, clip=0, loss_scale=32768, train_wall=46, wall=0
+2023-06-13 17:32:38 | INFO | fairseq_cli.train | begin validation on "valid" subset
+2023-06-13 17:32:41 | INFO | valid | epoch 143 | valid on 'valid' subset | loss 12.677 | nll_loss 11.546 | word_ins 12.459 | length 4.375 | ppl 6550.94 | bleu 29.52 | wps 88225 | wpb 21176.3 | bsz 666.3 | num_updates 40297 | best_bleu 30.53
+2023-06-13 17:33:01 | INFO | train_inner | epoch 144:      3 / 282 loss=3.14, nll_loss=1.23, glat_accu=0.495, glat_context_p=0.473, word_ins=3.023, length=3.076, ppl=8.82, wps=89307.1, ups=1.49, wpb=60051.3, bsz=2117.5, num_updates=40300, lr=0.000157524, gnorm=0.491, clip=0, loss_scale=32768, train_wall=45, wall=0
+2023-06-13 17:33:48 | INFO | train_inner | epoch 144:    103 / 282 loss=3.126, nll_loss=1.214, glat_accu=0.485, glat_context_p=0.473, word_ins=3.008, length=3.085, ppl=8.73, wps=128796, ups=2.13, wpb=60501.2, bsz=2133.1, num_updates=40400, lr=0.000157329, gnorm=0.473, clip=0, loss_scale=32768, train_wall=47, wall=0
+"""  # noqa: E501
 
 
 def mllog(time: int, key: str, value: str = "null", about: str = "") -> str:
@@ -510,6 +536,13 @@ def test_fairseqs_simple_lines() -> None:
     assert job.measured and job.measured.tokens == 50 * (104872 + 104800 + 104812)
 
 
+def test_fairseqs_words_per_second_tell_more_than_whole_seconds() -> None:
+    """46 and 47 s by the stamps; 100 updates of 60,718.4 words at 132,396 a second are 45.861 s."""
+    job = read(FAIRSEQ_2023)
+    seconds = 100 * 60718.4 / 132396 + 100 * 60501.2 / 128796
+    expect(job, "fairseq", samples=100 * (2141.4 + 2133.1), seconds=seconds, steps=200)
+
+
 def test_mlperf_by_samples() -> None:
     """1,536 samples of the first block are its warm-up; then 384 in 196.067 s."""
     job = one(LORA, "node-1.log")
@@ -595,15 +628,15 @@ def test_a_rate_that_the_tools_own_contradicts() -> None:
     assert read(wrong + DONE).contradicted
 
 
+_TEXTS = [
+    value for name, value in list(globals().items()) if name.isupper() and isinstance(value, str | list)
+]
 ALL = [
     line
-    for text in (
-        ARGUMENTS, MEGATRON, MEGATRON_DEEPSPEED, MEGATRON_EVALUATED, TITAN, TITAN_RANKS, NEMO, LIGHTNING,
-        RICH, RICH_TERMINAL, NANO, MODDED_OLD, MODDED, OLMO, OLMO_1, MAXTEXT, COMPOSER, PARTS, FAIRSEQ,
-        *LORA, *RESNET, *BERT, TRL, AXOLOTL,
-    )
+    for value in _TEXTS
+    for text in ([value] if isinstance(value, str) else value)
     for line in text.strip("\n").split("\n")
-]  # fmt: skip
+]
 
 
 def titan_log(host: str, step: float) -> JobLog:

@@ -36,10 +36,10 @@ FORMATS = (
             r"elapsed[ _]time[ _]per[ _]iteration(?: \(s\):|_s=) *(?P<seconds>[\d.]+)",
             r"global[ _]batch[ _]size[:=] *(?P<batch>\d+)",
             r"consumed[ _]samples[:=] *(?P<samples>\d+)",
-            r"consumed[ _]tokens[:=] *(?P<tokens>\d+)",
+            r"consumed[ _]tokens[:=] *(?P<tokens>\d+) ",
             r"samples[ _]per[ _]second[:=] *(?P<samples_per_second>[\d.]+)",
             r"number[ _]of[ _]skipped[ _]iterations[:=] *(?P<skipped>\d+)",
-            r"lm loss[:=] *(?P<loss>[\d.E+-]+)",
+            r"lm[ _]loss[:=]? *(?P<loss>[\d.E+-]+)",
             r"memory \(MB\) .*?max allocated: (?P<memory_mib>[\d.]+)",
         ),
         settings=_all(
@@ -52,6 +52,17 @@ FORMATS = (
         stops=("validation loss at", "saving checkpoint at iteration"),
         ends=("[after training is done]", "[exiting program "),
         tells_end=True,
+    ),
+    LineFormat(  # whose figures have three digits, and a K where they are thousands
+        "nanotron",
+        hints=("elapsed_time_per_iteration_ms: ",),
+        step=re.compile(r"\biteration: (?P<step>\d+) / (?P<total>\d+) \|"),
+        facts=_all(
+            r"elapsed_time_per_iteration_ms: (?:(?P<seconds>[\d.]+)K|(?P<ms>[\d.]+)) \|",
+            r"global_batch_size: (?P<batch>\d+) \|",
+            r"lm_loss: (?P<loss>[\d.]+)",
+        ),
+        single=True,
     ),
     LineFormat(
         "torchtitan",

@@ -18,6 +18,7 @@ HINTS = (
 )  # fmt: skip
 # What it says of a training before it begins: "... | fairseq_cli.train | num. model params: 74155008 ..."
 _SETTING = re.compile(r"\| ((?:num\. [\w -]*model params|max tokens per \w+|task|model)\b.*)")
+_COARSE = 1.5  # seconds that a difference of whole ones is off by, and a little
 _FIGURE = re.compile(r"\b(\w+)=([^\s,\]]+)")
 
 
@@ -90,7 +91,7 @@ class Reader:
         before = self.last
         if before is not None and now[0] > before[0]:
             used = now[0] - before[0]
-            seconds = _between(before, now)
+            seconds = _exactly(_between(before, now), used, words, number(told.get("wps")))
             if batch and seconds is not None:
                 tokens = used * words if words else None
                 steps = used + self.overflows
@@ -126,3 +127,12 @@ def _between(
     if not fine and now[1] is not None and before[1] is not None and now[1] > before[1]:
         return now[1] - before[1]
     return stamped
+
+
+def _exactly(seconds: float | None, used: int, words: float | None, speed: float | None) -> float | None:
+    """Whole seconds as the words per second of the same updates tell them. In old versions these are of the
+    epoch so far, and then of no use."""
+    if seconds is None or not words or not speed:
+        return seconds
+    told = used * words / speed
+    return told if abs(told - seconds) <= _COARSE and seconds % 1 == 0 else seconds
