@@ -94,6 +94,28 @@ def test_a_job_that_had_less_time_and_is_as_quick_is_as_good() -> None:
     assert all(job.slower == pytest.approx(0, abs=1e-6) for job in found.jobs)
 
 
+def test_all_reduces_that_vary_are_no_measurement() -> None:
+    """A message that waits for a core takes what it takes: the largest size that is steady counts, and of a
+    job without one nothing is said. One repeat that was late spoils nothing."""
+
+    def result(task: Task) -> Result:
+        found = swept(task.hosts, {size: 1e-3 + size * 1e-8 for size in SIZES})
+        assert found.fabric is not None
+        sweeps = found.fabric.sweeps
+        for place, each in enumerate(sweeps):
+            late = [*each.time.seconds[:4], 9 * each.time.median]
+            wild = [each.time.median * factor for factor in (0.3, 0.5, 3.0, 5.0, 9.0)]
+            shaky = "local0" in task.hosts or each.bytes < SIZES[3]
+            sweeps[place] = each.model_copy(update={"time": spread(wild if shaky else late)})
+        return found
+
+    found = fold_bench(ended(suite_of({"recipe": "fabric", "groups": [2]}), "local:12x1", result))
+    shaky = [job for job in found.jobs if "local0" in job.hosts]
+    assert shaky and not any(job.judged for job in shaky) and all("15" in job.notes[0] for job in shaky)
+    others = [job for job in found.jobs if "local0" not in job.hosts]
+    assert all(job.slower == pytest.approx(0, abs=1e-6) and not job.notes for job in others)
+
+
 def measured(products: Sequence[Matmul]) -> Callable[[Task], Result]:
     """Fabric jobs in which each host has these products."""
 

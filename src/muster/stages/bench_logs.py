@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from muster.core.bench import JobRecord
-from muster.core.fabric_result import FabricRun, Matmul, Sweep
+from muster.core.fabric_result import FabricRun, Matmul, Spread, Sweep
 from muster.core.recipe import Recipe
 from muster.core.result import Result
 from muster.judging import Observation
+from muster.judging.baseline import MAD
 from muster.planner.rota import Task
 from muster.readers._failures import PATTERNS, Signs, shortened
 from muster.readers.base import JobLog, Measured
@@ -131,7 +132,7 @@ def _logs(
         hosts = () if record.usage else task.hosts
         return [replace(base, reason=record.reason, failure=failure, failed=guilty, hosts=hosts)]
     if result.fabric is not None:
-        reduced = base if compared is None else compared.reduced(base, _sweeps(record))
+        reduced = (compared or _Compared(0, {})).reduced(base, _sweeps(record))
         products = _product_logs(base, _products(result.fabric, recipes))
         shaky = [note for log in products for note in log.notes]
         return [
@@ -187,9 +188,17 @@ def _failure(record: JobRecord, task: Task) -> tuple[str | None, str | None]:
 
 
 def _sweeps(record: JobRecord) -> dict[int, Sweep]:
-    """A job's all-reduces by their size in bytes."""
+    """A job's all-reduces by their size in bytes, those that were steady."""
     fabric = record.result.fabric if record.result and record.outcome == "succeeded" else None
-    return {each.bytes: each for each in fabric.of("all-reduce") if each.time.median > 0} if fabric else {}
+    found = fabric.of("all-reduce") if fabric else []
+    return {each.bytes: each for each in found if each.time.median > 0 and _varied(each.time) <= UNSTEADY}
+
+
+def _varied(time: Spread) -> float:
+    """By how much repeats differ, whatever one of them took: 1.4826 times the median deviation from the
+    median, which is the standard deviation where they are normal."""
+    off = [abs(seconds - time.median) for seconds in time.seconds]
+    return MAD * statistics.median(off) / time.median
 
 
 @dataclass(frozen=True)
@@ -219,11 +228,13 @@ class _Compared:
         """The job's log: an all-reduce is a step of one sample."""
         reached = max((size for size in sweeps if size in self.longer and size <= self.bytes), default=None)
         if reached is None:
-            return base
+            alone = len(base.hosts) == 1  # one rank exchanges nothing
+            note = f"its all-reduces varied by more than {UNSTEADY:.0%}: not a measurement"
+            return base if alone else replace(base, notes=(note,))
         time, longer = sweeps[reached].time, self.longer[reached]
         short = (
-            f"its all-reduces ended at {reached:,} bytes for want of time: compared there with those of the "
-            f"jobs that reached {self.bytes:,}"
+            f"its largest steady all-reduce is of {reached:,} bytes: compared there with those of the jobs "
+            f"that reached {self.bytes:,}"
         )
         repeats = len(time.seconds)
         return replace(
@@ -232,7 +243,7 @@ class _Compared:
             batch=1.0,
             measured=Measured(1.0, longer * time.median, 1, repeats, None, time.variation),
             exchanges=len(base.hosts) > 1,
-            spread=_error(time.variation, repeats),
+            spread=_error(_varied(time), repeats),
             notes=(short,) if reached < self.bytes else (),
         )
 
