@@ -127,6 +127,21 @@ def test_what_disturbed_a_job_is_said(report: dict[str, Any], words: str) -> Non
     assert bool(found.slowed) is ("slowed" in report and bool(words))  # which is the host's own doing
 
 
+def test_what_no_job_of_a_host_measured_is_said_and_does_not_pass() -> None:
+    """Though other jobs found it fit."""
+    suite = suite_of({"groups": [1]}, {"name": "other", "groups": [1]})
+
+    def result(task: Task) -> Result:
+        return windows(fleet(task), 0.3 if task.entry == "other" and "local2" in task.hosts else 0.01)
+
+    found = fold_bench(ended(suite, "local:8x1", result))
+    assert {each.verdict for each in found.hosts} == {"fit"} and found.gate is Gate.OPEN
+    assert [host for host, why in found.left.items() if why] == ["local2"] and "other" in found.left["local2"]
+    console = Console(file=io.StringIO(), width=200)
+    print_bench(found, every=False, console=console)
+    assert isinstance(console.file, io.StringIO) and "not measured by other" in console.file.getvalue()
+
+
 def test_jobs_of_the_same_bench_on_one_machine_are_no_others() -> None:
     """Pretend hosts share it: what the jobs beside a job used is known."""
     one, two = Task("one", "digits", ("a",), 60.0), Task("two", "digits", ("b",), 60.0)

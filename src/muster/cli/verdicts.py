@@ -12,7 +12,7 @@ from rich.table import Table
 
 from muster.core.bench import Bench, HostVerdict
 from muster.core.hostlist import fold_hosts
-from muster.core.judged import Drift, Evidence, JobEntry, Judged, Peers, Subject, Verdict, not_judged
+from muster.core.judged import Drift, Evidence, JobEntry, Judged, Peers, Subject, Verdict
 from muster.core.units import counted, format_number, format_seconds, format_slower
 
 SHOWN = 100  # hosts that are not fit, one by one
@@ -113,13 +113,12 @@ def _nobody(found: _Found, *, beside: bool) -> list[tuple[str, str]]:
     but = "beside each other, " if beside else ""
     if not rows:
         return [("yellow", "no host is known from these jobs, so none was judged")]
-    grouped = {host for job in found.jobs if len(job.hosts) > 1 for host in job.hosts}
     left: dict[str, list[str]] = {}
     suspects = _suspects(found)
     verb = "is" if len(suspects) == 1 else "are"
     parts = [f"{len(suspects)} of {total} {verb} suspected: {_some(suspects)}"] if suspects else []
     for row in rows:
-        why = not_judged(row.verdict, _subjects(row), exchanged=row.host in grouped)
+        why = found.left[row.host]
         if why and not _suspected(row):
             left.setdefault(why, []).append(row.host)
     parts += [_left(why, hosts, total) for why, hosts in left.items()]

@@ -171,15 +171,27 @@ class Bench(Part):
         bad = sum(count for name, count in self.summary.items() if name in BAD)
         missed = any(job.misses for job in self.jobs)
         failed = any(count for name, count in self.outcomes.items() if name != "succeeded")
-        grouped = {host for job in self.jobs if job.size > 1 and not job.warm_up for host in job.hosts}
-        told = [
-            not_judged(each.verdict, each.subjects, exchanged=each.host in grouped) for each in self.hosts
-        ]
         drifted = any(each.slower > 0 for each in self.drifted)
-        found = gate(bool(bad or missed or failed or drifted or self.links or self.switches), told)
+        found = gate(
+            bool(bad or missed or failed or drifted or self.links or self.switches), self.left.values()
+        )
+        some = any(not job.warm_up for job in self.jobs)
+        return Gate.OPEN if found is Gate.FIT and not (self.complete and some) else found
+
+    @property
+    def left(self) -> dict[str, str]:
+        """What of each host is open, in words; empty: nothing. Also what none of its jobs measured."""
         counted = [job for job in self.jobs if not job.warm_up]
-        kinds: dict[bool, set[tuple[str, str, int]]] = {True: set(), False: set()}
+        grouped = {host for job in counted if job.size > 1 for host in job.hosts}
+        sound = {(host, job.entry, job.size) for job in counted if not job.not_measured for host in job.hosts}
+        unmeasured: dict[str, str] = {}
         for job in counted:
-            kinds[not job.not_measured] |= {(host, job.entry, job.size) for host in job.hosts}
-        whole = self.complete and counted and kinds[False] <= kinds[True]
-        return Gate.OPEN if found is Gate.FIT and not whole else found
+            for host in job.hosts:
+                if job.not_measured and (host, job.entry, job.size) not in sound:
+                    where = "1 host" if job.size == 1 else f"{job.size} hosts"
+                    unmeasured.setdefault(host, f"not measured by {job.entry} on {where}")
+        return {
+            each.host: not_judged(each.verdict, each.subjects, exchanged=each.host in grouped)
+            or unmeasured.get(each.host, "")
+            for each in self.hosts
+        }

@@ -177,9 +177,13 @@ class Judged(Part):
     @property
     def gate(self) -> Gate:
         """Whether all hosts are fit, somebody is bad, or something was not judged."""
+        return gate(not self.sound, self.left.values())
+
+    @property
+    def left(self) -> dict[str, str]:
+        """What of each host is open, in words; empty: nothing."""
         grouped = {host for job in self.jobs if len(job.hosts) > 1 for host in job.hosts}
-        told = [
-            not_judged(each.condition, each.subjects, exchanged=each.hosts[0] in grouped)
+        return {
+            each.hosts[0]: not_judged(each.condition, each.subjects, exchanged=each.hosts[0] in grouped)
             for each in self.hosts
-        ]
-        return gate(not self.sound, told)
+        }
