@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -180,3 +181,12 @@ def test_what_counts_as_slow_can_be_asked_for() -> None:
     jobs = jobs_alone(own, 2)
     assert named(judge(jobs, Topology(HOSTS), Settings(slow=0.02))) == {("n10",)}
     assert not judge(jobs, Topology(HOSTS), Settings(slow=0.05)).accused
+
+
+def test_a_figure_that_its_own_steps_do_not_agree_on_weighs_less() -> None:
+    """A job whose own figure is known to 10 % is no witness against its host."""
+    jobs = jobs_alone(dict.fromkeys(HOSTS, 0.0), 2, noise=0.003)
+    slow = [Observation(f"x{n}", ("n07",), 1.08) for n in range(2)]
+    assert named(judge([*jobs, *slow], Topology(HOSTS))) != set()
+    loose = [replace(each, spread=0.1) for each in slow]
+    assert not judge([*jobs, *loose], Topology(HOSTS)).accused

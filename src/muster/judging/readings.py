@@ -173,7 +173,8 @@ def read(
             continue
         base = baselines.get(kind)
         if base is not None:
-            sigma = math.sqrt(base.sigma * base.sigma + doubt) if doubt else base.sigma
+            sigma = max(base.sigma, each.spread or 0.0)  # no better known than its own steps are
+            sigma = math.sqrt(sigma * sigma + doubt) if doubt else sigma
             least = BESIDE if each.moment and len(hosts) == 1 else FASTER
             rows.add(hosts, math.log(each.seconds / base.seconds), sigma, number, kind, 0.0, least)
         if each.computing and len(hosts) > 1:

@@ -14,7 +14,7 @@ from muster.judging.explain import Explanation, Part
 from muster.judging.faults import COST, OF_HOSTS, Fault, Fit, Kind
 from muster.judging.localise import State, localise
 from muster.judging.observation import Group, Observation, Settings, Topology
-from muster.judging.readings import FAILED, STANDS_OUT, Readings, own_share, smallest
+from muster.judging.readings import APART, FAILED, STANDS_OUT, Readings, own_share, smallest
 
 Condition = Literal["fit", "differs", "probably fit", "slow", "failing", "unknown"]
 Reading = Literal["step", "computing", "failed"]
@@ -302,7 +302,7 @@ class _Bench:
         ):
             spread, _ = own_share(readings, own[0])
             usual = sorted([readings.value[row] for row in own])[(len(own) - 1) // 2]
-            if len(own) > 1 and usual > 2 * spread:
+            if len(own) > 1 and 2 * spread < usual <= APART * spread:
                 noise = math.sqrt(max(readings.sigma[own[0]] ** 2 - spread**2, FLOOR**2) / len(own))
                 if usual > 3 * noise:
                     return math.expm1(usual), noise, spread
