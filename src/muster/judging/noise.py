@@ -18,7 +18,7 @@ DEGREES = (math.inf, 8.0, 4.0, 3.0, 2.0)  # of freedom
 WIDTHS = (0.7, 0.85, 1.0, 1.2, 1.45)  # of the distribution, in deviations of the baseline
 NORMAL = 0.6  # prior of a normal distribution; the others share the rest
 FLOOR = 2e-4  # density, per deviation, of what has another cause than noise: it tells nothing of the tail
-STEP, FAR = 0.125, 40.0  # of the table of costs, in deviations
+STEP, FAR = 0.25, 20.0  # of the table of costs, in deviations
 _BINS = [0.25 * i for i in range(33)] + [9.0, 10.0, 12.0, 15.0, 20.0, 30.0, 50.0]  # where values are counted
 _MIDDLES = [(a + b) / 2 for a, b in zip(_BINS, [*_BINS[1:], 80.0], strict=True)]
 _GRID = [STEP * i for i in range(round(FAR / STEP) + 1)]
