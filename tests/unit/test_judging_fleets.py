@@ -190,3 +190,13 @@ def test_a_figure_that_its_own_steps_do_not_agree_on_weighs_less() -> None:
     assert named(judge([*jobs, *slow], Topology(HOSTS))) != set()
     loose = [replace(each, spread=0.1) for each in slow]
     assert not judge([*jobs, *loose], Topology(HOSTS)).accused
+
+
+def test_a_switch_that_slows_most_jobs_of_a_moment_is_no_drift() -> None:
+    """Twelve hosts behind three leaves: from the fourth wave on, most jobs ask about the suspect uplink."""
+    hosts = HOSTS[:12]
+    fleet = Topology(hosts, tuple((f"leaf{k}", hosts[4 * k : 4 * k + 4]) for k in range(3)))
+    for seed in range(3):
+        slow = Fleet(fleet, (Planted("uplink", ("leaf1",), 0.2),), noise=0.001, seed=seed, timed=True)
+        for waves in (3, 5, 7):
+            assert named(judge_state(hunt(slow, waves).state)) == {("leaf1",)}

@@ -34,7 +34,8 @@ def test_by_hand() -> None:
     second = [Observation(f"b{host}", (host,), 2 * times[host], work="w", moment="b") for host in HOSTS]
     few = [Observation(f"c{host}", (host,), 9.0, work="w", moment="c") for host in HOSTS[:3]]
     lone = [Observation("d", (HOSTS[0],), 7.0, work="w"), Observation("e", (HOSTS[1],), None, "failed", "w")]
-    found = side_by_side([*first, *second, *few, *lone])
+    jobs = [*first, *second, *few, *lone]
+    found = side_by_side(jobs, moments_of(jobs))
     middle = 8**0.5  # of 2 and 4, as ratios
     expected = [middle * times[host] / 2 for host in HOSTS]
     assert [each.seconds for each in found.observations[:5]] == pytest.approx(expected, rel=1e-3)
@@ -47,7 +48,7 @@ def test_by_hand() -> None:
 
 def test_one_moment_has_nothing_to_differ_from() -> None:
     jobs = [Observation(host, (host,), 1.0 + 0.01 * at, moment="a") for at, host in enumerate(HOSTS)]
-    found = side_by_side(jobs)
+    found = side_by_side(jobs, moments_of(jobs))
     assert found.observations == tuple(jobs) and set(found.doubts) == {0.0}
 
 
@@ -95,7 +96,7 @@ def test_what_the_hosts_of_a_job_computed() -> None:
         for pace in (1.0, 2.0)
     ]
     jobs.append(Observation("pair", HOSTS[:2], 9.0, work="w", computing=(5.0, 6.0)))
-    found = side_by_side(jobs).observations
+    found = side_by_side(jobs, moments_of(jobs)).observations
     assert found[0].computing == pytest.approx(found[1].computing)
     assert found[0].computing == pytest.approx((1, 1, 1, 1.2, 1))
     assert found[2] == jobs[2]

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from muster.judging.faults import COST, OF_HOSTS, Case, Fault, Fit, Kind
+from muster.judging.observation import Settings
 from muster.judging.readings import DOUBTFUL, TOGETHER
 
 HOPELESS = 16.0  # nats above the best: dropped
@@ -107,14 +108,27 @@ def explain(case: Case) -> tuple[Part, ...]:
     rows = outstanding(case)
     if not rows:
         return ()
-    shared = _switch_faults(case, rows)
+    shared = switch_faults(case, rows)
     return tuple(
         Part(tuple(part), _explanations(case, part, [f for f, touched in shared if touched & set(part)]))
         for part in _parts(case, rows, shared)
     )
 
 
-def _switch_faults(case: Case, rows: Sequence[int]) -> list[tuple[Fault, frozenset[int]]]:
+def blamed(parts: Sequence[Part], settings: Settings) -> set[int]:
+    """The readings that the likeliest explanations give to faults that are likely, of whatever host."""
+    found: set[int] = set()
+    for part in parts:
+        best = part.explanations[0]
+        for fault, fit in zip(best.faults, best.fits, strict=True):
+            if part.probability(fault) > 0.5 or (
+                fault.kind in OF_HOSTS and part.of_host(fault.where[0]) >= settings.convict
+            ):
+                found.update(row for row, by in fit.expects if by > 0)
+    return found
+
+
+def switch_faults(case: Case, rows: Sequence[int]) -> list[tuple[Fault, frozenset[int]]]:
     """Switches, uplinks and racks that by themselves explain two or more of the rows, and which."""
     found: list[tuple[Fault, frozenset[int]]] = []
     behind, readings = case.topology.behind, case.readings

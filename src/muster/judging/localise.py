@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from muster.judging.baseline import Baseline, Class
-from muster.judging.explain import Part, explain
+from muster.judging.explain import Part, explain, outstanding, switch_faults
 from muster.judging.faults import OF_HOSTS, Case
-from muster.judging.moments import side_by_side
+from muster.judging.moments import moments_of, side_by_side
 from muster.judging.observation import Observation, Settings, Topology
 from muster.judging.readings import read
 
@@ -49,7 +49,16 @@ def localise(
     `stored`: baselines from elsewhere, used where the fleet is too small to make its own.
     """
     settings = settings or Settings()
-    detrended = side_by_side(observations)
+    moments = moments_of(observations)
+    slowed: set[int] = set()
+    if topology.switches and len({moment for moment in moments if moment}) > 1:
+        # The jobs of a moment are on different hosts, but a switch may slow most of them: these say nothing
+        # of their moment.
+        first = Case(read(side_by_side(observations, []), topology, stored)[0], topology, settings)
+        slowed = {
+            first.readings.source[row] for _, rows in switch_faults(first, outstanding(first)) for row in rows
+        }
+    detrended = side_by_side(observations, moments, slowed)
     readings, baselines = read(detrended, topology, stored)
     case = Case(readings, topology, settings)
     parts = explain(case)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from muster.judging.baseline import FEWEST, FLOOR, MAD, TYPICAL, robust
@@ -22,6 +22,7 @@ from muster.judging.observation import Observation
 
 _Kind = tuple[str, int]  # work, and number of hosts
 DRIFT = 0.002  # by how much moments differ where nothing is known (standard deviation, share of the time)
+LEFT = 0.25  # of a moment's jobs: where fewer are good, it is not a fault that slows the others
 FEW = 8  # jobs of a moment, from where on bad ones among them are looked for
 
 
@@ -55,14 +56,24 @@ def moments_of(observations: Sequence[Observation]) -> list[str]:
     return found
 
 
-def side_by_side(observations: Sequence[Observation]) -> Detrended:
-    """The observations without what their moments share."""
-    moments = moments_of(observations)
+def side_by_side(
+    observations: Sequence[Observation], moments: Sequence[str], slowed: Collection[int] = ()
+) -> Detrended:
+    """The observations without what their moments share. `moments`: of each; nothing where none are known.
+    `slowed`: those that a fault explains, by their index."""
+    moments = moments or [""] * len(observations)
     times: dict[tuple[_Kind, str], list[float]] = {}
-    for each, moment in zip(observations, moments, strict=True):
+    good: dict[tuple[_Kind, str], list[float]] = {}
+    for index, (each, moment) in enumerate(zip(observations, moments, strict=True)):
         if moment and each.seconds is not None and each.outcome == "succeeded":
-            times.setdefault(((each.work, len(each.hosts)), moment), []).append(math.log(each.seconds))
-    paces, drift = _paces(times)
+            key = ((each.work, len(each.hosts)), moment)
+            times.setdefault(key, []).append(math.log(each.seconds))
+            if index not in slowed:
+                good.setdefault(key, []).append(math.log(each.seconds))
+    # Where next to all jobs of a moment are slow, it is the moment that is.
+    found = {key: good.get(key, []) for key in times}
+    found = {key: own if len(own) >= LEFT * len(times[key]) else times[key] for key, own in found.items()}
+    paces, drift = _paces(found)
     made, doubts = [], []
     for each, moment in zip(observations, moments, strict=True):
         pace, doubt = paces.get(((each.work, len(each.hosts)), moment), (0.0, drift))

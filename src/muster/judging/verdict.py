@@ -10,7 +10,7 @@ from typing import Literal
 from muster.core.units import format_slower
 from muster.judging.ask import next_wave
 from muster.judging.baseline import FLOOR, Baseline, Class
-from muster.judging.explain import Explanation, Part
+from muster.judging.explain import Explanation, Part, blamed
 from muster.judging.faults import COST, OF_HOSTS, Fault, Fit, Kind
 from muster.judging.localise import State, localise
 from muster.judging.observation import Group, Observation, Settings, Topology
@@ -189,7 +189,7 @@ class _Bench:
     def __init__(self, state: State, unread: Mapping[str, Sequence[Observation]]) -> None:
         self.state, self.unread = state, unread
         self.readings = state.case.readings
-        self.blamed = _blamed(state)
+        self.blamed = blamed(state.parts, state.settings)
         self._next: tuple[Group, ...] | None = None
 
     def host(self, host: int) -> Verdict:
@@ -307,19 +307,6 @@ class _Bench:
                 if usual > 3 * noise:
                     return math.expm1(usual), noise, spread
         return None
-
-
-def _blamed(state: State) -> set[int]:
-    """The readings that the likeliest explanations give to faults that are sure, of whatever host."""
-    found: set[int] = set()
-    for part in state.parts:
-        best = part.explanations[0]
-        for fault, fit in zip(best.faults, best.fits, strict=True):
-            if part.probability(fault) > 0.5 or (
-                fault.kind in OF_HOSTS and part.of_host(fault.where[0]) >= state.settings.convict
-            ):
-                found.update(row for row, by in fit.expects if by > 0)
-    return found
 
 
 def _by_kind(readings: Readings, rows: Sequence[int]) -> list[list[int]]:
