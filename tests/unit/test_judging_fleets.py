@@ -200,3 +200,53 @@ def test_a_switch_that_slows_most_jobs_of_a_moment_is_no_drift() -> None:
         slow = Fleet(fleet, (Planted("uplink", ("leaf1",), 0.2),), noise=0.001, seed=seed, timed=True)
         for waves in (3, 5, 7):
             assert named(judge_state(hunt(slow, waves).state)) == {("leaf1",)}
+
+
+def test_two_that_always_ran_together() -> None:
+    """Three slow jobs, and nothing that tells the two apart: one of them is bad, and that is said."""
+    jobs = jobs_alone(dict.fromkeys(HOSTS, 0.0), 1, noise=0.003)
+    draw = random.Random(4)
+    for again in range(3):
+        for i in range(0, 64, 2):
+            slow = 0.05 if i == 20 else 0.0
+            seconds = (1 + slow) * (1 + draw.gauss(0, 0.003))
+            jobs.append(Observation(f"p{again}{i}", (HOSTS[i], HOSTS[i + 1]), seconds, work="pairs"))
+    found = judge(jobs, Topology(HOSTS))
+    assert not found.accused
+    assert found.one_of == (("n20", "n21"),)
+    assert judge(jobs[:64], Topology(HOSTS)).one_of == ()
+    parted = [Observation(f"x{n}", ("n20", HOSTS[30 + n]), 1.0, work="pairs") for n in range(2)]
+    settled = judge([*jobs, *parted], Topology(HOSTS))
+    assert settled.one_of in ((), (("n20", "n21"),))
+    assert settled.hosts[20].condition != "slow"
+
+
+def test_where_many_are_slow_each_is_less_of_a_surprise() -> None:
+    """Thirty of 64 hosts are 10 % slow alone, in one job each: named. One such host alone is not."""
+    slow = HOSTS[:30]
+    own = dict.fromkeys(HOSTS, 0.0) | dict.fromkeys(slow, 0.1)
+    assert named(judge(jobs_alone(own, 1, noise=0.003), Topology(HOSTS))) == {(host,) for host in slow}
+    one = dict.fromkeys(HOSTS, 0.0) | {"n05": 0.1}
+    assert not judge(jobs_alone(one, 1, noise=0.003), Topology(HOSTS)).accused
+
+
+@pytest.mark.parametrize(
+    ("alone", "groups", "says"),
+    [
+        (0.2, None, "alone"), (0.2, 0.0, "alone but not in groups"), (0.2, 0.2, "alone and in groups"),
+        (0.0, 0.2, "in groups but not alone"), (None, 0.2, "in groups of hosts"),
+    ],
+)  # fmt: skip
+def test_the_reason_says_where_it_shows(alone: float | None, groups: float | None, says: str) -> None:
+    jobs = []
+    if alone is not None:
+        jobs += jobs_alone(dict.fromkeys(HOSTS, 0.0) | {"n05": alone}, 2, noise=0.003)
+    draw = random.Random(4)
+    for again in range(2 if groups is not None else 0):
+        for i in range(again, 64, 2):
+            pair = (HOSTS[i], HOSTS[(i + 1) % 64])
+            seconds = (1 + (groups or 0.0) * ("n05" in pair)) * (1 + draw.gauss(0, 0.003))
+            jobs.append(Observation(f"p{again}{i}", pair, seconds))
+    verdict = judge(jobs, Topology(HOSTS)).hosts[5]
+    assert verdict.condition == "slow"
+    assert verdict.reason.split(", ", 1)[1].partition(":")[0] == says

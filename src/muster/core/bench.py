@@ -155,6 +155,9 @@ class Bench(Part):
     switches: list[Judgement] = Field(
         default_factory=list, description="that are slow or failing, of those that the suite names"
     )
+    one_of: list[list[str]] = Field(
+        default_factory=list, description="hosts and switches of which one is bad, or a link between them"
+    )
     drifted: list[Drift] = Field(default_factory=list, description="beside --baseline, the slowest first")
     peers: list[Peers]
     jobs: list[BenchJob]
@@ -173,7 +176,8 @@ class Bench(Part):
         failed = any(count for name, count in self.outcomes.items() if name != "succeeded")
         drifted = any(each.slower > 0 for each in self.drifted)
         found = gate(
-            bool(bad or missed or failed or drifted or self.links or self.switches), self.left.values()
+            bool(bad or missed or failed or drifted or self.links or self.switches or self.one_of),
+            self.left.values(),
         )
         some = any(not job.warm_up for job in self.jobs)
         return Gate.OPEN if found is Gate.FIT and not (self.complete and some) else found

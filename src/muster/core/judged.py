@@ -161,6 +161,9 @@ class Judged(Part):
     hosts: list[Verdict]
     links: list[Verdict] = Field(description="that are slow or failing; healthy ones are not listed")
     switches: list[Verdict] = Field(default_factory=list, description="likewise; none where none are known")
+    one_of: list[list[str]] = Field(
+        default_factory=list, description="hosts and switches of which one is bad, or a link between them"
+    )
     drifted: list[Drift] = Field(default_factory=list, description="beside --baseline, the slowest first")
     peers: list[Peers]
     jobs: list[JobEntry]
@@ -172,7 +175,7 @@ class Judged(Part):
         bad = sum(self.summary.get(name, 0) for name in ("slow", "failing", "below"))
         drifted = any(each.slower > 0 for each in self.drifted)
         missed = any(job.misses for job in self.jobs)
-        return not (bad or drifted or missed or self.links or self.switches)
+        return not (bad or drifted or missed or self.links or self.switches or self.one_of)
 
     @property
     def gate(self) -> Gate:

@@ -91,10 +91,13 @@ class Case:
     readings: Readings
     topology: Topology
     settings: Settings
+    common: float = 0.0  # nats: how much less rare faults of hosts are in this fleet than is assumed
     _slowed: dict[Fault, list[int]] = field(default_factory=dict, repr=False, compare=False)
 
     def cost(self, fault: Fault) -> float:
         """What the fault costs before any reading, in nats."""
+        if fault.kind in ("host", "compute", "card"):
+            return COST[fault.kind] - self.common
         if fault.kind != "link":
             return COST[fault.kind]
         apart, count = fault.where[1] - fault.where[0], len(self.topology.hosts)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from muster.judging.baseline import Baseline, Class
 from muster.judging.explain import Part, explain, outstanding, switch_faults
@@ -11,6 +12,8 @@ from muster.judging.faults import OF_HOSTS, Case
 from muster.judging.moments import moments_of, side_by_side
 from muster.judging.observation import Observation, Settings, Topology
 from muster.judging.readings import read
+
+MANY = 2.0  # hosts that seem to be bad, from where on faults are more common than was assumed
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,10 @@ def localise(
     readings, baselines = read(detrended, topology, stored)
     case = Case(readings, topology, settings)
     parts = explain(case)
+    common = _how_common(parts, len(topology.hosts))
+    if common:
+        case = replace(case, common=common)
+        parts = explain(case)
     suspects: dict[int, float] = {}
     part_of: dict[int, Part] = {}
     for part in parts:
@@ -79,3 +86,11 @@ def localise(
                         suspects[host] = min(1.0, suspects.get(host, 0.0) + chance)
                         part_of[host] = part
     return State(detrended.observations, case, parts, baselines, suspects, part_of)
+
+
+def _how_common(parts: Sequence[Part], count: int) -> float:
+    """How much more common faults of hosts are in this fleet than is assumed (1 in 200), in nats: from as
+    many as there seem to be, nothing where these are few."""
+    hosts = [(part, f.where[0]) for part in parts for f in part.faults() if f.kind in OF_HOSTS]
+    bad = sum([part.of_host(host) for part, host in dict.fromkeys(hosts)])
+    return max(0.0, math.log(bad * 200.0 / (200.0 + count))) if bad > MANY else 0.0

@@ -11,7 +11,7 @@ from muster.core.units import format_slower
 from muster.judging.ask import next_wave
 from muster.judging.baseline import FLOOR, Baseline, Class
 from muster.judging.explain import Explanation, Part, blamed
-from muster.judging.faults import COST, OF_HOSTS, Fault, Fit, Kind
+from muster.judging.faults import COST, OF_HOSTS, OF_SWITCHES, Fault, Fit, Kind
 from muster.judging.localise import State, localise
 from muster.judging.observation import Group, Observation, Settings, Topology
 from muster.judging.readings import APART, FAILED, STANDS_OUT, Readings, own_share, smallest
@@ -85,12 +85,17 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Judgement:
-    """One verdict per host, in the topology's order; links and switches that are accused; the baselines."""
+    """One verdict per host, in the topology's order; links and switches that are accused; the baselines.
+
+    `one_of`: hosts and switches of which at least one is surely bad, or a link between them, where none of
+    them is accused by itself.
+    """
 
     hosts: tuple[Verdict, ...]
     links: tuple[Verdict, ...]
     switches: tuple[Verdict, ...]
     baselines: Mapping[Class, Baseline]
+    one_of: tuple[tuple[str, ...], ...] = ()
 
     @property
     def accused(self) -> tuple[Verdict, ...]:
@@ -122,7 +127,27 @@ def judge_state(state: State) -> Judgement:
             verdict = _shared(state, part, fault)
             if verdict is not None:
                 (links if fault.kind == "link" else switches).append(verdict)
-    return Judgement(hosts, tuple(links), tuple(switches), state.baselines)
+    accused = {each.subject for each in (*hosts, *links, *switches) if each.bad}
+    return Judgement(hosts, tuple(links), tuple(switches), state.baselines, _one_of(state, accused))
+
+
+def _one_of(state: State, accused: set[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """Suspects of which one must be bad: no explanation of their slow jobs does without a fault."""
+    found = []
+    for part in state.parts:
+        none = sum(each.probability for each in part.explanations if not each.faults)
+        subjects: list[str] = []
+        for fault in part.faults():
+            if part.probability(fault) > 1.0 - state.settings.named:
+                if fault.kind in OF_SWITCHES:
+                    subjects.append(state.topology.switches[fault.where[0]][0])
+                else:
+                    subjects += [state.topology.hosts[host] for host in fault.where]
+        names = tuple(sorted(set(subjects), key=lambda name: state.topology.index.get(name, -1)))
+        blamed_already = any(set(each) & set(names) for each in accused)
+        if 1.0 - none >= state.settings.convict and names and not blamed_already:
+            found.append(names)
+    return tuple(found)
 
 
 def _unread(state: State) -> dict[str, list[Observation]]:
@@ -366,14 +391,25 @@ def _bad_host(state: State, part: Part, host: int, evidence: tuple[Evidence, ...
     condition, slower, within = _size(state, best[1])
     name = state.topology.hosts[host]
     what = "its jobs fail" if slower is None else format_slower(slower, "its peers", digits=1)
-    alone = all(state.case.readings.alone[row] for row, _ in best[1].expects)
-    reason = f"{what}, {'alone' if alone and kind == 'host' else WORDS[kind]}"
+    reason = f"{what}, {_where(state, host, best[1])}{WORDS[kind]}"
     if kind == "rack":
         switch, _ = state.topology.switches[state.topology.behind[host]]
-        kind, reason = "compute", f"{what}, as all hosts behind {switch}, alone too: {WORDS['rack']}"
+        kind, reason = "compute", f"{what}, as all hosts behind {switch}, alone too{WORDS['rack']}"
     if slower is None and _told(state, name, best[1]):
         kind, reason = "host", "its jobs fail with errors that name this host"
     return Verdict("host", (name,), condition, total, kind, slower, within, None, reason, evidence)
+
+
+def _where(state: State, host: int, fit: Fit) -> str:
+    """In which of its jobs it shows."""
+    readings = state.case.readings
+    shown = {readings.alone[row] for row, by in fit.expects if by > 0}
+    seen = {readings.alone[row] for row in readings.of_host[host]}
+    if shown == {True, False}:
+        return "alone and in groups"
+    if shown == {True}:
+        return "alone but not in groups" if False in seen else "alone"
+    return "in groups but not alone" if True in seen else "in groups of hosts"
 
 
 def _told(state: State, name: str, fit: Fit) -> bool:
@@ -385,11 +421,11 @@ def _told(state: State, name: str, fit: Fit) -> bool:
 
 
 WORDS: dict[Kind, str] = {
-    "host": "in groups of hosts",
-    "compute": "alone and in groups: suspect its processor, its memory or another program on it",
-    "card": "in groups but not alone: suspect its network card or cable",
-    "intermittent": "in only some of its jobs",
-    "rack": "suspect what they share, such as power or cooling",
+    "host": "",
+    "compute": ": suspect its processor, its memory or another program on it",
+    "card": ": suspect its network card or cable",
+    "intermittent": ", in only some of its jobs",
+    "rack": ": suspect what they share, such as power or cooling",
     "link": "between the two; both are fast with other hosts",
     "switch": "for all traffic through it",
     "uplink": "only for traffic that leaves it",

@@ -84,6 +84,7 @@ def fold_bench(bench: Ended) -> Bench:
         hosts=hosts,
         links=found.links,
         switches=found.switches,
+        one_of=found.one_of,
         drifted=[
             each.model_copy(
                 update={"now": _peers([each.now], bench)[0], "baseline": _peers([each.baseline], bench)[0]}

@@ -65,6 +65,7 @@ def judged(
         hosts=[_verdict(each, silent.get(each.subject[0])) for each in verdict.hosts],
         links=[_verdict(each) for each in verdict.links],
         switches=[_of_switch(each, switches or {}) for each in verdict.switches],
+        one_of=[list(each) for each in verdict.one_of],
         drifted=_drifted(jobs, verdict, settings, stored),
         peers=[peers for _, peers in sorted(_peers(jobs, verdict.baselines).items())],
         jobs=[_entry(each, verdict) for each in jobs],
