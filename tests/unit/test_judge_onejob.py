@@ -91,7 +91,8 @@ def test_the_slowest_rank_speaks_or_the_one_that_says_most() -> None:
 
 def test_streams_are_of_one_job() -> None:
     good = metaseq_log()
-    logs = [one(good, "node01/stdout"), one(CRASH, "node01/stderr"), one(good, "run2/node01/stdout")]
+    later = [line.replace("2022-05-01", "2022-05-02") for line in good]
+    logs = [one(good, "node01/stdout"), one(CRASH, "node01/stderr"), one(later, "run2/node01/stdout")]
     found = judged("x", logs, Settings(), {})
     assert [each.judged for each in found.jobs] == [True, False, True]
 
@@ -111,7 +112,8 @@ def test_ranks_that_go_on_from_host_to_host_are_of_one_job() -> None:
 def test_logs_of_every_host_that_name_all_hosts_are_of_one_job() -> None:
     every = ["SLURM_JOB_NODELIST=node[01-02]", *metaseq_log()]
     logs = [one(every, f"slurm-7-{host}.out") for host in ("node01", "node02")]
-    found = judged("x", [*logs, one(every, "slurm-8-node01.out")], Settings(), {})
+    later = [line.replace("2022-05-01", "2022-05-02") for line in every]
+    found = judged("x", [*logs, one(later, "slurm-8-node01.out")], Settings(), {})
     assert [each.judged for each in found.jobs] == [True, False, True]
 
 

@@ -121,7 +121,8 @@ def _read_file(
             jobs.append(_with_hosts(_unread(path, frame, whole, fitting), frame, named))
         frame = Frame(frame.later)
     span = whole.span() if len(jobs) == 1 else None
-    return [replace(job, began=span[0], ended=span[1]) if span and not job.began else job for job in jobs]
+    jobs = [replace(job, began=span[0], ended=span[1]) if span and not job.began else job for job in jobs]
+    return [replace(job, digest=whole.digest) for job in jobs]
 
 
 def _unread(path: str, frame: Frame, whole: _Whole, mappings: Sequence[Mapping]) -> JobLog:
@@ -143,6 +144,7 @@ class _Whole:
         self.last = ""
         self.began: float | None = None
         self.looked = 0  # lines in which no time stamp was
+        self.digest = 0
         self.ends: list[Sequence[str]] = []  # the last two blocks
 
     def __iter__(self) -> Iterator[Sequence[str]]:
@@ -154,6 +156,7 @@ class _Whole:
                     self.began = _stamp_of(block)
                     self.looked += len(block)
                 self.ends = [*self.ends[-1:], block]
+                self.digest = hash((self.digest, "".join(block)))
                 yield block
         except BrokenFile as error:
             self.broken = str(error)

@@ -13,44 +13,81 @@ from muster.readers.base import JobLog
 
 @dataclass(frozen=True)
 class File:
-    """A log. `of`: the path of the one that speaks for their job; None: it does so itself."""
+    """A log. `of`: the path of the one that speaks for their job; None: it does so itself; `copied`: it is
+    the same log once more."""
 
     log: JobLog
     of: str | None = None
+    copied: bool = False
 
 
 def files_of(logs: Sequence[JobLog]) -> list[File]:
     """Every log in its place, and who speaks for its job: the slowest file that was measured, or else the one
     whose failure says most. Files of the same hosts are of one job where their paths differ in rank or stream
-    alone."""
+    alone; and copies are of one."""
     logs = _joined(_named_alike(logs))
+    copies = _copies(logs)
     groups: dict[tuple[tuple[str, ...], str], list[int]] = {}
     for index, log in enumerate(logs):
-        if log.job and log.outcome != "unreadable":
+        if index in copies or log.outcome == "unreadable":
+            continue
+        if log.job:
             groups.setdefault(((), log.job), []).append(index)
-        elif log.hosts and log.hosts_from != "muster" and log.outcome != "unreadable":
-            place = place_of(log.path).job
-            for host in log.hosts if len(log.hosts) > 1 else ():
-                place = _without(place, host)
-            groups.setdefault((log.hosts, place), []).append(index)
+        elif log.hosts and log.hosts_from != "muster":
+            groups.setdefault((log.hosts, _place(log)), []).append(index)
     speakers: dict[int, str] = {}
     for members in groups.values():
         speaker = min(members, key=lambda index: _says(logs[index]))
         speakers |= {index: logs[speaker].path for index in members if index != speaker}
-    return [File(log, speakers.get(index)) for index, log in enumerate(logs)]
+    first = {index: copies.get(index, index) for index in range(len(logs))}
+    return [
+        File(
+            log,
+            speakers.get(first[index]) or (logs[first[index]].path if index in copies else None),
+            index in copies,
+        )
+        for index, log in enumerate(logs)
+    ]
 
 
 def notes_of(files: Sequence[File]) -> list[str]:
     """For people: which files do not count by themselves."""
-    count = sum(each.of is not None for each in files)
-    if not count:
-        return []
-    are = (
+    copied = sum(each.copied for each in files)
+    count = sum(each.of is not None for each in files) - copied
+    are = "1 log is a copy of another" if copied == 1 else f"{copied} logs are copies of others"
+    belong = (
         "1 log belongs to another rank or stream"
         if count == 1
         else f"{count} logs belong to other ranks or streams"
     )
-    return [f"{are} of a job that is already counted: each job counts once, by its slowest file"]
+    return [
+        *([f"{are}: each job counts once"] if copied else []),
+        *(
+            [f"{belong} of a job that is already counted: each job counts once, by its slowest file"]
+            if count
+            else []
+        ),
+    ]
+
+
+def _copies(logs: Sequence[JobLog]) -> dict[int, int]:
+    """Of each copy, its place and that of the log which it is one of: on the same hosts, with the same lines;
+    or with the same begin, end and measured windows. Logs without either can be alike and of several jobs."""
+    known: dict[tuple[object, ...], int] = {}
+    found: dict[int, int] = {}
+    for index, log in enumerate(logs):
+        if not log.hosts or log.unplaced or log.hosts_from == "muster" or log.outcome == "unreadable":
+            continue  # of unknown hosts it counts for nothing anyway
+        keys: list[tuple[object, ...]] = []
+        if log.digest and (log.began is not None or log.measured):
+            keys.append((log.hosts, log.digest, log.path.partition("#")[2]))
+        if log.began is not None and log.measured:
+            keys.append((log.hosts, log.began, log.ended, log.outcome, log.measured))
+        first = next((known[key] for key in keys if key in known), index)
+        known.update(dict.fromkeys(keys, first))
+        if first != index and _place(log) != _place(logs[first]):  # else a rank's
+            found[index] = first
+    return found
 
 
 def _says(log: JobLog) -> tuple[float, ...]:
@@ -104,6 +141,14 @@ def _joined(logs: Sequence[JobLog]) -> list[JobLog]:
             for _, index in members:
                 found[index] = replace(logs[index], hosts=together, unplaced="")
     return found
+
+
+def _place(log: JobLog) -> str:
+    """Its path without rank, stream and, of a job of several hosts, these."""
+    place = place_of(log.path).job
+    for host in log.hosts if len(log.hosts) > 1 else ():
+        place = _without(place, host)
+    return place
 
 
 def _without(place: str, host: str) -> str:
