@@ -1,4 +1,4 @@
-"""What planted bugs in bench and judge changed, and no other test saw. Expected figures are computed by hand."""
+"""What planted bugs in bench and judge changed, and no other test saw. Figures are computed by hand."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from pathlib import Path
 import pytest
 
 from muster.core.judged import Gate, Judged, Verdict
+from muster.core.recipes import load_recipe
 from muster.core.result import Result
+from muster.judging import Baseline, Class, Settings
 from muster.planner.rota import Task
+from muster.readers.base import JobLog, Measured
 from muster.stages.bench_fold import fold_bench
+from muster.stages.bench_logs import logs_of
+from muster.stages.joblogs import judged, work_of
 from muster.stages.judge import judge
-from tests.unit.benches import ended, made, suite_of
+from tests.unit.benches import ended, made, recorded, suite_of
 from tests.unit.logs import chat_log
 from tests.unit.test_bench_doubts import BUSY, curve, on, windows
-from tests.unit.test_bench_logs import SIZES, swept
+from tests.unit.test_bench_logs import SIZES, product, swept
 from tests.unit.test_judge import FLEET, write
 from tests.unit.test_judge_atleast import below, fleet
 
@@ -44,7 +49,7 @@ def test_a_switch_that_is_slow_does_not_pass() -> None:
 
 
 def test_sizes_that_only_disturbed_jobs_reached_are_not_those_compared() -> None:
-    """Four of six pairs were disturbed, and reached more: the two others are compared at what they reached."""
+    """Four of six pairs were disturbed, and reached more: the others are compared at what they reached."""
 
     def result(task: Task) -> Result:
         busy = not {"local0", "local2"} & set(task.hosts)
@@ -70,3 +75,44 @@ def test_a_disturbed_job_is_not_in_the_rate_of_its_size() -> None:
     found, _ = curve(result)
     assert found.points[1].samples_per_second == pytest.approx(190.0)
     assert found.points[1].efficiency == pytest.approx(0.95) and not found.points[1].not_measured
+
+
+def test_a_hosts_products_are_those_of_its_slowest_device() -> None:
+    """2 x 1000^3 operations at 1e12 and at 5e11 a second: 4 ms."""
+    task = Task("j", "fabric", ("a",), 60.0)
+    found = swept(["a"], {})
+    assert found.fabric is not None
+    products = [
+        product("fp32", host="a", rank=rank, sustained=speed) for rank, speed in enumerate((1e12, 5e11))
+    ]
+    result = found.model_copy(update={"fabric": found.fabric.model_copy(update={"matmul": products})})
+    (logs,) = logs_of([task], {"j": recorded(task, result)}, {"fabric": load_recipe("fabric")}).values()
+    assert [log.step_seconds for log in logs if log.measured] == [pytest.approx(0.004)]
+
+
+def test_a_group_that_misses_with_a_host_that_is_bad_puts_nobody_else_in_doubt() -> None:
+    """local3 is at half speed, and its pair misses the threshold. Its partner is fit, alone and in threes."""
+
+    def rate(task: Task) -> Result:
+        slow = 0.5 if "local3" in task.hosts else 1.0
+        return made(task.hosts, 100.0 * len(task.hosts) * slow * (1 + 0.001 * (sum(map(ord, task.id)) % 5)))
+
+    bound = {"figure": "samples_per_second", "at_least": 150.0}
+    alone = {"name": "alone", "groups": [1], "repeats": 2}
+    pairs = {"name": "pairs", "groups": [2], "repeats": 2, "thresholds": [bound]}
+    threes = {"name": "threes", "groups": [3], "repeats": 2}
+    found = fold_bench(ended(suite_of(alone, pairs, threes), "local:12x1", rate))
+    assert any(job.misses for job in found.jobs)
+    assert {each.host for each in found.hosts if each.verdict not in ("fit", "differs")} == {"local3"}
+
+
+def test_fleets_that_drifted_most_come_first() -> None:
+    """Two works, 5 % and 20 % slower than before: the larger one is the first line."""
+    logs = [
+        JobLog(f"{work}{n}", "succeeded", hosts=(f"n{n}",), workload=work, recipe=work, batch=1.0,
+               measured=Measured(1.0, seconds * (1 + n / 5000), 1, 1, None, None))
+        for work, seconds in (("a", 1.05), ("b", 1.2))
+        for n in range(8)
+    ]  # fmt: skip
+    stored = {Class(work_of(log), 1): Baseline(1.0, 0.002, 64, stored=True) for log in logs}
+    assert [round(each.slower, 2) for each in judged("x", logs, Settings(), stored).drifted] == [0.2, 0.05]

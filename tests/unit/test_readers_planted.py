@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from muster.readers._frame import Frame
+from muster.readers._mapping import Mapping
+from muster.readers._read import read_log
 from muster.readers.base import JobLog
 from muster.stages.joblogs import work_of
-from tests.unit.logs import metaseq_log, one
+from tests.unit.logs import chat_log, metaseq_log, one
 from tests.unit.test_readers_lines import LORA, mllog
 
 
@@ -27,3 +30,36 @@ def test_samples_of_updates_that_were_skipped_are_not_counted() -> None:
     assert "overflow" in overflow
     job = one([each for line in lines for each in ([overflow, line] if "train_inner" in line else [line])])
     assert job.rate == pytest.approx(640 / 22) and job.skipped == 10
+
+
+def test_a_clock_of_milliseconds() -> None:
+    """100 steps of 32 samples a second apart, on a clock in ms: 32 samples/s."""
+    mapping = Mapping(line=r"at (?P<elapsed>\d+) did (?P<step>\d+)", unit="ms", batch=32)
+    lines = [f"at {1000 * step} did {step}" for step in range(1, 101)]
+    (job,) = read_log("node-1.log", lines, [mapping])
+    assert job.rate == pytest.approx(32) and job.step_seconds == pytest.approx(1.0)
+
+
+def test_times_with_a_zone_are_of_one_clock() -> None:
+    mapping = Mapping(line=r"(?P<time>\S+)")
+    there, here = mapping.moment("2024-05-01T14:00:00+02:00"), mapping.moment("2024-05-01T12:00:00Z")
+    assert there == here == 1714564800
+
+
+def test_more_hosts_than_took_part_are_no_evidence() -> None:
+    """NCCL's lines of two hosts, in a job that says that it ran on one."""
+    lines = [
+        *chat_log(["n1"], ends=False),
+        *(f"n{n}:10:20 [0] NCCL INFO comm 0x1 rank 0 nranks 16" for n in (1, 2)),
+    ]
+    bare = [line for line in lines if "NCCL" in line or "global_step" in line]
+    assert one(["nnodes=2", *bare]).unplaced == ""
+    assert one(["nnodes=1", *bare]).unplaced
+
+
+def test_a_part_of_the_ranks_is_not_all_of_them() -> None:
+    """NCCL makes a communicator of all ranks, and then smaller ones."""
+    frame = Frame()
+    for ranks in (16, 8, 2):
+        frame.line(f"n1:10:20 [0] NCCL INFO comm 0x1 rank 0 nranks {ranks}")
+    assert frame.ranks == 16
