@@ -45,7 +45,7 @@ def test_what_hosts_computed_in_a_slow_moment_is_mended_as_their_steps_are() -> 
         for pace in (1.0, 2.0)
         for n in range(8)
     ]
-    for each in side_by_side(jobs).observations:
+    for each in side_by_side(jobs, moments_of(jobs)).observations:
         assert each.seconds == pytest.approx(2**0.5, rel=1e-3)
         assert each.computing == pytest.approx((2**0.5 / 2, 2**0.5 / 4), rel=1e-3)
 
