@@ -210,3 +210,22 @@ def test_bad_input_is_one_line(
         main(["judge", *arguments])
     assert left.value.code == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_pattern_that_matches_no_path_is_said(tmp_path: Path) -> None:
+    write_fleet(tmp_path)
+    assert not judge(tmp_path, host_pattern=r"(?P<host>job\d+)").notes
+    assert any("--host-pattern" in note for note in judge(tmp_path, host_pattern="(?P<host>zzz)").notes)
+
+
+def test_the_workload_that_is_given_holds_for_a_mapping_without_one(tmp_path: Path) -> None:
+    text = [f"{0.25 * n:.2f} step {n}" for n in range(1, 60)]
+    mapping = tmp_path / "lines.yaml"
+    for number in range(4):
+        write(tmp_path / "logs" / f"node0{number}.txt", text)
+    mapping.write_text("line: '^(?P<time>[\\d.]+) step (?P<step>\\d+)'\n")
+    (peers,) = judge(tmp_path / "logs", mappings=[mapping], workload="mine").peers
+    assert peers.work.startswith("mine")
+    mapping.write_text("line: '^(?P<time>[\\d.]+) step (?P<step>\\d+)'\ntime: 3\n")
+    with pytest.raises(UsageError, match="time"):
+        judge(tmp_path / "logs", mappings=[mapping])

@@ -358,3 +358,47 @@ def test_a_fleet_below_what_was_asked_is_one_block() -> None:
     assert "900 samples/s" in lines[0] and "node[01-64]" in lines[0]
     assert sum(line.startswith("below:") for line in lines) == 1 and len(lines) < 12
     assert "--all" in "".join(lines) and any(HOSTS[63] in line for line in shown(found(*below), every=True))
+
+
+def test_who_differs_most_is_who_is_slowest_alone() -> None:
+    """Not the partner of a slower one, whose bound is as wide."""
+    jobs = [job("alone39", HOSTS[38:39], 0.0023), job("alone40", HOSTS[39:40], 0.0074)]
+    partner = host(HOSTS[38], subjects=looked(card=0.012), at_most=0.012)
+    slower = host(HOSTS[39], subjects=looked(card=0.011), at_most=0.011)
+    lines = shown(found(partner, slower, jobs=jobs))
+    most = lines[at(lines, "differs most")]
+    assert HOSTS[39] in most and "0.74%" in most
+
+
+def test_who_differs_most_beside_jobs_of_the_same_moment() -> None:
+    later = [job(f"late{number}", [name], 0.03) for number, name in enumerate(HOSTS)]
+    hosts = [
+        host(name, evidence=[Evidence(job=f"late{number}", peers=[], slower=number / 20_000)])
+        for number, name in enumerate(HOSTS)
+    ]
+    what = found(*hosts).model_copy(update={"jobs": later})
+    lines = shown(what)
+    assert HOSTS[63] in lines[at(lines, "differs most")] and "0.32%" in lines[at(lines, "differs most")]
+
+
+def test_that_one_of_two_is_bad_is_the_answer() -> None:
+    evidence = [Evidence(job="pair39", peers=[], slower=19.0)]
+    pair = [host(name, "unknown", reason="p 0.39", confidence=0.39, evidence=evidence) for name in HOSTS[:2]]
+    what = found(*pair, one_of=[HOSTS[:2]])
+    first = shown(what)[0]
+    assert all(
+        words in first for words in (f"one of {HOSTS[0]}, {HOSTS[1]}", "link between them", "20.0 times")
+    )
+    assert what.gate is Gate.BAD and "suspected" not in "".join(shown(what)[:2])
+
+
+def test_a_job_that_timed_out_did_not_fail() -> None:
+    cut = job("cut", HOSTS[:1]).model_copy(update={"outcome": "timeout", "slower": None})
+    evidence = [Evidence(job="cut", peers=[], slower=None, what="failed")]
+    lines = shown(found(host(HOSTS[0], "unknown", confidence=0.5, evidence=evidence), jobs=[cut]))
+    assert "timed out" in lines[0] and not any("failed" in line for line in lines)
+
+
+def test_that_no_host_is_known_to_be_fit_is_said_of_all() -> None:
+    doubt = [host(name, "unknown", reason="why", confidence=0.0) for name in HOSTS]
+    assert "none of the 64" in shown(found(*doubt))[0]

@@ -23,10 +23,6 @@ COLOURS = {
     "unfit": "red", "slow": "red", "failing": "red", "below": "red",
 }  # fmt: skip
 BAD, DOUBT, SOUND = ("unfit", "failing", "slow", "below"), ("unknown", "probably fit"), ("differs", "fit")
-_WHERE = {
-    "compute": "alone and in groups", "card": "in groups, not alone", "host": "in groups",
-    "intermittent": "in some of its jobs",
-}  # fmt: skip
 _NETWORK = "the network was not judged: no job on more than one host could be compared"
 _COMPUTE = "computing was not judged: no job on one host could be compared"
 _SPEEDS = (("samples_per_second", "samples/s"), ("tokens_per_second", "tokens/s"))
@@ -78,6 +74,10 @@ def _accused(found: _Found) -> list[tuple[str, str]]:
         lines.append(f"{which} {verb} {how}: {whom}")
     for each in (*found.links, *found.switches):
         lines.append(f"{_name(each)} is {each.condition}: {each.reason}")
+    for names in found.one_of:
+        some = f"at least one of {', '.join(names)} or the link between them" if len(names) > 1 else names[0]
+        told = _against([row for row in rows_of(found) if row.host in names], found)
+        lines.append(f"{some} is bad: {told}")
     missed = [job.job for job in found.jobs if job.misses]
     if missed and not any(row.verdict == "below" for row in bad):
         count = counted(len(missed), "job")
@@ -90,21 +90,24 @@ def _accused(found: _Found) -> list[tuple[str, str]]:
 
 
 def _suspects(found: _Found) -> list[str]:
-    """Who may well be bad, and what speaks against them most."""
-    told = []
-    for row in rows_of(found):
-        if _suspected(row):
-            slowest = max((one.slower for one in row.evidence if one.slower is not None), default=None)
-            failed = any(one.slower is None for one in row.evidence)
-            how = (
-                "a job failed"
-                if failed
-                else format_slower(slowest)
-                if slowest is not None
-                else "no job tells"
-            )
-            told.append(f"{row.host} ({how})")
-    return told
+    """Who may well be bad, and what speaks against them most; not those of whom one surely is."""
+    named = {name for names in found.one_of for name in names}
+    return [
+        f"{row.host} ({_against([row], found)})"
+        for row in rows_of(found)
+        if _suspected(row) and row.host not in named
+    ]
+
+
+def _against(rows: Sequence[HostVerdict], found: _Found) -> str:
+    """What speaks most against these hosts."""
+    evidence = [one for row in rows for one in row.evidence]
+    ended = {one.job for one in evidence if one.slower is None}
+    if ended:
+        timed_out = all(job.outcome == "timeout" for job in found.jobs if job.job in ended)
+        return f"a job {'timed out' if timed_out else 'failed'}"
+    slowest = max((one.slower for one in evidence if one.slower is not None), default=None)
+    return "no job tells" if slowest is None else format_slower(slowest)
 
 
 def _nobody(found: _Found, *, beside: bool) -> list[tuple[str, str]]:
@@ -132,6 +135,10 @@ def _nobody(found: _Found, *, beside: bool) -> list[tuple[str, str]]:
 
 def _left(why: str, hosts: Sequence[str], total: int) -> str:
     """What is not known, and of whom."""
+    if why == "unknown" and len(hosts) == total > 1:
+        return (
+            f"{'neither' if total == 2 else 'none'} of the {total} ({fold_hosts(hosts)}) is known to be fit"
+        )
     who = f"{f'{len(hosts)} of {total}' if len(hosts) < total else _all(total)} ({fold_hosts(hosts)})"
     if why.startswith("network"):
         return f"the network of {who} was not judged"
@@ -208,7 +215,10 @@ class _Told:
         self.several = len({_label(each.work) for each in found.peers}) > 1
         known = {host for job in found.jobs if not job.hosts_from.startswith("guess") for host in job.hosts}
         self.guessed = {host for job in found.jobs for host in job.hosts} - known
-        self.means = means_of(found.jobs)
+        self.alone: dict[str, dict[str, float]] = {}  # host -> job -> how much slower
+        for job in found.jobs:
+            if job.slower is not None and len(job.hosts) == 1:
+                self.alone.setdefault(job.hosts[0], {})[job.job] = job.slower
 
     def guess(self, hosts: Sequence[str]) -> str:
         """Where the names of hosts are no more than that."""
@@ -235,7 +245,8 @@ class _Told:
         if shared is not None:
             whom = f"of {_some([*(shared.hosts if shared.switch is None else ()), *one.peers])}"
         if one.slower is None:
-            return f"failed {whom}{where}  {one.job}"
+            how = "timed out" if entry and entry.outcome == "timeout" else "failed"
+            return f"{how} {whom}{where}  {one.job}"
         by = format_slower(one.slower)
         if one.what == "computing":
             return f"{by} in what it computes by itself (forward passes), {whom}{where}  {one.job}"
@@ -270,13 +281,21 @@ class _Told:
         lines = (
             [", ".join(parts) + every] if parts else list(dict.fromkeys(row.reason for row in rows))[:NAMED]
         )
-        if len(bounds) > 1:
-            most = max(bounds, key=lambda host: bounds[host])
-            mean = self.means.get((most, 1))
-            alone = mean is not None and abs(mean) <= bounds[most]
-            how = f"{format_slower(mean)} alone" if alone and mean else f"at most {bounds[most]:.1%} slower"
-            lines.append(f"differs most: {most}, {how}")
+        means = {
+            row.host: mean
+            for row in rows
+            if (mean := self._alone(row)) is not None and abs(mean) <= bounds.get(row.host, 0.0)
+        }
+        if len(means) > 1:
+            most = max(means, key=lambda host: means[host])
+            lines.append(f"differs most: {most}, {format_slower(means[most])} alone")
         return lines
+
+    def _alone(self, row: HostVerdict) -> float | None:
+        """Its mean alone: beside jobs of the same moment, where the evidence has that."""
+        told = {one.job: one.slower for one in row.evidence if one.slower is not None and one.what == "step"}
+        times = [told.get(job, slower) for job, slower in self.alone.get(row.host, {}).items()]
+        return sum(times) / len(times) if times else None
 
     def why(self, rows: Sequence[HostVerdict]) -> list[str]:
         """The reasons, what would settle it; of one host also the jobs that decided."""
@@ -330,7 +349,7 @@ def _short(row: HostVerdict) -> str:
     """In brackets behind a host's name."""
     verdict = row.beside_others
     if row.verdict == "slow" and verdict is not None and verdict.slower is not None:
-        where = _WHERE.get(verdict.kind or "")
+        where = verdict.reason.partition(":")[0].partition(", ")[2]
         by = format_slower(verdict.slower, digits=1)
         return f"{by}{f', {where}' if where else ''}"
     return "its jobs fail" if row.verdict == "failing" else row.reason

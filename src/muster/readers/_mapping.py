@@ -109,6 +109,8 @@ class Mapping(Section):
             raise ValueError(f"line: no group tells how fast it was: needs one of {', '.join(PACES)}")
         if self.time and "time" not in groups:
             raise ValueError("time: it is the form of a group `time`, and line has none")
+        if self.time and "%" not in self.time:
+            raise ValueError("time: is no form of a time: it has no %, as in %H:%M:%S")
         if self.path and not expression("path", self.path, PLACES).groupindex:
             raise ValueError(f"path: needs one of the groups {', '.join(PLACES)}")
         return self
@@ -117,6 +119,12 @@ class Mapping(Section):
     def work(self) -> str:
         """What its tables have in common; empty: only their format, since the mapping is not the user's."""
         return self.workload or ("" if self._shipped else "tables of one mapping")
+
+    def of_workload(self, name: str) -> Mapping:
+        """Of this workload, where neither it nor paths say another; one that ships leaves it to the log."""
+        if self._shipped or self.workload or "(?P<work>" in self.path:
+            return self
+        return self.model_copy(update={"workload": name})
 
     @property
     def names(self) -> frozenset[str]:

@@ -23,7 +23,7 @@ from muster.stages.onejob import File, files_of, notes_of
 AS_MOST = "its jobs ended like most jobs of the same work, so they do not show how the host is"
 MANY = 8  # jobs, of which some should share a host
 DRIFTED = 3.0  # standard errors by which a whole fleet differs from its baseline, at least
-ALONE = "it is not known what its jobs trained, so they are compared with no others"
+ALONE = "it is not known what its jobs trained (--workload NAME says it), so they are compared with no others"
 UNPLACED = "it is not known on which hosts its jobs ran, so they are no evidence"
 SILENT = "the logs of its jobs have neither step times nor a failure"
 
@@ -235,7 +235,7 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
     if doubted := [log for log in logs if log.contradicted]:
         found.append(
             f"{counted(len(doubted), 'job')} with a rate that is more than {APART * 100:g} % from what the "
-            f"tool itself says of the same steps: the notes of {doubted[0].path} have both figures"
+            f"tool itself says of the same steps: --json has both figures, in the notes of {doubted[0].path}"
         )
     if alone := [log for log in logs if log.alone]:
         found.append(

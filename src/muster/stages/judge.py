@@ -58,7 +58,7 @@ def judge(
     named = _pattern(host_pattern)
     bound = Bound.of(at_least) if at_least else None
     stored = load_baselines(baseline) if baseline else {}
-    known = load_mappings(mappings)
+    known = [each.of_workload(workload) for each in load_mappings(mappings)]
     given = {path.resolve() for path in [*mappings, *([baseline] if baseline else [])]}
     files = [each for each in find_logs(where) if each.path.resolve() not in given]
     logs = list(read_logs(files, known, named, progress))
@@ -74,6 +74,9 @@ def judge(
             hint="--mapping FILE says how other formats are read; docs/judge.md lists those that are known",
         )
     found = judged(str(where), logs, Settings(slow=slow), stored)
+    if named and not any(named.search(log.path) for log in logs):
+        note = f"--host-pattern matches none of the paths, such as {logs[0].path}"
+        found = found.model_copy(update={"notes": [*found.notes, note]})
     return held(found, bound) if bound else found
 
 
