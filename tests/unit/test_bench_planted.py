@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from muster.core.judged import Gate, Judged, Verdict
+from muster.cli.verdicts import means_of
+from muster.core.judged import Gate, JobEntry, Judged, Verdict
 from muster.core.recipes import load_recipe
 from muster.core.result import Result
 from muster.judging import Baseline, Class, Settings
@@ -108,11 +110,49 @@ def test_a_group_that_misses_with_a_host_that_is_bad_puts_nobody_else_in_doubt()
 
 def test_fleets_that_drifted_most_come_first() -> None:
     """Two works, 5 % and 20 % slower than before: the larger one is the first line."""
-    logs = [
-        JobLog(f"{work}{n}", "succeeded", hosts=(f"n{n}",), workload=work, recipe=work, batch=1.0,
-               measured=Measured(1.0, seconds * (1 + n / 5000), 1, 1, None, None))
-        for work, seconds in (("a", 1.05), ("b", 1.2))
-        for n in range(8)
-    ]  # fmt: skip
+    logs = [*alike(1.05), *alike(1.2, "b")]
     stored = {Class(work_of(log), 1): Baseline(1.0, 0.002, 64, stored=True) for log in logs}
     assert [round(each.slower, 2) for each in judged("x", logs, Settings(), stored).drifted] == [0.2, 0.05]
+
+
+def alike(seconds: float, work: str = "a") -> list[JobLog]:
+    """Eight hosts alone, at 1 sample in so many seconds, give or take 0.1 %."""
+    return [
+        JobLog(f"{work}{n}", "succeeded", hosts=(f"n{n}",), workload=work, recipe=work, batch=1.0,
+               measured=Measured(1.0, seconds * (1 + n / 5000), 1, 1, None, None))
+        for n in range(8)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("deviation", "told"), [(0.002, True), (0.05, False)])
+def test_a_drift_within_the_error_of_its_baseline_is_none(deviation: float, told: bool) -> None:
+    """3 % slower; where jobs of the baseline differ by 5 %, that is within three errors (6.6 %)."""
+    logs = alike(1.03)
+    stored = {Class(work_of(logs[0]), 1): Baseline(1.0, deviation, 8, stored=True)}
+    assert bool(judged("x", logs, Settings(), stored).drifted) is told
+
+
+def test_a_job_on_unknown_hosts_is_no_evidence() -> None:
+    logs = alike(1.0)
+    logs[3] = replace(logs[3], unplaced="the job ran on 2 hosts, and 1 host of it is named")
+    found = judged("x", logs, Settings(), {})
+    assert [job.judged for job in found.jobs] == [n != 3 for n in range(8)]
+    assert {each.hosts[0]: each.condition for each in found.hosts}["n3"] == "unknown"
+    assert found.peers[0].jobs == 7 and found.gate is Gate.OPEN
+
+
+def test_what_was_trained_is_said_only_of_logs_that_do_not_say_it(tmp_path: Path) -> None:
+    for number, host in enumerate(FLEET[:4]):
+        write(tmp_path / f"{number}.log", chat_log([host]))
+    (work,) = {job.work for job in judge(tmp_path).jobs}
+    assert {job.work for job in judge(tmp_path, workload="gpt2").jobs} == {work}
+
+
+def test_means_are_by_host_and_by_the_number_of_hosts() -> None:
+    """Alone by 1 and 3 %, in a pair by 8 %."""
+    told = [(("a",), 0.01), (("a",), 0.03), (("a", "b"), 0.08), (("b",), None)]
+    jobs = [
+        JobEntry(job=str(n), outcome="succeeded", hosts=list(hosts), slower=slower)
+        for n, (hosts, slower) in enumerate(told)
+    ]
+    assert means_of(jobs) == {("a", 1): pytest.approx(0.02), ("a", 2): 0.08, ("b", 2): 0.08}

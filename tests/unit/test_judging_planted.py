@@ -129,3 +129,17 @@ def test_a_host_of_one_job_is_not_said_to_differ() -> None:
     once = [each for each in twice if each.hosts != ("n10",)] + [Observation("once", ("n10",), 1.012)]
     assert judge(twice, Topology(FLEET)).hosts[10].condition == "differs"
     assert judge(once, Topology(FLEET)).hosts[10].condition != "differs"
+
+
+def test_jobs_that_a_bad_partner_slowed_tell_nothing_of_a_host() -> None:
+    """n03 is 10 % slow; each of its neighbours has two jobs on the ring, of which one tells of its card."""
+    groups = [*((host,) for host in HOSTS), *((HOSTS[n], HOSTS[(n + 1) % 16]) for n in range(16))]
+    jobs = [
+        Observation(f"{n}", group, (1.1 if "n03" in group else 1.0) * (1 + 0.002 * math.sin(n)))
+        for n, group in enumerate(groups)
+    ]
+    found = judge(jobs, Topology(HOSTS))
+    assert [each.subject for each in found.accused] == [("n03",)]
+    for host, count in ((2, 1), (4, 1), (8, 2)):
+        (card,) = [each for each in found.hosts[host].subjects if each.name == "card"]
+        assert card.jobs == count and card.at_most is not None and card.at_most < 0.02
