@@ -99,7 +99,8 @@ def test_few_hosts_need_a_baseline(tmp_path: Path) -> None:
     for name, step in (("a", 0.212), ("b", 0.2122)):  # one slow job alone may be chance
         write(tmp_path / "new" / f"{name}.log", chat_log(["new-1"], step))
     assert conditions(judge(tmp_path / "new")) == {"new-1": "unknown"}
-    assert conditions(judge(tmp_path / "new", baseline=baseline)) == {"new-1": "slow"}
+    (verdict,) = judge(tmp_path / "new", baseline=baseline).hosts
+    assert verdict.condition == "slow" and "than the baseline" in verdict.reason
     for text in ("[]", "{", '{"peers": [1]}', "\x00"):
         baseline.write_text(text)
         with pytest.raises(UsageError, match="is not the output of muster judge --json"):
@@ -229,3 +230,20 @@ def test_the_workload_that_is_given_holds_for_a_mapping_without_one(tmp_path: Pa
     mapping.write_text("line: '^(?P<time>[\\d.]+) step (?P<step>\\d+)'\ntime: 3\n")
     with pytest.raises(UsageError, match="time"):
         judge(tmp_path / "logs", mappings=[mapping])
+    mapping.write_text("line: '^(?P<time>\\S+) step (?P<step>\\d+)'\ntime: '%H:%M'\n")
+    with pytest.raises(UsageError, match="no step of it could be timed"):
+        judge(tmp_path / "logs", mappings=[mapping])
+
+
+def test_a_column_that_a_table_has_not_is_named(tmp_path: Path) -> None:
+    rows = ["iteration,hostname,ms", *(f"{n},node01,250" for n in range(9))]
+    write(tmp_path / "logs" / "a.csv", rows)
+    mapping = tmp_path / "columns.yaml"
+    mapping.write_text("columns: {step: iteration, step_seconds: msx}\n")
+    with pytest.raises(UsageError, match=r"'msx'.*did you mean ms"):
+        judge(tmp_path / "logs", mappings=[mapping])
+    with pytest.raises(UsageError, match="neither a folder nor"):
+        judge(Path("/dev/null"))
+    with pytest.raises(UsageError) as missing:
+        judge(tmp_path / "logs", mappings=[tmp_path / "x.yaml"])
+    assert "Errno" not in str(missing.value)

@@ -259,15 +259,16 @@ class _Told:
         peers = self.peers.get((work, size))
         if peers is None:
             return ""
+        whose = "baseline" if peers.stored else "peers"
         spread = f"(which differ by {peers.deviation:.2%})"
         both = _speeds(entry, peers) if entry else None
         if both is None:
             mine = format_seconds(peers.step_seconds * (1 + slower))
-            return f": {mine}, peers {format_seconds(peers.step_seconds)} {spread}"
+            return f": {mine}, {whose} {format_seconds(peers.step_seconds)} {spread}"
         own, theirs, unit = both
         if abs(theirs / own - 1 - slower) > 0.001 * (1 + abs(slower)):
             return f": {format_number(own)} {unit}, beside jobs at the same time {spread}"
-        return f": {format_number(own)} {unit}, peers {format_number(theirs)} {spread}"
+        return f": {format_number(own)} {unit}, {whose} {format_number(theirs)} {spread}"
 
     def fit(self, rows: Sequence[HostVerdict]) -> list[str]:
         """What was looked at, and who differs most."""

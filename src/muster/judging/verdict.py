@@ -390,7 +390,7 @@ def _bad_host(state: State, part: Part, host: int, evidence: tuple[Evidence, ...
     kind: Kind = likeliest if kinds[likeliest] / total >= state.settings.named else "host"
     condition, slower, within = _size(state, best[1])
     name = state.topology.hosts[host]
-    what = "its jobs fail" if slower is None else format_slower(slower, "its peers", digits=1)
+    what = "its jobs fail" if slower is None else format_slower(slower, _whom(state, best[1]), digits=1)
     reason = f"{what}, {_where(state, host, best[1])}{WORDS[kind]}"
     if kind == "rack":
         switch, _ = state.topology.switches[state.topology.behind[host]]
@@ -398,6 +398,16 @@ def _bad_host(state: State, part: Part, host: int, evidence: tuple[Evidence, ...
     if slower is None and _told(state, name, best[1]):
         kind, reason = "host", "its jobs fail with errors that name this host"
     return Verdict("host", (name,), condition, total, kind, slower, within, None, reason, evidence)
+
+
+def _whom(state: State, fit: Fit) -> str:
+    """What its jobs were compared with."""
+    kinds = {state.case.readings.kind[row] for row, _ in fit.expects}
+    return (
+        "the baseline"
+        if all(k in state.baselines and state.baselines[k].stored for k in kinds)
+        else "its peers"
+    )
 
 
 def _where(state: State, host: int, fit: Fit) -> str:

@@ -146,6 +146,17 @@ class Mapping(Section):
                 return delimiter
         return None
 
+    def absent(self, header: str) -> str:
+        """Which column of the user's a header has not; empty: none, or the mapping is not the user's."""
+        if self._shipped or not self.columns:
+            return ""
+        choices = (self.delimiter,) if self.delimiter else DELIMITERS
+        has = max(([name.strip() for name in cells_of(header, each)] for each in choices), key=len)
+        missing = sorted(self.names - set(has))
+        near = did_you_mean(missing[0], has) if missing else None
+        more = near or f"its columns: {', '.join(has)}"
+        return f"has no column {missing[0]!r}, which a mapping names; {more}" if missing else ""
+
     def takes(self, path: str) -> bool:
         """Whether it is of a file of this path."""
         return not self.files or any(

@@ -25,6 +25,7 @@ from muster.store.logfiles import BrokenFile
 PACKAGE = "muster.readers"
 UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
 NO_FORMAT = "no known log format was recognised; --mapping FILE can say how its lines are read"
+TABLE, MAPPED = "table", "mapped lines"  # formats that mappings tell
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
 STAMPED = 10_000  # lines at the beginning and at the end, in which time stamps are looked for
@@ -225,6 +226,8 @@ def _unknown(path: str, first: str, last: str, mappings: Sequence[Mapping]) -> s
     if any(mapping.line for mapping in mappings):
         return f"no line of it matches the expression of a mapping; its first is {shortened(first)}"
     if path.lower().endswith((".csv", ".tsv")):
+        if absent := next((says for each in mappings if (says := each.absent(first))), ""):
+            return absent
         return f"no mapping matches its columns: {shortened(first)}"
     whole = first.lstrip()[:1] not in ("{", "[") or last.rstrip().endswith(("}", "]"))
     if path.lower().endswith(".json") and not whole:
@@ -285,6 +288,9 @@ def _job(
     ends = [each.ended for each in ordered if each.ended is not None]
     if broken and not any(ends):
         return _with_hosts(replace(job, outcome="unreadable", reason=broken), frame, named)
+    if not ends and best is None and not job.reported and {each.format for each in ordered} & {TABLE, MAPPED}:
+        job = replace(job, outcome="unreadable", reason="a mapping matches, but no step of it could be timed")
+        return _with_hosts(job, frame, named)
     job = _with_hosts(_outcome(job, frame, ends), frame, named)
     if frame.recipe or not recipes or any(each.complete for each in ordered):
         return job

@@ -71,7 +71,9 @@ def judge(
         raise UsageError(
             f"none of the {len(logs)} files could be read as a training log{first}",
             where=str(where),
-            hint="--mapping FILE says how other formats are read; docs/judge.md lists those that are known",
+            hint="docs/judge.md has examples of mappings"
+            if mappings
+            else "--mapping FILE says how other formats are read; docs/judge.md lists those that are known",
         )
     found = judged(str(where), logs, Settings(slow=slow), stored)
     if named and not any(named.search(log.path) for log in logs):

@@ -65,7 +65,8 @@ def find_logs(where: Path) -> list[LogFile]:
                 found.append(_logfile(path, str(path.relative_to(where))))
     regular = [each for each in found if each is not None]
     if not regular:
-        raise UsageError("there are no files in it", where=str(where))
+        what = "there are no files in it" if where.is_dir() else "is neither a folder nor a regular file"
+        raise UsageError(what, where=str(where))
     return regular
 
 
