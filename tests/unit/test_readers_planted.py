@@ -63,3 +63,30 @@ def test_a_part_of_the_ranks_is_not_all_of_them() -> None:
     for ranks in (16, 8, 2):
         frame.line(f"n1:10:20 [0] NCCL INFO comm 0x1 rank 0 nranks {ranks}")
     assert frame.ranks == 16
+
+
+@pytest.mark.parametrize(("unit", "seconds"), [("us", 1e-6), ("ms", 1e-3), ("s", 1.0)])
+def test_units_of_a_mapping(unit: str, seconds: float) -> None:
+    mapping = Mapping.model_validate({"line": r"(?P<seconds>\d+)", "unit": unit})
+    assert mapping.unit == seconds
+
+
+def test_composers_memory_is_in_thousands() -> None:
+    """Its "GB" are 1e9 bytes."""
+    lines = [
+        f"[batch={step}/9]: Train time/sample: {8 * step} Train memory/peak_allocated_mem: 2.5"
+        for step in range(1, 10)
+    ]
+    assert one(lines).memory == 2_500_000_000
+
+
+def test_what_slurm_cancelled_for_a_node_names_no_host_by_its_line() -> None:
+    """The line has the prefix of the host that printed it, which is not the one that failed."""
+    lines = ["n1 slots=8", "n2 slots=8", "n1: [launch.py:1:main] dist_world_size=16"]
+    job = one(
+        [
+            *lines,
+            "n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2024-05-01 DUE TO NODE FAILURE ***",
+        ]
+    )
+    assert (job.outcome, job.failure, job.failed_hosts) == ("failed", "slurm_time_or_node", ())
