@@ -190,6 +190,15 @@ def test_exit_codes_and_what_is_printed(tmp_path: Path) -> None:
     assert bad.output.splitlines()[0].startswith("1 of 16 hosts is slow: node-006")  # the answer first
 
 
+def test_the_threshold_that_counted_is_said_where_it_is_not_the_one_asked_for(tmp_path: Path) -> None:
+    write_fleet(tmp_path)
+    asked = CliRunner().invoke(app, ["judge", str(tmp_path), "--slow", "0.003"], standalone_mode=False)
+    assert "counts as slow" in asked.output
+    assert all((each.least or 0) > 0.003 for each in judge(tmp_path, slow=0.003).peers)
+    wide = CliRunner().invoke(app, ["judge", str(tmp_path), "--slow", "0.05"], standalone_mode=False)
+    assert "counts as slow" not in wide.output
+
+
 def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_fleet(tmp_path / "logs")
     with pytest.raises(SystemExit) as left:

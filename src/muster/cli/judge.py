@@ -146,7 +146,7 @@ def _print(found: Judged, *, every: bool) -> None:
     if found.hosts:
         console.print()
     _print_jobs(console, found, every=every)
-    print_normal(console, found.peers)
+    print_normal(console, found.peers, found.slow)
     for note in [*drift_notes(found), *found.notes]:
         err_console().print(f"[yellow]note[/yellow] {escape(note)}")
 

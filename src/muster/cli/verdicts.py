@@ -182,14 +182,16 @@ def print_hosts(console: Console, found: _Found, *, every: bool) -> None:
         print_table(console, _table(found, rows))
 
 
-def print_normal(console: Console, peers: Sequence[Peers]) -> None:
-    """What healthy jobs of each work take."""
+def print_normal(console: Console, peers: Sequence[Peers], slow: float) -> None:
+    """What healthy jobs of each work take, and what counts as slow where that is more than `slow`."""
     for each in peers:
         origin = ", from the baseline" if each.stored else ""
+        more = each.least is not None and each.least > slow * 1.001
+        counts = f"; only {each.least:.1%} or more counts as slow" if more else ""
         say(
             console,
             f"normal on {counted(each.hosts, 'host')}: {speed_words(each)}; healthy jobs differ by "
-            f"{each.deviation:.2%} ({counted(each.jobs, 'job')}{origin})  {each.work}",
+            f"{each.deviation:.2%} ({counted(each.jobs, 'job')}{origin}){counts}  {each.work}",
             style="dim",
         )
 

@@ -136,6 +136,10 @@ class Peers(Part):
     samples_per_second: float | None = None
     tokens_per_second: float | None = Field(None, description="where steps are counted in tokens alone")
     stored: bool = Field(False, description="not from these logs")
+    least: float | None = Field(
+        None,
+        description="the smallest slowdown that counts here: `slow`, or what noise and hosts differ by",
+    )
 
 
 class Drift(Part):

@@ -12,8 +12,20 @@ from typing import Any, get_args
 
 from muster.core import judged as document
 from muster.core.units import counted
-from muster.judging import Baseline, Class, Judgement, Observation, Settings, Topology, Verdict, drift
-from muster.judging import judge as judge_observations
+from muster.judging import (
+    Baseline,
+    Class,
+    Judgement,
+    Observation,
+    Settings,
+    State,
+    Topology,
+    Verdict,
+    drift,
+    judge_state,
+    localise,
+)
+from muster.judging.readings import smallest
 from muster.readers._failures import of_hardware
 from muster.readers.base import APART, JobLog, Measured
 from muster.stages.ends import SharedEnds, culprits_of, shared_ends
@@ -53,7 +65,8 @@ def judged(
     jobs = [_job(each, shared) for each in files]
     observations = [each.observation for each in jobs if each.observation is not None]
     hosts = sorted({host for each in files for host in each.log.hosts}, key=_natural)
-    verdict = judge_observations(observations, Topology.of(hosts, switches or {}), settings, stored)
+    state = localise(observations, Topology.of(hosts, switches or {}), settings, stored)
+    verdict, least = judge_state(state), _least(state)
     silent = _silent(jobs, verdict)
     conditions = Counter(each.condition for each in verdict.hosts)
     outcomes = Counter(log.outcome for log in logs)
@@ -67,10 +80,23 @@ def judged(
         switches=[_of_switch(each, switches or {}) for each in verdict.switches],
         one_of=[list(each) for each in verdict.one_of],
         drifted=_drifted(jobs, verdict, settings, stored),
-        peers=[peers for _, peers in sorted(_peers(jobs, verdict.baselines).items())],
+        peers=[
+            peers.model_copy(update={"least": least.get(key)})
+            for key, peers in sorted(_peers(jobs, verdict.baselines).items())
+        ],
         jobs=[_entry(each, verdict) for each in jobs],
         notes=[*notes_of(files), *shared.notes(), *_notes(jobs), *_apart(verdict, stored)],
     )
+
+
+def _least(state: State) -> dict[Class, float]:
+    """What a job must be slower by, at least, to count as slow."""
+    rows: dict[Class, list[int]] = {}
+    for row, kind in enumerate(state.case.readings.kind):
+        rows.setdefault(kind, []).append(row)
+    return {
+        kind: math.expm1(smallest(state.case.readings, own, state.settings)) for kind, own in rows.items()
+    }
 
 
 def work_of(log: JobLog) -> str:
