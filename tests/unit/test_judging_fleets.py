@@ -250,3 +250,28 @@ def test_the_reason_says_where_it_shows(alone: float | None, groups: float | Non
     verdict = judge(jobs, Topology(HOSTS)).hosts[5]
     assert verdict.condition == "slow"
     assert verdict.reason.split(", ", 1)[1].partition(":")[0] == says
+
+
+@pytest.mark.parametrize("others", [0, 2, 6])
+@pytest.mark.parametrize("by", [0.3, 2.0])
+def test_a_host_that_is_in_most_jobs_is_not_what_is_normal(others: int, by: float) -> None:
+    """Ten pairs with one slow host, and a few without it: never "fit" for it, nor bad for the others."""
+    draw = random.Random(1)
+    pairs = [("n00", HOSTS[k]) for k in range(1, 11)] + [
+        (HOSTS[20 + 2 * k], HOSTS[21 + 2 * k]) for k in range(others)
+    ]
+    jobs = [
+        Observation("-".join(pair), pair, (1 + by * ("n00" in pair)) * (1 + draw.gauss(0, 0.002)))
+        for pair in pairs
+    ]
+    found = judge(jobs, Topology(HOSTS))
+    assert found.hosts[0].condition == ("slow" if others >= 4 else "unknown")
+    assert not any(each.bad for each in (*found.hosts[1:], *found.links))
+    assert others >= 4 or all(each.condition == "unknown" for each in found.hosts)
+
+
+def test_one_host_that_ran_alone_more_often_than_all_others() -> None:
+    draw = random.Random(1)
+    times = [("n00", 1.5)] * 12 + [(host, 1.0) for host in HOSTS[1:7]]
+    jobs = [Observation(f"{n}{h}", (h,), s * (1 + draw.gauss(0, 0.002))) for n, (h, s) in enumerate(times)]
+    assert named(judge(jobs, Topology(HOSTS[:8]))) == {("n00",)}

@@ -256,6 +256,9 @@ def test_strictness_is_a_setting() -> None:
         ({"seconds": 0.0}, "step time"),
         ({"seconds": float("nan")}, "step time"),
         ({"computing": (0.1,)}, "1 times for 2 hosts"),
+        ({"began": 5.0, "ended": 4.0}, "cannot have begun"),
+        ({"began": float("nan"), "ended": 4.0}, "cannot have begun"),
+        ({"spread": float("nan")}, "a spread must be"),
     ],
 )
 def test_what_does_not_go_together(change: dict[str, object], says: str) -> None:

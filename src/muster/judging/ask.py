@@ -23,7 +23,7 @@ WORTH = 0.06  # bits that a job must be expected to tell
 # hosts are asked for less, until they have had so many jobs more than the sweep gives them.
 CLEAR, AGAIN, LITTLE = 5.0, 4, 0.005
 ASKED_ALONE = 2  # hosts of a switch, to tell it from them
-SURE = 0.25  # of the doubt that a conviction leaves: halved once it is known what is bad, it still convicts
+SURE = 0.05  # of the doubt that a conviction leaves: what is found later hardly takes it back
 FIRST = 2  # sweeps, before hosts run alone
 Hosts = tuple[int, ...]
 
@@ -81,11 +81,9 @@ def _questions(state: State) -> list[_Question]:
 
 
 def _puzzling(state: State, host: int) -> bool:
-    """Whether a job of the host was slow for no reason, and it has had few since."""
+    """Whether a job of the host was slow for no reason."""
     readings = state.case.readings
     mine = [row for row in readings.of_host[host] if not readings.alone[row]]
-    if len(mine) >= state.settings.sweeps + AGAIN:
-        return False
     return any(readings.deviations(row) > CLEAR for row in mine)
 
 
@@ -100,15 +98,20 @@ def _of_host(state: State, part: Part, host: int) -> list[_Question]:
     known = max([chance for kind, chance in kinds.items() if kind != "host"], default=0.0)
     total = sum(kinds.values())
     named = known >= state.settings.named * total or not state.settings.alone
-    if total >= state.settings.convict and named:
+    sure = 1.0 - total <= SURE * (1.0 - state.settings.convict)
+    few = sum(not state.case.readings.alone[row] for row in state.case.readings.of_host[host]) < (
+        state.settings.sweeps + AGAIN
+    )
+    convicted = total >= state.settings.convict
+    if convicted and named and (sure or not few):
         return []
-    least = LITTLE if _puzzling(state, host) else WORTH
+    least = LITTLE if few and (convicted or _puzzling(state, host)) else WORTH
     with_partner = _tells(part, lambda each: _own_chance(each, host))
     found = [_Question(with_partner, (host,), partner=True, least=least)]
     if state.settings.alone:
         # Once it is sure that it is bad, what is left to know is whether it is the processor or the card.
         alone = _told_by(state, part, (host,))
-        if 1.0 - total <= SURE * (1.0 - state.settings.convict):
+        if sure or (convicted and not few):
             alone = _bits(sum([e.probability * e.slows(state.case, (host,)) for e in part.explanations]))
         found.append(_Question(alone, (host,)))
     return found

@@ -202,9 +202,10 @@ class Case:
 
     def _best(self, rows: Sequence[int], expected: dict[int, float], least: float = 0.0) -> _Best:
         """For the slowdown, of at least `least` and of what counts, that fits best. Nothing, where less would
-        fit better still: who is slower by less than what counts is not slow."""
+        fit better still (than `least`: by more than chance): slower by less than what counts is not slow."""
         readings = self.readings
-        low = max(smallest(readings, rows, self.settings), least)
+        counts = smallest(readings, rows, self.settings)
+        low = max(counts, least)
         base = [(row, expected.get(row, 0.0)) for row in rows]
         best, chosen = -math.inf, low
         for by in _slowdowns([readings.value[row] for row in rows], low):
@@ -212,7 +213,10 @@ class Case:
             if gain > best:
                 best, chosen = gain, by
         changed = [row for row, at in base if at < chosen]
-        if best <= 0 or sum([readings.value[row] for row in changed]) < low * len(changed):
+        total, many = sum([readings.value[row] for row in changed]), len(changed)
+        if best <= 0 or total < counts * many:
+            return _NOTHING
+        if chosen == low and low * many - total > math.sqrt(many) * max([readings.sigma[r] for r in changed]):
             return _NOTHING
         return _Best(best, chosen, tuple([(row, chosen) for row in changed]))
 

@@ -52,6 +52,12 @@ class Observation:
             self.seconds is None or not (self.seconds > 0 and math.isfinite(self.seconds))
         ):
             raise UsageError(f"a succeeded job needs a step time, not {self.seconds}", where=self.job)
+        if self.began is not None and self.ended is not None and not self.began <= self.ended < math.inf:
+            raise UsageError(
+                f"it cannot have begun at {self.began} and ended at {self.ended}", where=self.job
+            )
+        if self.spread is not None and not 0 <= self.spread < math.inf:
+            raise UsageError(f"a spread must be 0 or more, not {self.spread}", where=self.job)
         if self.computing and len(self.computing) != len(self.hosts):
             raise UsageError(
                 f"{len(self.computing)} times for {len(self.hosts)} hosts",
@@ -116,7 +122,7 @@ class Settings:
     """
 
     slow: float = 0.01
-    convict: float = 0.98
+    convict: float = 0.97
     named: float = 0.9
     clear: float = 0.01
     sweeps: int = 6

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from muster.judging.baseline import FLOOR, Baseline, Class, fleet_baselines
+from muster.judging.baseline import FLOOR, KEPT, Baseline, Class, fleet_baselines
 from muster.judging.moments import Detrended
 from muster.judging.noise import PRIOR, Tail, learn
 from muster.judging.observation import Link, Observation, Settings, Topology, ring_links
@@ -130,8 +130,11 @@ class Readings:
 _HICCUP = -math.log(2.0 * SIZE**2) - 0.5 * math.log(2.0 * math.pi)
 
 
-def _times(observations: Sequence[Observation]) -> tuple[dict[Class, list[float]], dict[Class, int]]:
-    """Seconds by class, of steps and of what hosts did outside collectives; and from how many hosts."""
+def _times(
+    observations: Sequence[Observation], without: Mapping[Class, set[str]]
+) -> tuple[dict[Class, list[float]], dict[Class, int]]:
+    """Seconds by class, of steps and of what hosts did outside collectives; and from how many hosts.
+    `without`: hosts whose jobs are left out."""
     times: dict[Class, list[float]] = {}
     hosts: dict[Class, set[str]] = {}
     for each in observations:
@@ -139,13 +142,44 @@ def _times(observations: Sequence[Observation]) -> tuple[dict[Class, list[float]
             continue
         size = len(each.hosts)
         key = Class(each.work, size)
-        times.setdefault(key, []).append(each.seconds)
-        hosts.setdefault(key, set()).update(each.hosts)
+        if not without or not without.get(key, set()) & set(each.hosts):
+            times.setdefault(key, []).append(each.seconds)
+            hosts.setdefault(key, set()).update(each.hosts)
         if each.computing and size > 1:
             key = Class(each.work, size, "busy")
             times.setdefault(key, []).extend(busy for busy in each.computing if busy > 0)
             hosts.setdefault(key, set()).update(each.hosts)
+    for key in without:
+        times.setdefault(key, [])
+        hosts.setdefault(key, set())
     return times, {key: len(names) for key, names in hosts.items()}
+
+
+def _baselines(
+    observations: Sequence[Observation], stored: Mapping[Class, Baseline] | None
+) -> dict[Class, Baseline]:
+    """Of every class. Where all jobs that look normal have a host in common, and others are faster or there
+    are none, it may be this host that is not normal: then from the jobs without it."""
+    steps: dict[Class, list[tuple[float, set[str]]]] = {}
+    for each in observations:
+        if each.seconds is not None and each.outcome == "succeeded":
+            steps.setdefault(Class(each.work, len(each.hosts)), []).append((each.seconds, set(each.hosts)))
+    without: dict[Class, set[str]] = {}
+    while True:
+        times, counts = _times(observations, without)
+        found = fleet_baselines(times, stored, counts)
+        left = len(without)
+        for key, base in found.items():
+            if base.stored or key not in steps or key in without:
+                continue
+            reach = math.exp(KEPT * base.sigma)
+            kept = [hosts for seconds, hosts in steps[key] if 1 / reach <= seconds / base.seconds <= reach]
+            common = set.intersection(*kept) if kept else set()
+            others = [seconds for seconds, hosts in steps[key] if not common & hosts]
+            if common and (not others or min(others) * reach < base.seconds):
+                without[key] = common
+        if len(without) == left:
+            return found
 
 
 def read(
@@ -155,8 +189,7 @@ def read(
 ) -> tuple[Readings, dict[Class, Baseline]]:
     """Readings of all observations that can be compared with something, and the baselines used. Jobs with a
     host that is not in the topology help to make the baselines, no more."""
-    times, counts = _times(detrended.observations)
-    baselines = fleet_baselines(times, stored, counts)
+    baselines = _baselines(detrended.observations, stored)
     index = topology.index
     rows = Readings()
     for number, (each, doubt) in enumerate(zip(detrended.observations, detrended.doubts, strict=True)):
