@@ -23,6 +23,7 @@ from muster.judging.observation import Observation
 _Kind = tuple[str, int]  # work, and number of hosts
 DRIFT = 0.002  # by how much moments differ where nothing is known (standard deviation, share of the time)
 LEFT = 0.25  # of a moment's jobs: where fewer are good, it is not a fault that slows the others
+WITNESSES = 2  # moments with good jobs in which the fault shows as well: then it is the fault
 FEW = 8  # jobs of a moment, from where on bad ones among them are looked for
 
 
@@ -70,9 +71,11 @@ def side_by_side(
             times.setdefault(key, []).append(math.log(each.seconds))
             if index not in slowed:
                 good.setdefault(key, []).append(math.log(each.seconds))
-    # Where next to all jobs of a moment are slow, it is the moment that is.
     found = {key: good.get(key, []) for key in times}
-    found = {key: own if len(own) >= LEFT * len(times[key]) else times[key] for key, own in found.items()}
+    few = [key for key, own in found.items() if len(own) < LEFT * len(times[key])]
+    seen = sum(len(own) < len(times[key]) for key, own in found.items()) - len(few)
+    if seen < WITNESSES:  # where next to all jobs of a moment are slow, it is the moment that is
+        found |= {key: times[key] for key in few}
     paces, drift = _paces(found)
     made, doubts = [], []
     for each, moment in zip(observations, moments, strict=True):
