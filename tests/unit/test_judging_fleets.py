@@ -275,3 +275,10 @@ def test_one_host_that_ran_alone_more_often_than_all_others() -> None:
     times = [("n00", 1.5)] * 12 + [(host, 1.0) for host in HOSTS[1:7]]
     jobs = [Observation(f"{n}{h}", (h,), s * (1 + draw.gauss(0, 0.002))) for n, (h, s) in enumerate(times)]
     assert named(judge(jobs, Topology(HOSTS[:8]))) == {("n00",)}
+
+
+@pytest.mark.parametrize("seed", [59, 96])
+def test_drift_that_looks_like_slow_racks(seed: int) -> None:
+    """Fleets that drift by 2 % from wave to wave, in which several racks look slow without their moments."""
+    fleet = Fleet(SWITCHED, seed=seed + 1_000_000, timed=True, **NOISES["drift of 2 %"])
+    assert not judge_state(hunt(fleet, 6).state).accused

@@ -58,9 +58,14 @@ def localise(
         # The jobs of a moment are on different hosts, but a switch may slow most of them: these say nothing
         # of their moment.
         first = Case(read(side_by_side(observations, []), topology, stored)[0], topology, settings)
-        slowed = {
-            first.readings.source[row] for _, rows in switch_faults(first, outstanding(first)) for row in rows
-        }
+        rows = set[int]()
+        needed = 0
+        for _, more in sorted(switch_faults(first, outstanding(first)), key=lambda each: -len(each[1])):
+            if len(more - rows) > 1:  # not explained by another already
+                rows |= more
+                needed += 1
+        if needed <= max(1, len(topology.switches) // 4):  # many that look slow: it is the moments that are
+            slowed = {first.readings.source[row] for row in rows}
     detrended = side_by_side(observations, moments, slowed)
     readings, baselines = read(detrended, topology, stored)
     case = Case(readings, topology, settings)
