@@ -67,6 +67,17 @@ def test_moments_follow_from_when_jobs_ran() -> None:
     assert said == "mine"
 
 
+def test_moments_that_begin_at_once() -> None:
+    """A short job, and a long one that began with it and ran alone for most of its time."""
+    short, long, other = moments_of(
+        [
+            Observation(name, (name,), 1.0, began=0.0, ended=ended)
+            for name, ended in (("a", 10.0), ("b", 100.0), ("c", 90.0))
+        ]
+    )
+    assert long == other != short
+
+
 def test_drift_between_waves_is_nobodys_fault() -> None:
     """Pairs in waves that differ by several per cent; when they ran is all that tells which."""
     draw = random.Random(1)

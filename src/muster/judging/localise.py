@@ -53,37 +53,20 @@ def localise(
     """
     settings = settings or Settings()
     moments = moments_of(observations)
-    slowed: set[int] = set()
-    if topology.switches and len({moment for moment in moments if moment}) > 1:
-        # The jobs of a moment are on different hosts, but a switch may slow most of them: these say nothing
-        # of their moment.
-        first = Case(read(side_by_side(observations, []), topology, stored)[0], topology, settings)
-        rows = set[int]()
-        needed = 0
-        for _, more in sorted(switch_faults(first, outstanding(first)), key=lambda each: -len(each[1])):
-            if len(more - rows) > 1:  # not explained by another already
-                rows |= more
-                needed += 1
-        if needed <= max(1, len(topology.switches) // 4):  # many that look slow: it is the moments that are
-            slowed = {first.readings.source[row] for row in rows}
+    slowed = _slowed_by_switches(observations, moments, topology, settings, stored)
     detrended = side_by_side(observations, moments, slowed)
     readings, baselines = read(detrended, topology, stored)
     case = Case(readings, topology, settings)
     parts = explain(case)
-    common = _how_common(parts, len(topology.hosts))
+    suspects = _suspects(parts)
+    common = _how_common(suspects, len(topology.hosts))
     if common:
         case = replace(case, common=common)
         parts = explain(case)
-    suspects: dict[int, float] = {}
-    part_of: dict[int, Part] = {}
+        suspects = _suspects(parts)
+    part_of = {host: part for part in parts for row in part.rows for host in readings.hosts[row]}
     for part in parts:
-        for row in part.rows:
-            for host in readings.hosts[row]:
-                part_of[host] = part
-        faults = part.faults()
-        for host in sorted({fault.where[0] for fault in faults if fault.kind in OF_HOSTS}):
-            suspects[host] = part.of_host(host)
-        for fault in faults:
+        for fault in part.faults():
             if fault.kind == "rack":
                 chance = part.probability(fault)
                 for host, switch in enumerate(topology.behind):
@@ -93,9 +76,40 @@ def localise(
     return State(detrended.observations, case, parts, baselines, suspects, part_of)
 
 
-def _how_common(parts: Sequence[Part], count: int) -> float:
+def _slowed_by_switches(
+    observations: Sequence[Observation],
+    moments: Sequence[str],
+    topology: Topology,
+    settings: Settings,
+    stored: Mapping[Class, Baseline] | None,
+) -> set[int]:
+    """The jobs, by their index, that a switch slows as far as can be seen without moments. The jobs of a
+    moment are on different hosts, but a switch may slow most of them: these say nothing of their moment."""
+    if not topology.switches or len(set(moments) - {""}) < 2:
+        return set()
+    case = Case(read(side_by_side(observations, []), topology, stored)[0], topology, settings)
+    rows: set[int] = set()
+    needed = 0
+    for _, more in sorted(switch_faults(case, outstanding(case)), key=lambda each: -len(each[1])):
+        if len(more - rows) > 1:  # not explained by another already
+            rows |= more
+            needed += 1
+    if needed > max(1, len(topology.switches) // 4):  # many that look slow: it is the moments that are
+        return set()
+    return {case.readings.source[row] for row in rows}
+
+
+def _suspects(parts: Sequence[Part]) -> dict[int, float]:
+    """Each host that something points at, and the probability that it is bad by itself."""
+    return {
+        host: part.of_host(host)
+        for part in parts
+        for host in sorted({fault.where[0] for fault in part.faults() if fault.kind in OF_HOSTS})
+    }
+
+
+def _how_common(suspects: Mapping[int, float], count: int) -> float:
     """How much more common faults of hosts are in this fleet than is assumed (1 in 200), in nats: from as
     many as there seem to be, nothing where these are few."""
-    hosts = [(part, f.where[0]) for part in parts for f in part.faults() if f.kind in OF_HOSTS]
-    bad = sum([part.of_host(host) for part, host in dict.fromkeys(hosts)])
+    bad = sum(suspects.values())
     return max(0.0, math.log(bad * 200.0 / (200.0 + count))) if bad > MANY else 0.0

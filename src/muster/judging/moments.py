@@ -39,21 +39,20 @@ class Detrended:
 def moments_of(observations: Sequence[Observation]) -> list[str]:
     """The moment of each; empty where it is not known."""
     found = [each.moment for each in observations]
-    timed = [
+    timed = sorted(
         (each.began, each.ended, index)
         for index, each in enumerate(observations)
         if not each.moment and each.began is not None and each.ended is not None and each.ended > each.began
-    ]
-    left = sorted(timed)
-    while left:
-        began, ended, first = left[0]
-        rest = []
-        for start, end, index in left:
-            if min(end, ended) - max(start, began) >= 0.5 * (end - start) or index == first:
-                found[index] = f"{began:.6f}"
-            else:
-                rest.append((start, end, index))
-        left = rest
+    )
+    for place, (began, ended, first) in enumerate(timed):
+        if found[first]:
+            continue
+        for at in range(place, len(timed)):
+            start, end, index = timed[at]
+            if start >= ended:
+                break
+            if not found[index] and min(end, ended) - start >= 0.5 * (end - start):
+                found[index] = f"{began:.6f} {first}"  # several may begin at once
     return found
 
 

@@ -24,8 +24,9 @@ HICCUPS, ASSUMED, SIZE = 0.2, 900.0, 0.05
 CRASH = 9.2  # a job dies by chance: 1 in 10,000
 # A job that names a hardware error of its host did not die by chance: one is enough.
 HARDWARE = 30.0
-# What a host does by itself can mislead: a hint costs so much less than a hiccup.
-HINT = 5.2
+# What a host does by itself can mislead: a hint costs so much less than a hiccup, and weighs no more than
+# MISLEADS where it is too fast.
+HINT, MISLEADS = 5.2, 4.0
 # What a job that runs faster than a fault allows weighs at most: nothing makes jobs faster. Except where each
 # host was measured by itself, beside others, and held against what they took: while all of them are slowed
 # by the same (a machine that has too little processor time for its virtual ones), a fault hardly shows.
@@ -217,7 +218,7 @@ def read(
                 if base is not None and busy > 0:
                     sigma = math.sqrt(base.sigma * base.sigma + doubt) if doubt else base.sigma
                     value = math.log(busy / base.seconds)
-                    rows.add((host,), value, sigma, number, kind, HINT, HINT - 1.2, hint=True)
+                    rows.add((host,), value, sigma, number, kind, HINT, MISLEADS, hint=True)
     _learn_noise(rows, topology)
     rows.spread = _spreads(rows)
     return rows, baselines

@@ -115,14 +115,13 @@ def judge(
 
 def judge_state(state: State) -> Judgement:
     """Verdicts of a State."""
-    unread = _unread(state)
-    bench = _Bench(state, unread)
-    hosts = tuple(bench.host(host) for host in range(len(state.topology.hosts)))
+    told = _Hosts(state)
+    hosts = tuple(told.verdict(host) for host in range(len(state.topology.hosts)))
     links: list[Verdict] = []
     switches: list[Verdict] = []
     for part in state.parts:
         for fault in part.faults():
-            if fault.kind in OF_HOSTS or fault.kind == "rack":
+            if fault.kind in OF_HOSTS or fault.kind == "rack":  # a rack is its hosts
                 continue
             verdict = _shared(state, part, fault)
             if verdict is not None:
@@ -208,16 +207,16 @@ def _size(state: State, fit: Fit) -> tuple[Condition, float | None, float | None
     return "slow", math.expm1(fit.by), math.exp(fit.by) * max(spread) / math.sqrt(len(spread))
 
 
-class _Bench:
+class _Hosts:
     """The hosts' verdicts, from what is common to them."""
 
-    def __init__(self, state: State, unread: Mapping[str, Sequence[Observation]]) -> None:
-        self.state, self.unread = state, unread
+    def __init__(self, state: State) -> None:
+        self.state, self.unread = state, _unread(state)
         self.readings = state.case.readings
         self.blamed = blamed(state.parts, state.settings)
         self._next: tuple[Group, ...] | None = None
 
-    def host(self, host: int) -> Verdict:
+    def verdict(self, host: int) -> Verdict:
         """Whether something is wrong with the host itself."""
         state, rows = self.state, self.readings.of_host.get(host, [])
         name = (state.topology.hosts[host],)
