@@ -155,6 +155,17 @@ def test_jobs_of_the_same_bench_on_one_machine_are_no_others() -> None:
     assert doubts_of(elsewhere)["one"].all
 
 
+def test_the_controllers_of_a_bench_are_no_others() -> None:
+    """On a machine that is a host as well: what they use is known, from before the hosts were sampled."""
+    task, use = Task("one", "digits", ("a",), 60.0), [(98.0, 0.0), (100.0, 1.0), (104.0, 6.0), (111.0, 6.5)]
+    found = on(made(["a"]), "here", **BUSY)
+    beside = {"machine": "here", "controller_use": use}
+    assert not doubts_of({"one": recorded(task, found, **beside)})["one"].all
+    assert doubts_of({"one": recorded(task, found, **{**beside, "machine": "there"})})["one"].all
+    early = {**beside, "controller_use": [(90.0, 0.0), (99.0, 6.5)]}
+    assert doubts_of({"one": recorded(task, found, **early)})["one"].all
+
+
 def test_two_hosts_of_a_job_that_are_one_machine_are_counted_together() -> None:
     task = Task("j", "digits", ("a", "b"), 60.0)
     use = [(100.0, 0.0, 0.0), (110.0, 16.0, 7.6)]

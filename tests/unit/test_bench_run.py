@@ -115,8 +115,11 @@ def test_a_timeout_ends_that_job_alone(tmp_path: Path, heeds: bool, monkeypatch:
     assert (long.outcome, long.reason) == ("timeout", "timeout: not over after 1 s; " + (
         "after 60 steps" if heeds else "it had said: step 1/9: loss 1.0"
     ))  # fmt: skip
-    code = folder.records(["long-1x-001"])["long-1x-001"].exit_code
-    assert code == (1 if heeds else -signal.SIGKILL)
+    record = folder.records(["long-1x-001"])["long-1x-001"]
+    assert record.exit_code == (1 if heeds else -signal.SIGKILL)
+    assert record.machine and record.controller_use[0] == (record.started, 0.0)
+    times, used = zip(*record.controller_use, strict=True)
+    assert list(times) == sorted(times) and list(used) == sorted(used) and used[-1] > 0
     assert all(job.outcome == "succeeded" for job in found.jobs if job.entry == "short")
     assert found.complete
 

@@ -31,6 +31,10 @@ class JobRecord(Part):
     exit_code: int | None = Field(None, description="of muster train; negative: ended by that signal")
     devices: dict[str, str] = Field(default_factory=dict, description="host -> what its ranks ran on")
     result: Result | None = Field(None, description="None: it had none")
+    machine: str = Field("", description="on which the job's controller ran, as hosts' facts name it")
+    controller_use: list[tuple[float, float]] = Field(
+        default_factory=list, description="Unix time, core-seconds that the controller had used by then"
+    )
 
 
 class BenchJob(JobEntry):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any
 
 from muster.core.bench import JobRecord, Outcome
@@ -16,11 +17,13 @@ from muster.core.errors import RunFolderError
 from muster.core.result import Result
 from muster.planner.rota import Task
 from muster.shell import Process
+from muster.stages.recorder import machine_id
 from muster.store.runfolder import RunFolder
 
 ASKED = 30.0  # seconds after SIGINT, in which a job stops cleanly on all its hosts; then SIGTERM
 TOLD = 5.0  # seconds after SIGTERM; then SIGKILL, upon which the agents end their ranks by themselves
 _KEPT = 1 << 20  # bytes of standard output that are kept: a result has some KB
+_SAMPLE = 0.5  # seconds between the first two samples of what it uses; then a twentieth of its age
 
 
 @dataclass
@@ -37,12 +40,15 @@ class Child:
     out: bytearray = field(default_factory=bytearray)
     stopped: str | None = None  # why it was asked to end
     timed_out: bool = False
+    used: list[tuple[float, float]] = field(default_factory=list)  # when, core-seconds by then
+    _sampled: float = field(default=0.0, init=False)
     _rest: bytes = field(default=b"", init=False)
     _next: tuple[float, int] | None = field(
         default=None, init=False
     )  # when, and which signal, if it is not gone by then
 
     def __post_init__(self) -> None:
+        self.used.append((self.started, 0.0))
         if self.process.stdin:
             with suppress(OSError):
                 self.process.stdin.close()
@@ -88,8 +94,12 @@ class Child:
             self._next = (time.monotonic() + ASKED, signal.SIGTERM)
 
     def tick(self) -> None:
-        """The clock: a timeout, and ends that were asked for and did not come."""
+        """The clock: what it uses, a timeout, and ends that were asked for and did not come."""
         now = time.monotonic()
+        if now > self._sampled:
+            self._sampled = now + max(_SAMPLE, (now - self.begun) / 20)
+            seconds = processor_seconds(self.process.pid)
+            self.used += [(time.time(), seconds)] if seconds is not None else []
         if self.stopped is None and now - self.begun > self.task.timeout:
             self.timed_out = True
             self.stop(f"timeout of {self.task.timeout:g} s")
@@ -121,6 +131,15 @@ class Child:
                 os.kill(self.process.pid, number)
 
 
+def processor_seconds(pid: int) -> float | None:
+    """Of the process itself, without what it started (proc(5)); None: it is gone, or this is not Linux."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return sum(map(int, words[11:13])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def finished(child: Child, run: str) -> JobRecord | None:
     """What a process that has ended leaves. None: it was stopped by the user, so the job is not over.
 
@@ -150,6 +169,8 @@ def finished(child: Child, run: str) -> JobRecord | None:
         exit_code=code,
         devices=devices_of(child.run, result),
         result=result,
+        machine=machine_id(),
+        controller_use=child.used,
         **facts,
     )
 

@@ -16,7 +16,7 @@ IDLE = 0.25  # this share was idle all the same
 STOLEN = 0.05  # share of the cores' time that a virtual machine's own host may give to others
 SLOWED = 0.05  # share of samples in which a GPU may be slowed down
 
-_Use = Sequence[tuple[float, float, float]]
+_Use = Sequence[tuple[float, float, float]]  # time, core-seconds by then: of all processes, of the bench's
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,12 @@ class Doubts:
 
 
 def doubts_of(records: Mapping[str, JobRecord]) -> dict[str, Doubts]:
-    """Of every job that succeeded. What other jobs of the bench did on the same machine is known, and others'
-    work is what neither did."""
+    """Of every job that succeeded. What the bench's other jobs and controllers did on the same machine is
+    known, and others' work is what none of them did."""
     own: dict[str, list[_Use]] = defaultdict(list)  # by machine
     for record in records.values():
+        if record.machine:
+            own[record.machine].append([(moment, 0.0, used) for moment, used in record.controller_use])
         for each in _reports(record):
             own[_machine(each)].append(each.cpu_use)
     return {
