@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from muster.agent import agent
 from muster.agent.agent import SLOWED, Nvml, Sampler, cpu_times, tree
 from muster.core.batch import Batch
 from muster.core.job import Job, Placement
@@ -45,6 +47,28 @@ def test_what_a_host_s_own_processes_used_is_told_apart(burner: subprocess.Popen
     burner.wait()
     ended, total = tree()
     assert burner.pid not in ended and total >= after - 0.05  # what a child used stays its parent's
+
+
+def test_what_processes_used_is_what_is_left_of_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that looks at each tick counted 0.9 of a core; the processor was idle for half of the time."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3})
+    monkeypatch.setattr(os, "sysconf", lambda _: 100)
+    clock = iter([50.0, 60.0])
+    monkeypatch.setattr(agent.time, "monotonic", lambda: next(clock))
+    stat = tmp_path / "stat"
+    zero, none = "0 0 0 0 0 0 0 0 0 0", "900 0 0 100 0 0 0 0 0 0"
+    stat.write_text(f"cpu  {none}\ncpu0 {zero}\ncpu1 {zero}\ncpu3 {zero}\nintr 5 0\n")
+    before = cpu_times(str(stat))
+    own = "800 50 50 450 50 20 30 100 0 0"  # user nice system idle iowait irq softirq steal
+    stat.write_text(f"cpu  {none}\ncpu0 {own}\ncpu1 {none}\ncpu3 {zero[:-2]}\nintr 5 0\n")
+    after = cpu_times(str(stat))
+    assert before and after
+    idle, clocks, busy, stolen = map(float.__sub__, after, before)
+    assert (idle, clocks, stolen) == pytest.approx((5.0, 20.0, 1.0))
+    assert busy == pytest.approx(20.0 - 5.0 - 0.5 - 1.0)
+    assert cpu_times(str(tmp_path / "none")) is None
 
 
 def test_samples_are_events_and_become_a_report() -> None:
