@@ -248,7 +248,7 @@ class Sampler(threading.Thread):
             time.sleep(self.seconds)
             now, before = cpu_times(), self.last
             (pids, own), self.last = tree(), now
-            spent = [max(0.0, a - b) for a, b in zip(now, before)] if now and before else []
+            spent = [max(0.0, each) for each in map(float.__sub__, now, before)] if now and before else []
             memory = meminfo()
             total, free = memory.get("MemTotal"), memory.get("MemAvailable")
             self.samples.append(
