@@ -191,6 +191,27 @@ def test_good_alone_behind_a_slow_partner_says_so() -> None:
     assert verdict.reason == ("fast alone, but slow in every group, and other hosts explain that")
 
 
+def test_a_host_whose_jobs_differ_too_much_is_not_called_slow() -> None:
+    """Products on four hosts in two rounds, as a bench on a busy machine had them: the first round took up to
+    66 % longer on all four."""
+    products = {"a": (0.3, 0.02), "b": (0.28, -0.015), "c": (0.66, 0.005), "d": (0.29, -0.005)}
+    jobs = [
+        Observation(f"{host}{n}", (host,), 1 + slower)
+        for host, both in products.items()
+        for n, slower in enumerate(both)
+    ]
+    pairs = [("a", "b"), ("c", "d"), ("b", "c"), ("d", "a")]
+    jobs += [
+        Observation("-".join(pair), pair, 1 + 0.001 * n, work="all-reduce") for n, pair in enumerate(pairs)
+    ]
+    found = judge(jobs, Topology(tuple(products)), settings=Settings(slow=0.1))
+    assert not found.accused
+    reasons = {each.subject[0]: each.reason for each in found.hosts if each.condition == "unknown"}
+    assert "c" in reasons and all(
+        "its jobs alone differ too much: at most " in each for each in reasons.values()
+    )
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_small_fleets_need_a_stored_baseline(count: int) -> None:
     few = Topology(HOSTS[:count])

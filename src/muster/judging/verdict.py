@@ -302,7 +302,8 @@ class _Hosts:
         return Subject(name, "fit" if good else "unknown", jobs, bound)
 
     def _never_good(self, host: int, rows: Sequence[int]) -> str:
-        """What is not known of a host whose jobs were all slow, alone or in groups or in some work."""
+        """What is not known of a host whose jobs were slow, or differ too much, alone or in groups or in some
+        work."""
         readings, settings = self.readings, self.state.settings
         alone = [row for row in rows if readings.alone[row]]
         groups = [row for row in rows if not readings.alone[row]]
@@ -311,6 +312,19 @@ class _Hosts:
             limit = 2 * math.expm1(smallest(readings, own, settings))
             return bool(own) and all(_at_most(readings, each) <= limit for each in _by_kind(readings, own))
 
+        def slow(own: Sequence[int]) -> bool:
+            return any(
+                min(readings.value[row] for row in each) > smallest(readings, each, settings)
+                for each in _by_kind(readings, own)
+            )
+
+        ways = {"alone": alone, "in groups": groups}
+        unclear = [name for name, own in ways.items() if own and not good(own) and not slow(own)]
+        if unclear:
+            bound = max(
+                _at_most(readings, each) for name in unclear for each in _by_kind(readings, ways[name])
+            )
+            return f"its jobs {' and '.join(unclear)} differ too much: at most {bound:.0%} slower"
         if good(alone) and groups:
             return "fast alone, but slow in every group, and other hosts explain that"
         if good(groups):
