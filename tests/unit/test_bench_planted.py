@@ -152,11 +152,14 @@ def test_what_was_trained_is_said_only_of_logs_that_do_not_say_it(tmp_path: Path
 
 
 def test_means_are_by_host_and_by_the_number_of_hosts() -> None:
-    """Alone by 1 and 3 %, in a pair by 8 %."""
-    told = [(("a",), 0.01), (("a",), 0.03), (("a", "b"), 0.08), (("b",), None)]
+    """Alone by 1 and 3 %, in pairs by 8 and 9 %; in another work, in which nothing is slow, by nothing."""
+    told = [
+        (("a",), 0.01, "heavy"), (("a",), 0.03, "heavy"), (("a",), 0.0, "light"), (("a", "b"), 0.08, "heavy"),
+        (("a", "b"), 0.09, "heavy"), (("a", "b"), 0.0, "light"), (("b",), None, "heavy"),
+    ]  # fmt: skip
     jobs = [
-        JobEntry(job=str(n), outcome="succeeded", hosts=list(hosts), slower=slower)
-        for n, (hosts, slower) in enumerate(told)
+        JobEntry(job=str(n), outcome="succeeded", hosts=list(hosts), slower=slower, work=work)
+        for n, (hosts, slower, work) in enumerate(told)
     ]
     assert means_of(jobs) == {("a", 1): pytest.approx(0.02), ("a", 2): 0.08, ("b", 2): 0.08}
 

@@ -194,6 +194,8 @@ def print_normal(console: Console, peers: Sequence[Peers], slow: float) -> None:
             f"{each.deviation:.2%} ({counted(each.jobs, 'job')}{origin}){counts}  {each.work}",
             style="dim",
         )
+    if peers:
+        say(console, "slower: by so much more time for a step; 100% slower is half the speed", style="dim")
 
 
 def print_table(console: Console, table: Table) -> None:
@@ -316,13 +318,17 @@ class _Told:
 
 
 def means_of(jobs: Sequence[JobEntry]) -> dict[tuple[str, int], float]:
-    """(host, hosts of the job) -> its mean slowdown."""
-    times: dict[tuple[str, int], list[float]] = {}
+    """(host, hosts of the job) -> its slowdown in the work in which it is slowest. Alone: the mean of its jobs.
+    In groups, which run at the pace of their slowest host: the fastest of them."""
+    times: dict[tuple[str, int], dict[str, list[float]]] = {}
     for job in jobs:
         if job.slower is not None:
             for host in job.hosts:
-                times.setdefault((host, len(job.hosts)), []).append(job.slower)
-    return {key: sum(values) / len(values) for key, values in times.items()}
+                times.setdefault((host, len(job.hosts)), {}).setdefault(job.work, []).append(job.slower)
+    return {
+        (host, size): max(sum(each) / len(each) if size == 1 else min(each) for each in works.values())
+        for (host, size), works in times.items()
+    }
 
 
 def signed(slower: float) -> str:
@@ -386,7 +392,7 @@ def _unjudged(rows: Sequence[HostVerdict]) -> list[str]:
 
 
 def _table(found: _Found, rows: Sequence[HostVerdict]) -> Table:
-    """A row per host: its mean time beside healthy ones', by the size of the group."""
+    """A row per host: how much slower it was in its slowest work, by the size of the group."""
     means = means_of(found.jobs)
     sizes = sorted({size for _, size in means})[:6]
     table = Table(box=None)
