@@ -318,7 +318,7 @@ class _Told:
 
 
 def means_of(jobs: Sequence[JobEntry]) -> dict[tuple[str, int], float]:
-    """(host, hosts of the job) -> its slowdown in the work in which it is slowest. Alone: the mean of its jobs.
+    """(host, hosts of the job) -> its slowdown in the work where it is slowest. Alone: the mean of its jobs.
     In groups, which run at the pace of their slowest host: the fastest of them."""
     times: dict[tuple[str, int], dict[str, list[float]]] = {}
     for job in jobs:
