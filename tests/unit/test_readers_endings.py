@@ -96,6 +96,17 @@ def test_a_file_that_breaks_off_keeps_what_was_read() -> None:
     assert job.steps and job.steps > 10
 
 
+def test_a_file_that_breaks_off_behind_a_jobs_end_is_read() -> None:
+    """The job did end; what is missing is behind it."""
+
+    def cut() -> Iterator[str]:
+        yield from chat_log(["node-1"])
+        raise BrokenFile("cannot be read to its end: x")
+
+    (job,) = read_log("a.log", cut())
+    assert (job.outcome, job.reason) == ("succeeded", None)
+
+
 # As launch.py of DeepSpeed 0.9 prints it (a public log of June 2023), of a longer command.
 COMMAND = ["/home/u/miniconda3/envs/eval/bin/python", "-u", "main.py", "--local_rank=0",
            *(word for n in range(20) for word in (f"--argument_{n}", f"value-{n}"))]  # fmt: skip
@@ -170,6 +181,14 @@ def test_hosts_in_torchruns_account() -> None:
   error_file: <N/A>
   traceback : Signal 11 (SIGSEGV) received by PID 1234"""
     assert failed(*account.splitlines()).failed_hosts == ("n2",)
+
+
+def test_torchruns_account_tells_of_no_later_line() -> None:
+    """Its host is that of the process that it is about; who wrote another line is not known."""
+    job = failed(
+        "  host      : n2", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 56.00 MiB."
+    )
+    assert (job.failure, job.failed_hosts) == ("cuda_oom", ())
 
 
 @pytest.mark.parametrize("first", [True, False])

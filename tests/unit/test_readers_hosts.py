@@ -239,6 +239,8 @@ def test_jobs_on_other_hosts_in_one_file_are_apart() -> None:
     assert [each.outcome for each in (first, second, third)] == ["succeeded", "succeeded", "timeout"]
     assert (first.batch, second.batch) == (192, 384)
     assert first.rate == pytest.approx(960, rel=1e-3) and second.rate == pytest.approx(1280, rel=1e-3)
+    spans = [(each.began, each.ended) for each in (first, second, third)]
+    assert len({*spans}) == 3 or set(spans) == {(None, None)}  # the file's span is nobody's
 
 
 def test_a_failed_job_before_another() -> None:

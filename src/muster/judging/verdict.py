@@ -314,7 +314,8 @@ class _Hosts:
 
         def slow(own: Sequence[int]) -> bool:
             return any(
-                min(readings.value[row] for row in each) > smallest(readings, each, settings)
+                min([readings.value[row] - 2 * readings.sigma[row] for row in each])
+                > smallest(readings, each, settings)
                 for each in _by_kind(readings, own)
             )
 
