@@ -14,6 +14,7 @@ tables and the plot of docs/judging.md.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import random
@@ -355,38 +356,62 @@ def scale(places: Iterable[tuple[int, int]] = ((64, 100), (1000, 20), (10000, 4)
     return rows
 
 
+def kept(parts: Path | None) -> dict[tuple[str, str, int], dict[str, Any]]:
+    """What an earlier run has left in --parts: (bar, noise, --fleets) -> our row and the others'."""
+    if parts is None or not parts.exists():
+        return {}
+    found = [json.loads(line) for line in parts.read_text(encoding="utf-8").splitlines()]
+    return {(each["bar"], each["model"], each["fleets"]): each for each in found}
+
+
 def measure(chosen: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of ours and of the others', for every bar and noise that was asked for."""
     ours: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
+    known = kept(chosen.parts)
     with ProcessPoolExecutor(chosen.processes) as pool:
         for bar in BARS:
             for model in models() if bar.everywhere else [GAUSSIAN]:
                 if chosen.only not in bar.name or chosen.model not in model:
                     continue
-                count = max(1, round(chosen.fleets * bar.share))
-                chunks = [range(at, min(at + CHUNK, count)) for at in range(0, count, CHUNK)]
-                few = chunks[: max(1, chosen.fleets // (40 * CHUNK))]  # a way of theirs takes 2,016 jobs
-                rivals = [
-                    pool.submit(try_others, bar.name, model, chunk)
-                    for chunk in (few if bar.everywhere and bar.name != "healthy" else ())
-                ]
-                tallies = [pool.submit(try_ours, bar.name, model, chunk) for chunk in chunks]
-                found = [each.result() for each in tallies]
-                first = min([each.pop("first") for each in found if "first" in each], default=None)
-                ours.append(row_of(bar, model, sum(found, Counter()), first))
-                row = ours[-1]
-                words = f"  MISSED {row['missed']}, first seed {first}" if row["missed"] else ""
-                print(
-                    f"{bar.name:48} {model:22} {row['solved']:.4f}  kind {row['and its kind']:.4f}"
-                    f"  good accused {row['healthy hosts accused']:.6f}  waves {row['mean waves']:.2f}"
-                    f"  {row['cpu seconds']} s{words}",
-                    flush=True,
-                )
-                if rivals:
-                    total = sum((each.result() for each in rivals), Counter())
-                    others += rows_of_others(bar, model, total)
+                part = known.get((bar.name, model, chosen.fleets))
+                if part is None:
+                    row, rivals = tried(pool, bar, model, chosen.fleets)
+                    part = {"bar": bar.name, "model": model, "fleets": chosen.fleets}
+                    part |= {"ours": row, "others": rivals}
+                    if chosen.parts is not None:
+                        with chosen.parts.open("a", encoding="utf-8") as file:
+                            file.write(json.dumps(part) + "\n")
+                ours.append(part["ours"])
+                others += part["others"]
     return ours, others
+
+
+def tried(
+    pool: ProcessPoolExecutor, bar: Bar, model: str, fleets: int
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """One bar under one noise: our row, and the others'."""
+    count = max(1, round(fleets * bar.share))
+    chunks = [range(at, min(at + CHUNK, count)) for at in range(0, count, CHUNK)]
+    few = chunks[: max(1, fleets // (40 * CHUNK))]  # a way of theirs takes 2,016 jobs
+    rivals = [
+        pool.submit(try_others, bar.name, model, chunk)
+        for chunk in (few if bar.everywhere and bar.name != "healthy" else ())
+    ]
+    tallies = [pool.submit(try_ours, bar.name, model, chunk) for chunk in chunks]
+    found = [each.result() for each in tallies]
+    first = min([each.pop("first") for each in found if "first" in each], default=None)
+    row = row_of(bar, model, sum(found, Counter()), first)
+    words = f"  MISSED {row['missed']}, first seed {first}" if row["missed"] else ""
+    print(
+        f"{bar.name:48} {model:22} {row['solved']:.4f}  kind {row['and its kind']:.4f}"
+        f"  good accused {row['healthy hosts accused']:.6f}  waves {row['mean waves']:.2f}"
+        f"  {row['cpu seconds']} s{words}",
+        flush=True,
+    )
+    if not rivals:
+        return row, []
+    return row, rows_of_others(bar, model, sum((each.result() for each in rivals), Counter()))
 
 
 def main() -> None:
@@ -398,6 +423,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="bars with this in their name")
     parser.add_argument("--model", default="", help="kinds of noise with this in their name")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument(
+        "--parts", type=Path, help="a file that keeps each row: those in it are not tried again"
+    )
     parser.add_argument("--no-write", action="store_true", help="print only")
     chosen = parser.parse_args()
     ours, others = measure(chosen)
