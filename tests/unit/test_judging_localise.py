@@ -18,7 +18,7 @@ from muster.judging import (
     localise,
     next_wave,
 )
-from muster.judging.faults import Kind
+from muster.judging.faults import OF_HOSTS, Kind
 from muster.judging.simulate import Fleet, Hunt, Planted, hunt
 
 HOSTS = tuple(f"n{i:02d}" for i in range(64))
@@ -298,3 +298,22 @@ def test_the_simulator_keeps_to_its_model() -> None:
     noisy = Fleet(SWITCHED, noise=0.004, seed=1).run([(host,) for host in HOSTS])
     spread = math.sqrt(sum((float(each.seconds or 0) - 1) ** 2 for each in noisy) / 64)
     assert 0.003 < spread < 0.005
+
+
+def test_a_hosts_own_fault_and_its_racks_count_once() -> None:
+    """A host of four fails all its jobs: its card, its processor or what its rack shares, or two of these."""
+    fleet = Fleet(
+        Topology(("a", "b", "c", "d"), (("s0", ("a", "b")), ("s1", ("c", "d")))),
+        (Planted("compute", ("a",), 0.0),),
+        noise=0.004,
+        seed=0,
+    )
+    state = hunt(fleet, 5).state
+    part = state.part_of[0]
+    own = [
+        each.probability
+        for each in part.explanations
+        if any(f.kind == "rack" or (f.kind in OF_HOSTS and f.where == (0,)) for f in each.faults)
+    ]
+    assert any(len(each.faults) > 1 for each in part.explanations)
+    assert part.of_host(0) < state.suspicion(0) == pytest.approx(sum(own)) <= 1.0

@@ -51,13 +51,17 @@ class Part:
         """That this very fault is there."""
         return sum([each.probability for each in self.explanations if fault in each.faults])
 
-    def of_host(self, host: int) -> float:
-        """That something is wrong with the host itself, of whatever kind, what it shares apart."""
+    def of_host(self, host: int, rack: int | None = None) -> float:
+        """That something is wrong with the host itself, of whatever kind; or with what it shares with those
+        behind the switch `rack`."""
         return sum(
             [
                 each.probability
                 for each in self.explanations
-                if any(f.kind in OF_HOSTS and f.where[0] == host for f in each.faults)
+                if any(
+                    f.where[0] == host if f.kind in OF_HOSTS else f.kind == "rack" and f.where[0] == rack
+                    for f in each.faults
+                )
             ]
         )
 

@@ -68,10 +68,9 @@ def localise(
     for part in parts:
         for fault in part.faults():
             if fault.kind == "rack":
-                chance = part.probability(fault)
                 for host, switch in enumerate(topology.behind):
                     if switch == fault.where[0]:
-                        suspects[host] = min(1.0, suspects.get(host, 0.0) + chance)
+                        suspects[host] = max(suspects.get(host, 0.0), part.of_host(host, switch))
                         part_of[host] = part
     return State(detrended.observations, case, parts, baselines, suspects, part_of)
 

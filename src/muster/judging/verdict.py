@@ -411,7 +411,8 @@ def _bad_host(state: State, part: Part, host: int, evidence: tuple[Evidence, ...
         kind, reason = "compute", f"{what}, as all hosts behind {switch}, alone too{WORDS['rack']}"
     if slower is None and _told(state, name, best[1]):
         kind, reason = "host", "its jobs fail with errors that name this host"
-    return Verdict("host", (name,), condition, total, kind, slower, within, None, reason, evidence)
+    chance = state.suspicion(host)
+    return Verdict("host", (name,), condition, chance, kind, slower, within, None, reason, evidence)
 
 
 def _whom(state: State, fit: Fit) -> str:
