@@ -119,7 +119,8 @@ def test_a_timeout_ends_that_job_alone(tmp_path: Path, heeds: bool, monkeypatch:
     assert record.exit_code == (1 if heeds else -signal.SIGKILL)
     assert record.machine and record.controller_use[0] == (record.started, 0.0)
     times, used = zip(*record.controller_use, strict=True)
-    assert list(times) == sorted(times) and list(used) == sorted(used) and used[-1] > 0
+    assert list(times) == sorted(times) and list(used) == sorted(used)
+    assert (bench_child.processor_seconds(os.getpid()) or 0.0) > 0.1
     assert all(job.outcome == "succeeded" for job in found.jobs if job.entry == "short")
     assert found.complete
 

@@ -316,4 +316,5 @@ def test_a_hosts_own_fault_and_its_racks_count_once() -> None:
         if any(f.kind == "rack" or (f.kind in OF_HOSTS and f.where == (0,)) for f in each.faults)
     ]
     assert any(len(each.faults) > 1 for each in part.explanations)
-    assert part.of_host(0) < state.suspicion(0) == pytest.approx(sum(own)) <= 1.0
+    assert part.of_host(0) < state.suspicion(0) <= 1.0
+    assert state.suspicion(0) == pytest.approx(sum(own))
