@@ -34,7 +34,7 @@ from localise_peers import PEERS
 
 from muster.judging import State, Topology, judge_state
 from muster.judging.faults import OF_HOSTS, Kind
-from muster.judging.simulate import NOISES, Fleet, Planted, hunt, resampled
+from muster.judging.simulate import NOISES, Planted, SimulatedFleet, hunt, resampled
 
 Plant = Callable[[random.Random, Topology], tuple[Planted, ...]]
 LOGS = Path(__file__).resolve().parents[2] / "shared" / "data" / "real_logs"
@@ -156,7 +156,7 @@ def logs() -> list[Path]:
 @cache
 def of_real_jobs() -> dict[str, Any]:
     """Their residuals, log(time / median), held against jobs of the same work on as many hosts."""
-    from muster.stages.judge import judge
+    from muster.judging.logs import judge
 
     times: dict[tuple[Any, ...], list[float]] = {}
     for file in logs():
@@ -180,13 +180,13 @@ def least(bar: Bar, model: str) -> float | None:
     return bar.of.get(model, bar.least)
 
 
-def fleet_of(bar: Bar, model: str, seed: int, *, timed: bool = True) -> Fleet:
+def fleet_of(bar: Bar, model: str, seed: int, *, timed: bool = True) -> SimulatedFleet:
     planted = bar.plant(random.Random(seed), PLACE)
     how = {**(of_real_jobs() if model == REAL else NOISES[model]), **bar.fleet}
-    return Fleet(PLACE, planted, seed=seed + 1_000_000, timed=timed, **how)
+    return SimulatedFleet(PLACE, planted, seed=seed + 1_000_000, timed=timed, **how)
 
 
-def good_accused(named: Iterable[tuple[str, ...]], fleet: Fleet) -> int:
+def good_accused(named: Iterable[tuple[str, ...]], fleet: SimulatedFleet) -> int:
     """How many healthy hosts are accused."""
     bad = {each.where[0] for each in fleet.faults if each.kind in OF_HOSTS}
     return sum(len(each) == 1 and each[0] in PLACE.index and each[0] not in bad for each in named)
@@ -335,7 +335,9 @@ def scale(places: Iterable[tuple[int, int]] = ((64, 100), (1000, 20), (10000, 4)
                     ticks.append(time.process_time())
                     known.append(set(accused(state)))
 
-                found = hunt(Fleet(place, planted, seed=seed + 3_000_000, timed=True), 16, None, watch)
+                found = hunt(
+                    SimulatedFleet(place, planted, seed=seed + 3_000_000, timed=True), 16, None, watch
+                )
                 longest = max(longest, *(b - a for a, b in pairwise(ticks)))
                 first = [i for i, each in enumerate(known, 1) if each == wanted]
                 named.append(first[0] if first else 99)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from muster.judging import Group
-from muster.judging.simulate import Fleet
+from muster.judging.simulate import SimulatedFleet
 
 Accused = set[tuple[str, ...]]
 
@@ -27,10 +27,10 @@ class Outcome:
     waves: int
 
 
-Way = Callable[[Fleet, int], Outcome]  # a fleet, and the waves that a way may take which could go on
+Way = Callable[[SimulatedFleet, int], Outcome]  # a fleet, and the waves that a way may take which could go on
 
 
-def _slower(fleet: Fleet, groups: Sequence[Group]) -> list[float]:
+def _slower(fleet: SimulatedFleet, groups: Sequence[Group]) -> list[float]:
     """By what share each job of a wave was slower than the wave's median."""
     seconds = [float(each.seconds or 0) for each in fleet.run(groups)]
     middle = statistics.median(seconds)
@@ -43,14 +43,14 @@ def _pairs(hosts: Sequence[str], first: int = 0) -> list[Group]:
     return [(turned[i], turned[i + 1]) for i in range(0, len(turned) - 1, 2)]
 
 
-def threshold_on_groups(fleet: Fleet, waves: int) -> Outcome:
+def threshold_on_groups(fleet: SimulatedFleet, waves: int) -> Outcome:
     """Batches of two neighbours; every host of a batch that is too slow is bad."""
     groups = _pairs(fleet.topology.hosts)
     slower = dict(zip(groups, _slower(fleet, groups), strict=True))
     return Outcome(lambda most: {(host,) for group in groups if slower[group] > most for host in group}, 1)
 
 
-def pairwise_sweep(fleet: Fleet, waves: int) -> Outcome:
+def pairwise_sweep(fleet: SimulatedFleet, waves: int) -> Outcome:
     """All pairs in N - 1 rounds (circle method, N even); a host is bad whose median pair is slow, a link is
     bad that is slow between two good hosts."""
     circle = list(fleet.topology.hosts)
@@ -73,7 +73,7 @@ def pairwise_sweep(fleet: Fleet, waves: int) -> Outcome:
     return Outcome(accused, len(circle) - 1)
 
 
-def fastest_with_slowest(fleet: Fleet, waves: int) -> Outcome:
+def fastest_with_slowest(fleet: SimulatedFleet, waves: int) -> Outcome:
     """Two rounds: neighbours, then the fastest with the slowest. A host's time is the better of its two; it
     is bad if that is too far above the median. (dlrover, master/elastic_training/rdzv_manager.py)"""
     hosts = fleet.topology.hosts
@@ -89,7 +89,7 @@ def fastest_with_slowest(fleet: Fleet, waves: int) -> Outcome:
     return Outcome(lambda most: {(host,) for host in hosts if best[host] > most}, 2)
 
 
-def bisection(fleet: Fleet, waves: int) -> Outcome:
+def bisection(fleet: SimulatedFleet, waves: int) -> Outcome:
     """Halve the set of suspects until two are left; then each of them with a good host. All other hosts run
     too, in groups as large, to compare with. Assumes one fault, that jobs on any number of hosts (a power of
     two) can be compared, and that a slow host slows a job on 32 as much as one on two."""
@@ -114,7 +114,7 @@ def bisection(fleet: Fleet, waves: int) -> Outcome:
     return Outcome(accused, used + 1)
 
 
-def even_odd_alone(fleet: Fleet, waves: int, *, twice: bool) -> Outcome:
+def even_odd_alone(fleet: SimulatedFleet, waves: int, *, twice: bool) -> Outcome:
     """Even pairs of the ring, odd pairs, every host alone; then the same again. A host is bad where it is
     slow with both of its neighbours (a card, where it is not slow alone); a link where a pair is slow and its
     hosts are not. A pair is as slow as its median job; `twice`: as its best, and a link is bad that was slow

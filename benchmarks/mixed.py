@@ -29,8 +29,8 @@ from tests.cluster.helpers import inhabitants  # noqa: E402
 from tests.cluster.slow import slowed  # noqa: E402
 
 from muster.core.result import Result  # noqa: E402
-from muster.stages.inputs import read_inputs  # noqa: E402
-from muster.stages.train import train  # noqa: E402
+from muster.inputs.read import read_inputs  # noqa: E402
+from muster.runs.train import train  # noqa: E402
 from muster.store import events  # noqa: E402
 from muster.store.runfolder import RunFolder  # noqa: E402
 

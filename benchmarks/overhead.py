@@ -52,7 +52,7 @@ WORKLOADS: dict[str, tuple[str, list[str]]] = {
 def context_of(name: str, steps: int, folder: Path) -> Any:
     """A rank's view of a job of one process, as the agent would give it."""
     from muster.core.batch import resolve_batch
-    from muster.stages.inputs import read_inputs
+    from muster.inputs.read import read_inputs
     from muster.worker.context import Context, Emitter
 
     source, overrides = WORKLOADS[name]
@@ -84,8 +84,7 @@ def context_of(name: str, steps: int, folder: Path) -> Any:
 def built(name: str, steps: int, folder: Path) -> tuple[Any, Any]:
     """The workload's trainer, fresh, and its context."""
     from muster.core.registry import load_plugin
-    from muster.worker.arguments import training_arguments
-    from muster.worker.main import prepare_process
+    from muster.worker.main import prepare_process, training_arguments
 
     context = context_of(name, steps, folder)
     prepare_process(context)

@@ -34,9 +34,9 @@ from tests.unit import test_fit as unit_fit  # noqa: E402
 from tests.unit import test_published as others  # noqa: E402
 from tests.unit import test_states as unit_states  # noqa: E402
 
-from muster.planner.learning import Measured, learn  # noqa: E402
-from muster.planner.scaling import point  # noqa: E402
-from muster.planner.steptime import evaluation, predict  # noqa: E402
+from muster.planner.forecast import point  # noqa: E402
+from muster.planner.time.learning import MeasuredRun, learn  # noqa: E402
+from muster.planner.time.steptime import evaluation, predict  # noqa: E402
 
 Row = dict[str, Any]
 RESULTS = Path(__file__).parent / "results"
@@ -51,7 +51,7 @@ def published() -> list[Row]:
     """Seconds of a step, or of an epoch, of others' runs; `learned`: what the plan was calibrated with."""
     rows = []
     names = list(others.ROWS)
-    known = learn([Measured(others.ROWS[name], others.measured(name)) for name in names[:2]])
+    known = learn([MeasuredRun(others.ROWS[name], others.measured(name)) for name in names[:2]])
     for name in names:
         planned = predict(others.ROWS[name], known).seconds
         if "offload" in name:  # whose held-out passes are long, and in the published time
@@ -61,13 +61,13 @@ def published() -> list[Row]:
         rows.append(row(name, planned, others.measured(name), unit="s per step", learned=learned))
     for name, (micro, rates) in others.OPT.items():
         first = min(rates)
-        known = learn([Measured(others.opt(name, 1), micro * first / rates[first])])
+        known = learn([MeasuredRun(others.opt(name, 1), micro * first / rates[first])])
         for gpus, rate in rates.items():
             planned = micro * gpus / predict(others.opt(name, gpus), known).seconds
             said = f"{name}, {gpus} H100"
             rows.append(row(said, planned, rate, unit="samples/s", learned=gpus == first))
     steps = {hosts: -(-50_000 // (16 * hosts)) for hosts in others.EPOCHS}
-    known = learn([Measured(others.vit(n), others.EPOCHS[n] / steps[n]) for n in (1, 2)])
+    known = learn([MeasuredRun(others.vit(n), others.EPOCHS[n] / steps[n]) for n in (1, 2)])
     for hosts, seconds in others.EPOCHS.items():
         planned = point(others.vit(hosts), others.IMAGES, known).total
         said = f"ViT-B/16, {hosts} RTX 3070"

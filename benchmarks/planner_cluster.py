@@ -39,13 +39,16 @@ from hardware import processor, stolen, ticks  # noqa: E402
 from tests.cluster.cluster import Cluster  # noqa: E402
 from tests.cluster.slow import give, slowed  # noqa: E402
 
-from muster.core.links import Beside, Figures  # noqa: E402
-from muster.planner.learning import Measured, learn  # noqa: E402
-from muster.planner.learning_links import link_figures  # noqa: E402
-from muster.planner.steptime import Calibration, predict  # noqa: E402
-from muster.stages.calibrate import measured_of  # noqa: E402
-from muster.stages.inputs import read_inputs  # noqa: E402
-from muster.stages.train import train  # noqa: E402
+from muster.core.hardware.links import LinkFigures, SharedLink  # noqa: E402
+from muster.inputs.read import read_inputs  # noqa: E402
+from muster.planner.calibrate import measured_of  # noqa: E402
+from muster.planner.time.learning import (  # noqa: E402
+    MeasuredRun,
+    learn,
+    link_figures,
+)
+from muster.planner.time.steptime import Calibration, predict  # noqa: E402
+from muster.runs.train import train  # noqa: E402
 from muster.store import events  # noqa: E402
 from muster.store.runfolder import RunFolder  # noqa: E402
 
@@ -113,7 +116,7 @@ class Lab:
 
     def job(
         self, name: str, engine: str, hosts: int, accumulation: int, slots: int = 1, link: str | None = None
-    ) -> Measured:
+    ) -> MeasuredRun:
         """A training of the small GPT-2: the median of its steps."""
         batch = [f"batch.micro={MICRO}", f"batch.accumulation={accumulation}", "batch.global=auto"]
         batch.append(f"train.max_steps={STEPS[accumulation]}")
@@ -125,7 +128,7 @@ class Lab:
         print(f"{name}: {found.seconds:.4f} s", flush=True)
         return found
 
-    def link(self, name: str, hosts: int = 2) -> Figures:
+    def link(self, name: str, hosts: int = 2) -> LinkFigures:
         """What a link does, between two hosts or two ranks of one, as `muster train fabric` finds it."""
         settings = ["fabric.largest=4MiB", "fabric.matmul=false", "fabric.seconds=30", "launch.threads=1"]
         found = self.run(name, "fabric", hosts, settings, slots=2 // hosts, whole=True).read_result()
@@ -160,10 +163,10 @@ def spelled(rate: str) -> str:
 class Found:
     """What was measured: on one rank, on two ranks of one host, on several hosts; each once a round."""
 
-    alone: dict[tuple[str, int], list[Measured]] = field(default_factory=dict)
-    paired: dict[tuple[str, int], list[Measured]] = field(default_factory=dict)
-    ran: dict[tuple[str, str, int], dict[int, list[Measured]]] = field(default_factory=dict)
-    links: dict[str, list[Figures]] = field(default_factory=dict)
+    alone: dict[tuple[str, int], list[MeasuredRun]] = field(default_factory=dict)
+    paired: dict[tuple[str, int], list[MeasuredRun]] = field(default_factory=dict)
+    ran: dict[tuple[str, str, int], dict[int, list[MeasuredRun]]] = field(default_factory=dict)
+    links: dict[str, list[LinkFigures]] = field(default_factory=dict)
 
     def known(self) -> Calibration:
         """What is learned: from one host, and the links' figures, alone."""
@@ -220,12 +223,12 @@ def compared(found: Found) -> dict[str, Any]:
     }
 
 
-def middle(several: list[Measured]) -> Measured:
+def middle(several: list[MeasuredRun]) -> MeasuredRun:
     """The median of the rounds: neighbours slow a machine, and nothing makes it faster."""
     return replace(several[0], seconds=statistics.median(each.seconds for each in several))
 
 
-def middle_figures(several: list[Figures]) -> Figures:
+def middle_figures(several: list[LinkFigures]) -> LinkFigures:
     """The same of a link, each figure of those rounds that found it."""
 
     def of(values: list[float | None]) -> float | None:
@@ -233,7 +236,7 @@ def middle_figures(several: list[Figures]) -> Figures:
         return statistics.median(there) if there else None
 
     besides = [each.beside for each in several]
-    beside = Beside(
+    beside = SharedLink(
         gather=of([each.gather for each in besides]),
         computing=statistics.median(each.computing for each in besides),
         exchanging=statistics.median(each.exchanging for each in besides),
@@ -241,15 +244,15 @@ def middle_figures(several: list[Figures]) -> Figures:
         pair_gather=of([each.pair_gather for each in besides]),
     )
     bandwidth, latency = of([each.bandwidth for each in several]), of([each.latency for each in several])
-    return Figures(bandwidth=bandwidth, latency=latency, beside=beside)
+    return LinkFigures(bandwidth=bandwidth, latency=latency, beside=beside)
 
 
-def seconds_of(several: list[Measured]) -> list[float]:
+def seconds_of(several: list[MeasuredRun]) -> list[float]:
     """Of each round."""
     return [round(each.seconds, 4) for each in several]
 
 
-def faster(name: str, fewer: Measured, more: Measured, known: Calibration) -> dict[str, Any]:
+def faster(name: str, fewer: MeasuredRun, more: MeasuredRun, known: Calibration) -> dict[str, Any]:
     """Samples per second of one host more over those of one less, as measured and as predicted."""
 
     def ratio(before: float, after: float) -> float:
@@ -266,7 +269,7 @@ def faster(name: str, fewer: Measured, more: Measured, known: Calibration) -> di
     }
 
 
-def row(name: str, measured: Measured, known: Calibration) -> dict[str, Any]:
+def row(name: str, measured: MeasuredRun, known: Calibration) -> dict[str, Any]:
     """Predicted beside measured."""
     step = predict(measured.case, known)
     return {

@@ -27,13 +27,13 @@ from typing import Any
 from hardware import processor
 
 from muster.core.result import Result
-from muster.planner.learning import Measured, learn
-from muster.planner.steptime import Calibration, predict
-from muster.stages.calibrate import measured_of
-from muster.stages.inputs import read_inputs
-from muster.stages.outlook import Told
-from muster.stages.plan import plan_hosts
-from muster.stages.train import train
+from muster.inputs.read import read_inputs
+from muster.planner.calibrate import measured_of
+from muster.planner.outlook import UserFigures
+from muster.planner.plan import plan_hosts
+from muster.planner.time.learning import MeasuredRun, learn
+from muster.planner.time.steptime import Calibration, predict
+from muster.runs.train import train
 from muster.store.runfolder import RunFolder
 
 RESULTS = Path(__file__).parent / "results"
@@ -130,7 +130,7 @@ def one(point: Point, tiny: bool, folder: Path) -> dict[str, Any]:
     """Plan, then run."""
     inputs = read_inputs("opt-benchmark", "local:1", point.overrides(tiny))
     began = time.perf_counter()
-    plan = plan_hosts(inputs, Told()).plan
+    plan = plan_hosts(inputs, UserFigures()).plan
     planning = time.perf_counter() - began
     run = RunFolder(folder)
     result: Result = train(inputs, run)
@@ -155,9 +155,9 @@ def one(point: Point, tiny: bool, folder: Path) -> dict[str, Any]:
 
 def times(rows: list[dict[str, Any]]) -> None:
     """Predict each step from the first run of its precision, in place."""
-    first: dict[str, Measured] = {}
+    first: dict[str, MeasuredRun] = {}
     for row in rows:
-        found: Measured = row.pop("run")
+        found: MeasuredRun = row.pop("run")
         known = first.setdefault(found.case.precision, found)
         predicted = predict(found.case, learn([known], Calibration())).seconds
         row |= {"step_measured": round(found.seconds, 5), "step_predicted": round(predicted, 5)}

@@ -22,8 +22,8 @@ from typing import Any
 from hardware import processor, stolen, ticks
 
 from muster.core.recipes import load_recipe
-from muster.planner.model import whole_config
-from muster.stages.tracing import request_of, trace
+from muster.inputs.model import whole_config
+from muster.planner.tracing import request_of, trace
 
 RESULTS = Path(__file__).parent / "results"
 # name: recipe, overrides, precision, the most seconds that it may take on two cores

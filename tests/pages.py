@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # What a command may need that a unit test does not have.
 NEEDS = {"torch", "hosts", "GPUs", "network", "a run", "logs", "Slurm", "minutes", "this check"}
 PROGRAMS = ("muster", "make", "pip", "python", "python3", "deepspeed", "torchrun", "mpirun", "srun")

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from muster.core.result import Result
-from muster.stages import orders
-from muster.stages.afterwards import loading_lines
-from muster.stages.inputs import read_inputs
-from muster.stages.train import train
+from muster.inputs.read import read_inputs
+from muster.planner import orders
+from muster.runs.afterwards import loading_lines
+from muster.runs.train import train
 from muster.store import events
 from muster.store.runfolder import RunFolder
 

@@ -1,3 +1,31 @@
-"""Muster: from a list of machines to a trained model, with proof that each machine pulled its weight."""
+"""Muster: from a list of machines to a trained model, with proof that each machine pulled its weight.
+
+`import muster` gives the verbs as functions, which `muster.api` describes; each is imported at its first use:
+
+    import muster
+
+    result = muster.train("digits", "local:2x1")
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+__all__ = ["MusterError", "ask", "bench", "check", "judge", "plan", "report", "train"]
+
+if TYPE_CHECKING:
+    from muster.api import ask, bench, check, judge, plan, report, train
+    from muster.core.errors import MusterError
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'muster' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module("muster.core.errors" if name == "MusterError" else "muster.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from muster.core.bench import JobRecord
-from muster.planner.rota import Task
-from muster.stages.bench import Nobody, Surroundings, bench
-from muster.stages.bench_inputs import read_bench
-from muster.store.benchfolder import BenchFolder
+from muster.benches.bench import Nobody, Surroundings, bench
+from muster.benches.document import JobRecord
+from muster.benches.folder import BenchFolder
+from muster.benches.inputs import read_bench
+from muster.benches.schedule import Task
 from tests.cluster.cluster import Cluster
 from tests.cluster.scenarios import HOSTS, over_ssh
 from tests.support import needs_torch, wait_until

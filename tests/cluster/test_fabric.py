@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from muster.checks.base import Context, Finding, Level
-from muster.checks.fabric import CHECKS, judge_group
-from muster.core.fabric import Asked
-from muster.core.fabric_result import Fabric
+from muster.checks.families.fabric import CHECKS, judge_group
+from muster.core.fabric.asked import Asked
+from muster.core.fabric.result import Fabric
 from muster.core.inventory import parse_hosts
 from muster.core.launch import Launch
 from muster.core.recipe import Recipe
 from muster.core.registry import load_plugin
-from muster.shell import RealShell
-from muster.stages.fabric import measure
-from muster.stages.inputs import read_inputs
-from muster.stages.mpi_hello import mpi_hello
-from muster.stages.report import report
-from muster.stages.train import train
+from muster.fabric.measure import measure
+from muster.fabric.mpi_hello import mpi_hello
+from muster.fleet.shell import RealShell
+from muster.inputs.read import read_inputs
+from muster.reports.page import report
+from muster.runs.train import train
 from muster.store.runfolder import RunFolder
 from tests.cluster.cluster import Cluster, Node
 from tests.cluster.namespaces import tool

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from muster.core.errors import UsageError
-from muster.stages.checkpoints import Wanted
-from muster.stages.resume import resume
+from muster.runs.checkpoints import WantedCheckpoint
+from muster.runs.resume import resume
 from tests.cluster.cluster import Cluster
 from tests.cluster.scenarios import HOSTS, LEASE, all_gone, cut_link, drop_ssh, kill_host, left, over_ssh
 from tests.jobs import ENDED, LONG, Job
@@ -147,7 +147,7 @@ def test_resume_on_disks_of_their_own(engine: str, cluster: Cluster, tmp_path: P
     else:  # node2 is gone for good: another host takes its place
         with pytest.raises(UsageError, match=r"is not on node3 \(copy node1:"):
             resume(job.run, hosts="node1:1,node3:1")
-        again = resume(job.run, hosts="node1:1,node3:1", wanted=Wanted(copy=True))
+        again = resume(job.run, hosts="node1:1,node3:1", wanted=WantedCheckpoint(copy=True))
     assert again.status == "succeeded", again.failure
     resumed_from = job.run.read_json(job.run.job)["resume_step"]
     assert resumed_from is not None and resumed_from >= 20

@@ -21,10 +21,10 @@ from muster.core.job import Job, Placement, place
 from muster.core.launch import Launch
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.slurm import parse_ask
-from muster.launchers import local, openmpi, pdsh, slurm, ssh
-from muster.launchers.base import Home, Request, agent_source
+from muster.fleet.launchers import local, openmpi, pdsh, slurm, ssh
+from muster.fleet.launchers.base import Home, Request, agent_source
 from muster.planner.decide import Decided
-from muster.stages.orders import greeting, orders, torchrun_argv
+from muster.planner.orders import greeting, orders, torchrun_argv
 
 FOLDER = Path(__file__).parent
 
@@ -110,7 +110,7 @@ def test_the_secret_is_no_argument_where_the_environment_can_bring_it() -> None:
             assert HOME.secret in request.env.values()
 
 
-BATCH = slurm.Batch(
+BATCH = slurm.BatchJob(
     python="/opt/venv/bin/python",
     recipe="/runs/it's one/submitted.yaml",
     run="/runs/it's one",

@@ -17,15 +17,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import muster.stages.check as stage
-import muster.stages.group as group
-from muster.checks._families import Family
-from muster.checks._folding import troubles, verdict
-from muster.checks._profiles import load_profile, shipped_profiles
+import muster.checks.check as stage
+import muster.checks.group as group
 from muster.checks.base import Answers, Check, Context, Finding, Level, Transport
-from muster.cli.inspection import print_inspection
+from muster.checks.check import WantedChecks, all_checks, check, save_inventory
+from muster.checks.inspection import Inspection
+from muster.checks.profiles import load_profile, shipped_profiles
+from muster.checks.questions import HostAnswers
+from muster.checks.registry import Family
+from muster.checks.verdicts import Heard, inspection, troubles, verdict
+from muster.checks.verdicts import judge as judge_all
+from muster.cli.views.inspection import print_inspection
 from muster.core.errors import HostError, InventoryError, UsageError
-from muster.core.inspection import Inspection
 from muster.core.inventory import (
     Host,
     inventory_document,
@@ -37,12 +40,8 @@ from muster.core.job import Placement
 from muster.core.launch import Launch
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.registry import load_plugin
-from muster.shell import RealShell
-from muster.stages.check import Wanted, all_checks, check, save_inventory
-from muster.stages.inputs import check as prepare_job
-from muster.stages.verdicts import Heard, inspection
-from muster.stages.verdicts import judge as judge_all
-from muster.supervise.questions import Answered
+from muster.fleet.shell import RealShell
+from muster.inputs.read import check as prepare_job
 from tests.support import wait_until
 from tests.unit.judging import probed
 
@@ -99,12 +98,12 @@ def profile(folder: Path, text: str) -> str:
     return str(path)
 
 
-def inspect(hosts: str, wanted: Wanted | None = None) -> Inspection:
-    return check(read_inventory(hosts), Recipe(), wanted or Wanted(group=False))
+def inspect(hosts: str, wanted: WantedChecks | None = None) -> Inspection:
+    return check(read_inventory(hosts), Recipe(), wanted or WantedChecks(group=False))
 
 
 def test_hosts_with_the_same_trouble_are_one_line(made: None, tmp_path: Path) -> None:
-    wanted = Wanted(profile=profile(tmp_path, "expect: {made.number: {most: 3}}"), group=False)
+    wanted = WantedChecks(profile=profile(tmp_path, "expect: {made.number: {most: 3}}"), group=False)
     found = inspect("local:6x1", wanted)
     assert found.summary == {"fit": 3, "warning": 1, "unfit": 2, "unreachable": 0}
     assert [host.verdict for host in found.hosts] == ["fit"] * 3 + ["warning"] + ["unfit"] * 2
@@ -124,7 +123,7 @@ def test_hosts_with_the_same_trouble_are_one_line(made: None, tmp_path: Path) ->
 
 
 def test_a_profile_can_leave_a_check_out(made: None, tmp_path: Path) -> None:
-    wanted = Wanted(profile=profile(tmp_path, "expect: {made.number: skip}"), group=False)
+    wanted = WantedChecks(profile=profile(tmp_path, "expect: {made.number: skip}"), group=False)
     found = inspect("local:1x1", wanted)
     assert [(each.level, each.problem) for each in found.hosts[0].checks if each.check == "made.number"] == [
         ("not applicable", "skipped by the profile")
@@ -149,7 +148,7 @@ def test_a_judge_that_cannot_read_one_host_judges_the_others(
 
 def heard(first: dict[str, Any], second: dict[str, Any] | None = None, family: str = "made") -> Heard:
     return {
-        host: Answered(Transport(0.1), {family: answer}, {family: second[host]} if second else None)
+        host: HostAnswers(Transport(0.1), {family: answer}, {family: second[host]} if second else None)
         for host, answer in first.items()
     }
 
@@ -264,14 +263,14 @@ def test_a_probe_that_fails_is_unknown_and_never_a_pass(made: None, monkeypatch:
 
 
 def test_usable_hosts_are_saved_and_read_back_with_their_slots(made: None, tmp_path: Path) -> None:
-    wanted = Wanted(profile=profile(tmp_path, "expect: {made.number: {most: 2}}"), group=False)
+    wanted = WantedChecks(profile=profile(tmp_path, "expect: {made.number: {most: 2}}"), group=False)
     found = inspect("local:4x3", wanted)
     path = tmp_path / "fit.json"
     assert save_inventory(found, path) == 3
     again = read_inventory(str(path))
     assert again.launcher == "local"
     assert [(host.name, host.slots) for host in again.hosts] == [("local0", 3), ("local1", 3), ("local2", 3)]
-    none = Wanted(profile=profile(tmp_path, "expect: {made.number: {most: -1}}"), group=False)
+    none = WantedChecks(profile=profile(tmp_path, "expect: {made.number: {most: -1}}"), group=False)
     assert save_inventory(inspect("local:2x1", none), tmp_path / "none.json") == 0
     assert not (tmp_path / "none.json").exists()
 
@@ -287,7 +286,7 @@ def test_expected_gpus_are_slots(made: None) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage, "families", lambda: (family,))
         for gpus in (None, 0, 4):
-            inspect("local", Wanted(gpus=gpus, group=False))
+            inspect("local", WantedChecks(gpus=gpus, group=False))
     assert [(each.gpus_expected, each.slots["local"], each.world_size) for each in told] == [
         (None, None, None),
         (False, None, None),

@@ -14,8 +14,8 @@ import pytest
 
 from muster.agent import member
 from muster.core.errors import UsageError
-from muster.core.handshake import MAX_LINE, prove
-from muster.door import Door, Guest
+from muster.fleet.handshake import MAX_LINE, prove
+from muster.fleet.listener import Door, Guest
 from tests.support import wait_until
 
 SECRET = "a secret that no test sends"

@@ -19,11 +19,11 @@ import pytest
 from muster.core.inventory import parse_hosts
 from muster.core.job import Placement, place
 from muster.core.launch import Launch
-from muster.launchers.base import Home, Request, agent_argv, dialling_argv, dialling_env
-from muster.shell import RealShell
-from muster.supervise.addresses import own_addresses
-from muster.supervise.fleet import Fleet
-from muster.supervise.link import Link
+from muster.fleet.addresses import own_addresses
+from muster.fleet.agents import Fleet
+from muster.fleet.connection import Connection
+from muster.fleet.launchers.base import Home, Request, agent_argv, dialling_argv, dialling_env
+from muster.fleet.shell import RealShell
 
 # An agent for tests: says its name, then gives back each line; a closed input ends it.
 ECHO = b"""
@@ -93,7 +93,7 @@ def turn_until(
     return heard
 
 
-def everyone(fleet: Fleet, what: Callable[[Link], bool]) -> Callable[[], bool]:
+def everyone(fleet: Fleet, what: Callable[[Connection], bool]) -> Callable[[], bool]:
     return lambda: all(what(link) for link in fleet.links)
 
 

@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 from muster.agent import member
-from muster.core.handshake import answer
 from muster.core.inventory import read_inventory
-from muster.stages import gather
+from muster.fleet.handshake import answer
+from muster.gather import gather
 from tests.support import wait_until
 
 TOKEN = "0123456789abcdef-of-the-tests"

@@ -13,13 +13,13 @@ from muster.core.errors import InventoryError
 from muster.core.inventory import parse_hosts
 from muster.core.job import Placement, place
 from muster.core.recipes import load_recipe
-from muster.launchers import local
-from muster.shell import RealShell
-from muster.supervise import supervisor as module
-from muster.supervise.cause import judge_outcome
-from muster.supervise.link import LONGEST, Lines, Link
-from muster.supervise.messages import of_job
-from muster.supervise.supervisor import Listener, Outcome, Supervisor
+from muster.fleet import supervisor as module
+from muster.fleet.cause import judge_outcome
+from muster.fleet.connection import LONGEST, Connection, Lines
+from muster.fleet.launchers import local
+from muster.fleet.messages import of_job
+from muster.fleet.shell import RealShell
+from muster.fleet.supervisor import Listener, Outcome, Supervisor
 
 FACTS = {
     "hostname": "h", "system": "Linux", "cores": 2, "memory_total": 1 << 30, "disk_free": 1 << 30, "gpus": [],
@@ -169,14 +169,14 @@ def test_what_no_agent_says_is_refused() -> None:
 
 
 def test_a_host_that_has_greeted_is_given_up_for_what_is_no_message() -> None:
-    link = Link(Placement("n1", "n1", 1, 0), of_job)
+    link = Connection(Placement("n1", "n1", 1, 0), of_job)
     assert link._is_ours({"m": "beat"})
     link.greeted_at = 1.0
     assert not link._is_ours({"m": "log", "rank": 0}) and link.lost is not None
 
 
 def test_what_a_login_prints_may_look_like_a_message() -> None:
-    link = Link(Placement("n1", "n1", 1, 0), of_job)
+    link = Connection(Placement("n1", "n1", 1, 0), of_job)
     assert not link._is_ours({"m": "motd"}) and link.lost is None
     assert link._is_ours({"m": "beat"})
 

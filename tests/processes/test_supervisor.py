@@ -11,10 +11,10 @@ import pytest
 from muster.core.inventory import parse_hosts
 from muster.core.job import place
 from muster.core.recipes import load_recipe
-from muster.launchers import local
-from muster.shell import RealShell
-from muster.stages.orders import greeting
-from muster.supervise.supervisor import Supervisor
+from muster.fleet.launchers import local
+from muster.fleet.shell import RealShell
+from muster.fleet.supervisor import Supervisor
+from muster.planner.orders import greeting
 
 
 def test_a_host_that_is_slow_to_say_what_it_has_was_reached(tmp_path: Path) -> None:

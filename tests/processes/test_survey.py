@@ -20,16 +20,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.checks.questions import OPENING, HostAnswers, Patience, Questions, clock, failed, well_formed
+from muster.checks.sessions import Inquiry
+from muster.checks.survey import STAY, sample, starter, survey
+from muster.checks.unreachable import Ending, Stage, Unreached, explain, remedy_for
 from muster.core.errors import JobError
 from muster.core.job import Placement
 from muster.core.launch import Launch
-from muster.launchers import local
-from muster.launchers.base import BOOTSTRAP
-from muster.shell import Process, RealShell
-from muster.supervise.inquiry import Inquiry
-from muster.supervise.questions import OPENING, Answered, Patience, Questions, clock, failed, well_formed
-from muster.supervise.survey import STAY, sample, starter, survey
-from muster.supervise.unreachable import Ending, Stage, Unreached, explain, remedy_for
+from muster.fleet.launchers import local
+from muster.fleet.launchers.base import BOOTSTRAP
+from muster.fleet.shell import Process, RealShell
 from tests.support import wait_until
 
 QUICK = Patience(connect=60, probe=60, fanout=8)  # nobody is expected to need it
@@ -90,14 +90,14 @@ def test_every_host_gets_an_answer_in_the_order_given() -> None:
     assert list(found) == list(names)
     for name in ("a", "noisy", "z"):
         one = found[name]
-        assert isinstance(one, Answered), one
+        assert isinstance(one, HostAnswers), one
         assert one.answers == {"echo": {"host": name, "six": 6}}
         assert one.transport.python is not None
         assert abs(one.transport.clock_offset or 9) <= (one.transport.clock_error or 0) + 0.05
     noisy = found["noisy"]
-    assert isinstance(noisy, Answered) and noisy.transport.noise == ("hello", "unfinished")
+    assert isinstance(noisy, HostAnswers) and noisy.transport.noise == ("hello", "unfinished")
     a = found["a"]
-    assert isinstance(a, Answered) and a.transport.noise == () and a.peers is None
+    assert isinstance(a, HostAnswers) and a.transport.noise == () and a.peers is None
     stages = {name: one.stage for name, one in found.items() if isinstance(one, Unreached)}
     assert stages == {"missing": Stage.PYTHON, "hanging": Stage.LOGIN, "closed": Stage.LOGIN}
     assert hosts.none_left()
@@ -113,7 +113,7 @@ def test_a_family_that_hangs_or_breaks_is_answered_for_and_the_others_are_not_de
         "leaves": "def probe(ask):\n    raise SystemExit(1)\n",
     }
     found = survey(places("a"), Hosts(), questions(sources), Patience(connect=60, probe=4, fanout=1))["a"]
-    assert isinstance(found, Answered)
+    assert isinstance(found, HostAnswers)
     assert found.answers["echo"] == {"host": "a", "six": 6}
     assert found.answers["hangs"] == {"error": "no answer within 4 s"}
     assert found.answers["breaks"] == {"error": "KeyError: 'no such key'"}
@@ -142,7 +142,7 @@ def test_a_sample_stays_and_its_hosts_see_each_other(tmp_path: Path) -> None:
     stayed = sample(names)
     assert len(stayed) == STAY
     for name, one in found.items():
-        assert isinstance(one, Answered)
+        assert isinstance(one, HostAnswers)
         assert one.answers["echo"]["host"] == name
         assert one.peers == ({"files": dict.fromkeys(stayed, True)} if name in stayed else None)
     assert not list(tmp_path.iterdir())
@@ -152,7 +152,7 @@ def test_no_more_are_made_at_once_than_the_fanout() -> None:
     hosts = Hosts()
     names = [f"n{number}" for number in range(12)]
     found = survey(places(*names), hosts, questions({"echo": ECHO}), Patience(60, 60, fanout=2))
-    assert all(isinstance(one, Answered) for one in found.values())
+    assert all(isinstance(one, HostAnswers) for one in found.values())
     assert hosts.most <= 2 + 2  # those that are leaving are no longer being made
     assert hosts.none_left()
 
@@ -165,7 +165,7 @@ def test_few_file_descriptors_are_enough() -> None:
         "source = ECHO + 'def probe_peers(ask):\\n    return {}\\n'\n"
         "names = [f'n{number}' for number in range(40)]\n"
         "found = survey(places(*names), Hosts(), questions({'echo': source}, second=('echo',)), QUICK)\n"
-        "assert all(isinstance(one, Answered) for one in found.values())\n"
+        "assert all(isinstance(one, HostAnswers) for one in found.values())\n"
         "print(sum(one.peers is not None for one in found.values()))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -190,7 +190,7 @@ def test_hosts_that_hang_lend_their_places() -> None:
         Patience(connect=4, probe=60, fanout=2),
         lambda *each: counts.append(each),
     )
-    assert isinstance(found["alive"], Answered)
+    assert isinstance(found["alive"], HostAnswers)
     assert waiting == [True, True, True]  # both were still there when the third was started
     assert counts[-1] == (3, 3, 2)
     assert hosts.none_left()
@@ -216,13 +216,13 @@ def test_a_family_that_needs_longer_has_longer() -> None:
         questions({"slow": tells, "usual": tells, "hangs": hangs}, timeout=2.0), longer={"slow": 400.0}
     )
     one = survey(places("a"), Hosts(), asked, Patience(connect=60, probe=2, fanout=1))["a"]
-    assert isinstance(one, Answered)
+    assert isinstance(one, HostAnswers)
     assert one.answers["slow"] == {"timeout": 400.0} and one.answers["usual"] == {"timeout": 2.0}
     assert one.answers["hangs"] == {"error": "no answer within 2 s"}  # and the others' time is not added
     waits = "def probe(ask):\n    import time\n    time.sleep(4)\n    return {}\n"
     later = replace(questions({"slow": waits}), longer={"slow": 60.0})
     one = survey(places("a"), Hosts(), later, Patience(connect=60, probe=1, fanout=1))["a"]
-    assert isinstance(one, Answered) and one.answers == {"slow": {}}
+    assert isinstance(one, HostAnswers) and one.answers == {"slow": {}}
 
 
 # ---- what is left behind -----------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_programs_that_a_probe_started_end_with_it(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     asked = questions({"starts": STARTS.replace("{path}", str(pids)), "echo": ECHO})
     found = survey(places("a"), Hosts(), asked, Patience(connect=60, probe=4, fanout=1))["a"]
-    assert isinstance(found, Answered)
+    assert isinstance(found, HostAnswers)
     assert found.answers["starts"] == {"error": "no answer within 4 s"}
     started = [int(word) for word in pids.read_text().split()]
     assert len(started) == 2
@@ -381,7 +381,7 @@ def test_a_python_of_another_version_answers(version: str) -> None:
         pytest.skip(f"no Python {version} here")
     start = starter(local, Launch(), RealShell(), python)
     one = survey(places("a"), start, questions({"echo": ECHO}), QUICK)["a"]
-    assert isinstance(one, Answered)
+    assert isinstance(one, HostAnswers)
     assert one.answers == {"echo": {"host": "a", "six": 6}}
     assert (one.transport.python or "").startswith(f"{version}.")
 
@@ -393,7 +393,7 @@ def test_a_family_that_an_older_python_cannot_read_does_not_take_the_others_alon
     newer = "def probe(ask):\n    match ask:\n        case _:\n            return {}\n"
     start = starter(local, Launch(), RealShell(), python)
     one = survey(places("a"), start, questions({"newer": newer, "echo": ECHO}), QUICK)["a"]
-    assert isinstance(one, Answered)
+    assert isinstance(one, HostAnswers)
     assert one.answers["newer"]["error"].startswith("SyntaxError")
     assert one.answers["echo"] == {"host": "a", "six": 6}
 

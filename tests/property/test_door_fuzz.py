@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from muster.agent import member
-from muster.core.handshake import MAX_LINE, Refusal, answer, greeting, new_nonce, prove, read_claim, refusal
-from muster.core.members import Member, known_hosts, name_members, read_applicant, ssh_config
-from muster.door import Door
+from muster.fleet.handshake import MAX_LINE, Refusal, answer, greeting, new_nonce, prove, read_claim, refusal
+from muster.fleet.listener import Door
+from muster.gather.members import Member, known_hosts, name_members, read_applicant, ssh_config
 from tests.support import wait_until
 
 SECRET = "a secret of the fuzzer"

@@ -8,13 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from muster.judging import Observation, Topology, judge, localise, next_wave
-from muster.judging.simulate import Fleet, Planted, hunt
+from muster.judging.simulate import Planted, SimulatedFleet, hunt
 
 QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
-def fleets(draw: st.DrawFn) -> Fleet:
+def fleets(draw: st.DrawFn) -> SimulatedFleet:
     """4 to 24 hosts, behind switches or not, up to two faults of any kind."""
     count = draw(st.integers(4, 24))
     hosts = tuple(f"h{i}" for i in range(count))
@@ -31,14 +31,14 @@ def fleets(draw: st.DrawFn) -> Fleet:
             where = (draw(st.sampled_from([name for name, _ in switches])),)
         by = draw(st.sampled_from([0.0, 0.03, 0.05, 0.3, 2.0]))
         faults.append(Planted(kind, where, by, draw(st.sampled_from([1.0, 0.5]))))  # type: ignore[arg-type]
-    return Fleet(
+    return SimulatedFleet(
         Topology(hosts, switches), tuple(faults), seed=draw(st.integers(0, 10**6)), waits=draw(st.booleans())
     )
 
 
 @QUICK
 @given(fleets())
-def test_waves_are_disjoint_and_end(fleet: Fleet) -> None:
+def test_waves_are_disjoint_and_end(fleet: SimulatedFleet) -> None:
     observations: list[Observation] = []
     for _ in range(60):
         groups = next_wave(localise(observations, fleet.topology))
@@ -53,7 +53,7 @@ def test_waves_are_disjoint_and_end(fleet: Fleet) -> None:
 
 @QUICK
 @given(fleets(), st.sampled_from([1e-6, 0.37, 3600.0]), st.randoms(use_true_random=False))
-def test_neither_units_nor_order_nor_names_matter(fleet: Fleet, unit: float, draw: object) -> None:
+def test_neither_units_nor_order_nor_names_matter(fleet: SimulatedFleet, unit: float, draw: object) -> None:
     found = hunt(fleet, 4)
     jobs = [
         replace(
@@ -72,7 +72,7 @@ def test_neither_units_nor_order_nor_names_matter(fleet: Fleet, unit: float, dra
 
 @QUICK
 @given(fleets())
-def test_every_verdict_can_be_read(fleet: Fleet) -> None:
+def test_every_verdict_can_be_read(fleet: SimulatedFleet) -> None:
     """Probabilities are probabilities, reasons are there, evidence names jobs that ran on the host."""
     found = hunt(fleet, 5)
     jobs = {each.job: each for each in found.observations}
@@ -89,5 +89,5 @@ def test_every_verdict_can_be_read(fleet: Fleet) -> None:
 @QUICK
 @given(st.integers(4, 40), st.integers(0, 10**6), st.booleans())
 def test_no_good_host_is_accused(count: int, seed: int, waits: bool) -> None:
-    fleet = Fleet(Topology(tuple(f"h{i}" for i in range(count))), seed=seed, waits=waits)
+    fleet = SimulatedFleet(Topology(tuple(f"h{i}" for i in range(count))), seed=seed, waits=waits)
     assert not judge(hunt(fleet, 6).observations, fleet.topology).accused

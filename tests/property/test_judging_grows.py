@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from muster.judging import Observation, Topology, Verdict, judge, judge_state
 from muster.judging.faults import Kind
-from muster.judging.simulate import NOISES, Fleet, Planted, hunt
+from muster.judging.simulate import NOISES, Planted, SimulatedFleet, hunt
 
 HOSTS = tuple(f"n{i:02d}" for i in range(32))
 FLEET = Topology(HOSTS, tuple((f"leaf{k}", HOSTS[4 * k : 4 * k + 4]) for k in range(8)))
@@ -25,7 +25,7 @@ CHANCE = 0.02
 
 def accusation(kind: Kind, by: float, seed: int, noise: str) -> float:
     """The probability that the planted thing is bad, after the same jobs for every `by`."""
-    fleet = Fleet(FLEET, (Planted(kind, WHERE[kind], by),), seed=seed, timed=True, **NOISES[noise])
+    fleet = SimulatedFleet(FLEET, (Planted(kind, WHERE[kind], by),), seed=seed, timed=True, **NOISES[noise])
     jobs = []
     for wave in range(6):
         step = 1 + wave // 2
@@ -57,7 +57,7 @@ def test_accusation_grows_with_the_slowness(kind: Kind, seed: int, noise: str) -
 @pytest.mark.parametrize("by", [0.05, 0.5, 2.0, 20.0, 100.0])
 def test_it_is_found_however_slow_it_is(kind: Kind, by: float) -> None:
     for seed in range(3):
-        fleet = Fleet(FLEET, (Planted(kind, WHERE[kind], by),), seed=seed, timed=True)
+        fleet = SimulatedFleet(FLEET, (Planted(kind, WHERE[kind], by),), seed=seed, timed=True)
         found = judge_state(hunt(fleet, 6).state)
         assert {each.subject for each in found.accused} == {WHERE[kind]}
 

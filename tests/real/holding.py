@@ -24,10 +24,10 @@ import torch
 from muster.core.batch import Batch
 from muster.core.recipe import recipe_from
 from muster.core.registry import load_plugin
-from muster.core.trace import Request, to_json
+from muster.core.trace import TraceRequest, to_json
 from muster.core.zero import deepspeed_config
-from muster.worker.arguments import training_arguments
 from muster.worker.context import Context, Emitter
+from muster.worker.main import training_arguments
 from muster.worker.tracing.tracing import parameters_of, trace
 from tests.real.accounts import Peak, every_tensor, kinds, storages
 
@@ -149,7 +149,7 @@ def traced(context: Context) -> dict[str, Any]:
     """A trace of the recipe's model, for this engine's arithmetic."""
     recipe = context.recipe
     half = "autocast" if recipe.engine.name == "ddp" else "half"
-    request = Request(
+    request = TraceRequest(
         workload=recipe.workload,
         config=recipe.model.config or {},
         tokens=recipe.data.sequence or 0,

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from muster.stages.afterwards import loading_lines, next_command
-from muster.stages.ask import Model
+from muster.runs.afterwards import loading_lines, next_command
+from muster.runs.ask import TrainedModel
 from muster.store import events
 from muster.store.runfolder import RunFolder, find_run
 from tests.support import by_the_three_lines, needs_torch, run, said
@@ -132,7 +132,7 @@ def test_answers_grow_word_by_word(trained: RunFolder) -> None:
     """Where a terminal shows them; together they are the answer."""
     question = "How many employees are there?"
     pieces: list[str] = []
-    with Model(trained) as model:
+    with TrainedModel(trained) as model:
         whole = model.ask([question]).rows[0]["predicted"]
         grown = model.ask([question], pieces.append).rows[0]["predicted"]
         again = model.ask([question]).rows[0]["predicted"]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.core.bench import Bench
-from muster.stages.runs import ls
-from muster.store.benchfolder import BenchFolder
+from muster.benches.document import Bench
+from muster.benches.folder import BenchFolder
+from muster.runs.listing import ls
 from tests.support import needs_torch, wait_until
 from tests.unit.benches import write_suite
 

@@ -16,10 +16,10 @@ import pytest
 
 from muster.core.errors import UsageError
 from muster.core.result import Result
-from muster.stages.ask import ask
-from muster.stages.inputs import read_inputs
-from muster.stages.resume import resume
-from muster.stages.train import train
+from muster.inputs.read import read_inputs
+from muster.runs.ask import ask
+from muster.runs.resume import resume
+from muster.runs.train import train
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from muster.store.sealed import what_is_wrong

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.stages.runs import stop
+from muster.runs.listing import stop
 from tests.jobs import LONG, Job
 from tests.support import needs_torch, wait_until
 

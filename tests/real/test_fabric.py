@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from muster.checks.base import Context, Finding, Level
-from muster.checks.fabric import CHECKS, judge_group
+from muster.checks.families.fabric import CHECKS, judge_group
 from muster.core.errors import UsageError
-from muster.core.fabric import Asked
-from muster.core.fabric_result import Fabric
+from muster.core.fabric.asked import Asked
+from muster.core.fabric.result import Fabric
 from muster.core.inventory import parse_hosts
 from muster.core.launch import Launch
 from muster.core.recipe import Recipe
-from muster.launchers import local
-from muster.stages import fabric
+from muster.fabric import measure as fabric
+from muster.fleet.launchers import local
 from tests.support import needs_torch
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]

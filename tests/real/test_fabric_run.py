@@ -10,15 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from muster.cli.app import app
-from muster.core.links import Beside, Figures
+from muster.core.hardware.links import LinkFigures, SharedLink
 from muster.core.result import Result
-from muster.planner.learning_links import link_figures
-from muster.planner.steptime import Calibration
-from muster.stages.calibrate import calibrate
-from muster.stages.inputs import read_inputs
-from muster.stages.outlook import load_calibration, save_calibration
-from muster.stages.report import report
-from muster.stages.train import nobody, train
+from muster.inputs.read import read_inputs
+from muster.planner.calibrate import calibrate
+from muster.planner.outlook import load_calibration, save_calibration
+from muster.planner.time.learning import link_figures
+from muster.planner.time.steptime import Calibration
+from muster.reports.page import report
+from muster.runs.train import nobody, train
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from tests.support import needs_torch, with_ranks
@@ -99,8 +99,8 @@ def test_a_plan_learns_the_link(three: Three, tmp_path: Path) -> None:
     assert three[1].fabric is not None
     assert learned.calibration.links == {"loopback gloo": link_figures(three[1].fabric, 3)}
     assert (learned.runs, load_calibration(kept)) == ((), learned.calibration)
-    pair = Figures(
-        1e6, beside=Beside(gather=0.25, pair_gather=0.5)
+    pair = LinkFigures(
+        1e6, beside=SharedLink(gather=0.25, pair_gather=0.5)
     )  # of two ranks, and an earlier one of more
     save_calibration(Calibration(links={"loopback gloo": pair}), kept)
     again = calibrate([three[0]], file=kept).calibration.links["loopback gloo"]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from muster.core import families
-from muster.core.trace import Request
-from muster.planner.activations import Kept, Lengths, layer_bytes, stacks
-from muster.planner.fit import Setting, need
+from muster.core.trace import TraceRequest
+from muster.planner.memory.activations import Kept, Lengths, layer_bytes, stacks
+from muster.planner.memory.fit import Setting, need
 from tests.support import needs_torch
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -148,7 +148,9 @@ def peak_of_opt_350m(monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(modeling, "eager_attention_forward", attention_of_its_time)
     monkeypatch.setattr(passes, "compute_loss", LossOfItsTime())
     config = {**(families.size("facebook/opt-350m") or {}), "dropout": 0.0, "attn_implementation": "eager"}
-    traced = trace(Request(workload="causal-lm", config=config, tokens=512, arithmetic="half", device="cuda"))
+    traced = trace(
+        TraceRequest(workload="causal-lm", config=config, tokens=512, arithmetic="half", device="cuda")
+    )
     setting = Setting(
         config=config, parameters=0, trainable=0, lengths=Lengths(512), engine="deepspeed", precision="fp16",
         device="cuda", ranks=8, ranks_per_host=8, micro=24, together=True, trace=traced,

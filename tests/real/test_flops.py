@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from muster.core import families
-from muster.core.flops import Shape, Work, training
+from muster.core.flops import MatmulWork, Shape, training
 from muster.core.result import Result
-from muster.report.gather import gather
-from muster.report.page import render
+from muster.reports.page import render
+from muster.reports.rundata import gather
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from tests.support import needs_torch, run, said
@@ -103,7 +103,7 @@ def test_formulas_say_what_real_models_do(name: str, shape: tuple[int, ...]) -> 
         assert round(counted.forward / 2e9, 2) == 191.26  # as DeepSpeed's profiler printed it for S2
 
 
-def counted_at_depth(fields: dict[str, Any], shape: tuple[int, ...]) -> Work:
+def counted_at_depth(fields: dict[str, Any], shape: tuple[int, ...]) -> MatmulWork:
     """What a size's operations are. All layers of a model are alike: those of a deep one are counted in two
     shallow ones, since a layer takes time however free its weights are."""
     from muster.worker.instruments import meta
@@ -119,7 +119,7 @@ def counted_at_depth(fields: dict[str, Any], shape: tuple[int, ...]) -> Work:
     forward, total = (
         a + (fields[depth] - 1) * (b - a) for a, b in ((one.forward, two.forward), (one.model, two.model))
     )
-    return Work(forward, total, total)
+    return MatmulWork(forward, total, total)
 
 
 @pytest.mark.parametrize(
@@ -206,14 +206,14 @@ def test_the_double_is_apart_from_its_model() -> None:
 
 
 def instrument(model: Any, *, checkpointing: bool = False) -> tuple[Any, list[tuple[type, dict[str, Any]]]]:
-    from muster.worker.instruments.flops import Flops
+    from muster.worker.instruments.flops import FlopsCounter
 
     told: list[tuple[type, dict[str, Any]]] = []
 
     def emit(kind: type, **content: Any) -> None:
         told.append((kind, content))
 
-    return Flops(emit, model, checkpointing=checkpointing, main=True), told  # type: ignore[arg-type]
+    return FlopsCounter(emit, model, checkpointing=checkpointing, main=True), told  # type: ignore[arg-type]
 
 
 def seen(flops: Any, batches: list[dict[str, Any]]) -> dict[str, int | None]:

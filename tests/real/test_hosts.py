@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from muster.agent.agent import processor
-from muster.core.links import Figures
-from muster.core.plan import Plan
+from muster.core.hardware.links import LinkFigures
 from muster.core.recipes import load_recipe
-from muster.planner.steptime import Calibration
-from muster.shell import RealShell
-from muster.stages.inputs import read_inputs
-from muster.stages.outlook import save_calibration
-from muster.stages.plan import ask, hosts_first
-from muster.stages.resume import resume
-from muster.stages.train import train
+from muster.fleet.shell import RealShell
+from muster.inputs.read import read_inputs
+from muster.planner.document import Plan
+from muster.planner.outlook import save_calibration
+from muster.planner.plan import ask, hosts_first
+from muster.planner.time.steptime import Calibration
+from muster.runs.resume import resume
+from muster.runs.train import train
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from tests.support import needs_torch
@@ -52,7 +52,7 @@ def test_the_plan_chooses_and_a_resumed_run_keeps_its_choice(tmp_path: Path) -> 
     """A link of 1 MB/s makes one of two hosts the faster job; what is learned before the run goes on changes
     nothing."""
     cpu = " ".join(filter(None, ("cpu", processor())))
-    slow = Calibration(efficiency={f"{cpu} fp32": 0.1}, links={"loopback gloo": Figures(1e6)})
+    slow = Calibration(efficiency={f"{cpu} fp32": 0.1}, links={"loopback gloo": LinkFigures(1e6)})
     save_calibration(slow)
     run = RunFolder(tmp_path / "run")
 
@@ -71,7 +71,7 @@ def test_the_plan_chooses_and_a_resumed_run_keeps_its_choice(tmp_path: Path) -> 
     assert rows["2"].why.endswith("slower")
     assert load_recipe(str(run.recipe)).launch.hosts == 1
 
-    save_calibration(Calibration(efficiency=slow.efficiency, links={"loopback gloo": Figures(1e12, 0.0)}))
+    save_calibration(Calibration(efficiency=slow.efficiency, links={"loopback gloo": LinkFigures(1e12, 0.0)}))
     again = resume(run)
     assert again.status == "succeeded", again.failure
     assert placed(run) == ["local0"]

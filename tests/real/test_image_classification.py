@@ -15,9 +15,9 @@ import pytest
 from muster.core.errors import DataError, RecipeError
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.result import Result
-from muster.stages.inputs import read_inputs
-from muster.stages.resume import resume
-from muster.stages.train import train
+from muster.inputs.read import read_inputs
+from muster.runs.resume import resume
+from muster.runs.train import train
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from tests.images import BLUE, GREEN, RED, png, write_folder
@@ -106,7 +106,7 @@ def test_the_first_loss_is_that_of_plain_pytorch(alone: Any, monkeypatch: pytest
     import torch
 
     from muster.worker.context import read_context
-    from muster.worker.data.digits import read_digits
+    from muster.worker.data.image_sources import read_digits
     from muster.worker.vision import make_model
 
     done, _ = alone
@@ -179,7 +179,7 @@ def test_it_learns_the_digits(learned: tuple[RunFolder, Result]) -> None:
 
 def test_every_place_calls_it_top_1(learned: tuple[RunFolder, Result]) -> None:
     from muster.cli.output import result_rows
-    from muster.stages.report import report
+    from muster.reports.page import report
 
     done, result = learned
     assert result.quality is not None
@@ -197,7 +197,7 @@ def test_ask(learned: tuple[RunFolder, Result]) -> None:
     """Files by their paths, and the held-out set, which gets the answers that the ranks gave."""
     from PIL import Image
 
-    from muster.worker.data.digits import read_digits
+    from muster.worker.data.image_sources import read_digits
     from muster.worker.workloads.image_classification import Answerer
 
     done, result = learned
@@ -231,7 +231,7 @@ def test_transformers_takes_grey_models(learned: tuple[RunFolder, Result]) -> No
     """The three lines that load the model name a grey and a coloured image as `muster ask` does."""
     from PIL import Image
 
-    from muster.worker.data.digits import read_digits
+    from muster.worker.data.image_sources import read_digits
 
     done, _ = learned
     images, _ = read_digits()

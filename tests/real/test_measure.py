@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from muster.core.result import Result
+from muster.results.speed import throughput
 from muster.store import events
 from muster.store.runfolder import RunFolder
-from muster.supervise.speed import throughput
 from muster.worker.context import read_context
 from tests.support import losses, needs_torch, run, said
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from muster.core.errors import RunFolderError
-from muster.stages.ask import ask
-from muster.stages.inputs import read_inputs
-from muster.stages.train import train
+from muster.inputs.read import read_inputs
+from muster.runs.ask import ask
+from muster.runs.train import train
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from tests.support import needs_torch

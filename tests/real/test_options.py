@@ -139,7 +139,7 @@ def test_gradient_checkpointing_computes_forward_again(
 
 def build(done: RunFolder, monkeypatch: pytest.MonkeyPatch, **train: Any) -> Any:
     """The workload of a run, built in this process with other training settings."""
-    from muster.worker.arguments import training_arguments
+    from muster.worker.main import training_arguments
     from muster.worker.workloads import text2sql
 
     recipe = done.read_json(done.job)["recipe"]

@@ -9,12 +9,12 @@ import pytest
 
 from muster.core.job import read_job
 from muster.core.recipes import load_recipe
-from muster.stages.inputs import read_inputs
-from muster.stages.peaks import read_peaks
-from muster.stages.train import train
+from muster.inputs.peaks import read_peaks
+from muster.inputs.read import read_inputs
+from muster.results.fold import fold, make_result
+from muster.runs.train import train
 from muster.store import events
 from muster.store.runfolder import RunFolder
-from muster.supervise.fold import fold, make_result
 from tests.support import needs_torch
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]

@@ -9,13 +9,13 @@ import pytest
 
 from muster.agent.agent import processor
 from muster.cli import main
-from muster.core.plan import Plan
 from muster.core.recipes import load_recipe
-from muster.stages.calibrate import calibrate, measured_of
-from muster.stages.inputs import read_inputs
-from muster.stages.outlook import Told
-from muster.stages.plan import plan_hosts, plan_on, recipe_of
-from muster.stages.train import train
+from muster.inputs.read import read_inputs
+from muster.planner.calibrate import calibrate, measured_of
+from muster.planner.document import Plan
+from muster.planner.outlook import UserFigures
+from muster.planner.plan import plan_hosts, plan_on, recipe_of
+from muster.runs.train import train
 from muster.store.runfolder import RunFolder
 
 pytestmark = pytest.mark.real
@@ -59,7 +59,7 @@ def test_a_run_teaches_what_its_machine_can_do(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     learned = calibrate([done])
     assert learned.errors == pytest.approx([0.0], abs=0.01)
-    planned = plan_hosts(read_inputs("digits", "local:1", OVERRIDES), Told()).plan
+    planned = plan_hosts(read_inputs("digits", "local:1", OVERRIDES), UserFigures()).plan
     assert planned.time is not None
     assert planned.time.calibrated
     assert planned.time.step == pytest.approx(measured_of(done).seconds, rel=0.05)
@@ -86,7 +86,10 @@ def test_a_run_with_dynamic_padding_teaches_as_well(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     settings = ["train.max_steps=40", "engine.name=ddp", "engine.zero=0", "evaluate.after=false"]
     assert train(read_inputs("demo", "local:1", [*settings, "measure.warmup=10"]), run).status == "succeeded"
-    found, planned = measured_of(run), plan_on(recipe_of("demo", settings), "cpu{tflops=0.1}", Told()).plan
+    found, planned = (
+        measured_of(run),
+        plan_on(recipe_of("demo", settings), "cpu{tflops=0.1}", UserFigures()).plan,
+    )
     assert planned.time is not None
     [said] = [each for each in planned.time.assumed if "dynamic padding" in each]
     assert said == "steps are for the longest samples; with dynamic padding they are shorter"

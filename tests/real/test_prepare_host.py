@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.stages.provision_plan import own_pip
+from muster.prepare.plan import own_pip
 from tests.hub import hub
 from tests.support import TINY, needs_torch, wait_until
 from tests.wheels import PROGRAM, Host, by_host, environment, finish, make_wheel, prepare_argv, start

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from muster.core.errors import RunFolderError
-from muster.stages import train as stage
-from muster.stages.ask import ask
-from muster.stages.checkpoints import Wanted
-from muster.stages.resume import resume
+from muster.runs import train as stage
+from muster.runs.ask import ask
+from muster.runs.checkpoints import WantedCheckpoint
+from muster.runs.resume import resume
 from muster.store import events, sealed
 from muster.store.runfolder import RunFolder
 from tests.jobs import Job
@@ -141,7 +141,7 @@ def test_zero_goes_on_on_fewer_ranks(tmp_path: Path) -> None:
     done, result = run(tmp_path / "run", "local:2x1", *settings, "measure.window=1")
     assert result.status == "succeeded", result.failure
     before = losses(done), load(done.model)
-    again = resume(done, wanted=Wanted(step=4), leave=["local1"])
+    again = resume(done, wanted=WantedCheckpoint(step=4), leave=["local1"])
     assert (again.status, again.world_size, again.steps) == ("succeeded", 1, 8), again.failure
     assert losses(done) == pytest.approx(before[0], rel=1e-5)
     after, begun = load(done.model), load(done.checkpoints / "checkpoint-4")

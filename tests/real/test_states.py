@@ -14,11 +14,11 @@ import pytest
 
 from muster.core.recipe import recipe_from
 from muster.core.trace import Parameter, from_json
-from muster.planner.fit import Setting, need
-from muster.planner.memory import States
+from muster.planner.memory.fit import Setting, need
+from muster.planner.memory.parts import States
+from muster.planner.memory.states import states
 from muster.planner.setting import setting_of
-from muster.planner.spread import Spread
-from muster.planner.states import states
+from muster.planner.spread import ModelSpread
 from tests.support import needs_torch
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(960)]
@@ -176,7 +176,7 @@ def tensors_of(said: dict[str, Any]) -> tuple[Parameter, ...]:
     )
 
 
-def spread(asked: dict[str, Any]) -> Spread:
+def spread(asked: dict[str, Any]) -> ModelSpread:
     return setting(asked).spread
 
 

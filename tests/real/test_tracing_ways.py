@@ -14,8 +14,8 @@ import pytest
 from muster.core import families
 from muster.core.errors import RecipeError, UsageError
 from muster.core.flops import Shape, training
-from muster.core.trace import Request
-from muster.stages.tracing import trace as trace_here
+from muster.core.trace import TraceRequest
+from muster.planner.tracing import trace as trace_here
 from tests.real.traced import HEADS, TOKENS, WIDTH, asked, traced
 from tests.support import needs_torch
 
@@ -42,7 +42,7 @@ def test_few_layers_stand_for_all(
     request = asked(kind, config=layers, **others)
     found = traced(request)
     assert max(found.layers) == 4
-    from muster.worker.tracing import depth
+    from muster.worker.tracing import tracing as depth
 
     monkeypatch.setattr(depth, "MORE", 99)
     whole = traced(request)
@@ -83,7 +83,7 @@ def test_operations_are_those_of_the_formulas(
     config = {**config, "num_layers": 2} if workload == "text2sql" else config
     products = families.products(config, Shape(8, *lengths))
     assert products is not None
-    request = Request(workload, config, *lengths)
+    request = TraceRequest(workload, config, *lengths)
     found = traced(replace(request, device="cuda", arithmetic="half") if fused else request)
     assert found.at(8).forward_flops == pytest.approx(training(products).forward, rel=1e-3)
     assert found.at(8).flops == pytest.approx(training(products).model, rel=1e-3)
@@ -172,7 +172,7 @@ def test_the_largest_model_needs_no_memory(tmp_path: Path) -> None:
     """OPT-175B in a process of its own: 350 GB of halves, and not one of them is allocated."""
     needs_torch()
     config = families.size("opt-175b") or {}
-    request = Request("causal-lm", config, 2048, arithmetic="half", device="cuda", checkpointing=True)
+    request = TraceRequest("causal-lm", config, 2048, arithmetic="half", device="cuda", checkpointing=True)
     program = (
         "import resource, runpy, sys\n"
         "try: runpy.run_module('muster.worker.tracing', run_name='__main__')\n"
@@ -205,7 +205,7 @@ def test_a_trace_is_found_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("request_", "where", "words", "hint"),
     [
-        (Request("causal-lm", {"model_type": "gtp2"}, 8), "model_type", "no model type 'gtp2'", "gpt2"),
+        (TraceRequest("causal-lm", {"model_type": "gtp2"}, 8), "model_type", "no model type 'gtp2'", "gpt2"),
         (asked("opt", config={"num_attention_heads": 5}), "num_attention_heads", "hidden_size=64", "heads=4"),
         (asked("llama", config={"num_key_value_heads": 3}), "key_value_heads", "does not divide", "heads=2"),
         (asked("gpt2", config={"n_head": 0}), "model.config.n_head", "is 0", "n_head=1"),
@@ -219,7 +219,7 @@ def test_a_trace_is_found_again(tmp_path: Path) -> None:
         (asked("opt", config={"hidden_size": "wide"}), "model.config", "does not make a model", None),
     ],
 )  # fmt: skip
-def test_what_makes_no_model(request_: Request, where: str, words: str, hint: str | None) -> None:
+def test_what_makes_no_model(request_: TraceRequest, where: str, words: str, hint: str | None) -> None:
     with pytest.raises(RecipeError) as refused:
         traced(request_)
     assert where in (refused.value.where or "")
@@ -233,7 +233,7 @@ def test_bad_input_is_told_without_a_traceback(tmp_path: Path) -> None:
     from muster.worker.tracing.__main__ import _read as read
 
     with pytest.raises(RecipeError, match="no model type 'gtp2'"):
-        trace_here(Request("causal-lm", {"model_type": "gtp2"}, 8), cache=tmp_path)
+        trace_here(TraceRequest("causal-lm", {"model_type": "gtp2"}, 8), cache=tmp_path)
     command = [sys.executable, "-m", "muster.worker.tracing"]
     for text in ("", "[]", "{}", '{"workload": "causal-lm", "config": 3}', '{"config": {}, "more": 1}'):
         with pytest.raises(UsageError):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from muster.core.errors import RecipeError
-from muster.stages.inputs import read_inputs
-from muster.stages.resume import resume
+from muster.inputs.read import read_inputs
+from muster.runs.resume import resume
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from tests.support import TINY, gradient_norms, losses, needs_torch, run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from muster.core.trace import Request, Trace
+from muster.core.trace import Trace, TraceRequest
 from tests.support import needs_torch
 
 WIDTH, HEADS, TOKENS, VOCABULARY = 64, 4, 48, 300
@@ -34,14 +34,14 @@ TINY: dict[str, dict[str, Any]] = {
 WORKLOADS = {"t5": "text2sql", "vit": "image-classification"}
 
 
-def asked(kind: str, **others: Any) -> Request:
+def asked(kind: str, **others: Any) -> TraceRequest:
     workload = WORKLOADS.get(kind, "causal-lm")
     lengths = {"text2sql": (TOKENS, 32), "causal-lm": (TOKENS, 0)}.get(workload, (0, 0))
     config = {"model_type": kind, **TINY[kind], **others.pop("config", {})}
-    return Request(workload, config, *lengths, **others)
+    return TraceRequest(workload, config, *lengths, **others)
 
 
-def traced(request: Request) -> Trace:
+def traced(request: TraceRequest) -> Trace:
     needs_torch()
     import transformers.modeling_utils  # noqa: F401
 
@@ -54,7 +54,7 @@ def traced(request: Request) -> Trace:
 class Real:
     """The same model and batch with real weights, by the same functions as in training."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: TraceRequest) -> None:
         import torch
 
         from muster.worker.tracing.tasks import make

@@ -102,7 +102,7 @@ def train(context: Any) -> dict[str, Any]:
 
     from transformers import TrainerCallback
 
-    from muster.worker.arguments import training_arguments
+    from muster.worker.main import training_arguments
     from muster.worker.tracing.tracing import parameters_of
     from muster.worker.workloads import causal_lm
 

@@ -9,19 +9,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from muster.core.bench import Bench, JobRecord
-from muster.core.fabric_result import FabricRun, Latency, Matmul, Sweep, spread
+from muster.benches.bench import Surroundings, bench
+from muster.benches.document import Bench, JobRecord
+from muster.benches.fold import Ended
+from muster.benches.folder import BenchFolder
+from muster.benches.inputs import BenchInputs, read_bench
+from muster.benches.schedule import Task, make_schedule
+from muster.benches.suite import Suite, suite_from
+from muster.core.fabric.result import FabricRun, Latency, Matmul, Sweep, spread
 from muster.core.inventory import read_inventory
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml, load_recipe
 from muster.core.result import Failure, HostReport, Memory, Result, Seconds, Throughput
-from muster.core.suite import Suite, suite_from
-from muster.planner.rota import Task, make_rota
-from muster.shell import FakeShell, Process
-from muster.stages.bench import Surroundings, bench
-from muster.stages.bench_fold import Ended
-from muster.stages.bench_inputs import BenchInputs, read_bench
-from muster.store.benchfolder import BenchFolder
+from muster.fleet.shell import FakeShell, Process
 
 # Waits, leaves a result, prints it and ends: argv: seconds, exit code, diary, output folder, result, hosts.
 # Upon SIGINT it leaves a stopped one; with a negative exit code it heeds neither SIGINT nor SIGTERM.
@@ -138,9 +138,9 @@ def suite_of(*jobs: dict[str, Any], **fields: Any) -> Suite:
 def ended(suite: Suite, hosts: str, result: Callable[[Task], Result], **fields: Any) -> Ended:
     """A bench of which every job came to `result(task)`."""
     names = read_inventory(hosts).names
-    rota = make_rota(suite, names)
+    schedule = make_schedule(suite, names)
     recipes: dict[str, Recipe] = {each.name: load_recipe(each.recipe) for each in suite.jobs}
-    records = {task.id: recorded(task, result(task)) for task in rota.tasks}
+    records = {task.id: recorded(task, result(task)) for task in schedule.tasks}
     return Ended(
         **{
             "id": "bench",
@@ -151,9 +151,9 @@ def ended(suite: Suite, hosts: str, result: Callable[[Task], Result], **fields: 
             "hosts": names,
             "dropped": {},
             "recipes": recipes,
-            "tasks": rota.tasks,
+            "tasks": schedule.tasks,
             "records": records,
-            "notes": rota.notes,
+            "notes": schedule.notes,
             "started": 0.0,
             "ended": 100.0,
             "stored": {},

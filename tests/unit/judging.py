@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 from muster.agent.probe import at_end, run, text
-from muster.checks._families import checks_of, families, family_of
-from muster.checks._profiles import load_profile
 from muster.checks.base import Context, Finding, Level, Transport
-from muster.checks.versions import PACKAGES
+from muster.checks.families.versions import PACKAGES
+from muster.checks.profiles import load_profile
+from muster.checks.registry import checks_of, families, family_of
 
 PASS, NA, UNKNOWN, WARN, FAIL = (
     Level.PASS,
@@ -45,7 +45,7 @@ def context(**changes: Any) -> Context:
 
 def judged(family: str, answers: Any, *, peers: Any = None, **changes: Any) -> dict[tuple[str, str], Finding]:
     """(check's last word, host) -> its Finding; exactly one for each host and check of the family."""
-    module = importlib.import_module(f"muster.checks.{family}")
+    module = importlib.import_module(f"muster.checks.families.{family}")
     findings = module.judge(answers, peers or {}, context(**changes))
     found = {(each.check.partition(".")[2], each.host): each for each in findings}
     assert len(found) == len(findings), "a host has two findings of one check"
@@ -56,7 +56,7 @@ def judged(family: str, answers: Any, *, peers: Any = None, **changes: Any) -> d
 
 def probed(family: str, second: bool = False, **ask: Any) -> Any:
     """A family's probe, run as on a host: from its text, with the names that the probe program gives it."""
-    module = importlib.import_module(f"muster.checks.{family}")
+    module = importlib.import_module(f"muster.checks.families.{family}")
     space: dict[str, Any] = {"text": text, "run": run, "at_end": ask.pop("at_end", at_end)}
     exec(compile(family_of(family, module).source, family, "exec", dont_inherit=True), space)
     answer = space["probe_peers" if second else "probe"]({**ASK, **ask})

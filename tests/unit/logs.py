@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from muster.readers._mapping import load_mappings
-from muster.readers._read import read_log
-from muster.readers.base import JobLog
+from muster.judging.readers._mapping import load_mappings
+from muster.judging.readers._read import read_log
+from muster.judging.readers.base import JobLog
 
 MAPPINGS = load_mappings()
 START = datetime(2024, 7, 8, 5, 52, 0)

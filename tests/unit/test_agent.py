@@ -163,6 +163,28 @@ def test_family_finds_an_orphan_by_its_token_and_no_other_jobs(orphans: dict[str
     assert family("job-10") & set(orphans.values()) == {orphans["job-10"]}
 
 
+# An agent whose rank ignores SIGTERM, as one does that hangs in a driver's call; it ends its descendants.
+DEAF = """
+import json, os, signal, subprocess, sys, time
+from muster.agent import agent
+agent.GRACE = 0.3
+code = "import signal as s, time; s.signal(s.SIGTERM, s.SIG_IGN); print(flush=True); time.sleep(120)"
+rank = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+rank.stdout.readline()
+host = agent.Agent()
+host.spec, host.ranks, host.mute = {"token": "a job of this test's own"}, rank, True
+began = time.monotonic()
+host.end_ranks()
+print(json.dumps([rank.wait(5), time.monotonic() - began]))
+"""
+
+
+def test_a_rank_that_ignores_sigterm_is_killed_and_not_before_its_time() -> None:
+    done = subprocess.run([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, text=True, timeout=60)
+    code, seconds = json.loads(done.stdout)
+    assert code == -signal.SIGKILL and seconds >= 0.3
+
+
 def test_family_holds_descendants_without_the_token() -> None:
     """Also a child that cleared its environment belongs to it, and so does that child's child."""
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(120)'])"

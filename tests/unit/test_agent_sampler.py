@@ -16,8 +16,8 @@ from muster.agent import agent
 from muster.agent.agent import SLOWED, Nvml, Sampler, cpu_times, tree
 from muster.core.batch import Batch
 from muster.core.job import Job, Placement
+from muster.results.hosts import host_reports
 from muster.store import events
-from muster.supervise.fold_hosts import host_reports
 from tests.support import wait_until
 
 # Uses a second of a core, says so, and waits.

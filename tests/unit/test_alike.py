@@ -19,7 +19,7 @@ pytest.importorskip("datasets")
 from muster.worker import together
 from muster.worker.data.image_digest import digest_of_images
 from muster.worker.data.image_sources import load_parts
-from muster.worker.data.text2sql import Pair
+from muster.worker.data.text2sql import QuestionPair
 from muster.worker.workloads.text2sql import digest_of_pairs
 
 
@@ -33,7 +33,7 @@ class Tokens:
         return {name: number for number, name in enumerate(self.names)}
 
 
-PAIRS = [Pair(f"how many are {i}?", f"SELECT {i}") for i in range(5)]
+PAIRS = [QuestionPair(f"how many are {i}?", f"SELECT {i}") for i in range(5)]
 
 
 def test_questions() -> None:
@@ -43,8 +43,10 @@ def test_questions() -> None:
     assert digest_of_pairs(elsewhere[:4], elsewhere[4:], Tokens("a", "b")) == same
     others = [
         digest_of_pairs([*PAIRS[1:4], PAIRS[0]], PAIRS[4:], Tokens("a", "b")),  # in another order
-        digest_of_pairs([*PAIRS[:3], Pair("how many are 3?S", "ELECT 3")], PAIRS[4:], Tokens("a", "b")),
-        digest_of_pairs(PAIRS[:4], [Pair("how many are 4?", "SELECT 5")], Tokens("a", "b")),
+        digest_of_pairs(
+            [*PAIRS[:3], QuestionPair("how many are 3?S", "ELECT 3")], PAIRS[4:], Tokens("a", "b")
+        ),
+        digest_of_pairs(PAIRS[:4], [QuestionPair("how many are 4?", "SELECT 5")], Tokens("a", "b")),
         digest_of_pairs(PAIRS[:4], PAIRS[4:], Tokens("b", "a")),
     ]
     assert len({same, *others}) == 5

@@ -12,8 +12,8 @@ import pytest
 
 from muster.core.errors import RunFolderError, UsageError
 from muster.core.recipes import dump_yaml, load_recipe
-from muster.stages.afterwards import loading_lines, next_command
-from muster.stages.ask import Answers, Model, check_questions
+from muster.runs.afterwards import loading_lines, next_command
+from muster.runs.ask import Answers, TrainedModel, check_questions
 from muster.store.atomic import write_text
 from muster.store.runfolder import RunFolder
 from muster.worker.ask import _Pieces
@@ -92,4 +92,4 @@ def test_nothing_is_started_for_a_run_without_a_model(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.create()
     with pytest.raises(RunFolderError):
-        Model(run, shell=None)
+        TrainedModel(run, shell=None)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,15 @@ def test_what_is_not_json_is_refused_and_the_old_file_stays(tmp_path: Path, data
     with pytest.raises((ValueError, TypeError)):
         write_json(path, {"x": data})
     assert json.loads(path.read_text()) == [1]
+
+
+def test_a_file_on_another_disk_is_replaced_as_well() -> None:
+    """What is written beside the file can take its place; what is written in /tmp could not."""
+    shared, here = Path("/dev/shm"), Path(tempfile.gettempdir())
+    if not os.access(shared, os.W_OK) or shared.stat().st_dev == here.stat().st_dev:
+        pytest.skip("there is no second file system to write to")
+    with tempfile.TemporaryDirectory(dir=shared) as folder:
+        path = Path(folder) / "file"
+        write_text(path, "one")
+        write_text(path, "two")
+        assert (path.read_text(), [each.name for each in path.parent.iterdir()]) == ("two", ["file"])

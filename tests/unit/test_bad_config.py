@@ -12,9 +12,9 @@ import pytest
 from muster.cli import main
 from muster.core import families
 from muster.core.errors import RecipeError
-from muster.core.families.checking import Source, check_config, near_divisors, near_multiples
+from muster.core.families.checking import FieldSource, check_config, near_divisors, near_multiples
 from muster.core.recipe import recipe_from
-from muster.planner.model import check_model
+from muster.inputs.model import check_model
 
 QUICK = ("--on", "h200:8", "--quick")
 
@@ -258,7 +258,7 @@ def test_errors_as_data(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", [name for name in families.sizes() if name != "gpt2-micro"])
 def test_no_known_size_is_refused(name: str) -> None:
-    check_config(families.size(name) or {}, Source())
+    check_config(families.size(name) or {}, FieldSource())
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_no_known_size_is_refused(name: str) -> None:
     ],
 )  # fmt: skip
 def test_what_makes_a_model_is_not_refused(given: dict[str, Any]) -> None:
-    check_config(given, Source(own=given))
+    check_config(given, FieldSource(own=given))
 
 
 def test_a_folder_s_own_faults_are_named_by_their_file(tmp_path: Path) -> None:

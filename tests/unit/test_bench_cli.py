@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from muster.benches.child import Child
+from muster.benches.fold import fold_bench
+from muster.benches.inputs import WARM_UP, read_bench, warm_up_overrides
+from muster.benches.schedule import Task
 from muster.cli import main
-from muster.cli.benches import print_bench
-from muster.cli.benchview import BenchView
+from muster.cli.views.bench import BenchView
+from muster.cli.views.benches import print_bench
 from muster.core.errors import MusterError
 from muster.core.result import Failure, Result
-from muster.planner.rota import Task
-from muster.stages.bench_child import Child
-from muster.stages.bench_fold import fold_bench
-from muster.stages.bench_inputs import WARM_UP, read_bench, warm_up_overrides
 from muster.store.runfolder import RunFolder
 from tests.unit.benches import ended, made, player, recorded, suite_of, write_suite
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from muster.cli.benches import print_bench
-from muster.core.bench import Bench, Curve
-from muster.core.judged import Gate
+from muster.benches.bench import table_of
+from muster.benches.document import Bench, Curve
+from muster.benches.doubts import doubts_of
+from muster.benches.fold import fold_bench
+from muster.benches.schedule import Task
+from muster.cli.views.benches import print_bench
 from muster.core.result import Result
-from muster.planner.rota import Task
-from muster.stages.bench import table_of
-from muster.stages.bench_doubts import doubts_of
-from muster.stages.bench_fold import fold_bench
+from muster.judging.document import Gate
 from tests.unit.benches import ended, made, recorded, suite_of
 from tests.unit.test_bench_fold import fleet
 

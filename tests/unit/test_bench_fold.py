@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from muster.cli.benches import figure_words
-from muster.core.bench import Bench
-from muster.core.judged import Gate, Peers
+from muster.benches.document import Bench
+from muster.benches.fold import fold_bench
+from muster.benches.logs import figures_of, logs_of
+from muster.benches.schedule import Task
+from muster.benches.suite import FIGURES
+from muster.cli.views.benches import figure_words
 from muster.core.recipes import load_recipe
 from muster.core.result import Failure, Flops, Quality, Result
-from muster.core.suite import FIGURES
 from muster.judging import Baseline, Class
-from muster.planner.rota import Task
-from muster.stages.bench_fold import fold_bench
-from muster.stages.bench_logs import figures_of, logs_of
-from muster.stages.joblogs import work_of
+from muster.judging.document import Gate, Peers
+from muster.judging.joblogs import work_of
 from tests.unit.benches import ended, fabric_result, made, recorded, suite_of
 
 PER_SLOT = {"figure": "samples_per_second", "at_least": 50, "per": "slot"}

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from muster.cli.benches import print_bench
+from muster.benches.bench import Surroundings, continue_bench, dry_run
+from muster.benches.folder import BenchFolder
+from muster.benches.grow import all_alike
+from muster.benches.inputs import read_bench
+from muster.benches.schedule import wave_tasks
+from muster.cli.views.benches import print_bench
 from muster.core.errors import UsageError
-from muster.core.judged import Gate
 from muster.core.result import Failure
-from muster.planner.rota import wave_tasks
-from muster.shell import FakeShell
-from muster.stages.bench import Surroundings, continue_bench, dry_run
-from muster.stages.bench_grow import all_alike
-from muster.stages.bench_inputs import read_bench
-from muster.store.benchfolder import BenchFolder
+from muster.fleet.shell import FakeShell
+from muster.judging.document import Gate
 from tests.unit.benches import diary_of, fabric_result, inputs_of, made, play, recorded, write_suite
 
 ADAPTIVE = {"groups": "adaptive"}
@@ -225,8 +225,8 @@ def test_three_warm_ups_are_enough(tmp_path: Path) -> None:
 def test_a_warm_up_for_groups_of_all_and_of_one(tmp_path: Path) -> None:
     """The first group has nothing beside it; those of one do."""
     inputs = inputs_of(tmp_path, "local:3x1", {**WARM, "groups": ["all", 1]})
-    lead = inputs.rota.tasks[0]
+    lead = inputs.schedule.tasks[0]
     assert lead.warm_up and len(lead.hosts) == 1
-    assert all(task.after == (lead.id,) for task in inputs.rota.tasks[1:])
+    assert all(task.after == (lead.id,) for task in inputs.schedule.tasks[1:])
     alone = inputs_of(tmp_path, "local:3x1", {**WARM, "groups": ["all", 2]})
-    assert not any(task.warm_up for task in alone.rota.tasks)  # 1-2, 2-3 and all: never two at once
+    assert not any(task.warm_up for task in alone.schedule.tasks)  # 1-2, 2-3 and all: never two at once

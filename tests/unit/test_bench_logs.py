@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from muster.core.fabric_result import Matmul, Sweep, spread
+from muster.benches.fold import fold_bench
+from muster.benches.logs import logs_of
+from muster.benches.schedule import Task
+from muster.core.fabric.result import Matmul, Sweep, spread
 from muster.core.recipes import load_recipe
 from muster.core.result import Result
-from muster.planner.rota import Task
-from muster.stages.bench_fold import fold_bench
-from muster.stages.bench_logs import logs_of
-from muster.stages.joblogs import observation_of, work_of
+from muster.judging.joblogs import observation_of, work_of
 from tests.unit.benches import ended, fabric_result, made, recorded, suite_of
 
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from muster.core.bench import JobRecord
+from muster.benches import folder as benchfolder
+from muster.benches import loop as bench_loop
+from muster.benches.bench import Nobody, Surroundings, bench, continue_bench
+from muster.benches.document import JobRecord
+from muster.benches.folder import BenchFolder
+from muster.benches.schedule import Task
 from muster.core.errors import JobError
-from muster.core.judged import Gate
-from muster.planner.rota import Task
-from muster.shell import FakeShell
-from muster.stages import bench_loop
-from muster.stages.bench import Nobody, Surroundings, bench, continue_bench
-from muster.store import benchfolder
-from muster.store.benchfolder import BenchFolder
+from muster.fleet.shell import FakeShell
+from muster.judging.document import Gate
 from tests.unit.benches import diary_of, inputs_of, long_on, made, play, player, well
 
 WHY = "cannot start python: Resource temporarily unavailable"

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from muster.benches.fold import fold_bench
+from muster.benches.logs import logs_of
+from muster.benches.schedule import Task
 from muster.cli.judge import _print
-from muster.cli.verdicts import means_of
-from muster.core.judged import Gate, JobEntry, Judged, Verdict
+from muster.cli.views.verdicts import means_of
 from muster.core.recipes import load_recipe
 from muster.core.result import Result
 from muster.judging import Baseline, Class, Settings
-from muster.planner.rota import Task
-from muster.readers.base import JobLog, Measured
-from muster.stages.bench_fold import fold_bench
-from muster.stages.bench_logs import logs_of
-from muster.stages.joblogs import judged, work_of
-from muster.stages.judge import judge
+from muster.judging.document import Gate, JobEntry, Judged, Verdict
+from muster.judging.joblogs import judged, work_of
+from muster.judging.logs import judge
+from muster.judging.readers.base import JobLog, MeasuredWindows
 from tests.unit.benches import ended, made, recorded, suite_of
 from tests.unit.logs import chat_log
 from tests.unit.test_bench_doubts import BUSY, curve, on, windows
@@ -122,7 +122,7 @@ def alike(seconds: float, work: str = "a") -> list[JobLog]:
     """Eight hosts alone, at 1 sample in so many seconds, give or take 0.1 %."""
     return [
         JobLog(f"{work}{n}", "succeeded", hosts=(f"n{n}",), workload=work, recipe=work, batch=1.0,
-               measured=Measured(1.0, seconds * (1 + n / 5000), 1, 1, None, None))
+               measured=MeasuredWindows(1.0, seconds * (1 + n / 5000), 1, 1, None, None))
         for n in range(8)
     ]  # fmt: skip
 

@@ -17,19 +17,20 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from muster.benches import child as bench_child
+from muster.benches import loop as bench_loop
+from muster.benches.bench import Nobody, Surroundings, bench, continue_bench
+from muster.benches.document import Bench, JobRecord
+from muster.benches.folder import BenchFolder
+from muster.benches.inputs import read_bench
+from muster.benches.listing import benches
+from muster.benches.schedule import Task
 from muster.cli.app import app
-from muster.core.bench import Bench, JobRecord
 from muster.core.errors import RunFolderError, UsageError
-from muster.core.judged import Gate
 from muster.core.result import Failure
-from muster.planner.rota import Task
-from muster.shell import FakeShell
-from muster.stages import bench_child, bench_loop
-from muster.stages.bench import Nobody, Surroundings, bench, continue_bench
-from muster.stages.bench_inputs import read_bench
-from muster.stages.inputs import read_inputs
-from muster.stages.runs import benches
-from muster.store.benchfolder import BenchFolder
+from muster.fleet.shell import FakeShell
+from muster.inputs.read import read_inputs
+from muster.judging.document import Gate
 from tests.support import wait_until
 from tests.unit.benches import diary_of, inputs_of, long_on, made, play, player, well, write_suite
 
@@ -42,7 +43,7 @@ def test_every_job_runs_and_no_host_is_in_two(tmp_path: Path) -> None:
     )
     found, folder = play(tmp_path, inputs, well)
     played = diary_of(tmp_path / "diary")
-    assert len(played) == len(inputs.rota.tasks) == 1 + 7 + 4 + 1
+    assert len(played) == len(inputs.schedule.tasks) == 1 + 7 + 4 + 1
     for number, (_, hosts, begun, over) in enumerate(played):
         for _, others, begun_too, over_too in played[number + 1 :]:
             assert not set(hosts) & set(others) or begun_too >= over or begun >= over_too
@@ -203,7 +204,7 @@ def test_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     (listed,) = benches(tmp_path)
     assert (listed.done, listed.complete, sum(listed.verdicts.values())) == (6, True, 3)
     assert {name.partition(".")[0] for name, *_ in diary_of(tmp_path / "diary")[len(before) :]} == {
-        task.id for task in inputs.rota.tasks
+        task.id for task in inputs.schedule.tasks
     } - over
     record = folder.records(["digits-1x-003-r1"])["digits-1x-003-r1"]
     assert record.run == "runs/digits-1x-003-r1.again1"

@@ -8,15 +8,15 @@ import os
 
 import pytest
 
-from muster.core.bench import Bench, Curve
-from muster.core.judged import Judged
+from muster.benches.bench import table_of
+from muster.benches.document import Bench, Curve
+from muster.benches.fold import fold_bench
+from muster.benches.inputs import read_bench
+from muster.benches.schedule import Task
+from muster.benches.suite import load_suite
 from muster.core.recipes import load_recipe
 from muster.core.result import Result
-from muster.core.suite import load_suite
-from muster.planner.rota import Task
-from muster.stages.bench import table_of
-from muster.stages.bench_fold import fold_bench
-from muster.stages.bench_inputs import read_bench
+from muster.judging.document import Judged
 from tests.unit.benches import ended, made, suite_of
 from tests.unit.test_bench_fold import PER_SLOT, fleet
 

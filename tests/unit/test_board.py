@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tensorboardX.proto.event_pb2 import Event
 
+from muster.runs.recorder import Board
 from muster.store import events
-from muster.supervise.board import Board
 
 
 def scalars(folder: Path) -> dict[tuple[str, int], float]:

@@ -13,11 +13,11 @@ import pytest
 
 from muster.cli.train import finish
 from muster.core.result import Result
-from muster.stages import train as stage
-from muster.stages.inputs import read_inputs
+from muster.fleet.supervisor import Listener, Outcome
+from muster.inputs.read import read_inputs
+from muster.runs import train as stage
 from muster.store import events
 from muster.store.runfolder import RunFolder
-from muster.supervise.supervisor import Listener, Outcome
 from tests.support import TINY
 from tests.unit.test_resume import about
 

@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
-from muster.core.busbw import COLLECTIVES, POINT_TO_POINT, algbw, bus_factor, busbw
-from muster.core.devices import entries
 from muster.core.errors import UsageError
-from muster.core.fabric import QUESTIONS, Asked, read_asked, rounds, sweep_sizes
-from muster.core.fabric_result import spread
-from muster.core.peaks import stated_peak
+from muster.core.fabric.asked import QUESTIONS, Asked, read_asked, rounds, sweep_sizes
+from muster.core.fabric.busbw import COLLECTIVES, POINT_TO_POINT, algbw, bus_factor, busbw
+from muster.core.fabric.result import spread
+from muster.core.hardware.devices import entries
+from muster.core.hardware.peaks import stated_peak
 
 # Printed by nccl-tests itself: (operation, ranks, bytes, microseconds, algbw, busbw in GB/s). The first three
 # are from an issue of NVIDIA/nccl-tests (number 44, two RTX 2080 Ti), the others from a run on eight GPUs.

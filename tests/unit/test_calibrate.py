@@ -13,30 +13,30 @@ from muster.core import families
 from muster.core.batch import Batch
 from muster.core.errors import RunFolderError
 from muster.core.flops import Shape, training
+from muster.core.hardware.links import LinkFigures
+from muster.core.hardware.machines import parse_machines
 from muster.core.inventory import Host, parse_hosts
 from muster.core.job import Job, place
-from muster.core.links import Figures
-from muster.core.machines import parse_machines
 from muster.core.recipes import load_recipe
 from muster.core.result import Flops, HostReport, Result
-from muster.planner.learning_padding import EXACT, at_mean_lengths
-from muster.planner.model import whole_config
-from muster.planner.spread import Spread
-from muster.planner.steptime import (
+from muster.inputs.model import whole_config
+from muster.planner import calibrate as stage
+from muster.planner.calibrate import calibrate, measured_of
+from muster.planner.outlook import Ground, load_calibration
+from muster.planner.spread import ModelSpread
+from muster.planner.time.learning import EXACT, at_mean_lengths
+from muster.planner.time.steptime import (
     ALONE,
     EFFICIENCY,
     Calibration,
-    Case,
-    Work,
+    StepCase,
+    StepWork,
     computing,
     ideal,
     measured_links,
     predict,
 )
-from muster.planner.traffic import lump
-from muster.stages import calibrate as stage
-from muster.stages.calibrate import calibrate, measured_of
-from muster.stages.outlook import Ground, load_calibration
+from muster.planner.time.traffic import lump
 from muster.store.runfolder import RunFolder
 from tests.unit.benches import made
 
@@ -225,7 +225,7 @@ def test_a_processor_is_known_by_its_model(tmp_path: Path) -> None:
 
 
 def test_a_link_by_hand_is_measured_under_its_own_name() -> None:
-    known = Calibration(links={"10Gbit": Figures(1.18e9), "10Gbit{usable=0.5}": Figures(6e8)})
+    known = Calibration(links={"10Gbit": LinkFigures(1.18e9), "10Gbit{usable=0.5}": LinkFigures(6e8)})
     for text, bandwidth in (
         ("10Gbit", 1.18e9), ("10Gbit{usable=0.50}", 6e8), ("10Gbit{usable=0.6}", 7.5e8),
         ("10Gbit{bandwidth=3e9}", 3e9), ("{bandwidth=3e9}", 3e9),
@@ -242,7 +242,9 @@ def test_a_device_by_hand_is_not_the_one_that_was_measured() -> None:
         ("a100-pcie-40gb{fp32=15}", None),
     ):
         machines = parse_machines(text)
-        case = Case(machines, "fp32", Work(1, 1e12, 3e12, 1e9), lump(10**6), Spread("ddp", ranks=1))
+        case = StepCase(
+            machines, "fp32", StepWork(1, 1e12, 3e12, 1e9), lump(10**6), ModelSpread("ddp", ranks=1)
+        )
         share = known.efficiency[key] if key else EFFICIENCY
         assert computing(case, known) == pytest.approx(ideal(case) / share), text
         assert (predict(case, known).assumed == ()) is (key is not None)

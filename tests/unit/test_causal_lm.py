@@ -20,11 +20,10 @@ from muster.core.errors import DataError, RecipeError
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.zero import deepspeed_config
-from muster.planner.model import model_config
+from muster.inputs.model import model_config
+from muster.inputs.read import check_sequence, read_inputs
 from muster.planner.setting import sequence_of as planned_sequence
-from muster.stages.inputs import read_inputs
-from muster.stages.text_inputs import check_sequence
-from muster.stages.warm import warm_recipe
+from muster.prepare.warm import warm_recipe
 from muster.worker import together
 from muster.worker.data.packed import Packed
 from muster.worker.data.text import source_of

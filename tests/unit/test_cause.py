@@ -8,10 +8,10 @@ import pytest
 
 from muster.core.job import Placement
 from muster.core.result import Failure
+from muster.fleet.cause import judge_outcome, with_way_on
+from muster.fleet.messages import Kernel
+from muster.fleet.supervisor import Outcome
 from muster.store import events
-from muster.supervise.cause import judge_outcome, with_way_on
-from muster.supervise.messages import Kernel
-from muster.supervise.supervisor import Outcome
 
 CLEAN = (0, None)
 STOPPED = (None, "stopped")

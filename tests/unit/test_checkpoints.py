@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from muster.checks.disk import checkpoint_bytes
+from muster.checks.families.disk import checkpoint_bytes
 from muster.core import families
 from muster.core.checkpoints import UNKNOWN, bytes_needed, due, most_on_disk, scheduled
 from muster.core.errors import RecipeError, UsageError
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
 from muster.planner.decide import disk_needed
-from muster.stages.checkpoints import Start, Wanted, choose
+from muster.runs.checkpoints import Start, WantedCheckpoint, choose
 from muster.store import events, sealed
 from muster.store.runfolder import RunFolder
 from muster.store.sealed import what_is_missing, what_is_wrong
@@ -143,7 +143,7 @@ def names(folder: Path) -> set[int]:
 def test_what_pruning_leaves(keep: Any, newest: int, left: set[int], tmp_path: Path) -> None:
     """20 is incomplete. 50 and 60 are of an attempt that went further: they take nobody's place."""
     pytest.importorskip("transformers")
-    from muster.worker.instruments.keeper import prune
+    from muster.worker.instruments.checkpoint_callback import prune
 
     for step in (10, 20, 30, 40, 50, 60):
         checkpoint(tmp_path, step, complete=step not in (20, 60))
@@ -154,7 +154,7 @@ def test_what_pruning_leaves(keep: Any, newest: int, left: set[int], tmp_path: P
 def test_the_keeper_asks_where_one_is_due(tmp_path: Path) -> None:
     """And clears the place of what is left there, whose files would else mix with the new ones."""
     pytest.importorskip("transformers")
-    from muster.worker.instruments.keeper import Keeper
+    from muster.worker.instruments.checkpoint_callback import Keeper
 
     recipe = load_recipe("demo", ["checkpoint.every=[[2,4],[3,null]]"])
     for attempt in (1, 2):
@@ -285,11 +285,11 @@ def recorded(folder: Path, *saved: int, resumed: int | None = None) -> RunFolder
 
 
 def chosen(
-    run: RunFolder, about: Any, hosts: Any, wanted: Wanted | None = None, engine: str = "ddp"
+    run: RunFolder, about: Any, hosts: Any, wanted: WantedCheckpoint | None = None, engine: str = "ddp"
 ) -> Start:
     recipe = load_recipe("demo", [f"engine.name={engine}", "engine.zero=0"])
     copied: list[tuple[int, str, str]] = []
-    start = choose(run, recipe, hosts, about, wanted or Wanted(), lambda *told: copied.append(told))
+    start = choose(run, recipe, hosts, about, wanted or WantedCheckpoint(), lambda *told: copied.append(told))
     hosts.copied = copied
     return start
 
@@ -316,7 +316,7 @@ def test_nothing_is_begun_anew_while_checkpoints_are_there(tmp_path: Path) -> No
     with pytest.raises(UsageError, match=r"checkpoint-20: rank0.pt is damaged on n1") as refused:
         chosen(run, facts([20]), hosts)
     assert "--step 0" in (refused.value.hint or "")
-    assert chosen(run, facts([20]), hosts, Wanted(step=0)) == Start()
+    assert chosen(run, facts([20]), hosts, WantedCheckpoint(step=0)) == Start()
     unfinished = facts([], damaged={"10": "it has no manifest: writing it was not finished"})
     assert chosen(run, unfinished, Hosts()).step is None  # killed while it wrote its first
     assert chosen(run, facts([]), Hosts()) == Start()
@@ -324,17 +324,17 @@ def test_nothing_is_begun_anew_while_checkpoints_are_there(tmp_path: Path) -> No
 
 def test_a_step_that_is_asked_for(tmp_path: Path) -> None:
     run = recorded(tmp_path, 10, 20, 30)
-    assert chosen(run, facts([10, 20, 30]), Hosts(), Wanted(step=10)).step == 10
+    assert chosen(run, facts([10, 20, 30]), Hosts(), WantedCheckpoint(step=10)).step == 10
     with pytest.raises(UsageError, match="no checkpoint of step 15") as refused:
-        chosen(run, facts([10, 20, 30]), Hosts(), Wanted(step=15))
+        chosen(run, facts([10, 20, 30]), Hosts(), WantedCheckpoint(step=15))
     assert "10, 20, 30" in (refused.value.hint or "")
     with pytest.raises(UsageError, match="checkpoint-20: a is damaged on n1"):  # and no other instead
-        chosen(run, facts([10, 20, 30]), Hosts({(20, "n1"): "a is damaged"}), Wanted(step=20))
+        chosen(run, facts([10, 20, 30]), Hosts({(20, "n1"): "a is damaged"}), WantedCheckpoint(step=20))
 
 
 def test_one_that_failed_to_load_is_passed_over(tmp_path: Path) -> None:
     run = recorded(tmp_path, 10, 20)
-    start = chosen(run, facts([10, 20]), Hosts(), Wanted(avoid={20: "rank 0: invalid header"}))
+    start = chosen(run, facts([10, 20]), Hosts(), WantedCheckpoint(avoid={20: "rank 0: invalid header"}))
     assert (start.step, start.said[0].why) == (10, "rank 0: invalid header")
 
 
@@ -344,7 +344,7 @@ def test_what_an_abandoned_attempt_left_is_not_gone_on_from(tmp_path: Path) -> N
     start = chosen(run, facts([10, 20, 30]), Hosts())
     assert start.step == 10
     assert all("did not go on from" in decision.why for decision in start.said)
-    assert chosen(run, facts([10, 20, 30]), Hosts(), Wanted(step=30)).step == 30
+    assert chosen(run, facts([10, 20, 30]), Hosts(), WantedCheckpoint(step=30)).step == 30
 
 
 def test_a_step_that_two_attempts_saved_is_the_later_ones(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_pickles_that_nobody_saw_being_saved_are_not_run(engine: str, step: int,
     """Step 20 appeared in the folder; no rank told the controller of it."""
     run = recorded(tmp_path, 10)
     assert chosen(run, facts([10, 20]), Hosts(), engine=engine).step == step
-    assert chosen(run, facts([10, 20]), Hosts(), Wanted(step=20), engine=engine).step == 20
+    assert chosen(run, facts([10, 20]), Hosts(), WantedCheckpoint(step=20), engine=engine).step == 20
 
 
 def test_a_host_that_lacks_it_is_told_what_to_copy(tmp_path: Path) -> None:
@@ -372,7 +372,7 @@ def test_a_host_that_lacks_it_is_told_what_to_copy(tmp_path: Path) -> None:
     assert "copy n1:/b/checkpoints/checkpoint-20 to n2:/b/checkpoints/checkpoint-20" in str(refused.value)
     assert "--copy" in (refused.value.hint or "")
     hosts: Any = Hosts()
-    assert chosen(run, about, hosts, Wanted(copy=True)).step == 20
+    assert chosen(run, about, hosts, WantedCheckpoint(copy=True)).step == 20
     assert hosts.copied == [(20, "n1", "n2")]
-    chosen(run, facts([], [20], [], shared=False), hosts, Wanted(copy=True))
+    chosen(run, facts([], [20], [], shared=False), hosts, WantedCheckpoint(copy=True))
     assert hosts.copied == [(20, "n2", "n1"), (20, "n2", "n3")]

@@ -6,8 +6,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from muster.checks._profiles import shipped_profiles
 from muster.checks.base import Check
+from muster.checks.profiles import shipped_profiles
 from muster.core.recipes import read_yaml
 from muster.core.units import format_bytes
 from tests.unit.judging import ALL

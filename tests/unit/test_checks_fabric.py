@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from muster.checks.base import Context, Finding, Level
-from muster.checks.fabric import CHECKS, judge_group
-from muster.core.fabric import Asked
-from muster.core.fabric_result import Fabric
+from muster.checks.families.fabric import CHECKS, judge_group
+from muster.core.fabric.asked import Asked
+from muster.core.fabric.result import Fabric
 from muster.core.inventory import Host, parse_hosts
 from muster.core.job import place
 from muster.core.launch import Launch
-from muster.shell import FakeShell
-from muster.stages.fabric_collect import Collector
-from muster.stages.mpi_hello import mpi_hello, mpi_hello_argv, read_hello
-from muster.supervise.supervisor import Outcome
+from muster.fabric.measure import Collector
+from muster.fabric.mpi_hello import mpi_hello, mpi_hello_argv, read_hello
+from muster.fleet.shell import FakeShell
+from muster.fleet.supervisor import Outcome
 
 GBIT = 1e9 / 8
 

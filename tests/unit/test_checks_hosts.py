@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from muster.checks.disk import checkpoint_bytes
+from muster.checks.families.disk import checkpoint_bytes
 from muster.core.recipes import load_recipe
 from tests.support import wait_until
 from tests.unit.judging import FAIL, NA, PASS, UNKNOWN, WARN, judged, probed, transport

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.checks._judging import Differ, _near, differing, majority, number, version_key, world_size
+from muster.checks.families._judging import (
+    Differ,
+    _near,
+    differing,
+    majority,
+    number,
+    version_key,
+    world_size,
+)
 from tests.unit.judging import FAIL, PASS, WARN, context
 
 DIFFER = Differ("another size than most hosts")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from muster.checks.network import matching
+from muster.checks.families.network import matching
 from tests.unit.judging import FAIL, NA, PASS, UNKNOWN, WARN, judged, probed
 
 HOSTS = ("n1", "n2", "n3")

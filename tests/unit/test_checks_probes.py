@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from muster.agent import probe as program
-from muster.checks._families import Family, families
-from muster.checks._profiles import load_profile, shipped_profiles
+from muster.checks.profiles import load_profile, shipped_profiles
+from muster.checks.registry import Family, families
 from tests.unit.judging import ALL, ASK, NA, PASS, UNKNOWN, context, probed, transport
 
 FAMILIES = families()
@@ -117,7 +117,7 @@ def test_a_host_like_this_one_is_healthy() -> None:
     for family in FAMILIES:
         if family.name == "fabric":
             continue  # its answers are those of ranks
-        module = importlib.import_module(f"muster.checks.{family.name}")
+        module = importlib.import_module(f"muster.checks.families.{family.name}")
         answers = {"a": own.get(family.name, {})}
         for finding in module.judge(answers, {}, context(transport=reached, slots={"a": 1})):
             if not finding.check.startswith("leftovers."):

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from muster.core.errors import RecipeError, UsageError
+from muster.core.hardware.machines import parse_machines
 from muster.core.inventory import parse_hosts
-from muster.core.machines import parse_machines
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.trace import Parameter, Pass, Trace
+from muster.inputs.read import check
 from muster.planner.decide import Decided, decide
-from muster.planner.fit import lacking, need
-from muster.planner.steptime import Calibration
-from muster.stages.inputs import check
-from muster.stages.outlook import Ground, hypothetical
+from muster.planner.memory.fit import lacking, need
+from muster.planner.outlook import Ground, hypothetical
+from muster.planner.time.steptime import Calibration
 
 OPEN = ("engine.zero=auto", "train.gradient_checkpointing=auto")
 

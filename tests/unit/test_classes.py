@@ -9,9 +9,9 @@ import pytest
 
 from muster.core import families
 from muster.core.recipe import recipe_from
-from muster.planner.model import classes_of, parameters, whole_config
-from muster.stages.outlook import Told
-from muster.stages.plan import plan_on, recipe_of
+from muster.inputs.model import classes_of, parameters, whole_config
+from muster.planner.outlook import UserFigures
+from muster.planner.plan import plan_on, recipe_of
 from tests.images import RED, png, write_folder, write_parquet
 
 IMAGE = png(RED)
@@ -93,7 +93,7 @@ def test_a_plan_says_where_classes_are_not_known(override: str, noted: bool) -> 
 
     def notes(*more: str) -> list[str]:
         recipe = recipe_of("vit-cifar10", [override, *more])
-        found = plan_on(recipe, "h200", Told(), traced=False).plan.notes
+        found = plan_on(recipe, "h200", UserFigures(), traced=False).plan.notes
         return [note for note in found if "num_labels" in note]
 
     assert bool(notes()) is noted

@@ -15,15 +15,21 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import muster.launchers
-import muster.stages
+import muster
+import muster.fleet.launchers
 from muster.cli.app import VERBS, app
-from muster.core.registry import load_plugin, plugin_names
+from muster.core.registry import PACKAGES, load_plugin, plugin_names
 
 LAUNCHERS = sorted(plugin_names("muster.launchers"))
 HEAVY = {"torch", "transformers", "deepspeed", "accelerate", "datasets", "peft", "numpy"}
 LAZY = {"rich.progress", "duckdb", "pydantic", "jinja2", "yaml", "tensorboardX"}
-PACKAGES = ["muster.launchers", "muster.worker.engines", "muster.worker.workloads"]
+GROUPS = [
+    "muster.launchers",
+    "muster.checks",
+    "muster.readers",
+    "muster.worker.engines",
+    "muster.worker.workloads",
+]
 
 
 def promised(docstring: str) -> dict[str, list[str]]:
@@ -35,7 +41,7 @@ def promised(docstring: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_a_launcher_has_what_is_promised(name: str) -> None:
     """Each function takes its arguments by position, in the promised order."""
-    functions = promised(muster.launchers.__doc__ or "")
+    functions = promised(muster.fleet.launchers.__doc__ or "")
     assert set(functions) == {"requests", "remote"}
     module = load_plugin("muster.launchers", name)
     assert isinstance(module.ONE_MACHINE, bool)
@@ -58,12 +64,13 @@ def test_the_workers_plug_ins_can_be_listed_without_torch(package: str) -> None:
     assert not HEAVY & set(modules)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", GROUPS)
 def test_a_module_is_in_the_registry_by_being_there(package: str) -> None:
-    spec = importlib.util.find_spec(package)
+    spec = importlib.util.find_spec(PACKAGES.get(package, package))
     assert spec is not None and spec.submodule_search_locations
     folder = Path(next(iter(spec.submodule_search_locations)))
-    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "base"}
+    files = {path.stem for path in folder.glob("*.py") if path.stem[0] != "_"} - {"base"}
+    assert files
     assert files <= set(plugin_names(package))
 
 
@@ -78,14 +85,14 @@ def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     lines = []
-    for package in PACKAGES:
+    for package in GROUPS:
         lines.append(f"[{package}]")
         lines += [f"{name} = theirs" for name in ("their-own", *plugin_names(package))]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", GROUPS)
 def test_third_parties_append_and_never_replace(
     package: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -140,20 +147,26 @@ def test_verbs_that_look_into_run_folders_load_little(verb: list[str], code: int
 
 
 def test_the_control_side_never_imports_torch(tmp_path: Path) -> None:
-    """The command line and every stage in a fresh interpreter, and what a run makes: a TensorBoard writer."""
-    folder = Path(next(iter(muster.stages.__path__)))
-    stages = [f"muster.stages.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"]
-    assert "muster.stages.train" in stages
+    """Every module of it in a fresh interpreter, and what a run makes: a TensorBoard writer."""
+    root = Path(next(iter(muster.__path__)))
+    ranks = ("agent", "worker")  # what runs on hosts
+    files = [
+        path.relative_to(root) for path in root.rglob("*.py") if path.stem not in ("__init__", "__main__")
+    ]
+    names = [
+        ".".join(("muster", *path.with_suffix("").parts)) for path in files if path.parts[0] not in ranks
+    ]
+    assert "muster.runs.train" in names
     code = (
         "import importlib, json, sys\n"
         "for name in sys.argv[2:]: importlib.import_module(name)\n"
-        "from pathlib import Path; from muster.supervise.board import Board\n"
+        "from pathlib import Path; from muster.runs.recorder import Board\n"
         "Board(Path(sys.argv[1])).close()\n"
         "print(json.dumps(sorted(sys.modules)))\n"
     )
-    argv = [sys.executable, "-c", code, str(tmp_path), "muster.cli.app", *stages]
+    argv = [sys.executable, "-c", code, str(tmp_path), "muster.cli.app", *names]
     modules = set(json.loads(subprocess.check_output(argv, text=True)))
-    assert {"muster.cli.app", "tensorboardX", *stages} <= modules
+    assert {"muster.cli.app", "tensorboardX", *names} <= modules
     assert not {name.partition(".")[0] for name in modules} & (HEAVY - {"numpy"})  # DuckDB likes numpy
 
 

@@ -16,19 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.checks._families import Family, checks_of, families, family_of
-from muster.checks._profiles import load_profile, shipped_profiles
 from muster.checks.base import Context, Finding, Level, Transport
-from muster.checks.versions import PACKAGES
+from muster.checks.check import all_checks
+from muster.checks.families.versions import PACKAGES
+from muster.checks.profiles import load_profile, shipped_profiles
+from muster.checks.questions import HostAnswers, Patience, Questions, failed
+from muster.checks.registry import Family, checks_of, families, family_of
+from muster.checks.survey import starter, survey
 from muster.core.job import Placement
 from muster.core.launch import Launch
 from muster.core.recipe import Recipe
 from muster.core.registry import load_plugin, plugin_names
-from muster.launchers import local
-from muster.shell import RealShell
-from muster.stages.check import all_checks
-from muster.supervise.questions import Answered, Patience, Questions, failed
-from muster.supervise.survey import starter, survey
+from muster.fleet.launchers import local
+from muster.fleet.shell import RealShell
 
 FAMILIES = families()
 EACH = pytest.mark.parametrize("family", FAMILIES, ids=[family.name for family in FAMILIES])
@@ -57,7 +57,7 @@ def asked(host: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def heard() -> dict[str, Answered]:
+def heard() -> dict[str, HostAnswers]:
     """Every family's answers, from three pretend hosts of this machine."""
     asking = Questions(
         sources={family.name: family.source for family in FAMILIES if family.source},
@@ -68,8 +68,8 @@ def heard() -> dict[str, Answered]:
     places = [Placement(name, name, 1, 0) for name in HOSTS]
     start = starter(local, Launch(), RealShell(), sys.executable)
     found = survey(places, start, asking, Patience(connect=30, probe=30, fanout=3))
-    assert all(isinstance(one, Answered) for one in found.values())
-    return {host: one for host, one in found.items() if isinstance(one, Answered)}
+    assert all(isinstance(one, HostAnswers) for one in found.values())
+    return {host: one for host, one in found.items() if isinstance(one, HostAnswers)}
 
 
 def context(**changes: Any) -> Context:
@@ -151,7 +151,7 @@ def globals_of(table: symtable.SymbolTable) -> set[str]:
 
 
 @EACH
-def test_a_probe_answers_on_this_machine(family: Family, heard: dict[str, Answered]) -> None:
+def test_a_probe_answers_on_this_machine(family: Family, heard: dict[str, HostAnswers]) -> None:
     for one in heard.values():
         if family.asks:
             assert not failed(one.answers[family.name]), one.answers[family.name]
@@ -169,7 +169,7 @@ CONTEXTS: list[dict[str, Any]] = [
 ]
 
 
-def judged(family: Family, heard: dict[str, Answered], told: Context) -> list[Finding]:
+def judged(family: Family, heard: dict[str, HostAnswers], told: Context) -> list[Finding]:
     answers = {host: one.answers.get(family.name, {}) for host, one in heard.items()}
     peers = {host: (one.peers or {})[family.name] for host, one in heard.items() if family.meets}
     return family.judge(answers, peers, told)
@@ -178,7 +178,7 @@ def judged(family: Family, heard: dict[str, Answered], told: Context) -> list[Fi
 @EACH
 @pytest.mark.parametrize("changes", CONTEXTS, ids=["local", "recipe", "gpus", "no gpus", "no transport"])
 def test_every_check_has_one_finding_per_host(
-    family: Family, changes: dict[str, Any], heard: dict[str, Answered]
+    family: Family, changes: dict[str, Any], heard: dict[str, HostAnswers]
 ) -> None:
     found = judged(family, heard, context(**changes))
     if family.judge_group is not None:
@@ -202,14 +202,16 @@ def test_a_family_has_no_findings_about_nobody(family: Family) -> None:
 
 
 @EACH
-def test_judging_changes_nothing_and_is_the_same_twice(family: Family, heard: dict[str, Answered]) -> None:
+def test_judging_changes_nothing_and_is_the_same_twice(family: Family, heard: dict[str, HostAnswers]) -> None:
     before = json.dumps([one.answers.get(family.name) for one in heard.values()])
     assert judged(family, heard, context()) == judged(family, heard, context())
     assert before == json.dumps([one.answers.get(family.name) for one in heard.values()])
 
 
 @EACH
-def test_where_no_gpu_is_expected_its_checks_do_not_pass(family: Family, heard: dict[str, Answered]) -> None:
+def test_where_no_gpu_is_expected_its_checks_do_not_pass(
+    family: Family, heard: dict[str, HostAnswers]
+) -> None:
     if family.name != "gpu":
         return
     levels = {each.level for each in judged(family, heard, context(gpus_expected=False))}
@@ -256,7 +258,9 @@ def test_third_parties_bring_families(tmp_path: Path, monkeypatch: pytest.Monkey
     (info / "entry_points.txt").write_text("[muster.checks]\ntheirs = theirs_checks\ngpu = theirs_checks\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     try:
-        assert plugin_names("muster.checks")["gpu"] == "muster.checks.gpu"  # appended, never replaced
+        assert (
+            plugin_names("muster.checks")["gpu"] == "muster.checks.families.gpu"
+        )  # appended, never replaced
         family = family_of("theirs", load_plugin("muster.checks", "theirs"))
         assert "theirs.answer" in {check.name for check in all_checks()}
         space: dict[str, Any] = {}

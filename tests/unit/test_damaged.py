@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from muster.cli.app import app, main
 from muster.core.errors import RunFolderError, UsageError
 from muster.core.result import Memory, Result, Seconds
-from muster.stages.resume import resume
-from muster.stages.runs import ls, show
+from muster.runs.listing import ls, show
+from muster.runs.resume import resume
 from muster.store.runfolder import RunFolder
 
 RESULT = Result(

@@ -13,8 +13,8 @@ from muster.core.errors import InventoryError, RecipeError, UsageError
 from muster.core.inventory import Inventory, parse_hosts
 from muster.core.job import Decision
 from muster.core.recipe import recipe_from
+from muster.inputs.model import parameters
 from muster.planner.decide import Decided, check_disk, decide, disk_needed
-from muster.planner.model import parameters
 
 H100, A100, T4, P100 = (9, 0), (8, 0), (7, 5), (6, 0)
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from muster.core.devices import BY_HAND, Device, driver_device, entries, find_device, named, names, plain_name
 from muster.core.errors import UsageError
-from muster.core.links import between_hosts, ethernet, find_link
-from muster.core.links import names as link_names
-from muster.core.machines import parse_machines
-from muster.core.peaks import stated_peak
+from muster.core.hardware.devices import (
+    BY_HAND,
+    Device,
+    driver_device,
+    entries,
+    find_device,
+    named,
+    names,
+    plain_name,
+)
+from muster.core.hardware.links import between_hosts, ethernet, find_link
+from muster.core.hardware.links import names as link_names
+from muster.core.hardware.machines import parse_machines
+from muster.core.hardware.peaks import stated_peak
 
 
 @pytest.mark.parametrize(

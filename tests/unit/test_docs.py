@@ -272,6 +272,32 @@ def test_python(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
                     importlib.import_module(f"{node.module}.{each.name}")
 
 
+def test_the_architecture_page_names_what_is_there() -> None:
+    """Its tree has every room and no other, with the floors of pyproject.toml; its files exist."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    source = ROOT / "src" / "muster"
+    tree = re.findall(r"^  ([a-z]+)/ +([0-9]+|-) ", text, re.MULTILINE)
+    data = {"profiles", "recipes", "suites", "__pycache__"}
+    assert sorted(name for name, _ in tree) == sorted(
+        each.name for each in source.iterdir() if each.is_dir() and each.name not in data
+    )
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(each["layers"] for each in contracts if each["type"] == "layers")
+    rooms = [[name.strip().removeprefix("muster.") for name in layer.split("|")] for layer in layers]
+    floors = [sorted(names) for names in rooms if names != ["api"]]
+    told: dict[str, list[str]] = {}
+    for name, floor in tree:
+        if floor != "-":
+            told.setdefault(floor, []).append(name)
+    assert [sorted(told[floor]) for floor in sorted(told, key=int, reverse=True)] == floors
+    files = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text)
+    assert (
+        files
+        and [name for name in files if not (source / name).exists() and not (ROOT / name).exists()] == []
+    )
+
+
 def test_the_lines_that_load_a_model_are_those_that_a_run_prints() -> None:
     """Tests with real ranks run these (tests/support.py: the lines of a finished run)."""
     page = ROOT / "docs" / "using-the-model.md"
@@ -350,7 +376,8 @@ def test_the_index_lists_every_page_once() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (.+)$", index, re.MULTILINE) == ["Start", "How-to", "Reference", "Design"]
     listed = re.findall(r"^- \[[^\]]+\]\(([a-z0-9-]+\.md)\)", index, re.MULTILINE)
-    assert sorted(listed) == sorted(page.name for page in PAGES[1:] if page.name != "index.md")
+    pages = sorted(page.name for page in PAGES if page.parent.name == "docs" and page.name != "index.md")
+    assert sorted(listed) == pages
     assert "docs/index.md" in PAGES[0].read_text(encoding="utf-8")
 
 

@@ -16,7 +16,7 @@ from tests.support import TINY
 @pytest.fixture(autouse=True)
 def _closed_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `plan --quick`: tracing a model takes seconds, and has tests of its own."""
-    monkeypatch.setattr("muster.stages.plan.tracer", nothing_traced)
+    monkeypatch.setattr("muster.planner.plan.tracer", nothing_traced)
 
 
 def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, *argv: str) -> tuple[int, str, str]:
@@ -216,7 +216,7 @@ def test_a_host_file_that_nobody_named_is_told(
 ) -> None:
     file = tmp_path / "hostfile"
     file.write_text("nodeA slots=2\nnodeB slots=2\n")
-    for module in ("core.inventory", "stages.inputs"):
+    for module in ("core.inventory", "inputs.read"):
         monkeypatch.setattr(f"muster.{module}.MOUNTED", file)
     assert f"\nhosts       {file}: " in run(capsys, tmp_path, "digits")[1]
     assert (

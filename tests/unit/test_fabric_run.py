@@ -10,28 +10,28 @@ from typing import Any
 
 import pytest
 
-from muster.cli.fabric import fabric_rows
+from muster.cli.output import fabric_rows
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError, UsageError
-from muster.core.fabric_result import FabricRun
-from muster.core.fabric_run import make_run
-from muster.core.idle import check_idle
+from muster.core.fabric.result import FabricRun
+from muster.core.fabric.run import make_run
+from muster.core.hardware.links import LinkFigures, SharedLink
 from muster.core.inventory import Host, parse_hosts
 from muster.core.job import Job, place
-from muster.core.links import Beside, Figures
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.result import Failure, Result
-from muster.planner.collective import CALL
+from muster.fabric.run import judged
+from muster.inputs.read import check_idle
 from muster.planner.decide import decide
-from muster.planner.learning_links import link_figures
-from muster.report import fabric as page
-from muster.report.fabric_tables import files, pair_rows, summary, sweep_rows
-from muster.report.gather import RunData
-from muster.report.heat import heat_map
-from muster.stages.fabric_run import judged
+from muster.planner.time.collective import CALL
+from muster.planner.time.learning import link_figures
+from muster.reports import fabric as page
+from muster.reports.fabric import heat_map
+from muster.reports.fabric_tables import files, pair_rows, summary, sweep_rows
+from muster.reports.rundata import RunData
+from muster.results.fold import Folder, fold, make_result
 from muster.store import events
-from muster.supervise.fold import Folder, fold, make_result
 from tests.unit.test_report import HOSTILE, check
 
 MIB = 1 << 20
@@ -149,14 +149,14 @@ def test_what_a_plan_learns_of_the_link() -> None:
 
 
 def test_what_only_an_earlier_run_found_stays() -> None:
-    two = Figures(1e9, 1e-5, Beside(None, 0.9, 0.8, 0.002, pair_gather=0.7))
-    more = Figures(2e9, None, Beside(0.95, 0.6, 0.5, 0.003))
-    assert more.after(two) == Figures(2e9, 1e-5, Beside(0.95, 0.6, 0.5, 0.003, pair_gather=0.7))
-    assert two.after(more) == Figures(1e9, 1e-5, Beside(0.95, 0.9, 0.8, 0.002, pair_gather=0.7))
-    assert two.after(Figures()) == two
+    two = LinkFigures(1e9, 1e-5, SharedLink(None, 0.9, 0.8, 0.002, pair_gather=0.7))
+    more = LinkFigures(2e9, None, SharedLink(0.95, 0.6, 0.5, 0.003))
+    assert more.after(two) == LinkFigures(2e9, 1e-5, SharedLink(0.95, 0.6, 0.5, 0.003, pair_gather=0.7))
+    assert two.after(more) == LinkFigures(1e9, 1e-5, SharedLink(0.95, 0.9, 0.8, 0.002, pair_gather=0.7))
+    assert two.after(LinkFigures()) == two
     for wrong in ({"pair_gather": 0.0}, {"gather": math.nan}, {"meeting": -1.0}, {"computing": math.nan}):
         with pytest.raises(ValueError, match="no shares and seconds"):
-            Beside(**wrong)
+            SharedLink(**wrong)
 
 
 def test_the_matrix_and_who_is_slowest() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from muster.core import families
 from muster.core.errors import RecipeError
-from muster.core.families.checking import ACTIVATIONS, Source, check_config
+from muster.core.families.checking import ACTIVATIONS, FieldSource, check_config
 
 
 def model_of(fields: dict[str, Any]) -> Any:
@@ -88,7 +88,7 @@ def test_what_is_refused_makes_no_model(given: dict[str, Any]) -> None:
     """Each relation, held against what Transformers makes of it."""
     torch = pytest.importorskip("torch")
     with pytest.raises(RecipeError):
-        check_config(given, Source(own=given))
+        check_config(given, FieldSource(own=given))
     family = families.family_of(given)
     assert family is not None
     small = {SMALL[family.MODEL_TYPES[0]]: 1, "vocab_size": 50}

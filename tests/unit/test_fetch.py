@@ -16,12 +16,12 @@ from muster.core.errors import HostError
 from muster.core.inventory import Host
 from muster.core.job import Job, Placement, place
 from muster.core.launch import Launch
-from muster.launchers import ssh
-from muster.shell import FakeShell, RealShell
+from muster.fleet import fetch as fetch_module
+from muster.fleet.fetch import ATTEMPTS, copy_between, fetch_model, fetch_profiles
+from muster.fleet.launchers import ssh
+from muster.fleet.shell import FakeShell, RealShell
 from muster.store import events
 from muster.store.runfolder import RunFolder
-from muster.supervise import fetch as fetch_module
-from muster.supervise.fetch import ATTEMPTS, copy_between, fetch_model, fetch_profiles
 
 MARK = b"--- muster: the model follows ---\n"
 NODE = Placement("node1", "me@node1", 1, 0)

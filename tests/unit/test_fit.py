@@ -11,8 +11,16 @@ import pytest
 from muster.core import families
 from muster.core.batch import resolve_batch
 from muster.core.errors import UsageError
-from muster.planner.activations import Kept, Lengths, activation_bytes, layer_bytes, logit_bytes, stacks
-from muster.planner.fit import (
+from muster.planner.forecast import memory_plan
+from muster.planner.memory.activations import (
+    Kept,
+    Lengths,
+    activation_bytes,
+    layer_bytes,
+    logit_bytes,
+    stacks,
+)
+from muster.planner.memory.fit import (
     COMMUNICATOR,
     CONTEXT,
     MARGIN,
@@ -28,9 +36,8 @@ from muster.planner.fit import (
     largest_micro,
     need,
 )
-from muster.planner.prospect import memory_plan
-from muster.planner.remedies import NOTHING_SAID, Said, apply, changes, refusal, remedies
-from muster.stages.plan import _hopeless
+from muster.planner.plan import _hopeless
+from muster.planner.remedies import NOTHING_SAID, OpenChoices, apply, changes, refusal, remedies
 
 GIB = 2**30
 OPT = {
@@ -363,20 +370,20 @@ def overridden(way: str, setting: Setting) -> tuple[dict[str, str], int]:
 @pytest.mark.parametrize(
     ("micro", "accumulation", "said"),
     [
-        (24, 1, Said(accumulation=1, global_=24 * 4)),
-        (36, 1, Said(global_=36 * 4)),
-        (35, 2, Said(accumulation=2, global_=35 * 2 * 4)),
-        (97, 1, Said(global_=97 * 4)),  # a prime: one sample at a time
-        (64, 1, Said(samples=300)),
-        (64, 1, Said(accumulation=1)),
+        (24, 1, OpenChoices(accumulation=1, global_=24 * 4)),
+        (36, 1, OpenChoices(global_=36 * 4)),
+        (35, 2, OpenChoices(accumulation=2, global_=35 * 2 * 4)),
+        (97, 1, OpenChoices(global_=97 * 4)),  # a prime: one sample at a time
+        (64, 1, OpenChoices(samples=300)),
+        (64, 1, OpenChoices(accumulation=1)),
         (64, 1, NOTHING_SAID),
-        (24, 1, Said(accumulation=1, global_=24 * 4, fixed=frozenset({"accumulation"}))),
-        (24, 1, Said(global_=24 * 4, fixed=frozenset({"micro", "ranks"}))),
-        (24, 1, Said(global_=24 * 4, fixed=frozenset({"engine"}))),
+        (24, 1, OpenChoices(accumulation=1, global_=24 * 4, fixed=frozenset({"accumulation"}))),
+        (24, 1, OpenChoices(global_=24 * 4, fixed=frozenset({"micro", "ranks"}))),
+        (24, 1, OpenChoices(global_=24 * 4, fixed=frozenset({"engine"}))),
     ],
 )
 def test_every_change_that_is_offered_makes_the_batch_and_fits(
-    micro: int, accumulation: int, said: Said
+    micro: int, accumulation: int, said: OpenChoices
 ) -> None:
     setting = big("opt-1.3b", 4, checkpointing=False, micro=micro, accumulation=accumulation)
     room = Room(40 * 10**9, ROOMY)
@@ -405,7 +412,7 @@ def test_every_change_that_is_offered_makes_the_batch_and_fits(
 
 def test_the_largest_micro_batch_that_divides_the_share_is_offered() -> None:
     setting = big("opt-1.3b", 4, checkpointing=False, micro=36)
-    said = Said(accumulation=1, global_=36 * 4)
+    said = OpenChoices(accumulation=1, global_=36 * 4)
     room = Room(40 * 10**9, ROOMY)
     (first, *_) = remedies(setting, room, "opt-1.3b", said)
     changed, _ = overridden(first, setting)

@@ -13,16 +13,16 @@ from muster.cli.output import flops_words
 from muster.core import families
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError, UsageError
-from muster.core.flops import Products, Shape, Work, quadratic, training
+from muster.core.flops import MatmulWork, Products, Shape, quadratic, training
 from muster.core.inventory import Host
 from muster.core.job import Job, place
 from muster.core.recipe import recipe_from
 from muster.core.result import Flops
 from muster.core.units import format_flops
-from muster.stages.agree import check_hosts, check_profile
+from muster.results.fold import fold, make_result
+from muster.runs.resolve import check_hosts, check_profile
 from muster.store import events
 from muster.store.windows import measured
-from muster.supervise.fold import fold, make_result
 
 H200 = 989.5e12  # its bf16 peak, without sparsity
 
@@ -94,11 +94,11 @@ def test_an_embedding_narrower_than_the_model_has_two_more_matrices() -> None:
 
 def test_three_products_for_each_and_two_for_what_is_frozen() -> None:
     some = Products(weights=100, attention=10, outside=20, entry=5)
-    assert training(Products(100, 10)) == Work(220, 660, 660)
-    assert training(some) == Work(220, 650, 650)  # the data needs no gradient
-    assert training(some, checkpointing=True) == Work(220, 650, 650 + 180)
-    assert training(Products(100, 10), frozen=True) == Work(220, 460, 460)
-    assert training(Products(100, 10), frozen=True, adapters=3) == Work(226, 478, 478)
+    assert training(Products(100, 10)) == MatmulWork(220, 660, 660)
+    assert training(some) == MatmulWork(220, 650, 650)  # the data needs no gradient
+    assert training(some, checkpointing=True) == MatmulWork(220, 650, 650 + 180)
+    assert training(Products(100, 10), frozen=True) == MatmulWork(220, 460, 460)
+    assert training(Products(100, 10), frozen=True, adapters=3) == MatmulWork(226, 478, 478)
 
 
 def test_families_without_a_formula_have_none() -> None:

@@ -12,10 +12,10 @@ from muster.core.inventory import Host
 from muster.core.job import PASSED_OVER, Decision, Job, place
 from muster.core.recipe import recipe_from
 from muster.core.result import Extreme, Result
+from muster.results.fold import Folder, engine_name, fold, make_result, model_name
+from muster.results.speed import percentile, throughput
 from muster.store import events
 from muster.store.windows import measured, warm_ups
-from muster.supervise.fold import Folder, engine_name, fold, make_result, model_name
-from muster.supervise.speed import percentile, throughput
 
 FEW = "the throughput rests on 10 steps alone"
 

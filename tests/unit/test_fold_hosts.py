@@ -9,9 +9,9 @@ from muster.core.inventory import Host
 from muster.core.job import SLOWER, Decision, Job, place
 from muster.core.recipe import recipe_from
 from muster.core.result import Result
-from muster.report import tables
+from muster.reports import tables
+from muster.results.fold import fold, make_result
 from muster.store import events
-from muster.supervise.fold import fold, make_result
 from tests.unit.test_report import a_run
 
 NETWORK = {"interface": "eth0", "megabits": 10_000, "infiniband_megabits": None}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from muster.core.judged import Condition, Gate, JobEntry, Judged, Subject, Verdict
+from muster.benches.fold import fold_bench
+from muster.benches.schedule import Task
 from muster.core.result import Result
-from muster.planner.rota import Task
-from muster.stages.bench_fold import fold_bench
+from muster.judging.document import Condition, Gate, JobEntry, Judged, Subject, Verdict
 from tests.unit.benches import ended, made, suite_of
 from tests.unit.test_bench_fold import PER_SLOT, fleet
 

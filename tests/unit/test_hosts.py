@@ -12,16 +12,16 @@ import pytest
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError, UsageError
 from muster.core.inventory import Host, parse_hosts
-from muster.core.plan import Candidate, Plan
 from muster.core.recipes import load_recipe
+from muster.inputs.read import Inputs, check
 from muster.planner.choose import nothing_traced
 from muster.planner.decide import Decided
-from muster.planner.hosts import Trial, by_speed, first, numbers, pick
-from muster.planner.steptime import Calibration
-from muster.stages.inputs import Inputs, check
-from muster.stages.outlook import Ground, Told, ground_of
-from muster.stages.plan import plan_on, recipe_of
-from muster.stages.settle import Settled, settle
+from muster.planner.document import Candidate, Plan
+from muster.planner.hosts import HostTrial, by_speed, first, numbers, pick
+from muster.planner.outlook import Ground, UserFigures, ground_of
+from muster.planner.plan import plan_on, recipe_of
+from muster.planner.resolve import Settled, settle
+from muster.planner.time.steptime import Calibration
 
 HOSTS = parse_hosts("node[1-4]").hosts
 OPEN = ("engine.zero=auto", "train.gradient_checkpointing=auto")
@@ -32,7 +32,7 @@ def _nothing_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
-def trial(count: int, speed: float | None, *, fits: bool = True) -> Trial:
+def trial(count: int, speed: float | None, *, fits: bool = True) -> HostTrial:
     """A job whose best way on so many hosts is so fast."""
     recipe = load_recipe("digits")
     best = Candidate(
@@ -43,7 +43,7 @@ def trial(count: int, speed: float | None, *, fits: bool = True) -> Trial:
         candidates=(best,),
     )  # fmt: skip
     refused = None if fits else UsageError("too little memory", where="memory")
-    return Trial(HOSTS[:count], decided, refused)
+    return HostTrial(HOSTS[:count], decided, refused)
 
 
 def test_the_most_samples_per_second_win_and_the_others_say_by_how_much() -> None:
@@ -85,7 +85,7 @@ def test_where_it_does_not_fit_speed_counts_for_nothing() -> None:
 
 
 def test_without_speeds_all_that_work() -> None:
-    cannot = Trial(HOSTS, None, RecipeError("a global batch of 6", where="batch.global"))
+    cannot = HostTrial(HOSTS, None, RecipeError("a global batch of 6", where="batch.global"))
     taken, chosen = pick([trial(1, 10), trial(2, None), trial(3, None), cannot], HOSTS)
     assert (len(taken.hosts), chosen.timed) == (3, False)
     assert chosen.why == "the largest number that works: their speed is unknown"
@@ -97,7 +97,7 @@ def test_without_speeds_all_that_work() -> None:
 def test_nothing_works() -> None:
     errors = [RecipeError(f"{n} ranks", where="batch.global") for n in (1, 2)]
     with pytest.raises(RecipeError, match="2 ranks"):
-        pick([Trial(HOSTS[: i + 1], None, error) for i, error in enumerate(errors)], HOSTS[:2])
+        pick([HostTrial(HOSTS[: i + 1], None, error) for i, error in enumerate(errors)], HOSTS[:2])
     taken, chosen = pick([trial(1, 5, fits=False), trial(2, 4, fits=False)], HOSTS[:2])
     assert len(taken.hosts) == 2
     assert taken.refused is not None
@@ -142,8 +142,10 @@ def test_thousands_of_hosts_are_few_numbers() -> None:
 # --- on machines, real or not ----------------------------------------------------------------------------
 
 
-def plan(machines: str, *overrides: str, recipe: str = "opt-benchmark", told: Told | None = None) -> Plan:
-    return plan_on(recipe_of(recipe, list(overrides)), machines, told or Told(), traced=False).plan
+def plan(
+    machines: str, *overrides: str, recipe: str = "opt-benchmark", told: UserFigures | None = None
+) -> Plan:
+    return plan_on(recipe_of(recipe, list(overrides)), machines, told or UserFigures(), traced=False).plan
 
 
 def rate(made: Plan) -> float:
@@ -239,7 +241,7 @@ def about(gpu: str, megabits: int | None = 10_000, count: int = 1) -> dict[str, 
 def settled(hosts: str, facts: Mapping[str, Mapping[str, Any]], *overrides: str) -> tuple[Inputs, Settled]:
     recipe = recipe_of("text2sql-t5-small", ["precision=fp32", "launch.hosts=auto", *overrides])
     inputs = check(recipe, parse_hosts(hosts))
-    ground = ground_of(inputs, facts, Told(), Calibration())
+    ground = ground_of(inputs, facts, UserFigures(), Calibration())
     return inputs, settle(inputs, ground, nothing_traced)
 
 

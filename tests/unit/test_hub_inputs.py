@@ -10,8 +10,8 @@ import pytest
 
 from muster.core.errors import RecipeError
 from muster.core.recipes import load_recipe
-from muster.stages.hub_inputs import check_names
-from muster.stages.inputs import absolute
+from muster.inputs.hub import check_names
+from muster.inputs.read import absolute
 
 PRETRAINED = ["model.name=t5-small", "model.init=pretrained", "data.limit=4"]
 

@@ -63,7 +63,7 @@ def jpeg() -> bytes:
 
 def test_what_is_no_image() -> None:
     """Each fault is one line that says what is wrong."""
-    from muster.worker.data.images import Fault, decode
+    from muster.worker.data.images import UnreadableImage, decode
 
     noise = png_of([[(i * j % 251, i, j) for i in range(64)] for j in range(64)])
     for content, what in (
@@ -73,11 +73,11 @@ def test_what_is_no_image() -> None:
         (noise[:-300], "cannot be read: image file is truncated"),
         (noise[:40] + b"\xff" * 40 + noise[80:], "is not an image that can be read"),
     ):
-        with pytest.raises(Fault) as caught:
+        with pytest.raises(UnreadableImage) as caught:
             decode(content)
         assert str(caught.value).startswith(what)
         assert "\n" not in str(caught.value)
-    with pytest.raises(Fault, match="cannot be read: No such file"):
+    with pytest.raises(UnreadableImage, match="cannot be read: No such file"):
         decode(Path("nowhere.png"))
 
 
@@ -143,7 +143,7 @@ def test_batches_are_the_same_with_any_number_of_workers_and_ranks() -> None:
     from accelerate.data_loader import BatchSamplerShard
     from torch.utils.data import BatchSampler, DataLoader
 
-    from muster.worker.data.images import Collator, EpochSampler
+    from muster.worker.data.images import EpochSampler, ImageCollator
 
     train = digits().train.only(range(100))
     seen = {}
@@ -152,7 +152,7 @@ def test_batches_are_the_same_with_any_number_of_workers_and_ranks() -> None:
         epoch = 0
         sampler = EpochSampler([1] * len(images), 32, 5, grouped=False, epoch=lambda: epoch)  # noqa: B023
         loader = DataLoader(
-            images, 16, sampler=sampler, num_workers=workers, collate_fn=Collator(images.preparation)
+            images, 16, sampler=sampler, num_workers=workers, collate_fn=ImageCollator(images.preparation)
         )
         for epoch in (0, 1):
             batches = list(loader)
@@ -198,7 +198,7 @@ def test_images_are_decoded_once_where_they_fit(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_unreadable_image_does_not_count(tmp_path: Path) -> None:
-    from muster.worker.data.images import FAULTS, Collator, Counter
+    from muster.worker.data.images import FAULTS, Counter, ImageCollator
 
     write_folder(tmp_path, {"a/1.png": png(RED), "a/2.png": b"nothing", "b/1.png": png(BLUE)})
     found = parts(images(tmp_path, bad="skip", validation_fraction=0.3)).train
@@ -207,14 +207,14 @@ def test_an_unreadable_image_does_not_count(tmp_path: Path) -> None:
     place = str(tmp_path / "a/2.png")
     assert [(index, where) for index, where, _ in everything.faults(0, 1, 99)] == [(2, place)]
     assert list(everything.faults(0, 2, 1)) == []
-    batch = Collator(everything.preparation)([everything[index] for index in range(3)])
+    batch = ImageCollator(everything.preparation)([everything[index] for index in range(3)])
     assert batch["labels"].tolist() == [0, 1, -100]
     assert batch[FAULTS] == [(place, "is not an image that can be read: it begins with b'nothing'")]
     counts = Counter(5)(batch)
     assert (counts.samples, counts.tokens, counts.padded_tokens) == (2, 10, 15)
     rest = everything.without({2})
     assert len(rest) == 2
-    assert FAULTS not in Collator(rest.preparation)([rest[0], rest[1]])
+    assert FAULTS not in ImageCollator(rest.preparation)([rest[0], rest[1]])
 
 
 # --- sources ---------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def test_a_part_is_held_out_where_there_is_none(tmp_path: Path) -> None:
 def test_the_digits() -> None:
     """scikit-learn's own file: 1,797 images in ten classes, held out at random, all of them in use."""
     import muster.worker.data
-    from muster.worker.data.digits import read_digits
+    from muster.worker.data.image_sources import read_digits
 
     file = Path(muster.worker.data.__file__).parent / "digits.csv.gz"
     assert hashlib.sha256(file.read_bytes()).hexdigest().startswith("09f66e6debdee2cd")

@@ -14,7 +14,7 @@ import pytest
 from muster.core.data import ImageData
 from muster.core.errors import DataError
 from muster.core.recipe import recipe_from
-from muster.stages.inputs import check_data, read_inputs
+from muster.inputs.read import check_data, read_inputs
 from muster.store.images import (
     ImageFolders,
     ParquetFiles,
@@ -261,7 +261,7 @@ def test_the_shipped_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_checking_needs_neither_torch_nor_pillow(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train.parquet", GOOD)
     code = (
-        "import sys; from muster.stages.inputs import read_inputs;"
+        "import sys; from muster.inputs.read import read_inputs;"
         f"read_inputs('digits', 'local:2', ['data.path={tmp_path}']);"
         "print(sorted({'torch', 'PIL', 'pyarrow', 'numpy', 'transformers'} & set(sys.modules)))"
     )

@@ -18,9 +18,9 @@ from muster.core.errors import DataError, InventoryError, RecipeError
 from muster.core.inventory import Host, inventory_document, parse_hosts
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import load_recipe
-from muster.stages.inputs import absolute, check, environment, read_deepspeed_env, read_inputs
-from muster.stages.orders import code
-from muster.stages.outlook import samples_of
+from muster.inputs.read import absolute, check, environment, read_deepspeed_env, read_inputs
+from muster.planner.orders import code
+from muster.planner.outlook import samples_of
 
 GOOD = '{"question": "q", "sql": "s"}\n'
 

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from muster.cli.app import app, main
 from muster.core.errors import UsageError
-from muster.core.judged import Judged
-from muster.stages.judge import judge, load_baselines, save_csv
+from muster.judging.document import Judged
+from muster.judging.logs import judge, load_baselines, save_csv
 from tests.unit.logs import LIGHTNING, chat_log, metaseq_log, trainer_log
 
 FLEET = [f"node-{number:03d}" for number in range(1, 17)]
@@ -142,7 +142,7 @@ def test_many_files_are_read_by_several_processes_to_the_same_end(
 ) -> None:
     write_fleet(tmp_path, {"node-009": 1.04})
     alone = judge(tmp_path)
-    monkeypatch.setattr("muster.stages.judge.MANY", 2)
+    monkeypatch.setattr("muster.judging.logs.MANY", 2)
     assert judge(tmp_path) == alone
 
 

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from muster.cli.app import app
 from muster.core.errors import UsageError
-from muster.core.judged import Gate, Judged
 from muster.core.units import parse_rate
-from muster.stages.judge import judge
+from muster.judging.document import Gate, Judged
+from muster.judging.logs import judge
 from tests.unit.logs import chat_log, metaseq_log
 from tests.unit.test_judge import FLEET, conditions, noise, write
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-from muster.core.judged import Judged
-from muster.stages.judge import judge
+from muster.judging.document import Judged
+from muster.judging.logs import judge
 from tests.unit.logs import chat_log, trainer_log
 from tests.unit.test_judge import FLEET, noise, write
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from muster.benches.fold import fold_bench
 from muster.cli.app import app
-from muster.core.judged import Gate, Judged, Peers
 from muster.judging import Baseline, Class
-from muster.stages.bench_fold import fold_bench
-from muster.stages.judge import judge
+from muster.judging.document import Gate, Judged, Peers
+from muster.judging.logs import judge
 from tests.unit.benches import ended, made, suite_of
 from tests.unit.logs import chat_log
 from tests.unit.test_bench_fold import jitter

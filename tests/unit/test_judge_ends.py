@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from muster.core.judged import Judged
 from muster.judging import Settings
-from muster.readers.base import JobLog, Measured, Outcome
-from muster.stages.joblogs import AS_MOST, judged
+from muster.judging.document import Judged
+from muster.judging.joblogs import AS_MOST, judged
+from muster.judging.readers.base import JobLog, MeasuredWindows, Outcome
 from tests.unit.logs import chat_log, one
 
 FLEET = [f"node-{number:03d}" for number in range(1, 17)]
@@ -30,7 +30,7 @@ def short(path: str, hosts: Sequence[str], seconds: float | None, reason: str = 
     if seconds is None:
         outcome: Outcome = "timeout"
         return JobLog(path, outcome, reason=reason, hosts=tuple(hosts), **fields)  # type: ignore[arg-type]
-    measured = Measured(100.0, 100 * seconds, 100, 10, None, None)
+    measured = MeasuredWindows(100.0, 100 * seconds, 100, 10, None, None)
     return JobLog(path, "succeeded", hosts=tuple(hosts), batch=1.0, measured=measured, **fields)  # type: ignore[arg-type]
 
 

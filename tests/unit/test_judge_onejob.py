@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from muster.core.judged import Judged
 from muster.judging import Settings
-from muster.readers._mapping import Mapping
-from muster.readers._read import read_log
-from muster.readers.base import JobLog
-from muster.stages.joblogs import judged
+from muster.judging.document import Judged
+from muster.judging.joblogs import judged
+from muster.judging.readers._mapping import Mapping
+from muster.judging.readers._read import read_log
+from muster.judging.readers.base import JobLog
 from tests.unit.logs import metaseq_log, one, trainer_log
 
 FLEET = [f"node{number:02d}" for number in range(32)]

@@ -11,17 +11,27 @@ from typing import Any, get_args
 import pytest
 from rich.console import Console
 
-from muster.cli.benches import print_bench
+from muster.benches.document import BAD
+from muster.benches.fold import fold_bench
+from muster.benches.schedule import Task
 from muster.cli.judge import _print
-from muster.cli.verdicts import print_answer, print_hosts
-from muster.core.bench import BAD
-from muster.core.judged import Condition, Drift, Evidence, Gate, JobEntry, Judged, Peers, Subject, Verdict
+from muster.cli.views.benches import print_bench
+from muster.cli.views.verdicts import print_answer, print_hosts
 from muster.core.result import Failure, Result
 from muster.judging import Settings
-from muster.planner.rota import Task
-from muster.readers.base import JobLog, Measured
-from muster.stages.bench_fold import fold_bench
-from muster.stages.joblogs import judged
+from muster.judging.document import (
+    Condition,
+    Drift,
+    Evidence,
+    Gate,
+    JobEntry,
+    Judged,
+    Peers,
+    Subject,
+    Verdict,
+)
+from muster.judging.joblogs import judged
+from muster.judging.readers.base import JobLog, MeasuredWindows
 from tests.unit.benches import ended, made, suite_of
 
 WORK = "facebook/opt-350m (sft), fb261aea, 8 ranks a host, batch 192"
@@ -276,7 +286,7 @@ def test_a_link_shows_whose_jobs() -> None:
 
 
 def test_of_very_many_it_says_how_many_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster.cli.verdicts.SHOWN", 3)
+    monkeypatch.setattr("muster.cli.views.verdicts.SHOWN", 3)
     bad = [host(name, "slow", slower=0.05) for name in HOSTS[:5]]
     doubt = [host(name, "unknown", confidence=0.0) for name in HOSTS[5:10]]
     lines = shown(found(*bad, *doubt))
@@ -344,7 +354,7 @@ def test_what_is_normal_is_told_in_tokens_where_steps_are_counted_so() -> None:
     logs = [
         JobLog(
             name, "succeeded", hosts=(name,), workload="gpt2", recipe="a", unit="tokens",
-            measured=Measured(1e6 * (1 + 0.001 * number), 20.0, 10, 5, None, None, unit="tokens"),
+            measured=MeasuredWindows(1e6 * (1 + 0.001 * number), 20.0, 10, 5, None, None, unit="tokens"),
         )
         for number, name in enumerate(HOSTS[:6])
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from muster.judging import Topology
-from muster.judging.simulate import Fleet, Planted
+from muster.judging.simulate import Planted, SimulatedFleet
 
 HOSTS = tuple(f"n{i:02d}" for i in range(64))
 CARD, LINK = Planted("card", ("n20",), 0.05), Planted("link", ("n20", "n21"), 0.05)
@@ -42,7 +42,7 @@ def test_rivals_find_what_their_idea_can_find(localise: Any, way: str, finds: se
     """In little noise, and where the whole fleet drifts; and nothing where there is nothing."""
     (run,) = [peer for name, peer in localise.PEERS.items() if way in name]
     for faults in ((CARD,), (LINK,), ()):
-        outcome = run(Fleet(Topology(HOSTS), faults, noise=0.001, drift=0.02, seed=1), 6)
+        outcome = run(SimulatedFleet(Topology(HOSTS), faults, noise=0.001, drift=0.02, seed=1), 6)
         found = outcome.accused(0.025)
         assert (found == {each.where for each in faults}) == (set(faults) <= finds), (faults, found)
 

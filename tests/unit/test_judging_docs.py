@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.judging import Judgement, Observation, Topology
-from muster.judging.simulate import Fleet, Planted
+from muster.judging.simulate import Planted, SimulatedFleet
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "judging.md").read_text(encoding="utf-8")
 
@@ -16,7 +16,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "judging.md").read_text(e
 def test_the_loop_of_waves() -> None:
     (example,) = re.findall(r"```python[^\n]*\n(.*?)```", PAGE, re.DOTALL)
     hosts = tuple(f"n{number:02d}" for number in range(16))
-    fleet = Fleet(Topology(hosts), (Planted("card", ("n05",), 0.1),))
+    fleet = SimulatedFleet(Topology(hosts), (Planted("card", ("n05",), 0.1),))
     space: dict[str, Any] = {"hosts": hosts, "run": fleet.run}
     exec(compile(example, "docs/judging.md", "exec"), space)
     judgement = space["judgement"]

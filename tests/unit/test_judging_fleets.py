@@ -10,14 +10,14 @@ import pytest
 from muster.judging import Judgement, Observation, Settings, Topology, judge, judge_state
 from muster.judging.faults import Kind
 from muster.judging.noise import learn
-from muster.judging.simulate import NOISES, Fleet, Planted, hunt
+from muster.judging.simulate import NOISES, Planted, SimulatedFleet, hunt
 
 HOSTS = tuple(f"n{i:02d}" for i in range(64))
 SWITCHED = Topology(HOSTS, tuple((f"leaf{k}", HOSTS[8 * k : 8 * k + 8]) for k in range(8)))
 
 
 def found(noise: str, *faults: Planted, most: int = 6, seed: int = 0) -> Judgement:
-    fleet = Fleet(SWITCHED, faults, seed=seed, timed=True, **NOISES[noise])
+    fleet = SimulatedFleet(SWITCHED, faults, seed=seed, timed=True, **NOISES[noise])
     return judge_state(hunt(fleet, most).state)
 
 
@@ -49,7 +49,7 @@ def test_a_rack_that_is_slow_in_compute_is_not_its_switch() -> None:
     """Eight hosts behind one switch are slow, alone too: they are named, once some of them ran alone."""
     slow = tuple(Planted("compute", (host,), 0.05) for host in HOSTS[24:32])
     for seed in range(3):
-        fleet = Fleet(SWITCHED, slow, seed=seed, timed=True)
+        fleet = SimulatedFleet(SWITCHED, slow, seed=seed, timed=True)
         early = judge_state(hunt(fleet, 1).state)
         assert not early.switches and not early.accused  # it may be either
         verdicts = found("Gaussian", *slow, seed=seed)
@@ -58,12 +58,12 @@ def test_a_rack_that_is_slow_in_compute_is_not_its_switch() -> None:
 
 
 def test_a_switch_is_named_only_after_its_hosts_ran_alone() -> None:
-    fleet = Fleet(SWITCHED, (Planted("switch", ("leaf3",), 0.05),), seed=1, timed=True)
+    fleet = SimulatedFleet(SWITCHED, (Planted("switch", ("leaf3",), 0.05),), seed=1, timed=True)
     search = hunt(fleet, 4)
     assert named(judge_state(search.state)) == {("leaf3",)}
     groups = [each for each in search.observations if len(each.hosts) > 1]
     assert not judge(groups, SWITCHED).switches
-    uplink = Fleet(SWITCHED, (Planted("uplink", ("leaf3",), 0.05),), seed=1, timed=True)
+    uplink = SimulatedFleet(SWITCHED, (Planted("uplink", ("leaf3",), 0.05),), seed=1, timed=True)
     pairs = [each for each in hunt(uplink, 4).observations if len(each.hosts) > 1]
     assert named(judge(pairs, SWITCHED)) == {("leaf3",)}  # pairs behind it are good: it cannot be its hosts
 
@@ -197,7 +197,9 @@ def test_a_switch_that_slows_most_jobs_of_a_moment_is_no_drift() -> None:
     hosts = HOSTS[:12]
     fleet = Topology(hosts, tuple((f"leaf{k}", hosts[4 * k : 4 * k + 4]) for k in range(3)))
     for seed in range(3):
-        slow = Fleet(fleet, (Planted("uplink", ("leaf1",), 0.2),), noise=0.001, seed=seed, timed=True)
+        slow = SimulatedFleet(
+            fleet, (Planted("uplink", ("leaf1",), 0.2),), noise=0.001, seed=seed, timed=True
+        )
         for waves in (3, 5, 7):
             assert named(judge_state(hunt(slow, waves).state)) == {("leaf1",)}
 
@@ -280,5 +282,5 @@ def test_one_host_that_ran_alone_more_often_than_all_others() -> None:
 @pytest.mark.parametrize("seed", [59, 96])
 def test_drift_that_looks_like_slow_racks(seed: int) -> None:
     """Fleets that drift by 2 % from wave to wave, in which several racks look slow without their moments."""
-    fleet = Fleet(SWITCHED, seed=seed + 1_000_000, timed=True, **NOISES["drift of 2 %"])
+    fleet = SimulatedFleet(SWITCHED, seed=seed + 1_000_000, timed=True, **NOISES["drift of 2 %"])
     assert not judge_state(hunt(fleet, 6).state).accused

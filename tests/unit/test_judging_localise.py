@@ -19,7 +19,7 @@ from muster.judging import (
     next_wave,
 )
 from muster.judging.faults import OF_HOSTS, Kind
-from muster.judging.simulate import Fleet, Hunt, Planted, hunt
+from muster.judging.simulate import Hunt, Planted, SimulatedFleet, hunt
 
 HOSTS = tuple(f"n{i:02d}" for i in range(64))
 TWICE = Settings(sweeps=2)
@@ -29,7 +29,7 @@ SWITCHED = Topology(HOSTS, tuple((f"leaf{k}", HOSTS[8 * k : 8 * k + 8]) for k in
 def search(
     *faults: Planted, most: int = 6, seed: int = 0, topology: Topology = SWITCHED, **how: bool
 ) -> Hunt:
-    return hunt(Fleet(topology, faults, seed=seed, **how), most)  # type: ignore[arg-type]
+    return hunt(SimulatedFleet(topology, faults, seed=seed, **how), most)  # type: ignore[arg-type]
 
 
 def accused(found: Hunt) -> set[tuple[str, ...]]:
@@ -73,7 +73,7 @@ def test_two_that_met_are_both_named() -> None:
 
 def test_what_shows_alone_only_is_asked_alone() -> None:
     """Of a host that is good in groups, groups tell nothing more, however many are asked for."""
-    fleet = Fleet(SWITCHED, seed=3)
+    fleet = SimulatedFleet(SWITCHED, seed=3)
     jobs = fleet.run([(HOSTS[i], HOSTS[(i + 1) % 64]) for first in (0, 1) for i in range(first, 64, 2)])
     jobs += [each for each in fleet.run([(host,) for host in HOSTS[:32]]) if each.hosts != ("n10",)]
     jobs.append(Observation("a", ("n10",), 1.025))
@@ -89,7 +89,7 @@ def test_what_shows_alone_only_is_asked_alone() -> None:
 def test_where_a_host_alone_tells_nothing_only_groups_are_asked(bad: int) -> None:
     """A workload that only exchanges: each question of a host alone would be a wave for nothing."""
     topology, five = Topology(HOSTS[:5]), HOSTS[:5]
-    fleet = Fleet(topology, (Planted("card", (five[bad],), 0.25),), seed=bad)
+    fleet = SimulatedFleet(topology, (Planted("card", (five[bad],), 0.25),), seed=bad)
     settings, jobs, waves = Settings(slow=0.1, alone=False, sweeps=2), list[Observation](), 0
     while groups := next_wave(localise(jobs, topology, settings)):
         assert all(len(group) > 1 for group in groups)
@@ -102,7 +102,7 @@ def test_where_a_host_alone_tells_nothing_only_groups_are_asked(bad: int) -> Non
 
 def test_a_slow_job_without_a_reason_is_looked_into() -> None:
     """Chance, or what comes and goes: both are asked for until they had six jobs in groups, and no longer."""
-    fleet = Fleet(SWITCHED, seed=5)
+    fleet = SimulatedFleet(SWITCHED, seed=5)
     jobs = fleet.run([(HOSTS[i], HOSTS[(i + 1) % 64]) for first in (0, 1) for i in range(first, 64, 2)])
     jobs = [each for each in jobs if each.hosts != ("n10", "n11")]
     jobs.append(Observation("slow", ("n10", "n11"), 1.06))
@@ -146,7 +146,7 @@ def test_a_switch(kind: Kind) -> None:
 
 def test_a_switch_that_nobody_knows_of_is_its_hosts() -> None:
     """Without a topology the same readings mean eight bad hosts: named all the same."""
-    fleet = Fleet(SWITCHED, (Planted("switch", ("leaf3",), 0.05),), seed=1)
+    fleet = SimulatedFleet(SWITCHED, (Planted("switch", ("leaf3",), 0.05),), seed=1)
     plain, observations = Topology(HOSTS), []
     for _ in range(6):
         observations += fleet.run(next_wave(localise(observations, plain)))
@@ -157,7 +157,7 @@ def test_what_comes_and_goes() -> None:
     """Slow in some jobs: never another host is called bad for it, and with more jobs it is mostly found."""
     named = 0
     for seed in range(20):
-        fleet = Fleet(SWITCHED, (Planted("card", ("n30",), 0.08, chance=0.6),), seed=seed)
+        fleet = SimulatedFleet(SWITCHED, (Planted("card", ("n30",), 0.08, chance=0.6),), seed=seed)
         found = judge_state(hunt(fleet, 12, Settings(sweeps=6)).state)
         assert {each.subject for each in found.hosts if each.bad} <= {("n30",)}
         named += found.hosts[30].bad
@@ -185,7 +185,7 @@ def test_very_small_fleets(count: int) -> None:
     """Against stored baselines; without them it stops, and knows nothing."""
     topology = Topology(HOSTS[:count])
     stored = {Class("", size): Baseline(1.0, 0.004, 64) for size in (1, 2)}
-    fleet = Fleet(topology, (Planted("compute", ("n00",), 0.05),), seed=3)
+    fleet = SimulatedFleet(topology, (Planted("compute", ("n00",), 0.05),), seed=3)
     observations: list[Observation] = []
     for _ in range(6):
         groups = next_wave(localise(observations, topology, stored=stored))
@@ -211,7 +211,7 @@ def test_hiccups_and_uneven_hosts_are_not_faults() -> None:
     """One job in 100 slowed by something that does not last, and hosts that differ by 0.3 % for good."""
     wrong = 0
     for seed in range(40):
-        fleet = Fleet(SWITCHED, seed=seed, spread=0.003, hiccups=0.01)
+        fleet = SimulatedFleet(SWITCHED, seed=seed, spread=0.003, hiccups=0.01)
         wrong += len(judge_state(hunt(fleet, 8).state).accused)
     assert wrong <= 2  # two hiccups of one host look like one that is slow now and then
 
@@ -223,7 +223,7 @@ def test_waves_are_disjoint_and_of_known_hosts(seed: int) -> None:
         Planted("link", ("n40", "n41"), 0.05),
         Planted("uplink", ("leaf1",), 0.03),
     )
-    fleet = Fleet(SWITCHED, faults, seed=seed)
+    fleet = SimulatedFleet(SWITCHED, faults, seed=seed)
     observations: list[Observation] = []
     for _ in range(6):
         groups = next_wave(localise(observations, SWITCHED))
@@ -235,7 +235,7 @@ def test_waves_are_disjoint_and_of_known_hosts(seed: int) -> None:
 
 def test_first_waves_try_every_link_of_the_ring() -> None:
     plain = Topology(HOSTS[:10])
-    fleet = Fleet(plain, seed=0)
+    fleet = SimulatedFleet(plain, seed=0)
     tried: set[frozenset[str]] = set()
     observations: list[Observation] = []
     for _ in range(2):
@@ -247,7 +247,7 @@ def test_first_waves_try_every_link_of_the_ring() -> None:
 
 def test_a_job_of_all_hosts_points_at_one() -> None:
     """What costs no run: after one job of all hosts that says what each computed it is the first suspect."""
-    fleet = Fleet(SWITCHED, (Planted("compute", ("n20",), 0.05),), seed=2, waits=True)
+    fleet = SimulatedFleet(SWITCHED, (Planted("compute", ("n20",), 0.05),), seed=2, waits=True)
     state = localise(fleet.run([HOSTS]), SWITCHED)
     assert (
         state.suspicion(20) == max(state.suspects.values()) > 0.005
@@ -282,7 +282,7 @@ def test_the_simulator_keeps_to_its_model() -> None:
         Planted("card", ("n10",), 0.2),
         Planted("link", ("n20", "n22"), 0.3),
     )
-    fleet = Fleet(SWITCHED, (*faults, Planted("uplink", ("leaf4",), 0.4)), noise=0.0, waits=True)
+    fleet = SimulatedFleet(SWITCHED, (*faults, Planted("uplink", ("leaf4",), 0.4)), noise=0.0, waits=True)
 
     def slower(*hosts: str) -> float:
         return round(float(fleet.run([hosts])[0].seconds or 0) - 1, 9)
@@ -295,14 +295,14 @@ def test_the_simulator_keeps_to_its_model() -> None:
     )
     assert (slower("n32", "n33"), slower("n33", "n01"), slower("n00", "n33")) == (0.0, 0.4, 0.4)
     assert fleet.run([("n00", "n01")])[0].computing == pytest.approx((0.9, 0.8))
-    noisy = Fleet(SWITCHED, noise=0.004, seed=1).run([(host,) for host in HOSTS])
+    noisy = SimulatedFleet(SWITCHED, noise=0.004, seed=1).run([(host,) for host in HOSTS])
     spread = math.sqrt(sum((float(each.seconds or 0) - 1) ** 2 for each in noisy) / 64)
     assert 0.003 < spread < 0.005
 
 
 def test_a_hosts_own_fault_and_its_racks_count_once() -> None:
     """A host of four fails all its jobs: its card, its processor or what its rack shares, or two of these."""
-    fleet = Fleet(
+    fleet = SimulatedFleet(
         Topology(("a", "b", "c", "d"), (("s0", ("a", "b")), ("s1", ("c", "d")))),
         (Planted("compute", ("a",), 0.0),),
         noise=0.004,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from muster.judging import Observation, Settings, Topology, judge
-from muster.judging.moments import moments_of, side_by_side
+from muster.judging.detrend import moments_of, side_by_side
 
 HOSTS = tuple(f"n{i}" for i in range(5))
 

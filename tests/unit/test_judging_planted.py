@@ -10,11 +10,11 @@ import pytest
 from muster.judging import Observation, Settings, Topology, judge
 from muster.judging.ask import next_wave
 from muster.judging.baseline import Class
+from muster.judging.detrend import Detrended, moments_of, side_by_side
 from muster.judging.localise import localise
-from muster.judging.moments import Detrended, moments_of, side_by_side
 from muster.judging.noise import learn
 from muster.judging.readings import Readings, read
-from muster.judging.simulate import Fleet, hunt
+from muster.judging.simulate import SimulatedFleet, hunt
 from tests.unit.test_judging_fleets import HOSTS as FLEET
 from tests.unit.test_judging_fleets import jobs_alone
 
@@ -106,7 +106,7 @@ def test_the_error_of_a_slowdown_is_that_of_a_mean() -> None:
 
 
 def test_the_link_that_closes_the_ring_is_tried() -> None:
-    search = hunt(Fleet(Topology(HOSTS), (), seed=1, timed=True), 9, Settings(sweeps=1, beside=0))
+    search = hunt(SimulatedFleet(Topology(HOSTS), (), seed=1, timed=True), 9, Settings(sweeps=1, beside=0))
     assert {HOSTS[0], HOSTS[-1]} in [set(each.hosts) for each in search.observations]
 
 

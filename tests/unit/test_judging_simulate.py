@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from muster.judging import Observation, Topology
-from muster.judging.simulate import NOISES, Fleet, Planted, resampled
+from muster.judging.simulate import NOISES, Planted, SimulatedFleet, resampled
 
 HOSTS = tuple(f"n{i:02d}" for i in range(64))
 PAIRS = [HOSTS[i : i + 2] for i in range(0, 64, 2)]
@@ -21,7 +21,7 @@ def logs(jobs: Sequence[Observation]) -> list[float]:
 
 
 def drawn(name: str, waves: int = 200) -> list[float]:
-    fleet = Fleet(PLACE, seed=1, **NOISES[name])
+    fleet = SimulatedFleet(PLACE, seed=1, **NOISES[name])
     return [value for _ in range(waves) for value in logs(fleet.run([(host,) for host in HOSTS]))]
 
 
@@ -36,7 +36,7 @@ def test_the_t_noise_has_its_scale_and_its_tail() -> None:
 
 
 def test_a_wave_drifts_as_a_whole_and_says_which_it_was() -> None:
-    fleet = Fleet(PLACE, seed=3, timed=True, **NOISES["drift of 2 %"])
+    fleet = SimulatedFleet(PLACE, seed=3, timed=True, **NOISES["drift of 2 %"])
     waves = [fleet.run(PAIRS) for _ in range(400)]
     paces = [statistics.fmean(logs(wave)) for wave in waves]
     assert statistics.stdev(paces) == pytest.approx(0.02, rel=0.1)
@@ -46,13 +46,13 @@ def test_a_wave_drifts_as_a_whole_and_says_which_it_was() -> None:
     assert all(
         each.ended == each.began + 100 * each.seconds for each in waves[1] if each.seconds and each.began
     )
-    raw = Fleet(PLACE).run(PAIRS)[0]
+    raw = SimulatedFleet(PLACE).run(PAIRS)[0]
     assert (raw.moment, raw.began, raw.ended) == ("", None, None)
 
 
 def test_a_group_is_as_slow_as_its_slowest_member_and_a_fault_comes_on_top() -> None:
     fault = Planted("compute", ("n00",), 0.05)
-    fleet = Fleet(PLACE, (fault,), noise=0.0, spread=0.003, seed=5)
+    fleet = SimulatedFleet(PLACE, (fault,), noise=0.0, spread=0.003, seed=5)
     alone = dict(zip(HOSTS, logs(fleet.run([(host,) for host in HOSTS])), strict=True))
     assert statistics.stdev([alone[host] for host in HOSTS[1:]]) == pytest.approx(0.003, rel=0.2)
     assert alone["n00"] == pytest.approx(fleet.own["n00"] + math.log(1.05))
@@ -61,14 +61,14 @@ def test_a_group_is_as_slow_as_its_slowest_member_and_a_fault_comes_on_top() -> 
 
 
 def test_residuals_are_those_of_jobs_on_as_many_hosts() -> None:
-    fleet = Fleet(PLACE, noise=resampled({1: [0.01, 0.02], 2: [-0.01]}))
+    fleet = SimulatedFleet(PLACE, noise=resampled({1: [0.01, 0.02], 2: [-0.01]}))
     assert {round(value, 9) for value in logs(fleet.run([(host,) for host in HOSTS]))} == {0.01, 0.02}
     assert {round(value, 9) for value in logs(fleet.run([*PAIRS, HOSTS[:8]]))} == {-0.01}
 
 
 def test_a_fault_can_take_100_times_as_long_and_can_show_in_one_work_alone() -> None:
     faults = (Planted("card", ("n00",), 100.0), Planted("compute", ("n02",), 0.5, work="heavy"))
-    fleet = Fleet(PLACE, faults, noise=0.0)
+    fleet = SimulatedFleet(PLACE, faults, noise=0.0)
 
     def seconds(*hosts: str, work: str) -> float:
         (job,) = fleet.run([hosts], work)

@@ -11,7 +11,8 @@ import pytest
 
 from muster.agent import member
 from muster.core.errors import JobError, UsageError
-from muster.core.members import (
+from muster.gather.gathered import Gathered, check_outputs, save
+from muster.gather.members import (
     Applicant,
     Member,
     candidates,
@@ -20,8 +21,7 @@ from muster.core.members import (
     read_applicant,
     ssh_config,
 )
-from muster.stages.gathered import Gathered, check_outputs, save
-from muster.stages.join_token import head_token, member_token
+from muster.gather.token import head_token, member_token
 
 TOKEN = "0123456789abcdef-of-the-tests"
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPywYHC6xd"

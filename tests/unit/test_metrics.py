@@ -9,9 +9,9 @@ from typing import Any
 
 from muster.cli.output import attention_words
 from muster.core.result import Attention, Extreme
+from muster.results.fold import fold
+from muster.results.metrics import COLUMNS, metrics_csv
 from muster.store import events
-from muster.supervise.fold import fold
-from muster.supervise.metrics import COLUMNS, metrics_csv
 
 
 def window(step: int, rank: int, seconds: float, **more: Any) -> events.Window:

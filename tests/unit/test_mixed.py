@@ -12,25 +12,25 @@ import pytest
 
 from muster.core import families
 from muster.core.batch import Batch
-from muster.core.devices import Device, driver_device, entries
+from muster.core.hardware.devices import Device, driver_device, entries
+from muster.core.hardware.links import Link
+from muster.core.hardware.machines import Machines, machines_of
 from muster.core.inventory import parse_hosts
 from muster.core.job import FASTEST, SLOWER, Job, place
-from muster.core.links import Link
-from muster.core.machines import Machines, machines_of
-from muster.core.plan import Plan
 from muster.core.recipe import recipe_from
 from muster.core.units import format_seconds
-from muster.planner import mixed
+from muster.inputs.read import check
+from muster.planner import plan as planning
 from muster.planner.advice import review
-from muster.planner.mixed import Forecast, Load, Member, Predicted
-from muster.planner.spread import Spread
-from muster.planner.steptime import Case, Work, computing
-from muster.planner.steptime import predict as predict_step
-from muster.planner.traffic import lump
-from muster.stages import plan as planning
-from muster.stages.inputs import check
-from muster.stages.outlook import Told
-from muster.stages.plan import plan_hosts, recipe_of
+from muster.planner.document import Plan
+from muster.planner.outlook import UserFigures
+from muster.planner.plan import plan_hosts, recipe_of
+from muster.planner.spread import ModelSpread
+from muster.planner.time import mixed
+from muster.planner.time.mixed import Forecast, Load, MixedHost, Predicted
+from muster.planner.time.steptime import StepCase, StepWork, computing
+from muster.planner.time.steptime import predict as predict_step
+from muster.planner.time.traffic import lump
 
 GBIT = 1e9 / 8
 # Five machines, ViT-B/16 on CIFAR-10 at 224 px, fp32, 16 images per GPU: published seconds per epoch with one
@@ -44,8 +44,8 @@ RTX3070, GTX1070, P4 = 1.0, 6.5 / 20.3, 5.5 / 20.3  # by stated fp32 peaks
 SPEED = IMAGES / PUBLISHED[0]
 LINK = VOLUME / (PUBLISHED[1] / (IMAGES / (2 * BATCH)) - BATCH / SPEED)
 GPU = Device("a GPU", {"fp32": 1e13})  # its speed is given
-SPREAD = Spread("deepspeed", ranks=1, clips=False, counts=False)  # ZeRO 0: exchanged after the passes
-WORK = Work(BATCH, 1.0, 3.0)
+SPREAD = ModelSpread("deepspeed", ranks=1, clips=False, counts=False)  # ZeRO 0: exchanged after the passes
+WORK = StepWork(BATCH, 1.0, 3.0)
 
 
 @pytest.fixture(autouse=True)
@@ -58,16 +58,18 @@ def alone(bandwidth: float, ranks: int = 1) -> Machines:
     return machines_of(GPU, ranks, 1, Link(f"{bandwidth:g}", bandwidth, bandwidth, 0.0, "fitted"), inner)
 
 
-LOAD = Load(Case(alone(LINK), "fp32", WORK, lump(PARAMETERS), SPREAD), IMAGES)
+LOAD = Load(StepCase(alone(LINK), "fp32", WORK, lump(PARAMETERS), SPREAD), IMAGES)
 
 
-def machines(fourth: float, fifth: float, last_link: float = LINK) -> list[Member]:
+def machines(fourth: float, fifth: float, last_link: float = LINK) -> list[MixedHost]:
     speeds = [RTX3070, RTX3070, RTX3070, fourth, fifth]
     links = [LINK] * 4 + [last_link]
-    return [Member(f"m{i}", alone(k), SPEED * s) for i, (s, k) in enumerate(zip(speeds, links, strict=True))]
+    return [
+        MixedHost(f"m{i}", alone(k), SPEED * s) for i, (s, k) in enumerate(zip(speeds, links, strict=True))
+    ]
 
 
-def predict(members: list[Member], load: Load, *, measured: bool = False) -> Predicted:
+def predict(members: list[MixedHost], load: Load, *, measured: bool = False) -> Predicted:
     return Forecast(members, load, measured=measured).predict()
 
 
@@ -103,7 +105,7 @@ def test_the_fifth_needs_another_cause_than_its_card() -> None:
 def test_a_measured_speed_is_of_all_the_hosts_ranks() -> None:
     host = machines_of(Device("gpu", {"fp32": 1e12}), per_host=4)
     nothing: Any = None
-    assert Load(nothing, samples=1).of_sample(Member("a", host, speed=100.0)) == 4 / 100.0
+    assert Load(nothing, samples=1).of_sample(MixedHost("a", host, speed=100.0)) == 4 / 100.0
 
 
 def test_shares_by_speed_never_compute_longer() -> None:
@@ -128,7 +130,7 @@ def test_a_fixed_global_batch_is_shared_out() -> None:
 def test_of_many_hosts_the_same_choice_as_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thresholds of speeds find what trying every number of the fastest finds, where no two are alike."""
     clusters = [
-        [Member(f"n{i}", alone(GBIT * (1 + 4 * (i * k % 3))), 10 + 7 * (i * k % 9)) for i in range(9)]
+        [MixedHost(f"n{i}", alone(GBIT * (1 + 4 * (i * k % 3))), 10 + 7 * (i * k % 9)) for i in range(9)]
         for k in (1, 2, 4)
     ]
     loads = [
@@ -142,7 +144,9 @@ def test_of_many_hosts_the_same_choice_as_of_few(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_cluster_of_many_hosts_is_searched() -> None:
-    many = [Member(f"n{i}", alone(100 * LINK, 8), SPEED * 8 * (0.5 if i == 77 else 1.0)) for i in range(300)]
+    many = [
+        MixedHost(f"n{i}", alone(100 * LINK, 8), SPEED * 8 * (0.5 if i == 77 else 1.0)) for i in range(300)
+    ]
     forecast = Forecast(many, LOAD)
     assert len(forecast.best().hosts) == 299
     assert sum(worth.without_it < worth.with_it for worth in forecast.worths()) == 1
@@ -173,7 +177,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(planning, "ask", lambda inputs, shell: about)
         words = ["batch.micro=16", "engine.name=deepspeed", "data={path: /none, size: 224}", *more]
         inputs = check(recipe_of("vit-b16-cifar10", words), parse_hosts(",".join(about)))
-        return plan_hosts(inputs, Told(samples=samples), traced=False).plan
+        return plan_hosts(inputs, UserFigures(samples=samples), traced=False).plan
 
     return made
 
@@ -232,10 +236,10 @@ def test_the_advice_and_the_plan_foretell_the_same_epoch(planned: Any, engine: s
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_slowest_of_two_devices_is_the_same_for_plan_and_advice(precision: str) -> None:
     """A plan takes the one of the lower peak, the advice the one that computes longer."""
-    work = Work(16, 5e11, 1.5e12, 2e9, 3000)
+    work = StepWork(16, 5e11, 1.5e12, 2e9, 3000)
     devices = [found for entry in entries() if (found := driver_device(" ".join(entry["words"])))]
     able = [each for each in devices if each.peak(precision)]
-    case = Case(machines_of(able[0]), precision, work, lump(10**8), Spread("ddp", ranks=2))
+    case = StepCase(machines_of(able[0]), precision, work, lump(10**8), ModelSpread("ddp", ranks=2))
     took = {each.name: computing(case.over(machines_of(each)), Load(case, 1).known) for each in able}
     wrong = [
         (one.name, other.name)

@@ -15,7 +15,7 @@ import pytest
 from muster.core.recipe import RECIPES
 from muster.core.recipes import load_recipe, shipped_recipes
 from muster.core.registry import plugin_names
-from muster.stages.schema import schema_of
+from muster.schemas.documents import schema_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,12 +46,15 @@ def test_the_wheel_is_whole(wheel: zipfile.ZipFile) -> None:
         ("recipes", "*.yaml"),
         ("suites", "*.yaml"),
         ("profiles", "*.yaml"),
-        ("readers/mappings", "*.yaml"),
-        ("report/templates", "*"),
+        ("judging/readers/mappings", "*.yaml"),
+        ("reports/templates", "*"),
         ("schemas", "*.json"),
         ("core", "*.json"),
+        ("core/hardware", "*.json"),
     ):
-        for path in (ROOT / "src/muster" / folder).glob(pattern):
+        paths = list((ROOT / "src/muster" / folder).glob(pattern))
+        assert paths, folder
+        for path in paths:
             assert f"muster/{folder}/{path.name}" in names
     assert "muster/agent/agent.py" in names
     assert "muster/agent/probe.py" in names

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from muster.worker import loss as losses
-from muster.worker.data.packed import Packed, Synthetic, collate, count_batch
+from muster.worker.data.packed import Packed, SyntheticTokens, collate, count_batch
 from muster.worker.data.text import joined
 from muster.worker.heldout import Filled
 from muster.worker.loss import IGNORED, Tally, summed_cross_entropy, token_loss
@@ -60,7 +60,7 @@ def test_a_batch_counts_every_token_and_predicts_all_but_the_first(tmp_path: Pat
 
 @given(st.integers(1, 40), st.integers(1, 12))
 def test_held_out_rows_are_filled_up_with_rows_that_do_not_count(count: int, unit: int) -> None:
-    rows = Filled(Synthetic(count, 4, 50, 0, held_out=True), unit)
+    rows = Filled(SyntheticTokens(count, 4, 50, 0, held_out=True), unit)
     assert len(rows) % unit == 0
     assert 0 <= len(rows) - count < unit
     labels = collate([rows[index] for index in range(len(rows))])["labels"]
@@ -68,26 +68,28 @@ def test_held_out_rows_are_filled_up_with_rows_that_do_not_count(count: int, uni
 
 
 def test_synthetic_tokens_depend_on_seed_part_and_row_alone() -> None:
-    rows = Synthetic(100, 64, 51_200, 7, held_out=False)
-    again = Synthetic(5000, 64, 51_200, 7, held_out=False)
+    rows = SyntheticTokens(100, 64, 51_200, 7, held_out=False)
+    again = SyntheticTokens(5000, 64, 51_200, 7, held_out=False)
     for index in (99, 0, 41):
         assert rows[index]["tokens"].tolist() == again[index]["tokens"].tolist()
     others = [
-        Synthetic(100, 64, 51_200, 8, held_out=False)[41],
-        Synthetic(100, 64, 51_200, 7, held_out=True)[41],
+        SyntheticTokens(100, 64, 51_200, 8, held_out=False)[41],
+        SyntheticTokens(100, 64, 51_200, 7, held_out=True)[41],
         rows[40],
     ]
     assert all(other["tokens"].tolist() != rows[41]["tokens"].tolist() for other in others)
     # The stream itself, so that no version of NumPy changes a benchmark unnoticed.
-    assert Synthetic(1, 4, 51_200, 0, held_out=False)[0]["tokens"].tolist() == STREAM
-    Synthetic(1, 4, 51_200, -3, held_out=False)[0]
+    assert SyntheticTokens(1, 4, 51_200, 0, held_out=False)[0]["tokens"].tolist() == STREAM
+    SyntheticTokens(1, 4, 51_200, -3, held_out=False)[0]
 
 
 STREAM = [47259, 1458, 9849, 40156]
 
 
 def test_synthetic_tokens_use_the_whole_vocabulary() -> None:
-    tokens = np.concatenate([Synthetic(100, 512, 300, 0, held_out=False)[i]["tokens"] for i in range(100)])
+    tokens = np.concatenate(
+        [SyntheticTokens(100, 512, 300, 0, held_out=False)[i]["tokens"] for i in range(100)]
+    )
     counts = np.bincount(tokens, minlength=300)
     assert len(counts) == 300
     assert counts.min() > 100 and counts.max() < 260  # 171 each on average, standard deviation 13

@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from muster.checks.inspection import Inspection
 from muster.core.errors import RecipeError
-from muster.core.inspection import Inspection
+from muster.core.hardware.peaks import MeasuredPeaks, PeakFigure, peaks_in
 from muster.core.inventory import Host
 from muster.core.job import Job, place, read_job
-from muster.core.peaks import Figure, MeasuredPeaks, peaks_in
 from muster.core.recipe import recipe_from
 from muster.core.result import Flops
-from muster.stages.inputs import read_inputs
-from muster.stages.peaks import peaks_of, read_peaks
-from muster.supervise.fold import fold, make_result
+from muster.inputs.peaks import peaks_of, read_peaks
+from muster.inputs.read import read_inputs
+from muster.results.fold import fold, make_result
 from tests.unit.test_flops import H200, job, started, window
 
 ENDED = 1_790_000_000.0  # 21 September 2026
@@ -118,7 +117,7 @@ def test_a_fabric_run_counts_as_well() -> None:
     document = {"status": "succeeded", "ended": ENDED, "fabric": {"matmul": [matmul("a", 700e12)]}}
     found = peaks_in(document)
     assert found.source == "measured by muster train fabric on 2026-09-21"
-    assert found.figures == (Figure("a", "NVIDIA H200", "bf16", 700e12),)
+    assert found.figures == (PeakFigure("a", "NVIDIA H200", "bf16", 700e12),)
 
 
 @pytest.mark.parametrize("ended", [None, "soon", 1e300], ids=str)
@@ -143,7 +142,7 @@ def ask(
 ) -> Any:
     file = folder / "peaks.json"
     file.write_text(json.dumps(document))
-    return peaks_of(str(file), PLACES, facts, SimpleNamespace(device=device, threads=threads))  # type: ignore[arg-type]
+    return peaks_of(str(file), PLACES, facts, threads if device == "cpu" else None)
 
 
 def test_the_figures_of_a_jobs_hosts_are_kept(tmp_path: Path) -> None:
@@ -196,7 +195,7 @@ def test_figures_of_other_devices(tmp_path: Path, facts: Any, device: str, figur
 
 
 def test_without_a_file_there_is_nothing_to_read() -> None:
-    assert peaks_of(None, PLACES, FACTS, SimpleNamespace(device="cuda", threads=(1, 1))) == (None, ())  # type: ignore[arg-type]
+    assert peaks_of(None, PLACES, FACTS, None) == (None, ())
 
 
 # --- bad files -------------------------------------------------------------------------------------------

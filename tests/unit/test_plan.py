@@ -11,27 +11,35 @@ import pytest
 from muster.cli import main
 from muster.cli.output import print_json
 from muster.core.errors import UsageError
+from muster.core.hardware.links import LinkFigures
+from muster.core.hardware.machines import parse_parts
 from muster.core.inventory import parse_hosts
-from muster.core.links import Figures
-from muster.core.machines import parse_parts
-from muster.core.plan import Plan
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe
-from muster.core.trace import Parameter, Pass, Request, Trace
-from muster.planner.prospect import host_counts
-from muster.planner.steptime import ALONE, Calibration
-from muster.shell import Shell
-from muster.stages.inputs import check
-from muster.stages.outlook import Told, calibration_file, hypothetical, load_calibration, save_calibration
-from muster.stages.plan import hosts_first, plan_first, plan_on, promised, recipe_of
-from muster.stages.tracing import arithmetic_of
+from muster.core.trace import Parameter, Pass, Trace, TraceRequest
+from muster.fleet.shell import Shell
+from muster.inputs.read import check
+from muster.planner.document import Plan
+from muster.planner.forecast import host_counts
+from muster.planner.outlook import (
+    UserFigures,
+    calibration_file,
+    hypothetical,
+    load_calibration,
+    save_calibration,
+)
+from muster.planner.plan import hosts_first, plan_first, plan_on, promised, recipe_of
+from muster.planner.time.steptime import ALONE, Calibration
+from muster.planner.tracing import arithmetic_of
 
 MACHINES = "a100-80gb:8x4,200Gbit-ib"
 KEY = f"h200 bf16{ALONE}"  # nothing is traced here
 
 
-def plan(machines: str, *overrides: str, recipe: str = "opt-benchmark", told: Told | None = None) -> Plan:
-    return plan_on(recipe_of(recipe, list(overrides)), machines, told or Told(), traced=False).plan
+def plan(
+    machines: str, *overrides: str, recipe: str = "opt-benchmark", told: UserFigures | None = None
+) -> Plan:
+    return plan_on(recipe_of(recipe, list(overrides)), machines, told or UserFigures(), traced=False).plan
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +86,7 @@ def test_the_fastest_number_of_hosts_need_not_be_all() -> None:
 
 
 def test_hosts_that_are_too_few_are_not_on_the_curve() -> None:
-    told = Told(samples=100_000)
+    told = UserFigures(samples=100_000)
     made = plan("a100-80gb:8x8,200Gbit-ib", "model.name=opt-66b", "engine.zero=3", told=told)
     assert made.scaling[0].hosts > 1
     assert made.scaling[0].efficiency == 1.0
@@ -107,7 +115,7 @@ def test_hosts_of_a_long_curve() -> None:
 
 
 def test_a_slow_network_is_named_with_what_would_help() -> None:
-    told = Told(samples=56355, price=2.0)
+    told = UserFigures(samples=56355, price=2.0)
     made = plan("a100-40gb:1x3,1Gbit", recipe="text2sql-t5-small-zero1", told=told)
     assert made.sentence is not None
     assert made.sentence.startswith("3 hosts take ")
@@ -166,14 +174,16 @@ def test_what_would_fit_is_accepted_and_fits(batch: list[str]) -> None:
 
 
 def test_a_price_without_samples_says_why_there_is_no_cost() -> None:
-    made = plan("a100-40gb:1x3,10Gbit", recipe="text2sql-wikisql", told=Told(price=2.0))
+    made = plan("a100-40gb:1x3,10Gbit", recipe="text2sql-wikisql", told=UserFigures(price=2.0))
     assert made.time is not None and made.time.cost is None
     assert any(note.startswith("no cost: the number of samples per epoch") for note in made.notes)
     slow = ("v100-32gb:8x2,10Gbit", "precision=bf16", "force=true", "model.name=opt-125m")
-    untimed = plan(*slow, told=Told(price=2.0))
+    untimed = plan(*slow, told=UserFigures(price=2.0))
     assert untimed.time is None
     assert any(note.startswith("no cost: that needs a time") for note in untimed.notes)
-    assert not any("no cost" in note for note in plan(MACHINES, told=Told(samples=10, price=2.0)).notes)
+    assert not any(
+        "no cost" in note for note in plan(MACHINES, told=UserFigures(samples=10, price=2.0)).notes
+    )
 
 
 def test_json_has_no_number_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,7 +210,7 @@ def big_trace(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace:
 
 
 def test_train_traces_and_refuses_a_model_without_closed_forms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster.stages.plan.tracer", big_trace)
+    monkeypatch.setattr("muster.planner.plan.tracer", big_trace)
     about = {"w": {"cores": 8, "memory_total": 64 * 10**9, "gpus": [A10], "network": {}}}
     words = [QWEN, "model.init=random", "data={synthetic: {}, sequence: 512}", "engine.name=ddp"]
     inputs = check(recipe_of("causal-lm", words), parse_hosts("w:1"))
@@ -212,7 +222,7 @@ def test_train_traces_and_refuses_a_model_without_closed_forms(monkeypatch: pyte
     assert made is not None and made.memory is not None
     assert (made.memory.basis, made.memory.lacking) == ("traced", "device")
     silent = {"w": {"cores": 8, "gpus": [{"name": "NVIDIA A10", "capability": [8, 6]}]}}
-    monkeypatch.setattr("muster.stages.plan.tracer", None)  # not called: there is nothing to check against
+    monkeypatch.setattr("muster.planner.plan.tracer", None)  # not called: there is nothing to check against
     _, made = plan_first(inputs, silent)
     assert made is not None and made.memory is None
 
@@ -225,7 +235,7 @@ def test_hosts_are_chosen_by_a_trace_where_there_are_no_closed_forms(monkeypatch
         return big_trace(recipe, precision, device, ranks)
 
     about = {name: {"cores": 8, "memory_total": 512 * 10**9, "gpus": [A10], "network": {}} for name in "vw"}
-    monkeypatch.setattr("muster.stages.plan.tracer", tracer)
+    monkeypatch.setattr("muster.planner.plan.tracer", tracer)
     words = [QWEN, "model.init=random", "data={synthetic: {}, sequence: 512}", "launch.hosts=auto"]
     inputs = check(recipe_of("causal-lm", words), parse_hosts("v:1,w:1"))
     hosts_first(inputs, lambda asked: about)
@@ -245,7 +255,7 @@ def test_what_is_written_is_a_recipe_that_says_everything(
     assert (recipe.batch.micro, recipe.batch.accumulation, recipe.batch.global_) == tuple(
         made.batch[name] for name in ("micro", "accumulation", "global")
     )
-    again = plan_on(recipe, MACHINES, Told(), traced=False).plan
+    again = plan_on(recipe, MACHINES, UserFigures(), traced=False).plan
     assert again.batch == made.batch
     beside = json.loads(file.with_suffix(".deepspeed.json").read_text())
     assert beside["zero_optimization"]["stage"] == recipe.engine.stage
@@ -282,7 +292,7 @@ def test_what_is_not_understood(argv: list[str], says: str, capsys: pytest.Captu
 
 def test_what_was_learned_is_kept(tmp_path: Path) -> None:
     assert load_calibration() == Calibration()
-    learned = Calibration(efficiency={KEY: 0.5}, links={"10Gbit": Figures(1e9)}, hosts={"h200": 2e11})
+    learned = Calibration(efficiency={KEY: 0.5}, links={"10Gbit": LinkFigures(1e9)}, hosts={"h200": 2e11})
     save_calibration(learned)
     assert load_calibration() == learned
     slow = plan("h200:8x2,10Gbit", "model.name=opt-1.3b")
@@ -351,11 +361,11 @@ def test_steps_of_dynamic_padding_are_planned_at_full_length_and_said_to_be() ->
 
 def test_figures_by_hand_are_neither_calibrated_nor_a_hosts_name() -> None:
     machines = "h200{bf16=700}:8x2,10Gbit{usable=0.5}"
-    known = Calibration(efficiency={KEY: 0.5}, links={"10Gbit": Figures(1.2e9)})
+    known = Calibration(efficiency={KEY: 0.5}, links={"10Gbit": LinkFigures(1.2e9)})
     save_calibration(known)
-    made = plan(machines, "model.name=opt-1.3b", told=Told(samples=1000))
+    made = plan(machines, "model.name=opt-1.3b", told=UserFigures(samples=1000))
     save_calibration(Calibration())
-    without = plan(machines, "model.name=opt-1.3b", told=Told(samples=1000))
+    without = plan(machines, "model.name=opt-1.3b", told=UserFigures(samples=1000))
     assert made.time is not None and without.time is not None and not made.time.calibrated
     assert "60% of h200{bf16=700}'s stated peaks" in made.time.assumed
     assert made.time.step == without.time.step
@@ -390,7 +400,7 @@ def test_what_does_not_fit_is_not_written_as_forced(
 
 
 def test_time_curve_cost_and_sentence_speak_of_the_same_training() -> None:
-    made = plan(MACHINES, "model.name=opt-1.3b", told=Told(samples=100_000, price=10.0))
+    made = plan(MACHINES, "model.name=opt-1.3b", told=UserFigures(samples=100_000, price=10.0))
     assert made.time is not None
     assert made.time.steps == 50
     assert made.scaling[-1].total == pytest.approx(made.time.total)
@@ -437,9 +447,9 @@ def test_what_a_plan_promises_its_run() -> None:
 def test_what_the_plan_does_not_model_is_said() -> None:
     """torch.compile changes memory and time, and no figure of a plan."""
     words = ["model.name=opt-125m"]
-    plain = plan_on(recipe_of("opt-benchmark", words), "h200:8", Told(), traced=False).plan
+    plain = plan_on(recipe_of("opt-benchmark", words), "h200:8", UserFigures(), traced=False).plan
     compiled = plan_on(
-        recipe_of("opt-benchmark", [*words, "train.compile=true"]), "h200:8", Told(), traced=False
+        recipe_of("opt-benchmark", [*words, "train.compile=true"]), "h200:8", UserFigures(), traced=False
     )
     assert (compiled.plan.memory, compiled.plan.time) == (plain.memory, plain.time)
     assert [each for each in compiled.plan.notes if "torch.compile" in each]
@@ -450,15 +460,15 @@ def test_what_takes_seconds_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """A model that has to be traced; one that was traced before takes no time, and is not said again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def traced(request: Request, shell: Shell) -> Trace:
+    def traced(request: TraceRequest, shell: Shell) -> Trace:
         made = big_trace(recipe_of("opt-benchmark", ["model.name=opt-8m"]), "bf16", request.device, 8)
         return replace(made, arithmetic=request.arithmetic, checkpointing=request.checkpointing)
 
-    monkeypatch.setattr("muster.stages.tracing._traced", traced)
+    monkeypatch.setattr("muster.planner.tracing._traced", traced)
     said: list[str] = []
     for _ in range(2):
         planned = plan_on(
-            recipe_of("opt-benchmark", ["model.name=opt-8m"]), "h200:8", Told(), say=said.append
+            recipe_of("opt-benchmark", ["model.name=opt-8m"]), "h200:8", UserFigures(), say=said.append
         )
         assert planned.plan.memory is not None and planned.plan.memory.basis == "traced"
     assert len(said) == 1
@@ -471,7 +481,7 @@ def test_what_cannot_fit_by_far_is_refused_without_a_trace(monkeypatch: pytest.M
     def tracer(recipe: Recipe, precision: str, device: str, ranks: int) -> None:
         asked.append(ranks)
 
-    monkeypatch.setattr("muster.stages.plan.tracer", tracer)
+    monkeypatch.setattr("muster.planner.plan.tracer", tracer)
     about = {"w": {"cores": 8, "memory_total": 512 * 10**9, "gpus": [A10], "network": {}}}
     for size, traced in (("opt-13b", False), ("opt-1.3b", True)):
         words = [f"model.name={size}", "engine.zero=0", "batch.micro=1"]

@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 
 from muster.agent.provision import REMOTE
-from muster.checks import disk
+from muster.checks.families import disk
 from muster.core.errors import HostError, JobError, UsageError
 from muster.core.inventory import Host as Named
-from muster.shell import RealShell
-from muster.stages.inputs import read_inputs
-from muster.stages.pinned import pinned_here, read_requirements
-from muster.stages.provision_files import waypoint
-from muster.stages.provision_plan import Options, make_plan, plan_as_dict
-from muster.stages.provision_result import differences
-from muster.stages.warm import Warmer, kernel_folders, warm_recipe
+from muster.fleet.shell import RealShell
+from muster.inputs.read import read_inputs
+from muster.prepare.pinned import pinned_here, read_requirements
+from muster.prepare.plan import Options, make_plan, plan_as_dict
+from muster.prepare.prepare import waypoint
+from muster.prepare.result import differences
+from muster.prepare.session import PackedFile, Tree, safe_path
+from muster.prepare.warm import Warmer, kernel_folders, warm_recipe
 from muster.store.runfolder import RunFolder
-from muster.supervise.provisioning import Entry, Tree, safe_path
 from tests.wheels import PROGRAM, Host, environment, make_wheel
 
 # --- what is pinned --------------------------------------------------------------------------------------
@@ -280,11 +280,11 @@ def test_a_tree_that_passes_through_has_a_folder_beside_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    with waypoint(Tree(("hub", "x"), "m", (Entry("a", 5, ""),)), "model x") as folder:
+    with waypoint(Tree(("hub", "x"), "m", (PackedFile("a", 5, ""),)), "model x") as folder:
         assert folder.parent == tmp_path / ".cache/muster"
         (folder / "a").write_text("12345")
     assert not folder.exists()
-    huge = Tree(("hub", "x"), "m", (Entry("a", 1 << 60, ""),))
+    huge = Tree(("hub", "x"), "m", (PackedFile("a", 1 << 60, ""),))
     with pytest.raises(JobError, match=r"model x needs 1152.9 PB here on its way, and .* are free"):
         waypoint(huge, "model x").__enter__()
 

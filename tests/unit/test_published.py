@@ -10,19 +10,27 @@ import pytest
 
 from muster.core import families
 from muster.core.flops import Shape, training
-from muster.core.machines import parse_machines
-from muster.planner.learning import Measured, errors, learn
-from muster.planner.scaling import CaseOn, Length, curve, point, say
-from muster.planner.spread import Spread
-from muster.planner.steptime import EFFICIENCY, Calibration, Case, Work, evaluation, ideal, predict
-from muster.planner.traffic import lump
+from muster.core.hardware.machines import parse_machines
+from muster.planner.forecast import CaseOn, Length, curve, point, say
+from muster.planner.spread import ModelSpread
+from muster.planner.time.learning import MeasuredRun, errors, learn
+from muster.planner.time.steptime import (
+    EFFICIENCY,
+    Calibration,
+    StepCase,
+    StepWork,
+    evaluation,
+    ideal,
+    predict,
+)
+from muster.planner.time.traffic import lump
 
 # T5 on WikiSQL, fp32, 32 x (96, 96) tokens; A100-PCIE-40GB, one per host. The single-GPU run was
 # checkpointed.
 T5 = {
-    "t5-small, checkpointed": Work(32, 382_520_524_800, 1_429_016_150_016, 33_669_925_651, 2001),
-    "t5-small": Work(32, 382_520_524_800, 1_147_561_574_400, 27_713_084_723, 1527),
-    "t5-large": Work(32, 4_618_432_020_480, 13_855_296_061_440, 167_722_682_051, 5325),
+    "t5-small, checkpointed": StepWork(32, 382_520_524_800, 1_429_016_150_016, 33_669_925_651, 2001),
+    "t5-small": StepWork(32, 382_520_524_800, 1_147_561_574_400, 27_713_084_723, 1527),
+    "t5-large": StepWork(32, 4_618_432_020_480, 13_855_296_061_440, 167_722_682_051, 5325),
 }
 WIKISQL = Length(samples=56_355, epochs=3)
 HELD_OUT = 8421
@@ -34,14 +42,14 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-def t5(work: str, hosts: int, engine: str = "deepspeed", **fields: object) -> Case:
+def t5(work: str, hosts: int, engine: str = "deepspeed", **fields: object) -> StepCase:
     config = families.size(work.partition(",")[0]) or {}
-    spread = Spread(engine, ranks=hosts, **({"stage": 1} | fields if engine == "deepspeed" else fields))  # type: ignore[arg-type]
+    spread = ModelSpread(engine, ranks=hosts, **({"stage": 1} | fields if engine == "deepspeed" else fields))  # type: ignore[arg-type]
     machines = parse_machines(f"a100-pcie-40gb:1x{hosts},10Gbit")
-    return Case(machines, "fp32", T5[work], lump(families.parameters(config) or 0), spread)
+    return StepCase(machines, "fp32", T5[work], lump(families.parameters(config) or 0), spread)
 
 
-def on_hosts(case: Case) -> CaseOn:
+def on_hosts(case: StepCase) -> CaseOn:
     """The same micro-batch and accumulation on any number of hosts: the global batch grows with them."""
     return lambda hosts: case.over(case.machines.on(hosts))
 
@@ -63,7 +71,7 @@ def measured(row: str) -> float:
 @pytest.fixture(scope="module")
 def known() -> Calibration:
     """Learned from the two runs of t5-small alone."""
-    return learn([Measured(ROWS[row], measured(row)) for row in list(ROWS)[:2]])
+    return learn([MeasuredRun(ROWS[row], measured(row)) for row in list(ROWS)[:2]])
 
 
 def test_the_network_that_comes_out_is_a_ten_gigabit_one(known: Calibration) -> None:
@@ -83,8 +91,8 @@ def test_t5_large_on_three_hosts_is_within_five_percent(known: Calibration) -> N
 def test_without_the_checkpointing_of_the_single_run_it_is_worse(known: Calibration) -> None:
     """Who takes the single run for a plain one finds a slower device."""
     naive = learn([
-        Measured(t5("t5-small", 1, "ddp"), measured("t5-small, 1 GPU")),
-        Measured(ROWS["t5-small, 3 hosts, ZeRO-1"], measured("t5-small, 3 hosts, ZeRO-1")),
+        MeasuredRun(t5("t5-small", 1, "ddp"), measured("t5-small, 1 GPU")),
+        MeasuredRun(ROWS["t5-small, 3 hosts, ZeRO-1"], measured("t5-small, 3 hosts, ZeRO-1")),
     ])  # fmt: skip
     name = "a100-pcie-40gb fp32"
     assert naive.efficiency[name] < 0.85 * known.efficiency[name]
@@ -128,10 +136,10 @@ OPT = {
     "facebook/opt-350m": (24, {1: 119, 8: 943, 16: 1874, 64: 7443, 512: 59_233}),
     "facebook/opt-13b": (16, {8: 73, 64: 580, 512: 4587}),  # LoRA of rank 128, checkpointed; one GPU: 9
 }
-OPT_350M = Work(24, 8_698_516_733_952, 26_095_550_201_856, 298_107_241_560, 2317)
+OPT_350M = StepWork(24, 8_698_516_733_952, 26_095_550_201_856, 298_107_241_560, 2317)
 
 
-def opt(name: str, gpus: int) -> Case:
+def opt(name: str, gpus: int) -> StepCase:
     """Eight 400 Gbit/s InfiniBand cards per host, as such nodes have. 13b: by its formula."""
     config, micro = families.size(name) or {}, OPT[name][0]
     count = families.parameters(config) or 0
@@ -139,10 +147,10 @@ def opt(name: str, gpus: int) -> Case:
     assert products is not None
     adapters = None if name.endswith("350m") else 128 * 40 * (4 * 2 * 5120 + 2 * 5 * 5120)
     done = training(products, checkpointing=adapters is not None, frozen=adapters is not None)
-    work = OPT_350M if adapters is None else Work(micro, done.forward, done.hardware)
+    work = OPT_350M if adapters is None else StepWork(micro, done.forward, done.hardware)
     machines = parse_machines(f"h100:{min(gpus, 8)}x{-(-gpus // 8)},3200Gbit-ib")
-    return Case(
-        machines, "fp16", work, lump(count, adapters), Spread("deepspeed", gpus, element=2, counts=False)
+    return StepCase(
+        machines, "fp16", work, lump(count, adapters), ModelSpread("deepspeed", gpus, element=2, counts=False)
     )
 
 
@@ -151,27 +159,27 @@ def test_opt_on_up_to_512_gpus(name: str) -> None:
     """Calibrated on the fewest GPUs, all others within 2 %."""
     micro, rows = OPT[name]
     first = min(rows)
-    runs = [Measured(opt(name, gpus), micro * gpus / rate) for gpus, rate in rows.items()]
-    alone = Measured(opt(name, 1), micro * first / rows[first])  # on 8 GPUs of a host: 0.2 % is exchange
+    runs = [MeasuredRun(opt(name, gpus), micro * gpus / rate) for gpus, rate in rows.items()]
+    alone = MeasuredRun(opt(name, 1), micro * first / rows[first])  # on 8 GPUs of a host: 0.2 % is exchange
     assert max(map(abs, errors(runs, learn([alone])))) < 0.02
 
 
 # ViT-B/16 on CIFAR-10 at 224 pixels, fp32, 16 images per GPU: seconds of an epoch on one, two, three RTX
 # 3070.
-VIT = Work(16, 562_018_172_928, 1_682_355_142_656, 15_471_400_632, 479)
+VIT = StepWork(16, 562_018_172_928, 1_682_355_142_656, 15_471_400_632, 479)
 EPOCHS = {1: 713, 2: 908, 3: 739}
 IMAGES = Length(50_000)
 
 
-def vit(hosts: int) -> Case:
+def vit(hosts: int) -> StepCase:
     count = families.parameters({**(families.size("vit-base") or {}), "num_labels": 10}) or 0
     machines = parse_machines(f"rtx-3070:1x{hosts},10Gbit")
-    return Case(machines, "fp32", VIT, lump(count), Spread("deepspeed", hosts, counts=False))
+    return StepCase(machines, "fp32", VIT, lump(count), ModelSpread("deepspeed", hosts, counts=False))
 
 
 def test_vit_on_one_to_three_machines() -> None:
     """Calibrated on one and two; the third within 3 %, and who is faster than whom as published."""
-    runs = [Measured(vit(n), EPOCHS[n] / -(-50_000 // (16 * n))) for n in (1, 2)]
+    runs = [MeasuredRun(vit(n), EPOCHS[n] / -(-50_000 // (16 * n))) for n in (1, 2)]
     known = learn(runs)
     points = {n: point(vit(n), IMAGES, known).total for n in EPOCHS}
     assert points[3] == pytest.approx(EPOCHS[3], rel=0.03)
@@ -188,7 +196,7 @@ def test_what_is_assumed_without_a_measurement_is_amid_the_published_runs() -> N
     }
     shares = {}
     for name, (case, seconds) in alone.items():
-        [shares[name]] = learn([Measured(case, seconds)]).efficiency.values()
+        [shares[name]] = learn([MeasuredRun(case, seconds)]).efficiency.values()
         assert predict(case).seconds == pytest.approx(seconds, rel=0.2), name
         assert ideal(case) < seconds
     assert 0.5 < min(shares.values()) < EFFICIENCY < max(shares.values()) < 0.75

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from muster.judging import Settings
-from muster.readers._paths import hosts_of_path
-from muster.readers._read import read_log
-from muster.readers.base import JobLog
-from muster.stages.joblogs import judged
-from muster.stages.judge import judge
+from muster.judging.joblogs import judged
+from muster.judging.logs import judge
+from muster.judging.readers._paths import hosts_of_path
+from muster.judging.readers._read import read_log
+from muster.judging.readers.base import JobLog
 from tests.unit.logs import chat_log, metaseq_log, one
 
 

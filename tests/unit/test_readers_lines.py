@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 import pytest
 
 from muster.judging import Settings
-from muster.readers.base import JobLog
-from muster.stages.joblogs import judged
+from muster.judging.joblogs import judged
+from muster.judging.readers.base import JobLog
 from tests.unit.logs import one
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from muster.core.errors import UsageError
 from muster.judging import Settings
-from muster.readers._mapping import LONGEST, Mapping, load_mapping
-from muster.readers._read import read_log
-from muster.readers.base import JobLog
-from muster.stages.joblogs import judged
-from muster.stages.judge import judge
+from muster.judging.joblogs import judged
+from muster.judging.logs import judge
+from muster.judging.readers._mapping import LONGEST, Mapping, load_mapping
+from muster.judging.readers._read import read_log
+from muster.judging.readers.base import JobLog
 from tests.unit.logs import metaseq_log
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "judge.md"

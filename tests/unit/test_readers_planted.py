@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from muster.readers._frame import Frame
-from muster.readers._mapping import Mapping
-from muster.readers._read import read_log
-from muster.readers.base import JobLog
-from muster.stages.joblogs import work_of
+from muster.judging.joblogs import work_of
+from muster.judging.readers._frame import Frame
+from muster.judging.readers._mapping import Mapping
+from muster.judging.readers._read import read_log
+from muster.judging.readers.base import JobLog
 from tests.unit.logs import chat_log, metaseq_log, one
 from tests.unit.test_readers_lines import LORA, mllog
 

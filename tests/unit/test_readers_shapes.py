@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.readers.base import JobLog
-from muster.stages.judge import judge
+from muster.judging.logs import judge
+from muster.judging.readers.base import JobLog
 from tests.unit.logs import chat_log, one
 
 PREFIXES = {

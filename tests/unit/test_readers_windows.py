@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.readers.base import HEAD, TAIL, Series, Window
+from muster.judging.readers.base import HEAD, TAIL, LogWindow, Series
 
 WINDOWS = st.builds(
-    Window,
+    LogWindow,
     steps=st.integers(1, 50),
     skipped=st.just(0),
     samples=st.floats(1, 1e6),
@@ -18,7 +18,7 @@ WINDOWS = st.builds(
 
 
 @given(st.lists(WINDOWS, min_size=1, max_size=40))
-def test_a_rate_is_samples_over_seconds(windows: list[Window]) -> None:
+def test_a_rate_is_samples_over_seconds(windows: list[LogWindow]) -> None:
     """Of the windows after the warm-up, whatever their lengths: never a mean of rates."""
     series = Series()
     for window in windows:
@@ -36,7 +36,7 @@ def test_a_rate_is_samples_over_seconds(windows: list[Window]) -> None:
 def test_long_runs_keep_a_bounded_number_of_windows() -> None:
     series = Series()
     for number in range(100_000):
-        series.add(Window(10, int(number % 50 == 0), 640.0, 2.0 + number % 2))
+        series.add(LogWindow(10, int(number % 50 == 0), 640.0, 2.0 + number % 2))
     assert len(series.head) <= HEAD and len(series.tail) <= TAIL
     found = series.measured()
     # Every 25th of the windows of two seconds had a skipped step; they alternate with 25 of three seconds.
@@ -46,6 +46,11 @@ def test_long_runs_keep_a_bounded_number_of_windows() -> None:
 
 def test_nonsense_is_no_window() -> None:
     series = Series()
-    for window in (Window(0, 0, 1, 1), Window(1, 0, 1, 0), Window(1, 0, 1, float("nan")), Window(1, 2, 1, 1)):
+    for window in (
+        LogWindow(0, 0, 1, 1),
+        LogWindow(1, 0, 1, 0),
+        LogWindow(1, 0, 1, float("nan")),
+        LogWindow(1, 2, 1, 1),
+    ):
         series.add(window)
     assert series.measured() is None

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from muster.cli.judge import _print
-from muster.core.judged import Gate
 from muster.judging import Settings
-from muster.readers._read import read_log
-from muster.readers.base import JobLog
-from muster.stages.joblogs import judged
-from muster.stages.judge import judge
+from muster.judging.document import Gate
+from muster.judging.joblogs import judged
+from muster.judging.logs import judge
+from muster.judging.readers._read import read_log
+from muster.judging.readers.base import JobLog
 from muster.store.logfiles import find_logs, members_of
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

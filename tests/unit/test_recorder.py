@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 from muster.core.secrets import scrubber
-from muster.stages.recorder import Recorder, machine_id
+from muster.results.fold import fold
+from muster.runs.recorder import Recorder, machine_id
 from muster.store import events
 from muster.store.runfolder import RunFolder
-from muster.supervise.fold import fold
 
 
 def made(tmp_path: Path) -> RunFolder:

@@ -25,19 +25,19 @@ from muster.core.result import (
     Unscored,
 )
 from muster.core.secrets import masked_override
+from muster.inputs.read import check as check_inputs
+from muster.inputs.read import read_inputs
 from muster.planner.decide import decide
-from muster.report import answers, charts, tables, words
-from muster.report.gather import Prediction, RunData, gather, read_stream
-from muster.report.page import render
-from muster.stages.agree import Ready
-from muster.stages.freeze import freeze
-from muster.stages.inputs import check as check_inputs
-from muster.stages.inputs import read_inputs
-from muster.stages.orders import job_of, orders
-from muster.stages.resume import frozen_inventory, frozen_recipe
+from muster.planner.orders import job_of, orders
+from muster.reports import answers, charts, tables, words
+from muster.reports.page import render
+from muster.reports.rundata import Prediction, RunData, gather, read_stream
+from muster.results.fold import Folder
+from muster.runs.resolve import Ready
+from muster.runs.resume import frozen_inventory, frozen_recipe
+from muster.runs.train import freeze
 from muster.store import events
 from muster.store.runfolder import RunFolder
-from muster.supervise.fold import Folder
 
 HOSTILE = (
     '<script>alert("x")</script>\'"&lt; </style></svg><img src=//evil.example/a.png onerror=x>'
@@ -365,17 +365,17 @@ def test_a_long_run_is_thinned_but_keeps_its_spikes():
 
 def test_a_gap_parts_the_line():
     chart = charts.Chart(
-        "T", "u", "step", (charts.Series("a", ((1, 1.0), (2, 2.0), (3, None), (4, 1.0), (5, 3.0))),)
+        "T", "u", "step", (charts.ChartSeries("a", ((1, 1.0), (2, 2.0), (3, None), (4, 1.0), (5, 3.0))),)
     )
     svg = charts.line_chart(chart)
     assert svg.count('<path class="line') == 2
-    alone = charts.Chart("T", "u", "step", (charts.Series("a", ((1, 1.0),)),))
+    alone = charts.Chart("T", "u", "step", (charts.ChartSeries("a", ((1, 1.0),)),))
     assert "<circle" in charts.line_chart(alone) and "<path" not in charts.line_chart(alone)
 
 
 def test_an_empty_chart_is_a_sentence():
     empty = charts.Chart(
-        "T", "u", "step", (charts.Series("<a>", ((1, None), (2, math.nan))),), nothing="None <here>."
+        "T", "u", "step", (charts.ChartSeries("<a>", ((1, None), (2, math.nan))),), nothing="None <here>."
     )
     assert charts.line_chart(empty) == '<p class="nothing">None &lt;here&gt;.</p>'
 

@@ -16,13 +16,13 @@ from muster.core.job import Job, place
 from muster.core.recipe import recipe_from
 from muster.core.recipes import dump_yaml
 from muster.core.result import Failure, Result
-from muster.stages import resume as resuming
-from muster.stages import train as stage
-from muster.stages.agree import Attempt, agree
-from muster.stages.ask import ask
-from muster.stages.checkpoints import Start, Wanted
-from muster.stages.continuing import continued, divided, on_other_hosts, same_batch, without
-from muster.stages.inputs import Inputs, read_inputs
+from muster.inputs.read import Inputs, read_inputs
+from muster.runs import resume as resuming
+from muster.runs import train as stage
+from muster.runs.ask import ask
+from muster.runs.checkpoints import Start, WantedCheckpoint
+from muster.runs.continuing import continued, divided, on_other_hosts, same_batch, without
+from muster.runs.resolve import Attempt, agree
 from muster.store import events
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder
@@ -305,7 +305,7 @@ def test_one_after_the_other_is_passed_over_until_one_loads(
 
     monkeypatch.setattr(resuming, "train", train)
     monkeypatch.setattr(resuming, "_inputs", lambda *_: None)
-    result = resuming.resume(run, wanted=Wanted(step=step))
+    result = resuming.resume(run, wanted=WantedCheckpoint(step=step))
     assert avoided == ([[], [30], [20, 30]] if step is None else [[]])
     assert result.status == ("succeeded" if step is None else "failed")
 

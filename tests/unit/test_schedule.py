@@ -56,7 +56,7 @@ def test_a_constant_rate_has_no_warm_up() -> None:
 def watch(rates: list[float], **context: Any) -> list[str]:
     """What is noted when steps use these rates."""
     pytest.importorskip("transformers")
-    from muster.worker.schedule import ScheduleWatch
+    from muster.worker.main import ScheduleWatch
 
     said: list[str] = []
     about = SimpleNamespace(

@@ -14,17 +14,17 @@ from muster.core.printable import scrubbed, scrubbed_data
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.secrets import completed, masked, masked_setup, masked_words, scrubber
+from muster.fleet.shell import FakeShell
+from muster.inputs.read import Inputs, check, read_inputs
 from muster.planner.decide import decide
-from muster.shell import FakeShell
-from muster.stages.agree import Ready
-from muster.stages.dry_run import dry_run, format_dry_run
-from muster.stages.freeze import freeze
-from muster.stages.inputs import Inputs, check, read_inputs
-from muster.stages.orders import job_of, orders
-from muster.stages.recorder import Recorder
-from muster.stages.report import report
-from muster.stages.resume import frozen_inventory, frozen_recipe
-from muster.stages.submit import submit
+from muster.planner.orders import job_of, orders
+from muster.reports.page import report
+from muster.runs.dry_run import dry_run, format_dry_run
+from muster.runs.recorder import Recorder
+from muster.runs.resolve import Ready
+from muster.runs.resume import frozen_inventory, frozen_recipe
+from muster.runs.submit import submit
+from muster.runs.train import freeze
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from muster.store.values import forget

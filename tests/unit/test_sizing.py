@@ -13,9 +13,9 @@ from muster.core.errors import RecipeError, UsageError
 from muster.core.inventory import parse_hosts
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
+from muster.inputs.model import whole_config
 from muster.planner.decide import Decided, decide
-from muster.planner.fit import Setting, need
-from muster.planner.model import whole_config
+from muster.planner.memory.fit import Setting, need
 from muster.planner.setting import setting_of
 
 TABLE = {  # size: (learning rate, tokens per update in units of 2^20)

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from muster.core.errors import InventoryError, JobError, RecipeError, RunFolderError
 from muster.core.inventory import parse_hosts, read_inventory
 from muster.core.slurm import SlurmAsk, allocation, parse_ask
-from muster.shell import FakeShell
-from muster.stages.follow import follow
-from muster.stages.inputs import read_inputs
-from muster.stages.resume import resume
-from muster.stages.runs import stop
-from muster.stages.slurm_queue import whereabouts
-from muster.stages.submit import script, submit
-from muster.stages.train import train
+from muster.fleet.shell import FakeShell
+from muster.inputs.read import read_inputs
+from muster.runs.follow import follow
+from muster.runs.listing import stop
+from muster.runs.resume import resume
+from muster.runs.slurm_queue import whereabouts
+from muster.runs.submit import script, submit
+from muster.runs.train import train
 from muster.store.queries import runs_table
 from muster.store.runfolder import RunFolder, find_run
 from tests.support import TINY
@@ -124,7 +124,7 @@ def test_a_submitted_run_is_found_shown_and_cancelled(
     pending = answering(squeue=(0, "PENDING|Resources|\n", ""), scancel=(0, "", ""))
     about = whereabouts(run, pending)
     assert (about.job, about.state, about.reason, about.over) == ("17", "PENDING", "Resources", False)
-    monkeypatch.setattr("muster.stages.slurm_queue.RealShell", lambda: pending)
+    monkeypatch.setattr("muster.runs.slurm_queue.RealShell", lambda: pending)
     assert stop(run).cancelled
     assert pending.started[-1] == ["scancel", "--clusters=cluster", "17"]
     assert run.state() == "cancelled"
@@ -219,7 +219,7 @@ def test_slurm_that_is_away_for_a_moment_does_not_end_the_watch(outside: None, t
     answers = iter([away, over, over, over])
     said: list[str] = []
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr("muster.stages.follow._ASK", 0.1)
+    monkeypatch.setattr("muster.runs.follow._ASK", 0.1)
     try:
         with pytest.raises(JobError, match="left no result"):
             follow(run, say=said.append, shell=FakeShell(answer_run=lambda argv: next(answers)))

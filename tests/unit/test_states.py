@@ -8,10 +8,10 @@ import pytest
 
 from muster.core import families
 from muster.core.trace import Parameter
-from muster.planner.activations import Lengths
-from muster.planner.fit import WORKSPACES
-from muster.planner.spread import Disk, Spread
-from muster.planner.states import likely_tensors, states
+from muster.planner.memory.activations import Lengths
+from muster.planner.memory.fit import WORKSPACES
+from muster.planner.memory.states import likely_tensors, states
+from muster.planner.spread import ModelSpread, NvmeOffload
 
 # A matrix of 5 rows, one of 4 that is not trained, a vector: 10 + 12 + 3 elements.
 TENSORS = (
@@ -21,8 +21,8 @@ TENSORS = (
 )
 
 
-def spread(engine: str = "deepspeed", ranks: int = 2, element: int = 2, **fields: Any) -> Spread:
-    return Spread(engine, ranks, element, **{"bucket": 4, "persistence": 3, "prefetch": 2, **fields})
+def spread(engine: str = "deepspeed", ranks: int = 2, element: int = 2, **fields: Any) -> ModelSpread:
+    return ModelSpread(engine, ranks, element, **{"bucket": 4, "persistence": 3, "prefetch": 2, **fields})
 
 
 def test_ddp() -> None:
@@ -151,7 +151,7 @@ def test_parameters_alone_leave_the_optimizer_on_the_device() -> None:
         "parameters": 16 + 4 + 16,
         "pinned blocks kept": 16,
     }  # two groups, and what is frozen
-    assert Spread("deepspeed", 2, stage=3, offload="param").one_group is False
+    assert ModelSpread("deepspeed", 2, stage=3, offload="param").one_group is False
 
 
 # Shards of 2^20 and, not trained, 2^19 elements: of 1 MiB and more, which a disk takes.
@@ -160,16 +160,18 @@ LARGE = (Parameter("a.weight", (2**20, 2), True, "a"), Parameter("b.weight", (2*
 
 def test_what_goes_to_a_disk_is_in_no_memory_but_its_buffers_are() -> None:
     one, mib = 2**20, 2**20
-    states_gone = states(spread(stage=3, offload="optimizer", disk=Disk("optimizer")), LARGE)
+    states_gone = states(spread(stage=3, offload="optimizer", disk=NvmeOffload("optimizer")), LARGE)
     assert states_gone.host == {"gradients": 2 * mib, "disk buffers": 4 * 4 * one + 8 * one}
     both = spread(
-        stage=3, offload="optimizer+param", disk=Disk("optimizer+param", value_buffers=10, kept=one // 2)
+        stage=3,
+        offload="optimizer+param",
+        disk=NvmeOffload("optimizer+param", value_buffers=10, kept=one // 2),
     )
     there = states(both, LARGE).host
     assert there["parameters"] == 2 * one // 2  # what may stay, in half precision
     assert there["disk buffers"] == (4 * 4 + 8) * one + 2 * (10 + 2 * one)  # and one for a whole sub-group
     assert not {"fp32 master", "optimizer", "fp32 gradients", "pinned blocks kept"} & set(there)
-    small = states(spread(stage=3, offload="optimizer", disk=Disk("optimizer")), TENSORS).host
+    small = states(spread(stage=3, offload="optimizer", disk=NvmeOffload("optimizer")), TENSORS).host
     assert small["optimizer"] == 8 * 7  # too small for a disk
 
 
@@ -182,10 +184,11 @@ def test_what_has_no_weight_decay_is_a_group_of_its_own() -> None:
     )
     shapes = ((7, 2), (7,), (7,), (32, 2))
     tensors = tuple(Parameter(name, shape, True, "") for name, shape in zip(names, shapes, strict=True))
-    assert [[each.name for each in group] for group in Spread("deepspeed", 1).optimizer_groups(tensors)] == [
+    groups = ModelSpread("deepspeed", 1).optimizer_groups(tensors)
+    assert [[each.name for each in group] for group in groups] == [
         [names[0]], list(names[1:]),
     ]  # fmt: skip
-    assert Spread("deepspeed", 1, together=True).optimizer_groups(tensors) == [tensors]
+    assert ModelSpread("deepspeed", 1, together=True).optimizer_groups(tensors) == [tensors]
 
 
 @pytest.mark.parametrize("name", ["opt-350m", "opt-1.3b", "gpt2", "t5-large", "google/vit-base-patch16-224"])
@@ -208,7 +211,7 @@ def test_tensors_of_a_model_that_was_not_traced_are_of_its_sizes(name: str) -> N
 def held_of_a_billion(engine: str = "deepspeed", stage: int = 1) -> int:
     """Bytes of a billion parameters in fp32 on one rank, with gradients."""
     tensors = tuple(Parameter(f"m{i}.weight", (10**6, 10), True, "") for i in range(100))
-    found = states(Spread(engine, 1, 4, stage=stage), tensors)
+    found = states(ModelSpread(engine, 1, 4, stage=stage), tensors)
     return sum(found.held.values()) + sum(found.gradients.values())
 
 
@@ -226,7 +229,7 @@ def held_of_opt_350m() -> int:
     config = families.size("facebook/opt-350m") or {}
     count = families.parameters(config) or 0
     tensors = likely_tensors(config, Lengths(512), count, count)
-    held = sum(states(Spread("deepspeed", 8, 2, together=True), tensors).held.values())
+    held = sum(states(ModelSpread("deepspeed", 8, 2, together=True), tensors).held.values())
     assert held == 14 * count
     logits = 2 * 24 * 512 * 50272
     return held + logits + WORKSPACES

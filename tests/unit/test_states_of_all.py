@@ -9,13 +9,22 @@ from hypothesis import strategies as st
 
 from muster.core import families
 from muster.core.trace import Parameter, Pass, Trace
-from muster.planner.activations import Lengths
-from muster.planner.fit import CONTEXT, PROCESS, SLACK, WORKSPACES, Need, Setting, need
-from muster.planner.memory import States
-from muster.planner.passing import moments_of, traced
+from muster.planner.memory.activations import Lengths
+from muster.planner.memory.fit import (
+    CONTEXT,
+    PROCESS,
+    SLACK,
+    WORKSPACES,
+    Need,
+    Setting,
+    moments_of,
+    need,
+    traced,
+)
+from muster.planner.memory.parts import States
+from muster.planner.memory.states import states
 from muster.planner.remedies import with_buckets
-from muster.planner.spread import Spread
-from muster.planner.states import states
+from muster.planner.spread import ModelSpread
 
 KEPT = ("parameters", "persistent parameters", "gradients", "fp32 master", "optimizer")
 SIZES = st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 300)), min_size=1, max_size=12)
@@ -38,7 +47,8 @@ def test_a_higher_stage_never_needs_more_for_states(
     """But for padding: a part to a multiple of the ranks, a tensor to the ranks."""
     tensors = model(sizes)
     stages = [
-        kept(states(Spread("deepspeed", ranks, element, stage=s, persistence=0), tensors)) for s in range(4)
+        kept(states(ModelSpread("deepspeed", ranks, element, stage=s, persistence=0), tensors))
+        for s in range(4)
     ]
     padding = (2 * ranks * element + 12 * 2, 0, 16 * len(tensors))
     for lower, higher, more in zip(stages, stages[1:], padding, strict=False):
@@ -53,7 +63,7 @@ def test_shards_add_up_to_the_model(
     """Over all ranks no byte of Adam's states is missing, and none but padding is too many."""
     tensors = model(sizes)
     count = sum(each.numel for each in tensors)
-    of = Spread(engine, ranks, element, stage=stage, persistence=0)
+    of = ModelSpread(engine, ranks, element, stage=stage, persistence=0)
     held = [states(of, tensors, rank).held["optimizer"] for rank in range(ranks)]
     if engine == "ddp" or (engine == "deepspeed" and stage == 0):
         assert set(held) == {8 * count}

@@ -11,21 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.core.errors import UsageError
-from muster.core.links import Figures, between_hosts, find_link
-from muster.core.machines import parse_machines
+from muster.core.hardware.links import LinkFigures, between_hosts, find_link
+from muster.core.hardware.machines import parse_machines
 from muster.core.trace import Pass
-from muster.planner.learning import Measured, errors, learn
-from muster.planner.scaling import CaseOn, Length, curve, fastest, point, say
-from muster.planner.spread import Disk, Spread
-from muster.planner.steptime import (
+from muster.planner.forecast import CaseOn, Length, curve, fastest, point, say
+from muster.planner.spread import ModelSpread, NvmeOffload
+from muster.planner.time.learning import MeasuredRun, errors, learn
+from muster.planner.time.steptime import (
     ALONE,
     EFFICIENCY,
     HOOKS,
     KERNEL,
     LAUNCH,
     Calibration,
-    Case,
-    Work,
+    StepCase,
+    StepWork,
     case_key,
     computing,
     engine_key,
@@ -36,23 +36,23 @@ from muster.planner.steptime import (
     predict,
     work_of,
 )
-from muster.planner.traffic import lump, traffic_of
-from muster.planner.update import HOST_BANDWIDTH, MEMORY, UPDATE, update
+from muster.planner.time.traffic import lump, traffic_of
+from muster.planner.time.update import HOST_BANDWIDTH, MEMORY, UPDATE, update
 
 PSI = 60_000_000
-WORK = Work(samples=32, forward=4e11, flops=12e11, moved=30e9)
+WORK = StepWork(samples=32, forward=4e11, flops=12e11, moved=30e9)
 PARTS = ("compute", "communication", "optimizer", "transfer", "overhead")
 
 
 def case(
     on: str = "a100-40gb:1x3,10Gbit", engine: str = "deepspeed", precision: str = "fp32", **fields: Any
-) -> Case:
+) -> StepCase:
     work = fields.pop("work", WORK)
-    spread = Spread(engine, ranks=1, **{"stage": 1 if engine == "deepspeed" else 0, **fields})
-    return Case(parse_machines(on), precision, work, lump(PSI), spread)
+    spread = ModelSpread(engine, ranks=1, **{"stage": 1 if engine == "deepspeed" else 0, **fields})
+    return StepCase(parse_machines(on), precision, work, lump(PSI), spread)
 
 
-def on_hosts(case: Case) -> CaseOn:
+def on_hosts(case: StepCase) -> CaseOn:
     """The same micro-batch and accumulation on any number of hosts: the global batch grows with them."""
     return lambda hosts: case.over(case.machines.on(hosts))
 
@@ -72,7 +72,7 @@ def test_many_small_operations_wait_for_python() -> None:
     many = replace(WORK, operations=2000.0)
     plain, counted = predict(case("a100-40gb")), predict(case("a100-40gb", work=many))
     assert counted.compute == pytest.approx(plain.compute + 2000 * KERNEL["cuda"])
-    tiny = Work(samples=1, forward=1e6, flops=3e6, moved=1e6, operations=2000.0)
+    tiny = StepWork(samples=1, forward=1e6, flops=3e6, moved=1e6, operations=2000.0)
     bound = predict(case("a100-40gb", engine="ddp", work=tiny))
     assert bound.compute == pytest.approx(2000 * LAUNCH)
     assert predict(case("a100-40gb", stage=3, work=tiny)).compute > bound.compute
@@ -128,7 +128,7 @@ def test_offloading_costs_the_bus_and_the_hosts_memory() -> None:
     values = predict(case("h100:8", stage=3, offload="param"))
     assert (values.optimizer, 0 < values.transfer < both.transfer) == (device.optimizer, True)
     with pytest.raises(UsageError, match="the speed of the disks"):
-        predict(case("h100:8", stage=3, offload="optimizer", disk=Disk("optimizer")))
+        predict(case("h100:8", stage=3, offload="optimizer", disk=NvmeOffload("optimizer")))
     on_cpu = predict(case("cpu{tflops=0.1}", stage=3, offload="optimizer"))
     assert on_cpu.transfer == 0 < on_cpu.optimizer
 
@@ -149,7 +149,7 @@ def test_what_cannot_be_predicted_says_what_to_give() -> None:
 def test_a_traced_pass_is_work() -> None:
     found = Pass(samples=8, saved=1, logits=1, copies=0, forward_peak=1, backward_peak=1,
                  forward_flops=100, flops=300, moved=50, operations=7)  # fmt: skip
-    assert work_of(found) == Work(8, 100, 300, 50, 7)
+    assert work_of(found) == StepWork(8, 100, 300, 50, 7)
 
 
 def test_evaluation_is_forward_passes() -> None:
@@ -165,12 +165,12 @@ def test_evaluation_is_forward_passes() -> None:
 
 def truth(**fields: Any) -> Calibration:
     return Calibration(
-        efficiency={key("a100-sxm4-40gb", "fp32"): 0.41}, links={"10Gbit": Figures(0.97e9)}, **fields
+        efficiency={key("a100-sxm4-40gb", "fp32"): 0.41}, links={"10Gbit": LinkFigures(0.97e9)}, **fields
     )
 
 
-def runs(known: Calibration, *cases: Case) -> list[Measured]:
-    return [Measured(each, predict(each, known).seconds) for each in cases]
+def runs(known: Calibration, *cases: StepCase) -> list[MeasuredRun]:
+    return [MeasuredRun(each, predict(each, known).seconds) for each in cases]
 
 
 def test_calibration_finds_what_made_the_runs() -> None:
@@ -215,7 +215,7 @@ def test_an_engines_work_among_ranks_is_learned_where_the_link_was_measured() ->
     """What two ranks of a host leave over is the engine's, not the link's; for one rank it says nothing."""
     alone, two = case("a100-pcie", stage=3), case("a100-pcie:2", stage=3)
     name = engine_key(two, several=True)
-    pcie = Figures(9e9, 5e-6)
+    pcie = LinkFigures(9e9, 5e-6)
     known = Calibration(
         {key("a100-pcie-40gb", "fp32"): 0.41}, links={"pcie4": pcie}, engines={name: (0.03, 0.2)}
     )
@@ -228,7 +228,7 @@ def test_an_engines_work_among_ranks_is_learned_where_the_link_was_measured() ->
     more = case("a100-pcie:4x2,10Gbit", stage=3, micro_steps=2)
     assert errors(runs(known, more, alone), learned) == pytest.approx([0.0, 0.0], abs=1e-3)
     assert own_work(more, learned) == pytest.approx(0.26, rel=1e-3)
-    once = learn(made, Calibration(links={"pcie4": Figures(9e9)}))  # learned from a training before
+    once = learn(made, Calibration(links={"pcie4": LinkFigures(9e9)}))  # learned from a training before
     assert name not in once.engines and once.links["pcie4"].bandwidth != 9e9
 
 
@@ -254,7 +254,7 @@ def test_runs_that_took_less_than_ddps_count_for_the_device_too() -> None:
 @pytest.mark.parametrize(("bandwidth", "counts"), [(100e9, True), (1e9, False)])
 def test_ranks_that_exchange_little_tell_of_the_device(bandwidth: float, counts: bool) -> None:
     """What an exchange takes is known less well: where it is more, the run tells nothing of computation."""
-    known = replace(truth(), links={"pcie4": Figures(bandwidth, 1e-6)})
+    known = replace(truth(), links={"pcie4": LinkFigures(bandwidth, 1e-6)})
     name = key("a100-pcie-40gb", "fp32")
     known = replace(known, efficiency={name: 0.41})
     alone, two = runs(known, case("a100-pcie", engine="ddp"), case("a100-pcie:2", engine="ddp"))
@@ -287,7 +287,10 @@ def test_operations_alone_are_learned_and_used_alone() -> None:
     """A share of operations and bytes together is no share of the operations, nor the other way round."""
     whole, bare = case("a100-40gb"), case("a100-40gb", work=replace(WORK, moved=0.0))
     assert case_key(bare) == case_key(whole) + ALONE
-    of_whole, of_bare = learn(runs(truth(), whole)), learn([Measured(bare, predict(whole, truth()).seconds)])
+    of_whole, of_bare = (
+        learn(runs(truth(), whole)),
+        learn([MeasuredRun(bare, predict(whole, truth()).seconds)]),
+    )
     assert list(of_whole.efficiency) == [case_key(whole)] and list(of_bare.efficiency) == [case_key(bare)]
     assert of_bare.efficiency[case_key(bare)] < 0.9 * of_whole.efficiency[case_key(whole)]
     for each, known in ((bare, of_whole), (whole, of_bare)):
@@ -300,7 +303,7 @@ def test_operations_alone_are_learned_and_used_alone() -> None:
 
 
 def test_links_within_a_host_are_learned_too() -> None:
-    known = replace(truth(), links={"pcie4": Figures(9e9)})
+    known = replace(truth(), links={"pcie4": LinkFigures(9e9)})
     alone, four = case("a100-pcie"), case("a100-pcie:4")
     known = replace(known, efficiency={key("a100-pcie-40gb", "fp32"): 0.5})
     learned = learn(runs(known, alone, four))
@@ -313,7 +316,7 @@ def test_what_a_run_does_not_show_is_not_learned() -> None:
     assert learn(runs(known, fast), known) == known  # all hidden: the link may be anything
     assert learn([]) == Calibration()
     with pytest.raises(ValueError, match="takes more than"):
-        Measured(case(), 0.0)
+        MeasuredRun(case(), 0.0)
 
 
 # Totals, curves and words:
@@ -373,7 +376,7 @@ CASES = st.builds(
 
 @settings(max_examples=60)
 @given(CASES)
-def test_parts_add_up_and_are_never_negative(each: Case) -> None:
+def test_parts_add_up_and_are_never_negative(each: StepCase) -> None:
     found = predict(each)
     parts = [getattr(found, name) for name in PARTS]
     assert all(part >= 0 for part in parts)
@@ -383,7 +386,7 @@ def test_parts_add_up_and_are_never_negative(each: Case) -> None:
 
 @settings(max_examples=60)
 @given(CASES, st.floats(1.1, 100))
-def test_faster_links_and_devices_never_take_longer(each: Case, times: float) -> None:
+def test_faster_links_and_devices_never_take_longer(each: StepCase, times: float) -> None:
     now = predict(each).seconds
     link, inner = each.machines.link, each.machines.inner
     if link is not None:
@@ -409,7 +412,7 @@ def test_faster_links_and_devices_never_take_longer(each: Case, times: float) ->
 )
 def test_what_crosses_the_bus(stage: int, offload: str, ways: int) -> None:
     """Gradients and new weights of a rank's part, four micro-steps; with parameters, what is gathered too."""
-    spread = Spread("deepspeed", 8, micro_steps=4, stage=stage, offload=offload)
+    spread = ModelSpread("deepspeed", 8, micro_steps=4, stage=stage, offload=offload)
     machines = parse_machines("a100-40gb:8")
     traffic = traffic_of(lump(PSI), spread)
     _, transfer = update(spread, machines, PSI, traffic, 50e9, [])

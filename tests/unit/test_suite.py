@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from muster.benches.schedule import make_schedule
+from muster.benches.suite import Threshold, find_suite, load_suite, shipped_suites, suite_from
 from muster.core.errors import MusterError, UsageError
 from muster.core.recipes import load_recipe
-from muster.core.suite import Threshold, find_suite, load_suite, shipped_suites, suite_from
-from muster.planner.rota import make_rota
 from tests.unit.benches import suite_of, write_suite
 
 JOB = {"recipe": "digits"}
@@ -69,7 +69,9 @@ def test_a_suite_that_is_written_down_is_one_again() -> None:
     """With every key, as a bench that goes on reads it: also those that adaptive entries may not have."""
     suite = suite_of({"groups": "adaptive"}, {"name": "b", "groups": [1], "curve": "weak"}, repeats=2)
     assert suite_from(suite.model_dump(mode="json", by_alias=True), where="suite.yaml") == suite
-    assert make_rota(suite, ["a", "b"]).notes == ("digits: not repeated: its groups are chosen from results",)
+    assert make_schedule(suite, ["a", "b"]).notes == (
+        "digits: not repeated: its groups are chosen from results",
+    )
 
 
 def test_changes_may_be_dotted_and_names_are_the_recipes() -> None:

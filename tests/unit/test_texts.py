@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from muster.core.errors import DataError, RecipeError
-from muster.planner.model import model_config
+from muster.inputs.model import model_config
+from muster.inputs.read import read_inputs
 from muster.planner.setting import sequence_of
-from muster.stages.inputs import read_inputs
 from muster.store import texts
 from muster.store.lines import LONGEST_LINE
 from muster.store.texts import Skipped, check_texts, cut, documents, find_texts, library_files

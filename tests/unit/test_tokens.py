@@ -20,7 +20,7 @@ import numpy as np
 
 from muster.core.data import TextData
 from muster.core.errors import DataError
-from muster.worker.data.text import Source, source_of
+from muster.worker.data.text import TextSource, source_of
 from muster.worker.data.tokenizer import TEXT_END, train_text_tokenizer
 from muster.worker.data.tokens import Tokenizing, Tokens, open_tokens
 
@@ -29,7 +29,7 @@ TEXTS = [f"document {i}: def f{i}(x):\n    return x + {i}\n" for i in range(40)]
 fork = multiprocessing.get_context("fork")
 
 
-def source(texts: list[str] = TEXTS, read: Callable[[], None] = lambda: None, **identity: Any) -> Source:
+def source(texts: list[str] = TEXTS, read: Callable[[], None] = lambda: None, **identity: Any) -> TextSource:
     """Documents in memory; `read` is called when they are read."""
 
     def train() -> Iterator[Iterator[str]]:
@@ -37,7 +37,7 @@ def source(texts: list[str] = TEXTS, read: Callable[[], None] = lambda: None, **
         for text in texts:
             yield iter((text[:8], text[8:]))  # between two words: the tokens of the whole
 
-    return Source("texts", {"texts": texts, **identity}, train, None)
+    return TextSource("texts", {"texts": texts, **identity}, train, None)
 
 
 def values(tokens: Tokens, name: str) -> list[int]:
@@ -194,7 +194,7 @@ def test_a_killed_maker_leaves_nothing_that_looks_finished(tmp_path: Path) -> No
         reached.touch()
 
     def work() -> None:
-        open_tokens(Source("texts", {"texts": TEXTS}, train, None), HOW, tmp_path / "cache")
+        open_tokens(TextSource("texts", {"texts": TEXTS}, train, None), HOW, tmp_path / "cache")
 
     child = fork.Process(target=work)
     child.start()

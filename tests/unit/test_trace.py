@@ -13,10 +13,10 @@ import pytest
 
 from muster.core.errors import JobError, RecipeError
 from muster.core.recipes import load_recipe
-from muster.core.trace import Parameter, Pass, Request, Trace, from_json, to_json
-from muster.planner.model import whole_config
-from muster.shell import FakeShell
-from muster.stages import tracing
+from muster.core.trace import Parameter, Pass, Trace, TraceRequest, from_json, to_json
+from muster.fleet.shell import FakeShell
+from muster.inputs.model import whole_config
+from muster.planner import tracing
 
 
 def made(samples: int, *, saved: int, peaks: dict[str, tuple[int, int]]) -> Pass:
@@ -97,8 +97,8 @@ def test_json_there_and_back() -> None:
 # --- the stage -------------------------------------------------------------------------------------------
 
 
-def request(**others: Any) -> Request:
-    return Request("causal-lm", {"model_type": "opt"}, 64, **others)
+def request(**others: Any) -> TraceRequest:
+    return TraceRequest("causal-lm", {"model_type": "opt"}, 64, **others)
 
 
 def answering(code: int, document: Any, err: bytes = b"") -> FakeShell:

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.core.errors import UsageError
-from muster.core.links import Beside, find_link
-from muster.core.machines import parse_machines
+from muster.core.hardware.links import SharedLink, find_link
+from muster.core.hardware.machines import parse_machines
 from muster.core.trace import Parameter
-from muster.planner.collective import CALL, Call, ring, seconds, tree
-from muster.planner.exchange import Segment, Traffic, buckets
-from muster.planner.overlap import Pace, waited
-from muster.planner.spread import Spread
-from muster.planner.traffic import DDP_BUCKET, DDP_FIRST, lump, traffic_of
+from muster.planner.spread import ModelSpread
+from muster.planner.time.collective import CALL, Call, ring, seconds, tree
+from muster.planner.time.exchange import Segment, Traffic, buckets
+from muster.planner.time.steptime import OverlapPace, waited
+from muster.planner.time.traffic import DDP_BUCKET, DDP_FIRST, lump, traffic_of
 
 MIB = 2**20
 WIDTH, LAYERS = 1024, 8
@@ -49,7 +49,7 @@ def moved(traffic: Traffic, operation: str) -> int:
 
 
 def of(parameters: tuple[Parameter, ...] = MODEL, **fields: object) -> Traffic:
-    return traffic_of(parameters, Spread(**{"ranks": 4, **QUIET, **fields}))  # type: ignore[arg-type]
+    return traffic_of(parameters, ModelSpread(**{"ranks": 4, **QUIET, **fields}))  # type: ignore[arg-type]
 
 
 def test_one_rank_exchanges_nothing() -> None:
@@ -150,7 +150,7 @@ def test_small_calls_of_a_step() -> None:
     precision's overflow."""
 
     def small(**fields: object) -> list[Call]:
-        found = traffic_of(MODEL, Spread(**{"ranks": 4, **fields}))  # type: ignore[arg-type]
+        found = traffic_of(MODEL, ModelSpread(**{"ranks": 4, **fields}))  # type: ignore[arg-type]
         return [call for call in found.calls() if call.size <= 400]
 
     tokens = Call("all-gather", 32)
@@ -206,7 +206,7 @@ def test_seconds_of_a_call() -> None:
     two = parse_machines("h100:1x2,{bandwidth=1e9,latency=1e-3}")
     paired = seconds(Call("all-gather", 10**9), two, "gloo")
     assert paired == pytest.approx(1 / 2 / 0.75 + 1e-3, rel=0.01)  # both ways on one connection
-    slow = replace(machines.link, beside=Beside(gather=0.25, pair_gather=0.5))
+    slow = replace(machines.link, beside=SharedLink(gather=0.25, pair_gather=0.5))
     gathered = seconds(Call("all-gather", 10**9), machines.over(slow), "gloo")
     assert gathered == pytest.approx(31 / 32 / 0.25 + 3e-3, rel=0.01)  # as measured
     paired = seconds(Call("all-gather", 10**9), two.over(slow), "gloo")
@@ -267,21 +267,21 @@ def test_waiting_beside_by_hand() -> None:
     early = [replace(plain[0], reduces=(REDUCE,)), *plain[1:]]
     late = [*plain[1:], replace(plain[0], reduces=(REDUCE,))]
 
-    def found(segments: list[Segment], pace: Pace, *, hide: bool = True) -> float:
+    def found(segments: list[Segment], pace: OverlapPace, *, hide: bool = True) -> float:
         return waited(segments, 4.0, cost, gathers_hide=hide, reduces_hide=hide, pace=pace)
 
     # Three seconds at half speed leave one and a half of the computation.
-    assert found(early, Pace(computing=0.5)) == pytest.approx(1 + 3 + 1.5 - 4)
+    assert found(early, OverlapPace(computing=0.5)) == pytest.approx(1 + 3 + 1.5 - 4)
     # Three seconds of computation do three quarters of the exchange at this pace.
-    assert found(early, Pace(exchanging=0.5)) == pytest.approx(4 + 1.5 - 4)
+    assert found(early, OverlapPace(exchanging=0.5)) == pytest.approx(4 + 1.5 - 4)
     # Both: the exchange ends after six seconds, in which three seconds of computation are done.
-    assert found(early, Pace(0.5, 0.5)) == pytest.approx(1 + 6 - 4)
-    assert found(early, Pace(0.0, 0.0)) == pytest.approx(3)  # one after the other
-    assert found(late, Pace(0.5, 0.5, meeting=0.125)) == pytest.approx(3.125)
-    assert found(early, Pace(meeting=0.125)) == 0  # nobody waits for it
+    assert found(early, OverlapPace(0.5, 0.5)) == pytest.approx(1 + 6 - 4)
+    assert found(early, OverlapPace(0.0, 0.0)) == pytest.approx(3)  # one after the other
+    assert found(late, OverlapPace(0.5, 0.5, meeting=0.125)) == pytest.approx(3.125)
+    assert found(early, OverlapPace(meeting=0.125)) == 0  # nobody waits for it
     gathering = [replace(each, gathers=(GATHER,)) for each in plain]
-    assert found(gathering, Pace(meeting=0.125), hide=False) == pytest.approx(8 + 3 * 0.125)
-    assert found(plain, Pace(0.5, 0.5, 1.0)) == 0
+    assert found(gathering, OverlapPace(meeting=0.125), hide=False) == pytest.approx(8 + 3 * 0.125)
+    assert found(plain, OverlapPace(0.5, 0.5, 1.0)) == 0
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8), st.floats(0, 100))

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from muster.core.errors import UsageError
+from muster.core.hardware.machines import Machines, parse_machines, parse_parts
 from muster.core.inventory import parse_hosts
 from muster.core.job import SLOWER
-from muster.core.machines import Machines, parse_machines, parse_parts
-from muster.core.plan import Plan
+from muster.inputs.read import check
+from muster.planner import plan as planning
+from muster.planner.document import Plan
+from muster.planner.forecast import machines_from
 from muster.planner.hosts import by_speed
-from muster.planner.prospect import machines_from
-from muster.planner.steptime import Calibration
-from muster.stages import plan as planning
-from muster.stages.inputs import check
-from muster.stages.outlook import Ground, Told, hypothetical
-from muster.stages.plan import plan_hosts, plan_on, recipe_of
+from muster.planner.outlook import Ground, UserFigures, hypothetical
+from muster.planner.plan import plan_hosts, plan_on, recipe_of
+from muster.planner.time.steptime import Calibration
 
 A10, H100, L40S = "NVIDIA A10", "NVIDIA H100 PCIe", "NVIDIA L40S"
 SAMPLES = 96_000
@@ -40,7 +40,7 @@ def planned(
 ) -> Plan:
     monkeypatch.setattr(planning, "ask", lambda inputs, shell: facts)
     inputs = check(recipe_of("text2sql-t5-small", list(overrides)), parse_hosts(hosts))
-    return plan_hosts(inputs, Told(samples=SAMPLES), traced=False).plan
+    return plan_hosts(inputs, UserFigures(samples=SAMPLES), traced=False).plan
 
 
 def test_every_rank_counts_and_none_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_ranks_of_hosts_with_unlike_slots() -> None:
 
 
 def test_training_that_ends_before_all_is_seen() -> None:
-    told = Told(samples=1_000_000, price=2.0)
+    told = UserFigures(samples=1_000_000, price=2.0)
     recipe = recipe_of("text2sql-t5-small", ["train.max_minutes=10"])
     made = plan_on(recipe, "a10:1x2,10Gbit", told, traced=False).plan
     whole = plan_on(recipe_of("text2sql-t5-small", []), "a10:1x2,10Gbit", told, traced=False).plan
@@ -132,14 +132,16 @@ def test_a_global_batch_of_a_users_file_stays_on_any_number_of_hosts(tmp_path: P
     (file := tmp_path / "ds.json").write_text('{"train_batch_size": 64, "zero_optimization": {"stage": 1}}')
     engine = ["engine.name=deepspeed", f"engine.config={file}"]
     recipe = recipe_of("text2sql-t5-small", [*engine, "batch.micro=auto", "batch.accumulation=auto"])
-    made = plan_on(recipe, "a10:1x4,10Gbit", Told(samples=SAMPLES), traced=False).plan
+    made = plan_on(recipe, "a10:1x4,10Gbit", UserFigures(samples=SAMPLES), traced=False).plan
     assert [each.hosts for each in made.scaling] == [1, 2, 4]  # 64 samples cannot be shared by three
     for each in made.scaling:
         assert each.samples_per_second * each.step == pytest.approx(64)
 
 
 def test_a_missing_link_says_how_to_name_it() -> None:
-    made = plan_on(recipe_of("text2sql-t5-small", []), "a10:1x2", Told(samples=SAMPLES), traced=False).plan
+    made = plan_on(
+        recipe_of("text2sql-t5-small", []), "a10:1x2", UserFigures(samples=SAMPLES), traced=False
+    ).plan
     assert made.time is None
     assert any("no time" in note and "as in h200:8x4,10Gbit" in note for note in made.notes)
 
@@ -149,7 +151,7 @@ MIXED = "rtx-3070:1x3,gtx-1070:1x1"
 
 def on(machines: str, *more: str) -> Plan:
     recipe = recipe_of("vit-b16-cifar10", ["data={path: /none, size: 224}", *more])
-    return plan_on(recipe, machines, Told(samples=48_000), traced=False).plan
+    return plan_on(recipe, machines, UserFigures(samples=48_000), traced=False).plan
 
 
 def test_machines_that_differ_before_anybody_asked_them() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from muster.cli.progress import ProgressView
-from muster.cli.waiting import Waiting
+from muster.cli.views.progress import ProgressView
+from muster.cli.views.waiting import Waiting
 from muster.store import events
 from tests.support import wait_until
 

@@ -11,11 +11,11 @@ import pytest
 from muster.core.job import read_job
 from muster.core.recipe import Train, recipe_from
 from muster.core.zero import fill_auto, given_stage, open_values, user_decisions
+from muster.inputs.read import read_inputs
 from muster.planner.remedies import hidden_size
-from muster.stages.agree import Attempt, agree
-from muster.stages.dry_run import dry_run
-from muster.stages.freeze import freeze
-from muster.stages.inputs import read_inputs
+from muster.runs.dry_run import dry_run
+from muster.runs.resolve import Attempt, agree
+from muster.runs.train import freeze
 from muster.store.runfolder import RunFolder
 
 ALL_AUTO: dict[str, Any] = {

@@ -4,7 +4,7 @@
 
 One file, standard library alone, Python >= 3.8, imports nothing of Muster: `muster join --script` prints it
 for machines that have no Muster. The token is never sent: each side proves that it knows it
-(muster/core/handshake.py). Exit codes: 0 everybody is there, 1 it came to nothing, 2 bad input or another
+(muster/fleet/handshake.py). Exit codes: 0 everybody is there, 1 it came to nothing, 2 bad input or another
 token.
 """
 

@@ -45,7 +45,7 @@ SYNC = 1 << 26  # bytes written between two syncs
 COMPLETE = "muster-complete.json"
 BUILDING = "muster-building.json"
 TELLING = ("Collecting ", "Downloading ", "Building ", "Installing ", "Fetching ", "Generating ")
-# How the types of file systems begin that several machines may share; the same as in checks/disk.py.
+# How the types of file systems begin that several machines may share; the same as in checks/families/disk.py.
 REMOTE = (
     "nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "9p", "afs", "gluster", "pvfs2",
     "orangefs", "panfs", "weka", "virtiofs", "fuse.gluster", "fuse.sshfs", "fuse.ceph", "fuse.juicefs",

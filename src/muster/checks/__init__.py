@@ -1,2 +1,1 @@
-"""Floor 3: one family of checks a file. What to ask (`probe`, which runs on the hosts) and how to judge the
-answers (`judge`, pure, here). `base` says what a family is."""
+"""`muster check`: inspects hosts and the fabric between them. families/ has the checks."""

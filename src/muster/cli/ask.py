@@ -10,7 +10,7 @@ from muster.cli.options import Json, Root, Run
 from muster.cli.parameters import Argument, Option
 
 if TYPE_CHECKING:
-    from muster.stages.ask import Answers, Model
+    from muster.runs.ask import Answers, TrainedModel
 
 EXAMPLES = """Examples:
 
@@ -44,8 +44,8 @@ def ask(
 ) -> int:
     """Ask a trained model, or score it on the held-out set."""
     from muster.cli.output import err_console, print_afterwards
-    from muster.cli.waiting import waiting
-    from muster.stages.ask import Model, check_questions, check_trained
+    from muster.cli.views.waiting import waiting
+    from muster.runs.ask import TrainedModel, check_questions, check_trained
     from muster.store.runfolder import find_run
 
     folder = find_run(run, root)
@@ -56,7 +56,7 @@ def ask(
         check_questions(questions)
     check_trained(folder)
     with waiting(err_console(), "loading the model"):
-        model = Model(folder)
+        model = TrainedModel(folder)
     with model:
         if talk:
             _talk(model)
@@ -77,7 +77,7 @@ def _lines(file: Path) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def _talk(model: Model) -> None:
+def _talk(model: TrainedModel) -> None:
     """One question after the other, until the end of the input or Ctrl-C."""
     import readline  # noqa: F401  (input() then has a history and can be edited)
 
@@ -100,7 +100,7 @@ def _talk(model: Model) -> None:
             say(f"error: {error}", err=True)
 
 
-def _say(model: Model, question: str) -> Answers:
+def _say(model: TrainedModel, question: str) -> Answers:
     """Print the answer to one question as it grows."""
     from muster.cli.output import say
 
@@ -124,12 +124,14 @@ def _say(model: Model, question: str) -> Answers:
     return answers
 
 
-def _answer(model: Model, questions: list[str], *, evaluate: bool, limit: int | None, json: bool) -> None:
+def _answer(
+    model: TrainedModel, questions: list[str], *, evaluate: bool, limit: int | None, json: bool
+) -> None:
     """Answer all questions, or the held-out set, and print everything."""
     from rich.markup import escape
 
     from muster.cli.output import err_console, print_answers, print_json
-    from muster.cli.waiting import waiting
+    from muster.cli.views.waiting import waiting
     from muster.core.result import unscored_words
     from muster.core.units import counted
 

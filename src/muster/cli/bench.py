@@ -9,11 +9,11 @@ from muster.cli.options import EXIT_CODES, Hosts, Json, Root, split_words
 from muster.cli.parameters import Argument, Option
 
 if TYPE_CHECKING:
-    from muster.cli.benchview import BenchView
-    from muster.core.bench import Bench
-    from muster.stages.bench import Surroundings
-    from muster.stages.bench_inputs import BenchInputs
-    from muster.store.benchfolder import BenchFolder
+    from muster.benches.bench import Surroundings
+    from muster.benches.document import Bench
+    from muster.benches.folder import BenchFolder
+    from muster.benches.inputs import BenchInputs
+    from muster.cli.views.bench import BenchView
 
 EXAMPLES = f"""Examples:
 
@@ -65,9 +65,9 @@ def bench(
     json: Json = False,
 ) -> int:
     """Run many jobs on groups of hosts: find slow hosts, measure scaling, compare recipes."""
+    from muster.benches.folder import BenchFolder, new_bench_folder
+    from muster.benches.inputs import read_bench
     from muster.core.errors import UsageError
-    from muster.stages.bench_inputs import read_bench
-    from muster.store.benchfolder import BenchFolder, new_bench_folder
 
     hosts, _, changes = split_words(words, hosts)
     if go_on is not None:
@@ -95,9 +95,9 @@ def bench(
 def _begin(
     inputs: BenchInputs, folder: BenchFolder, baseline: Path | None, *, every: bool, json: bool
 ) -> int:
-    from muster.cli.benchview import BenchView
+    from muster.benches.bench import bench as run_bench
     from muster.cli.output import err_console
-    from muster.stages.bench import bench as run_bench
+    from muster.cli.views.bench import BenchView
 
     with BenchView(err_console()) as view:
         found = run_bench(inputs, folder, _around(view, baseline))
@@ -107,9 +107,9 @@ def _begin(
 def _go_on(
     folder: BenchFolder, at_once: int | None, baseline: Path | None, *, every: bool, json: bool
 ) -> int:
-    from muster.cli.benchview import BenchView
+    from muster.benches.bench import continue_bench
     from muster.cli.output import err_console
-    from muster.stages.bench import continue_bench
+    from muster.cli.views.bench import BenchView
 
     with BenchView(err_console()) as view:
         found = continue_bench(folder, _around(view, baseline), at_once=at_once)
@@ -117,15 +117,15 @@ def _go_on(
 
 
 def _around(view: BenchView, baseline: Path | None) -> Surroundings:
-    from muster.stages.bench import Surroundings
+    from muster.benches.bench import Surroundings
 
     return Surroundings(view, view.announce, view.progress, baseline=baseline)
 
 
 def _finish(found: Bench, folder: BenchFolder, *, every: bool, json: bool) -> int:
     """Print what was found. -> the exit code: `Gate`."""
-    from muster.cli.benches import print_bench
     from muster.cli.output import err_console, print_json
+    from muster.cli.views.benches import print_bench
 
     if json:
         print_json(found.model_dump(mode="json"))
@@ -139,9 +139,9 @@ def _finish(found: Bench, folder: BenchFolder, *, every: bool, json: bool) -> in
 
 
 def _dry_run(inputs: BenchInputs, folder: BenchFolder, *, every: bool, json: bool) -> int:
-    from muster.cli.benches import print_schedule
+    from muster.benches.bench import dry_run
     from muster.cli.output import print_json
-    from muster.stages.bench import dry_run
+    from muster.cli.views.benches import print_schedule
 
     plan = dry_run(inputs, folder)
     if json:

@@ -9,8 +9,7 @@ from muster.cli.options import Hosts, Json, Words, split_words
 from muster.cli.parameters import Option
 
 if TYPE_CHECKING:
-    from muster.core.inspection import Inspection
-    from muster.core.recipe import Recipe
+    from muster.checks.inspection import Inspection
 
 EXAMPLES = """Examples:
 
@@ -51,21 +50,21 @@ def check(
     json: Json = False,
 ) -> int:
     """Check hosts: list what is wrong on which host, with evidence and a remedy."""
-    from muster.cli.inspection import ProgressLine, print_checks, print_inspection
+    from muster.checks.check import WantedChecks, save_inventory, settings_of
+    from muster.checks.check import check as inspect
     from muster.cli.output import err_console, print_json
+    from muster.cli.views.inspection import ProgressLine, print_checks, print_inspection
     from muster.core.inventory import read_inventory
-    from muster.stages.check import Wanted, save_inventory
-    from muster.stages.check import check as inspect
-    from muster.stages.gathered import check_outputs
+    from muster.gather.gathered import check_outputs
 
     if list_:
         print_checks(profile or None, as_json=json)
         return 0
     hosts, _, changes = split_words(words, given)
     check_outputs([output] if output else [])
-    wanted = Wanted(recipe or None, profile or None, _gpus(expect_gpus), group)
+    wanted = WantedChecks(recipe or None, profile or None, _gpus(expect_gpus), group)
     with ProgressLine(err_console()) as line:
-        settings = _settings(recipe, changes)
+        settings = settings_of(recipe, changes)
         found = inspect(read_inventory(hosts), settings, wanted, progress=line, announce=line.announce)
     if json:
         print_json(found.model_dump(mode="json"))
@@ -74,16 +73,6 @@ def check(
     if output is not None:
         _save(save_inventory(found, output), output, found)
     return 0 if found.sound else 1
-
-
-def _settings(recipe: str, overrides: list[str]) -> Recipe:
-    """The recipe, or what a recipe is without a file."""
-    from muster.core.recipes import lay_over, load_recipe, parse_override, validate
-    from muster.stages.inputs import absolute
-
-    if recipe:
-        return absolute(load_recipe(recipe, overrides))
-    return validate(lay_over({}, [parse_override(override) for override in overrides]), where="settings")
 
 
 def _gpus(text: str) -> int | None:

@@ -21,11 +21,11 @@ def demo(
 ) -> int:
     """End-to-end demo on this machine: data, two pretend hosts, training, answers. No GPU, no network."""
     from muster.cli.output import err_console, print_answers
-    from muster.cli.progress import ProgressView
     from muster.cli.train import finish
-    from muster.stages.demo import answers_of
-    from muster.stages.inputs import read_inputs
-    from muster.stages.train import train
+    from muster.cli.views.progress import ProgressView
+    from muster.inputs.read import read_inputs
+    from muster.runs.demo import answers_of
+    from muster.runs.train import train
     from muster.store.runfolder import new_run_folder
 
     console = err_console()

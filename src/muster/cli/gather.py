@@ -13,8 +13,8 @@ from muster.cli.parameters import Argument, Option
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from muster.stages.gathered import Gathered
-    from muster.stages.join_token import Token
+    from muster.gather.gathered import Gathered
+    from muster.gather.token import Token
 
 EXAMPLES = """Examples:
 
@@ -47,15 +47,15 @@ def gather(
     from functools import partial as bind
 
     from muster.cli.output import err_console
-    from muster.stages.gather import gather as run_gather
-    from muster.stages.gathered import check_outputs, save
-    from muster.stages.join_token import head_token
+    from muster.gather.gather import gather as run_gather
+    from muster.gather.gathered import check_outputs, save
+    from muster.gather.token import head_token
 
     outputs = output or []
     check_outputs(outputs)
     token = head_token(token_file)
     console = err_console()
-    with Waiting(console) as view:
+    with WhoIsThere(console) as view:
         gathered = run_gather(
             machines,
             token.text,
@@ -73,7 +73,7 @@ def gather(
 
 def _invitation(address: str, port: int, token: Token) -> str:
     """What to run on the members."""
-    from muster.supervise.addresses import own_addresses
+    from muster.fleet.addresses import own_addresses
 
     shown = [address] if address else own_addresses(())[:8]
     known = [f"[{each}]" if ":" in each else each for each in shown]
@@ -88,8 +88,8 @@ def _invitation(address: str, port: int, token: Token) -> str:
 def _conclude(gathered: Gathered, outputs: list[Path], json: bool, console: Console) -> None:
     from muster.cli.output import print_json, say
     from muster.core.inventory import format_hostfile
-    from muster.core.members import as_hosts
-    from muster.stages.gathered import config_of, document
+    from muster.gather.gathered import config_of, document
+    from muster.gather.members import as_hosts
 
     config = config_of(outputs)
     if json:
@@ -132,7 +132,7 @@ def _remarks(gathered: Gathered) -> list[str]:
     return lines
 
 
-class Waiting:
+class WhoIsThere:
     """Who is there by now: a line that changes on a terminal, lines elsewhere. A context manager."""
 
     def __init__(self, console: Console) -> None:
@@ -143,7 +143,7 @@ class Waiting:
         self._said = 0.0
         self._count = -1
 
-    def __enter__(self) -> Waiting:
+    def __enter__(self) -> WhoIsThere:
         if self._status:
             self._status.start()
         return self

@@ -38,9 +38,9 @@ def join(
     """Register this machine with a head that runs `muster gather`, and wait until all machines are there."""
     from muster.cli.output import err_console, print_json, say
     from muster.core.errors import UsageError
-    from muster.stages.join import join as run_join
-    from muster.stages.join import script as script_text
-    from muster.stages.join_token import member_token
+    from muster.gather.join import join as run_join
+    from muster.gather.join import script as script_text
+    from muster.gather.token import member_token
 
     if script:
         say(script_text(), end="")

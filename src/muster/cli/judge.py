@@ -12,7 +12,7 @@ from muster.cli.parameters import Argument, Option
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from muster.core.judged import Judged
+    from muster.judging.document import Judged
 
 EXAMPLES = f"""Examples:
 
@@ -86,9 +86,9 @@ def judge(
     """Judge hosts by the logs of other tools: which are slow or fail, with the evidence."""
     from muster.cli.output import err_console, print_json
     from muster.core.units import counted
-    from muster.stages.gathered import check_outputs
-    from muster.stages.judge import judge as judge_logs
-    from muster.stages.judge import save_csv
+    from muster.gather.gathered import check_outputs
+    from muster.judging.logs import judge as judge_logs
+    from muster.judging.logs import save_csv
 
     check_outputs([output] if output else [])
     found = judge_logs(
@@ -129,7 +129,7 @@ def _print(found: Judged, *, every: bool) -> None:
     from rich.markup import escape
 
     from muster.cli.output import err_console, out_console
-    from muster.cli.verdicts import COLOURS, drift_notes, print_answer, print_hosts, print_normal
+    from muster.cli.views.verdicts import COLOURS, drift_notes, print_answer, print_hosts, print_normal
     from muster.core.units import counted
 
     console = out_console()
@@ -157,7 +157,7 @@ def _named(outcome: str) -> str:
 
 def _print_jobs(console: Console, found: Judged, *, every: bool) -> None:
     """Those that did not end well, and why; those that were compared with nothing."""
-    from muster.cli.verdicts import block, say, speed_words
+    from muster.cli.views.verdicts import block, say, speed_words
     from muster.core.hostlist import fold_hosts
 
     bad = [job for job in found.jobs if job.outcome != "succeeded"]

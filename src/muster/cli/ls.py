@@ -34,9 +34,9 @@ def ls(
     json: Json = False,
 ) -> int:
     """List runs and benches."""
+    from muster.benches.listing import benches
     from muster.cli.output import print_json, say
-    from muster.stages.runs import benches
-    from muster.stages.runs import ls as run_ls
+    from muster.runs.listing import ls as run_ls
 
     rows = run_ls(root, where)
     if json:

@@ -30,7 +30,7 @@ Words = Annotated[
         complete="hosts",
     ),
 ]
-# Of the verbs that judge hosts (core/judged.py: Gate), at the end of their help.
+# Of the verbs that judge hosts (judging/document.py: Gate), at the end of their help.
 EXIT_CODES = """Exit code:
 
   0  every host is fit, or differs from its peers by no more than this fleet's hosts do

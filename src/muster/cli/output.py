@@ -112,7 +112,7 @@ def print_result(result: Result, run: RunFolder) -> None:
     """A result for a person."""
     from rich.markup import escape
 
-    from muster.cli.fabric import print_tables
+    from muster.cli.output import print_tables
 
     console = out_console()
     for name, value in result_rows(result):
@@ -135,7 +135,7 @@ def print_result(result: Result, run: RunFolder) -> None:
 def print_afterwards(run: RunFolder, *, asked: bool = False) -> None:
     """What to type next, and how to load the trained model without Muster. Nothing is indented: it can be
     pasted as it stands."""
-    from muster.stages.afterwards import loading_lines, next_command
+    from muster.runs.afterwards import loading_lines, next_command
     from muster.store.runfolder import from_here
 
     console = err_console()
@@ -148,7 +148,7 @@ def print_afterwards(run: RunFolder, *, asked: bool = False) -> None:
 
 def result_rows(result: Result) -> list[tuple[str, str]]:
     """The figures of a result as (name, text); unknown ones are left out."""
-    from muster.cli.fabric import fabric_rows
+    from muster.cli.output import fabric_rows
     from muster.core.units import counted, format_bytes, format_count, format_number, format_seconds
 
     if result.fabric:
@@ -295,3 +295,54 @@ def print_answers(rows: list[dict[str, Any]], limit: int | None = None) -> None:
             cells += [escape(row["expected"]), mark]
         table.add_row(*cells)
     out_console(soft_wrap=False).print(table)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a run that measured the fabric prints: figures, the sweep, and a small matrix of pairs.
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from muster.core.fabric.result import FabricRun
+    from muster.core.result import Result
+
+_MOST_NAMES = 8  # of a matrix on a terminal; the whole of it is in the run folder
+
+
+def fabric_rows(result: Result, fabric: FabricRun) -> list[tuple[str, str]]:
+    """The figures as (name, text)."""
+    from muster.core.units import counted, format_seconds
+    from muster.reports.fabric_tables import summary
+
+    where = f"{counted(result.world_size, 'rank')} on {counted(len(result.hosts), 'host')}"
+    return [
+        ("status", result.status),
+        ("measured", f"{where}, {fabric.backend} on {fabric.device}"),
+        *summary(fabric),
+        ("time", format_seconds(result.seconds.total)),
+    ]
+
+
+def print_tables(console: Console, fabric: FabricRun) -> None:
+    """The sweep, and the pairs where they are few."""
+    from muster.reports.fabric_tables import pair_rows, sweep_rows
+
+    if fabric.sweeps:
+        columns, rows = sweep_rows(fabric)
+        _table(console, "bus bandwidth by message size, Gbit/s", columns, rows)
+    if fabric.pairs and len(fabric.pairs.names) <= _MOST_NAMES:
+        columns, rows = pair_rows(fabric.pairs)
+        _table(console, "point to point, from row to column, Gbit/s", columns, rows)
+
+
+def _table(console: Console, title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 2))
+    for index, name in enumerate(columns):
+        table.add_column(escape(name), justify="right" if index else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    console.print()
+    console.print(table)

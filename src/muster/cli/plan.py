@@ -9,7 +9,7 @@ from muster.cli.options import Hosts, Json, Recipe, Root, Words, split_words
 from muster.cli.parameters import Option
 
 if TYPE_CHECKING:
-    from muster.stages.outlook import Told
+    from muster.planner.outlook import UserFigures
 
 EXAMPLES = """Examples:
 
@@ -61,12 +61,12 @@ def plan(
             return 0
     hosts, _, changes = split_words(words, hosts)
     from muster.cli.output import err_console, print_json
-    from muster.cli.plans import print_plan
-    from muster.cli.waiting import Waiting
+    from muster.cli.views.plans import print_plan
+    from muster.cli.views.waiting import Waiting
     from muster.core.errors import UsageError
-    from muster.stages.inputs import read_inputs
-    from muster.stages.plan import plan_hosts, plan_on, recipe_of
-    from muster.stages.written import write_plan
+    from muster.inputs.read import read_inputs
+    from muster.planner.plan import plan_hosts, plan_on, recipe_of
+    from muster.planner.write import write_plan
 
     if not recipe:
         raise UsageError("no recipe was given", hint="muster plan RECIPE --on h200:8x4,10Gbit")
@@ -99,19 +99,19 @@ def plan(
     return 1 if memory is not None and memory.lacking else 0
 
 
-def _told(samples: int | None, price: float | None, link: str, host_memory: str) -> Told:
+def _told(samples: int | None, price: float | None, link: str, host_memory: str) -> UserFigures:
     import math
 
     from muster.core.errors import UsageError
     from muster.core.units import parse_bytes
-    from muster.stages.outlook import Told
+    from muster.planner.outlook import UserFigures
 
     if price is not None and not math.isfinite(price):
         raise UsageError(f"{price:g} is not a number", where="--price", hint="such as --price 2.5")
     memory = parse_bytes(host_memory) if host_memory else None
     if host_memory and not memory:
         raise UsageError(f"{host_memory!r} is not a size", where="--host-memory", hint="such as 512GB")
-    return Told(samples, price, link or None, memory)
+    return UserFigures(samples, price, link or None, memory)
 
 
 def _calibrate(names: list[str], root: Path, link: str | None, *, as_json: bool) -> None:
@@ -119,7 +119,7 @@ def _calibrate(names: list[str], root: Path, link: str | None, *, as_json: bool)
     from dataclasses import asdict
 
     from muster.cli.output import err_console, print_json
-    from muster.stages.calibrate import calibrate
+    from muster.planner.calibrate import calibrate
     from muster.store.runfolder import find_run
 
     learned = calibrate([find_run(name, root) for name in names], link)

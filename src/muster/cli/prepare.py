@@ -9,9 +9,9 @@ from muster.cli.options import Hosts, Json, split_words
 from muster.cli.parameters import Argument, Option
 
 if TYPE_CHECKING:
-    from muster.stages.inputs import Inputs
-    from muster.stages.provision_plan import Options
-    from muster.stages.provision_result import HostReport, Provisioned
+    from muster.inputs.read import Inputs
+    from muster.prepare.plan import Options
+    from muster.prepare.result import PreparedHost, Provisioned
 
 EXAMPLES = """Examples:
 
@@ -74,8 +74,8 @@ def prepare(
     from muster.cli.output import say
     from muster.core.errors import UsageError
     from muster.core.units import check_seconds
-    from muster.stages.inputs import read_inputs
-    from muster.stages.provision_plan import Options, make_plan, plan_as_dict, plan_text
+    from muster.inputs.read import read_inputs
+    from muster.prepare.plan import Options, make_plan, plan_as_dict, plan_text
 
     for clash, names in (
         (no_env and bool(wheels or index or venv or constraints or requirements), "--no-env and its kind"),
@@ -112,7 +112,7 @@ def prepare(
 def _run(inputs: Inputs, options: Options, json: bool) -> int:
     from muster.cli.output import err_console, print_json
     from muster.core.errors import JobError
-    from muster.stages.provision import provision
+    from muster.prepare.prepare import provision
 
     try:
         with _View(err_console()) as view:
@@ -198,7 +198,7 @@ def _print(done: Provisioned) -> None:
         console.print(f"use it   muster train RECIPE --hosts HOSTS {words}", markup=False)
 
 
-def _environment(report: HostReport) -> str:
+def _environment(report: PreparedHost) -> str:
     from muster.core.units import format_seconds
 
     about = report.environment
@@ -208,7 +208,7 @@ def _environment(report: HostReport) -> str:
     return f"{about['status']}{took}, {about['packages']} packages, {about['digest'][:12]}"
 
 
-def _copied(report: HostReport) -> str:
+def _copied(report: PreparedHost) -> str:
     from muster.core.units import format_bytes, format_seconds
 
     lines = []
@@ -221,7 +221,7 @@ def _copied(report: HostReport) -> str:
     return "\n".join(lines)
 
 
-def _warm(report: HostReport) -> str:
+def _warm(report: PreparedHost) -> str:
     from muster.core.units import format_seconds
 
     if not report.warm:

@@ -24,10 +24,10 @@ def report(
     json: Json = False,
 ) -> int:
     """Write a run's page, or a bench's: one HTML file that opens offline."""
-    from muster.cli.benches import bench_page
+    from muster.benches.folder import BenchFolder, find
     from muster.cli.output import print_json, say
-    from muster.stages.report import report as run_report
-    from muster.store.benchfolder import BenchFolder, find
+    from muster.cli.views.benches import bench_page
+    from muster.reports.page import report as run_report
 
     folder = find(run, root)
     page = bench_page(folder, output) if isinstance(folder, BenchFolder) else run_report(folder, output)

@@ -41,10 +41,10 @@ def resume(
 ) -> int:
     """Resume a run from its newest checkpoint that is complete on every host."""
     from muster.cli.output import err_console
-    from muster.cli.progress import ProgressView
     from muster.cli.train import finish
-    from muster.stages.checkpoints import Wanted
-    from muster.stages.resume import resume as run_resume
+    from muster.cli.views.progress import ProgressView
+    from muster.runs.checkpoints import WantedCheckpoint
+    from muster.runs.resume import resume as run_resume
     from muster.store.runfolder import find_run
 
     folder = find_run(run, root)
@@ -52,7 +52,7 @@ def resume(
         view.waiting.now("asking the hosts, and planning")
         result = run_resume(
             folder,
-            wanted=Wanted(step, copy),
+            wanted=WantedCheckpoint(step, copy),
             hosts=hosts,
             leave=leave or (),
             watch=view,

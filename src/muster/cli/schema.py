@@ -27,7 +27,7 @@ def schema(what: Annotated[What, Argument(help="The document.")] = "recipe") -> 
         say(text, end="")
         return 0
 
-    from muster.stages.schema import schema_of
+    from muster.schemas.documents import schema_of
 
     print_json(schema_of(what))
     return 0

@@ -35,8 +35,8 @@ def show(
     json: Json = False,
 ) -> int:
     """Show a run or a bench: its result, or its progress."""
+    from muster.benches.folder import BenchFolder, find
     from muster.core.errors import UsageError
-    from muster.store.benchfolder import BenchFolder, find
 
     if csv and (follow or json):
         raise UsageError("goes with neither --follow nor --json", where="--csv")
@@ -46,12 +46,12 @@ def show(
             "is a bench; --csv shows the steps of one run", where=run, hint="muster show BENCH/runs/JOB --csv"
         )
     if isinstance(folder, BenchFolder):
-        from muster.cli.benches import show_bench
+        from muster.cli.views.benches import show_bench
 
         return show_bench(folder, json=json)
     from muster.cli.output import print_afterwards, print_json, print_result, say
-    from muster.stages.runs import metrics, queued
-    from muster.stages.runs import show as run_show
+    from muster.runs.listing import metrics, queued
+    from muster.runs.listing import show as run_show
 
     if csv:
         say(metrics(folder), end="")
@@ -100,8 +100,8 @@ def show(
 def watch(run: RunFolder, *, stops: bool) -> Result | None:
     """Show a run's progress as it happens. `stops`: Ctrl-C stops the run."""
     from muster.cli.output import err_console
-    from muster.cli.progress import ProgressView
-    from muster.stages.follow import follow
+    from muster.cli.views.progress import ProgressView
+    from muster.runs.follow import follow
 
     console = err_console()
     with ProgressView(console) as view:

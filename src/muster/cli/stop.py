@@ -13,10 +13,10 @@ EXAMPLES = """Examples:
 
 def stop(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
     """Stop a running job, or all jobs of a bench, on all hosts. Other jobs there are not touched."""
+    from muster.benches.folder import BenchFolder, find
+    from muster.benches.listing import stop_bench
     from muster.cli.output import err_console, print_json, say
-    from muster.stages.runs import stop as run_stop
-    from muster.stages.runs import stop_bench
-    from muster.store.benchfolder import BenchFolder, find
+    from muster.runs.listing import stop as run_stop
 
     folder = find(run, root)
     if isinstance(folder, BenchFolder):

@@ -10,7 +10,7 @@ from muster.cli.parameters import Option
 
 if TYPE_CHECKING:
     from muster.core.result import Result
-    from muster.stages.inputs import Inputs
+    from muster.inputs.read import Inputs
     from muster.store.runfolder import RunFolder
 
 EXAMPLES = """Examples:
@@ -40,7 +40,7 @@ def train(
     json: Json = False,
 ) -> int:
     """Run a recipe on hosts: one command, all hosts, one result."""
-    from muster.stages.inputs import read_inputs
+    from muster.inputs.read import read_inputs
 
     hosts, _, changes = split_words(words, hosts)
     inputs = read_inputs(recipe, hosts, changes, waits=True)
@@ -54,7 +54,7 @@ def train(
 
 def _folder(inputs: Inputs, output: Path | None, name: str, root: Path) -> RunFolder:
     from muster.core.errors import UsageError
-    from muster.store.runfolder import RunFolder, named_run_folder, new_run_folder
+    from muster.store.runfolder import RunFolder, named_run_folder, run_folder_of
 
     if output and name:
         raise UsageError("and --output both say where the run's folder is", where="--name")
@@ -62,16 +62,14 @@ def _folder(inputs: Inputs, output: Path | None, name: str, root: Path) -> RunFo
         return named_run_folder(root, name)
     if output:
         return RunFolder(output.absolute())
-    model = (inputs.recipe.model.name or ("custom" if inputs.recipe.trains else "")).rstrip("/")
-    model = model.rpartition("/")[2]
-    return new_run_folder(root, workload=inputs.recipe.workload, model=model)
+    return run_folder_of(inputs.recipe, root)
 
 
 def _submit(inputs: Inputs, run: RunFolder, *, detach: bool, dry_run: bool, json: bool) -> int:
     """Hand the job to Slurm, and watch it unless it is detached."""
     from muster.cli.output import err_console, print_json, say
     from muster.cli.show import watch
-    from muster.stages.submit import script, submit
+    from muster.runs.submit import script, submit
 
     if dry_run:
         text = script(inputs, run, "<a ticket>")
@@ -90,8 +88,8 @@ def _submit(inputs: Inputs, run: RunFolder, *, detach: bool, dry_run: bool, json
 def launch(inputs: Inputs, run: RunFolder, *, json: bool) -> int:
     """Train with live progress, then print the result. -> exit code."""
     from muster.cli.output import err_console
-    from muster.cli.progress import ProgressView
-    from muster.stages.train import train as run_train
+    from muster.cli.views.progress import ProgressView
+    from muster.runs.train import train as run_train
 
     console = err_console()
     with ProgressView(console) as view:
@@ -103,7 +101,7 @@ def launch(inputs: Inputs, run: RunFolder, *, json: bool) -> int:
 def finish(result: Result, run: RunFolder, *, json: bool) -> int:
     """Write the report and print the result. -> exit code: 0 succeeded, 1 failed."""
     from muster.cli.output import err_console, print_afterwards, print_json, print_result
-    from muster.stages.report import report
+    from muster.reports.page import report
 
     try:
         page = str(report(run))
@@ -122,8 +120,8 @@ def finish(result: Result, run: RunFolder, *, json: bool) -> int:
 
 def _dry_run(inputs: Inputs, run: RunFolder, *, json: bool, verbose: bool) -> int:
     from muster.cli.output import err_console, print_json, say
-    from muster.cli.waiting import waiting
-    from muster.stages.dry_run import dry_run, format_dry_run
+    from muster.cli.views.waiting import waiting
+    from muster.runs.dry_run import dry_run, format_dry_run
 
     with waiting(err_console(), "planning"):
         told = dry_run(inputs, run)

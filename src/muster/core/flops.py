@@ -44,7 +44,7 @@ class Products:
 
 
 @dataclass(frozen=True)
-class Work:
+class MatmulWork:
     """Floating-point operations of a forward and backward pass.
 
     `model`: what the gradient needs; `hardware`: with what gradient checkpointing computes again.
@@ -57,7 +57,7 @@ class Work:
 
 def training(
     products: Products, *, checkpointing: bool = False, frozen: bool = False, adapters: int = 0
-) -> Work:
+) -> MatmulWork:
     """A forward and backward pass: every product has a gradient for each of its two sides, so three in all.
 
     frozen: the model's own matrices need none (LoRA), so theirs are two; `adapters`: multiply-accumulates
@@ -69,7 +69,7 @@ def training(
     times = 2 if frozen else 3
     model = 2 * (times * products.weights - products.entry + 3 * products.attention + 3 * adapters)
     again = forward - 2 * products.outside if checkpointing else 0
-    return Work(forward, model, model + again)
+    return MatmulWork(forward, model, model + again)
 
 
 def quadratic(

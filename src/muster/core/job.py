@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from muster.core.batch import Batch
+from muster.core.hardware.peaks import MeasuredPeaks, read_measured
 from muster.core.inventory import Host
-from muster.core.peaks import MeasuredPeaks, read_measured
+
+Facts = Mapping[str, Mapping[str, Any]]  # host -> what its agent says of it, by the names of its greeting
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from muster.core.fabric_result import FabricRun
+from muster.core.fabric.result import FabricRun
 from muster.core.part import Part
 
 SCHEMA_VERSION = 1

@@ -14,7 +14,7 @@ AFTER_BLOCKS = f"{BACKWARD}: after the blocks"  # the loss and the output layer
 
 
 @dataclass(frozen=True)
-class Request:
+class TraceRequest:
     """A model to trace, and how it is trained.
 
     `config`: the whole configuration, with `model_type`; `tokens`, `target`: of a sample, with padding

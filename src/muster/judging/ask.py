@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from muster.judging.baseline import FEWEST
-from muster.judging.explain import Explanation, Part
+from muster.judging.explain import Component, Explanation
 from muster.judging.faults import OF_HOSTS, Fault
 from muster.judging.localise import State
 from muster.judging.observation import Group, Link, ring_links
@@ -35,7 +35,7 @@ def _bits(chance: float) -> float:
     return -(chance * math.log2(chance) + (1 - chance) * math.log2(1 - chance))
 
 
-def _tells(part: Part, slows: Callable[[Explanation], float]) -> float:
+def _tells(part: Component, slows: Callable[[Explanation], float]) -> float:
     """The bits that a job is expected to tell: how uncertain its outcome is, less what would be uncertain
     even if one knew the right explanation. `slows`: the chance that the job is slow under an explanation."""
     chances = [(each.probability, slows(each)) for each in part.explanations]
@@ -43,7 +43,7 @@ def _tells(part: Part, slows: Callable[[Explanation], float]) -> float:
     return _bits(mean) - sum([weight * _bits(chance) for weight, chance in chances])
 
 
-def _told_by(state: State, part: Part, hosts: Hosts) -> float:
+def _told_by(state: State, part: Component, hosts: Hosts) -> float:
     """What a job on these hosts tells, as far as this part goes."""
     return _tells(part, lambda each: each.slows(state.case, hosts))
 
@@ -87,7 +87,7 @@ def _puzzling(state: State, host: int) -> bool:
     return any(readings.deviations(row) > CLEAR for row in mine)
 
 
-def _of_host(state: State, part: Part, host: int) -> list[_Question]:
+def _of_host(state: State, part: Component, host: int) -> list[_Question]:
     """With a good partner, and alone; nothing of a host that is convicted and known in what, as far as jobs
     can tell."""
     kinds: dict[str, float] = {}
@@ -125,7 +125,7 @@ def _own_chance(explanation: Explanation, host: int) -> float:
     return 0.0
 
 
-def _of_switch(state: State, part: Part, fault: Fault) -> list[_Question]:
+def _of_switch(state: State, part: Component, fault: Fault) -> list[_Question]:
     """A good host behind the switch with a good one elsewhere, or with another behind it; where it may be
     these hosts that are slow, and not what connects them, some of them alone."""
     bits = _bits(part.probability(fault))

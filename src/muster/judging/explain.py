@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from muster.judging.faults import COST, OF_HOSTS, Case, Fault, Fit, Kind
+from muster.judging.faults import COST, OF_HOSTS, Fault, FaultCase, Fit, Kind
 from muster.judging.observation import Settings
 from muster.judging.readings import DOUBTFUL, TOGETHER
 
@@ -27,7 +27,7 @@ class Explanation:
     fits: tuple[Fit, ...]
     probability: float
 
-    def slows(self, case: Case, hosts: tuple[int, ...]) -> float:
+    def slows(self, case: FaultCase, hosts: tuple[int, ...]) -> float:
         """The probability that a job on these hosts would be slow, were this the explanation."""
         passes = 1.0
         for fault, fit in zip(self.faults, self.fits, strict=True):
@@ -41,7 +41,7 @@ class Explanation:
 
 
 @dataclass(frozen=True)
-class Part:
+class Component:
     """Readings that stand out and may have to do with each other, and what explains them."""
 
     rows: tuple[int, ...]
@@ -70,7 +70,7 @@ class Part:
         return sorted({fault for each in self.explanations for fault in each.faults})
 
 
-def would_slow(case: Case, fault: Fault, hosts: tuple[int, ...]) -> bool:
+def would_slow(case: FaultCase, fault: Fault, hosts: tuple[int, ...]) -> bool:
     """Whether a job on these hosts can be slowed by the fault (what comes and goes, and
     what may be in the card or the processor, is not looked for alone)."""
     if fault.kind in OF_HOSTS:
@@ -84,7 +84,7 @@ def would_slow(case: Case, fault: Fault, hosts: tuple[int, ...]) -> bool:
     return case.passes(fault, hosts)
 
 
-def outstanding(case: Case) -> list[int]:
+def outstanding(case: FaultCase) -> list[int]:
     """The readings that ask for an explanation: slower than noise and by what counts, or of a host whose jobs
     are together slow."""
     readings = case.readings
@@ -101,25 +101,25 @@ def outstanding(case: Case) -> list[int]:
     return sorted(rows)
 
 
-def stands_out(case: Case, row: int, expected: float) -> bool:
+def stands_out(case: FaultCase, row: int, expected: float) -> bool:
     """Whether the reading is slower than what is expected of it, by more than noise makes it."""
     readings = case.readings
     return readings.value[row] > expected and readings.loss(row, expected) > DOUBTFUL
 
 
-def explain(case: Case) -> tuple[Part, ...]:
+def explain(case: FaultCase) -> tuple[Component, ...]:
     """Every part of what stands out, explained. Deterministic."""
     rows = outstanding(case)
     if not rows:
         return ()
     shared = switch_faults(case, rows)
     return tuple(
-        Part(tuple(part), _explanations(case, part, [f for f, touched in shared if touched & set(part)]))
+        Component(tuple(part), _explanations(case, part, [f for f, touched in shared if touched & set(part)]))
         for part in _parts(case, rows, shared)
     )
 
 
-def blamed(parts: Sequence[Part], settings: Settings) -> set[int]:
+def blamed(parts: Sequence[Component], settings: Settings) -> set[int]:
     """The readings that the likeliest explanations give to faults that are likely, of whatever host."""
     found: set[int] = set()
     for part in parts:
@@ -132,7 +132,7 @@ def blamed(parts: Sequence[Part], settings: Settings) -> set[int]:
     return found
 
 
-def switch_faults(case: Case, rows: Sequence[int]) -> list[tuple[Fault, frozenset[int]]]:
+def switch_faults(case: FaultCase, rows: Sequence[int]) -> list[tuple[Fault, frozenset[int]]]:
     """Switches, uplinks and racks that by themselves explain two or more of the rows, and which."""
     found: list[tuple[Fault, frozenset[int]]] = []
     behind, readings = case.topology.behind, case.readings
@@ -157,7 +157,7 @@ def switch_faults(case: Case, rows: Sequence[int]) -> list[tuple[Fault, frozense
 
 
 def _parts(
-    case: Case, rows: Sequence[int], shared: Iterable[tuple[Fault, frozenset[int]]]
+    case: FaultCase, rows: Sequence[int], shared: Iterable[tuple[Fault, frozenset[int]]]
 ) -> list[list[int]]:
     """Rows joined where they share a host or a switch that explains them."""
     leader = {row: row for row in rows}
@@ -190,10 +190,10 @@ class _Sketch:
     found: tuple[tuple[Fault, Fit], ...]
     expected: dict[int, float]
 
-    def cost_with(self, case: Case, fault: Fault, fit: Fit) -> float:
+    def cost_with(self, case: FaultCase, fault: Fault, fit: Fit) -> float:
         return self.cost + case.cost(fault) - fit.gain
 
-    def extended(self, case: Case, fault: Fault, fit: Fit) -> _Sketch:
+    def extended(self, case: FaultCase, fault: Fault, fit: Fit) -> _Sketch:
         expected = dict(self.expected)
         expected.update(fit.expects)
         if fault.kind == "intermittent":  # it never lowers what is expected
@@ -202,7 +202,7 @@ class _Sketch:
         return _Sketch(self.cost_with(case, fault, fit), (*self.found, (fault, fit)), expected)
 
 
-def _explanations(case: Case, rows: Sequence[int], switches: Sequence[Fault]) -> tuple[Explanation, ...]:
+def _explanations(case: FaultCase, rows: Sequence[int], switches: Sequence[Fault]) -> tuple[Explanation, ...]:
     """The likeliest explanations of one part's rows."""
     readings = case.readings
     width = 48 if len(rows) <= 12 else 12 if len(rows) <= 60 else 3
@@ -242,7 +242,7 @@ def _explanations(case: Case, rows: Sequence[int], switches: Sequence[Fault]) ->
     )
 
 
-def _cached(case: Case, fault: Fault, sketch: _Sketch, alone: dict[Fault, Fit | None]) -> Fit | None:
+def _cached(case: FaultCase, fault: Fault, sketch: _Sketch, alone: dict[Fault, Fit | None]) -> Fit | None:
     """The fit beside the sketch's faults: one known already where they touch none of its readings."""
     if fault not in alone:
         alone[fault] = case.fit(fault, {})
@@ -270,7 +270,7 @@ def _keep(sketches: dict[frozenset[Fault], _Sketch], sketch: _Sketch) -> None:
         sketches[name] = sketch
 
 
-def _options(case: Case, row: int, switches: Sequence[Fault]) -> list[Fault]:
+def _options(case: FaultCase, row: int, switches: Sequence[Fault]) -> list[Fault]:
     """The faults that could have slowed this reading's job."""
     readings, hosts = case.readings, case.readings.hosts[row]
     options: list[Fault] = []

@@ -85,7 +85,7 @@ _NOTHING = _Best(0.0, 0.0, ())
 
 
 @dataclass(frozen=True)
-class Case:
+class FaultCase:
     """What the faults are held against."""
 
     readings: Readings

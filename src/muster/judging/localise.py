@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from muster.judging.baseline import Baseline, Class
-from muster.judging.explain import Part, explain, outstanding, switch_faults
-from muster.judging.faults import OF_HOSTS, Case
-from muster.judging.moments import moments_of, side_by_side
+from muster.judging.detrend import moments_of, side_by_side
+from muster.judging.explain import Component, explain, outstanding, switch_faults
+from muster.judging.faults import OF_HOSTS, FaultCase
 from muster.judging.observation import Observation, Settings, Topology
 from muster.judging.readings import read
 
@@ -22,11 +22,11 @@ class State:
     with all that are behind its switch; absent: nothing points at it."""
 
     observations: tuple[Observation, ...]
-    case: Case
-    parts: tuple[Part, ...]
+    case: FaultCase
+    parts: tuple[Component, ...]
     baselines: Mapping[Class, Baseline]
     suspects: Mapping[int, float]
-    part_of: Mapping[int, Part] = field(repr=False)
+    part_of: Mapping[int, Component] = field(repr=False)
 
     @property
     def topology(self) -> Topology:
@@ -56,7 +56,7 @@ def localise(
     slowed = _slowed_by_switches(observations, moments, topology, settings, stored)
     detrended = side_by_side(observations, moments, slowed)
     readings, baselines = read(detrended, topology, stored)
-    case = Case(readings, topology, settings)
+    case = FaultCase(readings, topology, settings)
     parts = explain(case)
     suspects = _suspects(parts)
     common = _how_common(suspects, len(topology.hosts))
@@ -86,7 +86,7 @@ def _slowed_by_switches(
     moment are on different hosts, but a switch may slow most of them: these say nothing of their moment."""
     if not topology.switches or len(set(moments) - {""}) < 2:
         return set()
-    case = Case(read(side_by_side(observations, []), topology, stored)[0], topology, settings)
+    case = FaultCase(read(side_by_side(observations, []), topology, stored)[0], topology, settings)
     rows: set[int] = set()
     needed = 0
     for _, more in sorted(switch_faults(case, outstanding(case)), key=lambda each: -len(each[1])):
@@ -98,7 +98,7 @@ def _slowed_by_switches(
     return {case.readings.source[row] for row in rows}
 
 
-def _suspects(parts: Sequence[Part]) -> dict[int, float]:
+def _suspects(parts: Sequence[Component]) -> dict[int, float]:
     """Each host that something points at, and the probability that it is bad by itself."""
     return {
         host: part.of_host(host)

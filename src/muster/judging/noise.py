@@ -44,7 +44,7 @@ _DENSITIES = tuple(tuple(_density(z, *shape) for z in _GRID) for shape in _SHAPE
 
 
 @dataclass(frozen=True)
-class Tail:
+class NoiseTail:
     """One side of the noise: what a value so many deviations from the middle costs, in nats. `beyond`: how
     fast the cost grows with the logarithm of the value, past the end of the table."""
 
@@ -61,7 +61,7 @@ class Tail:
         return low + (place - index) * (self.costs[index + 1] - low)
 
 
-def learn(deviations: Iterable[float]) -> Tail:
+def learn(deviations: Iterable[float]) -> NoiseTail:
     """From the distances of healthy jobs on one side of the middle, in deviations of their baseline."""
     counts = [0] * len(_BINS)
     for each in deviations:
@@ -83,7 +83,7 @@ def learn(deviations: Iterable[float]) -> Tail:
         highest = max(highest, math.log(peak / one) if one > 0 else 800.0)
         costs.append(highest)
     thickest = min([_SHAPES[shape][0] for _, shape in kept])
-    return Tail(tuple(costs), 1600.0 if math.isinf(thickest) else thickest + 1.0)
+    return NoiseTail(tuple(costs), 1600.0 if math.isinf(thickest) else thickest + 1.0)
 
 
 PRIOR = learn(())

@@ -24,7 +24,7 @@ class Observation:
     collectives, or for a part of it that is the same on all, in the order of `hosts`, or nothing; `culprits`:
     hosts that the job's own logs hold responsible for its failure; `hardware`: for an error of their
     hardware, which is no chance; `moment`: observations that share one were made side by side
-    (judging/moments.py); `began`, `ended`: when the job ran, in seconds on any one clock, from which moments
+    (judging/detrend.py); `began`, `ended`: when the job ran, in seconds on any one clock, from which moments
     follow where none is given; `exchanges`: the step is nothing but an exchange between hosts, so that a slow
     processor does not show in it; `spread`: relative standard error of `seconds`, by the job's own windows:
     its reading is not known any better.

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from muster.judging.baseline import FLOOR, KEPT, Baseline, Class, fleet_baselines
-from muster.judging.moments import Detrended
-from muster.judging.noise import PRIOR, Tail, learn
+from muster.judging.detrend import Detrended
+from muster.judging.noise import PRIOR, NoiseTail, learn
 from muster.judging.observation import Link, Observation, Settings, Topology, ring_links
 
 # A job can be slowed by something that does not last: 1 in 4,500, until more are seen (slow jobs whose hosts
@@ -63,8 +63,8 @@ class Readings:
     kind: list[Class] = field(default_factory=list)
     of_host: dict[int, list[int]] = field(default_factory=dict)
     hiccups: float = HICCUPS / ASSUMED
-    slow: Tail = PRIOR
-    fast: Tail = PRIOR
+    slow: NoiseTail = PRIOR
+    fast: NoiseTail = PRIOR
     spread: dict[str, float] = field(default_factory=dict)
 
     def add(

@@ -74,7 +74,7 @@ class Planted:
 
 
 @dataclass
-class Fleet:
+class SimulatedFleet:
     """Hosts with faults. `noise`: relative standard deviation from run to run, or what draws it; `spread`:
     from host to host, for good; `hiccups`: share of jobs slowed by 1 to 20 % by something that does not last;
     `waits`: jobs tell what each host waited; `drift`: of the whole fleet, from wave to wave (each wave has a
@@ -181,7 +181,7 @@ class Hunt:
 
 
 def hunt(
-    fleet: Fleet,
+    fleet: SimulatedFleet,
     most: int,
     settings: Settings | None = None,
     watch: Callable[[int, State], None] | None = None,

@@ -10,7 +10,7 @@ from typing import Literal
 from muster.core.units import format_slower
 from muster.judging.ask import next_wave
 from muster.judging.baseline import FLOOR, Baseline, Class
-from muster.judging.explain import Explanation, Part, blamed
+from muster.judging.explain import Component, Explanation, blamed
 from muster.judging.faults import COST, OF_HOSTS, OF_SWITCHES, Fault, Fit, Kind
 from muster.judging.localise import State, localise
 from muster.judging.observation import Group, Observation, Settings, Topology
@@ -387,7 +387,7 @@ def _unseen(state: State, rows: Sequence[int], by: float) -> float:
     return 1.0 / (1.0 + math.exp(min(50.0, -gain)))
 
 
-def _bad_host(state: State, part: Part, host: int, evidence: tuple[Evidence, ...]) -> Verdict:
+def _bad_host(state: State, part: Component, host: int, evidence: tuple[Evidence, ...]) -> Verdict:
     """Slow or failing, and in what."""
     kinds: dict[Kind, float] = {}
     best: tuple[Explanation, Fit] | None = None
@@ -457,7 +457,7 @@ WORDS: dict[Kind, str] = {
 }
 
 
-def _shared(state: State, part: Part, fault: Fault) -> Verdict | None:
+def _shared(state: State, part: Component, fault: Fault) -> Verdict | None:
     """A link or a switch that is accused; None where it is not."""
     chance = part.probability(fault)
     if chance < state.settings.named:

@@ -12,16 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 from muster.core.data import Digits, Generated, Synthetic
-from muster.core.devices import CPU, Device, driver_device
+from muster.core.hardware.devices import CPU, Device, driver_device
+from muster.core.hardware.machines import machines_of
 from muster.core.job import FASTEST, SLOWER, Decision, Job
-from muster.core.machines import machines_of
 from muster.core.recipe import Recipe
 from muster.core.units import format_seconds
-from muster.planner.mixed import Forecast, Load, Member
-from muster.planner.prospect import link_of
-from muster.planner.spread import Spread
-from muster.planner.steptime import Calibration, Case, Work, case_key
-from muster.planner.traffic import lump
+from muster.planner.forecast import link_of
+from muster.planner.spread import ModelSpread
+from muster.planner.time.mixed import Forecast, Load, MixedHost
+from muster.planner.time.steptime import Calibration, StepCase, StepWork, case_key
+from muster.planner.time.traffic import lump
 
 # Shares of the stated peak: the lowest, a middle one, and the highest of the published runs (docs/mixed.md).
 PUBLISHED = (0.12, 0.35, 0.56)
@@ -32,8 +32,8 @@ DIGITS = 1797
 
 def advise(
     recipe: Recipe,
-    case: Case,
-    members: Sequence[Member],
+    case: StepCase,
+    members: Sequence[MixedHost],
     known: Calibration,
     *,
     batch: int | None,
@@ -74,12 +74,12 @@ def review(
         if link is None:
             return []
         machines = machines_of(_device(job.device, about), place.slots, 1, link)
-        members.append(Member(place.host, machines, sum(speeds[rank] for rank in place.ranks)))
+        members.append(MixedHost(place.host, machines, sum(speeds[rank] for rank in place.ranks)))
     if len(members) < 2:
         return []
-    work = Work(job.batch.micro, 1.0, 3.0)  # what the forward pass takes of both
-    spread = Spread("ddp", ranks=job.world_size, micro_steps=job.batch.accumulation, device=job.device)
-    case = Case(members[0].machines, job.precision, work, lump(trained), spread)
+    work = StepWork(job.batch.micro, 1.0, 3.0)  # what the forward pass takes of both
+    spread = ModelSpread("ddp", ranks=job.world_size, micro_steps=job.batch.accumulation, device=job.device)
+    case = StepCase(members[0].machines, job.precision, work, lump(trained), spread)
     batch = job.batch.global_ if recipe.batch.global_ or recipe.batch.tokens else None
     load = Load(case, samples or ROUND, batch)
     return words(members, [load], _of(samples), "at the measured speeds", measured=True)
@@ -98,7 +98,7 @@ def _of(samples: int | None) -> str:
 
 
 def words(
-    members: Sequence[Member], loads: Sequence[Load], what: str, basis: str, *, measured: bool
+    members: Sequence[MixedHost], loads: Sequence[Load], what: str, basis: str, *, measured: bool
 ) -> list[Decision]:
     """The decisions for several guesses at the same hosts' speeds; predictions are those of the middle one.
 

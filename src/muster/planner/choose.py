@@ -10,15 +10,15 @@ from typing import Any
 
 from muster.core.errors import RecipeError
 from muster.core.job import Decision
-from muster.core.plan import Candidate
 from muster.core.recipe import Recipe
 from muster.core.trace import Trace
 from muster.core.units import format_number
 from muster.core.zero import open_stages
-from muster.planner.fit import Room, Setting, Shortage, lacking, need
+from muster.planner.document import Candidate
+from muster.planner.memory.fit import Room, Setting, Shortage, lacking, need
 from muster.planner.remedies import refusal
 from muster.planner.sizing import Sized, said_of, size
-from muster.planner.steptime import Step
+from muster.planner.time.steptime import Step
 
 Tracer = Callable[[Recipe, str, str, int], "Trace | None"]  # recipe, precision, device, ranks
 Timer = Callable[[Setting], "Step | None"]

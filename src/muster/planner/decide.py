@@ -9,18 +9,18 @@ from typing import Any
 
 from muster.core.batch import Batch
 from muster.core.checkpoints import bytes_needed
-from muster.core.devices import driver_device
 from muster.core.errors import RecipeError, UsageError
+from muster.core.hardware.devices import driver_device
 from muster.core.inventory import Inventory
 from muster.core.job import Decision
-from muster.core.plan import Candidate
 from muster.core.recipe import Recipe
 from muster.core.shares import check_given_shares
 from muster.core.units import format_bytes
 from muster.core.zero import read_user_config, user_decisions, user_precision
+from muster.inputs.model import is_t5, parameters, whole_config
 from muster.planner.choose import Timer, Tracer, Where, choose, not_timed, nothing_traced
-from muster.planner.fit import Room, Setting
-from muster.planner.model import is_t5, parameters, whole_config
+from muster.planner.document import Candidate
+from muster.planner.memory.fit import Room, Setting
 from muster.planner.placing import device_and_slots, gpu_numbers, gpus_of
 from muster.planner.setting import room_of
 from muster.planner.sizing import Sized

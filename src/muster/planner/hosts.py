@@ -12,24 +12,22 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from muster.core.batch import resolve_batch
-from muster.core.devices import driver_device
 from muster.core.errors import RecipeError, UsageError
+from muster.core.hardware.devices import driver_device
 from muster.core.hostlist import fold_hosts
 from muster.core.inventory import Host
-from muster.core.job import Decision
-from muster.core.plan import Candidate
+from muster.core.job import Decision, Facts
 from muster.core.recipe import Recipe
 from muster.core.units import format_number
 from muster.planner.decide import Decided
-from muster.planner.fit import lacking, need
+from muster.planner.document import Candidate
+from muster.planner.forecast import link_of
+from muster.planner.memory.fit import lacking, need
 from muster.planner.placing import ranks_of
-from muster.planner.prospect import link_of
 
 FIELD = "launch.hosts"
 HARDLY = 0.02  # of speed: fewer hosts are taken where more would gain less
 MOST = 12  # numbers of hosts that are tried, beside powers of two
-
-Facts = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Trial:
+class HostTrial:
     """A job on some of its hosts. `refused`: why it does not fit there, or (nothing decided) work at all."""
 
     hosts: tuple[Host, ...]
@@ -147,7 +145,7 @@ def _works_out(recipe: Recipe, ranks: int) -> bool:
     return True
 
 
-def pick(trials: Sequence[Trial], given: Sequence[Host]) -> tuple[Trial, Chosen]:
+def pick(trials: Sequence[HostTrial], given: Sequence[Host]) -> tuple[HostTrial, Chosen]:
     """The number of hosts with most samples/s; of those that are nearly as fast, the fewest hosts. Where not
     all speeds are known, the most hosts that work. `trials`: with ever more hosts.
 
@@ -173,7 +171,7 @@ def pick(trials: Sequence[Trial], given: Sequence[Host]) -> tuple[Trial, Chosen]
 
 
 def _as_chosen(
-    chosen: Trial, trials: Sequence[Trial], given: Sequence[Host], why: str, *, timed: bool = False
+    chosen: HostTrial, trials: Sequence[HostTrial], given: Sequence[Host], why: str, *, timed: bool = False
 ) -> Chosen:
     used = set(chosen.hosts)
     skips = chosen.hosts != tuple(given[: len(used)])
@@ -184,7 +182,7 @@ def _as_chosen(
     return Chosen(chosen.hosts, idle, why, tuple(compared), timed, skips)
 
 
-def _rows(trial: Trial, chosen: Trial, why: str) -> list[Candidate]:
+def _rows(trial: HostTrial, chosen: HostTrial, why: str) -> list[Candidate]:
     """Every way on the chosen number of hosts; the best way on another."""
     count = {FIELD: str(len(trial.hosts))}
     decided, best = trial.decided, trial.best
@@ -206,7 +204,7 @@ def _rows(trial: Trial, chosen: Trial, why: str) -> list[Candidate]:
     return rows
 
 
-def _lost(trial: Trial, chosen: Trial) -> str:
+def _lost(trial: HostTrial, chosen: HostTrial) -> str:
     """Why another number of hosts was not chosen."""
     decided = trial.decided
     if decided is None:
@@ -228,9 +226,9 @@ def _too_little(decided: Decided) -> str:
     return f": {short}" if short else ""
 
 
-def _speed(trial: Trial) -> float:
+def _speed(trial: HostTrial) -> float:
     return trial.speed or 0.0
 
 
-def _count(trial: Trial) -> str:
+def _count(trial: HostTrial) -> str:
     return f"{len(trial.hosts):,} host{'' if len(trial.hosts) == 1 else 's'}"

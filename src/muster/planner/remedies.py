@@ -12,14 +12,14 @@ from muster.core.batch import resolve_batch
 from muster.core.errors import RecipeError, UsageError
 from muster.core.units import format_bytes
 from muster.core.zero import REDUCE_BUCKET
-from muster.planner.fit import Need, Room, Setting, lacking, need
+from muster.planner.memory.fit import Need, Room, Setting, lacking, need
 
 MOST_RANKS = 65536
 Change = tuple[dict[str, str], Setting]  # overrides of the recipe, and what they come to
 
 
 @dataclass(frozen=True)
-class Said:
+class OpenChoices:
     """What a recipe says of what may be changed. `accumulation`, `global_`: of its batch, None: open;
     `samples`: about so many of a global batch, where tokens were asked for; `fixed`: what no override
     changes: micro, accumulation, engine, ranks."""
@@ -30,10 +30,12 @@ class Said:
     fixed: frozenset[str] = frozenset()
 
 
-NOTHING_SAID = Said()
+NOTHING_SAID = OpenChoices()
 
 
-def refusal(setting: Setting, room: Room, found: Need, model: str, said: Said = NOTHING_SAID) -> UsageError:
+def refusal(
+    setting: Setting, room: Room, found: Need, model: str, said: OpenChoices = NOTHING_SAID
+) -> UsageError:
     """The error for a job that does not fit: what it needs, what there is, and what would fit."""
     short = lacking(found, setting, room)
     assert short is not None
@@ -60,7 +62,7 @@ def engine_words(setting: Setting) -> str:
     return words + (" and gradient checkpointing" if setting.checkpointing else "")
 
 
-def remedies(setting: Setting, room: Room, model: str, said: Said = NOTHING_SAID) -> list[str]:
+def remedies(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHING_SAID) -> list[str]:
     """Overrides that would fit: the fewest on these hosts, then on more ranks, then another size; where not
     even one sample fits in any of these ways, shorter ones."""
     ways = []
@@ -79,7 +81,7 @@ def remedies(setting: Setting, room: Room, model: str, said: Said = NOTHING_SAID
 
 
 def _with_large_micro(
-    way: dict[str, str], fitting: Setting, before: Setting, room: Room, said: Said
+    way: dict[str, str], fitting: Setting, before: Setting, room: Room, said: OpenChoices
 ) -> dict[str, str]:
     """Where the micro-batch has to shrink: not to the smallest, but to the largest that fits."""
     if "batch.micro" not in way:
@@ -89,7 +91,7 @@ def _with_large_micro(
     return {**others, **found[0]} if found else way
 
 
-def changes(setting: Setting, said: Said = NOTHING_SAID) -> Iterator[Change]:
+def changes(setting: Setting, said: OpenChoices = NOTHING_SAID) -> Iterator[Change]:
     """Every other way to train the same model on the same ranks, those with fewest and mildest changes
     first: the smallest micro-batch, checkpointing, a higher ZeRO stage, offload."""
     smallest = next(iter(_batches(setting, list(reversed(_below(setting, said))), said)), None)
@@ -115,7 +117,7 @@ def _fits(setting: Setting, room: Room) -> bool:
     return found is not None and not lacking(found, setting, room)
 
 
-def _below(setting: Setting, said: Said) -> list[int]:
+def _below(setting: Setting, said: OpenChoices) -> list[int]:
     """Smaller micro-batches, largest first: those that divide a rank's share of a given global batch, else
     powers of two."""
     if "micro" in said.fixed:
@@ -127,7 +129,7 @@ def _below(setting: Setting, said: Said) -> list[int]:
     return [size for size in range(min(setting.micro - 1, share), 0, -1) if share % size == 0]
 
 
-def _batches(setting: Setting, micros: list[int], said: Said) -> Iterator[Change]:
+def _batches(setting: Setting, micros: list[int], said: OpenChoices) -> Iterator[Change]:
     """The setting at each of these micro-batches that makes the batch which the recipe says, and what has to
     be said for it."""
     for micro in micros:
@@ -149,7 +151,7 @@ def _batches(setting: Setting, micros: list[int], said: Said) -> Iterator[Change
         yield way, replace(setting, micro=micro, accumulation=batch.accumulation)
 
 
-def _largest(setting: Setting, room: Room, said: Said) -> Change | None:
+def _largest(setting: Setting, room: Room, said: OpenChoices) -> Change | None:
     """At the largest smaller micro-batch that fits."""
     found = _batches(setting, _below(setting, said), said)
     return next((each for each in found if _fits(each[1], room)), None)
@@ -222,7 +224,7 @@ def hidden_size(config: Mapping[str, Any]) -> int:
     return 0
 
 
-def _more_ranks(setting: Setting, room: Room, said: Said, *, zero3: bool) -> str | None:
+def _more_ranks(setting: Setting, room: Room, said: OpenChoices, *, zero3: bool) -> str | None:
     """The fewest ranks, by doubling, on which the engine as it is fits, or ZeRO-3 where asked to try it."""
     ways: list[dict[str, str]] = [{}]
     if zero3 and not (setting.engine == "fsdp" or setting.stage == 3):
@@ -267,7 +269,7 @@ def _smaller(setting: Setting, room: Room, model: str) -> str | None:
     return None
 
 
-def _shorter(setting: Setting, room: Room, said: Said) -> str | None:
+def _shorter(setting: Setting, room: Room, said: OpenChoices) -> str | None:
     """The longest sequences of which one fits as everything else is: a language model's, in closed form."""
     if setting.lengths.target or "vocab_size" not in setting.config:
         return None

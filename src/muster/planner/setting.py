@@ -11,17 +11,16 @@ from muster.core.batch import Batch
 from muster.core.data import ImageData, TextData, TextToSqlData
 from muster.core.families import vit
 from muster.core.inventory import Host
+from muster.core.job import Facts
 from muster.core.recipe import Recipe
 from muster.core.trace import Trace
 from muster.core.zero import REDUCE_BUCKET, deepspeed_config
-from muster.planner.activations import Lengths
-from muster.planner.fit import Room, Setting
-from muster.planner.model import whole_config
+from muster.inputs.model import whole_config
+from muster.planner.memory.activations import Lengths
+from muster.planner.memory.fit import Room, Setting
 from muster.planner.placing import gpus_of
 from muster.planner.remedies import hidden_size, with_buckets
-from muster.planner.spread import NO_DISK, Disk
-
-Facts = Mapping[str, Mapping[str, Any]]
+from muster.planner.spread import NO_DISK, NvmeOffload
 
 
 def room_of(facts: Facts, hosts: Sequence[Host], slots: Sequence[int], device: str, *, shared: bool) -> Room:
@@ -103,7 +102,7 @@ def _with_deepspeed(recipe: Recipe, setting: Setting) -> Setting:
     return replace(setting, overlap=overlap, pins=pins, together="optimizer" in whole, **sizes)
 
 
-def _offloads(stage: int, asked: Mapping[str, Mapping[str, Any]]) -> tuple[str, Disk]:
+def _offloads(stage: int, asked: Mapping[str, Mapping[str, Any]]) -> tuple[str, NvmeOffload]:
     """What DeepSpeed moves to the host's memory, each part by itself, and what of it to a disk. Stage 0 moves
     nothing, and only stage 3 parameters, or anything to a disk (engine.py, _configure_zero_optimizer;
     stage3.py, _configure_offloading; stage_1_and_2.py, cpu_offload)."""
@@ -113,7 +112,7 @@ def _offloads(stage: int, asked: Mapping[str, Mapping[str, Any]]) -> tuple[str, 
     if not gone:
         return "+".join(moved) or "none", NO_DISK
     states, values = asked["optimizer"], asked["param"]
-    disk = Disk(
+    disk = NvmeOffload(
         "+".join(gone),
         state_buffers=_number(states, "buffer_count", 4),
         value_buffers=_number(values, "buffer_count", 5) * _number(values, "buffer_size", 100_000_000),

@@ -16,8 +16,8 @@ from muster.core.recipe import Recipe
 from muster.core.trace import Trace
 from muster.core.units import counted, format_bytes
 from muster.core.zero import given_config, read_user_config, user_batch, user_training
-from muster.planner.fit import Room, Setting, lacking, largest_micro, need
-from muster.planner.remedies import Said, refusal
+from muster.planner.memory.fit import Room, Setting, lacking, largest_micro, need
+from muster.planner.remedies import OpenChoices, refusal
 from muster.planner.setting import sequence_of, setting_of
 
 # A model is made in shards where the whole of it in fp32 takes more than this of what a rank may use.
@@ -253,7 +253,7 @@ def _about_tokens(recipe: Recipe, config: Mapping[str, Any] | None, wanted: int,
     return f"; the multiple nearest to {wanted} samples ({asked:,} tokens, {source}): {off:+.1f} %"
 
 
-def said_of(recipe: Recipe, config: Mapping[str, Any] | None) -> Said:
+def said_of(recipe: Recipe, config: Mapping[str, Any] | None) -> OpenChoices:
     """What the recipe, and a user's own DeepSpeed configuration, say of what a remedy would change."""
     engine, split, given = recipe.engine, recipe.batch.split, _given(recipe)
     fixed = set(user_batch(read_user_config(engine.config))) if engine.config else set()
@@ -263,7 +263,7 @@ def said_of(recipe: Recipe, config: Mapping[str, Any] | None) -> Said:
     if engine.config or decided or split == "measured":  # which DDP alone can do
         fixed.add("engine")
     about = recipe.batch.tokens is not None
-    return Said(
+    return OpenChoices(
         accumulation=given["accumulation"],
         global_=None if about else given["global"],
         samples=_wanted(recipe, config, None) if about else None,

@@ -15,7 +15,7 @@ _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\
 
 
 @dataclass(frozen=True)
-class Disk:
+class NvmeOffload:
     """What ZeRO 3 offloads to a disk (device: nvme) in place of host memory, in the words of
     `Spread.offload`, and what stays in host memory for it.
 
@@ -39,11 +39,11 @@ class Disk:
         return "param" in self.holds
 
 
-NO_DISK = Disk()
+NO_DISK = NvmeOffload()
 
 
 @dataclass(frozen=True)
-class Spread:
+class ModelSpread:
     """What decides which bytes of a model a rank holds, what it does with them, and what it exchanges.
 
     `element`: bytes of a value in the chosen precision; `micro_steps`: of an optimizer step; `offload`: none,
@@ -60,7 +60,7 @@ class Spread:
     micro_steps: int = 1
     stage: int = 0
     offload: str = "none"
-    disk: Disk = NO_DISK
+    disk: NvmeOffload = NO_DISK
     device: str = "cuda"
     together: bool = False
     bucket: int = 500_000_000

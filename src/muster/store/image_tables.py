@@ -41,7 +41,7 @@ def classes_in(data: ImageData, number: int | None) -> int | None:
     return None if data.name else DIGITS
 
 
-def table_classes(training: Sequence[Table], number: int | None) -> Classes:
+def table_classes(training: Sequence[ParquetTable], number: int | None) -> Classes:
     """The classes of Parquet files, by the training images' labels, or as the first file names them."""
     labels = {label for table in training for label in table.labels()}
     return classes_of(labels, training[0].names(), number)
@@ -54,7 +54,7 @@ def _counted(path: Path, image: str, label: str, number: int | None, stamp: tupl
     if isinstance(found, ImageFolders):
         return len(found.names)
     data = ImageData(path=str(path), image=image, label=label)
-    return len(table_classes([Table(file, data) for file in found.train], number).names)
+    return len(table_classes([ParquetTable(file, data) for file in found.train], number).names)
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
@@ -63,7 +63,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return tuple(entry.stat().st_mtime_ns for entry in entries if entry.exists())
 
 
-class Table:
+class ParquetTable:
     """A Parquet file, asked by DuckDB. Raises DataError where it is none, is empty, or lacks a column."""
 
     def __init__(self, file: Path, data: ImageData) -> None:

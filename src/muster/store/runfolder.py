@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from muster.core.errors import RunFolderError, UsageError
 from muster.core.near import did_you_mean
 from muster.store.atomic import write_text
-from muster.store.claim import Claim, is_held, take
+from muster.store.runlock import Claim, is_held, take
 
 if TYPE_CHECKING:
+    from muster.core.recipe import Recipe
     from muster.core.result import Result
 
 DEFAULT_ROOT = Path("runs")
@@ -310,6 +311,12 @@ def new_run_folder(root: Path, *, workload: str, model: str) -> RunFolder:
     words = re.sub(r"[^A-Za-z0-9]+", "-", f"{workload}-{model}").strip("-").lower()[:40]
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return RunFolder((root / f"{stamp}-{words}-{os.urandom(2).hex()}").absolute())
+
+
+def run_folder_of(recipe: Recipe, root: Path) -> RunFolder:
+    """A new folder, named after what is trained."""
+    name = recipe.model.name or ("custom" if recipe.trains else "")
+    return new_run_folder(root, workload=recipe.workload, model=name.rstrip("/").rpartition("/")[2])
 
 
 def named_run_folder(root: Path, name: str) -> RunFolder:

@@ -3,25 +3,189 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import shutil
 import time
 import traceback
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
+from transformers import TrainerCallback
+
 from muster.core.errors import MusterError, UsageError, WorkerError
 from muster.core.registry import load_plugin
+from muster.core.schedule import learning_rate
+from muster.core.zero import user_training
 from muster.store import events
 from muster.store.sealed import files_of, hashes
-from muster.worker.arguments import training_arguments
 from muster.worker.context import Context, read_context
 from muster.worker.explain import explain, from_checkpoint
 from muster.worker.locks import clear_stale_locks
-from muster.worker.started import started
 from muster.worker.workloads.base import HeldOut
+
+# ----------------------------------------------------------------------------------------------------
+# What a rank says of itself before it trains.
+
+PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "peft", "numpy")
+
+
+def started(context: Context, built: Any) -> None:
+    parameters = [
+        (int(getattr(p, "ds_numel", p.numel())), p.requires_grad) for p in built.trainer.model.parameters()
+    ]
+    context.emit(
+        events.Started,
+        device=_device_name(context),
+        parameters=sum(count for count, _ in parameters),
+        trainable=sum(count for count, trained in parameters if trained),
+        arithmetic=_arithmetic(context),
+        total_steps=_total_steps(context, built.train_samples),
+        versions=_versions(),
+        notes=built.notes,
+    )
+    if context.main:
+        context.emit(
+            events.DataRead,
+            train=built.train_samples,
+            validation=len(built.held_out) if built.held_samples is None else built.held_samples,
+            cut=built.cut,
+            skipped=built.skipped,
+        )
+
+
+def _total_steps(context: Context, samples: int) -> int:
+    train = context.recipe.train
+    if train.max_steps:
+        return train.max_steps
+    micro_steps = -(-samples // (context.batch.micro * context.world_size))
+    per_epoch = max(1, -(-micro_steps // context.batch.accumulation))
+    return max(1, -int(-train.epochs * per_epoch // 1))
+
+
+def _device_name(context: Context) -> str:
+    if context.device == "cuda":
+        import torch
+
+        return str(torch.cuda.get_device_name())
+    return "cpu"
+
+
+def _arithmetic(context: Context) -> str:
+    """What matrix products compute in; fp32 on a GPU may be the faster TF32."""
+    if context.precision != "fp32" or context.device != "cuda":
+        return context.precision
+    import torch
+
+    forced = {"0": "fp32", "1": "tf32"}.get(os.environ.get("NVIDIA_TF32_OVERRIDE", ""))
+    return forced or ("fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32")
+
+
+def _versions() -> dict[str, str]:
+    import platform
+
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------
+# Whether the learning rate is what the recipe says, in every step.
+
+TOLERANCE = 1e-6  # relative; schedulers compute in another order
+
+
+class ScheduleWatch(TrainerCallback):  # type: ignore[misc]
+    """Holds the optimizer's rate at the begin of every step against the recipe's formula; the first
+    difference becomes a note in the result.
+
+    Not watched: a scheduler of DeepSpeed's own, which the plan names, and fp16, whose skipped steps do not
+    move the schedule.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        fixed = user_training(context.deepspeed or {})
+        known: dict[str, Any] = {name: fixed[name] for name in ("learning_rate", "warmup") if name in fixed}
+        self.train = context.recipe.train.model_copy(update=known)
+        own = "scheduler" in (context.deepspeed or {})
+        self.watching = context.main and not own and context.precision != "fp16"
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        """Compare."""
+        if not self.watching or optimizer is None:
+            return
+        step, train = state.global_step + 1, self.train
+        wanted = learning_rate(train, step, state.max_steps)
+        rate = float(optimizer.param_groups[0]["lr"])
+        if not math.isclose(rate, wanted, rel_tol=TOLERANCE, abs_tol=TOLERANCE * train.rate):
+            self.watching = False
+            self.context.emit(
+                events.Noted,
+                text=f"the learning rate of step {step} was {rate:.6g}, where the recipe's schedule "
+                f"({train.schedule}, warm-up {train.warmup:g}) gives {wanted:.6g}",
+            )
+
+
+# ----------------------------------------------------------------------------------------------------
+# A recipe's training settings as Transformers' TrainingArguments, the same for every workload and engine.
+
+NEVER = 1 << 62  # a step that no run reaches
+
+
+def training_arguments(context: Context) -> dict[str, Any]:
+    """Keyword arguments; an engine's come on top."""
+    recipe = context.recipe
+    train, checkpoint, evaluate = recipe.train, recipe.checkpoint, recipe.evaluate
+    arguments: dict[str, Any] = {
+        "output_dir": str(context.checkpoints),
+        "per_device_train_batch_size": context.batch.micro,
+        "per_device_eval_batch_size": max(context.batch.micro, evaluate.batch),
+        "gradient_accumulation_steps": context.batch.accumulation,
+        "num_train_epochs": train.epochs,
+        "max_steps": train.max_steps or -1,
+        "learning_rate": train.rate,
+        "lr_scheduler_type": train.schedule,
+        "warmup_steps": train.warmup if train.warmup < 1 else int(train.warmup),
+        "weight_decay": train.weight_decay,
+        "adam_beta1": train.beta1,
+        "adam_beta2": train.beta2,
+        "adam_epsilon": train.epsilon,
+        "max_grad_norm": train.clip,
+        "seed": train.seed,
+        "bf16": context.precision == "bf16",
+        "fp16": context.precision == "fp16",
+        "tf32": None,
+        "gradient_checkpointing": train.checkpointing,
+        "torch_compile": train.compile,
+        "use_cpu": context.device == "cpu",
+        "dataloader_num_workers": train.workers,
+        "dataloader_pin_memory": context.device == "cuda",
+        "logging_strategy": "steps",
+        "logging_steps": recipe.measure.window,
+        "logging_nan_inf_filter": False,  # a loss that is nan is to be seen
+        "save_strategy": "steps" if checkpoint.every else "no",
+        "save_steps": NEVER,  # the keeper asks for what is due; the trainer for the last step alone
+        "save_on_each_node": not context.shared,  # each disk gets all that its ranks need to resume
+        "eval_strategy": "epoch" if evaluate.every == "epoch" else "steps" if evaluate.every else "no",
+        "eval_steps": None if evaluate.every == "epoch" else evaluate.every,
+        "prediction_loss_only": True,
+        "remove_unused_columns": False,
+        "report_to": recipe.measure.report_to,
+        "run_name": context.base.name,
+        "disable_tqdm": True,
+        "log_level": "warning",
+    }
+    if train.checkpointing:
+        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    return arguments
 
 
 def run(spec: dict[str, Any]) -> int:
@@ -148,19 +312,21 @@ def set_loss_scale(context: Context, trainer: Any) -> None:
 
 def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
     from muster.worker.instruments.attention import AttentionMonitor
+    from muster.worker.instruments.checkpoint_callback import Keeper
     from muster.worker.instruments.computing import Computing
-    from muster.worker.instruments.flops import Flops
-    from muster.worker.instruments.keeper import Keeper
+    from muster.worker.instruments.flops import FlopsCounter
     from muster.worker.instruments.logbook import Logbook
     from muster.worker.instruments.meter import Meter
     from muster.worker.instruments.profile import Profiler
-    from muster.worker.schedule import ScheduleWatch
+    from muster.worker.main import ScheduleWatch
 
     recipe, measure = context.recipe, context.recipe.measure
     trainer = built.trainer
     again = recipe.train.checkpointing
     flops = (
-        Flops(context.emit, trainer.model, checkpointing=again, main=context.main) if measure.flops else None
+        FlopsCounter(context.emit, trainer.model, checkpointing=again, main=context.main)
+        if measure.flops
+        else None
     )
     # What a compiled model is called by is no longer Python's; a GPU's own waiting cannot be told apart.
     apart = context.device != "cuda" or not recipe.engine.may_shard_weights

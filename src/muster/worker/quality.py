@@ -11,7 +11,7 @@ LONGEST_REASON = 200  # characters
 
 
 @dataclass(frozen=True)
-class Judged:
+class Graded:
     """One answer beside what was expected. `executed`: whether it gives the same rows; None where the
     expected ones cannot be had, and `unscored` says why (None: the question has no database)."""
 
@@ -22,7 +22,7 @@ class Judged:
     unscored: str | None = None
 
 
-def judge(questions: list[HeldOut], answers: list[str]) -> list[Judged]:
+def judge(questions: list[HeldOut], answers: list[str]) -> list[Graded]:
     """Judge every answer. Exact: equal texts, but for runs of white space."""
     from muster.worker.data.sqlexec import QueryFailed, run_query, same_result
 
@@ -38,5 +38,5 @@ def judge(questions: list[HeldOut], answers: list[str]) -> list[Judged]:
                 executed = exact or same_result(database, answer, question.expected)
             except (QueryFailed, OSError) as error:
                 unscored = str(error)[:LONGEST_REASON]
-        judged.append(Judged(question, answer, exact, executed, unscored))
+        judged.append(Graded(question, answer, exact, executed, unscored))
     return judged

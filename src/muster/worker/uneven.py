@@ -34,7 +34,7 @@ BESIDE = 3
 
 
 @dataclass(frozen=True)
-class Split:
+class UnevenSplit:
     """Who takes how many samples of each micro-step; speeds in samples per second, None where the recipe
     gave the shares."""
 
@@ -53,7 +53,7 @@ def settle_shares(context: Context, trainer: Any) -> None:
         return
     check_trainer(context, trainer)
     began = time.perf_counter()
-    split = measure(context, trainer) if wanted == "measured" else Split(tuple(wanted))
+    split = measure(context, trainer) if wanted == "measured" else UnevenSplit(tuple(wanted))
     trainer.shares = split.shares
     if context.main:
         context.emit(
@@ -81,7 +81,7 @@ def check_trainer(context: Context, trainer: Any) -> None:
         )
 
 
-def measure(context: Context, trainer: Any) -> Split:
+def measure(context: Context, trainer: Any) -> UnevenSplit:
     """Each rank's samples per second with its own model, and the shares that follow.
 
     Twice: at the even share, and at the share that follows from that, since speed depends on the size. On a
@@ -104,7 +104,7 @@ def measure(context: Context, trainer: Any) -> Split:
         torch.cuda.empty_cache()  # here, where the error no longer holds what it was raised from
     told = gather((fine or rough, limit))
     speeds = [speed for speed, _ in told]
-    return Split(shares_by_speed(total, speeds, [limit for _, limit in told]), tuple(speeds))
+    return UnevenSplit(shares_by_speed(total, speeds, [limit for _, limit in told]), tuple(speeds))
 
 
 def micro_steps(order: Sequence[int], total: int) -> list[list[int]]:

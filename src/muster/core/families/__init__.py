@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from muster.core.families import fields, gpt2, llama, opt, t5, vit
-from muster.core.families.published import Published
+from muster.core.families.published import PublishedTraining
 from muster.core.flops import Products, Shape
 
 FAMILIES: tuple[ModuleType, ...] = (t5, gpt2, opt, llama, vit)
@@ -49,7 +49,7 @@ def size(name: str | None) -> dict[str, Any] | None:
     return None
 
 
-def published(name: str | None) -> Published | None:
+def published(name: str | None) -> PublishedTraining | None:
     """How a known size was trained, by its name with or without a hub owner's; None: not published here."""
     owner, _, bare = (name or "").rpartition("/")
     if owner and owner not in OWNERS:

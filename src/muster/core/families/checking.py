@@ -27,7 +27,7 @@ MISSPELT = 0.85  # of difflib's ratio: nearer than any two names that mean diffe
 
 
 @dataclass(frozen=True)
-class Source:
+class FieldSource:
     """Where the fields of a configuration are from. `own`: the recipe's model.config; `base`: the file with
     the others, None: a size that is known; `elsewhere`: field -> the recipe's key that sets it instead."""
 
@@ -49,7 +49,7 @@ class Source:
         return self.key(of) if self.gives(of) or not self.base else f"{self.base}: {of.name}"
 
 
-def check_config(config: Mapping[str, Any], source: Source) -> None:
+def check_config(config: Mapping[str, Any], source: FieldSource) -> None:
     """Raise RecipeError for the first fault: what is wrong, where, and the nearest that works.
 
     `config`: with its `model_type`; one of no known family is not looked at.
@@ -96,7 +96,7 @@ def closed_form_missing(config: Mapping[str, Any]) -> RecipeError:
     )
 
 
-def _check_spelling(fields: tuple[Field, ...], source: Source) -> None:
+def _check_spelling(fields: tuple[Field, ...], source: FieldSource) -> None:
     known = [name for each in fields for name in (each.name, each.also) if name]
     for key in source.own:
         near = [] if key in known else difflib.get_close_matches(str(key), known, n=1, cutoff=MISSPELT)
@@ -111,7 +111,7 @@ def _check_spelling(fields: tuple[Field, ...], source: Source) -> None:
 Wanted = tuple[str | None, Any]  # what a value has to be, None: it is so; the nearest that is
 
 
-def _check_value(of: Field, value: Any, source: Source) -> None:
+def _check_value(of: Field, value: Any, source: FieldSource) -> None:
     """Raise RecipeError where it is not of the field's kind."""
     check = {
         "whole": _whole, "pair": _pair, "share": _share, "flag": _flag, "activation": _activation,
@@ -185,7 +185,7 @@ def _feed_forward(of: Field, value: Any) -> Wanted:
 
 
 def _check_division(
-    division: Division, config: Mapping[str, Any], fields: Mapping[str, Field], source: Source
+    division: Division, config: Mapping[str, Any], fields: Mapping[str, Field], source: FieldSource
 ) -> None:
     """Raise RecipeError where parts do not divide the whole. Of the two, that is blamed which was given."""
     total, parts = config.get(division.whole), config.get(division.parts)
@@ -212,7 +212,7 @@ def _check_division(
     )
 
 
-def _check_rotary(width: int, of: Field, source: Source) -> None:
+def _check_rotary(width: int, of: Field, source: FieldSource) -> None:
     if width % 2:
         near = _either([each for each in (width - 1, width + 1) if each])
         raise RecipeError(

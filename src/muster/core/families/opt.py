@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.core.families.fields import Division, Field, depth, flag, share, whole
-from muster.core.families.published import Published
+from muster.core.families.published import PublishedTraining
 from muster.core.flops import Products, Shape
 
 MODEL_TYPES = ("opt",)
@@ -72,18 +72,18 @@ SIZES: dict[str, dict[str, Any]] = {
 
 # Learning rate and tokens per optimizer step of each size (Zhang et al. 2022, table 1; metaseq's
 # opt_baselines); the hub's checkpoints of a size share them.
-PUBLISHED: dict[str, Published] = {
-    "opt-8m": Published(1e-3, 2**17),
-    "opt-125m": Published(6e-4, 2**19),
-    "opt-350m": Published(3e-4, 2**19),
-    "opt-760m": Published(2.5e-4, 2**19),
-    "opt-1.3b": Published(2e-4, 2**20),
-    "opt-2.7b": Published(1.6e-4, 2**20),
-    "opt-6.7b": Published(1.2e-4, 2**21),
-    "opt-13b": Published(1e-4, 2**22),
-    "opt-30b": Published(1e-4, 2**22),
-    "opt-66b": Published(8e-5, 2**21),
-    "opt-175b": Published(3e-5, 2**21),
+PUBLISHED: dict[str, PublishedTraining] = {
+    "opt-8m": PublishedTraining(1e-3, 2**17),
+    "opt-125m": PublishedTraining(6e-4, 2**19),
+    "opt-350m": PublishedTraining(3e-4, 2**19),
+    "opt-760m": PublishedTraining(2.5e-4, 2**19),
+    "opt-1.3b": PublishedTraining(2e-4, 2**20),
+    "opt-2.7b": PublishedTraining(1.6e-4, 2**20),
+    "opt-6.7b": PublishedTraining(1.2e-4, 2**21),
+    "opt-13b": PublishedTraining(1e-4, 2**22),
+    "opt-30b": PublishedTraining(1e-4, 2**22),
+    "opt-66b": PublishedTraining(8e-5, 2**21),
+    "opt-175b": PublishedTraining(3e-5, 2**21),
 }
 
 

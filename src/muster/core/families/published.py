@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedTraining:
     """What `auto` takes for a published size. `tokens`: per optimizer step."""
 
     learning_rate: float

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from muster.worker.data.digest import short_digest
-from muster.worker.data.image_sources import FileSource, Part, Parts, TableSource
+from muster.worker.data.image_sources import FileSource, Parts, Shard, TableSource
 
 MOST_SIZES = 100_000  # image files that are asked for their size; of more, evenly spread ones
 
@@ -23,7 +23,7 @@ def digest_of_images(parts: Parts, root: str | None) -> str:
     )
 
 
-def _of_part(part: Part, root: str | None) -> str:
+def _of_part(part: Shard, root: str | None) -> str:
     numbers = [np.array(part.rows, dtype=np.int64), np.array(part.labels, dtype=np.int64)]
     names: list[str] = []
     if isinstance(part.source, FileSource):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import random
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import resources
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from muster.core.data import Digits, ImageData
@@ -26,19 +31,51 @@ from muster.store.images import (
     label_column,
     row_of,
 )
-from muster.worker.data.digits import DigitsSource, read_digits
 from muster.worker.data.hub import hub_parts, load
-from muster.worker.data.images import Fault, Source, decode
+from muster.worker.data.images import ImageSource, UnreadableImage, decode
+
+# ----------------------------------------------------------------------------------------------------
+# scikit-learn's digits, which come with Muster.
+
+DIGITS = "digits"  # what the embedded images are called
 
 
 @dataclass(frozen=True)
-class Part:
+class DigitsSource:
+    """(images, 8, 8) uint8, 0 to 255."""
+
+    images: Any
+
+    def read(self, row: int) -> Image.Image:
+        """See Source."""
+        return Image.fromarray(self.images[row])
+
+    def place(self, row: int) -> str:
+        """digits[row]."""
+        return row_of(DIGITS, row)
+
+
+def read_digits() -> tuple[Any, list[int]]:
+    """scikit-learn's digits: (1797, 8, 8) uint8, whose 0..16 become 0..255, and what each of them is.
+
+    The file is scikit-learn's own (digits.csv.gz): the test part of E. Alpaydin and C. Kaynak, Optical
+    Recognition of Handwritten Digits (1998), UCI Machine Learning Repository, CC BY 4.0.
+    """
+    packed = resources.files("muster.worker.data").joinpath("digits.csv.gz").read_bytes()
+    text = io.StringIO(gzip.decompress(packed).decode("ascii"))
+    rows = np.array([[float(value) for value in line] for line in csv.reader(text)])
+    images = np.rint(rows[:, :64] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8)
+    return images, [int(label) for label in rows[:, 64]]
+
+
+@dataclass(frozen=True)
+class Shard:
     """A part of a data set: its source, and the rows in use with their class numbers.
 
     `faults`: (place, error) of rows without a usable label, which are not in use.
     """
 
-    source: Source
+    source: ImageSource
     rows: list[int]
     labels: list[int]
     faults: list[DataError] = field(default_factory=list)
@@ -46,9 +83,9 @@ class Part:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def only(self, indices: Sequence[int]) -> Part:
+    def only(self, indices: Sequence[int]) -> Shard:
         """Some of the rows in use."""
-        return Part(
+        return Shard(
             self.source, [self.rows[i] for i in indices], [self.labels[i] for i in indices], self.faults
         )
 
@@ -57,8 +94,8 @@ class Part:
 class Parts:
     """Training and held-out images and the names of their classes."""
 
-    train: Part
-    held_out: Part
+    train: Shard
+    held_out: Shard
     names: tuple[str, ...]
 
 
@@ -85,7 +122,7 @@ def load_parts(data: ImageData, seed: int, number: int | None) -> Parts:
     return Parts(train.only(range(len(train))[: data.limit]), held_out, parts.names)
 
 
-def _split(part: Part, fraction: float, seed: int) -> tuple[Part, Part]:
+def _split(part: Shard, fraction: float, seed: int) -> tuple[Shard, Shard]:
     """Hold out a random part, at least one image; the rest stays in its order."""
     order = list(range(len(part)))
     random.Random(seed).shuffle(order)
@@ -115,9 +152,9 @@ class FileSource:
 
 
 def _folders(found: ImageFolders) -> Parts:
-    def part(files: Sequence[tuple[Path, int]]) -> Part:
+    def part(files: Sequence[tuple[Path, int]]) -> Shard:
         source = FileSource([file for file, _ in files])
-        return Part(source, list(range(len(files))), [number for _, number in files])
+        return Shard(source, list(range(len(files))), [number for _, number in files])
 
     return Parts(part(found.train), part(found.held_out), found.names)
 
@@ -139,7 +176,7 @@ class TableSource:
         """See Source."""
         value = self.column[row].as_py()
         if value is None:
-            raise Fault("is missing")
+            raise UnreadableImage("is missing")
         if isinstance(value, dict):
             content, path = value.get("bytes"), value.get("path")
             if content is None and path:
@@ -172,7 +209,7 @@ def _parquet(found: ParquetFiles, data: ImageData, number: int | None) -> Parts:
     return Parts(parts["train"], _held_out(parts, "held_out"), classes.names)
 
 
-def _held_out(parts: Mapping[Any, Part], *names: str) -> Part:
+def _held_out(parts: Mapping[Any, Shard], *names: str) -> Shard:
     """The first of the parts that has rows, be they usable or not; an empty one where none has."""
     known = [parts[name] for name in names if name in parts]
     return next((part for part in known if len(part) or part.faults), _nothing(parts["train"]))
@@ -193,8 +230,8 @@ def _about(file: Path) -> tuple[int, bytes | None]:
     return int(metadata.num_rows), (metadata.metadata or {}).get(METADATA.encode())
 
 
-def _nothing(part: Part) -> Part:
-    return Part(part.source, [], [])
+def _nothing(part: Shard) -> Shard:
+    return Shard(part.source, [], [])
 
 
 def _read(files: Sequence[Path]) -> Any:
@@ -208,7 +245,7 @@ def _distinct(table: Any, column: str) -> list[object]:
 
 def _table_part(
     table: Any, image: str, label: str, classes: Classes, files: Sequence[tuple[str, int]]
-) -> Part:
+) -> Shard:
     missing = [name for name in (image, label) if name not in table.column_names]
     if missing:
         raise DataError(
@@ -228,7 +265,7 @@ def _table_part(
         else:
             rows.append(row)
             labels.append(found)
-    return Part(source, rows, labels, faults)
+    return Shard(source, rows, labels, faults)
 
 
 def _hub(data: ImageData, number: int | None) -> Parts:
@@ -259,7 +296,7 @@ def _digits(digits: Digits) -> Parts:
     random.Random(digits.seed).shuffle(order)
     held_out, train = order[: digits.validation], order[digits.validation :]
     return Parts(
-        Part(source, train, [labels[row] for row in train]),
-        Part(source, held_out, [labels[row] for row in held_out]),
+        Shard(source, train, [labels[row] for row in train]),
+        Shard(source, held_out, [labels[row] for row in held_out]),
         tuple(str(digit) for digit in range(10)),
     )

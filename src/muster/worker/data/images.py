@@ -29,11 +29,11 @@ PREPARATION = "preprocessor_config.json"  # Transformers' name for how images ar
 FAULTS = "faults"  # the key of a batch's unreadable images
 
 
-class Fault(Exception):
+class UnreadableImage(Exception):
     """An image that cannot be read."""
 
 
-class Source(Protocol):
+class ImageSource(Protocol):
     """Where images come from."""
 
     def read(self, row: int) -> Image.Image:
@@ -48,15 +48,15 @@ def decode(data: bytes | Path) -> Image.Image:
     try:
         content = data.read_bytes() if isinstance(data, Path) else data
         if not content:
-            raise Fault("is empty")
+            raise UnreadableImage("is empty")
         image = Image.open(io.BytesIO(content))
         image.load()
     except UnidentifiedImageError:
-        raise Fault(f"is not an image that can be read: it begins with {content[:8]!r}") from None
+        raise UnreadableImage(f"is not an image that can be read: it begins with {content[:8]!r}") from None
     except OSError as error:  # Pillow's word for broken content, and the system's for files
-        raise Fault(f"cannot be read: {error.strerror or error}") from None
+        raise UnreadableImage(f"cannot be read: {error.strerror or error}") from None
     except (SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        raise Fault(f"cannot be decoded: {error}") from None
+        raise UnreadableImage(f"cannot be decoded: {error}") from None
     return image
 
 
@@ -146,7 +146,7 @@ class ImageSet(Dataset[dict[str, Any]]):  # type: ignore[misc]
 
     def __init__(
         self,
-        source: Source,
+        source: ImageSource,
         rows: Sequence[int],
         labels: Sequence[int],
         preparation: Preparation,
@@ -174,7 +174,7 @@ class ImageSet(Dataset[dict[str, Any]]):  # type: ignore[misc]
         epoch, index = divmod(key, len(self.rows))
         try:
             pixels = self.pixels(index)
-        except Fault as fault:
+        except UnreadableImage as fault:
             blank = torch.zeros(
                 self.preparation.channels, self.preparation.size, self.preparation.size, dtype=torch.uint8
             )
@@ -201,7 +201,7 @@ class ImageSet(Dataset[dict[str, Any]]):  # type: ignore[misc]
         for index in range(first, min(len(self.rows), first + step * most), step):
             try:
                 self.pixels(index)
-            except Fault as fault:
+            except UnreadableImage as fault:
                 yield index, self.place(index), str(fault)
 
     def without(self, indices: set[int]) -> ImageSet:
@@ -229,7 +229,7 @@ class EpochSampler(GroupedSampler):
 
 
 @dataclass(frozen=True)
-class Collator:
+class ImageCollator:
     """Samples -> {"pixel_values": (batch, channels, size, size) float32, "labels": (batch,)}.
 
     FAULTS is there where an image cannot be read: a list of (place, what). A sample that only fills up a

@@ -45,7 +45,7 @@ class Packed(Dataset[Row]):  # type: ignore[misc]
         return {**self.__dict__, "_mapped": None}
 
 
-class Synthetic(Dataset[Row]):  # type: ignore[misc]
+class SyntheticTokens(Dataset[Row]):  # type: ignore[misc]
     """Random tokens, made when they are asked for: row i of a seed is the same everywhere and at any time.
 
     Philox's counter-based stream (Salmon et al. 2011) with the seed and the row as its key; numpy promises

@@ -19,7 +19,7 @@ from muster.worker.data.hub import hub_parts
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """A text data set. `identity` is what tells it from another without reading it; `validation` is None
     where a part must be split off. Both parts may be read again and again."""
 
@@ -30,7 +30,7 @@ class Source:
     skipped: Skipped = field(default_factory=Skipped)
 
 
-def source_of(data: TextData) -> Source:
+def source_of(data: TextData) -> TextSource:
     """The text that a recipe names; the standard library where it names none. Raises DataError."""
     if data.name:
         return _hub(data)
@@ -39,7 +39,7 @@ def source_of(data: TextData) -> Source:
     return _library(data)
 
 
-def _files(data: TextData) -> Source:
+def _files(data: TextData) -> TextSource:
     assert data.path
     path = Path(data.path).expanduser()
     found = find_texts(path)
@@ -56,7 +56,7 @@ def _files(data: TextData) -> Source:
         about += f", held out {_files_of(found.validation)}"
     if found.unused:
         about += f", not used {_files_of(found.unused)}"
-    return Source(
+    return TextSource(
         f"{about}, {format_bytes(size)}",
         {
             "path": str(path),
@@ -71,7 +71,7 @@ def _files(data: TextData) -> Source:
     )
 
 
-def _library(data: TextData) -> Source:
+def _library(data: TextData) -> TextSource:
     """Each module is a document. Whole modules are taken while the size allows, the first one always."""
     root, files = library_files()
     most = data.library.megabytes * 1e6 if data.library and data.library.megabytes else None
@@ -89,7 +89,7 @@ def _library(data: TextData) -> Source:
             yield from documents(file, "", skipped.add)
 
     version = platform.python_version()
-    return Source(
+    return TextSource(
         f"the standard library of Python {version}: {counted(len(chosen), 'file')}, {format_bytes(size)}",
         {"library": version, "root": str(root), "train": _stamps(tuple(chosen))},
         read,
@@ -98,7 +98,7 @@ def _library(data: TextData) -> Source:
     )
 
 
-def _hub(data: TextData) -> Source:
+def _hub(data: TextData) -> TextSource:
     """Loaded when it is read for the first time: who finds its tokens in the cache needs no hub."""
 
     assert data.name
@@ -123,7 +123,7 @@ def _hub(data: TextData) -> Source:
                 skipped.add(error)
 
     about = f"{data.name}" + (f", {data.subset}" if data.subset else "")
-    return Source(
+    return TextSource(
         about,
         {"name": data.name, "subset": data.subset, "field": data.field, "bad": data.bad},
         lambda: part("train"),

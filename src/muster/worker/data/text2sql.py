@@ -19,7 +19,7 @@ from muster.worker.workloads.base import Counts, HeldOut
 
 
 @dataclass(frozen=True)
-class Pair:
+class QuestionPair:
     """A question, its SQL, and the database that can run it."""
 
     question: str
@@ -31,8 +31,8 @@ class Pair:
 class Pairs:
     """The training and the held-out pairs, and a note that says where they are from."""
 
-    train: list[Pair]
-    held_out: list[Pair]
+    train: list[QuestionPair]
+    held_out: list[QuestionPair]
     about: str = ""
 
 
@@ -70,7 +70,7 @@ def _generate(generated: Generated, folder: Path) -> None:
 
 def _from_files(
     files: Sequence[Path], data: Data, limit: int | None, missing: set[str]
-) -> tuple[list[Pair], str]:
+) -> tuple[list[QuestionPair], str]:
     """Pairs, and the field that the answers are from. `missing` gains databases that are not there."""
     pairs, field = [], data.sql
     for row in read_pairs(files, data, limit=limit):
@@ -78,16 +78,16 @@ def _from_files(
         known = str(beside) if beside is not None and beside.is_file() else None
         if row.database and known is None:
             missing.add(row.database)
-        pairs.append(Pair(row.question, row.sql, known))
+        pairs.append(QuestionPair(row.question, row.sql, known))
         field = row.answer
     return pairs, field
 
 
-def _from_hub(data: Data) -> tuple[list[Pair], list[Pair], str]:
+def _from_hub(data: Data) -> tuple[list[QuestionPair], list[QuestionPair], str]:
     assert data.name
     loaded = hub_parts(data.name, data.subset)
     held_name = next((name for name in ("validation", "test") if name in loaded and len(loaded[name])), None)
-    parts: dict[str, list[Pair]] = {}
+    parts: dict[str, list[QuestionPair]] = {}
     field = data.sql
     for name in ("train", held_name):
         if name is None:
@@ -97,7 +97,7 @@ def _from_hub(data: Data) -> tuple[list[Pair], list[Pair], str]:
         rows, parts[name] = rows.select_columns(used) if used else rows, []
         for number, record in enumerate(rows):
             row = pair_of(record, data, f"data.name={data.name}, {name}[{number}]", blank=True)
-            parts[name].append(Pair(row.question, row.sql))
+            parts[name].append(QuestionPair(row.question, row.sql))
             field = row.answer
     about = f"questions: {data.name}" + (f", held out its part {held_name}" if held_name else "")
     held_out = parts[held_name] if held_name else []
@@ -113,7 +113,7 @@ def _roots(data: Data) -> set[str]:
 class Encoded(Dataset[dict[str, list[int]]]):  # type: ignore[misc]
     """Pairs as token numbers, cut to the recipe's lengths. `cut` counts the pairs that lost something."""
 
-    def __init__(self, pairs: Sequence[Pair], tokenizer: Any, data: Data) -> None:
+    def __init__(self, pairs: Sequence[QuestionPair], tokenizer: Any, data: Data) -> None:
         self.cut = 0
         self.rows: list[tuple[list[int], list[int]]] = []
         for start in range(0, len(pairs), 10_000):
@@ -139,7 +139,7 @@ def _cut(tokens: list[int], length: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Collator:
+class PairCollator:
     """Rows -> a padded batch: to its longest row (rounded up to `multiple`), or to fixed lengths.
 
     Decoder inputs are the labels moved right by one, so that the loss may be computed outside of the model.
@@ -182,6 +182,6 @@ def count_batch(inputs: Mapping[str, Any]) -> Counts:
     return Counts(int(labels.shape[0]), real, mask.numel() + labels.numel())
 
 
-def held_out(pairs: Iterable[Pair]) -> list[HeldOut]:
+def held_out(pairs: Iterable[QuestionPair]) -> list[HeldOut]:
     """Pairs as questions to answer."""
     return [HeldOut(pair.question, pair.sql, pair.database) for pair in pairs]

@@ -24,7 +24,7 @@ from filelock import FileLock
 
 from muster.core.errors import DataError
 from muster.store.atomic import write_json
-from muster.worker.data.text import Source
+from muster.worker.data.text import TextSource
 from muster.worker.data.tokenizer import train_text_tokenizer
 
 VERSION = 2  # of the folder's layout, and of how files become text
@@ -61,7 +61,7 @@ class Tokens:
         return f"{self.meta['parts']['train']['tokens']:,} tokens, {parts[0]:08x}.{parts[1]:08x}"
 
 
-def open_tokens(source: Source, how: Tokenizing, root: Path) -> Tokens:
+def open_tokens(source: TextSource, how: Tokenizing, root: Path) -> Tokens:
     """The tokens of a source, made first where this machine does not have them whole. Raises DataError."""
     folder = root / key_of(source, how)
     try:
@@ -82,7 +82,7 @@ def open_tokens(source: Source, how: Tokenizing, root: Path) -> Tokens:
     return found
 
 
-def key_of(source: Source, how: Tokenizing) -> str:
+def key_of(source: TextSource, how: Tokenizing) -> str:
     """The hash of everything that decides the tokens."""
     tokenizer = fingerprint(how.tokenizer) if how.tokenizer is not None else how.vocab_size
     content = [VERSION, source.identity, tokenizer, how.fraction]
@@ -128,7 +128,7 @@ def _crc(path: Path) -> int:
     return crc
 
 
-def _make(folder: Path, source: Source, how: Tokenizing) -> None:
+def _make(folder: Path, source: TextSource, how: Tokenizing) -> None:
     """Write the folder. The caller holds its lock: what else there is of its name is nobody's any more."""
     for left in folder.parent.glob(f"{folder.name}.*.partial"):
         shutil.rmtree(left, ignore_errors=True)
@@ -144,7 +144,7 @@ def _make(folder: Path, source: Source, how: Tokenizing) -> None:
         raise
 
 
-def _fill(folder: Path, source: Source, how: Tokenizing) -> None:
+def _fill(folder: Path, source: TextSource, how: Tokenizing) -> None:
     folder.chmod(0o755)  # mkdtemp's own mode is 0700
     tokenizer = how.tokenizer
     if tokenizer is None:
@@ -192,7 +192,7 @@ def _settle(path: Path) -> dict[str, int]:
     return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "crc32": _crc(path)}
 
 
-def _first(source: Source, most: int) -> Iterator[str]:
+def _first(source: TextSource, most: int) -> Iterator[str]:
     """The training text's first pieces."""
     size = 0
     for document in source.train():

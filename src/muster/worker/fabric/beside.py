@@ -13,10 +13,10 @@ import time
 import torch
 import torch.distributed as dist
 
-from muster.core.fabric import BESIDE
+from muster.core.fabric.asked import BESIDE
 from muster.worker.fabric.collectives import OPERATIONS, Buffers
-from muster.worker.fabric.meeting import Team
 from muster.worker.fabric.place import Voice
+from muster.worker.fabric.rendezvous import Team
 
 _APART = 0.02  # seconds that ranks compute between two meetings: about a layer of a small model on a CPU
 _FEWEST, _MOST = 3, 50  # exchanges

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from muster.core.busbw import COLLECTIVES
-from muster.core.fabric import MIB, sweep_sizes
-from muster.worker.fabric.meeting import Team
+from muster.core.fabric.asked import MIB, sweep_sizes
+from muster.core.fabric.busbw import COLLECTIVES
 from muster.worker.fabric.place import Voice
+from muster.worker.fabric.rendezvous import Team
 
 _REPEATS = 5
 _FEWEST = 3  # repeats, where time is short

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from muster.core.errors import WorkerError
-from muster.core.fabric import MIB
+from muster.core.fabric.asked import MIB
 from muster.worker.fabric.place import Place, Voice
 
 _BLOCK = 4 * MIB

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from muster.worker.fabric.meeting import Team
 from muster.worker.fabric.place import Voice
+from muster.worker.fabric.rendezvous import Team
 
 _CPU_SIZE = 1024
 _GPU_SIZE = 8192

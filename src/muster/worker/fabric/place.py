@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.core.fabric import Asked, read_asked
+from muster.core.fabric.asked import Asked, read_asked
 
 
 @dataclass(frozen=True)

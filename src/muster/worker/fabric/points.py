@@ -10,12 +10,12 @@ import time
 import torch
 import torch.distributed as dist
 
-from muster.core.busbw import POINT_TO_POINT
-from muster.core.fabric import MIB, rounds
+from muster.core.fabric.asked import MIB, rounds
+from muster.core.fabric.busbw import POINT_TO_POINT
 from muster.worker.fabric.collectives import pattern
-from muster.worker.fabric.meeting import Team
 from muster.worker.fabric.place import Voice
-from muster.worker.fabric.values import Trial, wrong_elements
+from muster.worker.fabric.rendezvous import Team
+from muster.worker.fabric.values import ValueTrial, wrong_elements
 
 _FIRST_BYTES = 256 * 1024  # the first message: compared element by element, and a guess at the speed
 _PASSES = 2  # over all rounds: what disturbed a pair for a moment is over when its turn comes again
@@ -134,7 +134,7 @@ class _Pair:
     def _compare(self, payload: torch.Tensor) -> None:
         count = payload.numel()
         right = pattern(self.other, 0, count, torch.float32, self.team.device)
-        trial = Trial(payload, right, "native", source=self.other)
+        trial = ValueTrial(payload, right, "native", source=self.other)
         wrong, shown = wrong_elements(trial, torch.float32)
         self.say(
             "values", operation=POINT_TO_POINT, method="native", elements=count, wrong=wrong, shown=shown

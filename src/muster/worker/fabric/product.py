@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from muster.core.fabric import PRODUCT
+from muster.core.fabric.asked import PRODUCT
 from muster.worker.fabric.collectives import NATIVE, OPERATIONS, Buffers
 from muster.worker.fabric.matmul import sparse
-from muster.worker.fabric.meeting import Team
 from muster.worker.fabric.place import Voice
-from muster.worker.fabric.values import Trial, wrong_elements
+from muster.worker.fabric.rendezvous import Team
+from muster.worker.fabric.values import ValueTrial, wrong_elements
 
 _CPU_SIZES = (256, 4096)  # the smallest, and the largest where time allows
 _GPU_SIZES = (1024, 8192)
@@ -55,12 +55,14 @@ class Matrices:
         self.block = torch.zeros(self.rows, self.n, device=team.device)
         self.whole = torch.zeros(self.n, self.n, device=team.device)
 
-    def compare(self, method: str) -> Trial:
+    def compare(self, method: str) -> ValueTrial:
         """C by its effect on a vector of whole numbers above 0 in float64 (Freivalds' check), row by row.
         A row's source is the rank that multiplied it."""
         left, right = self.known
         expected = left.double() @ (right.double() @ self.vector)
-        return Trial((self.whole.double() @ self.vector).flatten(), expected.flatten(), method, self.rows)
+        return ValueTrial(
+            (self.whole.double() @ self.vector).flatten(), expected.flatten(), method, self.rows
+        )
 
 
 def check_product(team: Team, say: Voice, budget: float) -> None:
@@ -145,7 +147,7 @@ def _timed(team: Team, work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _tell_values(team: Team, say: Voice, trial: Trial) -> None:
+def _tell_values(team: Team, say: Voice, trial: ValueTrial) -> None:
     wrong, shown = wrong_elements(trial, torch.float64)
     count = trial.result.numel()
     say("values", operation=PRODUCT, method=trial.method, elements=count, wrong=wrong, shown=shown)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.core.errors import MusterError
-from muster.core.fabric import BESIDE, PRODUCT, TOGETHER
+from muster.core.fabric.asked import BESIDE, PRODUCT, TOGETHER
 from muster.worker.fabric.place import FileVoice, Place, Voice
 
 if TYPE_CHECKING:
-    from muster.worker.fabric.meeting import Meeting
+    from muster.worker.fabric.rendezvous import Meeting
 
 _GRACE = 5.0  # seconds beyond an operation's patience
 
@@ -33,7 +33,7 @@ def run(place: Place) -> int:
         return 0
     threads = None if place.device == "cuda" else torch.get_num_threads()
     say("ready", device=device, torch=str(torch.__version__), threads=threads)
-    from muster.worker.fabric.meeting import Meeting
+    from muster.worker.fabric.rendezvous import Meeting
 
     Round(place, say, Meeting(place)).run()
     say("done")
@@ -63,7 +63,7 @@ def _cpu_name() -> str:
 
 
 def _told(error: Exception) -> dict[str, Any]:
-    from muster.worker.fabric.meeting import first_line
+    from muster.worker.fabric.rendezvous import first_line
 
     if isinstance(error, MusterError):
         return {"what": str(error), "hint": error.hint}
@@ -75,7 +75,7 @@ class Round:
     everyone."""
 
     def __init__(self, place: Place, say: Voice, meeting: Meeting) -> None:
-        from muster.worker.fabric.meeting import Team
+        from muster.worker.fabric.rendezvous import Team
 
         self.place = place
         self.say = say

@@ -6,9 +6,9 @@ import time
 
 import torch
 
-from muster.core.fabric import MIB
-from muster.worker.fabric.meeting import Team
+from muster.core.fabric.asked import MIB
 from muster.worker.fabric.place import Voice
+from muster.worker.fabric.rendezvous import Team
 
 _BYTES = 256 * MIB
 _REPEATS = 10

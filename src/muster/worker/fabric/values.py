@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from muster.core.busbw import COLLECTIVES
+from muster.core.fabric.busbw import COLLECTIVES
 from muster.worker.fabric.collectives import NATIVE, OPERATIONS, Buffers, broadcast_from, pattern
-from muster.worker.fabric.meeting import Team
 from muster.worker.fabric.place import Voice
+from muster.worker.fabric.rendezvous import Team
 
 _COUNTS = (1, 3, 1023, 65_537)  # elements; per rank where every rank has its own part
 _DTYPES = (torch.int64, torch.float32)
@@ -19,7 +19,7 @@ _SHOWN = 5  # wrong elements that are told one by one
 
 
 @dataclass(frozen=True)
-class Trial:
+class ValueTrial:
     """One call: what to do, and what must be in the result. `part`: elements that came from one rank."""
 
     result: torch.Tensor
@@ -51,7 +51,7 @@ def check_values(team: Team, say: Voice) -> None:
         )
 
 
-def _trials(team: Team, name: str, dtype: torch.dtype) -> Iterator[Trial]:
+def _trials(team: Team, name: str, dtype: torch.dtype) -> Iterator[ValueTrial]:
     for count in _COUNTS:
         if name == "all-reduce":
             yield _all_reduced(team, count, dtype)
@@ -78,34 +78,34 @@ def _sum(team: Team, first: int, count: int, dtype: torch.dtype) -> torch.Tensor
     return total
 
 
-def _all_reduced(team: Team, count: int, dtype: torch.dtype) -> Trial:
+def _all_reduced(team: Team, count: int, dtype: torch.dtype) -> ValueTrial:
     tensor = pattern(team.rank, 0, count, dtype, team.device)
     method = OPERATIONS["all-reduce"].run(team, Buffers(tensor, tensor))
-    return Trial(tensor, _sum(team, 0, count, dtype), method)
+    return ValueTrial(tensor, _sum(team, 0, count, dtype), method)
 
 
-def _all_gathered(team: Team, count: int, dtype: torch.dtype) -> Trial:
+def _all_gathered(team: Team, count: int, dtype: torch.dtype) -> ValueTrial:
     gathered = torch.zeros(count * team.world_size, dtype=dtype, device=team.device)
     mine = pattern(team.rank, 0, count, dtype, team.device)
     method = OPERATIONS["all-gather"].run(team, Buffers(mine, gathered))
     parts = [pattern(rank, 0, count, dtype, team.device) for rank in range(team.world_size)]
-    return Trial(gathered, torch.cat(parts), method, part=count)
+    return ValueTrial(gathered, torch.cat(parts), method, part=count)
 
 
-def _reduce_scattered(team: Team, count: int, dtype: torch.dtype) -> Trial:
+def _reduce_scattered(team: Team, count: int, dtype: torch.dtype) -> ValueTrial:
     whole = pattern(team.rank, 0, count * team.world_size, dtype, team.device)
     share = torch.zeros(count, dtype=dtype, device=team.device)
     method = OPERATIONS["reduce-scatter"].run(team, Buffers(whole, share))
-    return Trial(share, _sum(team, team.rank * count, count, dtype), method)
+    return ValueTrial(share, _sum(team, team.rank * count, count, dtype), method)
 
 
-def _broadcast(team: Team, count: int, dtype: torch.dtype, root: int) -> Trial:
+def _broadcast(team: Team, count: int, dtype: torch.dtype, root: int) -> ValueTrial:
     tensor = pattern(team.rank, 0, count, dtype, team.device)
     method = broadcast_from(root)(team, Buffers(tensor, tensor))
-    return Trial(tensor, pattern(root, 0, count, dtype, team.device), method, source=root)
+    return ValueTrial(tensor, pattern(root, 0, count, dtype, team.device), method, source=root)
 
 
-def wrong_elements(trial: Trial, dtype: torch.dtype) -> tuple[int, list[dict[str, Any]]]:
+def wrong_elements(trial: ValueTrial, dtype: torch.dtype) -> tuple[int, list[dict[str, Any]]]:
     """-> (how many differ, the first of them). nan differs from everything, itself included."""
     differs = (trial.result != trial.expected).nonzero().flatten()
     count = int(differs.numel())

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from muster.core import families
-from muster.core.flops import Shape, Work, quadratic, training
+from muster.core.flops import MatmulWork, Shape, quadratic, training
 from muster.store import events
 from muster.worker.context import Emitter
 from muster.worker.instruments import meta
@@ -32,7 +32,7 @@ FEW = 2  # samples of a batch that is made up for counting
 
 
 @dataclass(frozen=True)
-class Kind:
+class BatchKind:
     """What batches have in common: of each tensor its name, type, index of its length (-1: none) and other
     sizes.
     """
@@ -55,7 +55,7 @@ class Kind:
 class Signature:
     """A micro-batch's shape."""
 
-    kind: Kind
+    kind: BatchKind
     samples: int
     lengths: Lengths
 
@@ -79,7 +79,7 @@ def signature(inputs: Mapping[str, Any], two_stacks: bool) -> Signature:
         sequence = value.ndim == 2 and bool(lengths)
         index = order.index(_stack(name, two_stacks)) if sequence else -1
         parts.append((name, value.dtype, index, () if sequence else tuple(value.shape[1:])))
-    return Signature(Kind(tuple(parts)), samples, tuple(lengths[stack] for stack in order))
+    return Signature(BatchKind(tuple(parts)), samples, tuple(lengths[stack] for stack in order))
 
 
 def _stack(name: str, two_stacks: bool) -> int:
@@ -148,7 +148,7 @@ class Rule:
         )
 
 
-class Flops:
+class FlopsCounter:
     """The instrument. `see` every micro-batch, `step` at the end of a step, `close` at that of a window."""
 
     def __init__(self, emit: Emitter, model: Any, *, checkpointing: bool, main: bool) -> None:
@@ -157,7 +157,7 @@ class Flops:
         self.checkpointing = checkpointing
         self.in_step: list[Signature] = []
         self.in_window: Counter[Signature] = Counter()
-        self.rules: dict[Kind, tuple[Rule, Rule | None]] = {}
+        self.rules: dict[BatchKind, tuple[Rule, Rule | None]] = {}
         self.seconds = 0.0
         self.runs = 0
         self.met = False  # whether the ranks have told each other which lengths there are
@@ -245,15 +245,15 @@ class Flops:
                 formula=formula,
             )
 
-    def _work(self, batch: Signature) -> Work:
+    def _work(self, batch: Signature) -> MatmulWork:
         if batch.kind not in self.rules:
             self.rules[batch.kind] = self._make_rules(batch.kind)
         model, hardware = self.rules[batch.kind]
         needed = model(batch.samples, batch.lengths)
         done = hardware(batch.samples, batch.lengths) if hardware else needed
-        return Work(0, needed, done)
+        return MatmulWork(0, needed, done)
 
-    def _make_rules(self, kind: Kind) -> tuple[Rule, Rule | None]:
+    def _make_rules(self, kind: BatchKind) -> tuple[Rule, Rule | None]:
         def plain(samples: int, lengths: Lengths) -> int:
             return self._count(kind.batch(samples, lengths), checkpointing=False)
 

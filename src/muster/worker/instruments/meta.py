@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from muster.core.flops import Work
+from muster.core.flops import MatmulWork
 
 
 def double(model: Any) -> Any:
@@ -65,7 +65,7 @@ def set_checkpointing(made: Any, on: bool) -> None:
         made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
-def count(made: Any, inputs: Mapping[str, torch.Tensor], *, checkpointing: bool = False) -> Work:
+def count(made: Any, inputs: Mapping[str, torch.Tensor], *, checkpointing: bool = False) -> MatmulWork:
     """Operations of a forward and a backward pass over a batch of meta tensors.
 
     `hardware` is what was counted; it is `model` as well where nothing is computed twice. The backward pass
@@ -83,7 +83,7 @@ def count(made: Any, inputs: Mapping[str, torch.Tensor], *, checkpointing: bool 
         if checkpointing:
             set_checkpointing(made, False)
         made.zero_grad(set_to_none=True)
-    return Work(forward, total, total)
+    return MatmulWork(forward, total, total)
 
 
 def _loss(outputs: Any) -> torch.Tensor:

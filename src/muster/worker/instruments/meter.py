@@ -19,11 +19,11 @@ from transformers import TrainerCallback
 from muster.store import events
 from muster.worker.context import Emitter
 from muster.worker.instruments.computing import Computing
-from muster.worker.instruments.flops import Flops
+from muster.worker.instruments.flops import FlopsCounter
 from muster.worker.workloads.base import Counts
 
 
-class Clock:
+class StepClock:
     """Marks of the ends of steps, in seconds of the device; pauses between two stretches do not count."""
 
     def __init__(self, device: str) -> None:
@@ -71,7 +71,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         count: Callable[[Mapping[str, Any]], Counts],
         window: int,
         device: str,
-        flops: Flops | None = None,
+        flops: FlopsCounter | None = None,
         profiled: range = range(0),
         computing: Computing | None = None,
     ) -> None:
@@ -83,7 +83,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.profiled = profiled  # steps that get a window of their own
         self.computing = computing
         self.trainer: Any = None
-        self.clock = Clock(device)
+        self.clock = StepClock(device)
         self.began = 0.0
         self.stepping = False
         self.steps: list[float] = []

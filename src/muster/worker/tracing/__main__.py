@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from muster.core.errors import JobError, MusterError, UsageError
-from muster.core.trace import Request, to_json
+from muster.core.trace import TraceRequest, to_json
 
 CALM = {
     "CUDA_VISIBLE_DEVICES": "",  # no device is touched
@@ -34,20 +34,20 @@ def main() -> int:
     return code
 
 
-def _read(text: str) -> Request:
+def _read(text: str) -> TraceRequest:
     """Raises UsageError for what is no request."""
     try:
         found = json.loads(text)
         if not isinstance(found["config"], dict):
             raise TypeError("config is a JSON object")
-        return Request(**{**found, "samples": tuple(found.get("samples", (2, 4)))})
+        return TraceRequest(**{**found, "samples": tuple(found.get("samples", (2, 4)))})
     except KeyError as error:
         raise UsageError(f"has no {error}", where="standard input") from None
     except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"is no request: {error}", where="standard input") from None
 
 
-def _answer(request: Request) -> dict[str, Any]:
+def _answer(request: TraceRequest) -> dict[str, Any]:
     import transformers.modeling_utils  # noqa: F401  (slow, and no model goes without it)
 
     from muster.worker.tracing.tracing import trace

@@ -13,7 +13,7 @@ from muster.core.batch import Batch
 from muster.core.data import TextData
 from muster.core.errors import MusterError, RecipeError
 from muster.core.recipe import recipe_from
-from muster.core.trace import Request
+from muster.core.trace import TraceRequest
 from muster.worker.context import Context, Emitter
 from muster.worker.loss import token_loss
 
@@ -22,15 +22,15 @@ LONGEST = 200  # characters of somebody else's message
 
 
 @dataclass(frozen=True)
-class Task:
+class TraceTask:
     """How a workload makes its model and its batches.
 
     `masked`: whether some of a batch is padding, which is what models ask of their masks; `moved`: labels
     are predicted by the place before.
     """
 
-    make: Callable[[Context, Request, dict[str, Any]], Any]
-    batch: Callable[[Request, Any, int], Inputs]
+    make: Callable[[Context, TraceRequest, dict[str, Any]], Any]
+    batch: Callable[[TraceRequest, Any, int], Inputs]
     masked: bool
     moved: bool
 
@@ -47,13 +47,13 @@ class _Vocabulary:
         return self.size
 
 
-def _seq2seq(context: Context, request: Request, config: dict[str, Any]) -> Any:
+def _seq2seq(context: Context, request: TraceRequest, config: dict[str, Any]) -> Any:
     from muster.worker.workloads.text2sql import make_model
 
     return make_model(context, _Vocabulary(config))
 
 
-def _causal(context: Context, request: Request, config: dict[str, Any]) -> Any:
+def _causal(context: Context, request: TraceRequest, config: dict[str, Any]) -> Any:
     from muster.worker.decoders import make_config, make_model, sequence_of
 
     made = make_config(context.recipe, None)
@@ -61,7 +61,7 @@ def _causal(context: Context, request: Request, config: dict[str, Any]) -> Any:
     return make_model(context, made, None)
 
 
-def _image(context: Context, request: Request, config: dict[str, Any]) -> Any:
+def _image(context: Context, request: TraceRequest, config: dict[str, Any]) -> Any:
     from muster.worker.vision import make_model
 
     classes = int(config.get("num_labels") or len(config.get("id2label") or ()) or 2)
@@ -72,7 +72,7 @@ def _tokens(samples: int, length: int) -> torch.Tensor:
     return torch.zeros((samples, length), dtype=torch.long)
 
 
-def _pairs(request: Request, model: Any, samples: int) -> Inputs:
+def _pairs(request: TraceRequest, model: Any, samples: int) -> Inputs:
     """As data/text2sql.py collates."""
     return {
         "input_ids": _tokens(samples, request.tokens),
@@ -82,12 +82,12 @@ def _pairs(request: Request, model: Any, samples: int) -> Inputs:
     }
 
 
-def _packed(request: Request, model: Any, samples: int) -> Inputs:
+def _packed(request: TraceRequest, model: Any, samples: int) -> Inputs:
     """As data/packed.py collates."""
     return {name: _tokens(samples, request.tokens) for name in ("input_ids", "labels")}
 
 
-def _images(request: Request, model: Any, samples: int) -> Inputs:
+def _images(request: TraceRequest, model: Any, samples: int) -> Inputs:
     """As data/images.py collates; DeepSpeed's trainer casts them to the model's type."""
     # A model that takes any size does not say one; the request has it where the recipe does.
     size = getattr(model.config, "image_size", None) or request.config.get("image_size") or 224
@@ -100,13 +100,13 @@ def _images(request: Request, model: Any, samples: int) -> Inputs:
 
 
 TASKS = {
-    "text2sql": Task(_seq2seq, _pairs, masked=True, moved=False),
-    "causal-lm": Task(_causal, _packed, masked=False, moved=True),
-    "image-classification": Task(_image, _images, masked=False, moved=False),
+    "text2sql": TraceTask(_seq2seq, _pairs, masked=True, moved=False),
+    "causal-lm": TraceTask(_causal, _packed, masked=False, moved=True),
+    "image-classification": TraceTask(_image, _images, masked=False, moved=False),
 }
 
 
-def task_of(request: Request) -> Task:
+def task_of(request: TraceRequest) -> TraceTask:
     """The request's task. Raises RecipeError where its workload is not known here."""
     found = TASKS.get(request.workload.replace("_", "-"))
     if found is None:
@@ -116,7 +116,7 @@ def task_of(request: Request) -> Task:
     return found
 
 
-def make(request: Request, changes: Mapping[str, Any]) -> Any:
+def make(request: TraceRequest, changes: Mapping[str, Any]) -> Any:
     """The model as it is trained, with some fields of its configuration changed (its depth).
 
     Weights go where tensors go at the moment: the caller says, by a device or a mode. Raises RecipeError.
@@ -160,7 +160,7 @@ def _half(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
 
 
-def _context(request: Request, config: Mapping[str, Any]) -> Context:
+def _context(request: TraceRequest, config: Mapping[str, Any]) -> Context:
     recipe = recipe_from(
         {
             "workload": request.workload,
@@ -177,13 +177,13 @@ def _context(request: Request, config: Mapping[str, Any]) -> Context:
     )  # fmt: skip
 
 
-def loss_of(request: Request, outputs: Any, labels: torch.Tensor) -> torch.Tensor:
+def loss_of(request: TraceRequest, outputs: Any, labels: torch.Tensor) -> torch.Tensor:
     """The workload's loss, as the trainer calls it."""
     loss = token_loss(lambda: request.label_smoothing, moved=task_of(request).moved)
     return loss(outputs, labels, num_items_in_batch=torch.ones((), dtype=torch.long))
 
 
-def logits_of(request: Request, model: Any) -> tuple[int, int]:
+def logits_of(request: TraceRequest, model: Any) -> tuple[int, int]:
     """How many classes a prediction has, and how many logits a sample."""
     if request.workload == "image-classification":
         classes = int(model.config.num_labels)

@@ -3,27 +3,180 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from muster.core.trace import EMBEDDINGS, Parameter, Pass, Request, Trace
+from muster.core.errors import RecipeError
+from muster.core.families import family_of, gpt2, llama, opt, t5, vit
+from muster.core.near import did_you_mean
+from muster.core.trace import EMBEDDINGS, FIGURES, Parameter, Pass, Trace, TraceRequest, line, with_peaks
 from muster.worker import loss as losses
 from muster.worker.instruments.meta import set_checkpointing
 from muster.worker.tracing import passes
-from muster.worker.tracing.depth import Group, depth_of, extrapolated
-from muster.worker.tracing.refusals import check
 from muster.worker.tracing.tasks import logits_of, make, replace_tensors, task_of
+
+# ----------------------------------------------------------------------------------------------------
+# Few layers stand for many that are alike: every figure is a constant and a multiple of the layers.
+
+FEW, MORE = 3, 4  # layers of a stack that are traced in place of all: a first, a last, and others
+Group = tuple[int, bool]  # samples, and whether the loss works through their logits in parts
+_ONE = ("num_hidden_layers",)
+_KEYS = {t5: ("num_layers", "num_decoder_layers"), gpt2: ("n_layer",), opt: _ONE, llama: _ONE, vit: _ONE}
+
+
+@dataclass(frozen=True)
+class Depth:
+    """A stack's layers by their key in the configuration: {key: layers}. Empty: not known."""
+
+    whole: Mapping[str, int]
+
+    @property
+    def deep(self) -> tuple[str, ...]:
+        """Stacks that are worth tracing in part."""
+        return tuple(key for key, layers in self.whole.items() if layers > MORE)
+
+
+def depth_of(config: Mapping[str, Any], made: Mapping[str, Any]) -> Depth:
+    """The depth of a configuration's stacks; `made`: the model's own, defaults included.
+
+    Not known for other families, nor where the configuration says something of every layer.
+    """
+    family = family_of(config)
+    keys = _KEYS.get(family, ()) if family else ()
+    whole = {key: int(made.get(key) or made.get("num_layers") or 0) for key in keys}
+    lists = [len(value) for value in config.values() if isinstance(value, list)]
+    if any(layers in lists or layers < 1 for layers in whole.values()):
+        return Depth({})
+    return Depth(whole)
+
+
+def extrapolated(
+    depth: Depth,
+    traced: Callable[[Mapping[str, int], Sequence[Group]], Sequence[Pass]],
+    groups: Sequence[Group],
+    beyond: Sequence[Group],
+) -> list[Pass]:
+    """The passes of the whole depth, over `groups` and `beyond`. `traced`: the passes of a model with so many
+    layers per stack.
+
+    Stacks of equal depth become deeper together: one more model is traced, else one for each. Deeper models
+    run `groups` alone, whose last two make a line: how much more or less it takes where the loss works in
+    parts (`beyond`) does not depend on the depth.
+    """
+    deep = depth.deep
+    if not deep:
+        return list(traced(depth.whole, [*groups, *beyond]))
+    few = {**depth.whole, **dict.fromkeys(deep, FEW)}
+    together = len({depth.whole[key] for key in deep}) == 1
+    stacks = [deep] if together else [(key,) for key in deep]
+    base = traced(few, [*groups, *beyond])
+    deeper = [traced({**few, **dict.fromkeys(stack, MORE)}, groups) for stack in stacks]
+    shares = [(depth.whole[stack[0]] - FEW) / (MORE - FEW) for stack in stacks]
+    found = [
+        _combined(
+            base[index],
+            [(passes[index], base[index], share) for passes, share in zip(deeper, shares, strict=True)],
+        )
+        for index in range(len(groups))
+    ]
+    small, large = len(groups) - 2, len(groups) - 1
+    for other in base[len(groups) :]:
+        few_layers = line(base[small], base[large], other.samples)
+        all_layers = line(found[small], found[large], other.samples)
+        found.append(_combined(other, [(all_layers, few_layers, 1.0)]))
+    return found
+
+
+def _combined(start: Pass, steps: Sequence[tuple[Pass, Pass, float]]) -> Pass:
+    """start + the sum of share x (high - low) over (high, low, share), figure by figure and part by part."""
+
+    def added(value: int, pairs: list[tuple[int, int]]) -> int:
+        more = (each[2] * (high - low) for each, (high, low) in zip(steps, pairs, strict=True))
+        return max(0, round(value + sum(more)))
+
+    figures = {
+        name: added(
+            getattr(start, name), [(getattr(high, name), getattr(low, name)) for high, low, _ in steps]
+        )
+        for name in FIGURES
+    }
+    peaks = {}
+    for part, pair in start.peaks.items():
+        plain, growing = (
+            added(pair[i], [(high.peaks[part][i], low.peaks[part][i]) for high, low, _ in steps])
+            for i in (0, 1)
+        )
+        peaks[part] = (plain, growing)
+    return with_peaks(start.samples, figures, peaks)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Configurations that make no model, refused before Transformers stumbles over them.
+
+# Widths that a number of heads has to divide; where a head has a size of its own, none has.
+HEADS = (("hidden_size", "num_attention_heads"), ("n_embd", "n_head"), ("d_model", "encoder_attention_heads"))
+KEYS = ("num_attention_heads", "num_key_value_heads")
+
+
+def check(request: TraceRequest) -> None:
+    """Raise RecipeError for an unknown model type, heads that do not divide, lengths and samples below 1."""
+    from transformers import CONFIG_MAPPING
+
+    kind = str(request.config.get("model_type") or "")
+    known = list(CONFIG_MAPPING.keys())
+    if kind not in known:
+        raise RecipeError(
+            f"Transformers has no model type {kind!r}",
+            where="model.config.model_type",
+            hint=did_you_mean(kind, known) or "such as t5, gpt2, opt, llama or vit",
+        )
+    for width, heads in HEADS:
+        if not request.config.get("head_dim"):
+            _divides(request.config, width, heads)
+    _divides(request.config, *KEYS)
+    _check_numbers(request)
+
+
+def _divides(config: Mapping[str, Any], whole: str, parts: str) -> None:
+    total, count = config.get(whole), config.get(parts)
+    if not (isinstance(total, int) and isinstance(count, int)):
+        return
+    if count >= 1 and total % count == 0:
+        return
+    fitting = [each for each in range(1, total + 1) if total % each == 0]
+    near = min(fitting, key=lambda each: abs(each - count), default=1)
+    raise RecipeError(
+        f"is {count}, which does not divide {whole}={total}",
+        where=f"model.config.{parts}",
+        hint=f"model.config.{parts}={near}",
+    )
+
+
+def _check_numbers(request: TraceRequest) -> None:
+    lengths = {"text2sql": ("tokens", "target"), "causal-lm": ("tokens",)}
+    for name in lengths.get(request.workload.replace("_", "-"), ()):
+        if getattr(request, name) < 1:
+            raise RecipeError(
+                f"is {getattr(request, name)}, and a sample has tokens", where=name, hint=f"{name}=1"
+            )
+    small, large = request.samples
+    if not 1 <= small < large:
+        raise RecipeError(
+            f"are {small} and {large}", where="samples", hint="two micro-batches, such as 1 and 2"
+        )
+
 
 PACKAGES = ("torch", "transformers", "accelerate", "peft")
 MANY = 4096  # samples that no micro-batch has
 
 
-def trace(request: Request) -> Trace:
+def trace(request: TraceRequest) -> Trace:
     """Parameters and passes of a model. Raises RecipeError for what makes no model, RuntimeError for a model
     that needs data to run."""
     began = time.perf_counter()
@@ -58,7 +211,7 @@ def trace(request: Request) -> Trace:
     )
 
 
-def _groups(request: Request, most: int) -> tuple[list[Group], list[Group]]:
+def _groups(request: TraceRequest, most: int) -> tuple[list[Group], list[Group]]:
     """The micro-batches to run, and those beyond `most`, where that is a number that there may be: samples,
     and whether the loss works through their logits in parts.
 
@@ -70,7 +223,7 @@ def _groups(request: Request, most: int) -> tuple[list[Group], list[Group]]:
 
 
 def _traced(
-    request: Request, changes: Mapping[str, int], classes: int, groups: Sequence[Group]
+    request: TraceRequest, changes: Mapping[str, int], classes: int, groups: Sequence[Group]
 ) -> Sequence[Pass]:
     """Passes of a model of some depth, of tensors without data."""
     task = task_of(request)
@@ -93,7 +246,7 @@ def _traced(
         ]
 
 
-def _without_weights(request: Request, changes: Mapping[str, Any]) -> Any:
+def _without_weights(request: TraceRequest, changes: Mapping[str, Any]) -> Any:
     """The model on the meta device. Its weights are not drawn: it takes time, and some distributions ask for
     values."""
     from transformers import PreTrainedModel

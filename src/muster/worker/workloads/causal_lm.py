@@ -14,7 +14,7 @@ from muster.core.data import TextData
 from muster.core.errors import DataError, RecipeError, UsageError
 from muster.core.recipe import Recipe
 from muster.worker.context import Context
-from muster.worker.data.packed import Packed, Synthetic, collate, count_batch
+from muster.worker.data.packed import Packed, SyntheticTokens, collate, count_batch
 from muster.worker.data.text import source_of
 from muster.worker.data.tokens import Tokenizing, Tokens, open_tokens
 from muster.worker.decoders import make_config, make_model, positions_of, sequence_of
@@ -26,7 +26,7 @@ from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built
 
 NEW_TOKENS = 64  # that `muster ask` adds to a text where the recipe does not say
-Rows = Packed | Synthetic
+Rows = Packed | SyntheticTokens
 
 
 class _Trainer(Trainer):
@@ -132,8 +132,8 @@ def _synthetic(context: Context, config: Any, sequence: int) -> tuple[Rows, Rows
     held = min(data.synthetic.validation, recipe.evaluate.limit or data.synthetic.validation)
     seed = data.synthetic.seed
     return (
-        Synthetic(rows, sequence, size, seed, held_out=False),
-        Synthetic(held, sequence, size, seed, held_out=True),
+        SyntheticTokens(rows, sequence, size, seed, held_out=False),
+        SyntheticTokens(held, sequence, size, seed, held_out=True),
     )
 
 
@@ -241,7 +241,7 @@ def score(answerer: Answerer, cache: Path, limit: int | None) -> dict[str, float
     if data.synthetic:
         given = data.synthetic
         size = given.vocab_size or config.vocab_size
-        rows: Rows = Synthetic(given.validation, sequence, size, given.seed, held_out=True)
+        rows: Rows = SyntheticTokens(given.validation, sequence, size, given.seed, held_out=True)
     else:
         how = Tokenizing(answerer.tokenizer, 0, data.validation_fraction)
         tokens = open_tokens(source_of(data), how, cache_folder(recipe))

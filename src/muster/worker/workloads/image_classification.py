@@ -16,16 +16,16 @@ from muster.core.recipe import Recipe
 from muster.store import events
 from muster.worker.context import Context
 from muster.worker.data.image_digest import digest_of_images
-from muster.worker.data.image_sources import Part, load_parts
+from muster.worker.data.image_sources import Shard, load_parts
 from muster.worker.data.images import (
     FAULTS,
     Augmentation,
-    Collator,
     Counter,
     EpochSampler,
-    Fault,
+    ImageCollator,
     ImageSet,
     Preparation,
+    UnreadableImage,
     decode,
 )
 from muster.worker.models import to_answer
@@ -89,7 +89,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         train=train,
         held_out=evaluated,
         lengths=[1] * len(train),
-        collator=Collator(preparation),
+        collator=ImageCollator(preparation),
         processing=preparation,
         sampler=EpochSampler,
     )
@@ -105,7 +105,7 @@ def number_of_classes(recipe: Recipe) -> int | None:
     return int(number) if number else None
 
 
-def _some(part: Part, limit: int | None) -> Part:
+def _some(part: Shard, limit: int | None) -> Shard:
     return part.only(spread(len(part), limit)) if limit and limit < len(part) else part
 
 
@@ -114,7 +114,7 @@ def spread(count: int, limit: int) -> list[int]:
     return sorted(random.Random(count).sample(range(count), min(limit, count)))
 
 
-def _set_of(part: Part, preparation: Preparation, augmentation: Augmentation | None) -> ImageSet:
+def _set_of(part: Shard, preparation: Preparation, augmentation: Augmentation | None) -> ImageSet:
     return ImageSet(part.source, part.rows, part.labels, preparation, augmentation)
 
 
@@ -155,10 +155,10 @@ def questions(recipe: Recipe, cache: Path) -> list[HeldOut]:
     ]
 
 
-def _can_be_read(part: Part, index: int) -> bool:
+def _can_be_read(part: Shard, index: int) -> bool:
     try:
         part.source.read(part.rows[index])
-    except Fault:
+    except UnreadableImage:
         return False
     return True
 
@@ -171,7 +171,7 @@ class Answerer:
         self.preparation = Preparation.from_saved(folder)
         self.model = to_answer(AutoModelForImageClassification, folder, device)
         self.device = self.model.device
-        self.held_out: tuple[Part, dict[str, int]] | None = None
+        self.held_out: tuple[Shard, dict[str, int]] | None = None
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def answer(self, questions: Sequence[str]) -> tuple[list[str], float]:
@@ -195,10 +195,10 @@ class Answerer:
             if question not in rows:
                 raise DataError("no such image", where=question, hint="an image file")
             return self.preparation.pixels(part.source.read(rows[question]))
-        except Fault as fault:
+        except UnreadableImage as fault:
             raise DataError(str(fault), where=question) from None
 
-    def _held_out(self) -> tuple[Part, dict[str, int]]:
+    def _held_out(self) -> tuple[Shard, dict[str, int]]:
         if self.held_out is None:
             parts = load_parts(data_of(self.recipe), self.recipe.train.seed, number_of_classes(self.recipe))
             part = parts.held_out

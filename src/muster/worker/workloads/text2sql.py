@@ -22,7 +22,7 @@ from muster.core.errors import RecipeError
 from muster.core.recipe import Recipe
 from muster.worker.context import Context
 from muster.worker.data.digest import short_digest
-from muster.worker.data.text2sql import Collator, Encoded, Pair, count_batch, held_out, load_pairs
+from muster.worker.data.text2sql import Encoded, PairCollator, QuestionPair, count_batch, held_out, load_pairs
 from muster.worker.data.tokenizer import train_tokenizer
 from muster.worker.models import (
     add_lora,
@@ -77,7 +77,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         train=encoded,
         held_out=encoded_held,
         lengths=encoded.lengths,
-        collator=Collator(
+        collator=PairCollator(
             pad=tokenizer.pad_token_id,
             start=tokenizer.pad_token_id if start is None else start,
             fixed=fixed,
@@ -90,7 +90,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     return Built(trainer, count_batch, len(encoded), held_out(held), cut, notes=notes)
 
 
-def digest_of_pairs(train: Sequence[Pair], held_out: Sequence[Pair], tokenizer: Any) -> str:
+def digest_of_pairs(train: Sequence[QuestionPair], held_out: Sequence[QuestionPair], tokenizer: Any) -> str:
     """Of questions and SQL in their order, and of the tokens' numbers."""
     digests = [
         short_digest(text for pair in part for text in (pair.question, pair.sql))
@@ -104,7 +104,7 @@ def digest_of_pairs(train: Sequence[Pair], held_out: Sequence[Pair], tokenizer: 
     )
 
 
-def make_tokenizer(context: Context, train: Sequence[Pair]) -> Any:
+def make_tokenizer(context: Context, train: Sequence[QuestionPair]) -> Any:
     """The model's own tokenizer, or one trained on the data (the same on every rank: same data, no
     chance)."""
     model = context.recipe.model

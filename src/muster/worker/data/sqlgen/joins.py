@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from .phrases import Draw
-from .schemas import Table
+from .schemas import SqlTable
 from .shapes import Pair
 
 
-def _join(child: Table, parent: Table) -> str:
+def _join(child: SqlTable, parent: SqlTable) -> str:
     return f"FROM {child.name} JOIN {parent.name} ON {child.name}.{parent.name}_id = {parent.name}.id"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .dice import Dice
-from .schemas import Column, Schema, Table
+from .schemas import Column, Schema, SqlTable
 from .values import Pool
 
 COMPARISONS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -42,15 +42,15 @@ class Draw:
         """One of several phrasings."""
         return self.dice.pick(phrasings)
 
-    def table(self) -> Table:
+    def table(self) -> SqlTable:
         """A table of the schema."""
         return self.dice.pick(self.schema.tables)
 
-    def grouped(self) -> Table:
+    def grouped(self) -> SqlTable:
         """A table that has a text column whose values repeat."""
         return self.dice.pick([table for table in self.schema.tables if table.groups])
 
-    def link(self) -> tuple[Table, Table]:
+    def link(self) -> tuple[SqlTable, SqlTable]:
         """A child and its parent."""
         return self.dice.pick(self.schema.links)
 
@@ -64,11 +64,11 @@ class Draw:
         function, words = self.dice.pick(AGGREGATES[:-1] if column.is_year else AGGREGATES)
         return function, self.dice.pick(words)
 
-    def other(self, table: Table, *taken: Column) -> Column:
+    def other(self, table: SqlTable, *taken: Column) -> Column:
         """A column that is not one of those."""
         return self.dice.pick([column for column in table.columns if column not in taken])
 
-    def name_of(self, table: Table) -> tuple[str, str]:
+    def name_of(self, table: SqlTable) -> tuple[str, str]:
         """A row's label, as one says it and as SQL writes it."""
         if table.label.is_number:
             number = str(self.pool.number(table, table.label, stored=True))
@@ -76,7 +76,7 @@ class Draw:
         value = self.pool.text(table, table.label)
         return value, f"'{value}'"
 
-    def equal(self, table: Table, column: Column, prefix: str = "") -> Condition:
+    def equal(self, table: SqlTable, column: Column, prefix: str = "") -> Condition:
         """Text column = value."""
         value = self.pool.text(table, column)
         words = self.say(f"with {column.phrase} {value}", f"whose {column.phrase} is {value}")
@@ -84,7 +84,7 @@ class Draw:
             words = column.short.format(value)
         return Condition(words, f"{prefix}{column.name} = '{value}'")
 
-    def compared(self, table: Table, column: Column, prefix: str = "") -> Condition:
+    def compared(self, table: SqlTable, column: Column, prefix: str = "") -> Condition:
         """Number column against a value."""
         operator, words = self.comparison()
         value = self.pool.number(table, column)
@@ -95,12 +95,12 @@ class Draw:
         )
         return Condition(words, f"{prefix}{column.name} {operator} {value}")
 
-    def condition(self, table: Table, prefix: str = "") -> Condition:
+    def condition(self, table: SqlTable, prefix: str = "") -> Condition:
         """Any condition on one column besides the label."""
         column = self.dice.pick(table.columns[1:])
         return self.compared(table, column, prefix) if column.is_number else self.equal(table, column, prefix)
 
-    def list_of(self, table: Table, rest: str) -> str:
+    def list_of(self, table: SqlTable, rest: str) -> str:
         """A request for the labels of rows: "Which employees ..."."""
         label = table.label.phrase
         return self.say(

@@ -42,7 +42,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class SqlTable:
     """A table: its first column names a row (a name, a title, an order number)."""
 
     name: str
@@ -73,14 +73,14 @@ class Schema:
     """A database of joined tables."""
 
     name: str
-    tables: tuple[Table, ...]
+    tables: tuple[SqlTable, ...]
 
-    def table(self, name: str) -> Table:
+    def table(self, name: str) -> SqlTable:
         """The table of that name."""
         return next(table for table in self.tables if table.name == name)
 
     @property
-    def links(self) -> tuple[tuple[Table, Table], ...]:
+    def links(self) -> tuple[tuple[SqlTable, SqlTable], ...]:
         """Every (child, parent) pair that a foreign key joins."""
         return tuple((child, self.table(parent)) for child in self.tables for parent in child.parents)
 
@@ -98,9 +98,9 @@ BRAND = Column("name", "brand")
 TITLE = Column("title", "title")
 
 COMPANY = Schema("company", (
-    Table("department", "department", "departments", 70, (
+    SqlTable("department", "department", "departments", 70, (
         BRAND, Column("city", "place", short="in {}"), _number("budget", 100, 990, "richest", "poorest"))),
-    Table("employee", "employee", "employees", 200, (
+    SqlTable("employee", "employee", "employees", 200, (
         PERSON,
         _category("role", "engineer", "analyst", "manager", "clerk", "designer", short="working as {}"),
         _number("age", 18, 67, "oldest", "youngest"),
@@ -108,52 +108,52 @@ COMPANY = Schema("company", (
 ))  # fmt: skip
 
 SHOP = Schema("shop", (
-    Table("customer", "customer", "customers", 90, (
+    SqlTable("customer", "customer", "customers", 90, (
         PERSON, Column("city", "place", short="from {}"), _number("points", 10, 900))),
-    Table("product", "product", "products", 90, (
+    SqlTable("product", "product", "products", 90, (
         BRAND, _category("category", "toys", "food", "tools", "garden", "sports", short="in category {}"),
         _number("price", 11, 950, "most expensive", "cheapest"), _number("stock", 10, 400))),
-    Table("purchase", "order", "orders", 260, (
+    SqlTable("purchase", "order", "orders", 260, (
         Column("number", "number", "order number", 1000, 9999), _number("quantity", 10, 99),
         _number("discount", 10, 60)), ("customer", "product")),
 ))  # fmt: skip
 
 LIBRARY = Schema("library", (
-    Table("author", "author", "authors", 70, (
+    SqlTable("author", "author", "authors", 70, (
         PERSON, Column("country", "place", short="from {}"),
         _number("born", 1850, 1990, words="birth year"))),
-    Table("book", "book", "books", 200, (
+    SqlTable("book", "book", "books", 200, (
         TITLE, _category("genre", "crime", "poetry", "history", "travel", "science", short="of genre {}"),
         _number("pages", 80, 950, "longest", "shortest", "page count"),
         _number("year", 1900, 2024, "newest", "oldest")), ("author",)),
 ))  # fmt: skip
 
 AVIATION = Schema("aviation", (
-    Table("airport", "airport", "airports", 60, (
+    SqlTable("airport", "airport", "airports", 60, (
         BRAND, Column("city", "place", short="in {}"), _number("gates", 10, 150, words="gate count"))),
-    Table("airline", "airline", "airlines", 60, (
+    SqlTable("airline", "airline", "airlines", 60, (
         BRAND, Column("country", "place", short="from {}"), _number("fleet", 10, 300, words="fleet size"))),
-    Table("flight", "flight", "flights", 260, (
+    SqlTable("flight", "flight", "flights", 260, (
         Column("number", "number", "flight number", 100, 9999),
         _number("distance", 100, 4000, "longest", "shortest"), _number("seats", 20, 400, words="seat count")),
         ("airport", "airline")),
 ))  # fmt: skip
 
 SCHOOL = Schema("school", (
-    Table("teacher", "teacher", "teachers", 70, (
+    SqlTable("teacher", "teacher", "teachers", 70, (
         PERSON, Column("city", "place", short="in {}"),
         _category("subject", "maths", "music", "biology", "latin", "drama", short="for {}"),
         _number("experience", 10, 40, "most experienced", "least experienced"))),
-    Table("course", "course", "courses", 200, (
+    SqlTable("course", "course", "courses", 200, (
         TITLE, _category("level", "basic", "middle", "advanced", "expert", short="at level {}"),
         _number("hours", 10, 90), _number("fee", 20, 600, "most expensive", "cheapest")), ("teacher",)),
 ))  # fmt: skip
 
 MUSIC = Schema("music", (
-    Table("band", "band", "bands", 70, (
+    SqlTable("band", "band", "bands", 70, (
         BRAND, Column("city", "place", short="from {}"),
         _number("founded", 1950, 2020, "newest", "oldest", "founding year"))),
-    Table("album", "album", "albums", 200, (
+    SqlTable("album", "album", "albums", 200, (
         TITLE, _category("style", "jazz", "rock", "folk", "metal", "soul", short="in style {}"),
         _number("sales", 100, 9000, "best selling", "worst selling"),
         _number("minutes", 25, 99, "longest", "shortest", "length")), ("band",)),

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from .dice import Dice
-from .schemas import Column, Schema, Table
+from .schemas import Column, Schema, SqlTable
 from .values import Row, Rows, Values
 
 SHARED = 24  # distinct places in one column: several rows share each
@@ -36,7 +36,7 @@ def _parent(count: int, dice: Dice) -> int:
     return chosen
 
 
-def _column(table: Table, column: Column, values: Values, dice: Dice) -> list[str | int]:
+def _column(table: SqlTable, column: Column, values: Values, dice: Dice) -> list[str | int]:
     """The cells of one column; cells of the label column are all different."""
     label = column is table.label
     if column.is_number:
@@ -72,7 +72,7 @@ def write_database(path: Path, schema: Schema, rows: Rows) -> None:
             )
 
 
-def _create(table: Table) -> str:
+def _create(table: SqlTable) -> str:
     columns = ["id INTEGER PRIMARY KEY"]
     columns += [f"{item.name} {'INTEGER' if item.is_number else 'TEXT'} NOT NULL" for item in table.columns]
     columns += [f"{parent}_id INTEGER NOT NULL REFERENCES {parent}(id)" for parent in table.parents]

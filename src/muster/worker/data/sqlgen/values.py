@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .dice import Dice
-from .schemas import SCHEMAS, Column, Table
+from .schemas import SCHEMAS, Column, SqlTable
 
 SMALL = 10
 Row = Mapping[str, str | int]
@@ -34,7 +34,7 @@ ADJECTIVES = ("Red", "Old", "Last", "Lost", "Silent", "Golden", "Broken", "Hidde
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitValues:
     """Values of one sort: those for training and those held out."""
 
     seen: tuple[str, ...]
@@ -45,7 +45,7 @@ class Split:
 class Values:
     """Every value there is."""
 
-    names: Mapping[str, Split]  # by kind
+    names: Mapping[str, SplitValues]  # by kind
     held_numbers: frozenset[int]
 
 
@@ -72,28 +72,28 @@ def _names(kind: str) -> list[str]:
     return [f"{ADJECTIVES[place % len(ADJECTIVES)]} {name}" for place, name in enumerate(names)]
 
 
-def _split(names: list[str], dice: Dice) -> Split:
+def _split(names: list[str], dice: Dice) -> SplitValues:
     dice.shuffle(names)
     border = int(len(names) * HELD_OUT)
-    return Split(tuple(names[border:]), tuple(names[:border]))
+    return SplitValues(tuple(names[border:]), tuple(names[:border]))
 
 
 class Pool(Protocol):
     """Where a question takes its values from."""
 
-    def text(self, table: Table, column: Column) -> str:
+    def text(self, table: SqlTable, column: Column) -> str:
         """A name, place or category."""
         ...
 
-    def texts(self, table: Table, column: Column) -> tuple[str, str]:
+    def texts(self, table: SqlTable, column: Column) -> tuple[str, str]:
         """Two different ones."""
         ...
 
-    def number(self, table: Table, column: Column, stored: bool = False) -> int:
+    def number(self, table: SqlTable, column: Column, stored: bool = False) -> int:
         """A number in the column's range; `stored`: one to ask for by equality."""
         ...
 
-    def numbers(self, table: Table, column: Column) -> tuple[int, int]:
+    def numbers(self, table: SqlTable, column: Column) -> tuple[int, int]:
         """Two different ones."""
         ...
 
@@ -104,21 +104,21 @@ class SeenPool:
     def __init__(self, values: Values, dice: Dice) -> None:
         self._values, self._dice = values, dice
 
-    def text(self, table: Table, column: Column) -> str:
+    def text(self, table: SqlTable, column: Column) -> str:
         """See Pool."""
         return self._dice.pick(column.options or self._values.names[column.kind].seen)
 
-    def texts(self, table: Table, column: Column) -> tuple[str, str]:
+    def texts(self, table: SqlTable, column: Column) -> tuple[str, str]:
         """See Pool."""
         return self._dice.pair(column.options or self._values.names[column.kind].seen)
 
-    def number(self, table: Table, column: Column, stored: bool = False) -> int:
+    def number(self, table: SqlTable, column: Column, stored: bool = False) -> int:
         """See Pool."""
         while (number := self._dice.between(column.low, column.high)) in self._values.held_numbers:
             pass
         return number
 
-    def numbers(self, table: Table, column: Column) -> tuple[int, int]:
+    def numbers(self, table: SqlTable, column: Column) -> tuple[int, int]:
         """See Pool."""
         first = self.number(table, column)
         while (second := self.number(table, column)) == first:
@@ -132,29 +132,29 @@ class HeldPool:
     def __init__(self, values: Values, rows: Rows, dice: Dice) -> None:
         self._values, self._rows, self._dice = values, rows, dice
 
-    def _stored(self, table: Table, column: Column) -> list[str | int]:
+    def _stored(self, table: SqlTable, column: Column) -> list[str | int]:
         held: frozenset[str | int] = self._values.held_numbers
         if column.kind != "number":
             held = frozenset(column.options or self._values.names[column.kind].held)
         cells = dict.fromkeys(row[column.name] for row in self._rows[table.name])
         return [cell for cell in cells if cell in held]
 
-    def text(self, table: Table, column: Column) -> str:
+    def text(self, table: SqlTable, column: Column) -> str:
         """See Pool."""
         return str(self._dice.pick(self._stored(table, column)))
 
-    def texts(self, table: Table, column: Column) -> tuple[str, str]:
+    def texts(self, table: SqlTable, column: Column) -> tuple[str, str]:
         """See Pool."""
         first, second = self._dice.pair(self._stored(table, column))
         return str(first), str(second)
 
-    def number(self, table: Table, column: Column, stored: bool = False) -> int:
+    def number(self, table: SqlTable, column: Column, stored: bool = False) -> int:
         """See Pool."""
         if stored:
             return int(self._dice.pick(self._stored(table, column)))
         return self._dice.pick(self._inside(column))
 
-    def numbers(self, table: Table, column: Column) -> tuple[int, int]:
+    def numbers(self, table: SqlTable, column: Column) -> tuple[int, int]:
         """See Pool."""
         return self._dice.pair(self._inside(column))
 

@@ -1,0 +1,183 @@
+"""The verbs as functions on plain objects: what `import muster` offers.
+
+Names mean what they mean on the command line: a recipe or a suite is a file or a shipped name, `hosts` is
+what HOSTS is there (`hostfile`, `node[01-16]`, `local:2x1`, an inventory), `overrides` are `key=value`, and
+`runs` is the folder of all runs. Results are the frozen models whose JSON the verbs print.
+
+What a user can cause is raised as a `muster.MusterError`: its text says what failed; `where`, `host` and
+`hint` say where, on which host, and what helps. A run that fails is no exception: its `Result.status` and
+`Result.failure` say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from muster.benches.document import Bench
+    from muster.checks.inspection import Inspection
+    from muster.core.result import Result
+    from muster.judging.document import Judged
+    from muster.planner.document import Plan
+    from muster.runs.ask import Answers
+
+RUNS = Path("runs")
+
+
+def check(
+    hosts: str,
+    *,
+    recipe: str = "",
+    overrides: Sequence[str] = (),
+    profile: str = "",
+    gpus: int | None = None,
+    group: bool = True,
+) -> Inspection:
+    """Inspect hosts, and what lies between them. `gpus`: that each must have; `group`: start ranks on them.
+
+    Raises InventoryError and RecipeError. A host that cannot be reached is in the result.
+    """
+    from muster.checks.check import WantedChecks, settings_of
+    from muster.checks.check import check as inspect
+    from muster.core.inventory import read_inventory
+
+    wanted = WantedChecks(recipe or None, profile or None, gpus, group)
+    return inspect(read_inventory(hosts), settings_of(recipe, list(overrides)), wanted)
+
+
+def plan(
+    recipe: str,
+    hosts: str = "",
+    *,
+    on: str = "",
+    overrides: Sequence[str] = (),
+    samples: int | None = None,
+    price: float | None = None,
+    traced: bool = True,
+) -> Plan:
+    """What fits, how fast it trains and what to choose: on `hosts`, which are asked what they are, or on
+    machines that are described (`on="h200:8x4,10Gbit"`).
+
+    `samples`: of the training set; `price`: of a host for an hour, in any currency; `traced`: trace the real
+    model, which takes seconds and needs torch. Raises RecipeError, InventoryError, UsageError and JobError.
+    """
+    from muster.core.errors import UsageError
+    from muster.inputs.read import read_inputs
+    from muster.planner.outlook import UserFigures
+    from muster.planner.plan import plan_hosts, plan_on, recipe_of
+
+    if bool(hosts) == bool(on):
+        raise UsageError("either hosts or on is needed", hint='on="h200:8x4,10Gbit", or hosts="node[1-4]"')
+    told = UserFigures(samples, price)
+    if on:
+        return plan_on(recipe_of(recipe, list(overrides)), on, told, traced=traced).plan
+    return plan_hosts(read_inputs(recipe, hosts, list(overrides)), told, traced=traced).plan
+
+
+def train(
+    recipe: str,
+    hosts: str,
+    *,
+    overrides: Sequence[str] = (),
+    output: Path | str | None = None,
+    runs: Path | str = RUNS,
+) -> Result:
+    """Train on hosts until the end, and write the report. `output`: the run's folder, which must not exist;
+    without it, a new one in `runs`.
+
+    Raises RecipeError, InventoryError, DataError and RunFolderError before anything has started.
+    """
+    from muster.inputs.read import read_inputs
+    from muster.reports.page import report as write_report
+    from muster.runs.train import train as run_train
+    from muster.store.runfolder import RunFolder, run_folder_of
+
+    inputs = read_inputs(recipe, hosts, list(overrides))
+    run = RunFolder(Path(output).absolute()) if output else run_folder_of(inputs.recipe, Path(runs))
+    result = run_train(inputs, run)
+    write_report(run)
+    return result
+
+
+def ask(
+    run: Path | str = "last",
+    questions: Sequence[str] = (),
+    *,
+    evaluate: bool = False,
+    limit: int | None = None,
+    runs: Path | str = RUNS,
+) -> Answers:
+    """Answers of the model that a run has trained; with `evaluate` to its held-out set, at most `limit`.
+
+    Raises RunFolderError where there is no model, UsageError and JobError.
+    """
+    from muster.runs.ask import ask as run_ask
+    from muster.runs.ask import check_trained
+    from muster.store.runfolder import find_run
+
+    folder = find_run(str(run), Path(runs))
+    check_trained(folder)
+    return run_ask(folder, questions, evaluate=evaluate, limit=limit)
+
+
+def bench(
+    suite: str,
+    hosts: str,
+    *,
+    overrides: Sequence[str] = (),
+    recipe: str = "",
+    jobs: int | None = None,
+    baseline: Path | str | None = None,
+    output: Path | str | None = None,
+    runs: Path | str = RUNS,
+) -> Bench:
+    """Run a suite's jobs on groups of hosts: a verdict per host. `Bench.gate` is the exit code.
+
+    `recipe`: in place of the suite's; `jobs`: at the same time; `baseline`: bench.json of an earlier bench;
+    `output`: the bench's folder, which must not exist. Raises UsageError, RecipeError and InventoryError.
+    """
+    from muster.benches.bench import Surroundings
+    from muster.benches.bench import bench as run_bench
+    from muster.benches.folder import BenchFolder, new_bench_folder
+    from muster.benches.inputs import read_bench
+
+    inputs = read_bench(suite, hosts, list(overrides), recipe=recipe, at_once=jobs)
+    folder = BenchFolder(Path(output).absolute()) if output else new_bench_folder(Path(runs), inputs.name)
+    return run_bench(inputs, folder, Surroundings(baseline=Path(baseline) if baseline else None))
+
+
+def judge(
+    logs: Path | str,
+    *,
+    slow: float | None = None,
+    baseline: Path | str | None = None,
+    at_least: str = "",
+    workload: str = "",
+    mappings: Sequence[Path | str] = (),
+) -> Judged:
+    """Name the hosts that were slow or failing, from others' logs. `Judged.gate` is the exit code.
+
+    `slow`: the share of a step's time that counts; `at_least`: a speed for every job, such as "800samples/s".
+    Raises UsageError.
+    """
+    from muster.judging import Settings
+    from muster.judging.logs import judge as judge_logs
+
+    return judge_logs(
+        Path(logs),
+        slow=Settings.slow if slow is None else slow,
+        baseline=Path(baseline) if baseline else None,
+        at_least=at_least,
+        workload=workload,
+        mappings=[Path(each) for each in mappings],
+    )
+
+
+def report(run: Path | str = "last", *, output: Path | str | None = None, runs: Path | str = RUNS) -> Path:
+    """Write a run's page, report.html in its folder or `output`. -> its path. Raises RunFolderError."""
+    from muster.reports.page import report as write_report
+    from muster.store.runfolder import find_run
+
+    return write_report(find_run(str(run), Path(runs)), Path(output) if output else None)

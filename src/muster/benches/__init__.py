@@ -1,0 +1,1 @@
+"""`muster bench`: a suite on hosts -> many jobs on groups of them, one verdict per host."""

@@ -1,0 +1,206 @@
+"""What a bench came to: bench.json, and what each finished job leaves for it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from muster.core.part import Part
+from muster.core.result import Result
+from muster.judging.document import Drift, Evidence, Gate, JobEntry, Peers, Subject, gate, not_judged
+from muster.judging.document import Verdict as Judgement
+
+SCHEMA_VERSION = 1
+Outcome = Literal["succeeded", "failed", "timeout"]
+Verdict = Literal["fit", "differs", "probably fit", "unfit", "slow", "failing", "below", "unknown"]
+BAD: tuple[Verdict, ...] = ("unfit", "slow", "failing", "below")
+
+
+class JobRecord(Part):
+    """A finished job, in a file of its own: it is not run again."""
+
+    job: str
+    outcome: Outcome
+    reason: str | None = None
+    hint: str | None = None
+    failed_host: str | None = Field(None, description="that is to blame, as far as the job itself knows")
+    usage: bool = Field(False, description="bad input, or stopped by somebody: nothing that hosts did")
+    run: str = Field(description="the job's run folder, relative to the bench's; its last attempt")
+    started: float = Field(description="Unix time")
+    ended: float
+    exit_code: int | None = Field(None, description="of muster train; negative: ended by that signal")
+    devices: dict[str, str] = Field(default_factory=dict, description="host -> what its ranks ran on")
+    result: Result | None = Field(None, description="None: it had none")
+    machine: str = Field("", description="on which the job's controller ran, as hosts' facts name it")
+    controller_use: list[tuple[float, float]] = Field(
+        default_factory=list, description="Unix time, core-seconds that the controller had used by then"
+    )
+
+
+class BenchJob(JobEntry):
+    """A job and its figures. Those that are named as `muster judge` names them mean the same."""
+
+    entry: str
+    recipe: str
+    size: int = Field(description="hosts")
+    repeat: int = 1
+    warm_up: bool = Field(False, description="not measured, not judged")
+    leftover: list[str] = Field(default_factory=list, description="hosts for whose sake the group is there")
+    wave: int | None = Field(None, description="of an adaptive entry")
+    hint: str | None = None
+    run: str | None = Field(None, description="run folder, relative to the bench's")
+    started: float | None = None
+    ended: float | None = None
+    figures: dict[str, float] = Field(default_factory=dict, description="by the names of thresholds")
+    not_measured: list[str] = Field(
+        default_factory=list, description="why its figures are no measurement; they have no verdict then"
+    )
+
+
+class HostVerdict(Part):
+    """A host: unfit by the inspection; slow or failing beside others; below a threshold of the suite."""
+
+    host: str
+    verdict: Verdict
+    reason: str
+    jobs: int = Field(0, description="that it took part in, warm-ups apart")
+    misses: list[str] = Field(default_factory=list, description="thresholds, of jobs that it ran alone")
+    evidence: list[Evidence] = Field(default_factory=list)
+    subjects: list[Subject] = Field(
+        default_factory=list, description="what was looked at, beside others or by thresholds"
+    )
+    beside_others: Judgement | None = Field(None, description="None: it was in no job that counts")
+
+
+class CurvePoint(Part):
+    """Jobs of one size."""
+
+    hosts: int
+    ranks: int
+    jobs: int
+    samples_per_second: float = Field(description="median of the jobs")
+    variation: float | None = Field(description="coefficient of variation over the jobs; None: one alone")
+    speedup: float | None = Field(
+        description="against the smallest size; None: one of the two was too short to measure"
+    )
+    efficiency: float | None = Field(description="speedup over the ratio of the ranks")
+    not_measured: list[str] = Field(
+        default_factory=list, description="why this is no measurement: it has no efficiency then"
+    )
+
+
+class Curve(Part):
+    """How an entry's throughput grows with the number of hosts."""
+
+    entry: str
+    kind: Literal["weak", "strong"] = Field(
+        description="weak: a rank's batch is fixed; strong: the global one"
+    )
+    points: list[CurvePoint]
+    notes: list[str] = Field(default_factory=list)
+
+
+class Compared(Part):
+    """Entries beside each other, on groups of one size: medians over their jobs."""
+
+    entry: str
+    hosts: int
+    jobs: int
+    settings: dict[str, str] = Field(description="what the comparison is about")
+    figures: dict[str, float]
+    spread: float | None = Field(None, description="coefficient of variation of samples/s over the jobs")
+
+
+class Comparison(Part):
+    """What the entries differ in, and what came of it."""
+
+    about: list[str] = Field(description="paths of the recipe that may differ")
+    rows: list[Compared]
+    confounded_by: dict[str, dict[str, str]] = Field(
+        default_factory=dict, description="other settings that differ: path -> entry -> value"
+    )
+
+
+class BesidePublished(Part):
+    """What an entry's jobs measured on so many ranks, beside what somebody published of its recipe."""
+
+    entry: str
+    ranks: int
+    jobs: int
+    devices: list[str] = Field(description="that these jobs ran on")
+    samples_per_second: float = Field(description="median of the jobs")
+    memory: float | None = Field(None, description="median of the highest peaks of a rank, in bytes")
+    source: str
+    published_on: str
+    same_device: bool = Field(description="whether all jobs ran on the device of the published figure")
+    published_ranks: int = Field(description="of the published figure: the nearest to `ranks`")
+    published: float = Field(description="samples per second; by number of ranks where those differ")
+    published_memory: float | None = None
+    ratio: float = Field(description="measured over published")
+
+
+class Bench(Part):
+    """The document that `muster bench --json` prints."""
+
+    schema_version: int = SCHEMA_VERSION
+    id: str
+    suite: str
+    about: str = ""
+    source: str = Field(description="the hosts as they were given")
+    overrides: list[str] = Field(default_factory=list)
+    complete: bool = Field(description="every job has ended; else `muster bench --continue` goes on")
+    started: float = Field(description="Unix time")
+    ended: float
+    versions: dict[str, str] = Field(default_factory=dict)
+    summary: dict[Verdict, int]
+    outcomes: dict[Outcome, int]
+    hosts: list[HostVerdict]
+    links: list[Judgement] = Field(description="that are slow or failing; healthy ones are not listed")
+    switches: list[Judgement] = Field(
+        default_factory=list, description="that are slow or failing, of those that the suite names"
+    )
+    one_of: list[list[str]] = Field(
+        default_factory=list, description="hosts and switches of which one is bad, or a link between them"
+    )
+    drifted: list[Drift] = Field(default_factory=list, description="beside --baseline, the slowest first")
+    peers: list[Peers]
+    jobs: list[BenchJob]
+    curves: list[Curve] = Field(default_factory=list)
+    comparison: Comparison | None = None
+    published: list[BesidePublished] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+
+    @property
+    def gate(self) -> Gate:
+        """Whether the hosts may be handed over: bad where anything is known against a host, a link, a switch,
+        a job or the whole fleet; open where something was neither judged nor measured, or not all jobs
+        have ended."""
+        bad = sum(count for name, count in self.summary.items() if name in BAD)
+        missed = any(job.misses for job in self.jobs)
+        failed = any(count for name, count in self.outcomes.items() if name != "succeeded")
+        drifted = any(each.slower > 0 for each in self.drifted)
+        found = gate(
+            bool(bad or missed or failed or drifted or self.links or self.switches or self.one_of),
+            self.left.values(),
+        )
+        some = any(not job.warm_up for job in self.jobs)
+        return Gate.OPEN if found is Gate.FIT and not (self.complete and some) else found
+
+    @property
+    def left(self) -> dict[str, str]:
+        """What of each host is open, in words; empty: nothing. Also what none of its jobs measured."""
+        counted = [job for job in self.jobs if not job.warm_up]
+        grouped = {host for job in counted if job.size > 1 for host in job.hosts}
+        sound = {(host, job.entry, job.size) for job in counted if not job.not_measured for host in job.hosts}
+        unmeasured: dict[str, str] = {}
+        for job in counted:
+            for host in job.hosts:
+                if job.not_measured and (host, job.entry, job.size) not in sound:
+                    where = "1 host" if job.size == 1 else f"{job.size} hosts"
+                    unmeasured.setdefault(host, f"not measured by {job.entry} on {where}")
+        return {
+            each.host: not_judged(each.verdict, each.subjects, exchanged=each.host in grouped)
+            or unmeasured.get(each.host, "")
+            for each in self.hosts
+        }

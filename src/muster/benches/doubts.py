@@ -1,0 +1,117 @@
+"""Why a job's figures are no measurement: they vary, or others used its hosts meanwhile. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from muster.benches.document import JobRecord
+from muster.core.result import HostReport
+from muster.core.units import counted
+
+UNSTEADY = 0.15  # a figure that varies more than that is no measurement
+OTHERS = 0.1  # share of the cores that other processes may use, unless
+IDLE = 0.25  # this share was idle all the same
+STOLEN = 0.05  # share of the cores' time that a virtual machine's own host may give to others
+SLOWED = 0.05  # share of samples in which a GPU may be slowed down
+
+_Use = Sequence[tuple[float, float, float]]  # time, core-seconds by then: of all processes, of the bench's
+
+
+@dataclass(frozen=True)
+class Doubts:
+    """`disturbed`: by what is not its hosts' doing, so that nobody is judged by it; `slowed`: by what is."""
+
+    disturbed: tuple[str, ...] = ()
+    slowed: tuple[str, ...] = ()
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Why it is no measurement; nothing: it is one."""
+        return (*self.disturbed, *self.slowed)
+
+
+def doubts_of(records: Mapping[str, JobRecord]) -> dict[str, Doubts]:
+    """Of every job that succeeded. What the bench's other jobs and controllers did on the same machine is
+    known, and others' work is what none of them did."""
+    own: dict[str, list[_Use]] = defaultdict(list)  # by machine
+    for record in records.values():
+        if record.machine:
+            own[record.machine].append([(moment, 0.0, used) for moment, used in record.controller_use])
+        for each in _reports(record):
+            own[_machine(each)].append(each.cpu_use)
+    return {
+        job: Doubts((*_unsteady(record), *_disturbed(record, own)), tuple(_slowed(record)))
+        for job, record in records.items()
+        if record.outcome == "succeeded"
+    }
+
+
+def _reports(record: JobRecord) -> list[HostReport]:
+    return record.result.hosts if record.result else []
+
+
+def _machine(report: HostReport) -> str:
+    """Pretend hosts, and hosts of a test, are one."""
+    return str(report.facts.get("machine") or report.host)
+
+
+def _unsteady(record: JobRecord) -> Iterable[str]:
+    speed = record.result.throughput if record.result else None
+    if speed is not None and (speed.variation or 0.0) > UNSTEADY:
+        yield f"samples/s varied by {speed.variation:.0%} over its windows"
+
+
+def _disturbed(record: JobRecord, own: Mapping[str, Sequence[_Use]]) -> Iterable[str]:
+    seen = set()
+    for each in _reports(record):
+        if each.strangers:
+            yield f"{counted(each.strangers, 'other process')} computed on a GPU of {each.host}"
+        if _machine(each) in seen:
+            continue
+        seen.add(_machine(each))
+        cores = each.facts.get("cores")
+        others = _others(each.cpu_use, own[_machine(each)])
+        if (
+            cores
+            and others is not None
+            and others > OTHERS * cores
+            and _busy(each.cpu_use) > (1 - IDLE) * cores
+        ):
+            yield f"other processes used {others:.1f} of {cores} cores of {each.host}"
+        if (each.stolen or 0.0) > STOLEN:
+            yield f"the machine that {each.host} is virtual on gave {each.stolen:.0%} of its time to others"
+
+
+def _others(use: _Use, own: Sequence[_Use]) -> float | None:
+    """Cores that processes used on average which are of no job of the bench."""
+    if len(use) < 2:
+        return None
+    begin, end = use[0][0], use[-1][0]
+    known = sum(_until(each, end) - _until(each, begin) for each in own)
+    return max(0.0, use[-1][1] - known) / (end - begin) if end > begin else None
+
+
+def _busy(use: _Use) -> float:
+    """Cores that all processes used on average."""
+    return use[-1][1] / (use[-1][0] - use[0][0])
+
+
+def _until(use: _Use, moment: float) -> float:
+    """Core-seconds that a job's own processes had used by then: evenly between two samples."""
+    before: tuple[float, float, float] | None = None
+    for point in use:
+        if point[0] >= moment:
+            if before is None:
+                return point[2]
+            share = (moment - before[0]) / (point[0] - before[0])
+            return before[2] + share * (point[2] - before[2])
+        before = point
+    return before[2] if before else 0.0
+
+
+def _slowed(record: JobRecord) -> Iterable[str]:
+    for each in _reports(record):
+        if (each.slowed or 0.0) > SLOWED:
+            yield f"a GPU of {each.host} was slowed down (heat, power) in {each.slowed:.0%} of the samples"

@@ -1,0 +1,295 @@
+"""From the jobs that are over to the document: figures, thresholds, a verdict per host. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from muster.benches.document import Bench, BenchJob, HostVerdict, JobRecord, Outcome, Verdict
+from muster.benches.doubts import Doubts, doubts_of
+from muster.benches.logs import figures_of, logs_of
+from muster.benches.schedule import Task
+from muster.benches.suite import Suite, Threshold
+from muster.benches.switches import switches_of
+from muster.benches.tables import beside_published, comparison_of, curves_of
+from muster.core.recipe import Recipe
+from muster.judging import Baseline, Class, Settings, document
+from muster.judging.baseline import FEWEST
+from muster.judging.joblogs import judged
+
+# A threshold of one of these, met alone, makes a host fit where there is no fleet to compare it with.
+SPEEDS = (
+    "samples_per_second", "tokens_per_second", "step_seconds", "mfu", "flops_per_second", "training_seconds",
+    "seconds", "matmul",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A bench as it stands: all that the document is made of."""
+
+    id: str
+    name: str
+    suite: Suite
+    source: str
+    overrides: tuple[str, ...]
+    hosts: tuple[str, ...]  # that take part
+    dropped: Mapping[str, str]  # that do not, and why
+    recipes: Mapping[str, Recipe]
+    tasks: Sequence[Task]
+    records: Mapping[str, JobRecord]
+    notes: Sequence[str]
+    started: float
+    ended: float
+    stored: Mapping[Class, Baseline]
+    unfinished: bool = False  # an adaptive entry would have asked for more
+
+
+def fold_bench(bench: Ended) -> Bench:
+    """The document."""
+    told = logs_of(bench.tasks, bench.records, bench.recipes)
+    logs = [log for each in told.values() for log in each]
+    settings = Settings(slow=bench.suite.slow)
+    found = judged(bench.name, logs, settings, bench.stored, switches_of(bench.suite))
+    entries = {each.job: each for each in found.jobs}
+    doubts = doubts_of(bench.records)
+    jobs = [
+        _job(bench, task, _entry(task, entries), doubts.get(task.id, Doubts()))
+        for task in bench.tasks
+        if task.id in bench.records
+    ]
+    jobs = with_misses(jobs, bench.suite, found.peers)
+    hosts = _hosts(bench, jobs, found)
+    verdicts = Counter(each.verdict for each in hosts)
+    outcomes = Counter(bench.records[job.job].outcome for job in jobs)
+    versions = next((r.result.versions for r in bench.records.values() if r.result and r.result.versions), {})
+    well = [job for job in jobs if not job.warm_up and job.outcome == "succeeded"]
+    measured = [job for job in well if not job.not_measured]
+    return Bench(
+        id=bench.id,
+        suite=bench.name,
+        about=bench.suite.about,
+        source=bench.source,
+        overrides=list(bench.overrides),
+        complete=not bench.unfinished and all(task.id in bench.records for task in bench.tasks),
+        started=bench.started,
+        ended=bench.ended,
+        versions=versions,
+        summary={name: verdicts[name] for name in get_args(Verdict)},
+        outcomes={name: outcomes[name] for name in get_args(Outcome)},
+        hosts=hosts,
+        links=found.links,
+        switches=found.switches,
+        one_of=found.one_of,
+        drifted=[
+            each.model_copy(
+                update={"now": _peers([each.now], bench)[0], "baseline": _peers([each.baseline], bench)[0]}
+            )
+            for each in found.drifted
+        ],
+        peers=_peers(found.peers, bench),
+        jobs=jobs,
+        curves=curves_of(bench.suite, well),
+        comparison=comparison_of(bench.suite, bench.recipes, measured),
+        published=beside_published(
+            bench.suite, measured, {name: record.devices for name, record in bench.records.items()}
+        ),
+        notes=[*bench.notes, *found.notes],
+    )
+
+
+def _peers(peers: Sequence[document.Peers], bench: Ended) -> list[document.Peers]:
+    """By entry and size. What measures the fabric has no samples."""
+    made = []
+    for each in sorted(peers, key=lambda one: (one.work.partition(",")[0], one.hosts, one.work)):
+        recipe = bench.recipes.get(each.work.partition(",")[0])
+        nothing = recipe is not None and not recipe.trains
+        made.append(each.model_copy(update={"samples_per_second": None}) if nothing else each)
+    return made
+
+
+def _entry(task: Task, entries: Mapping[str, document.JobEntry]) -> document.JobEntry | None:
+    """What the judge said of a job. Of one that measured the fabric of a single host: of its products."""
+    found = entries.get(task.id)
+    alone = entries.get(f"{task.id}#{task.hosts[0]}") if len(task.hosts) == 1 else None
+    if found is None or alone is None or found.judged:
+        return found
+    return found.model_copy(update={"slower": alone.slower, "judged": alone.judged, "work": alone.work})
+
+
+def _job(bench: Ended, task: Task, entry: document.JobEntry | None, doubts: Doubts) -> BenchJob:
+    record, recipe = bench.records[task.id], bench.recipes[task.entry]
+    told = entry or document.JobEntry(job=task.id, outcome=record.outcome, reason=record.reason, hosts=[])
+    fields = dict(told)
+    if not recipe.trains:  # its time is an all-reduce's: no samples
+        unknown = ("samples_per_second", "step_seconds", "measured_samples", "measured_seconds")
+        fields |= dict.fromkeys(unknown)
+    result = record.result
+    return BenchJob(
+        **{
+            **fields,
+            "hosts": list(task.hosts),
+            "failed_host": record.failed_host,
+            "world_size": result.world_size if result else None,
+        },
+        entry=task.entry,
+        recipe=next(each.recipe for each in bench.suite.jobs if each.name == task.entry),
+        size=len(task.hosts),
+        repeat=task.repeat,
+        warm_up=task.warm_up,
+        leftover=list(task.leftover),
+        wave=task.wave,
+        hint=record.hint,
+        run=record.run,
+        started=record.started,
+        ended=record.ended,
+        figures=figures_of(record, bench.recipes),
+        not_measured=[] if task.warm_up else list(doubts.all),
+    )
+
+
+def with_misses(jobs: Sequence[BenchJob], suite: Suite, peers: Sequence[document.Peers]) -> list[BenchJob]:
+    """Each job with the thresholds that it does not meet. An unknown figure meets none."""
+    bounds = {each.name: suite.of(each).thresholds for each in suite.jobs}
+    made = []
+    for job in jobs:
+        misses = []
+        if job.outcome == "succeeded" and not (job.warm_up or job.not_measured):
+            misses = [
+                words
+                for bound in bounds[job.entry]
+                if (words := _missed(job, bound, _normal(job, bound, jobs, peers))) is not None
+            ]
+        made.append(job.model_copy(update={"misses": misses}))
+    return made
+
+
+def _normal(
+    job: BenchJob, bound: Threshold, jobs: Sequence[BenchJob], peers: Sequence[document.Peers]
+) -> float | None:
+    """What the figure is in jobs of the same work on as many hosts: the judge's baseline for the throughput,
+    else the median of at least four. None: there are too few."""
+    if bound.figure == "samples_per_second":
+        for each in peers:
+            if (each.work, each.hosts) == (job.work, job.size) and each.samples_per_second:
+                return each.samples_per_second
+    alike = [
+        each.figures[bound.figure]
+        for each in jobs
+        if (each.work, each.size, each.outcome) == (job.work, job.size, "succeeded")
+        and not (each.warm_up or each.not_measured)
+        and bound.figure in each.figures
+    ]
+    return statistics.median(alike) if len(alike) >= FEWEST else None
+
+
+def _missed(job: BenchJob, bound: Threshold, normal: float | None) -> str | None:
+    """Why the job does not meet the threshold; None: it does, or there is no fleet to compare it with."""
+    value = job.figures.get(bound.figure)
+    if value is None:
+        return f"{bound.figure} is not known; it must be {bound.words}"
+    if bound.per == "fleet":
+        if not normal:
+            return None
+        value /= normal
+    elif bound.per != "job":
+        count = job.size if bound.per == "host" else job.world_size
+        if not count:
+            return f"{bound.figure} per {bound.per} is not known; it must be {bound.words}"
+        value /= count
+    return None if bound.met(value) else f"{bound.figure} is {value:.6g}; it must be {bound.words}"
+
+
+def _hosts(bench: Ended, jobs: Sequence[BenchJob], found: document.Judged) -> list[HostVerdict]:
+    """One verdict per host, in the order of the inventory; those that took no part last."""
+    beside = {each.hosts[0]: each for each in found.hosts}
+    counted = [job for job in jobs if not job.warm_up]
+    bounded = {
+        each.name
+        for each in bench.suite.jobs
+        if any(bound.per != "fleet" and bound.figure in SPEEDS for bound in bench.suite.of(each).thresholds)
+    }
+    made = [
+        _host(host, beside.get(host), [job for job in counted if host in job.hosts], bounded)
+        for host in bench.hosts
+    ]
+    known_bad = {each.host for each in made if each.verdict in ("slow", "failing", "below")}
+    made = [_in_doubt(each, counted, known_bad) for each in made]
+    return [
+        *made,
+        *(HostVerdict(host=host, verdict="unfit", reason=why) for host, why in bench.dropped.items()),
+    ]
+
+
+def _host(
+    host: str, verdict: document.Verdict | None, jobs: Sequence[BenchJob], bounded: set[str]
+) -> HostVerdict:
+    """By what it did alone, and beside others. `bounded`: entries with a threshold of their speed that
+    needs no fleet."""
+    alone = [f"{job.job}: {miss}" for job in jobs if job.size == 1 for miss in job.misses]
+    condition: Verdict = verdict.condition if verdict else "unknown"
+    reason = verdict.reason if verdict else "no job of this host could be evaluated"
+    evidence = verdict.evidence if verdict else []
+    subjects = {each.name: each for each in verdict.subjects} if verdict else {}
+    well = bool(jobs) and all(job.outcome == "succeeded" and not job.misses for job in jobs)
+    if condition not in ("slow", "failing") and alone:
+        condition, reason = "below", alone[0]
+    elif condition == "unknown" and not evidence and well:
+        reason = "its jobs succeeded, but there are too few similar jobs to compare them with"
+        sound = [job for job in jobs if not job.not_measured]
+        if not sound:
+            reason = f"its jobs are no measurements: {jobs[0].not_measured[0]}"
+        by_thresholds = _by_thresholds([job for job in sound if job.entry in bounded])
+        subjects |= by_thresholds
+        if any(job.size > 1 for job in jobs):
+            subjects.setdefault("card", document.Subject(name="card", condition="unknown"))
+        if "compute" in by_thresholds:
+            condition = "fit"
+            reason = "it meets the thresholds; there are too few similar jobs to compare it with"
+    left = document.not_judged(
+        condition, list(subjects.values()), exchanged=any(job.size > 1 for job in jobs)
+    )
+    if condition in document.GOOD and left and left not in reason:
+        reason += f"; {left}"
+    return HostVerdict(
+        host=host,
+        verdict=condition,
+        reason=reason,
+        jobs=len(jobs),
+        misses=alone,
+        evidence=evidence,
+        subjects=list(subjects.values()),
+        beside_others=verdict,
+    )
+
+
+def _by_thresholds(jobs: Sequence[BenchJob]) -> dict[Literal["compute", "card", "links"], document.Subject]:
+    """What thresholds of speed that these jobs met tell: alone of what a host computes, in a group of its
+    card as well."""
+    told: dict[Literal["compute", "card", "links"], int] = {
+        "compute": sum(job.size == 1 for job in jobs),
+        "card": sum(job.size > 1 for job in jobs),
+    }
+    return {
+        name: document.Subject(name=name, condition="fit", jobs=count)
+        for name, count in told.items()
+        if count
+    }
+
+
+def _in_doubt(verdict: HostVerdict, jobs: Sequence[BenchJob], bad: set[str]) -> HostVerdict:
+    """A fit host whose groups missed a threshold is in doubt, unless another of them is known to be bad, or
+    another job of the entry met everything."""
+    if verdict.verdict not in document.GOOD:
+        return verdict
+    own = [job for job in jobs if verdict.host in job.hosts and job.outcome == "succeeded"]
+    good = {(job.entry, job.size) for job in own if not job.misses}
+    for job in own:
+        if job.misses and (job.entry, job.size) not in good and not bad & set(job.hosts):
+            reason = f"its group missed a threshold, and which host caused that is unknown: {job.job}: "
+            f"{job.misses[0]}"
+            return verdict.model_copy(update={"verdict": "unknown", "reason": reason})
+    return verdict

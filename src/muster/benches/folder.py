@@ -1,0 +1,288 @@
+"""A bench's folder: every path in it, what is frozen before the first job, and which jobs are over."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from muster.core.errors import NO_ROOM, JobError, RunFolderError
+from muster.store.atomic import write_json, write_text
+from muster.store.runfolder import RunFolder, find_run
+
+if TYPE_CHECKING:  # `muster ls` needs none of them
+    from muster.benches.document import JobRecord
+    from muster.core.inventory import Host, Inventory
+
+
+@dataclass(frozen=True)
+class BenchFolder:
+    """Paths of one bench. Nothing is created until `create`.
+
+    `mark`: ends the names of its run folders, by which hosts with disks of their own name what they keep:
+    two benches have jobs of one name.
+    """
+
+    path: Path
+    mark: str = field(default_factory=lambda: os.urandom(3).hex())
+
+    @property
+    def id(self) -> str:
+        """The bench's name: that of its folder."""
+        return self.path.name
+
+    @property
+    def suite(self) -> Path:
+        """The suite as it was resolved."""
+        return self.path / "suite.yaml"
+
+    @property
+    def schedule(self) -> Path:
+        """Hosts, jobs and their order; adaptive entries add theirs."""
+        return self.path / "schedule.json"
+
+    @property
+    def inspection(self) -> Path:
+        """What was found before the first job."""
+        return self.path / "inspection.json"
+
+    @property
+    def baseline(self) -> Path:
+        """A copy of what an earlier bench found normal. Not there: there was none to begin with."""
+        return self.path / "baseline.json"
+
+    @property
+    def bench(self) -> Path:
+        """The results."""
+        return self.path / "bench.json"
+
+    @property
+    def table(self) -> Path:
+        """The results of jobs, a row each."""
+        return self.path / "results.csv"
+
+    @property
+    def runs(self) -> Path:
+        """The jobs' run folders: `muster ls --runs` lists them."""
+        return self.path / "runs"
+
+    @property
+    def report(self) -> Path:
+        """The page."""
+        return self.path / "report.html"
+
+    @property
+    def stop_request(self) -> Path:
+        """`muster stop` creates it; who works on the bench obeys."""
+        return self.path / "stop.request"
+
+    def recipe(self, entry: str) -> Path:
+        """An entry's recipe as it was resolved."""
+        return self.path / "recipes" / f"{entry}.yaml"
+
+    def hosts(self, job: str) -> Path:
+        """The hosts of a job, for --hosts."""
+        return self.path / "jobs" / f"{job}.hosts.json"
+
+    def record(self, job: str) -> Path:
+        """Written when the job is over. Not there: it is to run (again)."""
+        return self.path / "jobs" / f"{job}.json"
+
+    def said(self, job: str) -> Path:
+        """What `muster train` said."""
+        return self.path / "jobs" / f"{job}.log"
+
+    def attempts(self, job: str) -> list[RunFolder]:
+        """The run folders of a job that are there, the last one last."""
+        found = []
+        for number in range(1, 1000):
+            run = self._attempt(job, number)
+            if not run.path.exists():
+                break
+            found.append(run)
+        return found
+
+    def next_attempt(self, job: str) -> RunFolder:
+        """A run folder that is not there yet."""
+        return self._attempt(job, len(self.attempts(job)) + 1)
+
+    def _attempt(self, job: str, number: int) -> RunFolder:
+        name = f"{job}-{self.mark}" if self.mark else job
+        return RunFolder(self.runs / (name if number == 1 else f"{name}.again{number - 1}"))
+
+    def marked(self) -> BenchFolder:
+        """With the mark that it was begun with. Raises RunFolderError where this is no bench's folder."""
+        return replace(self, mark=str(self.read_schedule().get("mark", "")))
+
+    def create(self) -> None:
+        """Make the folder. Raises RunFolderError where it is there already, or cannot be made."""
+        try:
+            self.path.mkdir(parents=True)
+            for name in ("jobs", "recipes", "runs"):
+                (self.path / name).mkdir()
+        except FileExistsError:
+            raise RunFolderError(
+                "is already there",
+                where=str(self.path),
+                hint=f"choose another --output, or `muster bench --continue {self.path}`",
+            ) from None
+        except OSError as error:
+            raise RunFolderError(f"cannot be made: {error.strerror}", where=str(self.path)) from None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While inside, no other process works on this bench. Raises RunFolderError."""
+        try:
+            lock = (self.path / "bench.lock").open("a")
+        except OSError as error:
+            raise RunFolderError(f"cannot be written: {error.strerror}", where=str(self.path)) from None
+        with lock:
+            try:
+                _lock(lock, fcntl.LOCK_EX, tries=3)  # `busy` has it for a moment
+            except BlockingIOError:
+                raise RunFolderError(
+                    "another process works on this bench", where=self.id, hint="end that one first"
+                ) from None
+            yield
+
+    def busy(self) -> bool:
+        """Whether a process works on this bench now, as far as the file system can tell."""
+        try:
+            with (self.path / "bench.lock").open() as lock:
+                _lock(lock, fcntl.LOCK_SH)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass  # nobody ever did, or its lock cannot be read
+        return False
+
+    def write(self, path: Path, text: str, *, private: bool = False) -> None:
+        """A file of this folder, whole. Raises JobError."""
+        try:
+            write_text(path, text, private=private)
+        except OSError as error:
+            raise self._unwritten(path, error) from None
+
+    def write_data(self, path: Path, data: Any) -> None:
+        """The same as JSON."""
+        try:
+            write_json(path, data)
+        except OSError as error:
+            raise self._unwritten(path, error) from None
+
+    def open_log(self, job: str) -> IO[bytes]:
+        """What `muster train` says goes behind what it said before. Raises JobError."""
+        try:
+            return self.said(job).open("ab")
+        except OSError as error:
+            raise self._unwritten(self.said(job), error) from None
+
+    def _unwritten(self, path: Path, error: OSError) -> JobError:
+        go_on = f"`muster bench --continue {self.path}`"
+        again = go_on if self.schedule.exists() else "begin again with another --output"
+        full = error.errno in NO_ROOM
+        return JobError(
+            f"cannot be written: {error.strerror or error}",
+            where=str(path),
+            hint=f"{'make room' if full else 'mend that'}, then {again}",
+        )
+
+    def write_hosts(self, job: str, hosts: Sequence[Host], inventory: Inventory) -> Path:
+        """The job's hosts as an inventory: slots, logins and the way to reach them stay as they are."""
+        from muster.core.inventory import inventory_document
+
+        self.write_data(self.hosts(job), inventory_document(hosts, inventory.launcher, inventory.ssh_config))
+        return self.hosts(job)
+
+    def write_record(self, record: JobRecord) -> None:
+        """From now on the job is not run again."""
+        self.write_data(self.record(record.job), record.model_dump(mode="json"))
+
+    def records(self, jobs: Sequence[str]) -> dict[str, JobRecord]:
+        """The finished ones of these jobs. Raises RunFolderError for a damaged file."""
+        from muster.benches.document import JobRecord
+
+        found = {}
+        for job in jobs:
+            path = self.record(job)
+            if not path.exists():
+                continue
+            try:
+                found[job] = JobRecord.model_validate_json(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise RunFolderError(
+                    f"cannot be read: {str(error).splitlines()[0]}",
+                    where=str(path),
+                    hint="without this file the job is run again",
+                ) from None
+        return found
+
+    def write_schedule(self, data: Mapping[str, Any]) -> None:
+        """Hosts and jobs."""
+        self.write_data(self.schedule, dict(data))
+
+    def read_schedule(self) -> dict[str, Any]:
+        """What was written. Raises RunFolderError where this is no bench's folder."""
+        try:
+            data = json.loads(self.schedule.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunFolderError(
+                "is not the folder of a bench", where=str(self.path), hint="it has no schedule.json"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"cannot be read: {error}", where=str(self.schedule)) from None
+        if not isinstance(data, dict):
+            raise RunFolderError("is not a schedule", where=str(self.schedule))
+        return data
+
+
+def _lock(file: IO[str], kind: int, tries: int = 1) -> None:
+    """Until the file is closed. Raises BlockingIOError where another process has it. Nothing is locked on a
+    file system without locks."""
+    for left in reversed(range(tries)):
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(0.05)
+        except OSError:
+            return
+
+
+def list_benches(root: Path) -> list[BenchFolder]:
+    """Benches directly under `root`, oldest first by name."""
+    return [BenchFolder(found.parent) for found in sorted(root.glob("*/schedule.json"))]
+
+
+def find(text: str, root: Path) -> RunFolder | BenchFolder:
+    """A run, or a bench: by path, by id under `root`, by a unique part of its id, or `last`. A bench has its
+    runs below it, where only a path finds them. Raises RunFolderError."""
+    path = Path(text).expanduser()
+    benches = {bench.id: bench for bench in list_benches(root)}
+    if (path / "schedule.json").is_file():
+        return BenchFolder(path.absolute())
+    if text in benches:
+        return benches[text]
+    try:
+        return find_run(text, root)
+    except RunFolderError:
+        matches = [bench for name, bench in benches.items() if text and text in name]
+        if len(matches) != 1:
+            raise
+        return matches[0]
+
+
+def new_bench_folder(root: Path, suite: str) -> BenchFolder:
+    """A folder name that sorts by time and says what it is: 20261121-093000-bench-acceptance-4f2a."""
+    words = re.sub(r"[^A-Za-z0-9]+", "-", suite).strip("-").lower()[:40]
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return BenchFolder((root / f"{stamp}-bench-{words}-{os.urandom(2).hex()}").absolute())

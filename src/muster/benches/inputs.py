@@ -1,0 +1,282 @@
+"""From what a user typed to a checked bench: suite, recipes, hosts, jobs; nothing is started here."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from muster.benches.folder import BenchFolder
+from muster.benches.schedule import Impossible, Schedule, make_schedule, read_task
+from muster.benches.suite import Entry, Suite, load_suite, suite_from
+from muster.benches.switches import check_switches, switches_of
+from muster.core.batch import resolve_batch
+from muster.core.errors import MusterError, RecipeError, UsageError
+from muster.core.inventory import Host, Inventory, read_inventory
+from muster.core.near import did_you_mean
+from muster.core.recipe import Recipe, recipe_class, recipe_from
+from muster.core.recipes import (
+    dump_yaml,
+    lay_over,
+    load_recipe,
+    parse_override,
+    read_layers,
+    read_yaml,
+)
+from muster.core.recipes import validate as validate_recipe
+from muster.core.secrets import masked_override, shared_section
+from muster.inputs.read import absolute, check
+from muster.judging import Topology
+from muster.store.values import recipe_file
+
+AT_ONCE = 64  # jobs at a time unless more are asked for: each has a controller on this machine, of 0.1 GB
+SPARE = 60.0  # seconds beyond its own timeout after which a job ends by itself, should the bench be gone
+_EVERYWHERE = ("launch", "env", "force")  # sections that mean something where nothing is trained
+_OF_ENTRY = re.compile(r"(?P<entry>[A-Za-z0-9][A-Za-z0-9_.\-]*):(?P<rest>[^=]+=.*)", re.DOTALL)
+# A warm-up fills caches (kernels, models, data) and measures nothing.
+WARM_UP = (
+    "train.max_steps=3", "train.max_minutes=null", "evaluate.after=false", "evaluate.every=null",
+    "checkpoint.every=null", "checkpoint.model=false", "measure.profile=none",
+)  # fmt: skip
+WARM_UP_ALONE = ("fabric.seconds=5", "fabric.pairs=sample")  # of what trains nothing
+
+
+@dataclass(frozen=True)
+class BenchInputs:
+    """A bench, checked as far as this machine can."""
+
+    name: str
+    suite: Suite
+    inventory: Inventory
+    recipes: Mapping[str, Recipe]  # by entry
+    overrides: tuple[str, ...] = ()  # for the result, without secrets: the recipes have them in already
+    schedule: Schedule = field(default_factory=lambda: Schedule(()))
+
+    @property
+    def at_once(self) -> int:
+        """Jobs at a time."""
+        return self.suite.at_once or AT_ONCE
+
+    @property
+    def impossible(self) -> Impossible:
+        """What says why a job cannot be on some hosts."""
+        slots = {host.label: host.slots for host in self.inventory.hosts}
+
+        def why(entry: str, hosts: Sequence[str]) -> str | None:
+            return _indivisible(entry, self.recipes[entry], [slots[host] for host in hosts])
+
+        return why
+
+    @property
+    def topology(self) -> Topology:
+        """The hosts that take part, and who of them is behind which switch."""
+        return Topology.of(self.inventory.names, switches_of(self.suite))
+
+    def on(self, hosts: Sequence[Host]) -> BenchInputs:
+        """The same on these hosts, with its jobs."""
+        made = replace(self, inventory=replace(self.inventory, hosts=tuple(hosts)))
+        return replace(made, schedule=make_schedule(self.suite, made.inventory.names, made.impossible))
+
+
+def read_bench(
+    source: str, hosts: str, overrides: Sequence[str] = (), *, recipe: str = "", at_once: int | None = None
+) -> BenchInputs:
+    """Read and check everything that can be checked before a host is asked.
+
+    `recipe`: in place of the one that the suite's entries train; `overrides`: key=value of every recipe in
+    which the key means something, or ENTRY:key=value of one. Raises UsageError and its kinds.
+    """
+    suite = load_suite(source)
+    if recipe:
+        suite = _with_recipe(suite, recipe)
+    if at_once is not None:
+        suite = suite.model_copy(update={"at_once": at_once})
+    inventory = read_inventory(hosts)
+    recipes = _recipes(suite, overrides)
+    name = Path(source).name.removesuffix(".yaml")
+    checked = {}
+    for entry in suite.jobs:
+        try:
+            checked[entry.name] = _checked(recipes[entry.name], inventory, suite)
+        except MusterError as error:
+            error.where = f"{entry.name}: {error.where}" if error.where else entry.name
+            raise
+    check_switches(suite, inventory)
+    made = BenchInputs(name, suite, inventory, checked, _shown(overrides, checked)).on(inventory.hosts)
+    if not made.schedule.tasks and not any(suite.of(each).groups == "adaptive" for each in suite.jobs):
+        why = "; ".join(made.schedule.notes)
+        raise UsageError("no job of the suite can be made of these hosts", where=inventory.source, hint=why)
+    return made
+
+
+def _shown(overrides: Iterable[str], recipes: Mapping[str, Recipe]) -> tuple[str, ...]:
+    shown = {name for recipe in recipes.values() for name in recipe.env_show}
+    return tuple(masked_override(str(each), shown) for each in overrides)
+
+
+def _indivisible(entry: str, recipe: Recipe, slots: Sequence[int | None]) -> str | None:
+    """Why the batch cannot be divided among the ranks, as far as slots are known."""
+    batch = recipe.batch
+    if not (recipe.trains and batch.global_) or None in slots:
+        return None
+    try:
+        ranks = sum(count or 0 for count in slots)
+        resolve_batch(batch.micro, batch.accumulation, batch.global_, world_size=ranks)
+    except RecipeError as error:
+        return f"{entry}, {len(slots)} hosts: {error.what}; {error.hint}"
+    return None
+
+
+def _checked(recipe: Recipe, inventory: Inventory, suite: Suite) -> Recipe:
+    """As `muster train` checks it; with all hosts of its group, and ended at last by itself."""
+    recipe = absolute(_all_hosts(recipe))
+    made = check(recipe, inventory)
+    if made.launcher.ONE_MACHINE:
+        recipe = _with_equal_threads(recipe, inventory)
+    if recipe.launch.port and made.launcher.ONE_MACHINE and suite.at_once != 1:
+        raise RecipeError(
+            "several jobs on this machine cannot meet at one port",
+            where="launch.port",
+            hint="leave it out: a free one is found; or --jobs 1",
+        )
+    return recipe
+
+
+def _with_equal_threads(recipe: Recipe, inventory: Inventory) -> Recipe:
+    """A rank has as many threads in a job on few pretend hosts as in one on all of them: jobs share the
+    machine's cores, and sizes are compared."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = recipe.launch.threads or max(1, cores // sum(host.slots or 1 for host in inventory.hosts))
+    return recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"threads": threads})})
+
+
+def _all_hosts(recipe: Recipe) -> Recipe:
+    """How many hosts a job has is the suite's to say."""
+    return recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"hosts": None})})
+
+
+def limited(recipe: Recipe, timeout: float) -> Recipe:
+    """With an end of its own, for the case that nobody is there to end it."""
+    limit = min(recipe.launch.timeout or timeout + SPARE, timeout + SPARE)
+    return recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"timeout": limit})})
+
+
+def warm_up_overrides(recipe: Recipe) -> tuple[str, ...]:
+    """What makes a job of this recipe a short one."""
+    if recipe.trains:
+        return WARM_UP
+    return WARM_UP_ALONE if recipe.workload == "fabric" else ()
+
+
+def _with_recipe(suite: Suite, recipe: str) -> Suite:
+    """Every entry that trains takes this one instead. Raises UsageError where they differ by their recipe."""
+    training = {each.name: each.recipe for each in suite.jobs if load_recipe(each.recipe).trains}
+    if len(set(training.values())) > 1:
+        raise UsageError(
+            "the entries of this suite differ by their recipe",
+            where="--recipe",
+            hint="changes of all of them: KEY=VALUE, such as model.name=t5-large",
+        )
+    jobs = [
+        each.model_copy(update={"recipe": recipe}) if each.name in training else each for each in suite.jobs
+    ]
+    return suite.model_copy(update={"jobs": jobs})
+
+
+def _recipes(suite: Suite, overrides: Iterable[str]) -> dict[str, Recipe]:
+    """Each entry's recipe: the file, the suite's changes, the user's."""
+    merged = {}
+    for entry in suite.jobs:
+        merged[entry.name] = lay_over(read_layers(entry.recipe), [entry.set])
+    changes: dict[str, list[dict[str, Any]]] = {name: [] for name in merged}
+    for override in overrides:
+        named = _OF_ENTRY.fullmatch(override)
+        if named and "." not in named["entry"] and named["entry"] not in merged:
+            hint = did_you_mean(named["entry"], merged) or f"entries: {', '.join(merged)}"
+            raise UsageError(f"no entry is named {named['entry']!r}", where=override, hint=hint)
+        one = named["entry"] if named and named["entry"] in merged else None
+        change = parse_override(named["rest"] if one and named else override)
+        told = [name for name in merged if (name == one if one else _means_something(change, merged[name]))]
+        if not told:
+            raise RecipeError("means nothing to any entry of the suite", where=override)
+        for name in told:
+            changes[name].append(change)
+    return {each.name: _valid(lay_over(merged[each.name], changes[each.name]), each) for each in suite.jobs}
+
+
+def _means_something(change: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
+    """Whether an override of all entries is for this recipe; a misspelt key is for all that train."""
+    kind = recipe_class(recipe.get("workload"))
+    section = next(iter(change))
+    if kind.trains:
+        return section != "fabric"
+    if section == "measure":
+        return isinstance(change[section], Mapping) and set(change[section]) == {"hardware_seconds"}
+    return section in (*_EVERYWHERE, str(recipe.get("workload")))
+
+
+def _valid(data: Mapping[str, Any], entry: Entry) -> Recipe:
+    return validate_recipe(data, where=f"{entry.name} ({Path(entry.recipe).name})")
+
+
+def freeze_bench(folder: BenchFolder, inputs: BenchInputs) -> None:
+    """Write suite, recipes and schedule: a bench that goes on reads these alone."""
+    suite = inputs.suite.model_dump(mode="json", by_alias=True)
+    for each in suite["jobs"]:  # the entries' recipes have what is set; here it is only to be read
+        shown = inputs.recipes[each["name"]].env_show
+        each["set"] = {name: shared_section(name, value, shown) for name, value in each["set"].items()}
+    folder.write(folder.suite, dump_yaml(suite))
+    for entry in inputs.suite.jobs:
+        recipe = limited(inputs.recipes[entry.name], inputs.suite.of(entry).timeout)
+        folder.write(folder.recipe(entry.name), recipe_file(recipe.as_dict()))
+    write_schedule(folder, inputs)
+
+
+def write_schedule(
+    folder: BenchFolder, inputs: BenchInputs, dropped: Mapping[str, str] | None = None
+) -> None:
+    """Hosts, jobs and notes; `dropped`: hosts that take no part, and why (None: as it was)."""
+    if dropped is None:
+        dropped = folder.read_schedule().get("dropped", {}) if folder.schedule.exists() else {}
+    inventory = inputs.inventory
+    folder.write_schedule(
+        {
+            "suite": inputs.name,
+            "mark": folder.mark,
+            "started": started_of(folder),
+            "overrides": list(inputs.overrides),
+            "source": inventory.source,
+            "launcher": inventory.launcher,
+            "ssh_config": inventory.ssh_config,
+            "hosts": [{"name": host.name, "slots": host.slots} for host in inventory.hosts],
+            "dropped": dict(dropped),
+            "notes": list(inputs.schedule.notes),
+            "jobs": [task.as_dict() for task in inputs.schedule.tasks],
+        }
+    )
+
+
+def started_of(folder: BenchFolder) -> float:
+    """When the bench was begun: Unix time."""
+    return float(folder.read_schedule()["started"]) if folder.schedule.exists() else time.time()
+
+
+def reread(folder: BenchFolder, at_once: int | None = None) -> BenchInputs:
+    """A bench as it was frozen. Raises RunFolderError and UsageError."""
+    data = folder.read_schedule()
+    suite = suite_from(read_yaml(folder.suite), where=str(folder.suite))
+    if at_once is not None:
+        suite = suite.model_copy(update={"at_once": at_once})
+    try:
+        hosts = tuple(Host(each["name"], each["slots"]) for each in data["hosts"])
+        inventory = Inventory(hosts, data["launcher"], data["source"], ssh_config=data["ssh_config"])
+        schedule = Schedule(tuple(read_task(each) for each in data["jobs"]), tuple(data["notes"]))
+        name, overrides = str(data["suite"]), tuple(map(str, data["overrides"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"is damaged: {type(error).__name__}: {error}", where=str(folder.schedule)) from None
+    recipes = {each.name: recipe_from(read_yaml(folder.recipe(each.name))) for each in suite.jobs}
+    return BenchInputs(name, suite, inventory, recipes, overrides, schedule)

@@ -1,0 +1,301 @@
+"""A bench's finished jobs as figures, and as what the judge reads: the same as of others' logs. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from muster.benches.document import JobRecord
+from muster.benches.doubts import UNSTEADY, doubts_of
+from muster.benches.schedule import Task
+from muster.core.fabric.result import FabricRun, Matmul, Spread, Sweep
+from muster.core.recipe import Recipe
+from muster.core.result import Result
+from muster.judging import Observation
+from muster.judging.baseline import MAD
+from muster.judging.joblogs import observation_of, work_of
+from muster.judging.readers._failures import PATTERNS, Signs, shortened
+from muster.judging.readers.base import JobLog, MeasuredWindows
+from muster.judging.shared_failures import OF_HOSTS
+
+# What Muster itself says of a host, by the catalogue's name for it.
+_OWN_WORDS = (
+    ("cannot be reached", "ssh_unreachable"),
+    ("the host was lost", "ssh_unreachable"),
+    ("not installed for", "remote_module_missing"),
+)
+# Of matrix products, the first arithmetic that all devices did is compared: that of the bench's trainings,
+# then what such devices train in where a recipe leaves it open.
+_USUAL = {"cpu": ("fp32", "bf16"), "cuda": ("bf16", "fp16", "tf32", "fp32")}
+# What does not change what a job takes; the rest of a recipe does, and with it whom it is compared with.
+_APART = ("launch", "env", "force")
+
+
+def figures_of(record: JobRecord, recipes: Mapping[str, Recipe] | None = None) -> dict[str, float]:
+    """What a job came to, by the names that suites use. Unknown ones are left out. `recipes`: the bench's,
+    whose arithmetic matrix products are of."""
+    result = record.result
+    if result is None:
+        return {"seconds": record.ended - record.started}
+    speed, seconds, flops = result.throughput, result.seconds, result.flops
+    found: dict[str, float | None] = {
+        "seconds": seconds.total,
+        "setup_seconds": seconds.setup,
+        "training_seconds": seconds.training,
+        "memory": memory_of(result),
+        "loss": result.loss_final,
+        "evaluation_loss": result.evaluation_loss,
+        "perplexity": result.perplexity,
+    }
+    if speed is not None:
+        found |= {
+            "samples_per_second": speed.samples_per_second,
+            "tokens_per_second": speed.tokens_per_second or None,
+            "step_seconds": speed.step_seconds_median,
+            "variation": speed.variation,
+        }
+    if flops is not None:
+        found |= {"mfu": flops.mfu, "flops_per_second": flops.model_per_second}
+    if result.quality is not None:
+        found |= {
+            "exact_match": result.quality.exact_match,
+            "execution_match": result.quality.execution_match,
+        }
+    if result.steps:
+        found["skipped_share"] = result.skipped_steps / result.steps
+    if result.fabric is not None:
+        found |= fabric_figures(result.fabric, recipes or {})
+    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def fabric_figures(fabric: FabricRun, recipes: Mapping[str, Recipe]) -> dict[str, float | None]:
+    """busbw: all-reduce's best (bytes/s); latency: of a small one (s); matmul: of the slowest device."""
+    sweeps = fabric.of("all-reduce")
+    latencies = [each.median for each in fabric.latencies]
+    products = _products(fabric, recipes)
+    return {
+        "busbw": max((each.busbw for each in sweeps), default=None),
+        "latency": max(latencies, default=None),
+        "matmul": min((each.sustained for each in products), default=None),
+    }
+
+
+def memory_of(result: Result) -> int | None:
+    """The highest peak of a rank: the allocator's, on CPUs the process's."""
+    return result.memory.allocator_peak or result.memory.resident_peak
+
+
+def observed(tasks: Sequence[Task], logs: Mapping[str, Sequence[JobLog]]) -> list[Observation]:
+    """What the jobs of one entry say of their hosts, for the choice of the next ones."""
+    mine = (log for task in tasks for log in logs.get(task.id, ()))
+    found = (observation_of(log, work_of(log)) for log in mine)
+    return [each for each in found if each is not None]
+
+
+def logs_of(
+    tasks: Sequence[Task], records: Mapping[str, JobRecord], recipes: Mapping[str, Recipe]
+) -> dict[str, list[JobLog]]:
+    """What the judge hears of each job that is over, warm-ups apart: one log as a rule; of the fabric one for
+    its collectives, and one per host for its own matrix products. The first has the job's id. Of a failure
+    that is nobody's on the hosts it hears no hosts; of what is no measurement no times."""
+    over = [task for task in tasks if task.id in records and not task.warm_up]
+    doubts = {job: each.disturbed for job, each in doubts_of(records).items()}
+    alike: dict[tuple[str, int], list[dict[int, Sweep]]] = {}
+    for task in over:
+        if not doubts.get(task.id) and (sweeps := _sweeps(records[task.id])):
+            alike.setdefault((task.entry, len(task.hosts)), []).append(sweeps)
+    compared = {key: _Compared.of(each) for key, each in alike.items()}
+    found = {
+        task.id: _logs(task, records[task.id], recipes, compared.get((task.entry, len(task.hosts))))
+        for task in over
+    }
+    return {
+        job: [replace(logs[0], measured=None)] if doubts.get(job) else logs for job, logs in found.items()
+    }
+
+
+def _logs(
+    task: Task, record: JobRecord, recipes: Mapping[str, Recipe], compared: _Compared | None
+) -> list[JobLog]:
+    result = record.result
+    base = JobLog(
+        task.id, record.outcome, format="muster", hosts=task.hosts, hosts_from="muster", workload=task.entry,
+        recipe=_about(record, recipes[task.entry]), world_size=result.world_size if result else None,
+        family=task.entry, began=record.started, ended=record.ended,
+    )  # fmt: skip
+    if record.outcome != "succeeded" or result is None:
+        failure, host = _failure(record, task)
+        guilty = ((host, failure),) if host else ()
+        hosts = () if record.usage else task.hosts
+        return [replace(base, reason=record.reason, failure=failure, failed=guilty, hosts=hosts)]
+    if result.fabric is not None:
+        reduced = (compared or _Compared(0, {})).reduced(base, _sweeps(record))
+        products = _product_logs(base, _products(result.fabric, recipes))
+        shaky = [note for log in products for note in log.notes]
+        return [
+            replace(reduced, notes=(*reduced.notes, *shaky)),
+            *(log for log in products if log.measured),
+        ]
+    speed, measured = result.throughput, None
+    if speed is not None and result.global_batch and speed.samples_per_second > 0 and speed.measured_steps:
+        samples = float(speed.measured_steps * result.global_batch)
+        seconds = samples / speed.samples_per_second
+        tokens = speed.tokens_per_second * seconds or None
+        measured = MeasuredWindows(
+            samples, seconds, speed.measured_steps, speed.windows, tokens, speed.variation
+        )
+    return [
+        replace(
+            base,
+            batch=float(result.global_batch) if result.global_batch else None,
+            steps=result.steps,
+            skipped=result.skipped_steps,
+            measured=measured,
+            spread=_error(speed.variation, speed.windows) if speed is not None else None,
+            memory=memory_of(result),
+            computing=_computing(result, task.hosts),
+        )
+    ]
+
+
+def _computing(result: Result, hosts: Sequence[str]) -> tuple[float, ...]:
+    """What each host's forward passes took; nothing where one does not say, or their shares differ."""
+    told = {each.host: each.forward_seconds for each in result.hosts if each.share is None}
+    found = [seconds for host in hosts if (seconds := told.get(host)) is not None]
+    return tuple(found) if len(found) == len(hosts) else ()
+
+
+def _about(record: JobRecord, recipe: Recipe) -> str:
+    """The recipe and what it ran on: only jobs that share both are compared."""
+    told = {key: value for key, value in recipe.as_dict().items() if key not in _APART}
+    devices = sorted(set(record.devices.values()))
+    precision = record.result.precision if record.result else None
+    return json.dumps([told, devices, precision], sort_keys=True)
+
+
+def _failure(record: JobRecord, task: Task) -> tuple[str | None, str | None]:
+    """The failure's name in the catalogue, and the host that is to blame by it."""
+    signs = Signs()
+    for text in (record.reason or "", record.hint or ""):
+        signs.line(shortened(text), record.failed_host)
+    sign = signs.decisive()
+    known = sign.failure if sign and sign.failure in {name for name, *_ in PATTERNS} else None
+    guilty = record.failed_host if record.failed_host in task.hosts else None
+    if guilty and known not in OF_HOSTS:
+        known = next((name for words, name in _OWN_WORDS if words in (record.reason or "")), known)
+    return known, guilty
+
+
+def _sweeps(record: JobRecord) -> dict[int, Sweep]:
+    """A job's all-reduces by their size in bytes, those that were steady."""
+    fabric = record.result.fabric if record.result and record.outcome == "succeeded" else None
+    found = fabric.of("all-reduce") if fabric else []
+    return {each.bytes: each for each in found if each.time.median > 0 and _varied(each.time) <= UNSTEADY}
+
+
+def _varied(time: Spread) -> float:
+    """By how much repeats differ, whatever one of them took: 1.4826 times the median deviation from the
+    median, which is the standard deviation where they are normal."""
+    off = [abs(seconds - time.median) for seconds in time.seconds]
+    return MAD * statistics.median(off) / time.median
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """The size at which all-reduces of jobs alike are compared: the largest that half of them reached.
+
+    A sweep has so many seconds: over a slow link it ends at a smaller size. Such a job is compared at the
+    largest size that it reached, as if it had gone on like the others: `longer`, by size, is how much longer
+    than of that size an all-reduce of the compared size takes (median of the jobs that did both).
+    """
+
+    bytes: int
+    longer: Mapping[int, float]
+
+    @classmethod
+    def of(cls, jobs: Sequence[Mapping[int, Sweep]]) -> _Compared:
+        """Of the sweeps of jobs alike, of which there is one at least."""
+        sizes = sorted({size for each in jobs for size in each}, reverse=True)
+        most = next(size for size in sizes if 2 * sum(size in each for each in jobs) >= len(jobs))
+        ratios: dict[int, list[float]] = {}
+        for each in jobs:
+            for size in each if most in each else ():
+                ratios.setdefault(size, []).append(each[most].time.median / each[size].time.median)
+        return cls(most, {size: statistics.median(found) for size, found in ratios.items()})
+
+    def reduced(self, base: JobLog, sweeps: Mapping[int, Sweep]) -> JobLog:
+        """The job's log: an all-reduce is a step of one sample."""
+        reached = max((size for size in sweeps if size in self.longer and size <= self.bytes), default=None)
+        if reached is None:
+            alone = len(base.hosts) == 1  # one rank exchanges nothing
+            note = f"its all-reduces varied by more than {UNSTEADY:.0%}: not a measurement"
+            return base if alone else replace(base, notes=(note,))
+        time, longer = sweeps[reached].time, self.longer[reached]
+        short = (
+            f"its largest steady all-reduce is of {reached:,} bytes: compared there with those of the jobs "
+            f"that reached {self.bytes:,}"
+        )
+        repeats = len(time.seconds)
+        return replace(
+            base,
+            workload=f"{base.workload}, all-reduce of {self.bytes:,} bytes",
+            batch=1.0,
+            measured=MeasuredWindows(1.0, longer * time.median, 1, repeats, None, time.variation),
+            exchanges=len(base.hosts) > 1,
+            spread=_error(_varied(time), repeats),
+            notes=(short,) if reached < self.bytes else (),
+        )
+
+
+def _product_logs(base: JobLog, products: Sequence[Matmul]) -> list[JobLog]:
+    """Each host's matrix products as a job of it alone, by its slowest rank. Without a measurement where they
+    varied too much, and why in the notes."""
+    by_host: dict[str, list[Matmul]] = {}
+    for each in products:
+        by_host.setdefault(each.host, []).append(each)
+    logs = []
+    for host, mine in by_host.items():
+        slowest = min(mine, key=lambda each: each.sustained)
+        if not slowest.sustained > 0:
+            continue
+        varied = slowest.variation
+        shaky = varied is not None and varied > UNSTEADY
+        note = f"the matrix products of {host} varied by {varied:.0%}: not a measurement" if shaky else ""
+        logs.append(
+            replace(
+                base,
+                path=f"{base.path}#{host}",
+                hosts=(host,),
+                workload=f"{base.workload}, matrix products in {slowest.precision}",
+                family=f"{base.family}, matrix products",  # an entry's jobs are counted once
+                recipe=f"{slowest.n} {slowest.device} {slowest.threads} {len(mine)}",
+                world_size=None,
+                batch=1.0,
+                measured=None
+                if shaky
+                else MeasuredWindows(1.0, 2.0 * slowest.n**3 / slowest.sustained, 1, 1, None, varied),
+                spread=_error(varied, slowest.windows),
+                moment=base.path,
+                notes=(note,) if note else (),
+            )
+        )
+    return logs
+
+
+def _error(variation: float | None, windows: int) -> float | None:
+    """The relative standard error of a mean of so many windows."""
+    return None if variation is None or windows < 1 else variation / math.sqrt(windows)
+
+
+def _products(fabric: FabricRun, recipes: Mapping[str, Recipe]) -> list[Matmul]:
+    """Those of the first arithmetic that every rank measured."""
+    told = [each.precision for each in recipes.values() if each.trains]
+    ranks = {each.rank for each in fabric.matmul}
+    for precision in dict.fromkeys([*told, *_USUAL[fabric.device]]):
+        of_it = [each for each in fabric.matmul if each.precision == precision]
+        if of_it and {each.rank for each in of_it} == ranks:
+            return of_it
+    return []

@@ -1,0 +1,341 @@
+"""What to benchmark: recipes x group sizes x thresholds, one YAML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from muster.core.errors import RecipeError, UsageError
+from muster.core.near import did_you_mean
+from muster.core.recipes import anchored, find_recipe, merge, read_yaml
+from muster.core.section import PositiveInt, Section
+from muster.core.units import parse_bytes
+
+SHIPPED = Path(__file__).resolve().parent.parent / "suites"
+
+# What a job comes to, by the names that thresholds and tables use. Unknown ones are not there, never 0.
+Figure = Literal[
+    "samples_per_second", "tokens_per_second", "step_seconds", "variation", "mfu", "flops_per_second",
+    "memory", "seconds", "setup_seconds", "training_seconds", "loss", "evaluation_loss", "perplexity",
+    "exact_match", "execution_match", "skipped_share", "busbw", "latency", "matmul",
+]  # fmt: skip
+FIGURES: tuple[str, ...] = get_args(Figure)
+
+
+def _as_number(value: Any) -> Any:
+    size = parse_bytes(value) if isinstance(value, str) else None
+    return value if size is None else size
+
+
+def _dotted(value: Any) -> Any:
+    """{'train.max_steps': 5} -> {'train': {'max_steps': 5}}, beside keys that are nested already."""
+    if not isinstance(value, dict):
+        return value
+    nested: dict[str, Any] = {}
+    for key, inner in value.items():
+        for part in reversed(str(key).split(".")):
+            inner = {part: inner}
+        nested = merge(nested, inner, None)
+    return nested
+
+
+Amount = Annotated[float, BeforeValidator(_as_number)]  # 40GB, or a number
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,40}$")]
+Sizes = list[PositiveInt | Literal["all"]] | Literal["doubling", "adaptive"]
+_ALL: Sizes = ["all"]
+
+# Descriptions of what an entry may say in place of the suite.
+GROUPS = (
+    "Numbers of hosts per job, such as [1, 2, all]. doubling: 1, 2, 4 and so on up to all hosts. adaptive: "
+    "chosen from earlier results to find bad hosts."
+)
+COVER = "all: every host takes part in a job of every size. first: only the first hosts do."
+REPEATS = "How often each job is run."
+TIMEOUT = "Seconds after which a job is ended."
+WARM_UP = "Run one short job before many start at once, so that caches are filled."
+
+_FIXED = ("repeats", "curve", "cover")  # keys of entries whose groups are given, not chosen from results
+
+
+class Threshold(Section):
+    """What a figure of every job must be at least, or at most."""
+
+    figure: Figure = Field(description="The measured figure that is compared.")
+    at_least: Amount | None = Field(
+        None, description="The smallest good value: a number, or a size such as 40GB. Give this or at_most."
+    )
+    at_most: Amount | None = Field(
+        None, description="The largest good value: a number, or a size such as 40GB. Give this or at_least."
+    )
+    per: Literal["job", "host", "slot", "fleet"] = Field(
+        "job",
+        description="What the figure is divided by first. job: nothing. host, slot: their number. fleet: "
+        "what "
+        "is normal for the same recipe on as many hosts.",
+    )
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> Threshold:
+        if (self.at_least is None) == (self.at_most is None):
+            raise ValueError("give one of at_least and at_most")
+        return self
+
+    @property
+    def words(self) -> str:
+        """at least 115 samples_per_second per slot"""
+        bound = self.at_least if self.at_least is not None else self.at_most
+        side = "at least" if self.at_least is not None else "at most"
+        per = {"job": "", "host": " per host", "slot": " per slot", "fleet": " of the fleet's"}[self.per]
+        return f"{side} {bound:g}{per}"
+
+    def met(self, value: float) -> bool:
+        """Whether a figure, already divided as `per` says, is good enough."""
+        return value >= self.at_least if self.at_least is not None else value <= (self.at_most or 0.0)
+
+
+class Checks(Section):
+    """The inspection before the jobs: what `muster check` finds unfit takes no part."""
+
+    profile: str | None = Field(
+        None, description="Check profile: a shipped name, or a file. Null: the checks' defaults."
+    )
+    group: bool = Field(
+        False, description="Also start ranks on the fit hosts and measure links and devices together."
+    )
+    gpus: Annotated[int, Field(ge=0, le=64)] | None = Field(
+        None, description="GPUs that each host must have; 0: none. Null: as many as it turns out to have."
+    )
+
+
+class Published(Section):
+    """What others published of an entry's recipe on one kind of device, to stand beside what is measured."""
+
+    source: str = Field(description="Who published it, and where.")
+    on: str = Field(description="The device, by words of its name, such as h100 or a100-80gb.")
+    samples_per_second: Annotated[dict[PositiveInt, Amount], Field(min_length=1)] = Field(
+        description="Samples per second by number of ranks."
+    )
+    memory: Amount | None = Field(None, description="Peak of a device's memory, such as 40.7GB.")
+
+    def means(self, device: str) -> bool:
+        """Whether a device of this name is of the kind."""
+        return all(word in device.lower().replace(" ", "") for word in self.on.lower().split("-"))
+
+
+class Entry(Section):
+    """One recipe on groups of hosts. What is None is as the suite says."""
+
+    name: Name = Field(
+        "", validate_default=False, description="Name of the entry in results. Default: the recipe's name."
+    )
+    recipe: str = Field(description="A shipped recipe's name, or a file (beside the suite, or as given).")
+    set: Annotated[dict[str, Any], BeforeValidator(_dotted)] = Field(
+        default_factory=dict, description="Changes to the recipe, nested or with dotted keys."
+    )
+    groups: Sizes | None = Field(None, description=f"{GROUPS} Null: as the suite says.")
+    cover: Literal["all", "first"] | None = Field(None, description=f"{COVER} Null: as the suite says.")
+    repeats: PositiveInt | None = Field(None, description=f"{REPEATS} Null: as the suite says.")
+    timeout: Annotated[float, Field(gt=0)] | None = Field(
+        None, description=f"{TIMEOUT} Null: as the suite says."
+    )
+    warm_up: bool | None = Field(None, description=f"{WARM_UP} Null: as the suite says.")
+    curve: Literal["weak", "strong"] | None = Field(
+        None,
+        description="Report the efficiency by number of hosts. weak: the work grows with the hosts. strong: "
+        "the same work on all sizes. Null: no curve.",
+    )
+    thresholds: list[Threshold] = Field(
+        default_factory=list, description="What this entry's jobs must reach, beside the suite's thresholds."
+    )
+    published: list[Published] = Field(
+        default_factory=list,
+        description="What others published of this recipe, shown beside what is measured.",
+    )
+
+
+class Suite(Section):
+    """What to benchmark."""
+
+    about: str = Field("", description="One line that describes the suite.")
+    check: Checks | None = Field(
+        None, description="Check the hosts first and leave out unfit ones. Null: all hosts take part."
+    )
+    jobs: Annotated[list[Entry], Field(min_length=1)] = Field(
+        description="The entries: each runs one recipe on groups of hosts."
+    )
+    groups: Sizes = Field(default_factory=lambda: _ALL, description=f"{GROUPS} Default: [all].")
+    cover: Literal["all", "first"] = Field("all", description=COVER)
+    repeats: PositiveInt = Field(1, description=REPEATS)
+    timeout: Annotated[float, Field(gt=0)] = Field(3600.0, description=TIMEOUT)
+    warm_up: bool = Field(True, description=WARM_UP)
+    at_once: PositiveInt | None = Field(
+        None,
+        description="Largest number of jobs at the same time. Null: as many as there are free hosts for.",
+    )
+    thresholds: list[Threshold] = Field(
+        default_factory=list, description="What the jobs of every entry must reach."
+    )
+    slow: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.01,
+        description="The smallest slowdown that makes a host slow, as a share of the fleet's step time "
+        "(0.01 is 1 %).",
+    )
+    waves: PositiveInt = Field(
+        6, description="Largest number of rounds of jobs that an adaptive entry may ask for."
+    )
+    switches: dict[str, str] = Field(
+        default_factory=dict, description="Name of each network switch and its hosts, such as node[01-08]."
+    )
+    compare: list[str] | None = Field(
+        None,
+        description="Compare the entries with each other: the recipe keys in which they may differ. Null: no "
+        "comparison.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, data: Any) -> Any:
+        """An entry without a name has its recipe's."""
+        if not isinstance(data, dict) or not isinstance(data.get("jobs"), list):
+            return data
+        jobs = []
+        for each in data["jobs"]:
+            if isinstance(each, dict) and not each.get("name") and isinstance(each.get("recipe"), str):
+                each = {**each, "name": Path(each["recipe"]).name.removesuffix(".yaml")}
+            jobs.append(each)
+        return {**data, "jobs": jobs}
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Suite:
+        names = [each.name for each in self.jobs]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"two entries are named {twice}: give each a `name`")
+        if any(groups == [] for groups in (self.groups, *(each.groups for each in self.jobs))):
+            raise ValueError("groups must name at least one size")
+        for each in self.jobs:
+            useless = [key for key in _FIXED if getattr(each, key) not in (None, 1)]
+            if useless and self.of(each).groups == "adaptive":
+                raise ValueError(f"{each.name}: {useless[0]} and adaptive groups do not go together")
+        return self
+
+    def of(self, entry: Entry) -> EntrySettings:
+        """An entry with what the suite says for all."""
+
+        def own(value: Any, general: Any) -> Any:
+            return general if value is None else value
+
+        return EntrySettings(
+            groups=own(entry.groups, self.groups),
+            cover=own(entry.cover, self.cover),
+            repeats=own(entry.repeats, self.repeats),
+            timeout=own(entry.timeout, self.timeout),
+            warm_up=own(entry.warm_up, self.warm_up),
+            thresholds=[*self.thresholds, *entry.thresholds],
+        )
+
+
+class EntrySettings(Section):
+    """What holds for an entry."""
+
+    groups: Sizes
+    cover: Literal["all", "first"]
+    repeats: int
+    timeout: float
+    warm_up: bool
+    thresholds: list[Threshold]
+
+
+def shipped_suites() -> dict[str, Path]:
+    """The suites that come with Muster, by name."""
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.yaml"))}
+
+
+def find_suite(source: str) -> Path:
+    """A file, or a shipped name. Raises UsageError."""
+    shipped = shipped_suites()
+    try:
+        given = Path(source).expanduser()
+        for candidate in (given, given.with_name(f"{given.name}.yaml")) if given.name else ():
+            if candidate.is_file():
+                return candidate.resolve()
+    except (OSError, RuntimeError, ValueError):  # longer than a name can be; ~nobody; a null byte
+        pass
+    if source.removesuffix(".yaml") in shipped:
+        return shipped[source.removesuffix(".yaml")]
+    hint = did_you_mean(source, shipped) or f"shipped suites: {', '.join(shipped)}"
+    raise UsageError("no such suite", where=source, hint=hint)
+
+
+def load_suite(source: str) -> Suite:
+    """Read and check a suite; recipes that lie beside it become absolute paths.
+
+    Raises UsageError naming the file and the field, RecipeError for a recipe that is not there.
+    """
+    path = find_suite(source)
+    suite = suite_from(read_yaml(path), where=str(path))
+    jobs = [
+        each.model_copy(update={"recipe": _recipe(each, path, number), "set": _set(each, path)})
+        for number, each in enumerate(suite.jobs)
+    ]
+    return suite.model_copy(update={"jobs": jobs})
+
+
+def suite_from(data: dict[str, Any], *, where: str) -> Suite:
+    """Plain data -> Suite. Raises UsageError about the first thing that is wrong."""
+    try:
+        return Suite.model_validate(data)
+    except ValidationError as error:
+        raise _explain(error, where) from None
+
+
+def _set(entry: Entry, suite: Path) -> dict[str, Any]:
+    """The changes, with paths from the suite's folder, as a recipe's are from its own."""
+    return entry.set if suite.parent == SHIPPED else anchored(entry.set, suite.parent)
+
+
+def _recipe(entry: Entry, suite: Path, number: int) -> str:
+    """A shipped recipe's name as it is; a file's path in full."""
+    try:
+        found = find_recipe(entry.recipe, base=suite.parent)
+    except RecipeError as error:
+        raise RecipeError(
+            error.what, where=f"{suite}: jobs.{number}.recipe {entry.recipe}", hint=error.hint
+        ) from None
+    shipped = found.parent == SHIPPED.parent / "recipes"
+    return found.stem if shipped else str(found)
+
+
+def _explain(error: ValidationError, where: str) -> UsageError:
+    """pydantic's first complaint as one line with the field's path."""
+    first = error.errors(include_url=False)[0]
+    own = ("list[", "literal[", "function-")  # pydantic's own parts of a path
+    parts = [str(part) for part in first["loc"] if not str(part).startswith(own)]
+    location = ".".join(parts)
+    given, kind = first.get("input"), first["type"]
+    hint: str | None = None
+    if kind == "extra_forbidden":
+        model: type[Section] = Checks if parts[0] == "check" else Suite
+        if parts[0] in ("jobs", "thresholds") and len(parts) > 1:
+            model = Threshold if "thresholds" in parts else Entry
+        known = sorted(model.model_fields)
+        hint = did_you_mean(parts[-1], known) or f"known keys here: {', '.join(known)}"
+        return UsageError(f"unknown key {location!r}", where=where, hint=hint)
+    if kind == "value_error":
+        return UsageError(f"{location}: {first['ctx']['error']}".removeprefix(": "), where=where)
+    if kind == "missing":
+        return UsageError(f"{location} is missing", where=where, hint="docs/bench.md has an example")
+    if location.endswith("figure") and isinstance(given, str):
+        hint = did_you_mean(given, FIGURES) or f"figures: {', '.join(FIGURES)}"
+    elif "groups" in parts:
+        hint = "such as [1, 2, all], doubling, or adaptive"
+    elif kind == "string_pattern_mismatch":  # a name: nothing else has a pattern
+        hint = (
+            "at most 41 letters, digits, '.', '-' and '_', a letter or digit first; `name: NAME` beside "
+            "`recipe` gives one"
+        )
+        return UsageError(f"{location}: {given!r} cannot be the name of an entry", where=where, hint=hint)
+    said = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+    return UsageError(f"{location}: {said}, not {given!r}", where=where, hint=hint)

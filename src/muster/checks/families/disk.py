@@ -1,0 +1,199 @@
+"""Room and rights where checkpoints, caches and temporary files go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from muster.agent.probe import text
+from muster.checks.base import Answers, Check, Context, Finding
+from muster.checks.families._judging import About, each
+from muster.core import families
+from muster.core.checkpoints import bytes_needed
+from muster.core.units import format_bytes
+
+# How the types of file systems begin that several machines may share; the same as in agent/provision.py.
+_NETWORK = (
+    "nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "9p", "afs", "gluster", "pvfs2",
+    "orangefs", "panfs", "weka", "virtiofs", "fuse.gluster", "fuse.sshfs", "fuse.ceph", "fuse.juicefs",
+)  # fmt: skip
+_KERNEL_VARIABLES = ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
+
+CHECKS = (
+    Check(
+        "disk.space",
+        "Free bytes where checkpoints, caches and temporary files go, against the recipe's checkpoints and "
+        "model where their size is known.",
+        "A run that fills the disk fails while it saves, and leaves a broken checkpoint.",
+        {"at_least": 512 << 20},
+    ),
+    Check(
+        "disk.inodes",
+        "Free inodes: the number of files that can still be created there.",
+        "A disk without free inodes is full, however many bytes are free.",
+        {"at_least": 10_000},
+    ),
+    Check(
+        "disk.writable",
+        "The folders' file systems are mounted for writing, and the user may write there.",
+        "A disk that the kernel has remounted read-only after an error looks healthy until the first write.",
+    ),
+    Check(
+        "disk.kernel_cache",
+        "Compiled kernels (Triton, torch extensions) are kept on a disk of the host's own.",
+        "On a shared one, hosts that start together build the same kernel at once and wait for each other's "
+        "locks: the first GPU idles, the others spin.",
+    ),
+)
+
+
+def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
+    """statvfs of each folder, or of the nearest one above it that exists, and its file system's kind."""
+    import os
+
+    home = os.path.expanduser("~")
+    given = dict(ask.get("folders") or {})
+    special = (
+        ("TMPDIR", "/tmp", "temporary"),
+        ("TRITON_CACHE_DIR", home + "/.triton/cache", "kernels"),
+        ("TORCH_EXTENSIONS_DIR", home + "/.cache/torch_extensions", "kernels"),
+    )
+    moved = [(given.pop(name, None) or os.environ.get(name) or usual, use) for name, usual, use in special]
+    wanted = [*((path, "data") for path in given.values()), *moved]
+    mounts = {}
+    for line in (text("/proc/self/mounts") or "").splitlines():
+        words = line.split()
+        if len(words) > 2:
+            mounts[words[1].replace("\\040", " ")] = words[2]  # a later mount hides an earlier one
+    found: list[dict[str, Any]] = []
+    for path, use in wanted:
+        path = os.path.abspath(os.path.expanduser(path or "~"))
+        if any(path == before["path"] for before in found):
+            continue
+        holder = path
+        while not os.path.isdir(holder) and os.path.dirname(holder) != holder:
+            holder = os.path.dirname(holder)
+        place = os.path.realpath(holder)
+        while place not in mounts and os.path.dirname(place) != place:
+            place = os.path.dirname(place)
+        about: dict[str, Any] = {"path": path, "use": use, "kind": mounts.get(place)}
+        try:
+            stat = os.statvfs(holder)
+            about["free"] = stat.f_bavail * stat.f_frsize
+            about["inodes"] = stat.f_favail if stat.f_files else None  # 0: a file system that has no limit
+            about["writable"] = os.access(holder, os.W_OK | os.X_OK) and not stat.f_flag & 1  # ST_RDONLY
+            about["read_only"] = bool(stat.f_flag & 1)
+        except (OSError, AttributeError) as error:
+            about["error"] = str(error)
+        found.append(about)
+    return {"folders": found}
+
+
+def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
+    """The tightest folder of each host decides."""
+    many = len(answers) > 1
+    return [
+        *each("disk.space", answers, lambda at, a: _space(at, a, context)),
+        *each("disk.inodes", answers, lambda at, a: _inodes(at, a, context)),
+        *each("disk.writable", answers, _writable),
+        *each("disk.kernel_cache", answers, lambda at, a: _kernels(at, a, context, many)),
+    ]
+
+
+def checkpoint_bytes(recipe: Mapping[str, Any]) -> int | None:
+    """Bytes for the model in fp32 and the checkpoints that lie beside each other, as the planner counts them;
+    None: the model's size cannot be told here, or there is no recipe."""
+    model, kept = recipe.get("model") or {}, recipe.get("checkpoint") or {}
+    base = families.size(model.get("name"))
+    if base is None and (model.get("name") or not model.get("config")):
+        return None
+    usual = families.USUAL.get(str(recipe.get("workload", "text2sql")).replace("_", "-"))
+    kind = {"model_type": usual} if usual else {}
+    try:
+        count = families.parameters(
+            {**kind, "vocab_size": model.get("vocab_size"), **(base or {}), **(model.get("config") or {})}
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+    if count is None:
+        return None
+    steps = (recipe.get("train") or {}).get("max_steps")
+    model = bool(kept.get("model", True))
+    return bytes_needed(count, kept.get("every"), kept.get("keep", 2), steps, model=model)
+
+
+def _data(answer: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    return [each for each in answer["folders"] if each["use"] != "kernels" and each.get(key) is not None]
+
+
+def _space(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
+    folders = _data(answer, "free")
+    if not folders:
+        return about.unknown("the free space could not be read")
+    need = int(context.expect(about.check, "at_least"))
+    computed = checkpoint_bytes(context.recipe) or 0
+    short = []
+    for folder in folders:
+        wanted = need if folder["use"] == "temporary" else max(need, computed)
+        if folder["free"] < wanted:
+            short.append(
+                f"{format_bytes(folder['free'])} free at {folder['path']}, {format_bytes(wanted)} needed"
+            )
+    if short:
+        return about.fail(
+            "too little free space for checkpoints, caches or temporary files",
+            "; ".join(short),
+            "make room there, or launch.workdir=FOLDER, --output FOLDER or TMPDIR=FOLDER on a larger disk",
+        )
+    least = min(folders, key=lambda folder: int(folder["free"]))
+    return about.passed(f"{format_bytes(least['free'])} free at {least['path']}")
+
+
+def _inodes(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
+    folders = _data(answer, "inodes")
+    if not folders:
+        return about.not_applicable("the file systems do not limit the number of files")
+    least = min(folders, key=lambda folder: int(folder["inodes"]))
+    evidence = f"{least['inodes']} more files at {least['path']}"
+    if least["inodes"] >= context.expect(about.check, "at_least"):
+        return about.passed(evidence)
+    return about.fail(
+        "almost no free inodes",
+        evidence,
+        "remove many small files there: find FOLDER -xdev -printf '%h\\n' | sort | uniq -c | sort -n",
+    )
+
+
+def _writable(about: About, answer: Mapping[str, Any]) -> Finding:
+    broken = [folder for folder in answer["folders"] if folder.get("error")]
+    if broken:
+        evidence = f"{broken[0]['path']}: {broken[0]['error']}"
+        return about.fail("a file system does not respond", evidence, "umount -l and mount it again")
+    fixed = [folder["path"] for folder in answer["folders"] if folder.get("read_only")]
+    if fixed:
+        return about.fail(
+            "a folder is on a file system that is mounted read-only",
+            ", ".join(fixed),
+            "sudo dmesg | grep -i remount; then sudo mount -o remount,rw MOUNTPOINT",
+        )
+    barred = [folder["path"] for folder in answer["folders"] if not folder.get("writable")]
+    if barred:
+        return about.fail("the user may not write to a folder", ", ".join(barred), "sudo chown $USER FOLDER")
+    return about.passed()
+
+
+def _kernels(about: About, answer: Mapping[str, Any], context: Context, many: bool) -> Finding:
+    env = context.recipe.get("env") or {}
+    if all(name in env for name in _KERNEL_VARIABLES):
+        return about.passed("the recipe sets the folders")
+    folders = [folder for folder in answer["folders"] if folder["use"] == "kernels"]
+    shared = [folder for folder in folders if (folder.get("kind") or "").startswith(_NETWORK)]
+    if not any(folder.get("kind") for folder in folders):
+        return about.unknown("the kinds of file systems could not be read")
+    if not shared or not many:
+        return about.passed(", ".join(sorted({str(folder.get("kind")) for folder in folders})))
+    return about.warn(
+        "compiled kernels are kept on a network disk",
+        ", ".join(f"{folder['path']} ({folder['kind']})" for folder in shared),
+        "env.TRITON_CACHE_DIR=/tmp/muster-triton env.TORCH_EXTENSIONS_DIR=/tmp/muster-torch",
+    )

@@ -1,0 +1,102 @@
+"""What earlier jobs have left running. It is named, never ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from muster.checks.base import Answers, Check, Context, Finding
+from muster.checks.families._judging import About, each
+
+CHECKS = (
+    Check(
+        "leftovers.processes",
+        "Processes of other jobs: those that Muster started, and launchers of torch and DeepSpeed.",
+        "They hold GPUs, memory and ports, so that the job is slow or runs out of memory.",
+    ),
+    Check(
+        "leftovers.port",
+        "The rendezvous port (launch.port, else torch's usual 29500) is free.",
+        "A process that an earlier job left holds it: the job fails with 'address already in use', or joins "
+        "the wrong store.",
+    ),
+)
+
+
+def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
+    """Process ids by what they are, and whether somebody listens on the rendezvous port."""
+    import errno
+    import os
+    import socket
+
+    marks = (b"torch.distributed.run", b"torch.distributed.launch", b"deepspeed.launcher", b"muster.worker")
+
+    def read(path: str) -> bytes:
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except OSError:
+            return b""
+        try:
+            return os.read(descriptor, 1 << 16)
+        except OSError:
+            return b""
+        finally:
+            os.close(descriptor)
+
+    found = []
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
+        words = read("/proc/%s/cmdline" % name) if name.isdigit() and int(name) != os.getpid() else b""
+        if not words:
+            continue  # the kernel's own
+        # Ranks and their helpers are Python's; reading everybody's environment would cost more than all else.
+        python = b"python" in words[:200]
+        marked = python and b"\0MUSTER_TOKEN=" in b"\0" + read("/proc/%s/environ" % name)
+        program = words.split(b"\0")[1:2]
+        if marked or any(mark in words for mark in marks) or (program and program[0].endswith(b"/torchrun")):
+            shown = words.replace(b"\0", b" ").decode("utf-8", "replace").strip()[:80]
+            found.append({"pid": int(name), "job": marked, "args": shown})
+    port, taken = int(ask.get("port") or 29500), False
+    for kind, any_address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:  # reading /proc/net/tcp would cost twenty times as much
+            with socket.socket(kind, socket.SOCK_STREAM) as trial:
+                trial.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+                )  # then only a listener is in the way
+                trial.bind((any_address, port))
+        except OSError as error:
+            taken = taken or error.errno == errno.EADDRINUSE
+    return {"processes": found[:200], "port": port, "taken": taken, "proc": os.path.isdir("/proc")}
+
+
+def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
+    """Warnings with process ids: somebody may still want them."""
+    return [
+        *each("leftovers.processes", answers, _processes),
+        *each("leftovers.port", answers, lambda at, a: _port(at, a, context)),
+    ]
+
+
+def _processes(about: About, answer: Mapping[str, Any]) -> Finding:
+    if not answer.get("proc"):
+        return about.unknown("the process table could not be read")
+    found = sorted(answer.get("processes") or [], key=lambda one: int(one["pid"]))
+    if not found:
+        return about.passed("none")
+    shown = ", ".join(str(one["pid"]) for one in found[:12]) + (" ..." if len(found) > 12 else "")
+    return about.warn(
+        "processes of other jobs run on the host",
+        f"{len(found)}: pid {shown}, such as {found[0]['args'] or 'unnamed'!r}",
+        "`muster stop RUN` where it is one of your runs (muster ls); else look first: ps -fp PID",
+    )
+
+
+def _port(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
+    given, port = (context.recipe.get("launch") or {}).get("port"), answer["port"]
+    if not answer["taken"]:
+        return about.passed(f"{port} is free")
+    remedy = f"sudo ss -ltnp 'sport = :{port}'"
+    if given:
+        return about.fail(
+            "the recipe's rendezvous port is in use", f"port {port}", f"{remedy}; or leave launch.port out"
+        )
+    return about.warn("torch's usual rendezvous port is in use", f"port {port}", remedy)

@@ -1,0 +1,217 @@
+"""What hosts call themselves and each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from muster.checks.base import Answers, Check, Context, Finding
+from muster.checks.families._judging import About, absent, each, loopback, majority
+from muster.core.hostlist import fold_hosts
+
+_HOSTS_FILE = "the same lines in /etc/hosts on every host: echo 'ADDRESS NAME' | sudo tee -a /etc/hosts"
+
+_LOOPBACK_LINE = (
+    "take the peers' names off the lines of 127.* in /etc/hosts (images keep that of the host that they were "
+    f"made on); then {_HOSTS_FILE}"
+)
+
+CHECKS = (
+    Check(
+        "names.own",
+        "The host's own name resolves there to one of its addresses.",
+        "gloo and MPI look their own host up and tell peers the address. loopback: allowed, since Muster "
+        "names the interface to gloo itself; forbidden for jobs that others start.",
+        {"loopback": "allowed"},
+    ),
+    Check(
+        "names.reverse",
+        "The reverse lookup of the host's address gives a name that resolves to that address.",
+        "sshd, MPI and Slurm compare the two, wait for the lookup, and log the wrong name.",
+    ),
+    Check(
+        "names.peers",
+        "The hosts' names resolve to the same addresses on every host (a sample that includes the first).",
+        "A rank connects to the wrong host, or waits for the rendezvous until it times out.",
+    ),
+)
+
+
+def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
+    """The host's name, what it resolves to, what it may call its own, and the way back."""
+    import os
+    import socket
+    import threading
+
+    # Names go to the resolver as bytes: for text, Python first loads its tables of international names.
+    found: dict[str, Any] = {"name": socket.gethostname(), "addresses": None, "own": [], "reverse": None}
+    found["stays"] = ask.get("host") in (ask.get("hosts") or {})
+    ssh = os.environ.get("SSH_CONNECTION", "").split()
+
+    def has(address: str) -> bool:
+        """Whether the host has an address: only then can a socket be bound to it."""
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as trial:
+            try:
+                trial.bind((address, 0))
+            except OSError:
+                return False
+            return True
+
+    def resolve(name: str) -> list[str]:
+        try:
+            return sorted(
+                {
+                    str(info[4][0])
+                    for info in socket.getaddrinfo(name.encode("ascii"), None, type=socket.SOCK_STREAM)
+                }
+            )
+        except (OSError, UnicodeError):
+            return []
+
+    def look() -> None:
+        addresses = resolve(found["name"])
+        found["addresses"] = addresses
+        found["own"] = [address for address in addresses if has(address)]
+        outside = [a for a in found["own"] if not a.startswith("127.") and a != "::1"]
+        address = ssh[2] if len(ssh) == 4 else (outside or [None])[0]
+        if address:
+            try:
+                name = socket.gethostbyaddr(address)[0]
+                found["reverse"] = [address, name, resolve(name)]
+            except OSError:
+                found["reverse"] = [address, None, []]
+        found["done"] = True
+
+    looking = threading.Thread(target=look, daemon=True)  # a name server that is dead must not hold the rest
+    looking.start()
+    looking.join(min(4.0, 0.8 * float(ask.get("timeout") or 5.0)))
+    return dict(found)
+
+
+def probe_peers(ask: Mapping[str, Any]) -> dict[str, Any]:
+    """What the names of the hosts that stay resolve to here. `slow`: not all within the time."""
+    import socket
+    import threading
+
+    views: dict[str, Any] = {}
+
+    def look() -> None:
+        for label in ask.get("hosts") or {}:
+            name = ask["hosts"][label].rpartition("@")[2].strip("[]")
+            if ":" in name or name.replace(".", "").isdigit():
+                continue  # an address already
+            try:
+                infos = socket.getaddrinfo(name.encode("ascii"), None, type=socket.SOCK_STREAM)
+                views[label] = sorted({str(info[4][0]) for info in infos})
+            except (OSError, UnicodeError):
+                views[label] = []
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(min(6.0, 0.8 * float(ask.get("timeout") or 7.0)))
+    return {"views": dict(views), "slow": looking.is_alive()}
+
+
+def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
+    """Own name, the way back, and whether all hosts see their peers at the same addresses."""
+    return [
+        *each("names.own", answers, lambda at, a: _own(at, a, context)),
+        *each("names.reverse", answers, lambda at, a: _reverse(at, a, context)),
+        *_views(answers, peers, context),
+    ]
+
+
+def _own(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
+    addresses, name = answer.get("addresses"), answer.get("name")
+    if addresses is None:
+        return about.warn(
+            "looking up the host's own name times out",
+            f"{name}",
+            "getent hosts $(hostname); cat /etc/resolv.conf",
+        )
+    if not addresses:
+        return about.warn("the host cannot resolve its own name", f"{name}", _HOSTS_FILE)
+    evidence = f"{name} is {', '.join(addresses)}"
+    if not answer.get("own"):
+        return about.warn(
+            "the host's own name resolves to an address that it does not have", evidence, _HOSTS_FILE
+        )
+    outside = [address for address in answer["own"] if not loopback(address)]
+    if outside or context.one_machine or context.expect(about.check, "loopback") == "allowed":
+        return about.passed(evidence)
+    return about.warn("the host's own name resolves to loopback", evidence, _HOSTS_FILE)
+
+
+def _reverse(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
+    if context.one_machine:
+        return about.not_applicable("pretend hosts of one machine")
+    if not answer.get("done"):
+        return about.unknown("name servers time out")
+    if not answer.get("reverse"):
+        return about.unknown("no address to look up")
+    address, name, back = answer["reverse"]
+    if not name:
+        return about.not_applicable("the address has no reverse name")
+    if address in back or loopback(address):
+        return about.passed(f"{address} is {name}")
+    return about.warn(
+        "the address's name resolves to another address",
+        f"{address} is {name}, which is {', '.join(back) or 'unknown'}",
+        _HOSTS_FILE,
+    )
+
+
+def _views(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
+    check = "names.peers"
+    if context.one_machine or len(answers) < 2:
+        return each(check, answers, lambda at, a: at.not_applicable("one host has no peers"))
+    views = {host: answer.get("views") or {} for host, answer in peers.items()}
+    usual: dict[str, Any] = {}
+    apart: set[str] = set()  # names of which two views share nothing
+    for target in {target for view in views.values() for target in view}:
+        # A host's view of itself does not count: loopback is usual there. Nor does one that takes a peer for
+        # the host itself, which is wrong however many have it.
+        seen = [
+            tuple(view[target])
+            for host, view in views.items()
+            if host != target and view.get(target) and not all(map(loopback, view[target]))
+        ]
+        if seen:
+            usual[target] = majority(seen) or ()
+            if any(not set(one) & set(other) for one in seen for other in seen):
+                apart.add(target)
+    return each(
+        check,
+        answers,
+        lambda at, a: _view(at, peers[at.host], usual, apart) if at.host in peers else absent(at, a),
+    )
+
+
+def _view(
+    about: About, answer: Mapping[str, Any], usual: Mapping[str, tuple[str, ...]], apart: set[str]
+) -> Finding:
+    views = {target: view for target, view in (answer.get("views") or {}).items() if target != about.host}
+    if not answer.get("views") and not answer.get("slow"):
+        return about.not_applicable("the hosts are given by address")
+    selves = [target for target, view in views.items() if view and all(map(loopback, view))]
+    if selves:
+        words = f"{fold_hosts(selves)}: {', '.join(views[selves[0]])}"
+        return about.warn("names of peers resolve to this host itself", words, _LOOPBACK_LINE)
+    lost = [target for target, view in views.items() if target in usual and not view]
+    if lost:
+        return about.warn("names of peers do not resolve here", fold_hosts(lost), _HOSTS_FILE)
+    odd = [t for t, view in views.items() if t in apart and not set(view) & set(usual[t])]
+    if odd:
+        words = f"{odd[0]} is {', '.join(views[odd[0]])} here"
+        if usual[odd[0]]:
+            return about.warn(
+                "names of peers resolve to other addresses than on most hosts",
+                f"{words}, and {', '.join(usual[odd[0]])} on most hosts",
+                _HOSTS_FILE,
+            )
+        return about.warn("the hosts resolve a peer's name to different addresses", words, _HOSTS_FILE)
+    if answer.get("slow"):
+        return about.warn("name servers time out", f"{len(views)} names in the time", "cat /etc/resolv.conf")
+    if not any(target in usual for target in views):
+        return about.not_applicable("only the connection knows the names (ssh_config)")
+    return about.passed(f"{len(views)} names resolve as on the other hosts")

@@ -1,0 +1,87 @@
+"""What `muster check` found: one verdict per host, and each kind of trouble once, with all its hosts."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from muster.core.part import Part
+
+SCHEMA_VERSION = 1
+Verdict = Literal["fit", "warning", "unfit", "unreachable"]
+LevelName = Literal["pass", "not applicable", "unknown", "warn", "fail"]
+
+
+class CheckResult(Part):
+    """One check on one host."""
+
+    check: str
+    level: LevelName = Field(description="unknown: it could not be found out, which is not a pass")
+    problem: str = ""
+    evidence: str = Field("", description="what was seen on this host")
+    remedy: str | None = Field(None, description="a command or setting that one can paste")
+
+
+class HostReport(Part):
+    """One host. Unreachable ones have no checks but `host.reached`."""
+
+    host: str
+    name: str = Field(description="as it was given, with a login part")
+    slots: int | None = Field(description="as given, or the GPUs that were found; None: not known")
+    verdict: Verdict
+    stage: str | None = Field(None, description="unreachable: name, tcp, host key, login or python")
+    seconds: float | None = Field(None, description="until the host's first word")
+    python: str | None = Field(None, description="version of the interpreter that ran the probe")
+    clock_offset: float | None = Field(None, description="seconds that its clock is ahead of this machine's")
+    clock_error: float | None = Field(None, description="the offset is known no better than this")
+    checks: list[CheckResult]
+
+
+class Seen(Part):
+    """Hosts on which the same was seen."""
+
+    evidence: str
+    hosts: str = Field(description="folded, such as node[01-12,17]")
+    count: int
+
+
+class Trouble(Part):
+    """One kind of trouble: a check that ended the same way on some hosts."""
+
+    check: str
+    level: Literal["unknown", "warn", "fail"]
+    problem: str
+    hosts: str = Field(description="folded, such as node[01-12,17]")
+    count: int
+    seen: list[Seen] = Field(description="what was seen where, the most frequent first")
+    remedy: str | None = None
+    why: str = Field("", description="what happens to a job otherwise")
+
+
+class Inspection(Part):
+    """The document that `muster check --json` prints."""
+
+    schema_version: int = SCHEMA_VERSION
+    source: str = Field(description="the hosts as they were given")
+    launcher: str = ""
+    ssh_config: str | None = Field(None, description="the file that the inventory names for ssh -F")
+    profile: str = "defaults"
+    recipe: str | None = None
+    ended: float | None = Field(None, description="Unix time; None: not written down")
+    seconds: float = Field(0.0, description="that the inspection took")
+    world_size: int | None = Field(description="ranks that the fit hosts have slots for; None: not known")
+    summary: dict[Verdict, int]
+    hosts: list[HostReport]
+    troubles: list[Trouble] = Field(description="worst first")
+    group: dict[str, Any] | None = Field(None, description="what ranks on the fit hosts measured together")
+
+    @property
+    def sound(self) -> bool:
+        """No host is unfit or unreachable."""
+        return not self.summary["unfit"] and not self.summary["unreachable"]
+
+    @property
+    def usable(self) -> list[HostReport]:
+        """The hosts that a job can run on: fit, or with a warning."""
+        return [host for host in self.hosts if host.verdict in ("fit", "warning")]

@@ -1,0 +1,122 @@
+"""What `muster check` sends to a host, and what comes back. Pure."""
+
+from __future__ import annotations
+
+import json
+import marshal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import resources
+from importlib.util import MAGIC_NUMBER
+from typing import Any
+
+from muster.checks.base import Transport
+from muster.core.job import Placement
+
+# The first words over there, for any Python: the launchers' bootstrap runs it, and left r(n), which reads n
+# bytes. The newline ends what a login script printed without one.
+_GREETING = b"""
+import gc, sys, time
+gc.disable()
+v = sys.version_info
+magic = getattr(sys.modules.get("_frozen_importlib_external"), "MAGIC_NUMBER", b"")
+magic = "".join("%02x" % c for c in bytearray(magic))
+line = '\\n{"m": "hello", "python": "%d.%d.%d", "magic": "%s", "time": %r}\\n'
+os.write(1, (line % (v[0], v[1], v[2], magic, time.time())).encode())
+if v[:2] < (3, 8):
+    raise SystemExit(3)
+kind = r(1)
+heard = time.time()
+body = r(int(r(10)))
+if kind == b"m":
+    import marshal
+    program, families = marshal.loads(body)
+else:
+    import json
+    program, families = json.loads(body.decode())
+    program = compile(program, "muster-probe", "exec")
+exec(program)
+_main(families, heard)
+"""
+OPENING = b"%010d" % len(_GREETING) + _GREETING
+_MAGIC = MAGIC_NUMBER.hex()
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds for each step of a host, and how many sessions are made at once."""
+
+    connect: float = 20.0  # connection, login, and python's first word
+    probe: float = 15.0  # all probes of a round, but for those that have longer
+    fanout: int = 64
+
+
+@dataclass(frozen=True)
+class HostAnswers:
+    """What a host said. `peers` is None where it was not asked a second time, or did not answer then."""
+
+    transport: Transport
+    answers: Mapping[str, Mapping[str, Any]]  # family -> its probe's answer, or {"error": ...}
+    peers: Mapping[str, Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What is asked. `first` and `second` name the families that have a probe for the round."""
+
+    sources: Mapping[str, str]  # family -> the text of its probes
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    ask: Callable[[Placement], dict[str, Any]]
+    interpreter: str = "python3"
+    longer: Mapping[str, float] = field(default_factory=dict)  # family -> seconds, where that is too short
+
+    def program(self, magic: str) -> bytes:
+        """The probe and the families; compiled where the host's Python is of our kind."""
+        return self._compiled if magic == _MAGIC else self._text
+
+    @cached_property
+    def _text(self) -> bytes:
+        return _framed(b"s", json.dumps([_probe_source(), dict(self.sources)]).encode())
+
+    @cached_property
+    def _compiled(self) -> bytes:
+        families = {
+            name: compile(source, f"muster-{name}", "exec", dont_inherit=True)
+            for name, source in self.sources.items()
+        }
+        program = compile(_probe_source(), "muster-probe", "exec", dont_inherit=True)
+        return _framed(b"m", marshal.dumps((program, families)))
+
+
+def well_formed(answers: Any, families: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """A host's answers as they ought to be: one dict per family, whatever came."""
+    found = answers if isinstance(answers, dict) else {}
+    return {
+        name: found[name] if isinstance(found.get(name), dict) else {"error": "not an answer"}
+        for name in families
+    }
+
+
+def failed(answer: Mapping[str, Any]) -> bool:
+    """Whether the probe itself broke, or was not done in time: then `error` is all that there is."""
+    return set(answer) == {"error"}
+
+
+def clock(said: float, came: float, sent: float, heard: float) -> tuple[float, float]:
+    """(offset, error) in seconds of a host's clock, as NTP finds it.
+
+    The host said `said` by its clock, and it came at `came` by ours: offset >= said - came. What was sent at
+    `sent` by ours was heard at `heard` by the host's: offset <= heard - sent.
+    """
+    low, high = said - came, heard - sent
+    return (low + high) / 2, abs(high - low) / 2
+
+
+def _framed(kind: bytes, body: bytes) -> bytes:
+    return b"%s%010d" % (kind, len(body)) + body
+
+
+def _probe_source() -> str:
+    return resources.files("muster.agent").joinpath("probe.py").read_text(encoding="utf-8")

@@ -1,0 +1,140 @@
+"""A bench as it runs, on stderr: live tables of jobs and hosts on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from muster.benches.child import Child
+from muster.benches.document import JobRecord
+from muster.benches.schedule import Task
+from muster.core.hostlist import fold_hosts
+from muster.core.units import format_number, format_seconds
+
+SHOWN = 12  # running jobs in the live table
+QUIET = 30.0  # seconds between two lines where there is no terminal
+TURN = 0.5  # seconds between two pictures
+
+
+class BenchView:
+    """Watches a bench. A context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self.drawn = self.said = time.monotonic()
+
+    def __enter__(self) -> BenchView:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live:
+            self.live.stop()
+
+    def announce(self, text: str) -> None:
+        """What comes next."""
+        self.console.print(f"[dim]{escape(text)}[/dim]")
+
+    def progress(self, done: int, total: int, unreached: int) -> None:
+        """Hosts that have answered the inspection."""
+        if time.monotonic() - self.said > 5:
+            self.said = time.monotonic()
+            self.announce(f"{done} of {total} hosts answered, {unreached} unreachable")
+
+    def began(self, task: Task, run: Path) -> None:
+        """A job was started."""
+        if not self.live:
+            self.console.print(f"[dim]started  {escape(task.id)}  on {escape(fold_hosts(task.hosts))}[/dim]")
+
+    def ended(self, task: Task, record: JobRecord | None) -> None:
+        """A job is over; None: it was stopped."""
+        if record is None:
+            self.console.print(f"[yellow]stopped  [/yellow]{escape(task.id)}: it will be run again")
+        elif record.outcome == "succeeded":
+            took = format_seconds(record.ended - record.started)
+            self.console.print(f"[green]done     [/green]{escape(task.id)}  {took}{_speed(record)}")
+        else:
+            word = "timeout  " if record.outcome == "timeout" else "failed   "
+            host = f"{record.failed_host}: " if record.failed_host else ""
+            why = f"{host}{record.reason or 'reason unknown'}"
+            self.console.print(f"[red]{word}[/red]{escape(task.id)}  {escape(why)}")
+
+    def turn(self, children: Sequence[Child], tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> None:
+        """A few times a second."""
+        now = time.monotonic()
+        if self.live and now - self.drawn > TURN:
+            self.drawn = now
+            self.live.update(self.picture(children, tasks, done), refresh=True)
+        elif not self.live and now - self.said > QUIET:
+            self.said = now
+            under_way = ", ".join(f"{child.task.id} ({child.words or 'starting'})" for child in children[:4])
+            self.announce(f"{self._counted(tasks, done)}; {len(children)} running: {under_way}")
+
+    @staticmethod
+    def _counted(tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> str:
+        """12/12 finished, 0 failed"""
+        failed = sum(record.outcome != "succeeded" for record in done.values())
+        return f"{len(done)}/{len(tasks)} finished, {failed} failed"
+
+    def picture(
+        self, children: Sequence[Child], tasks: Sequence[Task], done: Mapping[str, JobRecord]
+    ) -> Group:
+        """Running jobs; hosts by what they do and how their jobs ended; the count."""
+        now = time.monotonic()
+        jobs = Table(box=None, padding=(0, 2, 0, 0))
+        for name in ("job", "hosts", "time", "of", ""):
+            jobs.add_column(name, justify="right" if name in ("time", "of") else "left", no_wrap=True)
+        for child in children[:SHOWN]:
+            limit = format_seconds(child.task.timeout)
+            took = format_seconds(now - child.begun)
+            words = f"stopping: {child.stopped}" if child.stopped else child.words
+            jobs.add_row(
+                escape(child.task.id), escape(fold_hosts(child.task.hosts)), took, limit, escape(words[:70])
+            )
+        if len(children) > SHOWN:
+            jobs.add_row(f"and {len(children) - SHOWN} more", "", "", "", "")
+        count = Text(f"{self._counted(tasks, done)}; {len(children)} running")
+        return Group(jobs, self._hosts(children, tasks, done), count)
+
+    def _hosts(
+        self, children: Sequence[Child], tasks: Sequence[Task], done: Mapping[str, JobRecord]
+    ) -> Table:
+        """A row per state: hosts at work, waiting, through; and those with jobs that did not end well."""
+        busy = {host for child in children for host in child.task.hosts}
+        due = {host for task in tasks if task.id not in done for host in task.hosts}
+        known = {host for task in tasks for host in task.hosts}
+        bad = {
+            host
+            for task in tasks
+            if (record := done.get(task.id)) and record.outcome != "succeeded"
+            for host in ([record.failed_host] if record.failed_host else task.hosts)
+        }
+        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        for name, colour, members in (
+            ("working", "cyan", busy),
+            ("waiting", "dim", due - busy),
+            ("done", "green", known - due - busy),
+            ("in failed jobs", "red", bad),
+        ):
+            if members:
+                table.add_row(
+                    f"[{colour}]{name}[/{colour}]", f"{len(members)}", escape(fold_hosts(members)[:100])
+                )
+        return table
+
+
+def _speed(record: JobRecord) -> str:
+    speed = record.result.throughput if record.result else None
+    return f", {format_number(speed.samples_per_second)} samples/s" if speed else ""

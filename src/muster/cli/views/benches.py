@@ -1,0 +1,295 @@
+"""What a bench came to, and its schedule, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from muster.benches.document import Bench, BenchJob, Comparison, Curve
+from muster.benches.folder import BenchFolder
+from muster.cli.console import SafeConsole
+from muster.cli.output import err_console, out_console
+from muster.cli.views.verdicts import COLOURS, drift_notes, print_answer, print_hosts, print_table, signed
+from muster.core.hostlist import fold_hosts
+from muster.core.units import counted, format_bytes, format_flops, format_seconds
+
+SHOWN = 100  # jobs; of more, those that are not well
+_OUTCOMES = {"succeeded": "green", "failed": "red", "timeout": "red"}
+# Of a comparison, in this order: name in the document, heading.
+_COMPARED = (
+    ("samples_per_second", "samples/s"), ("training_seconds", "training"), ("seconds", "total"),
+    ("memory", "memory"), ("loss", "loss"), ("evaluation_loss", "held-out loss"), ("exact_match", "exact"),
+    ("execution_match", "same rows"),
+)  # fmt: skip
+
+
+def show_bench(folder: BenchFolder, *, json: bool) -> int:
+    """How far a bench has come, and what it found. -> exit code."""
+    from muster.benches.listing import bench_row, read_bench
+    from muster.cli.output import print_json
+
+    row, found = bench_row(folder), read_bench(folder)
+    state = (
+        "damaged" if row is None else "running" if row.running else "ended" if row.complete else "not ended"
+    )
+    jobs, done = (row.jobs, row.done) if row else (None, None)
+    if json:
+        told = found.model_dump(mode="json") if found else None
+        where = str(folder.path)
+        print_json(
+            {"id": folder.id, "path": where, "state": state, "jobs": jobs, "done": done, "result": told}
+        )
+        return 0
+    console = out_console()
+    console.print(f"{escape(folder.id)}\n  {state}: {done}/{jobs} finished")
+    if found:
+        print_bench(found, every=False)
+    places = (
+        ("folder", folder.path),
+        ("results", folder.bench),
+        ("table", folder.table),
+        ("report", folder.report),
+    )
+    for name, path in places:
+        if path.exists():
+            console.print(f"  {name:<22} {escape(str(path))}")
+    if row and not row.running and not row.complete:
+        console.print(f"  {'go on with':<22} muster bench --continue {escape(str(folder.path))}")
+    return 0
+
+
+def bench_page(folder: BenchFolder, output: Path | None) -> Path:
+    """A bench's tables as one HTML file. Raises RunFolderError where it has not found anything yet."""
+    from muster.benches.listing import read_bench
+    from muster.core.errors import RunFolderError
+    from muster.store.atomic import write_text
+
+    found = read_bench(folder)
+    if found is None:
+        raise RunFolderError("has no results yet", where=folder.id, hint=f"`muster show {folder.id}`")
+    console = SafeConsole(record=True, width=180, file=StringIO(), force_terminal=True, highlight=False)
+    console.print(f"[bold]{escape(folder.id)}[/bold]  {escape(found.suite)}\n")
+    print_bench(found, every=True, console=console)
+    write_text(output or folder.report, console.export_html())
+    return output or folder.report
+
+
+def print_bench(found: Bench, *, every: bool, console: Console | None = None) -> None:
+    """The answer and the count; jobs, curves, comparison; hosts with evidence."""
+    notes = console or err_console()
+    console = console or out_console()
+    print_answer(console, found)
+    console.print(f"{_count(found)}\n")
+    print_table(console, _jobs(found, every=every))
+    for curve in found.curves:
+        print_table(console, _curve(curve))
+        for note in curve.notes:
+            console.print(f"[yellow]note[/yellow] {escape(note)}")
+    if found.comparison:
+        _comparison(console, found.comparison)
+    if found.published:
+        print_table(console, _published(found))
+    console.print()
+    print_hosts(console, found, every=every)
+    for note in [*drift_notes(found), *found.notes]:
+        notes.print(f"[yellow]note[/yellow] {escape(note)}")
+
+
+def figure_words(name: str, value: float | None) -> str:
+    """A figure as people read it."""
+    if value is None:
+        return ""
+    if name == "memory":
+        return format_bytes(int(value))
+    if name.endswith("seconds") and name != "step_seconds":
+        return format_seconds(value)
+    if name in ("exact_match", "execution_match", "mfu", "variation", "skipped_share"):
+        return f"{value:.1%}"
+    if name == "busbw":
+        return f"{8 * value / 1e9:.3g} Gbit/s"
+    if name in ("matmul", "flops_per_second"):
+        return format_flops(value)
+    return f"{value:.4f}" if "loss" in name else f"{value:.4g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _jobs(found: Bench, *, every: bool) -> Table:
+    """A row per job; of many, those that did not end well, or missed a threshold."""
+    table = Table(box=None)
+    shown = found.jobs
+    if not every and len(shown) > SHOWN:
+        shown = [job for job in shown if job.outcome != "succeeded" or job.misses][:SHOWN]
+        table.caption = f"{len(found.jobs) - len(shown)} jobs that succeeded are not shown; --all shows them"
+    for name in ("job", "hosts", "outcome", "result", "memory", "time", "peers", "why"):
+        right = name in ("memory", "time", "peers")
+        table.add_column(name, no_wrap=name != "why", justify="right" if right else "left")
+    for job in shown:
+        colour = _OUTCOMES[job.outcome]
+        took = job.ended - job.started if job.ended and job.started else None
+        table.add_row(
+            escape(job.job),
+            escape(fold_hosts(job.hosts)),
+            f"[{colour}]{job.outcome}[/{colour}]",
+            _result(job),
+            figure_words("memory", job.figures.get("memory")),
+            "" if took is None else format_seconds(took),
+            "" if job.slower is None else signed(job.slower),
+            escape(_why(job)),
+        )
+    return table
+
+
+def _result(job: BenchJob) -> str:
+    if job.warm_up:
+        return "warm-up"
+    for name, unit in (("samples_per_second", "samples/s"), ("busbw", ""), ("matmul", "")):
+        if name in job.figures:
+            return f"{figure_words(name, job.figures[name])} {unit}".strip()
+    return ""
+
+
+def _why(job: BenchJob) -> str:
+    """Of a job that is not well."""
+    if job.misses:
+        return "; ".join(job.misses)
+    if job.not_measured:
+        return f"not a measurement: {'; '.join(job.not_measured)}"
+    if job.outcome == "succeeded":
+        extra = [f"an extra job for {', '.join(job.leftover)}"] if job.leftover else []
+        return "; ".join([*extra, *job.notes])
+    parts = [job.failed_host, job.reason or "reason unknown"]
+    return ": ".join(part for part in parts if part) + (f" (hint: {job.hint})" if job.hint else "")
+
+
+def _curve(curve: Curve) -> Table:
+    table = Table(box=None, title=f"{curve.entry}: {curve.kind} scaling", title_justify="left")
+    for name in ("hosts", "ranks", "jobs", "samples/s", "spread", "speed-up", "efficiency"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for point in curve.points:
+        table.add_row(
+            str(point.hosts),
+            str(point.ranks),
+            str(point.jobs),
+            f"{point.samples_per_second:,.1f}",
+            "" if point.variation is None else f"{point.variation:.1%}",
+            "" if point.speedup is None else f"{point.speedup:.2f}",
+            "not a measurement"
+            if point.not_measured
+            else ""
+            if point.efficiency is None
+            else f"{point.efficiency:.1%}",
+        )
+    return table
+
+
+def _comparison(console: Console, found: Comparison) -> None:
+    """Entries beside each other; then what else differs."""
+    table = Table(box=None, title="comparison", title_justify="left")
+    paths = dict.fromkeys(path for row in found.rows for path in row.settings)
+    settings = [path for path in paths if path.count(".") <= 1 and not path.endswith(".options")][:5]
+    present = [each for each in _COMPARED if any(each[0] in row.figures for row in found.rows)]
+    for name in ("entry", "hosts", *settings):
+        table.add_column(name, no_wrap=True)
+    for _, heading in present:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in found.rows:
+        table.add_row(
+            escape(row.entry),
+            str(row.hosts),
+            *(escape(row.settings.get(path, "")) for path in settings),
+            *(figure_words(name, row.figures.get(name)) for name, _ in present),
+        )
+    print_table(console, table)
+    for path, values in found.confounded_by.items():
+        told = ", ".join(f"{name}: {value}" for name, value in values.items())
+        console.print(f"[yellow]confounded[/yellow] {escape(path)} differs as well ({escape(told)})")
+
+
+def _published(found: Bench) -> Table:
+    """What others published of the same recipes; where they had another device or number of ranks, that is
+    said, and the figure is scaled by the ranks."""
+    table = Table(box=None, title="beside published figures", title_justify="left")
+    names = ("entry", "ranks", "samples/s", "published", "ratio", "memory", "published", "published on")
+    for place, name in enumerate(names):
+        right = name not in ("entry", "published on")
+        table.add_column(name, no_wrap=place < len(names) - 1, justify="right" if right else "left")
+    for each in found.published:
+        where = f"{each.published_ranks} x {each.published_on}, {each.source}"
+        if each.published_ranks != each.ranks:
+            where += "; scaled by the ranks"
+        if not each.same_device:
+            where += f"; measured on {', '.join(each.devices) or 'an unknown device'}"
+        table.add_row(
+            escape(each.entry),
+            str(each.ranks),
+            f"{each.samples_per_second:,.2f}",
+            f"{each.published:,.2f}",
+            f"{each.ratio:.1%}",
+            figure_words("memory", each.memory),
+            figure_words("memory", each.published_memory),
+            escape(where),
+        )
+    if found.overrides:
+        table.caption = f"with changes: {escape(' '.join(found.overrides))}"
+    return table
+
+
+def _count(found: Bench) -> str:
+    hosts = [
+        f"[{COLOURS[name]}]{count} {name}[/{COLOURS[name]}]" for name, count in found.summary.items() if count
+    ]
+    jobs = [f"{count} {name}" for name, count in found.outcomes.items() if count]
+    missed = sum(bool(job.misses) for job in found.jobs)
+    more = f", {missed} below a threshold" if missed else ""
+    open_ = "" if found.complete else "; incomplete"
+    count = counted(len(found.hosts), "host")
+    took = format_seconds(found.ended - found.started)
+    return (
+        f"{count}: {', '.join(hosts) or 'none'}; {counted(len(found.jobs), 'job')}: "
+        f"{', '.join(jobs) or 'none'}{more}"
+        f"{open_} ({took})"
+    )
+
+
+def print_schedule(plan: Mapping[str, Any], *, every: bool) -> None:
+    """What would run beside each other, job by job."""
+    console = out_console()
+    about = f": {escape(plan['about'])}" if plan["about"] else ""
+    console.print(f"{escape(plan['suite'])}{about}")
+    checks = "inspected first; unfit ones take no part" if plan["check"] else "not inspected"
+    console.print(f"{counted(len(plan['hosts']), 'host')} ({escape(fold_hosts(plan['hosts']))}), {checks}")
+    jobs = {job["id"]: job for job in plan["jobs"]}
+    table = Table(box=None)
+    for name in ("wave", "job", "hosts", "timeout", ""):
+        table.add_column(name, no_wrap=True, justify="right" if name in ("wave", "timeout") else "left")
+    for number, wave in enumerate(plan["waves"], 1):
+        for identity in wave if every else wave[:SHOWN]:
+            job = jobs[identity]
+            table.add_row(
+                str(number),
+                escape(identity),
+                escape(fold_hosts(job["hosts"])),
+                format_seconds(job["timeout"]),
+                _remark(job),
+            )
+        if len(wave) > SHOWN and not every:
+            table.add_row(str(number), f"and {len(wave) - SHOWN} more (--all)", "", "", "")
+    print_table(console, table)
+    for note in plan["notes"]:
+        console.print(f"[yellow]note[/yellow] {escape(note)}")
+    most = format_seconds(plan["at_most_seconds"])
+    console.print(
+        f"{counted(len(jobs), 'job')}, at most {plan['at_once']} at once; a wave is what could run at once. "
+        f"If every job took all of its time: {most}"
+    )
+
+
+def _remark(job: Mapping[str, Any]) -> str:
+    if job["warm_up"]:
+        return "warm-up, before the others of its entry"
+    return f"for {escape(', '.join(job['leftover']))}, left over" if job["leftover"] else ""

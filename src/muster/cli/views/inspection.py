@@ -1,0 +1,149 @@
+"""An inspection for people: progress on stderr, one line per kind of trouble on stdout."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from muster.checks.inspection import Inspection, Trouble
+from muster.cli.output import out_console, print_json
+from muster.cli.views.waiting import Waiting
+from muster.core.hostlist import fold_hosts
+from muster.core.units import counted, format_seconds
+
+QUIET = 5.0  # seconds between two lines where there is no terminal
+SHOWN = 3  # different pieces of evidence per kind of trouble
+_COLOURS = {"fail": "red", "warn": "yellow", "unknown": "dim"}
+_VERDICTS = {"fit": "green", "warning": "yellow", "unfit": "red", "unreachable": "red"}
+
+
+class ProgressLine:
+    """How many hosts have answered. A context manager; call it with (done, total, unreached)."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.live = console.is_terminal
+        self.said = time.monotonic()
+        self.bar = Progress(
+            TextColumn("[bold]hosts"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}{task.fields[lost]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self.waiting = Waiting(console, self.bar)
+        self.task: TaskID | None = None
+
+    def __enter__(self) -> ProgressLine:
+        self.waiting.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.waiting.__exit__(kind, error, trace)
+
+    def __call__(self, done: int, total: int, unreached: int) -> None:
+        lost = f", {unreached} unreachable" if unreached else ""
+        if self.live:
+            if self.task is None:
+                self.task = self.bar.add_task("hosts", total=total, lost="")
+            self.bar.update(self.task, completed=done, lost=lost)
+        elif time.monotonic() - self.said > QUIET:
+            self.said = time.monotonic()
+            self.console.print(f"{done} of {total} hosts have answered{lost}")
+
+    def announce(self, text: str) -> None:
+        """What comes next, and is waited for."""
+        if self.task is not None:
+            self.bar.update(self.task, visible=False)
+        self.waiting.now(text)
+
+
+def print_inspection(found: Inspection) -> None:
+    """Each kind of trouble with its hosts, evidence and remedy; then the summary."""
+    console = out_console()
+    for trouble in found.troubles:
+        _print_trouble(console, trouble)
+    parts = [
+        f"[{_VERDICTS[name]}]{count} {name}[/{_VERDICTS[name]}]"
+        for name, count in found.summary.items()
+        if count
+    ]
+    ranks = f"; slots for {counted(found.world_size, 'rank')}" if found.world_size else ""
+    hosts = "host" if len(found.hosts) == 1 else "hosts"
+    seconds = format_seconds(found.seconds)
+    alone = _ungrouped(found)
+    if alone:
+        where = "everywhere" if len(alone) == len(found.hosts) else f"on {escape(fold_hosts(alone))}"
+        console.print(
+            f"[dim]torch is not installed for the ranks {where}: no group checks there; "
+            "muster prepare installs it[/dim]"
+        )
+    console.print(f"{len(found.hosts)} {hosts}: {', '.join(parts)}{ranks} ({seconds})")
+
+
+def _ungrouped(found: Inspection) -> list[str]:
+    """Hosts that were left out of the group checks for want of torch."""
+    from muster.checks.group import GROUPED, NO_TORCH
+
+    return [
+        host.host
+        for host in found.hosts
+        if any(each.check == GROUPED.name and each.problem == NO_TORCH for each in host.checks)
+    ]
+
+
+def _print_trouble(console: Console, trouble: Trouble) -> None:
+    colour = _COLOURS[trouble.level]
+    hosts = trouble.hosts if trouble.count == 1 else f"{trouble.hosts} ({trouble.count} hosts)"
+    console.print(
+        f"[{colour}]{trouble.level:<7}[/{colour}] [bold]{escape(hosts)}[/bold]  "
+        f"{escape(trouble.problem)}  [dim]{trouble.check}[/dim]"
+    )
+    for seen in trouble.seen[:SHOWN]:
+        where = f"{seen.hosts}: " if len(trouble.seen) > 1 else ""
+        console.print(f"          {escape(where + seen.evidence)}")
+    rest = sum(seen.count for seen in trouble.seen[SHOWN:])
+    if rest:
+        console.print(f"          [dim]and {rest} more hosts with other values; --json lists all[/dim]")
+    if trouble.remedy:
+        console.print(f"          [dim]remedy:[/dim] {escape(trouble.remedy)}")
+
+
+def print_checks(profile: str | None, *, as_json: bool) -> None:
+    """Every check: what is asked, why, and what is expected."""
+    from muster.checks.check import all_checks
+    from muster.checks.profiles import load_profile
+
+    checks = all_checks()
+    chosen = load_profile(profile, checks)
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": each.name,
+                    "asks": each.asks,
+                    "why": each.why,
+                    "expects": dict(chosen.expects[each.name]),
+                    "skipped": each.name in chosen.skipped,
+                }
+                for each in checks
+            ]
+        )
+        return
+    console = out_console()
+    for each in checks:
+        skipped = " (skipped by the profile)" if each.name in chosen.skipped else ""
+        console.print(f"[bold]{each.name}[/bold]{skipped}\n    {escape(each.asks)}")
+        console.print(f"    [dim]otherwise:[/dim] {escape(each.why)}")
+        expects: dict[str, Any] = dict(chosen.expects[each.name])
+        if expects:
+            words = ", ".join(f"{key} = {value}" for key, value in expects.items())
+            console.print(f"    [dim]expects:[/dim] {escape(words)}")

@@ -1,0 +1,178 @@
+"""A plan for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from muster.core.units import counted, format_bytes, format_count, format_number, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from muster.planner.document import MemoryPlan, Plan, TimePlan
+
+SHORT = {
+    "engine.zero": "zero",
+    "train.gradient_checkpointing": "checkpointing",
+    "batch.micro": "micro",
+    "launch.hosts": "hosts",
+}
+SMALL = 0.005  # of the whole: parts below it are shown together
+
+
+def print_plan(plan: Plan) -> None:
+    """Decisions, memory, time, other ways, scaling, and the sentence."""
+    from rich.markup import escape
+
+    from muster.cli.output import out_console, print_row
+    from muster.core.job import FASTEST, SLOWER
+
+    console = out_console()
+    count = f", {format_count(plan.parameters)} parameters" if plan.parameters else ""
+    batch = plan.batch
+    rows = [
+        ("model", f"{plan.model or 'from a configuration'}{count}"),
+        (
+            "spread",
+            f"{plan.engine}, {plan.precision}, {counted(plan.ranks, 'rank')} on "
+            f"{counted(plan.hosts, 'host')} ({plan.machines})",
+        ),
+        (
+            "batch",
+            f"{batch['micro']} x {batch['accumulation']} x {counted(plan.ranks, 'rank')} = "
+            f"{batch['global']} samples",
+        ),
+    ]
+    rows += [("hosts", each) for each in _hosts(plan)]
+    for name, value in rows:
+        print_row(console, name, value, width=12)
+    if plan.memory:
+        _memory(console, plan.memory, plan.device)
+    if plan.time:
+        _time(console, plan.time)
+    if plan.candidates:
+        _candidates(console, plan)
+    if len(plan.scaling) > 1:
+        _scaling(console, plan)
+    if plan.sentence:
+        console.print(f"\n{escape(plan.sentence)}")
+    for each in plan.decisions:
+        words = f"{each['field']} {each['value']}: {each['why']}"
+        if each["value"] == SLOWER:
+            console.print(f"[yellow]warning[/yellow]  {escape(words)}")
+        elif each["field"] == FASTEST:
+            console.print(f"[yellow]note[/yellow]  {escape(words)}")
+    for way in plan.would_fit:
+        console.print(f"[yellow]would fit[/yellow]  {escape(way)}")
+    for note in plan.notes:
+        console.print(f"[yellow]note[/yellow]  {escape(note)}")
+
+
+def _hosts(plan: Plan) -> list[str]:
+    """How many of those given, and why; the table of ways says why other numbers lost."""
+    from muster.core.hostlist import fold_hosts
+
+    why = [str(each["why"]) for each in plan.decisions if each["field"] == "launch.hosts"]
+    idle = f"; idle: {fold_hosts(plan.idle)}" if plan.idle else ""
+    given = plan.hosts + len(plan.idle)
+    return [f"{plan.hosts:,} of {given:,}, {each.partition('; ')[0]}{idle}" for each in why]
+
+
+def _memory(console: Console, memory: MemoryPlan, device: str) -> None:
+    from rich.table import Table
+
+    kind = f"{memory.lacking} memory" if device == "cuda" else "memory"
+    verdict = "[green]fits[/green]" if memory.lacking is None else f"[red]too little {kind}[/red]"
+    console.print(
+        f"\n  [bold]Memory of a rank[/bold]  {verdict}  (activations: {memory.basis}; peak: {memory.moment})"
+    )
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    places = [
+        ("host" if device == "cpu" else "device", memory.device, memory.device_bytes, memory.device_room)
+    ]
+    if memory.host:
+        places.append(("host", memory.host, memory.host_bytes, memory.host_room))
+    for place, parts, total, room in places:
+        for name, value in _large(parts, total):
+            table.add_row("", name, f"[default]{format_bytes(value)}")
+        has = f" of {format_bytes(room)}, {memory.margin:.0%} kept free" if room else ""
+        table.add_row(place, "[bold]all", f"[bold]{format_bytes(total)}[/bold]{has}")
+    console.print(table)
+
+
+def _large(parts: Mapping[str, int], total: int) -> list[tuple[str, int]]:
+    large = [(name, value) for name, value in parts.items() if value > SMALL * total]
+    rest = total - sum(value for _, value in large)
+    return sorted(large, key=lambda part: -part[1]) + ([("other", rest)] if rest else [])
+
+
+def _time(console: Console, time: TimePlan) -> None:
+    parts = {
+        "computation": time.compute,
+        "waiting for the network": time.communication,
+        "optimizer": time.optimizer,
+        "host transfer": time.transfer,
+        "overhead": time.overhead,
+    }
+    words = ", ".join(
+        f"{name} {format_seconds(value)}" for name, value in parts.items() if value > SMALL * time.step
+    )
+    basis = "; ".join([*(["calibrated"] if time.calibrated else []), *time.assumed]) or "from stated figures"
+    console.print(f"\n  [bold]Step[/bold]  {format_seconds(time.step)}: {words}  ({basis})")
+    console.print(f"        {format_number(time.samples_per_second)} samples/s")
+    if time.total is not None:
+        cost = f", cost {time.cost:,.2f}" if time.cost is not None else ""
+        steps = f"{time.steps:,} steps, " if time.steps else ""
+        console.print(f"        {steps}{format_seconds(time.total)} in all{cost}")
+    if time.epoch is not None:
+        console.print(f"        {format_seconds(time.epoch)} per epoch")
+
+
+def _candidates(console: Console, plan: Plan) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2), title="Compared settings", title_justify="left")
+    for name in ("", "memory", "samples/s", ""):
+        table.add_column(name, justify="right" if name else "left")
+    for each in sorted(plan.candidates, key=lambda each: (not each.fits, -(each.samples_per_second or 0))):
+        words = " ".join(f"{SHORT.get(key, key)}={value}" for key, value in each.changes.items())
+        speed = format_number(each.samples_per_second) if each.samples_per_second else ""
+        style = "bold green" if each.chosen else "" if each.fits else "dim"
+        memory = format_bytes(each.memory) if each.memory else ""
+        table.add_row(words, memory, speed, each.why, style=style)
+    console.print()
+    console.print(table)
+
+
+def _scaling(console: Console, plan: Plan) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2), title="Other numbers of hosts", title_justify="left")
+    priced = any(each.cost is not None for each in plan.scaling)
+    for name in (
+        "hosts",
+        "ranks",
+        "step",
+        "samples/s",
+        "efficiency",
+        "total",
+        *(["cost"] if priced else []),
+    ):
+        table.add_column(name, justify="right")
+    for each in plan.scaling:
+        row = [
+            str(each.hosts),
+            str(each.ranks),
+            format_seconds(each.step),
+            format_number(each.samples_per_second),
+            f"{each.efficiency:.0%}",
+            format_seconds(each.total) if each.total is not None else "",
+        ]
+        style = "bold" if each.hosts == plan.fastest_hosts else ""
+        cost = [f"{each.cost:,.2f}"] if priced and each.cost is not None else []
+        table.add_row(*row, *cost, style=style)
+    console.print()
+    console.print(table)
+    if plan.fastest_hosts is not None and plan.fastest_hosts < plan.scaling[-1].hosts:
+        console.print(f"  most samples/s on {counted(plan.fastest_hosts, 'host')}")

@@ -1,0 +1,172 @@
+"""Live progress on stderr: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from muster.cli.views.waiting import Waiting
+from muster.core.job import SLOWER, Job
+from muster.core.recipe import recipe_class
+from muster.core.units import counted, format_bytes, format_count, format_number, format_seconds
+from muster.store import events
+
+COMPILING = "50 s"  # for DeepSpeed's Adam on one idle core
+QUIET = 5.0  # seconds between two lines where there is no terminal
+_PHASES = {
+    "verify": "checking the checkpoint's files",
+    "copy": "copying the checkpoint to hosts that lack it",
+    "load": "loading data and model",
+    "train": "preparing the ranks",
+    "steps": "training",
+    "evaluate": "measuring the held-out loss",
+    "save": "saving the model",
+    "answer": "answering held-out questions",
+    "rendezvous": "connecting the ranks",
+    "matmul": "matrix products on every device",
+    "values": "checking the values of collectives",
+    "latency": "latency of a small all-reduce",
+    "points": "bandwidth of pairs of hosts",
+    "product": "a matrix product over all ranks",
+    "beside": "computation during communication",
+}
+
+
+class ProgressView:
+    """Watches a job's events. A context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.live = console.is_terminal
+        self.bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} steps"),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=False,
+        )
+        self.waiting = Waiting(console, self.bar)
+        self.task: Any = None
+        self.world_size = 1
+        self.windows: dict[int, list[events.Window]] = {}
+        self.loss: float | None = None
+        self.rate: float | None = None
+        self.tokens = 0.0  # per second; images have none
+        self.said = 0.0
+        self.phases: set[str] = set()
+        self.phase: str | None = None  # in words
+        self.compiling: set[tuple[str | None, int | None]] = set()  # (host, rank)
+        self.names = _PHASES
+
+    def __enter__(self) -> ProgressView:
+        self.waiting.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.waiting.__exit__(kind, error, trace)
+
+    def announce(self, job: Job) -> None:
+        """Hosts have agreed: say what is about to run."""
+        self.waiting.now(None)
+        self.world_size = job.world_size
+        hosts = ", ".join(f"{place.host} ({place.slots})" for place in job.placements[:8])
+        more = f" and {len(job.placements) - 8} more" if len(job.placements) > 8 else ""
+        batch = job.batch
+        trains = recipe_class(job.recipe.get("workload")).trains
+        self.names = _PHASES if trains else {**_PHASES, "load": "loading torch"}
+        what = (
+            f"{job.precision} on {job.device}; "
+            f"global batch {batch.global_} = {batch.micro} x {batch.accumulation} x {job.world_size}"
+        )
+        where = f"{counted(job.world_size, 'rank')} on {counted(len(job.placements), 'host')}: {hosts}{more}"
+        self.console.print(f"{where}; {what if trains else job.device}")
+        for decision in job.decisions:
+            if decision.value == SLOWER:
+                self.console.print(
+                    f"[yellow]warning: {decision.field} {decision.value}: {decision.why}[/yellow]"
+                )
+            else:
+                self.console.print(f"  [dim]{decision.field} = {decision.value}: {decision.why}[/dim]")
+        if job.resume_step:
+            self.console.print(f"resuming from the checkpoint of step {job.resume_step}")
+        elif job.attempt > 1 and trains:
+            self.console.print("no complete checkpoint on every host: starting from the first step")
+
+    def __call__(self, event: events.Event) -> None:
+        """Show one event."""
+        if isinstance(event, events.Started) and event.rank == 0:
+            self.task = self.bar.add_task("training", total=event.total_steps, figures="")
+        elif isinstance(event, events.Log):
+            self.loss = event.loss
+            self._refresh(event.step)
+        elif isinstance(event, events.Window):
+            self._window(event)
+        elif isinstance(event, events.Phase):
+            self._phase(event)
+        elif isinstance(event, events.DataRead):
+            cut = f", {event.cut} cut to length" if event.cut else ""
+            skipped = f", {event.skipped} skipped" if event.skipped else ""
+            self.console.print(f"{event.train} training samples, {event.validation} held out{cut}{skipped}")
+        elif isinstance(event, events.Saved) and event.step is not None:
+            size, seconds = format_bytes(event.bytes), format_seconds(event.seconds)
+            self.console.print(f"[dim]checkpoint at step {event.step}: {size} in {seconds}[/dim]")
+        elif isinstance(event, events.Split):
+            self.console.print(f"[dim]samples of a micro-step per rank: {_listed(event.shares)}[/dim]")
+        elif isinstance(event, events.Evaluated):
+            told = f", perplexity {event.perplexity:.2f}," if event.perplexity is not None else ""
+            self.console.print(f"held-out loss {event.loss:.4f}{told} at step {event.step}")
+
+    def _phase(self, event: events.Phase) -> None:
+        """What the first rank does now; and what any rank compiles, which all others wait for."""
+        if event.name == "compile":
+            self.compiling.add((event.host, event.rank))
+            self.waiting.now(f"compiling {event.what} on {event.host} (once per machine, about {COMPILING})")
+        elif event.name == "compiled":
+            self.compiling.discard((event.host, event.rank))
+            if not self.compiling:
+                self.waiting.now(self.phase)
+        elif event.rank == 0 and event.name not in self.phases:
+            self.phases.add(event.name)
+            self.phase = self.names.get(event.name, event.name)
+            if event.name == "steps":  # its figures say how it goes
+                self.waiting.now(None)
+                self.console.print(f"[dim]{self.phase} ...[/dim]")
+            else:
+                self.waiting.now(self.phase)
+
+    def _window(self, window: events.Window) -> None:
+        """The rate of a window counts when every rank has told of it."""
+        parts = self.windows.setdefault(window.step, [])
+        parts.append(window)
+        if len(parts) == self.world_size:
+            del self.windows[window.step]
+            seconds = max(part.seconds for part in parts)
+            self.rate = sum(part.samples for part in parts) / seconds if seconds > 0 else None
+            self.tokens = sum(part.tokens for part in parts) / seconds if seconds > 0 else 0.0
+            if self.live:
+                self._refresh(window.step)
+
+    def _refresh(self, step: int) -> None:
+        figures = [f"loss {self.loss:.4f}"] if self.loss is not None else []
+        figures += [f"{format_number(self.rate)} samples/s"] if self.rate is not None else []
+        figures += [f"{format_count(self.tokens)} tokens/s"] if self.tokens else []
+        text = ", ".join(figures)
+        if self.live and self.task is not None:
+            self.bar.update(self.task, completed=step, figures=text)
+        elif not self.live and time.monotonic() - self.said > QUIET:
+            self.said = time.monotonic()
+            total = int(self.bar.tasks[0].total or 0) if self.bar.tasks else "?"
+            self.console.print(f"step {step}/{total}: {text}")
+
+
+def _listed(shares: list[int], most: int = 16) -> str:
+    more = f" ... ({len(shares)} ranks)" if len(shares) > most else ""
+    return ", ".join(str(share) for share in shares[:most]) + more

@@ -1,0 +1,475 @@
+"""What was found of hosts, links and switches, for people: the answer, then why, then everybody else."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from muster.benches.document import Bench, HostVerdict
+from muster.core.hostlist import fold_hosts
+from muster.core.units import counted, format_number, format_seconds, format_slower
+from muster.judging.document import Drift, Evidence, JobEntry, Judged, Peers, Subject, Verdict
+
+SHOWN = 100  # hosts that are not fit, one by one
+NAMED = 4  # in a sentence
+SUSPECTED = 0.2  # probability of being bad from which on the answer names a host in doubt
+COLOURS = {
+    "fit": "green", "differs": "green", "probably fit": "yellow", "unknown": "yellow",
+    "unfit": "red", "slow": "red", "failing": "red", "below": "red",
+}  # fmt: skip
+BAD, DOUBT, SOUND = ("unfit", "failing", "slow", "below"), ("unknown", "probably fit"), ("differs", "fit")
+_NETWORK = "the network was not judged: no job on more than one host could be compared"
+_COMPUTE = "computing was not judged: no job on one host could be compared"
+_SPEEDS = (("samples_per_second", "samples/s"), ("tokens_per_second", "tokens/s"))
+_MARK = re.compile(r", [0-9a-f]{8}(?:,|$)")
+_Found = Judged | Bench
+
+
+def rows_of(found: _Found) -> list[HostVerdict]:
+    """A row per host, the worst first; among equals the slowest, then as they stand."""
+    rows = [
+        each
+        if isinstance(each, HostVerdict)
+        else HostVerdict(
+            host=each.hosts[0],
+            verdict=each.condition,
+            reason=each.reason,
+            evidence=each.evidence,
+            beside_others=each,
+        )
+        for each in found.hosts
+    ]
+    order = (*BAD, *DOUBT, *SOUND)
+    return sorted(rows, key=lambda row: (order.index(row.verdict), -(_beside(row, "slower") or 0.0)))
+
+
+def print_answer(console: Console, found: _Found) -> None:
+    """What whoever ran this wants to know, in a line or a few."""
+    lines = [("red", _drift(each)) for each in found.drifted if each.slower > 0]
+    if lines:
+        lines.append(("", "look at what its hosts share: software, settings, clocks, storage or network"))
+    lines += _accused(found) or _nobody(found, beside=bool(lines))
+    for style, text in lines:
+        say(console, text[:1].upper() + text[1:], style=style)
+
+
+def _accused(found: _Found) -> list[tuple[str, str]]:
+    """Who is bad; nothing, where nobody is."""
+    bad = [row for row in rows_of(found) if row.verdict in BAD]
+    lines = []
+    if bad:
+        below = f"below {getattr(found, 'at_least', '') or 'a threshold'}"
+        how = " or ".join(dict.fromkeys(below if row.verdict == "below" else row.verdict for row in bad))
+        named = [f"{row.host} ({_short(row)})" for row in bad if row.verdict != "below"]
+        low = fold_hosts([row.host for row in bad if row.verdict == "below"])
+        whom = ", ".join(part for part in (_some(named), low) if part)
+        verb = "is" if len(bad) == 1 else "are"
+        total = len(found.hosts)
+        which = f"{len(bad)} of {total} hosts" if len(bad) < total else _all(total)
+        lines.append(f"{which} {verb} {how}: {whom}")
+    for each in (*found.links, *found.switches):
+        lines.append(f"{_name(each)} is {each.condition}: {each.reason}")
+    for names in found.one_of:
+        some = f"at least one of {', '.join(names)} or the link between them" if len(names) > 1 else names[0]
+        told = _against([row for row in rows_of(found) if row.host in names], found)
+        lines.append(f"{some} is bad: {told}")
+    missed = [job.job for job in found.jobs if job.misses]
+    if missed and not any(row.verdict == "below" for row in bad):
+        count = counted(len(missed), "job")
+        lines.append(f"no host alone is to blame, but {count} missed what was asked: {_some(missed)}")
+    failed = [job.job for job in found.jobs if job.outcome in ("failed", "timeout")]
+    if failed and isinstance(found, Bench) and not lines:
+        lines.append(f"no host is known to be bad, but {counted(len(failed), 'job')} failed: {_some(failed)}")
+    suspects = [("yellow", f"suspected as well: {_some(_suspects(found))}")] if _suspects(found) else []
+    return [*(("red", line) for line in lines), *(suspects if lines else ())]
+
+
+def _suspects(found: _Found) -> list[str]:
+    """Who may well be bad, and what speaks against them most; not those of whom one surely is."""
+    named = {name for names in found.one_of for name in names}
+    return [
+        f"{row.host} ({_against([row], found)})"
+        for row in rows_of(found)
+        if _suspected(row) and row.host not in named
+    ]
+
+
+def _against(rows: Sequence[HostVerdict], found: _Found) -> str:
+    """What speaks most against these hosts."""
+    evidence = [one for row in rows for one in row.evidence]
+    ended = {one.job for one in evidence if one.slower is None}
+    if ended:
+        timed_out = all(job.outcome == "timeout" for job in found.jobs if job.job in ended)
+        return f"a job {'timed out' if timed_out else 'failed'}"
+    slowest = max((one.slower for one in evidence if one.slower is not None), default=None)
+    return "no job tells" if slowest is None else format_slower(slowest)
+
+
+def _nobody(found: _Found, *, beside: bool) -> list[tuple[str, str]]:
+    """Where nobody is bad: how far that is known."""
+    rows, total = rows_of(found), len(found.hosts)
+    but = "beside each other, " if beside else ""
+    if not rows:
+        return [("yellow", "no host is known from these jobs, so none was judged")]
+    left: dict[str, list[str]] = {}
+    suspects = _suspects(found)
+    verb = "is" if len(suspects) == 1 else "are"
+    parts = [f"{len(suspects)} of {total} {verb} suspected: {_some(suspects)}"] if suspects else []
+    for row in rows:
+        why = found.left[row.host]
+        if why and not _suspected(row):
+            left.setdefault(why, []).append(row.host)
+    parts += [_left(why, hosts, total) for why, hosts in left.items()]
+    if parts:
+        return [("yellow", f"{but}no host is known to be slow or failing, but {'; '.join(parts)}")]
+    who = f"{_all(total)} {'is' if total == 1 else 'are'} fit"
+    differ = sum(row.verdict == "differs" for row in rows)
+    more = f"; {differ} of them slower by no more than this fleet's hosts differ" if differ else ""
+    return [("green", "; ".join([f"{but}{who}{more}", *_unjudged(rows)]))]
+
+
+def _left(why: str, hosts: Sequence[str], total: int) -> str:
+    """What is not known, and of whom."""
+    if why == "unknown" and len(hosts) == total > 1:
+        return (
+            f"{'neither' if total == 2 else 'none'} of the {total} ({fold_hosts(hosts)}) is known to be fit"
+        )
+    who = f"{f'{len(hosts)} of {total}' if len(hosts) < total else _all(total)} ({fold_hosts(hosts)})"
+    if why.startswith("network"):
+        return f"the network of {who} was not judged"
+    return f"{who} {'is' if len(hosts) == 1 else 'are'} {'not known to be fit' if why == 'unknown' else why}"
+
+
+def _all(total: int) -> str:
+    return {1: "the host", 2: "both hosts"}.get(total, f"all {total} hosts")
+
+
+def print_hosts(console: Console, found: _Found, *, every: bool) -> None:
+    """The bad ones with the jobs that say so; those in doubt; the others in a line, or all in a table."""
+    rows, told = rows_of(found), _Told(found, every=every)
+    alike: dict[tuple[str, str], list[HostVerdict]] = {}
+    for row in rows:
+        by_itself = row.verdict in BAD[:-1] or _suspected(row)
+        why = row.host if by_itself else row.reason if row.verdict == "unknown" else ""
+        alike.setdefault((row.verdict, why), []).append(row)
+    bad, doubt, sound = (
+        [some for (verdict, _), some in alike.items() if verdict in among] for among in (BAD, DOUBT, SOUND)
+    )
+    room = len(rows) if every else SHOWN
+    for some in bad[:room]:
+        told.show(console, some)
+    for verdict in (*found.links, *found.switches):
+        lines = [verdict.reason, *(told.line(each, verdict) for each in verdict.evidence)]
+        block(console, COLOURS[verdict.condition], verdict.condition, _name(verdict), lines)
+    for some in doubt[:room]:
+        told.show(console, some)
+    hidden = sum(map(len, (*bad[room:], *doubt[room:])))
+    if hidden:
+        say(console, f"and {counted(hidden, 'host')} more that are not fit; --all shows them")
+    for some in sound:
+        told.show(console, some)
+    if told.guessed:
+        say(console, "a guess: from the name of a file or folder, as the log does not say where it ran")
+    for line in _unjudged(rows) if bad or doubt else ():  # else the answer has it
+        say(console, line, style="yellow")
+    if every and rows:
+        console.print()
+        print_table(console, _table(found, rows))
+
+
+def print_normal(console: Console, peers: Sequence[Peers], slow: float) -> None:
+    """What healthy jobs of each work take, and what counts as slow where that is more than `slow`."""
+    for each in peers:
+        origin = ", from the baseline" if each.stored else ""
+        more = each.least is not None and each.least > slow * 1.001
+        counts = f"; only {each.least:.1%} or more counts as slow" if more else ""
+        say(
+            console,
+            f"normal on {counted(each.hosts, 'host')}: {speed_words(each)}; healthy jobs differ by "
+            f"{each.deviation:.2%} ({counted(each.jobs, 'job')}{origin}){counts}  {each.work}",
+            style="dim",
+        )
+    if peers:
+        say(console, "slower: by so much more time for a step; 100% slower is half the speed", style="dim")
+
+
+def print_table(console: Console, table: Table) -> None:
+    """A pipe has no width to fit into. In a narrow terminal words are broken, and figures never cut."""
+    if not console.is_terminal:
+        console.width = 1000
+    for column in table.columns:
+        if column.justify != "right":
+            column.no_wrap, column.overflow = False, "fold"
+    if table.row_count:
+        console.print(table)
+
+
+class _Told:
+    """What the jobs of a document say, by their names."""
+
+    def __init__(self, found: _Found, *, every: bool) -> None:
+        self.room = len(found.hosts) if every else NAMED
+        self.jobs = {job.job: job for job in found.jobs}
+        self.peers = {(each.work, each.hosts): each for each in found.peers}
+        self.several = len({_label(each.work) for each in found.peers}) > 1
+        known = {host for job in found.jobs if not job.hosts_from.startswith("guess") for host in job.hosts}
+        self.guessed = {host for job in found.jobs for host in job.hosts} - known
+        self.alone: dict[str, dict[str, float]] = {}  # host -> job -> how much slower
+        for job in found.jobs:
+            if job.slower is not None and len(job.hosts) == 1:
+                self.alone.setdefault(job.hosts[0], {})[job.job] = job.slower
+
+    def guess(self, hosts: Sequence[str]) -> str:
+        """Where the names of hosts are no more than that."""
+        guessed = [host for host in hosts if host in self.guessed]
+        if not guessed:
+            return ""
+        which = "" if len(guessed) == len(hosts) else f"{fold_hosts(guessed)}: "
+        return f" ({which}a guess)"
+
+    def show(self, console: Console, rows: Sequence[HostVerdict]) -> None:
+        """Hosts of which the same is said."""
+        hosts, verdict = [row.host for row in rows], rows[0].verdict
+        lines = self.fit(rows) if verdict == "fit" else self.why(rows)
+        name = fold_hosts(hosts) + (f" ({len(hosts)} hosts)" if len(hosts) > 1 else "")
+        block(console, COLOURS[verdict], verdict, name + self.guess(hosts), lines)
+
+    def line(self, one: Evidence, shared: Verdict | None = None) -> str:
+        """How much slower than what, with whom, in which work, and which job. `shared`: the link or switch
+        that it is about; else it is about a host."""
+        entry = self.jobs.get(one.job)
+        work = one.work or (entry.work if entry else "")
+        where = f" in {_label(work)}" if work and (self.several or entry is None) else ""
+        whom = f"with {_some(one.peers)}" if one.peers else "alone"
+        if shared is not None:
+            whom = f"of {_some([*(shared.hosts if shared.switch is None else ()), *one.peers])}"
+        if one.slower is None:
+            how = "timed out" if entry and entry.outcome == "timeout" else "failed"
+            return f"{how} {whom}{where}  {one.job}"
+        by = format_slower(one.slower)
+        if one.what == "computing":
+            return f"{by} in what it computes by itself (forward passes), {whom}{where}  {one.job}"
+        size = len(set(entry.hosts)) if entry else 1 + len(one.peers)
+        return f"{by} {whom}{where}{self._than(work, entry, size, one.slower)}  {one.job}"
+
+    def _than(self, work: str, entry: JobEntry | None, size: int, slower: float) -> str:
+        """Its speed beside its peers'. Where the two are another slowdown, it was compared with jobs of its
+        own moment."""
+        peers = self.peers.get((work, size))
+        if peers is None:
+            return ""
+        whose = "baseline" if peers.stored else "peers"
+        spread = f"(which differ by {peers.deviation:.2%})"
+        both = _speeds(entry, peers) if entry else None
+        if both is None:
+            mine = format_seconds(peers.step_seconds * (1 + slower))
+            return f": {mine}, {whose} {format_seconds(peers.step_seconds)} {spread}"
+        own, theirs, unit = both
+        if abs(theirs / own - 1 - slower) > 0.001 * (1 + abs(slower)):
+            return f": {format_number(own)} {unit}, beside jobs at the same time {spread}"
+        return f": {format_number(own)} {unit}, {whose} {format_number(theirs)} {spread}"
+
+    def fit(self, rows: Sequence[HostVerdict]) -> list[str]:
+        """What was looked at, and who differs most."""
+        parts = _looked(rows)
+        bounds = {row.host: bound for row in rows if (bound := _beside(row, "at_most")) is not None}
+        if not parts and bounds:
+            parts = [
+                f"at most {max(bounds.values()):.1%} slower than {'its' if len(rows) == 1 else 'their'} peers"
+            ]
+        every = ", in every work" if self.several and parts else ""
+        lines = (
+            [", ".join(parts) + every] if parts else list(dict.fromkeys(row.reason for row in rows))[:NAMED]
+        )
+        means = {
+            row.host: mean
+            for row in rows
+            if (mean := self._alone(row)) is not None and abs(mean) <= bounds.get(row.host, 0.0)
+        }
+        if len(means) > 1:
+            most = max(means, key=lambda host: means[host])
+            lines.append(f"differs most: {most}, {format_slower(means[most])} alone")
+        return lines
+
+    def _alone(self, row: HostVerdict) -> float | None:
+        """Its mean alone: beside jobs of the same moment, where the evidence has that."""
+        told = {one.job: one.slower for one in row.evidence if one.slower is not None and one.what == "step"}
+        times = [told.get(job, slower) for job, slower in self.alone.get(row.host, {}).items()]
+        return sum(times) / len(times) if times else None
+
+    def why(self, rows: Sequence[HostVerdict]) -> list[str]:
+        """The reasons, what would settle it; of one host also the jobs that decided."""
+        lines = list(dict.fromkeys(row.reason for row in rows))
+        if len(lines) > 1:
+            more = [f"and {len(rows) - self.room} more; --all shows them"] if len(rows) > self.room else []
+            lines = [*(f"{row.host}: {row.reason}" for row in rows[: self.room]), *more]
+        settle = list(dict.fromkeys(text for row in rows if (text := _settle(row))))
+        jobs = rows[0].evidence if len(rows) == 1 and rows[0].verdict not in ("below", "differs") else []
+        return [
+            *lines,
+            *([f"what would settle it: {_some(settle)}"] if settle else []),
+            *(self.line(each) for each in jobs),
+        ]
+
+
+def means_of(jobs: Sequence[JobEntry]) -> dict[tuple[str, int], float]:
+    """(host, hosts of the job) -> its slowdown in the work where it is slowest. Alone: the mean of its jobs.
+    In groups, which run at the pace of their slowest host: the fastest of them."""
+    times: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for job in jobs:
+        if job.slower is not None:
+            for host in job.hosts:
+                times.setdefault((host, len(job.hosts)), {}).setdefault(job.work, []).append(job.slower)
+    return {
+        (host, size): max(sum(each) / len(each) if size == 1 else min(each) for each in works.values())
+        for (host, size), works in times.items()
+    }
+
+
+def signed(slower: float) -> str:
+    """0.05 -> '+5.00%', -1e-9 -> '+0.00%'."""
+    return f"{round(slower, 4) + 0.0:+.2%}"
+
+
+def _drift(each: Drift) -> str:
+    """About the whole fleet."""
+    than = "slower" if each.slower > 0 else "faster"
+    both = _speeds(each.now, each.baseline)
+    now, before = format_seconds(each.now.step_seconds), format_seconds(each.baseline.step_seconds)
+    if both is not None:
+        now, before = f"{format_number(both[0])} {both[2]}", format_number(both[1])
+    return (
+        f"the whole fleet is {abs(each.slower):.1%} (± {each.within:.2%}) {than} than the baseline: {now}, "
+        f"where it had {before} ({counted(each.now.hosts, 'host')} a job, {_label(each.now.work)})"
+    )
+
+
+def drift_notes(found: _Found) -> list[str]:
+    """What is no fault: it became faster."""
+    return [_drift(each) for each in found.drifted if each.slower <= 0]
+
+
+def _short(row: HostVerdict) -> str:
+    """In brackets behind a host's name."""
+    verdict = row.beside_others
+    if row.verdict == "slow" and verdict is not None and verdict.slower is not None:
+        where = verdict.reason.partition(":")[0].partition(", ")[2]
+        by = format_slower(verdict.slower, digits=1)
+        return f"{by}{f', {where}' if where else ''}"
+    return "its jobs fail" if row.verdict == "failing" else row.reason
+
+
+def _looked(rows: Sequence[HostVerdict]) -> list[str]:
+    """What is known of each subject of these hosts: compute at most 0.4% slower."""
+    told: dict[str, list[str]] = {}
+    for name in ("compute", "card", "links"):
+        of = {row.host: each for row in rows for each in _subjects(row) if each.name == name}
+        known = {host: each for host, each in of.items() if each.condition != "unknown"}
+        bounds = [each.at_most for each in known.values() if each.at_most is not None]
+        bound = f"at most {max(bounds):.1%} slower" if bounds else "fit"
+        left = fold_hosts([row.host for row in rows if row.host not in known])
+        more = f" ({len(known)} of {len(rows)}; not judged: {left})" if left else ""
+        if known:
+            told.setdefault(f"{bound}{more}", []).append(name)
+    return [f"{', '.join([*names[:-2], ' and '.join(names[-2:])])} {what}" for what, names in told.items()]
+
+
+def _subjects(row: HostVerdict) -> Sequence[Subject]:
+    return row.beside_others.subjects if row.beside_others else ()
+
+
+def _unjudged(rows: Sequence[HostVerdict]) -> list[str]:
+    """What no reading told of, of any host."""
+    seen = {each.name for row in rows for each in _subjects(row) if each.condition != "unknown"}
+    if not seen:
+        return []
+    return [*([] if "compute" in seen else [_COMPUTE]), *([] if seen & {"card", "links"} else [_NETWORK])]
+
+
+def _table(found: _Found, rows: Sequence[HostVerdict]) -> Table:
+    """A row per host: how much slower it was in its slowest work, by the size of the group."""
+    means = means_of(found.jobs)
+    sizes = sorted({size for _, size in means})[:6]
+    table = Table(box=None)
+    for name in ("host", "verdict", *(counted(size, "host") for size in sizes), "why"):
+        right = name[0].isdigit()
+        table.add_column(name, no_wrap=True, justify="right" if right else "left")
+    for row in rows:
+        own = [means.get((row.host, size)) for size in sizes]
+        looked = _looked([row])
+        why = ", ".join(looked) if row.verdict == "fit" and looked else row.reason
+        table.add_row(
+            escape(row.host),
+            f"[{COLOURS[row.verdict]}]{row.verdict}[/{COLOURS[row.verdict]}]",
+            *("" if mean is None else signed(mean) for mean in own),
+            escape(why),
+        )
+    return table
+
+
+def _beside(row: HostVerdict, name: str) -> float | None:
+    value: float | None = getattr(row.beside_others, name, None)
+    return value
+
+
+def _label(work: str) -> str:
+    """What was done, without the mark of its settings and what follows."""
+    return _MARK.split(work, maxsplit=1)[0]
+
+
+def _suspected(row: HostVerdict) -> bool:
+    return row.verdict in DOUBT and (_beside(row, "confidence") or 0.0) >= SUSPECTED
+
+
+def _settle(row: HostVerdict) -> str:
+    return row.beside_others.settle if row.beside_others else ""
+
+
+def _name(verdict: Verdict) -> str:
+    if verdict.switch is not None:
+        return f"switch {verdict.switch} ({fold_hosts(verdict.hosts)})"
+    return f"link {' - '.join(verdict.hosts)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+
+
+def speed_words(of: JobEntry | Peers) -> str:
+    """In the units that are known."""
+    known = [(getattr(of, name), unit) for name, unit in _SPEEDS]
+    rates = ", ".join(f"{format_number(rate)} {unit}" for rate, unit in known if rate)
+    return rates or (f"{format_seconds(of.step_seconds)} a step" if of.step_seconds else "")
+
+
+def _speeds(one: JobEntry | Peers, other: Peers) -> tuple[float, float, str] | None:
+    """Both in the first unit that is known of both."""
+    for name, unit in _SPEEDS:
+        own, theirs = getattr(one, name), getattr(other, name)
+        if own and theirs:
+            return own, theirs, unit
+    return None
+
+
+def block(console: Console, colour: str, what: str, name: str, lines: Sequence[str]) -> None:
+    """A heading, and what belongs to it."""
+    console.print(f"[{colour}]{what}[/{colour}]: [bold]{escape(name)}[/bold]")
+    for line in lines:
+        say(console, line, indent=2)
+
+
+def say(console: Console, text: str, *, indent: int = 0, style: str = "") -> None:
+    """A paragraph; a terminal breaks it at spaces, below its begin."""
+    begin, lines = " " * indent, [text]
+    if console.is_terminal:
+        room = max(20, console.width - indent)
+        lines = textwrap.wrap(
+            text, room, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+    for line in lines:
+        console.print(f"{begin}{escape(line)}", style=style or None)

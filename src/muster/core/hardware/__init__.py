@@ -1,0 +1,1 @@
+"""Devices, links and machines as data, each figure with its source."""

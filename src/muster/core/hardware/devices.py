@@ -1,0 +1,238 @@
+"""Devices as data: what their makers state of arithmetic, memory and links, each figure with its source.
+
+`devices.json` has the table. A CPU is not in it: cores x clock x vector width says little where the
+clock falls under vector load. What is not in it is given by hand:
+`mydev{tflops=100,memory=48GB,bandwidth=900e9}`. Such figures are part of the device's name: what was learned
+of another device of that name says nothing of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from muster.core.errors import UsageError
+from muster.core.near import near_names
+from muster.core.units import parse_bytes
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+CPU = "cpu"  # with a model or figures after it: a rank's part of a host's processors
+BY_HAND = "given by hand"
+_EXAMPLE = "mydev{tflops=100,memory=48GB,bandwidth=900e9}"
+_KEYS = ("tflops", *PRECISIONS, "memory", "bandwidth", "capability")
+_NEVER = {"MIG", "LAPTOP", "MAX", "MOBILE"}  # a part of a device, or another clock under the same name
+# A virtual GPU's profile, as in GRID A100-10C, A10-24Q, P40-2B4 or A100-4-20CME: a share of the device.
+_SLICE = re.compile(r"[0-9]+(?:A|B[0-9]?|C(?:ME)?|Q)")
+_STATED = re.compile(r"([0-9]+)\s*GB(?![A-Z0-9/])")  # memory, as in A100 80 GB
+_OTHER_MEMORY = {"gh200"}  # whose driver's name states the processor's
+_MAKERS = re.compile(r"^(?:nvidia|tesla|geforce|amd|instinct)+")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device. `peaks`: operations per second by precision, dense; `memory`: bytes; `bandwidth`: bytes/s
+    of its memory; `inner`, `bus`: names of the links (links.json) to the others of its host and to the
+    host's memory; `capability`: CUDA's compute capability. None: not stated. The sources: the documents that
+    state it.
+
+    `power_capped`: its power limit (at most 150 W) lets a sound device sustain far less.
+    """
+
+    name: str
+    peaks: Mapping[str, float] = field(hash=False)
+    memory: int | None = None
+    bandwidth: float | None = None
+    inner: str | None = None
+    bus: str | None = None
+    power_capped: bool = False
+    source: str = BY_HAND
+    memory_source: str = BY_HAND
+    capability: tuple[int, int] | None = None
+    capability_source: str = BY_HAND
+
+    @property
+    def able(self) -> tuple[int, int]:
+        """Its compute capability; of a device by hand the lowest that computes in what it has figures for."""
+        if self.capability is not None:
+            return self.capability
+        return (8, 0) if "bf16" in self.peaks else (7, 0) if "fp16" in self.peaks else (6, 0)
+
+    @property
+    def kind(self) -> str:
+        """cuda or cpu."""
+        return CPU if plain_name(self.name).partition(" ")[0] == CPU else "cuda"
+
+    def peak(self, precision: str) -> float | None:
+        """Operations per second in a precision; None: it cannot, or nobody says."""
+        return self.peaks.get(precision)
+
+
+def find_device(text: str) -> Device:
+    """A device as a person names it: `h200`, `a100-80gb`, "NVIDIA A100-SXM4-80GB", or with figures by hand.
+
+    Where a name leaves the memory open, the smaller one counts. Raises UsageError naming the nearest.
+    """
+    name, brace, rest = text.strip().partition("{")
+    if brace:
+        return _by_hand(name.strip(), rest, text)
+    device = named(name) or driver_device(_STATED.sub(r"\1GB", name.upper()))
+    if device is not None and _as_stated(device, name):
+        return device
+    near = near_names(name.lower(), names())
+    known = f"did you mean {' or '.join(near)}? " if near else f"known: {', '.join(names())}. "
+    raise UsageError(
+        f"there are no figures for a device {name!r}", where="device", hint=f"{known}By hand: {_EXAMPLE}"
+    )
+
+
+def _as_stated(device: Device, text: str) -> bool:
+    """Whether it has the memory that its name, as typed, says it has, or the name says none."""
+    stated = _STATED.search(text.upper())
+    if stated is None or device.memory is None or device.name in _OTHER_MEMORY:
+        return True
+    return abs(int(stated[1]) * 1e9 / device.memory - 1) < 0.1
+
+
+def names() -> list[str]:
+    """The canonical names of all devices in the table."""
+    return [str(entry["name"]) for entry in entries()]
+
+
+def largest_memory() -> tuple[str, int]:
+    """The device of the table with most memory, and its bytes."""
+    most = max(entries(), key=lambda entry: float(entry["memory_gb"]))
+    return str(most["name"]), int(most["memory_gb"] * 10**9)
+
+
+def named(text: str) -> Device | None:
+    """A device by one of its short names, in any case and with any separators; None: not in the table."""
+    plain = _plain(text)
+    for entry in entries():
+        if plain in map(_plain, (entry["name"], *entry.get("also", ()))):
+            return _device(entry)
+    return None
+
+
+def driver_device(text: str) -> Device | None:
+    """A device by its driver's name for it, such as "NVIDIA H100 80GB HBM3"; None: not in the table.
+
+    Parts of a device (MIG, virtual GPUs) and mobile ones under the same name are not that device.
+    """
+    words = set(re.findall(r"[A-Z0-9]+", text.upper()))
+    if words & _NEVER or any(_SLICE.fullmatch(word) for word in words):
+        return None
+    for entry in entries():
+        if set(entry["words"]) <= words and not set(entry.get("without", ())) & words:
+            return _device(entry)
+    return None
+
+
+@cache
+def entries() -> list[dict[str, Any]]:
+    """The table as it stands in the file."""
+    text = resources.files("muster.core.hardware").joinpath("devices.json").read_text(encoding="utf-8")
+    return list(json.loads(text)["devices"])
+
+
+def _device(entry: Mapping[str, Any]) -> Device:
+    return Device(
+        name=entry["name"],
+        peaks={precision: tflops * 1e12 for precision, tflops in entry["tflops"].items()},
+        memory=int(entry["memory_gb"] * 10**9),
+        bandwidth=entry["gb_s"] * 1e9,
+        inner=f"nvlink{entry['nvlink']}" if "nvlink" in entry else None,
+        bus=f"pcie{entry['pcie']}",
+        power_capped=bool(entry.get("power_capped")),
+        source=entry["source"],
+        memory_source=entry.get("memory_source", entry["source"]),
+        capability=(entry["capability"][0], entry["capability"][1]),
+        capability_source=entry["capability_source"],
+    )
+
+
+def _plain(text: str) -> str:
+    """`NVIDIA A100_80GB` -> `a10080gb`: names are compared without makers and separators."""
+    return _MAKERS.sub("", re.sub(r"[\s_\-]+", "", text.lower()))
+
+
+def _by_hand(name: str, rest: str, text: str) -> Device:
+    """`{key=value,...}` after a name. A known name's figures stay where none is given."""
+    if not rest.endswith("}") or not name:
+        raise UsageError(f"{text!r} is not a device", where="device", hint=f"by hand: {_EXAMPLE}")
+    base = named(name)
+    given: dict[str, float] = {}
+    for item in filter(None, (part.strip() for part in rest[:-1].split(","))):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if key not in _KEYS or not equals:
+            near = near_names(key, _KEYS)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UsageError(
+                f"{item!r} is not understood", where=f"device {name}", hint=f"{hint}{', '.join(_KEYS)}=NUMBER"
+            )
+        given[key] = number(value, f"device {name}: {key}")
+    peaks = dict(base.peaks) if base else {}
+    if "tflops" in given:
+        peaks = dict.fromkeys(PRECISIONS, given["tflops"] * 1e12)
+    peaks |= {precision: given[precision] * 1e12 for precision in PRECISIONS if precision in given}
+    if not peaks:
+        raise UsageError(
+            "its computing speed is not given",
+            where=f"device {name}",
+            hint=f"tflops=NUMBER, as in {_EXAMPLE}",
+        )
+    able = base.capability if base else None
+    return Device(
+        name=with_figures(base.name if base else name.lower(), given),
+        peaks=peaks,
+        memory=int(given["memory"]) if "memory" in given else (base.memory if base else None),
+        bandwidth=given.get("bandwidth", base.bandwidth if base else None),
+        inner=base.inner if base else None,
+        bus=base.bus if base else None,
+        power_capped=bool(base and base.power_capped),
+        source=BY_HAND if base is None or base.peaks != peaks else base.source,
+        memory_source=BY_HAND
+        if base is None or given.keys() & {"memory", "bandwidth"}
+        else base.memory_source,
+        capability=_capability(given["capability"]) if "capability" in given else able,
+        capability_source=BY_HAND if base is None or "capability" in given else base.capability_source,
+    )
+
+
+def with_figures(name: str, given: Mapping[str, float]) -> str:
+    """A name that says what was given by hand, in one spelling: `h200{bf16=700}`."""
+    return f"{name}{{{','.join(f'{key}={_short(given[key])}' for key in sorted(given))}}}" if given else name
+
+
+def _short(value: float) -> str:
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+
+
+def plain_name(name: str) -> str:
+    """`h200{bf16=700}` -> `h200`."""
+    return name.partition("{")[0]
+
+
+def _capability(told: float) -> tuple[int, int]:
+    """8.6 -> (8, 6)."""
+    major, minor = divmod(round(10 * told), 10)
+    return major, minor
+
+
+def number(text: str, where: str) -> float:
+    """A positive number as people write it: `900e9`, `48GB`, `48GiB`. Raises UsageError."""
+    try:
+        value = float(text)
+    except ValueError:
+        size = parse_bytes(text.removesuffix("/s"))
+        value = float(size) if size is not None else math.nan
+    if not 0 < value < math.inf:  # NaN is neither
+        raise UsageError(
+            f"must be a number above 0, not {text!r}", where=where, hint="such as 100, 900e9, 48GB"
+        )
+    return value

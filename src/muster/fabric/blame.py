@@ -1,0 +1,179 @@
+"""Who is to blame where ranks did not come to their end: the host that failed, not those it took along."""
+
+from __future__ import annotations
+
+import signal
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from muster.core.fabric.asked import TOGETHER
+from muster.core.fabric.result import FabricFailure
+from muster.core.job import Placement
+from muster.fleet.cause import by_sigkill
+from muster.fleet.messages import Kernel
+from muster.fleet.supervisor import Outcome
+
+
+@dataclass(frozen=True)
+class Endings:
+    """What there is to judge from."""
+
+    places: tuple[Placement, ...]
+    events: list[tuple[str, Mapping[str, Any]]]
+    logs: dict[str, list[str]]
+
+    def of(self, kind: str) -> list[tuple[str, Mapping[str, Any]]]:
+        """The events of one kind."""
+        return [(host, event) for host, event in self.events if event["kind"] == kind]
+
+    def host_of(self, rank: int) -> str:
+        """The label of a rank's host."""
+        return next(each.host for each in self.places if rank in each.ranks)
+
+    def accused(self, question: str | None = None) -> set[str]:
+        """Hosts that most others missed. A host that is cut off misses all others, and is one voice.
+
+        Where no host has a majority against it (two hosts that miss each other): all but the first, which
+        holds the meeting place.
+        """
+        voices: dict[str, set[str]] = defaultdict(set)
+        for host, event in self.of("missing"):
+            if question in (None, event["question"]):
+                for rank in event["ranks"]:
+                    if self.host_of(rank) != host:
+                        voices[self.host_of(rank)].add(host)
+        speakers = set().union(*voices.values()) if voices else set()
+        found = {host for host, against in voices.items() if 2 * len(against) > len(speakers)}
+        return found or set(voices) - {self.places[0].host}
+
+    def last_question(self, rank: int) -> str:
+        """What a rank was at when it was last heard."""
+        at = "starting"
+        for _, event in self.events:
+            if event["rank"] == rank and event["kind"] == "ready":
+                at = "rendezvous"
+            if event["rank"] == rank and event["kind"] == "begin":
+                at = str(event["question"])
+        return at
+
+
+def failures_of(told: Endings, outcome: Outcome) -> list[FabricFailure]:
+    """Every failure with its host; those that only echo another's are not blamed."""
+    first = [*_lost(told, outcome), *_ended(told, outcome)]
+    known = {failure.host for failure in first}
+    silent = [each for each in _silent(told, outcome) if each.host not in known]
+    guilty = known | {each.host for each in silent}
+    accused = [each for each in _accused(told) if each.host not in guilty]
+    guilty |= {each.host for each in accused}
+    reported = _reported(told, guilty)
+    own = {(each.host, each.question) for each in reported}  # a host's own words say more
+    return [*first, *silent, *(each for each in accused if (each.host, each.question) not in own), *reported]
+
+
+def _lost(told: Endings, outcome: Outcome) -> list[FabricFailure]:
+    found = []
+    for host, why in outcome.lost.items():
+        ranks = next(list(each.ranks) for each in told.places if each.host == host)
+        question = told.last_question(ranks[0])
+        found.append(
+            FabricFailure(question=question, what=f"the host was lost: {why}", host=host, ranks=ranks)
+        )
+    for host, (what, hint) in outcome.problems.items():
+        found.append(FabricFailure(question="starting", what=what, host=host, hint=hint))
+    return found
+
+
+def _ended(told: Endings, outcome: Outcome) -> list[FabricFailure]:
+    """Ranks that were killed or broke off. One that NCCL's watchdog ended had waited for another."""
+    found = []
+    for host, event in told.of("ended"):
+        rank, code = event["rank"], int(event["code"])
+        watchdog = code == -signal.SIGABRT and any("atchdog" in line for line in told.logs.get(host, []))
+        words = [line for line in told.logs.get(host, []) if line.strip()]
+        by = _signal_name(-code) if code < 0 else f"exit code {code}"
+        hint = words[-1][:300] if words and code > 0 else None
+        what = f"rank {rank} was ended by {by}"
+        if code == -signal.SIGKILL:
+            what, hint = by_sigkill(f"rank {rank}", host, outcome.kernel.get(host, Kernel()))
+        found.append(
+            FabricFailure(
+                question=told.last_question(rank),
+                what=what,
+                host=host,
+                ranks=[rank],
+                blamed=not watchdog,
+                hint=hint,
+            )
+        )
+    return found
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _silent(told: Endings, outcome: Outcome) -> list[FabricFailure]:
+    """Hosts whose ranks neither came to their end nor were seen to die: they hung, or never began."""
+    heard = {event["rank"] for kind in ("done", "ended") for _, event in told.of(kind)}
+    heard |= {event["rank"] for _, event in told.of("failed") if event["question"] == "device"}
+    found = []
+    for each in told.places:
+        ranks = [rank for rank in each.ranks if rank not in heard]
+        if not ranks or (outcome.stopped and not outcome.stopped.startswith("timeout")):
+            continue
+        question = told.last_question(ranks[0])
+        words = [line for line in told.logs.get(each.host, []) if line.strip()]
+        code, why = outcome.exits.get(each.host, (None, None))
+        what = f"rank {', '.join(map(str, ranks))} did not finish, last at {question}"
+        if code not in (None, 0):
+            what += f" (exit code {code})"
+        elif why:
+            what += f" ({why})"
+        hint = words[-1][:300] if words and question == "starting" else None
+        found.append(FabricFailure(question=question, what=what, host=each.host, ranks=ranks, hint=hint))
+    everyone = len(found) == len(told.places) > 1
+    accused = told.accused()
+    if everyone and accused:  # all hang because of a few
+        return [each.model_copy(update={"blamed": each.host in accused}) for each in found]
+    return found
+
+
+def _accused(told: Endings) -> list[FabricFailure]:
+    found: dict[str, FabricFailure] = {}
+    accused = told.accused()
+    for _, event in told.of("missing"):
+        for rank in event["ranks"]:
+            host = told.host_of(rank)
+            if host in accused and host not in found:
+                question = str(event["question"])
+                what = f"did not answer the other hosts' check at {question}"
+                found[host] = FabricFailure(question=question, what=what, host=host, ranks=[rank])
+    return list(found.values())
+
+
+def _reported(told: Endings, guilty: set[str]) -> list[FabricFailure]:
+    """What ranks themselves said, one per host and question. In a question that needs everyone, others' words
+    are echoes where a guilty host is known."""
+    found: dict[tuple[str, str], FabricFailure] = {}
+    for host, event in told.of("failed"):
+        question, rank = str(event["question"]), int(event["rank"])
+        key = (host, question)
+        if key in found:
+            ranks = sorted({*found[key].ranks, rank})
+            found[key] = found[key].model_copy(update={"ranks": ranks})
+            continue
+        shared = question in (*TOGETHER, "rendezvous")
+        found[key] = FabricFailure(
+            question=question,
+            what=str(event["what"]),
+            host=host,
+            ranks=[rank],
+            blamed=host in guilty or not (shared and guilty),
+            hint=event.get("hint"),
+        )
+    return list(found.values())

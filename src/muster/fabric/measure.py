@@ -1,0 +1,305 @@
+"""Measure a group of hosts with real ranks: one process per host through the agent, one rank per slot."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import tempfile
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from muster.core.errors import UsageError
+from muster.core.fabric.asked import Asked
+from muster.core.fabric.busbw import algbw
+from muster.core.fabric.figures import Event, Reader
+from muster.core.fabric.result import Copy, Disk, Fabric, FabricHost, MpiHello, Rendezvous, spread
+from muster.core.inventory import Inventory
+from muster.core.job import Facts, Placement, place
+from muster.core.recipe import FabricRecipe, Recipe
+from muster.fabric.blame import Endings, failures_of
+from muster.fabric.mpi_hello import mpi_hello
+from muster.fleet.shell import RealShell, Shell
+from muster.fleet.supervisor import Listener, Outcome, Supervisor
+from muster.inputs.read import Inputs
+from muster.planner.decide import Decided, decide
+from muster.planner.orders import code, greeting, rendezvous_address
+
+# ----------------------------------------------------------------------------------------------------
+# What ranks said during the group checks -> one typed result.
+
+_GRACE = 5.0  # seconds of silence that mean nothing
+_WORDS = 20  # of a host's log, that explain an end without a word
+
+
+class Collector:
+    """Hears every event, and makes the result of it at the end."""
+
+    def __init__(
+        self,
+        places: tuple[Placement, ...],
+        asked: Asked,
+        device: str,
+        launcher: str,
+        address: str,
+        port: int,
+        watch: Callable[[str, Event], None],
+    ) -> None:
+        self.places = places
+        self.asked = asked
+        self.device = device
+        self.launcher = launcher
+        self.address, self.port = address, port
+        self.watch = watch
+        self.events: list[tuple[str, Event]] = []
+        self.notes: list[str] = []
+        self.heard = time.monotonic()
+        self.logs: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=_WORDS))
+
+    def event(self, host: str, line: str) -> None:
+        """A rank's line. One that a dying rank left unfinished is noted, not believed."""
+        if not line.strip():
+            return
+        try:
+            event = json.loads(line)
+            if not isinstance(event, dict) or not isinstance(event.get("kind"), str):
+                raise ValueError("not an event")
+            if not isinstance(event.get("rank"), int):
+                raise ValueError("not an event")
+        except ValueError:
+            self.notes.append(f"{host}: unreadable line: {line[:200]}")
+            return
+        self.heard = time.monotonic()
+        self.events.append((host, event))
+        self.watch(host, event)
+
+    def log(self, host: str, rank: int | None, lines: list[str]) -> None:
+        """What a host's processes printed: the last words are kept."""
+        self.logs[host].extend(lines)
+
+    def in_vain(self) -> str | None:
+        """Why to wait no longer: some ranks are through, and those that are not have long been silent.
+
+        Sooner where the others have missed them already.
+        """
+        over = {event["rank"] for kind in ("done", "ended") for _, event in self.of(kind)}
+        left = set(range(self.world_size)) - over
+        missed = {rank for _, event in self.of("missing") for rank in event["ranks"]}
+        patience = 0.0 if left <= missed else max(self.asked.arrival, self.asked.patience, self.asked.seconds)
+        if not over or not left or time.monotonic() - self.heard < patience + _GRACE:
+            return None
+        hosts = sorted({self.host_of(rank) for rank in left})
+        return f"timeout: no more messages from {', '.join(hosts)}"
+
+    @property
+    def world_size(self) -> int:
+        """Ranks on all hosts."""
+        return sum(each.slots for each in self.places)
+
+    def host_of(self, rank: int) -> str:
+        """The label of a rank's host."""
+        return next(each.host for each in self.places if rank in each.ranks)
+
+    def of(self, kind: str) -> list[tuple[str, Event]]:
+        """The events of one kind, in the order of their arrival."""
+        return [(host, event) for host, event in self.events if event["kind"] == kind]
+
+    def result(self, outcome: Outcome, seconds: float, hello: MpiHello | None) -> Fabric:
+        """Everything together. An event of another shape than expected is noted and left out."""
+        told = Endings(self.places, self.events, {host: list(words) for host, words in self.logs.items()})
+        read = Reader(self.places, self.device, self.events)
+        return Fabric(
+            hosts=[self._host(each, read) for each in self.places],
+            world_size=self.world_size,
+            device="cuda" if self.device == "cuda" else "cpu",
+            backend="nccl" if self.device == "cuda" else "gloo",
+            launcher=self.launcher,
+            seconds=seconds,
+            asked=list(self.asked.questions),
+            rendezvous=self._rendezvous(told),
+            **read.figures(),
+            pairs=read.pairs(),
+            copies=read.each("copy", self._copy),
+            disks=read.each("disk", self._disk),
+            mpi=hello,
+            failures=failures_of(told, outcome),
+            notes=[*self.notes, *read.notes, *read.curtailed()],
+            stopped=outcome.stopped,
+        )
+
+    def _host(self, where: Placement, read: Reader) -> FabricHost:
+        ready = {event["rank"]: event for host, event in self.of("ready") if host == where.host}
+        first = next(iter(ready.values()), {})
+        return FabricHost(
+            host=where.host,
+            ranks=list(where.ranks),
+            devices=read.devices(where.host),
+            threads=first.get("threads"),
+            torch=first.get("torch"),
+        )
+
+    def _rendezvous(self, told: Endings) -> Rendezvous:
+        connect: dict[str, float] = {}
+        for host, event in self.of("met"):
+            connect[host] = max(connect.get(host, 0.0), float(event["connect"]))
+        alone = self.world_size == 1
+        absent = set() if alone else {each.host for each in self.places} - set(connect)
+        missing = absent | told.accused("rendezvous")
+        return Rendezvous(
+            address=self.address,
+            port=self.port,
+            connect=connect,
+            missing=[each.host for each in self.places if each.host in missing],
+        )
+
+    def _copy(self, host: str, event: Event) -> Copy:
+        return Copy(
+            host=host,
+            rank=event["rank"],
+            bytes=event["bytes"],
+            to_device=spread(event["to_device"]),
+            to_host=spread(event["to_host"]),
+        )
+
+    def _disk(self, host: str, event: Event) -> Disk:
+        size = int(event["bytes"])
+        return Disk(
+            host=host,
+            folder=re.sub(r"/[^/]*fabric-[0-9a-f]{8}-[^/]*$", "", event["folder"]),  # our own is gone by now
+            bytes=size,
+            write=algbw(size, event["write_seconds"]),
+            read=algbw(size, event["read_seconds"]),
+            method=event["method"],
+            cached=event["cached"],
+            right=event["right"],
+        )
+
+
+WORKER = "muster.worker.fabric"  # the ranks' module
+_MOST_SLOTS = 16  # GPUs of one host
+
+Watcher = Callable[[str, Mapping[str, Any]], None]  # host, one event of a rank as it comes
+
+
+def nobody(host: str, event: Mapping[str, Any]) -> None:
+    """A watcher that does not look."""
+
+
+def never() -> None:
+    """Nothing stops it before its time."""
+
+
+def measure(
+    inventory: Inventory,
+    recipe: Recipe,
+    launcher: ModuleType,
+    *,
+    asked: Asked | None = None,
+    env: Mapping[str, str] | None = None,
+    watch: Watcher = nobody,
+    stop: Callable[[], str | None] = never,
+    shell: Shell | None = None,
+) -> Fabric:
+    """Ask all questions of all hosts at once. Of the recipe only `launch` counts.
+
+    What fails on the way stands in the result's `failures`, beside everything that was measured until then.
+    `stop` is asked a few times a second; a text ends it early. Nothing is left on the hosts.
+    Raises InventoryError where a host cannot be reached, and UsageError where one lacks torch.
+    """
+    asked, shell = asked or Asked(), shell or RealShell()
+    name = launcher.__name__.rpartition(".")[2].replace("_", "-")
+    most = sum(host.slots or _MOST_SLOTS for host in inventory.hosts)  # how many it will be is not known yet
+    launch = recipe.launch.model_copy(update={"timeout": asked.grown(most).limit})
+    bare = FabricRecipe(launch=launch)
+    inputs = Inputs(bare, inventory, launcher, name, dict(env or {}))
+    job_id = f"fabric-{secrets.token_hex(4)}"
+    places = place([(host, host.slots or 1) for host in inventory.hosts])
+    began = time.monotonic()
+    with Supervisor(places, launcher, launch, job_id, shell) as supervisor:
+        facts = supervisor.greet(_greeting(bare, places, job_id))
+        _check_torch(facts)
+        decided = decide(bare, inventory, facts, one_machine=launcher.ONE_MACHINE)
+        places = place(list(zip(inventory.hosts, decided.slots, strict=True)))
+        address = launch.address or rendezvous_address(inputs, facts[places[0].host], places[0])
+        port = int(facts[places[0].host]["port"])
+        patient = asked.grown(sum(decided.slots)) if decided.device == "cuda" else asked
+        told = _orders(places, decided, inputs.env, patient, facts, address=address, port=port)
+        collector = Collector(places, patient, decided.device, name, address, port, watch)
+
+        def tick() -> str | None:
+            if time.monotonic() - began > patient.limit + launch.connect_timeout:
+                return f"timeout: the group checks took longer than {patient.limit:g} s"
+            return collector.in_vain() or stop()
+
+        listener = Listener(collector.event, collector.log, lambda host, sample: None, tick)
+        outcome = supervisor.run(told, listener)
+    hello = None
+    if name == "openmpi" and "mpi" in asked.questions and not outcome.stopped:
+        hello = mpi_hello(inventory.hosts, launch, facts, asked.patience, shell)
+    return collector.result(outcome, time.monotonic() - began, hello)
+
+
+def _greeting(recipe: Recipe, places: tuple[Placement, ...], job_id: str) -> dict[str, dict[str, Any]]:
+    """As for a training, but each host works in a folder of its own that its agent removes at the end."""
+    folder = Path(tempfile.gettempdir()) / job_id  # never made: no host shares it
+    told = greeting(
+        recipe, places, run_dir=folder, nonce=f".{job_id}-{secrets.token_hex(8)}", job_id=job_id, attempt=1
+    )
+    return {
+        host: {**spec, "workdir": f"{spec['workdir']}-{host}", "scratch": True} for host, spec in told.items()
+    }
+
+
+def _check_torch(facts: Facts) -> None:
+    for host, about in facts.items():
+        if not about["versions"].get("torch"):
+            raise UsageError(
+                f"torch is not installed for {about['python']}",
+                host=host,
+                hint="pip install torch there, or launch.python=PATH of one that has it",
+            )
+
+
+def _orders(
+    places: tuple[Placement, ...],
+    decided: Decided,
+    env: Mapping[str, str],
+    asked: Asked,
+    facts: Facts,
+    *,
+    address: str,
+    port: int,
+) -> dict[str, dict[str, Any]]:
+    """Per host, the start order; the same shape as a training's."""
+    hosts = [[each.host, each.first_rank, each.slots] for each in places]
+    return {
+        each.host: {
+            "nodes": len(places),
+            "address": address,
+            "port": port,
+            "job": {
+                "asked": asked.as_dict(),
+                "hosts": hosts,
+                "host": index,
+                "device": decided.device,
+                "address": address,
+                "port": port,
+            },
+            "host": {
+                "argv": [facts[each.host]["python"], "-m", WORKER],
+                "ranks": list(each.ranks),
+                "threads": decided.threads[index],
+                "visible_gpus": decided.visible_gpus[index],
+                "used_gpus": list(range(each.slots)),
+                "device": decided.device,
+                "env": dict(env),
+                "hardware_seconds": 60,
+                "code": code(),
+            },
+        }
+        for index, each in enumerate(places)
+    }

@@ -1,0 +1,272 @@
+"""Connections to the agents of all hosts, by whatever launcher: opened at a pace, read in one loop, ended for
+certain."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import selectors
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from muster.core.job import Placement
+from muster.core.launch import Launch
+from muster.fleet.addresses import own_addresses
+from muster.fleet.connection import NOISE, Connection, Lines
+from muster.fleet.launchers.base import Home, Request
+from muster.fleet.listener import Door, Guest
+from muster.fleet.messages import Check
+from muster.fleet.shell import Process, Shell, more_files
+from muster.fleet.transport import PipeWire, SocketWire
+
+TICK = 0.1
+BEAT = 1.0
+WORDS = 4.0
+_LEAVE = (
+    4.0  # seconds that a process which started many agents gets to end after them, and again after SIGTERM
+)
+
+Handler = Callable[[Connection, dict[str, Any]], None]
+
+
+class Fleet:
+    """A link per host. `source` is what every agent's bootstrap reads first; what is told to a link follows
+    it."""
+
+    def __init__(
+        self,
+        places: tuple[Placement, ...],
+        launcher: ModuleType,
+        launch: Launch,
+        job_id: str,
+        shell: Shell,
+        source: bytes,
+        check: Check | None = None,
+    ) -> None:
+        more_files(4 * len(places))
+        self.launch = launch
+        self.dials: bool = launcher.DIALS
+        self.links = [Connection(place, check) for place in places]
+        self._by_host = {link.place.host: link for link in self.links}
+        self._shell = shell
+        self._selector = selectors.DefaultSelector()
+        self._takers = selectors.DefaultSelector()
+        self._selector.register(self._takers.fileno(), selectors.EVENT_READ, None)
+        self._starters: list[_Starter] = []
+        self._door: Door | None = None
+        self._beaten = 0.0
+        self._closed = False
+        for link in self.links:
+            link.send(source)
+        home = self._open_door(places) if self.dials else None
+        self._waiting = deque[Request](launcher.requests(places, launch, job_id, home))
+
+    def _open_door(self, places: tuple[Placement, ...]) -> Home:
+        secret = secrets.token_hex(16)
+        self._door = Door(secret, patience=self.launch.connect_timeout)
+        self._selector.register(self._door.fileno(), selectors.EVENT_READ, None)
+        addresses = (self.launch.home,) if self.launch.home else own_addresses(places)
+        return Home(addresses, self._door.port, secret)
+
+    # --- a turn of the loop --------------------------------------------------------------------------------
+
+    def turn(self, handle: Handler) -> None:
+        """One look at every connection, at most `TICK` long where nothing comes."""
+        self._start_more()
+        now = time.monotonic()
+        if now - self._beaten > BEAT:
+            self._beaten = now
+            for link in self.links:
+                if link.greeted and not link.ended and len(link.outgoing) < 1 << 16:
+                    link.tell("ping")
+        self._write()
+        for key, _ in self._selector.select(TICK):
+            self._look(key.data, int(key.fd), handle)
+        if self._door is not None:  # it turns the slow ones away in time, whether or not anything comes
+            for guest in self._door.poll():
+                self._admit(guest)
+        for starter in self._starters:
+            self._check(starter)
+
+    def _write(self) -> None:
+        """Hand over what connections take now; those with more to send end the wait when they take more."""
+        for key in list(self._takers.get_map().values()):
+            self._takers.unregister(key.fd)
+        for link in self.links:
+            link.flush()
+            if link.wants_room and link.wire is not None:
+                self._takers.register(link.wire.input, selectors.EVENT_WRITE)
+
+    def _look(self, source: Connection | _Starter | None, descriptor: int, handle: Handler) -> None:
+        if isinstance(source, Connection):
+            messages, open_still = source.read(descriptor)
+            for message in messages:
+                handle(source, message)
+            if source.lost is not None:
+                self.give_up(source, source.lost)
+            elif not open_still:
+                self._selector.unregister(descriptor)
+        elif isinstance(source, _Starter) and not source.read(descriptor, self._by_host):
+            self._selector.unregister(descriptor)
+
+    def _start_more(self) -> None:
+        """Start what may start now: at most `fanout` connections are in the making at once."""
+        knocking = sum(link.begun is not None and not (link.greeted or link.ended) for link in self.links)
+        while self._waiting and (knocking < self.launch.fanout or self._waiting[0].dials):
+            request = self._waiting.popleft()
+            env = {**os.environ, **request.env} if request.env else None
+            process = self._shell.start(list(request.argv), env=env)
+            for host in request.hosts:
+                self._by_host[host].begun = time.monotonic()
+            knocking += len(request.hosts)
+            if request.dials:
+                starter = _Starter(request, process)
+                self._starters.append(starter)
+                for descriptor in starter.descriptors:
+                    self._selector.register(descriptor, selectors.EVENT_READ, starter)
+            else:
+                self._attach(self._by_host[request.hosts[0]], PipeWire(process))
+
+    def _attach(self, link: Connection, wire: PipeWire | SocketWire) -> None:
+        link.attach(wire)
+        for descriptor in (wire.output, wire.errors):
+            if descriptor is not None:
+                self._selector.register(descriptor, selectors.EVENT_READ, link)
+
+    def _admit(self, guest: Guest) -> None:
+        """An agent that has dialled home. Each host comes once."""
+        link = self._by_host.get(str(guest.payload.get("name")))
+        if link is None:
+            guest.refuse("no host of that name belongs to this job")
+        elif link.wire is not None or link.ended:
+            guest.refuse("that host is here already")
+            link.complaints.append(f"a second agent came from {guest.peer} and was refused")
+        else:
+            guest.welcome({})
+            self._attach(link, SocketWire(guest.socket))
+
+    def _check(self, starter: _Starter) -> None:
+        """Hosts whose agent never came before the process that starts it ended."""
+        if starter.process.poll() is None or starter.open:
+            return
+        for host in starter.request.hosts:
+            link = self._by_host[host]
+            if link.wire is None and link.lost is None:
+                words = link.why_unreachable() if link.complaints else ""
+                code = starter.process.poll()
+                link.give_up(words or f"{starter.request.argv[0]} ended with exit code {code}")
+
+    # --- the end -------------------------------------------------------------------------------------------
+
+    def overdue(self, link: Connection, patience: float) -> bool:
+        """Whether a host has had its time to answer.
+
+        Where one process starts all, hosts come one after the other: what counts is the time since the last
+        one came, and the first one may take as long as all would by ssh. `WORDS` seconds more are for the
+        process to say which host it did not reach: its own connections must time out first.
+        """
+        if link.begun is None:
+            return False
+        if not self.dials:
+            return time.monotonic() > link.begun + patience
+        came = [each.came for each in self.links if each.came is not None]
+        waves = 1 if came else -(-len(self.links) // self.launch.fanout)
+        since = link.came or max([link.begun, *came])
+        return time.monotonic() > since + patience * waves + WORDS
+
+    def hold(self) -> None:
+        """Start nothing more."""
+        self._waiting.clear()
+
+    def give_up(self, link: Connection, why: str) -> None:
+        """Declare a host lost, and end our side of its connection."""
+        link.give_up(why)
+        link.close_input()
+        self._detach(link)
+
+    def _detach(self, link: Connection) -> None:
+        if link.wire is None:
+            return
+        for descriptor in (link.wire.output, link.wire.errors):
+            if descriptor is not None and descriptor in self._selector.get_map():
+                self._selector.unregister(descriptor)
+        link.output_closed = True
+        link.wire.end()
+
+    def close(self) -> None:
+        """End what is left: every connection, and every process that started agents. Harmless again."""
+        if self._closed:
+            return
+        self._closed = True
+        self.hold()
+        for link in self.links:
+            if not link.ended:
+                self.give_up(link, "did not end in time")
+            link.close_input()
+            self._detach(link)
+        for starter in self._starters:
+            starter.end()
+        if self._door is not None:
+            self._selector.unregister(self._door.fileno())
+            self._door.close()
+        self._selector.close()
+        self._takers.close()
+
+
+class _Starter:
+    """A process that starts the agents of several hosts: pdsh, mpirun, srun. What it prints is about them."""
+
+    def __init__(self, request: Request, process: Process) -> None:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.close()
+        self.request = request
+        self.process = process
+        self.descriptors = [process.stdout.fileno(), process.stderr.fileno()]
+        self.open = set(self.descriptors)
+        self._output = self.descriptors[0]
+        self._lines = {descriptor: Lines(1 << 16) for descriptor in self.descriptors}
+        names = "|".join(sorted(map(re.escape, request.hosts), key=len, reverse=True))
+        self._names = re.compile(rf"(?<![\w.-])({names})(?![\w-]|\.\w)")
+        for descriptor in self.descriptors:
+            os.set_blocking(descriptor, False)
+
+    def read(self, descriptor: int, links: Mapping[str, Connection]) -> bool:
+        """Give each line to the hosts that it names, or to all. -> whether there can be more."""
+        try:
+            data = os.read(descriptor, 1 << 20)
+        except BlockingIOError:
+            return True
+        except OSError:
+            data = b""
+        if not data:
+            self.open.discard(descriptor)
+        for line in self._lines[descriptor].feed(data or b"\n"):
+            text = line.decode("utf-8", "replace").rstrip()
+            if text:
+                named = set(self._names.findall(text))
+                for host in named or self.request.hosts:
+                    noise = descriptor == self._output
+                    links[host].accused |= bool(named) and not noise and not text.startswith(NOISE)
+                    _say(links[host], text, noise=noise)
+        return bool(data)
+
+    def end(self) -> None:
+        """Wait for its end, then ask, then force."""
+        for ask in (None, self.process.terminate, self.process.kill):
+            if ask is not None:
+                ask()
+            try:
+                self.process.wait(_LEAVE)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+
+
+def _say(link: Connection, text: str, *, noise: bool) -> None:
+    plain = text.removeprefix(f"{link.place.host}: ")
+    (link.noise if noise else link.complaints).append(plain)

@@ -1,0 +1,189 @@
+"""What every launcher shares: how an agent gets onto a host, and what a launcher asks to be started.
+
+There are two ways in. Where a launcher gives each host a process with streams of its own (ssh, this
+machine), a bare interpreter reads the agent's source from its standard input. Where one process starts all
+hosts (pdsh, mpirun, srun), no host has its own standard input: each agent then connects to the
+controller, proves its identity with the job's secret, and reads its source from that connection.
+"""
+
+from __future__ import annotations
+
+import base64
+import shlex
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+
+from muster.core.errors import RecipeError
+from muster.core.job import Placement
+from muster.core.launch import Launch
+
+# Nothing in the folder where an agent begins (a login's, or the user's own) takes the place of a module.
+_OWN_PATH = "sys.path=[p for p in sys.path if p]"
+# Reads ten digits and that many bytes of source from descriptor 0, byte-exact: what follows is the agent's
+# input.
+# One line, and no single quotes, so that every remote shell takes it.
+BOOTSTRAP = (
+    f'import os,sys;{_OWN_PATH};exec("'
+    'def r(n):\\n b=b\\"\\"\\n while len(b)<n:\\n  c=os.read(0,n-len(b))\\n'
+    "  if not c: raise SystemExit(3)\\n"
+    '  b+=c\\n return b\\nsource=r(int(r(10)))");exec(compile(source,"muster-agent","exec"))'
+)
+
+# Arguments: muster-agent, the job's id, this host's name (or $VARIABLE), ADDRESS,ADDRESS:PORT, seconds, and
+# the secret where the environment does not bring it. Python 3.8. See fleet/handshake.py for the other side.
+_DIAL = b"""
+import hashlib, hmac, json, os, socket, sys, time
+name, home, patience = sys.argv[3:6]
+secret = (os.environ.pop("MUSTER_SECRET", "") or sys.argv[6]).encode()
+if name[:1] == "$":
+    name = os.environ.get(name[1:]) or socket.gethostname()
+def proof(*parts):
+    return hmac.new(secret, b" ".join(parts), hashlib.sha256).hexdigest().encode()
+def line(s):
+    got = b""
+    while got[-1:] != b"\\n" and len(got) < 4096:
+        more = s.recv(1)
+        if not more:
+            raise OSError("closed")
+        got += more
+    return got.strip()
+def dial(address, port):
+    s = socket.create_connection((address, port), 5)
+    s.settimeout(float(patience))  # a controller that starts a thousand is busy
+    try:
+        word, _, theirs = line(s).partition(b" ")
+        if word != b"muster1":
+            raise OSError("somebody else answers there")
+        mine = os.urandom(16).hex().encode()
+        payload = json.dumps({"name": name, "nonce": mine.decode(), "host": socket.gethostname()}).encode()
+        s.sendall(proof(b"client", theirs, payload) + b" " + payload + b"\\n")
+        answer, _, reply = line(s).partition(b" ")
+        if answer == b"refused":
+            raise SystemExit("muster: the controller refused: " + reply.decode("utf-8", "replace"))
+        if not hmac.compare_digest(answer, proof(b"server", mine, reply)):
+            raise OSError("not our controller")
+        s.settimeout(None)  # from here on the agent waits as long as it wants
+        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return s
+    except BaseException:
+        s.close()
+        raise
+addresses, _, port = home.rpartition(":")
+end = time.monotonic() + float(patience)
+found = None
+while not found:
+    why = ""
+    for address in addresses.split(","):
+        try:
+            found = dial(address, int(port))
+            break
+        except (OSError, ValueError) as error:
+            why += " %s: %s;" % (address, error)
+    if not found and time.monotonic() > end:
+        raise SystemExit("muster: the controller cannot be reached from here:" + why)
+    if not found:
+        time.sleep(0.5)
+os.dup2(found.fileno(), 0)
+os.dup2(found.fileno(), 1)
+found.close()
+"""
+SECRET, CODE = "MUSTER_SECRET", "MUSTER_CODE"
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where agents that dial home find the controller."""
+
+    addresses: tuple[str, ...]  # of the controller, the likeliest first
+    port: int | str  # a dry run has no port
+    secret: str
+
+    def __str__(self) -> str:
+        return f"{','.join(self.addresses)}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One process that starts the agents of one or more hosts. Pure data: a dry run prints it."""
+
+    hosts: tuple[str, ...]  # labels
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)  # on top of the controller's own
+    dials: bool = False  # the agents dial home; otherwise the process's streams are the one agent's
+
+
+def interpreter(launch: Launch) -> str:
+    """What starts the agent. A path from the home folder is the host's to expand, which the agent does."""
+    return "python3" if not launch.python or launch.python.startswith("~") else launch.python
+
+
+@cache
+def agent_source() -> bytes:
+    """The agent's text with the length that BOOTSTRAP expects before it."""
+    source = resources.files("muster.agent").joinpath("agent.py").read_bytes()
+    return b"%010d" % len(source) + source
+
+
+def agent_argv(python: str, job_id: str) -> list[str]:
+    """The command that waits for the agent's source. The job's id stands there for people who read `ps`."""
+    return [python, "-u", "-c", BOOTSTRAP, "muster-agent", job_id]
+
+
+def dialling_argv(
+    python: str, job_id: str, name: str, home: Home, launch: Launch, *, told: bool
+) -> list[str]:
+    """The command that dials home and then waits for the agent's source there.
+
+    `name` is the host's label, or `$VARIABLE` of the host's environment. `told`: code and secret stand in the
+    command (others on the host can read it in `ps`, so it admits each host once); otherwise the environment
+    brings both, as `dialling_env` has them, and the command stays short.
+    """
+    if told:
+        code = base64.b64encode(zlib.compress(_DIAL + BOOTSTRAP.encode(), 9)).decode()
+        start = f'import base64,zlib;exec(zlib.decompress(base64.b64decode("{code}")))'
+    else:
+        start = f'import os;exec(os.environ.pop("{CODE}"))'
+    start = f"import sys;{_OWN_PATH};{start}"
+    words = [name, str(home), f"{launch.connect_timeout:g}", *([home.secret] if told else [])]
+    return [python, "-u", "-c", start, "muster-agent", job_id, *words]
+
+
+def dialling_env(home: Home) -> dict[str, str]:
+    """What the environment of `dialling_argv` brings, where the command does not."""
+    return {SECRET: home.secret, CODE: _DIAL.decode() + BOOTSTRAP}
+
+
+def ssh_arguments(launch: Launch) -> list[str]:
+    """Options of every ssh connection. BatchMode: never a prompt; host keys are checked as the user's
+    configuration says."""
+    interval = max(1, int(launch.lease // 3))
+    return [
+        "-o", "BatchMode=yes",
+        "-o", f"ConnectTimeout={max(1, int(launch.connect_timeout))}",
+        "-o", f"ServerAliveInterval={interval}",
+        "-o", "ServerAliveCountMax=3",
+        "-o", "ControlPath=none",
+        "-o", "ClearAllForwardings=yes",
+        *launch.ssh_options,
+    ]  # fmt: skip
+
+
+def ssh_words(launch: Launch, program: str) -> str:
+    """The options as one text, for a program that splits it at spaces. Raises RecipeError: one has spaces."""
+    arguments = ssh_arguments(launch)
+    spaced = [word for word in arguments if len(word.split()) != 1]
+    if spaced:
+        raise RecipeError(
+            f"{program} cannot pass {spaced[0]!r} on to ssh: it splits at spaces",
+            where="launch.ssh_options",
+            hint="put the option into ~/.ssh/config, or launch.launcher=ssh",
+        )
+    return " ".join(arguments)
+
+
+def ssh_argv(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
+    """The ssh command that runs `argv` on the host."""
+    return ["ssh", "-T", *ssh_arguments(launch), place.address, shlex.join(argv)]

@@ -1,0 +1,22 @@
+"""This machine: one agent per host of the inventory, as a child process."""
+
+from __future__ import annotations
+
+import sys
+
+from muster.core.job import Placement
+from muster.core.launch import Launch
+from muster.fleet.launchers.base import Home, Request, agent_argv
+
+ONE_MACHINE = True
+DIALS = False
+
+
+def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
+    """This machine runs `argv` as it is."""
+    return argv
+
+
+def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: Home | None) -> list[Request]:
+    """One interpreter per pretend host."""
+    return [Request((place.host,), tuple(agent_argv(sys.executable, job_id))) for place in places]

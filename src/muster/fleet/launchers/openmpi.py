@@ -1,0 +1,80 @@
+"""Open MPI's mpirun: one process starts all agents, which dial home.
+
+One application context per host, so that each agent is told its own name and no mapping has to be guessed.
+The agents are no MPI programs: mpirun only carries them there and back.
+"""
+
+from __future__ import annotations
+
+import re
+
+from muster.core.errors import InventoryError
+from muster.core.job import Placement
+from muster.core.launch import Launch
+from muster.fleet.launchers.base import (
+    CODE,
+    SECRET,
+    Home,
+    Request,
+    dialling_argv,
+    dialling_env,
+    interpreter,
+    ssh_argv,
+    ssh_words,
+)
+
+ONE_MACHINE = False
+DIALS = True
+
+_NAME = re.compile(r"[A-Za-z0-9.-]+")  # its own parser crashes on others
+
+
+def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
+    """What mpirun itself calls, ssh: mpirun's forwarded output is not byte-exact."""
+    return ssh_argv(place, launch, argv)
+
+
+def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: Home | None) -> list[Request]:
+    """One mpirun for all hosts. Raises InventoryError and RecipeError for what mpirun cannot express."""
+    assert home is not None
+    argv = _mpirun(launch, len(places))
+    for index, place in enumerate(places):
+        if not _NAME.fullmatch(place.address):
+            raise InventoryError(
+                "mpirun takes names of letters, digits, dots and hyphens, and IPv4 addresses",
+                host=place.host,
+                hint="put the user or another name into ~/.ssh/config, or launch.launcher=ssh",
+            )
+        agent = dialling_argv(interpreter(launch), job_id, place.host, home, launch, told=False)
+        context = [
+            "-np",
+            "1",
+            "--host",
+            place.address,
+            "-x",
+            SECRET,
+            "-x",
+            CODE,
+            *agent,
+        ]  # -x holds for one context
+        argv += [*([":"] if index else []), *context]
+    hosts = tuple(place.host for place in places)
+    return [Request(hosts, tuple(argv), dialling_env(home), dials=True)]
+
+
+def _mpirun(launch: Launch, hosts: int) -> list[str]:
+    arguments = ssh_words(launch, "mpirun")
+    return [
+        "mpirun",
+        "--allow-run-as-root",  # as every other launcher does
+        "--bind-to", "none",  # an agent's ranks are not to share the one core that MPI would bind it to
+        "--wdir", "/",
+        "--mca", "plm_rsh_agent", "ssh",
+        "--mca", "plm_rsh_args", arguments,
+        "--mca", "plm_rsh_no_tree_spawn", "1",  # hosts need not reach each other by ssh
+        "--mca", "plm_rsh_num_concurrent", str(min(launch.fanout, hosts)),
+        "--mca", "orte_keep_fqdn_hostnames", "1",
+        "--mca", "orte_abort_on_non_zero_status", "0",  # each agent reports for itself
+        "--mca", "odls_base_sigkill_timeout", "5",  # an agent that is told to end ends its ranks first
+        *launch.options,
+    ]  # fmt: skip

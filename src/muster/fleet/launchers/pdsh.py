@@ -1,0 +1,49 @@
+"""pdsh over ssh: one process starts all agents, which dial home.
+
+pdsh puts the host's name for %h in the command, and ssh gives it to the remote shell as one line.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from muster.core.errors import InventoryError
+from muster.core.job import Placement
+from muster.core.launch import Launch
+from muster.fleet.launchers.base import Home, Request, dialling_argv, interpreter, ssh_argv, ssh_words
+
+ONE_MACHINE = False
+DIALS = True
+
+_HOST = "MUSTER-HOST"  # stands where pdsh shall put a host's name
+
+
+def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
+    """What pdsh itself calls, ssh: pdsh puts the host's name before every line, so its output is not
+    exact."""
+    return ssh_argv(place, launch, argv)
+
+
+def requests(places: tuple[Placement, ...], launch: Launch, job_id: str, home: Home | None) -> list[Request]:
+    """One pdsh for all hosts. Raises InventoryError and RecipeError for what pdsh cannot express."""
+    assert home is not None
+    for place in places:
+        if ":" in place.address:
+            raise InventoryError(
+                "pdsh takes no IPv6 addresses",
+                host=place.host,
+                hint="a name of the host, or launch.launcher=ssh",
+            )
+    arguments = ssh_words(launch, "pdsh")
+    agent = dialling_argv(interpreter(launch), job_id, _HOST, home, launch, told=True)
+    argv = [
+        "pdsh",
+        "-R", "ssh",
+        "-f", str(len(places)),  # agents stay: fewer at once would leave the others waiting
+        "-t", str(max(1, int(launch.connect_timeout))),
+        "-w", ",".join(place.address for place in places),
+        *launch.options,
+        shlex.join(agent).replace("%", "%%").replace(_HOST, "%h"),
+    ]  # fmt: skip
+    env = {"PDSH_SSH_ARGS_APPEND": arguments}
+    return [Request(tuple(place.host for place in places), tuple(argv), env, dials=True)]

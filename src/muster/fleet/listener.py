@@ -1,0 +1,270 @@
+"""The only place on the control side that listens: a TCP port on which hosts prove that they know a secret
+(fleet/handshake.py), without a thread and in bounded memory. Then the connection is the caller's.
+
+    with Door(secret) as door:
+        selector.register(door, EVENT_READ)
+        ...
+            for guest in door.poll():
+                guest.welcome({"you": "are in"})     # then guest.socket is a stream like any other
+
+The other side of it is `muster.agent.member.knock`.
+"""
+
+from __future__ import annotations
+
+import errno
+import selectors
+import socket
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from muster.core.errors import UsageError
+from muster.fleet.handshake import MAX_LINE, Refusal, answer, greeting, new_nonce, read_claim, refusal
+
+BACKLOG = 4096  # connections that the kernel keeps until they are accepted; it may keep fewer
+AT_ONCE = 256  # connections accepted in one poll, so that those who talk are heard in between
+GRACE = 1.0  # seconds that a connection has for its proof before it must make room for another
+PAUSE = 0.2  # seconds without accepting when there is no room
+_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_NOT_IT = {errno.ECONNABORTED, errno.EPROTO, errno.EINTR}  # this one connection has failed
+
+
+@dataclass(frozen=True)
+class Guest:
+    """One who has proven the secret. `welcome` or `refuse` it; `socket` does not block.
+
+    A guest that has left meanwhile is found out by reading the socket.
+    """
+
+    socket: socket.socket
+    payload: dict[str, Any]  # what it said, with at least `name` and `nonce`
+    peer: str  # the address that it came from
+    local: str  # the address of this machine that it came to
+    secret: str = field(repr=False)
+
+    def welcome(self, reply: Mapping[str, Any]) -> None:
+        """Prove the secret in turn, and answer. Raises ValueError for an answer of more than 4 kB."""
+        _say(self.socket, answer(reply, self.secret, self.payload["nonce"]))
+
+    def refuse(self, reason: str) -> None:
+        """Say why not, and hang up."""
+        _say(self.socket, refusal(reason))
+        self.socket.close()
+
+
+@dataclass
+class _Knocker:
+    """A connection that has proven nothing yet."""
+
+    socket: socket.socket
+    nonce: str
+    since: float
+    heard: bytearray = field(default_factory=bytearray)
+
+
+class Door:
+    """Listens from the start. Raises UsageError where the port or address cannot be had.
+
+    `patience` is how many seconds a connection has for its proof, however it spends them; `waiting` is how
+    many may be at that. `refused` counts those turned away by reason: wrong secret (a replay is one),
+    garbage, too long, slow, left, crowded.
+    """
+
+    def __init__(
+        self, secret: str, *, address: str = "", port: int = 0, patience: float = 10.0, waiting: int = 1024
+    ) -> None:
+        if not secret:
+            raise ValueError("a listening port needs a secret")
+        self.refused: Counter[str] = Counter()
+        self._secret = secret
+        self._patience = patience
+        self._room = waiting
+        self._knockers: dict[int, _Knocker] = {}  # in the order of their coming
+        self._listener = _listen(address, port)
+        self._resume: float | None = None  # accepting pauses until then
+        self.port: int = self._listener.getsockname()[1]
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def __enter__(self) -> Door:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening, and hang up on those who have proven nothing. Guests stay."""
+        for knocker in self._knockers.values():
+            knocker.socket.close()
+        self._knockers.clear()
+        self._selector.close()
+        self._listener.close()
+
+    def fileno(self) -> int:
+        """Readable when poll() has something to do, except for what time alone brings: call that once a
+        second besides."""
+        return self._selector.fileno()  # type: ignore[attr-defined, no-any-return, unused-ignore]
+
+    def poll(self) -> list[Guest]:
+        """Accept, listen, turn away; never blocks. -> those who have proven the secret by now."""
+        now = time.monotonic()
+        guests: list[Guest] = []
+        someone = False
+        for key, _ in self._selector.select(0):
+            if key.fileobj is self._listener:
+                someone = True
+            else:
+                guest = self._hear(key.fd)
+                if guest is not None:
+                    guests.append(guest)
+        while self._knockers and self._oldest(now) >= self._patience:
+            self._turn_away(next(iter(self._knockers)), "slow")
+        if self._resume is not None and now >= self._resume:
+            self._resume = None
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        if someone:
+            self._accept(now)
+        return guests
+
+    def _oldest(self, now: float) -> float:
+        """Seconds since the first of those who wait has come."""
+        return now - next(iter(self._knockers.values())).since
+
+    def _accept(self, now: float) -> None:
+        for _ in range(AT_ONCE):
+            full = len(self._knockers) >= self._room
+            if full and self._oldest(now) < GRACE:  # they may be honest: others wait in the kernel's queue
+                self._pause(now)
+                return
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _NOT_IT:
+                    continue
+                if error.errno not in _NO_ROOM:
+                    raise
+                if self._knockers and self._oldest(now) >= GRACE:
+                    self._turn_away(next(iter(self._knockers)), "crowded")
+                self._pause(now)
+                return
+            if full:
+                self._turn_away(next(iter(self._knockers)), "crowded")
+            sock.setblocking(False)
+            knocker = _Knocker(sock, new_nonce(), now)
+            self._knockers[sock.fileno()] = knocker
+            self._selector.register(sock, selectors.EVENT_READ)
+            _say(sock, greeting(knocker.nonce))
+
+    def _pause(self, now: float) -> None:
+        """Do not wake anybody for connections that cannot be taken."""
+        self._selector.unregister(self._listener)
+        self._resume = now + PAUSE
+
+    def _hear(self, fd: int) -> Guest | None:
+        """Read what has come on one connection."""
+        knocker = self._knockers[fd]
+        try:
+            data = knocker.socket.recv(MAX_LINE + 1 - len(knocker.heard))
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError:
+            data = b""
+        if not data:
+            self._turn_away(fd, "left")
+            return None
+        knocker.heard += data
+        line, end, more = bytes(knocker.heard).partition(b"\n")
+        if len(knocker.heard) > MAX_LINE:
+            self._turn_away(fd, "too long")
+        elif more:  # nothing is to be said before the answer
+            self._turn_away(fd, "garbage")
+        elif end:
+            try:
+                payload = read_claim(line, self._secret, knocker.nonce)
+            except Refusal as why:
+                self._turn_away(fd, str(why))
+            else:
+                return self._let_in(fd, payload)
+        return None
+
+    def _let_in(self, fd: int, payload: dict[str, Any]) -> Guest | None:
+        sock = self._knockers[fd].socket
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            peer, local = _plain(sock.getpeername()[0]), _plain(sock.getsockname()[0])
+        except OSError:  # it has left in this moment
+            self._turn_away(fd, "left")
+            return None
+        del self._knockers[fd]
+        self._selector.unregister(sock)
+        return Guest(sock, payload, peer, local, self._secret)
+
+    def _turn_away(self, fd: int, reason: str) -> None:
+        self.refused[reason] += 1
+        knocker = self._knockers.pop(fd)
+        self._selector.unregister(knocker.socket)
+        if reason != "left":
+            _say(knocker.socket, refusal(reason))
+        knocker.socket.close()
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    """A listening socket: on IPv6 and IPv4 where no address is given and the machine has both."""
+    try:
+        if not 0 <= port <= 65535:  # getaddrinfo would take the remainder
+            raise OverflowError(f"{port} is not a port")
+        if not address and socket.has_dualstack_ipv6():
+            try:
+                found = socket.create_server(
+                    ("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
+                )
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                found = socket.create_server(("", port), backlog=BACKLOG)
+        elif not address:
+            found = socket.create_server(("", port), backlog=BACKLOG)
+        else:
+            place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            found = socket.create_server(place[4][:2], family=place[0], backlog=BACKLOG)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise _unavailable(address, port, error) from None
+    found.setblocking(False)
+    return found
+
+
+def _unavailable(address: str, port: int, error: Exception) -> UsageError:
+    where = f"{address or 'any address'}, port {port}"
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EADDRINUSE:
+        return UsageError("the port is taken", where=where, hint="give another --port, or 0 for a free one")
+    if number == errno.EACCES:
+        return UsageError("ports below 1024 need root", where=where, hint="give a --port above 1023")
+    if isinstance(error, socket.gaierror | UnicodeError) or number == errno.EADDRNOTAVAIL:
+        return UsageError(
+            "this is not an address of this machine", where=where, hint="leave --address out to listen on all"
+        )
+    return UsageError(f"cannot listen: {error}", where=where, hint="ports go from 0 to 65535")
+
+
+def _say(sock: socket.socket, line: bytes) -> None:
+    """Send a few bytes to a client that was sent little so far: they fit into the kernel's buffer, or it has
+    left."""
+    try:
+        sock.send(line)
+    except OSError:
+        pass
+
+
+def _plain(address: str) -> str:
+    """::ffff:10.0.0.1 -> 10.0.0.1"""
+    return address[7:] if address.startswith("::ffff:") and "." in address else address

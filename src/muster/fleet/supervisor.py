@@ -1,0 +1,296 @@
+"""Holds a job: greets every agent, starts all ranks at once, forwards what they say, and ends all together.
+
+Two phases, so that nothing starts unless everything can: `greet` connects and asks each host for its facts;
+`run` gives the start order and stays until every agent has left.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import ModuleType, TracebackType
+from typing import Any, TypeVar
+
+from muster.core.errors import HostError, InventoryError, UsageError
+from muster.core.job import Placement
+from muster.core.launch import Launch
+from muster.fleet.agents import Fleet
+from muster.fleet.connection import Connection
+from muster.fleet.launchers.base import agent_source
+from muster.fleet.messages import MOST_WORDS, Kernel, of_job
+from muster.fleet.shell import Process, Shell
+
+T = TypeVar("T")
+
+_LOOKING = 100.0  # seconds that an agent gets to find out what its host has: a driver may take a minute
+_PARTING = 8.0  # seconds that agents get to clean up and say so, after they were told to stop
+
+
+@dataclass
+class Listener:
+    """What happens with what the hosts say. Each callback gets the host's label first."""
+
+    event: Callable[[str, str], None]  # a rank's own line
+    log: Callable[[str, int | None, list[str]], None]
+    hardware: Callable[[str, dict[str, Any]], None]
+    tick: Callable[[], str | None] = lambda: None  # called a few times a second; a text stops the job
+
+
+@dataclass
+class Outcome:
+    """How it ended. `exits`: per host, torchrun's exit code (None: none) and why the agent left."""
+
+    exits: dict[str, tuple[int | None, str | None]] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    stopped: str | None = None  # the text that stopped it
+    kernel: dict[str, Kernel] = field(default_factory=dict)  # per host: whom the out-of-memory killer ended
+    first_failed: str | None = None  # the first host whose ranks ended badly
+    problems: dict[str, tuple[str, str | None]] = field(
+        default_factory=dict
+    )  # what agents themselves could not do
+
+    @property
+    def clean(self) -> bool:
+        """Every host's ranks ended by themselves with exit code 0."""
+        return not self.lost and not self.stopped and all(code == 0 for code, _ in self.exits.values())
+
+
+class Supervisor:
+    """A context manager: when it is left, every agent was told to stop and has left, or was given up."""
+
+    def __init__(
+        self, places: tuple[Placement, ...], launcher: ModuleType, launch: Launch, job_id: str, shell: Shell
+    ) -> None:
+        self.launch, self.launcher, self.shell = launch, launcher, shell
+        self.fleet = Fleet(places, launcher, launch, job_id, shell, agent_source(), of_job)
+        self.links = self.fleet.links
+        self.left = False
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave(keep=error is not None)
+
+    def leave(self, *, keep: bool) -> None:
+        """Tell every agent to stop and see it gone, or give it up. Once: later calls do nothing.
+
+        `keep`: what could not be written down here stays on the hosts.
+        """
+        if self.left:
+            return
+        self.left = True
+        self.fleet.hold()
+        try:
+            for link in self.links:
+                link.tell("stop", keep=keep)
+            limit = time.monotonic() + _PARTING
+            while time.monotonic() < limit and not all(link.ended for link in self._met()):
+                self.fleet.turn(self._note)
+        finally:
+            self.fleet.close()
+
+    def _met(self) -> list[Connection]:
+        """Links to hosts that something was ever sent to."""
+        return [link for link in self.links if link.wire is not None]
+
+    def greet(self, specs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Connect to every host and hear its facts. Label -> facts.
+
+        Every host gets its chance before an error is raised. Raises InventoryError (hosts that cannot be
+        reached, with those that can) and UsageError (what an agent refuses: a port that is taken).
+        """
+        for link in self.links:
+            link.tell("spec", **specs[link.place.host])
+        patience = self.launch.connect_timeout
+        while True:
+            waiting = [link for link in self.links if not (link.facts or link.problem or link.ended)]
+            if not waiting:
+                break
+            for link in waiting:
+                if link.greeted_at is not None and time.monotonic() > link.greeted_at + _LOOKING:
+                    self.fleet.give_up(link, f"reached, and did not say what it has within {_LOOKING:g} s")
+                elif not link.greeted and self.fleet.overdue(link, patience):
+                    self.fleet.give_up(link, f"no answer within {patience:g} s")
+            self.fleet.turn(self._note)
+        self._raise_refusals()
+        return {link.place.host: dict(link.facts or {}) for link in self.links}
+
+    def meanwhile(self, work: Callable[[], T]) -> T:
+        """What `work` returns or raises, done beside the hosts that were greeted: an agent that hears nothing
+        for as long as its lease gives the job up."""
+        made: Future[T] = Future()
+
+        def do() -> None:
+            try:
+                made.set_result(work())
+            except BaseException as error:
+                made.set_exception(error)
+
+        # Ctrl-C does not wait for it.
+        threading.Thread(target=do, name="muster-meanwhile", daemon=True).start()
+        while not made.done():
+            self.fleet.turn(self._note)
+        return made.result()
+
+    def verify(self, orders: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None]:
+        """Have hosts that were greeted read a checkpoint. Label -> what is wrong with it; None: nothing.
+
+        Raises HostError where one is lost meanwhile.
+        """
+        for link in self.links:
+            link.verified = None
+            link.heard = time.monotonic()
+            link.tell("verify", **orders[link.place.host])
+        while any(link.verified is None for link in self.links):
+            self.fleet.turn(self._note)
+            for link in self.links:
+                silent = time.monotonic() - link.heard
+                if link.verified is None and silent > self.launch.lease:
+                    self.fleet.give_up(link, f"silent for {silent:.0f} s")
+                if link.verified is None and (link.ended or link.exit is not None):
+                    words = link.problem[0] if link.problem else link.why_unreachable()
+                    raise HostError(f"was lost while it read a checkpoint: {words}", host=link.place.host)
+        return {link.place.host: (link.verified or {})["wrong"] for link in self.links}
+
+    def _raise_refusals(self) -> None:
+        unreached = [link for link in self.links if not (link.facts or link.problem)]
+        if unreached:
+            self._find_the_guilty(unreached)
+            unreached = [link for link in unreached if link.accused] or unreached
+            reached = [link.place.host for link in self.links if link not in unreached]
+            first, *others = unreached
+            verb = "answered, and cannot be used" if first.greeted else "cannot be reached"
+            more = f" (and {', '.join(link.place.host for link in others)})" if others else ""
+            raise InventoryError(
+                f"{verb}: {first.why_unreachable()}{more}",
+                host=first.place.host,
+                hint=f"reachable: {', '.join(reached) or 'none'}; nothing was started",
+            )
+        for link in self.links:
+            if link.problem:
+                raise UsageError(link.problem[0], host=link.place.host, hint=link.problem[1])
+
+    def _find_the_guilty(self, unreached: list[Connection]) -> None:
+        """One that was not reached keeps mpirun from starting any: find out which."""
+        if not self.fleet.dials or any(link.accused for link in unreached):
+            return
+        places = [link.place for link in unreached]
+        silent = silent_hosts(places, self.launcher, self.launch, self.shell)
+        for link in unreached:
+            if link.place.host in silent and len(silent) < len(unreached):
+                link.accused, link.lost = True, silent[link.place.host]
+
+    def run(self, orders: Mapping[str, Mapping[str, Any]], listener: Listener) -> Outcome:
+        """Start the ranks everywhere and stay until all agents have left.
+
+        The first host that fails, is lost, or a stop, ends the job on all hosts.
+        """
+        outcome = Outcome()
+        for link in self.links:
+            link.heard = time.monotonic()
+            link.tell("start", **orders[link.place.host])
+        parting: float | None = None
+        while not all(link.ended for link in self.links):
+            self.fleet.turn(lambda link, message: self._hear(link, message, listener))
+            outcome.stopped = outcome.stopped or listener.tick()
+            if parting is None:  # what ends later ends because of what ended it
+                self._notice(outcome)
+            over = outcome.stopped or outcome.lost or outcome.first_failed
+            if over and parting is None:
+                parting = time.monotonic() + _PARTING
+                for link in self.links:
+                    link.tell("stop")
+            if parting is not None and time.monotonic() > parting:
+                for link in self.links:
+                    if not link.ended:
+                        self.fleet.give_up(link, "did not end in time")
+        for link in self.links:
+            if link.exit is not None:
+                outcome.exits[link.place.host] = link.exit
+                outcome.kernel[link.place.host] = link.kernel
+            if link.problem is not None:
+                outcome.problems[link.place.host] = link.problem
+        if parting is None:
+            self._notice(outcome)
+        return outcome
+
+    def _notice(self, outcome: Outcome) -> None:
+        """Record hosts that were lost and the first one that failed."""
+        for link in self.links:
+            host = link.place.host
+            silent = time.monotonic() - link.heard
+            if link.exit is None and not link.ended and silent > self.launch.lease:
+                self.fleet.give_up(link, f"silent for {silent:.0f} s")
+            if link.ended and link.exit is None and host not in outcome.lost:
+                outcome.lost[host] = link.why_unreachable()
+            failed = link.exit is not None and link.exit != (0, None) and link.exit[1] != "stopped"
+            if failed and outcome.first_failed is None:
+                outcome.first_failed = host
+
+    def _note(self, link: Connection, message: dict[str, Any]) -> None:
+        """Messages that matter in every phase."""
+        if message["m"] == "hello":
+            link.facts = message["facts"]
+        elif message["m"] == "verified":
+            link.verified = message
+        elif message["m"] == "error":
+            link.problem = (message["what"][:MOST_WORDS], message.get("hint"))
+        elif message["m"] == "exit":
+            link.exit = (message["code"], message["why"])
+            link.kernel = Kernel.model_validate(message.get("kernel") or {})
+
+    def _hear(self, link: Connection, message: dict[str, Any], listener: Listener) -> None:
+        host = link.place.host
+        kind = message["m"]
+        if kind == "event":
+            for line in message["lines"]:
+                listener.event(host, line)
+        elif kind == "log":
+            listener.log(host, message["rank"], message["lines"])
+        elif kind == "hardware":
+            listener.hardware(host, message["sample"])
+        else:
+            self._note(link, message)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which of the hosts cannot be reached, where one process was to reach them all and did not say.
+
+_AT_MOST = 64  # hosts that are asked
+
+
+def silent_hosts(
+    places: Sequence[Placement], launcher: ModuleType, launch: Launch, shell: Shell
+) -> dict[str, str]:
+    """Label -> what was said of it, of each host on which `true` does not run."""
+    asked = [(place, shell.start(launcher.remote(place, launch, ["true"]))) for place in places[:_AT_MOST]]
+    limit = time.monotonic() + launch.connect_timeout + 2
+    found = {}
+    for place, process in asked:
+        words = _failure(process, max(0.1, limit - time.monotonic()))
+        if words is not None:
+            found[place.host] = words
+    return found
+
+
+def _failure(process: Process, seconds: float) -> str | None:
+    assert process.stdin and process.stdout and process.stderr
+    process.stdin.close()
+    try:
+        code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return "does not answer"
+    finally:
+        process.stdout.close()
+    lines = process.stderr.read().decode("utf-8", "replace").strip().splitlines()
+    process.stderr.close()
+    return None if code == 0 else (lines[-1] if lines else f"exit code {code}")

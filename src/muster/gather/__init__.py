@@ -1,0 +1,1 @@
+"""`muster gather` and `muster join`: machines that register themselves become an inventory."""

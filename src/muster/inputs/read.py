@@ -1,0 +1,343 @@
+"""From what a user typed to a checked recipe, hosts and environment; nothing is started here."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from muster.core import families
+from muster.core.batch import Batch
+from muster.core.data import ImageData, TextData, TextToSqlData
+from muster.core.errors import DataError, RecipeError
+from muster.core.inventory import MOUNTED, Inventory, read_inventory
+from muster.core.job import Decision
+from muster.core.offload import check_offload
+from muster.core.recipe import Recipe
+from muster.core.recipes import anchored, load_recipe, validate, workloads
+from muster.core.registry import load_plugin
+from muster.core.secrets import completed
+from muster.core.zero import deepspeed_config, given_stage, open_stages
+from muster.inputs.model import check_model, model_config
+from muster.inputs.peaks import read_peaks
+from muster.store.image_tables import ParquetTable, table_classes
+from muster.store.images import ImageFolders, ParquetFiles, find_images
+from muster.store.records import find_data, held_out_questions, read_pairs
+from muster.store.texts import check_texts
+from muster.store.values import kept
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A recipe and its hosts, checked as far as this machine can."""
+
+    recipe: Recipe
+    inventory: Inventory
+    launcher: ModuleType
+    launcher_name: str
+    env: dict[str, str]  # the ranks' variables with their values
+    env_files: tuple[Decision, ...] = ()  # files that were read unasked, and what they set
+
+
+def read_inputs(source: str, hosts: str, overrides: list[str], *, waits: bool = False) -> Inputs:
+    """Read and check everything that can be checked before a host is asked. `waits`: see read_inventory.
+
+    Raises RecipeError, InventoryError, DataError.
+    """
+    recipe = absolute(load_recipe(source, overrides))
+    if recipe.measure.peaks:
+        read_peaks(recipe.measure.peaks)
+    inventory = read_inventory(hosts, waits=waits)
+    return check(recipe, inventory)
+
+
+def check(recipe: Recipe, inventory: Inventory) -> Inputs:
+    """The launcher, the environment, and whether recipe and data make sense here."""
+    recipe = with_values(recipe)
+    own = recipe.launch.ssh_options
+    if inventory.ssh_config and not any(word.startswith("-F") for word in own):
+        options = {"ssh_options": ["-F", inventory.ssh_config, *own]}
+        recipe = recipe.model_copy(update={"launch": recipe.launch.model_copy(update=options)})
+    if inventory.launcher == "local" and own and not inventory.pretend:
+        inventory = replace(inventory, launcher="ssh")  # localhost, such as a container behind a port
+    name = recipe.launch.launcher if recipe.launch.launcher != "auto" else inventory.launcher
+    if inventory.pretend and name != "local":
+        raise RecipeError(
+            f"is {name}, but the hosts are pretend hosts on this machine", where="launch.launcher"
+        )
+    launcher = load_plugin("muster.launchers", name)
+    here = launcher.ONE_MACHINE and not recipe.launch.python
+    if here and recipe.workload.replace("_", "-") not in (known := workloads()):
+        hint = f"known here: {', '.join(sorted(known))}"
+        raise RecipeError(f"no workload is named {recipe.workload!r}", where="workload", hint=hint)
+    check_idle(recipe)
+    check_model(recipe)
+    if recipe.engine.config:
+        if recipe.engine.name != "deepspeed":
+            raise RecipeError(
+                f"is DeepSpeed's, and the engine is {recipe.engine.name}",
+                where="engine.config",
+                hint="engine.name=deepspeed",
+            )
+        if recipe.engine.zero == "auto":
+            raise RecipeError(
+                f"is auto, but {recipe.engine.config} gives a stage",
+                where="engine.zero",
+                hint="leave engine.zero out, or engine.config",
+            )
+        recipe = recipe.choosing(zero=given_stage(recipe) or 0)
+    elif recipe.engine.name == "deepspeed":
+        deepspeed_config(recipe.choosing(zero=open_stages(recipe)[-1]), Batch(1, 1, 1), "fp32")
+        stage = given_stage(recipe)
+        recipe = recipe if stage is None else recipe.choosing(zero=stage)
+    elif recipe.engine.zero:
+        raise RecipeError(
+            f"ZeRO-{recipe.engine.zero} is DeepSpeed's, and the engine is {recipe.engine.name}",
+            where="engine.zero",
+            hint="engine.name=deepspeed",
+        )
+    check_offload(recipe)
+    if recipe.measure.attention and recipe.train.compile:
+        raise RecipeError(
+            "torch.compile leaves no attention function to measure",
+            where="measure.attention",
+            hint="train.compile=false, or measure.attention=false",
+        )
+    if recipe.batch.split == "measured" and recipe.engine.name != "ddp":
+        raise RecipeError(
+            f"each rank's speed is measured with the whole model, and {recipe.engine.name} spreads it",
+            where="batch.split",
+            hint="engine.name=ddp; or the shares themselves, such as batch.split=[11,5]",
+        )
+    check_data(recipe, here=launcher.ONE_MACHINE)
+    env, files = environment(recipe)
+    if inventory.source == str(MOUNTED):
+        files = (Decision("hosts", inventory.source, "where DeepSpeed looks for a host file"), *files)
+    return Inputs(recipe, inventory, launcher, name, env, files)
+
+
+def with_values(recipe: Recipe) -> Recipe:
+    """The recipe with the values that a shared file does not hold. Raises RecipeError for an unknown one."""
+    data = recipe.as_dict()
+    made = completed(data, kept(recipe.env_kept), os.environ)
+    return recipe if made == data else validate(made, where="recipe")
+
+
+def absolute(recipe: Recipe) -> Recipe:
+    """The recipe with paths that do not depend on where it was started, and a data source."""
+    data = anchored(recipe.as_dict(), Path.cwd())
+    if recipe.data.source is None and recipe.data.embedded:
+        data["data"][recipe.data.embedded] = {}
+    return validate(data, where="recipe")
+
+
+def check_data(recipe: Recipe, *, here: bool) -> None:
+    """Read the data where this machine has it. `here`: it must have it. Raises DataError."""
+    if isinstance(recipe.data, TextData):
+        check_sequence(recipe, recipe.data)
+    if not recipe.data.path:
+        return
+    path = Path(recipe.data.path)
+    if not path.exists():
+        if here:
+            raise DataError("no such data", where=str(path), hint="data.path=FILE or FOLDER")
+        return  # on the hosts, whose ranks will say so if it is not
+    if isinstance(recipe.data, TextData):
+        check_text(recipe, recipe.data)
+    if isinstance(recipe.data, ImageData):
+        check_images(recipe, recipe.data)
+    if isinstance(recipe.data, TextToSqlData):
+        _check_pairs(recipe, recipe.data)
+
+
+def _check_pairs(recipe: Recipe, data: TextToSqlData) -> None:
+    """Read the files as the ranks will. Raises DataError."""
+    files = find_data(Path(str(data.path)))
+    questions = {row.question for row in read_pairs(files.train, data, limit=data.limit)}
+    if files.validation:
+        for _ in read_pairs(files.validation, data):
+            pass
+    else:
+        held_out_questions(questions, data, recipe.train.seed)
+
+
+def environment(recipe: Recipe) -> tuple[dict[str, str], tuple[Decision, ...]]:
+    """The ranks' variables: `.deepspeed_env` of the home folder, of this folder, and the recipe's on top; and
+    which file sets which."""
+    env: dict[str, str] = {}
+    source: dict[str, Path] = {}
+    for folder in dict.fromkeys((Path.home(), Path.cwd())):
+        file = folder / ".deepspeed_env"
+        if file.is_file():
+            if folder == Path.cwd():
+                _check_owner(file)
+            found = read_deepspeed_env(file)
+            env |= found
+            source |= dict.fromkeys(found, file)
+    for name in recipe.env:
+        if not _NAME.fullmatch(name):
+            raise RecipeError(f"{name!r} is not the name of an environment variable", where="env")
+    given = {name: value for name, value in recipe.env.items() if value is not None}
+    files: dict[Path, list[str]] = {}
+    for name, file in source.items():
+        if name not in given:
+            files.setdefault(file, []).append(name)
+    told = tuple(Decision("env", ", ".join(names), f"set by {file}") for file, names in files.items())
+    return env | given, told
+
+
+def _check_owner(file: Path) -> None:
+    """Raises RecipeError where another user could set variables for this user's ranks."""
+    owner = file.stat().st_uid
+    if owner not in (os.getuid(), 0):  # root can do anything as it is
+        try:
+            name = pwd.getpwuid(owner).pw_name
+        except KeyError:
+            name = f"user {owner}"
+        raise RecipeError(
+            f"belongs to another user ({name}), and would set variables of your ranks",
+            where=str(file),
+            hint=f"start muster in another folder, or make it your own: cp {file.name} mine && mv -f mine "
+            f"{file.name}",
+        )
+
+
+def read_deepspeed_env(path: Path) -> dict[str, str]:
+    """NAME=VALUE lines, as DeepSpeed's launcher reads them; `#` comments and blank lines are left out."""
+    env = {}
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"cannot be read: {error}", where=str(path)) from None
+    for number, line in enumerate(text.splitlines(), start=1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        name, equals, value = line.partition("=")
+        if not equals or not _NAME.fullmatch(name.strip()):
+            raise RecipeError(
+                "is not NAME=VALUE",  # the line itself may be secret
+                where=f"{path}:{number}",
+                hint="one variable per line, without `export`",
+            )
+        env[name.strip()] = value.strip().strip('"')
+    return env
+
+
+# ----------------------------------------------------------------------------------------------------
+# What can be told of an image recipe's data before a host is asked, without decoding an image.
+
+
+def check_images(recipe: Recipe, data: ImageData) -> None:
+    """Look at data.path. Raises DataError with the file, and the row in it.
+
+    What is wrong with single images and labels is an error where data.bad says so.
+    """
+    assert data.path
+    found = find_images(Path(data.path))
+    strict = data.bad == "error"
+    if isinstance(found, ImageFolders):
+        _check_count(len(found.train), len(found.held_out), data)
+        if strict:
+            _check_files(found)
+        return
+    number = (recipe.model.config or {}).get("num_labels")
+    _check_tables(found, data, number if isinstance(number, int) else None, strict=strict)
+
+
+def _check_count(train: int, held_out: int, data: ImageData) -> None:
+    if train + held_out < 2:
+        raise DataError("1 image is too few to hold some out", where=data.path, hint="more images")
+
+
+def _check_files(found: ImageFolders) -> None:
+    for file, _ in (*found.train, *found.held_out):
+        try:
+            size = file.stat().st_size
+        except OSError as error:
+            raise DataError(f"cannot be read: {error.strerror}", where=str(file)) from None
+        if not size:
+            raise DataError("is empty", where=str(file), hint="data.bad=skip leaves such images out")
+
+
+def _check_tables(found: ParquetFiles, data: ImageData, number: int | None, *, strict: bool) -> None:
+    tables = [ParquetTable(file, data) for file in (*found.train, *found.held_out)]
+    classes = table_classes(tables[: len(found.train)], number)
+    trained = sum(table.rows for table in tables[: len(found.train)])
+    _check_count(trained, len(found.held_out), data)
+    for table in tables if strict else ():
+        table.check(classes)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What can be told of a language model's recipe before a host is asked: its text, and its sequences.
+
+CHECKED = 1 << 30  # bytes of text that are read here; the ranks read all of it, and say the same
+
+
+def check_text(recipe: Recipe, data: TextData) -> None:
+    """Read data.path. Raises DataError with the file and the line, or where it cannot fill one sequence."""
+    assert data.path
+    tokens = check_texts(Path(data.path), data.field, data.bad, CHECKED)
+    sequence = data.sequence or families.positions(model_config(recipe) or {})
+    if sequence and tokens < sequence:
+        raise DataError(
+            f"is too short: its text is at most {tokens:,} tokens, and one sequence has {sequence:,}",
+            where=data.path,
+            hint="more text, or a shorter data.sequence",
+        )
+
+
+def check_sequence(recipe: Recipe, data: TextData) -> None:
+    """Raise RecipeError where there is nothing to predict, or where the model is known here and has fewer
+    positions than a sample has tokens."""
+    if data.sequence == 1:
+        raise RecipeError(
+            "is 1, so there is no next token to predict",
+            where="data.sequence",
+            hint="data.sequence=2, or more",
+        )
+    positions = families.positions(model_config(recipe) or {})
+    if data.sequence and positions and data.sequence > positions:
+        raise RecipeError(
+            f"is {data.sequence:,}, and the model has {positions:,} positions",
+            where="data.sequence",
+            hint=f"data.sequence={positions}, or a model from scratch with more of them",
+        )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Fields of a recipe that mean nothing to its workload. Pure.
+
+_MEANINGFUL = ("workload", "fabric", "launch", "env", "force")
+_HINTS = {
+    "precision": "every precision that a device supports is measured",
+    "measure": "only measure.hardware_seconds means something here",
+}
+
+
+def check_idle(recipe: Recipe) -> None:
+    """What is not trained has no model, engine or batch. Raises RecipeError for a field that would be
+    ignored."""
+    if recipe.trains:
+        return
+    changed: dict[str, Any] = recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    for section, value in changed.items():
+        left = {k: v for k, v in value.items() if k != "hardware_seconds"} if section == "measure" else value
+        if section in _MEANINGFUL or not left:
+            continue
+        where = section
+        while isinstance(left, dict) and left:
+            key, left = next(iter(left.items()))
+            where = f"{where}.{key}"
+        raise RecipeError(
+            f"means nothing to {recipe.workload}, which trains nothing",
+            where=where,
+            hint=_HINTS.get(section, "leave it out; fabric.* and launch.* are what counts"),
+        )

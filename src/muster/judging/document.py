@@ -1,0 +1,192 @@
+"""What `muster judge` found: every job that a log tells of, and one verdict per host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Literal
+
+from pydantic import Field
+
+from muster.core.part import Part
+
+SCHEMA_VERSION = 1
+JobOutcome = Literal["succeeded", "failed", "timeout", "unreadable"]
+Condition = Literal["fit", "differs", "probably fit", "slow", "failing", "below", "unknown"]
+GOOD = ("fit", "differs")
+
+
+class Gate(IntEnum):
+    """Whether hosts may be handed over. The number is the exit code of `muster judge` and `muster bench`."""
+
+    FIT = 0  # every host is fit, or differs from its peers by no more than this fleet's hosts do
+    BAD = 1  # something is known against a host, a link, a switch, or a job
+    OPEN = 3  # nothing is, but not everything was judged
+
+
+def gate(bad: bool, left: Iterable[str]) -> Gate:
+    """`left`: per host, what of it was not judged (`not_judged`). Where there is no host, nothing was."""
+    told = list(left)
+    return Gate.BAD if bad else Gate.OPEN if any(told) or not told else Gate.FIT
+
+
+class JobEntry(Part):
+    """One job, as its log tells it."""
+
+    job: str = Field(description="the log's path in the folder; of a table with a column of hosts, #HOST")
+    outcome: JobOutcome
+    reason: str | None = Field(None, description="why it did not succeed: the decisive line")
+    failure: str | None = Field(None, description="id in the catalogue of failures")
+    failed_host: str | None = Field(None, description="that wrote the decisive line")
+    failed_hosts: list[str] = Field(
+        default_factory=list, description="all that failed by themselves, that one first"
+    )
+    format: str | None = None
+    hosts: list[str]
+    hosts_from: str = Field(
+        "", description="log; pattern (--host-pattern); guess: file name, or guess: folder name"
+    )
+    world_size: int | None = None
+    workload: str = Field("", description="what was trained, as far as the log tells")
+    work: str = Field("", description="jobs of the same work on as many hosts are compared")
+    steps: int | None = Field(None, description="attempted")
+    skipped_steps: int | None = Field(None, description="that a loss scaler threw away")
+    samples_per_second: float | None = Field(
+        None,
+        description="samples over seconds of the measured windows; of jobs without any, the tool's own; null "
+        "where the log does not tell how many samples a step has",
+    )
+    reported: float | None = Field(None, description="samples/s that the tool printed")
+    step_seconds: float | None = None
+    measured_samples: float | None = None
+    measured_seconds: float | None = None
+    windows: int | None = None
+    variation: float | None = Field(None, description="coefficient of variation of samples/s over windows")
+    tokens_per_second: float | None = None
+    memory: int | None = Field(None, description="peak of the allocator in bytes")
+    loss: float | None = Field(None, description="the last one in the log")
+    slower: float | None = Field(None, description="than its peers: share of a healthy step's time")
+    judged: bool = Field(False, description="it counts as evidence")
+    misses: list[str] = Field(default_factory=list, description="thresholds that it does not meet")
+    notes: list[str] = Field(default_factory=list)
+
+
+class Evidence(Part):
+    """A job that speaks for or against."""
+
+    job: str
+    peers: list[str]
+    slower: float | None = Field(description="share of a healthy step's time; None: it failed")
+    what: Literal["step", "computing", "failed"] = Field(
+        "step", description="what was read: the job's step, or what this host did by itself, or its end"
+    )
+    work: str = Field("", description="of the healthy jobs that it was compared with, as in `peers`")
+
+
+class Subject(Part):
+    """What of a host was looked at."""
+
+    name: Literal["compute", "card", "links"]
+    condition: Condition = Field(description="unknown: no reading told of it")
+    jobs: int = Field(0, description="readings that told of it")
+    at_most: float | None = Field(None, description="no slower than that, in any work that ran")
+
+
+def not_judged(condition: str, subjects: Sequence[Subject], *, exchanged: bool) -> str:
+    """What of a host its jobs leave open, in words; nothing where they told all that they could. `exchanged`:
+    it was in a job of several hosts, which could have told of the network."""
+    if condition not in GOOD:
+        return condition
+    network = [each.condition for each in subjects if each.name == "card"]
+    return "network not judged" if exchanged and any(each not in GOOD for each in network) else ""
+
+
+class Verdict(Part):
+    """A host; or a link (its two hosts) between hosts that are good with others; or a switch (those behind
+    it)."""
+
+    hosts: list[str]
+    switch: str | None = Field(None, description="its name; None: a host or a link")
+    condition: Condition
+    kind: str | None = None
+    slower: float | None = Field(None, description="share of a healthy step's time")
+    within: float | None = Field(None, description="standard error of it")
+    at_most: float | None = Field(None, description="a slowdown above this is ruled out")
+    confidence: float = Field(description="that the condition is right; of an unknown one: that it is bad")
+    reason: str
+    evidence: list[Evidence] = Field(default_factory=list)
+    subjects: list[Subject] = Field(default_factory=list, description="of a host: what was looked at")
+    settle: str = Field("", description="of what is not known: which jobs would tell")
+
+
+class Peers(Part):
+    """What is normal for jobs of one work on so many hosts."""
+
+    work: str
+    hosts: int
+    jobs: int = Field(description="that the figures are from; bad ones are not among them")
+    step_seconds: float = Field(
+        description="of a healthy step; of works without a known batch, per sample, or per token"
+    )
+    deviation: float = Field(description="relative standard deviation of healthy jobs")
+    samples_per_second: float | None = None
+    tokens_per_second: float | None = Field(None, description="where steps are counted in tokens alone")
+    stored: bool = Field(False, description="not from these logs")
+    least: float | None = Field(
+        None,
+        description="the smallest slowdown that counts here: `slow`, or what noise and hosts differ by",
+    )
+
+
+class Drift(Part):
+    """A work in which the fleet as a whole is slower, or faster, than its baseline: a fault that all hosts
+    share shows nowhere else. Listed where the difference is larger than `slow`, and than three standard
+    errors."""
+
+    slower: float = Field(description="share of a healthy step's time in the baseline; below 0: faster")
+    within: float = Field(description="standard error of it")
+    now: Peers
+    baseline: Peers
+
+
+class Judged(Part):
+    """The document that `muster judge --json` prints."""
+
+    schema_version: int = SCHEMA_VERSION
+    source: str
+    slow: float = Field(description="the smallest slowdown that counts, share of a step's time")
+    at_least: str = Field("", description="the speed that each job must reach; empty: none")
+    summary: dict[Condition, int]
+    outcomes: dict[JobOutcome, int]
+    hosts: list[Verdict]
+    links: list[Verdict] = Field(description="that are slow or failing; healthy ones are not listed")
+    switches: list[Verdict] = Field(default_factory=list, description="likewise; none where none are known")
+    one_of: list[list[str]] = Field(
+        default_factory=list, description="hosts and switches of which one is bad, or a link between them"
+    )
+    drifted: list[Drift] = Field(default_factory=list, description="beside --baseline, the slowest first")
+    peers: list[Peers]
+    jobs: list[JobEntry]
+    notes: list[str] = Field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        """Nothing is known against a host, a link, a switch, a job, or the fleet as a whole."""
+        bad = sum(self.summary.get(name, 0) for name in ("slow", "failing", "below"))
+        drifted = any(each.slower > 0 for each in self.drifted)
+        missed = any(job.misses for job in self.jobs)
+        return not (bad or drifted or missed or self.links or self.switches or self.one_of)
+
+    @property
+    def gate(self) -> Gate:
+        """Whether all hosts are fit, somebody is bad, or something was not judged."""
+        return gate(not self.sound, self.left.values())
+
+    @property
+    def left(self) -> dict[str, str]:
+        """What of each host is open, in words; empty: nothing."""
+        grouped = {host for job in self.jobs if len(job.hosts) > 1 for host in job.hosts}
+        return {
+            each.hosts[0]: not_judged(each.condition, each.subjects, exchanged=each.hosts[0] in grouped)
+            for each in self.hosts
+        }

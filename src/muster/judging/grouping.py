@@ -1,0 +1,158 @@
+"""Files that are of one job: of its ranks, its streams, or its hosts. One of them speaks for it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from muster.judging.readers._failures import weight_of
+from muster.judging.readers._paths import place_of
+from muster.judging.readers.base import JobLog
+
+
+@dataclass(frozen=True)
+class File:
+    """A log. `of`: the path of the one that speaks for their job; None: it does so itself; `copied`: it is
+    the same log once more."""
+
+    log: JobLog
+    of: str | None = None
+    copied: bool = False
+
+
+def files_of(logs: Sequence[JobLog]) -> list[File]:
+    """Every log in its place, and who speaks for its job: the slowest file that was measured, or else the one
+    whose failure says most. Files of the same hosts are of one job where their paths differ in rank or stream
+    alone; and copies are of one."""
+    logs = _joined(_named_alike(logs))
+    copies = _copies(logs)
+    groups: dict[tuple[tuple[str, ...], str], list[int]] = {}
+    for index, log in enumerate(logs):
+        if index in copies or log.outcome == "unreadable":
+            continue
+        if log.job:
+            groups.setdefault(((), log.job), []).append(index)
+        elif log.hosts and log.hosts_from != "muster":
+            groups.setdefault((log.hosts, _place(log)), []).append(index)
+    speakers: dict[int, str] = {}
+    for members in groups.values():
+        speaker = min(members, key=lambda index: _says(logs[index]))
+        speakers |= {index: logs[speaker].path for index in members if index != speaker}
+    first = {index: copies.get(index, index) for index in range(len(logs))}
+    return [
+        File(
+            log,
+            speakers.get(first[index]) or (logs[first[index]].path if index in copies else None),
+            index in copies,
+        )
+        for index, log in enumerate(logs)
+    ]
+
+
+def notes_of(files: Sequence[File]) -> list[str]:
+    """For people: which files do not count by themselves."""
+    copied = sum(each.copied for each in files)
+    count = sum(each.of is not None for each in files) - copied
+    are = "1 log is a copy of another" if copied == 1 else f"{copied} logs are copies of others"
+    belong = (
+        "1 log belongs to another rank or stream"
+        if count == 1
+        else f"{count} logs belong to other ranks or streams"
+    )
+    return [
+        *([f"{are}: each job counts once"] if copied else []),
+        *(
+            [f"{belong} of a job that is already counted: each job counts once, by its slowest file"]
+            if count
+            else []
+        ),
+    ]
+
+
+def _copies(logs: Sequence[JobLog]) -> dict[int, int]:
+    """Of each copy, its place and that of the log which it is one of: on the same hosts, with the same lines;
+    or with the same begin, end and measured windows. Logs without either can be alike and of several jobs."""
+    known: dict[tuple[object, ...], int] = {}
+    found: dict[int, int] = {}
+    for index, log in enumerate(logs):
+        if not log.hosts or log.unplaced or log.hosts_from == "muster" or log.outcome == "unreadable":
+            continue  # of unknown hosts it counts for nothing anyway
+        keys: list[tuple[object, ...]] = []
+        if log.digest and (log.began is not None or log.measured):
+            keys.append((log.hosts, log.digest, log.path.partition("#")[2]))
+        if log.began is not None and log.measured:
+            keys.append((log.hosts, log.began, log.ended, log.outcome, log.measured))
+        first = next((known[key] for key in keys if key in known), index)
+        known.update(dict.fromkeys(keys, first))
+        if first != index and _place(log) != _place(logs[first]):  # else a rank's
+            found[index] = first
+    return found
+
+
+def _says(log: JobLog) -> tuple[float, ...]:
+    """The least of a job's files speaks for it."""
+    if log.outcome == "succeeded" and log.rate:
+        return (0, log.measured is None, log.batch is None, log.rate / (log.batch or 1.0))
+    if log.outcome == "succeeded":
+        return (2,)
+    return (1, log.outcome == "timeout", weight_of(log.failure))
+
+
+def _named_alike(logs: Sequence[JobLog]) -> list[JobLog]:
+    """With a host's first name for its whole one (node07.cluster.local), where other logs use that."""
+    known = {host for log in logs for host in log.hosts}
+    short = {
+        host: first
+        for host in known
+        if (first := host.partition(".")[0]) != host and first in known and not first.isdecimal()
+    }
+
+    def of(log: JobLog) -> JobLog:
+        if not short.keys() & set(log.hosts):
+            return log
+        failed = tuple((short.get(host, host), failure) for host, failure in log.failed)
+        return replace(log, hosts=tuple(short.get(host, host) for host in log.hosts), failed=failed)
+
+    return [of(log) for log in logs]
+
+
+def _joined(logs: Sequence[JobLog]) -> list[JobLog]:
+    """Files of which a mapping says that they are of one job are on the hosts of all. So are those that were
+    named after their hosts and have ranks that go on from host to host."""
+    jobs: dict[str, dict[str, None]] = {}
+    for log in logs:
+        jobs.setdefault(log.job, {}).update(dict.fromkeys(log.hosts))
+    found = [replace(log, hosts=tuple(jobs[log.job])) if log.job else log for log in logs]
+    groups: dict[str, list[tuple[int, int]]] = {}
+    for index, log in enumerate(logs):
+        if log.job or log.hosts_from in ("log", "muster") or len(log.hosts) != 1:
+            continue
+        place = place_of(log.path)
+        job = _without(place.job, log.hosts[0])
+        if place.rank is not None and job != place.job:
+            groups.setdefault(job, []).append((place.rank, index))
+    for members in groups.values():
+        hosts: dict[int, set[str]] = {}
+        for rank, index in members:
+            hosts.setdefault(rank, set()).add(logs[index].hosts[0])
+        together = tuple(dict.fromkeys(host for rank in sorted(hosts) for host in hosts[rank]))
+        if len(together) > 1 and all(len(each) == 1 for each in hosts.values()):
+            for _, index in members:
+                found[index] = replace(logs[index], hosts=together, unplaced="")
+    return found
+
+
+def _place(log: JobLog) -> str:
+    """Its path without rank, stream and, of a job of several hosts, these."""
+    place = place_of(log.path).job
+    for host in log.hosts if len(log.hosts) > 1 else ():
+        place = _without(place, host)
+    return place
+
+
+def _without(place: str, host: str) -> str:
+    """The path without a host's name."""
+    if host not in place:
+        return place
+    return re.sub(rf"(?<![A-Za-z0-9]){re.escape(host)}(?![A-Za-z0-9])", "*", place)

@@ -1,0 +1,327 @@
+"""From jobs as their logs tell them to observations, and from verdicts to the document. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from muster.core.units import counted
+from muster.judging import (
+    Baseline,
+    Class,
+    Judgement,
+    Observation,
+    Settings,
+    State,
+    Topology,
+    Verdict,
+    document,
+    drift,
+    judge_state,
+    localise,
+)
+from muster.judging.grouping import File, files_of, notes_of
+from muster.judging.readers._failures import of_hardware
+from muster.judging.readers.base import APART, JobLog, MeasuredWindows
+from muster.judging.readings import smallest
+from muster.judging.shared_failures import SharedEnds, culprits_of, shared_ends
+
+# Why nothing is known of a host that no observation is of.
+AS_MOST = "its jobs ended like most jobs of the same work, so they do not show how the host is"
+MANY = 8  # jobs, of which some should share a host
+DRIFTED = 3.0  # standard errors by which a whole fleet differs from its baseline, at least
+ALONE = "it is not known what its jobs trained (--workload NAME says it), so they are compared with no others"
+UNPLACED = "it is not known on which hosts its jobs ran, so they are no evidence"
+SILENT = "the logs of its jobs have neither step times nor a failure"
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A log, and what it says to a judge: nothing, where `observation` is None. `of`: the path of another
+    that speaks for the same job; `shared`: it ended as most jobs of its work did."""
+
+    log: JobLog
+    work: str
+    observation: Observation | None
+    of: str | None
+    shared: bool
+
+
+def judged(
+    source: str,
+    logs: Sequence[JobLog],
+    settings: Settings,
+    stored: Mapping[Class, Baseline],
+    switches: Mapping[str, Sequence[str]] | None = None,
+) -> document.Judged:
+    """The document, from all logs. `switches`: the hosts behind each, where that is known."""
+    files = files_of(logs)
+    shared = shared_ends([each.log for each in files if each.of is None])
+    jobs = [_job(each, shared) for each in files]
+    observations = [each.observation for each in jobs if each.observation is not None]
+    hosts = sorted({host for each in files for host in each.log.hosts}, key=_natural)
+    state = localise(observations, Topology.of(hosts, switches or {}), settings, stored)
+    verdict, least = judge_state(state), _least(state)
+    silent = _silent(jobs, verdict)
+    conditions = Counter(each.condition for each in verdict.hosts)
+    outcomes = Counter(log.outcome for log in logs)
+    return document.Judged(
+        source=source,
+        slow=settings.slow,
+        summary={name: conditions[name] for name in get_args(document.Condition)},
+        outcomes={name: outcomes[name] for name in ("succeeded", "failed", "timeout", "unreadable")},
+        hosts=[_verdict(each, silent.get(each.subject[0])) for each in verdict.hosts],
+        links=[_verdict(each) for each in verdict.links],
+        switches=[_of_switch(each, switches or {}) for each in verdict.switches],
+        one_of=[list(each) for each in verdict.one_of],
+        drifted=_drifted(jobs, verdict, settings, stored),
+        peers=[
+            peers.model_copy(update={"least": least.get(key)})
+            for key, peers in sorted(_peers(jobs, verdict.baselines).items())
+        ],
+        jobs=[_entry(each, verdict) for each in jobs],
+        notes=[*notes_of(files), *shared.notes(), *_notes(jobs), *_apart(verdict, stored)],
+    )
+
+
+def _least(state: State) -> dict[Class, float]:
+    """What a job must be slower by, at least, to count as slow."""
+    rows: dict[Class, list[int]] = {}
+    for row, kind in enumerate(state.case.readings.kind):
+        rows.setdefault(kind, []).append(row)
+    return {
+        kind: math.expm1(smallest(state.case.readings, own, state.settings)) for kind, own in rows.items()
+    }
+
+
+def work_of(log: JobLog) -> str:
+    """What a job is compared by: jobs of the same work on as many hosts should take the same time.
+
+    What was trained with its settings, ranks of a host, samples of a step; and whether the tool's own figure
+    had to do, which has the warm-up in it.
+    """
+    parts = [log.workload or log.format or "unknown"]
+    if log.recipe:
+        parts.append(hashlib.sha256(log.recipe.encode()).hexdigest()[:8])
+    if log.world_size and log.hosts:
+        parts.append(f"{log.world_size / len(log.hosts):g} ranks a host")
+    if log.batch:
+        parts.append(f"batch {log.batch:g}")
+    if log.measured is None and log.reported:
+        parts.append("as reported")
+    if log.alone:
+        parts.append(f"only {log.path}")
+    return ", ".join(parts)
+
+
+def _job(file: File, shared: SharedEnds) -> _Job:
+    work = work_of(file.log)
+    observation = observation_of(file.log, work, shared) if file.of is None else None
+    return _Job(file.log, work, observation, file.of, shared.of(file.log))
+
+
+def _silent(jobs: Sequence[_Job], verdict: Judgement) -> dict[str, str]:
+    """Why nothing is known of each host of which there is no observation, or none that can be compared."""
+    heard = {host for job in jobs if job.observation for host in job.observation.hosts}
+    compared = {host for job in jobs if job.observation and not job.log.alone for host in job.log.hosts}
+    found = {
+        host: ALONE
+        for each in verdict.hosts
+        for host in each.subject
+        if each.condition == "unknown" and host in heard - compared
+    }
+    for job in jobs:
+        for host in job.log.hosts:
+            if host not in heard:
+                why = AS_MOST if job.shared else UNPLACED if job.log.unplaced else SILENT
+                found[host] = max(why, found.get(host, why), key=(SILENT, ALONE, UNPLACED, AS_MOST).index)
+    return found
+
+
+def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> Observation | None:
+    """What the log says of its hosts; None: nothing. `shared`: ways to end that are the work's."""
+    hosts = tuple(dict.fromkeys(log.hosts))
+    if not hosts or log.unplaced or log.outcome == "unreadable":
+        return None
+    if log.outcome == "succeeded":
+        seconds = log.pace
+        if seconds is None or not 0 < seconds < math.inf:
+            return None
+        return Observation(
+            log.path, hosts, seconds, work=work, computing=log.computing, moment=log.moment, began=log.began,
+            ended=log.ended, exchanges=log.exchanges, spread=log.spread,
+        )  # fmt: skip
+    if shared and shared.of(log):
+        return None
+    broken = of_hardware(log.failure, log.reason)
+    return Observation(
+        log.path, hosts, None, log.outcome, work, culprits=culprits_of(log), hardware=broken,
+        began=log.began, ended=log.ended,
+    )  # fmt: skip
+
+
+def _peers(jobs: Sequence[_Job], baselines: Mapping[Class, Baseline]) -> dict[Class, document.Peers]:
+    """What is normal for whole steps."""
+    logs = {Class(each.work, len(each.log.hosts)): each.log for each in jobs}
+    return {
+        key: document.Peers(
+            work=key.work,
+            hosts=key.size,
+            jobs=each.count,
+            step_seconds=each.seconds,
+            deviation=each.sigma,
+            samples_per_second=_samples(logs.get(key), each.seconds),
+            tokens_per_second=1 / each.seconds if key in logs and logs[key].unit == "tokens" else None,
+            stored=each.stored,
+        )
+        for key, each in baselines.items()
+        if key.part == "step"
+    }
+
+
+def _drifted(
+    jobs: Sequence[_Job], verdict: Judgement, settings: Settings, stored: Mapping[Class, Baseline]
+) -> list[document.Drift]:
+    """Works in which all hosts together differ from the baseline, by more than what counts as slow in one
+    host and more than chance: the standard error of a median is 1.25 times that of a mean."""
+    now, before = _peers(jobs, verdict.baselines), _peers(jobs, stored)
+    found = []
+    for key, slower in drift(verdict.baselines, stored).items():
+        if key.part == "step":
+            errors = [each.deviation / math.sqrt(max(1, each.jobs)) for each in (now[key], before[key])]
+            within = 1.25 * math.hypot(*errors)
+            if abs(math.log1p(slower)) > max(math.log1p(settings.slow), DRIFTED * within):
+                found.append(document.Drift(slower=slower, within=within, now=now[key], baseline=before[key]))
+    return sorted(found, key=lambda each: -each.slower)
+
+
+def _apart(verdict: Judgement, stored: Mapping[Class, Baseline]) -> list[str]:
+    """Where a baseline is of no use."""
+    if not stored or verdict.baselines.keys() & stored.keys():
+        return []
+    return ["nothing was compared with the baseline: it has no jobs of the same work on as many hosts"]
+
+
+def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
+    log, figures = job.log, job.log.measured
+    timed = figures is not None and figures.timed
+    base = verdict.baselines.get(Class(job.work, len(dict.fromkeys(log.hosts))))
+    told = job.observation
+    slower = told.seconds / base.seconds - 1 if told and told.seconds and base else None
+    measured: dict[str, Any] = {}
+    if figures:
+        measured = {
+            "measured_samples": figures.samples if timed and log.unit == "samples" else None,
+            "measured_seconds": figures.seconds if timed else None,
+            "windows": figures.windows,
+            "variation": figures.variation,
+            "tokens_per_second": tokens_of(figures),
+        }
+    return document.JobEntry(
+        job=log.path,
+        outcome=log.outcome,
+        reason=log.reason,
+        failure=log.failure,
+        failed_host=next(iter(log.failed_hosts), None),
+        failed_hosts=list(log.failed_hosts),
+        format=log.format,
+        hosts=list(log.hosts),
+        hosts_from=log.hosts_from,
+        world_size=log.world_size,
+        workload=log.workload,
+        work=job.work if log.outcome != "unreadable" else "",
+        steps=log.steps,
+        skipped_steps=log.skipped,
+        samples_per_second=log.rate if log.unit == "samples" else None,
+        reported=log.reported if log.unit == "samples" or log.measured else None,
+        step_seconds=log.step_seconds,
+        memory=log.memory,
+        loss=log.loss,
+        slower=slower,
+        judged=told is not None,
+        notes=[
+            *log.notes,
+            *(note for note in (log.alone, log.unplaced) if note),
+            *([f"another log of the same job as {job.of}, which is used instead"] if job.of else []),
+        ],
+        **measured,
+    )
+
+
+def _notes(jobs: Sequence[_Job]) -> list[str]:
+    """For people: what makes these figures doubtful."""
+    found, logs = [], [each.log for each in jobs if each.of is None]
+    read = [each.log for each in jobs if each.observation and each.log.hosts_from not in ("", "muster")]
+    told = [set(log.hosts) for log in read]
+    if doubted := [log for log in logs if log.contradicted]:
+        found.append(
+            f"{counted(len(doubted), 'job')} with a rate that is more than {APART * 100:g} % from what the "
+            f"tool itself says of the same steps: --json has both figures, in the notes of {doubted[0].path}"
+        )
+    if alone := [log for log in logs if log.alone]:
+        found.append(
+            f"{counted(len(alone), 'job')} of which the log does not say what was trained: compared with no "
+            "others; --workload NAME says it of all of these"
+        )
+    if unplaced := [log for log in logs if log.unplaced and log.outcome != "unreadable"]:
+        found.append(
+            f"{counted(len(unplaced), 'job')} of which it is not known on which hosts they ran: no evidence "
+            "for or against any (a hostfile or SLURM_JOB_NODELIST in the log, or --host-pattern, says it)"
+        )
+    if len(told) >= MANY and len({host for hosts in told for host in hosts}) == sum(map(len, told)):
+        found.append(f"no host is in two of the {len(told)} jobs: were the hosts read rightly?")
+    return found
+
+
+def _samples(log: JobLog | None, seconds: float) -> float | None:
+    """Per second, of jobs like this one that take so long; None: it is not known how many a step has."""
+    if log is None or log.unit == "samples":
+        return (log.batch if log and log.batch else 1.0) / seconds
+    return None
+
+
+def tokens_of(figures: MeasuredWindows) -> float | None:
+    """Tokens per second, where they are known."""
+    if figures.unit == "tokens":
+        return figures.rate
+    return figures.tokens / figures.seconds if figures.timed and figures.tokens else None
+
+
+def _verdict(each: Verdict, silent: str | None = None) -> document.Verdict:
+    """`silent`: why there is no observation of the host."""
+    return document.Verdict(
+        hosts=list(each.subject),
+        condition=each.condition,
+        kind=each.kind,
+        slower=each.slower,
+        within=each.within,
+        at_most=each.at_most,
+        confidence=each.confidence,
+        reason=silent or each.reason,
+        evidence=[
+            document.Evidence(
+                job=one.job, peers=list(one.peers), slower=one.slower, what=one.what, work=one.work
+            )
+            for one in each.evidence
+        ],
+        subjects=[
+            document.Subject(name=one.name, condition=one.condition, jobs=one.jobs, at_most=one.at_most)
+            for one in each.subjects
+        ],
+        settle=each.settle,
+    )
+
+
+def _of_switch(each: Verdict, switches: Mapping[str, Sequence[str]]) -> document.Verdict:
+    (name,) = each.subject
+    return _verdict(each).model_copy(update={"hosts": list(switches[name]), "switch": name})
+
+
+def _natural(name: str) -> str:
+    """Sorts node2 before node10."""
+    return re.sub(r"[0-9]+", lambda match: match[0].zfill(20), name)

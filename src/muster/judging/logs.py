@@ -1,0 +1,264 @@
+"""Verdicts per host from logs that other tools wrote."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from muster.core.errors import JobError, UsageError
+from muster.core.hostlist import fold_hosts
+from muster.core.units import counted, format_number, parse_rate
+from muster.judging import Baseline, Class, Settings
+from muster.judging.document import Condition, JobEntry, Judged, Peers, Verdict
+from muster.judging.joblogs import judged
+from muster.judging.readers._mapping import Mapping, load_mappings
+from muster.judging.readers._read import read_blocks
+from muster.judging.readers.base import JobLog
+from muster.store.atomic import write_text
+from muster.store.logfiles import LogFile, blocks_of, find_logs, members_of
+
+MANY, LARGE = 64, 64 << 20  # files, bytes: from there on, several processes read
+Progress = Callable[[int, int], None]
+_NAMED = re.compile(r"\(\?P<host>")
+
+
+def judge(
+    where: Path,
+    *,
+    mappings: Sequence[Path] = (),
+    host_pattern: str = "",
+    slow: float = Settings.slow,
+    baseline: Path | None = None,
+    at_least: str = "",
+    workload: str = "",
+    progress: Progress = lambda done, total: None,
+) -> Judged:
+    """Read every log below `where`, or in an archive of them, and judge their hosts.
+
+    `mappings`: files that say what is where in tables, lines and paths; `host_pattern`: an expression with
+    a group `host`, searched for in paths; `slow`: the smallest slowdown that counts; `baseline`: what
+    `--json` wrote of another fleet, for hosts that have too few peers here, and for a fleet that is
+    slower as a whole; `at_least`: a speed that every job must reach, such as 800samples/s; `workload`: what
+    was trained, for logs that do not say it. Raises UsageError for bad input, and where no log can be read.
+    """
+    if not 0 < slow < 1:
+        raise UsageError(f"must be between 0 and 1 (a share of the step time), not {slow:g}", where="--slow")
+    named = _pattern(host_pattern)
+    bound = Bound.of(at_least) if at_least else None
+    stored = load_baselines(baseline) if baseline else {}
+    known = [each.of_workload(workload) for each in load_mappings(mappings)]
+    given = {path.resolve() for path in [*mappings, *([baseline] if baseline else [])]}
+    files = [each for each in find_logs(where) if each.path.resolve() not in given]
+    logs = list(read_logs(files, known, named, progress))
+    if workload:
+        logs = [
+            replace(log, workload=workload, recipe=workload, alone="") if log.alone else log for log in logs
+        ]
+    if all(log.outcome == "unreadable" for log in logs):
+        first = f": {logs[0].path} {logs[0].reason}" if logs else ""
+        raise UsageError(
+            f"none of the {len(logs)} files could be read as a training log{first}",
+            where=str(where),
+            hint="docs/judge.md has examples of mappings"
+            if mappings
+            else "--mapping FILE says how other formats are read; docs/judge.md lists those that are known",
+        )
+    found = judged(str(where), logs, Settings(slow=slow), stored)
+    if named and not any(named.search(log.path) for log in logs):
+        note = f"--host-pattern matches none of the paths, such as {logs[0].path}"
+        found = found.model_copy(update={"notes": [*found.notes, note]})
+    return held(found, bound) if bound else found
+
+
+def read_logs(
+    files: Sequence[LogFile], mappings: Sequence[Mapping], named: re.Pattern[str] | None, progress: Progress
+) -> Iterator[JobLog]:
+    """The jobs of all files, in their order. Many files are read by a process per core."""
+    read = partial(_read, mappings=tuple(mappings), named=named)
+    cores = len(os.sched_getaffinity(0))
+    many = len(files) >= MANY or (len(files) > 1 and sum(each.size for each in files) > LARGE)
+    if not many or cores < 2 or threading.active_count() > 1:  # forking a process with threads is not safe
+        for number, file in enumerate(files, 1):
+            yield from read(file)
+            progress(number, len(files))
+        return
+    with ProcessPoolExecutor(min(cores, len(files)), mp_context=get_context("fork")) as pool:
+        try:
+            share = max(1, min(32, len(files) // (4 * cores)))
+            for number, found in enumerate(pool.map(read, files, chunksize=share), 1):
+                yield from found
+                progress(number, len(files))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _read(file: LogFile, *, mappings: Sequence[Mapping], named: re.Pattern[str] | None) -> list[JobLog]:
+    """The jobs of one file, or of all files of an archive."""
+    if not file.archive:
+        return read_blocks(file.shown, blocks_of(file), mappings, named)
+    return [job for path, text in members_of(file) for job in read_blocks(path, text, mappings, named)]
+
+
+def load_baselines(path: Path) -> dict[Class, Baseline]:
+    """What is normal, from a document of `muster judge --json`. Raises UsageError."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        peers = [Peers.model_validate(each) for each in document["peers"]]
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror or error}", where=str(path)) from None
+    except (ValueError, KeyError, TypeError, ValidationError, RecursionError):
+        raise UsageError(
+            "is not the output of muster judge --json", where=str(path), hint="muster judge DIR --json > FILE"
+        ) from None
+    return {
+        Class(each.work, each.hosts): Baseline(each.step_seconds, each.deviation, each.jobs, stored=True)
+        for each in peers
+        if each.step_seconds > 0
+    }
+
+
+def save_csv(found: Judged, path: Path) -> None:
+    """A row per job: the columns of the benchmark whose results these are, and what else is known.
+
+    Raises JobError where it cannot be written.
+    """
+    condition = {each.hosts[0]: each.condition for each in found.hosts}
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(
+        ["Hostnames", "Throughput (samples/sec)", "Status", "job", "recipe", "group", "seconds", "reason",
+         "memory", "spread", "slower", "steps", "skipped", "verdicts"]
+    )  # fmt: skip
+    for job in found.jobs:
+        verdicts = dict.fromkeys(condition.get(host, "unknown") for host in job.hosts)
+        values: list[Any] = [
+            ",".join(job.hosts), _figure(job.samples_per_second, ".4f"), job.outcome, job.job, job.workload,
+            len(job.hosts) or None, _figure(job.measured_seconds, ".3f"), job.reason, job.memory,
+            _figure(job.variation, ".6f"), _figure(job.slower, ".6f"), job.steps, job.skipped_steps,
+            " ".join(verdicts),
+        ]  # fmt: skip
+        rows.writerow(["" if value is None else value for value in values])
+    try:
+        write_text(path, text.getvalue())
+    except OSError as error:
+        raise JobError(f"cannot be written: {error.strerror}", where=str(path)) from None
+
+
+def _figure(value: float | None, form: str) -> str | None:
+    return None if value is None else format(value, form)
+
+
+def _pattern(text: str) -> re.Pattern[str] | None:
+    if not text:
+        return None
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise UsageError(f"is not a regular expression: {error}", where="--host-pattern") from None
+    if not _NAMED.search(text):
+        raise UsageError(
+            "has no group `host`",
+            where="--host-pattern",
+            hint="such as --host-pattern '(?P<host>node[0-9]+)'",
+        )
+    return pattern
+
+
+# ----------------------------------------------------------------------------------------------------
+# A speed that jobs must reach, whatever their peers do (`muster judge --at-least`). Pure.
+
+_ACCUSED = ("slow", "failing")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """`value` of the figure, divided by the number of hosts or ranks of a job as `per` says."""
+
+    value: float
+    figure: str
+    per: str
+
+    @classmethod
+    def of(cls, text: str) -> Bound:
+        """From what people write. Raises UsageError."""
+        return cls(*parse_rate(text, "--at-least"))
+
+    @property
+    def unit(self) -> str:
+        """samples/s, tokens/s/host"""
+        per = {"job": "", "host": "/host", "slot": "/rank"}[self.per]
+        return self.figure.replace("_per_second", "/s") + per
+
+    @property
+    def words(self) -> str:
+        """800 samples/s"""
+        return f"{self.value:,.10g} {self.unit}"
+
+    def reached(self, job: JobEntry) -> float | None:
+        """The job's figure. None: it succeeded not, or its log does not tell."""
+        value: float | None = getattr(job, self.figure)
+        count = {"job": 1, "host": len(job.hosts), "slot": job.world_size}[self.per]
+        return value / count if job.outcome == "succeeded" and value and count else None
+
+
+def held(found: Judged, bound: Bound) -> Judged:
+    """The document, with what each job misses, and the hosts `below` that are to blame. Raises UsageError
+    where no job tells the figure."""
+    speeds = {job.job: bound.reached(job) for job in found.jobs}
+    if all(speed is None for speed in speeds.values()):
+        raise UsageError(f"no log tells {bound.unit}", where="--at-least")
+    silent = sum(speeds[job.job] is None for job in found.jobs if job.outcome == "succeeded")
+    note = f"{counted(silent, 'job')} could not be held against {bound.words}: the logs tell no {bound.unit}"
+    jobs = [
+        job.model_copy(update={"misses": [f"{format_number(speed)} {bound.unit} is below {bound.words}"]})
+        if (speed := speeds[job.job]) is not None and speed < bound.value
+        else job
+        for job in found.jobs
+    ]
+    why = _to_blame(jobs, found.hosts)
+    hosts = [_below(each, why.get(each.hosts[0])) for each in found.hosts]
+    counts = Counter(each.condition for each in hosts)
+    return found.model_copy(
+        update={
+            "at_least": bound.words,
+            "jobs": jobs,
+            "hosts": hosts,
+            "summary": {name: counts[name] for name in get_args(Condition)},
+            "notes": [*found.notes, *([note] if silent else [])],
+        }
+    )
+
+
+def _to_blame(jobs: list[JobEntry], hosts: list[Verdict]) -> dict[str, str]:
+    """Host -> why: it was alone in a job that missed; or its group missed, it reached it in no other job, and
+    none of the group is known to be bad."""
+    well = {host for job in jobs if job.outcome == "succeeded" and not job.misses for host in job.hosts}
+    missed = [job for job in jobs if job.misses]
+    why = {job.hosts[0]: f"{job.misses[0]} alone ({job.job})" for job in missed if len(job.hosts) == 1}
+    bad = why.keys() | {each.hosts[0] for each in hosts if each.condition in _ACCUSED}
+    for job in missed:
+        if len(job.hosts) > 1 and not bad & set(job.hosts):
+            words = f"{job.misses[0]} in {fold_hosts(job.hosts)} ({job.job}); no job shows which host it is"
+            why |= {host: words for host in job.hosts if host not in well}
+    return why
+
+
+def _below(verdict: Verdict, why: str | None) -> Verdict:
+    if why is None or verdict.condition in _ACCUSED:
+        return verdict
+    return verdict.model_copy(update={"condition": "below", "reason": why, "confidence": 1.0, "settle": ""})

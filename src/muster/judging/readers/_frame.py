@@ -1,0 +1,294 @@
+"""What logs of all formats share: whose line it is, the hosts, the command, the batch, how it went. Pure."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import binascii
+import json
+import re
+import shlex
+import warnings
+from collections.abc import Collection, Mapping
+from datetime import datetime, timezone
+
+from muster.core.errors import UsageError
+from muster.core.inventory import parse_hosts
+from muster.judging.readers._failures import Signs
+from muster.judging.readers.base import FIGURE, number
+
+MOST_HOSTS = 100_000
+OWN = 100  # characters of a line, in which its own time stamp stands
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# srun --label, mpirun --tag-output, torchrun's redirects
+_LABEL = re.compile(r"(?:\s*\d{1,6}: |\[\d+,\d+\]<std(?:out|err)>: ?|\[default\d+\]: ?)+")
+_HOSTFILE = re.compile(r"(\S+)\s+slots\s*=\s*(\d{1,5})(?:\s+max_slots\s*=\s*\d+)?\s*")
+_WORLD_INFO = re.compile(r"--world_info[= ]([A-Za-z0-9+/_=-]+)")
+_NODELIST = re.compile(r"SLURM_(?:JOB_|STEP_)?NODELIST\s*[=:]\s*(\S+)")
+_NCCL = re.compile(r"([\w.-]+):\d+:\d+ \[\d+\] NCCL (?:INFO|WARN)(?:.* n[rR]anks (\d{1,9})\b)?")
+# Whose log it is, as environments and fairseq print it; of how many hosts it is; that Slurm has a part in it.
+_HERE = re.compile(r"(?<!\w)(?:SLURMD_NODENAME=|HOSTNAME=|initialized host )([\w.-]+)")
+_NODES = re.compile(r"(?<![\w-])(?:nnodes=|SLURM_NNODES[=:] ?|SLURM_JOB_NUM_NODES[=:] ?|nNodes )(\d{1,6})\b")
+_LOCAL = ("localhost", "localhost.localdomain", "127.0.0.1", "::1", "local")  # names of no host
+# A whole word; with \b before it, a pattern is tried at every character instead of being searched for.
+_BATCH = re.compile(rf"train_batch_size(?<![\w-]train_batch_size)[^\w+-]+({FIGURE})(?!\w)")
+_WORLD = re.compile(
+    rf"(?<!\w)(?:dist_|distributed_)?world[_ ]size['\"]?\s*(?:\.{{2,}}|[=:])\s*({FIGURE})(?!\w)"
+)
+_STAMP = re.compile(
+    r"(?:(\d{4})[-/](\d\d)[-/](\d\d)|(?<!\d)(\d\d)/(\d\d)/(\d{4}))[ T](\d\d):(\d\d):(\d\d)(?:[,.](\d{1,6}))?"
+)
+_PROCESS = re.compile(r"\[launch\.py:[^\]]*\] [Pp]rocess \d+ (spawned|exits successfully)")
+_RUNNER = re.compile(r"\[runner\.py:[^\]]*\] cmd = (.*)")
+_LAUNCHER = " -m deepspeed.launcher.launch "  # what stands behind it: its own options, then the training
+_PYTHON = re.compile(r"(?:\S*/)?python[\d.]*")
+# Arguments that differ between jobs of one recipe: places, ports, names of runs, who is who.
+_PLACES = re.compile(
+    r"--?(?:local[-_]rank|node[-_]rank|master[-_]\w+|rdzv\w*|output\w*|log\w*|run[-_]name|save\w*|"
+    r"tensorboard\w*|\w*cache\w*|data_output_path|hostfile|world_info|enable_each_rank_log|resume\w*)$"
+)
+_MODEL = re.compile(r"--?(?:actor_)?model(?:_name_or_path|_name|_id|_path)?$|--?arch$")
+HINTS = (
+    "slots", "WORLD INFO", "world_info", "NODELIST", " NCCL ", "train_batch_size", "world_size",
+    "world size", "[launch.py:", "] cmd = ", "nnodes=", "SLURM_NNODES", "NUM_NODES", "SLURM_JOB_ID",
+    "SLURM_JOBID", "NODENAME=", "HOSTNAME=", "initialized host",
+)  # fmt: skip
+# To whom a line may say something, as bits; readers' begin at bit 2.
+FOR_FACTS, FOR_SIGNS, FOR_READERS = 1, 2, 2
+
+
+class Frame:
+    """A file's lines, one after the other. `line` gives each without the prefix of who wrote it."""
+
+    def __init__(self, slots: Mapping[str, int | None] | None = None) -> None:
+        self.slots = dict(slots or {})  # host -> its ranks; in their order
+        self.later: dict[str, int | None] = {}  # the same of a hostfile after the launcher: of the next job
+        self.spoken: dict[str, None] = {}  # hosts whose own lines there are, as NCCL's
+        self.launched = False  # DeepSpeed's launcher itself said which hosts it takes
+        self.nodes: int | None = None  # hosts of the job, where their number is said
+        self.slurm = False  # it is the log of a Slurm job
+        self.most = 0  # ranks that NCCL or a launcher on this host alone count
+        self.batch: float | None = None
+        self.world_size: int | None = None
+        self.workload = ""
+        self.recipe = ""
+        self.runner = ""  # the recipe by the runner's line; the launcher's can have other quotes
+        self.spawned = 0  # processes that the launcher names with their command
+        self.left = 0  # processes that exited successfully
+        self.steps = 0  # of the last mark of progress
+        self.signs = Signs()
+
+    def line(self, raw: str, telling: int = FOR_FACTS | FOR_SIGNS) -> str:
+        """Read a line, and give it without prefix and colours. `telling`: whom its words may concern."""
+        text = raw
+        if "\x1b" in raw:
+            text, telling = _COLOUR.sub("", raw), FOR_FACTS | FOR_SIGNS  # a colour within a word hides it
+        host, text = None, _LABEL.sub("", text, count=1) if _LABEL.match(text) else text
+        if self.slots:
+            head, colon, rest = text.partition(": ")
+            if colon and head in self.slots:
+                host = head
+                text = rest[label.end() :] if (label := _LABEL.match(rest)) else rest
+        if telling & FOR_FACTS and any(hint in text for hint in HINTS):
+            self._facts(text)
+        if telling & FOR_SIGNS:
+            self.signs.line(text, host)
+        return text
+
+    def another(self, text: str) -> bool:
+        """Whether a line begins another job: this one ran, and a launcher or Slurm names other hosts, or
+        another training. An attempt at the same goes on."""
+        if not (self.steps or self.left or self.signs.decisive()):
+            return False
+        hosts: Collection[str] = ()
+        if match := _RUNNER.search(text):
+            recipe = described(training_of(match[1]))[1]
+            if self.runner and recipe != self.runner:
+                return True
+        if "world_info" in text or "WORLD INFO" in text:
+            hosts = self.later or _world_of(text)
+        elif match := _NODELIST.search(text):
+            hosts = _nodes_of(match[1])
+        return (
+            bool(self.slots)
+            and bool(hosts)
+            and set(hosts) != set(self.slots)
+            and not set(hosts) & set(_LOCAL)
+        )
+
+    def progress(self, step: int) -> None:
+        """A reader has seen that the job does its work."""
+        self.steps = step
+        self.signs.progress()
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that the log names, as launchers or, without one, NCCL name them."""
+        return tuple(self.slots or self.spoken)
+
+    @property
+    def ranks(self) -> int | None:
+        """The job's ranks, as far as known."""
+        if self.world_size:
+            return self.world_size
+        slots = list(self.slots.values())
+        return sum(count or 0 for count in slots) if slots and None not in slots else self.most or None
+
+    @property
+    def begun(self) -> bool:
+        """Whether this is the log of a job at all, whatever became of it."""
+        return bool(self.launched or self.spawned or self.recipe or self.steps)
+
+    def _facts(self, text: str) -> None:
+        match = _HOSTFILE.fullmatch(text) if "slots" in text else None
+        if match:
+            slots = self.later if self.launched else self.slots
+            if len(slots) < MOST_HOSTS and match[1] not in _LOCAL:
+                slots[match[1]] = int(match[2])
+            return
+        if "WORLD INFO DICT" in text or (not self.launched and "world_info" in text):
+            self._world(_world_of(text))
+        if "NODELIST" in text and not self.slots and (match := _NODELIST.search(text)):
+            self.slots = dict.fromkeys(_nodes_of(match[1]))
+        if " NCCL " in text and (match := _NCCL.match(text)):
+            self._speaks(match[1])
+            self.most = max(self.most, int(match[2] or 0))
+        if ("HOSTNAME=" in text or "NODENAME=" in text or "initialized host" in text) and (
+            match := _HERE.search(text)
+        ):
+            self._speaks(match[1])
+        if ("odes" in text or "NODES" in text) and (match := _NODES.search(text)):
+            self.nodes = int(match[1]) or self.nodes
+        self.slurm = self.slurm or "SLURM_JOB" in text
+        if "train_batch_size" in text and (match := _BATCH.search(text)):
+            self.batch = number(match[1]) or self.batch
+        if "world" in text and (match := _WORLD.search(text)):
+            self.world_size = int(number(match[1]) or 0) or self.world_size
+        if "[launch.py:" in text:
+            self._process(text)
+        elif "] cmd = " in text and not self.recipe and (match := _RUNNER.search(text)):
+            self.workload, self.recipe = described(training_of(match[1]))
+            self.runner = self.recipe
+
+    def _world(self, hosts: dict[str, int]) -> None:
+        """What DeepSpeed's launcher says; without a hostfile its one host is localhost."""
+        if hosts:
+            self.launched, self.nodes, self.most = True, len(hosts), sum(hosts.values())
+            if not set(hosts) & set(_LOCAL):
+                self.slots = dict(hosts)
+
+    def _speaks(self, host: str) -> None:
+        if host not in _LOCAL and len(self.spoken) < MOST_HOSTS:
+            self.spoken.setdefault(host)
+
+    def _process(self, text: str) -> None:
+        match = _PROCESS.search(text)
+        if match is None:
+            return
+        if match[1] != "spawned":
+            self.left += 1
+            return
+        self.spawned += 1
+        command = _literal(text.partition("with command: ")[2]) if self.spawned == 1 else None
+        if isinstance(command, list) and all(isinstance(word, str) for word in command):
+            self.workload, self.recipe = described(command)
+
+
+def described(command: list[str]) -> tuple[str, str]:
+    """What a training command trains, for people; and the command without what differs from job to job."""
+    start = next(
+        (n for n, word in enumerate(command) if word.endswith(".py") or command[max(0, n - 1)] == "-m"), 0
+    )
+    words, model, skip = [], "", False
+    for place, word in enumerate(command[start + 1 :], start + 1):
+        name, equals, value = word.partition("=")
+        following = command[place + 1] if place + 1 < len(command) else ""
+        if skip:
+            skip = False
+        elif _PLACES.fullmatch(name):
+            skip = not equals and bool(following) and not following.startswith("-")
+        else:
+            words.append(word)
+            if _MODEL.fullmatch(name) and not model:
+                model = value if equals else following
+    script = command[start].rpartition("/")
+    stem = script[2].removesuffix(".py")
+    if stem in ("main", "train", "run") and script[0]:
+        stem = script[0].rpartition("/")[2]
+    return (f"{model} ({stem})" if model else stem), " ".join([stem, *words])
+
+
+def training_of(command: str) -> list[str]:
+    """The words of the training within the command that DeepSpeed's runner prints, without what starts it
+    on the hosts."""
+    _, launcher, rest = command.partition(_LAUNCHER)
+    text = rest or command
+    try:
+        words = shlex.split(text) if "'" in text or '"' in text else text.split()
+    except ValueError:  # a quote that does not end: old versions print words as they are
+        words = text.split()
+    if launcher:
+        return words[next((n for n, word in enumerate(words) if not word.startswith("-")), len(words)) :]
+    return words[max((n for n, word in enumerate(words) if _PYTHON.fullmatch(word)), default=0) :]
+
+
+def uncoloured(text: str) -> str:
+    """Without a terminal's colours."""
+    return _COLOUR.sub("", text) if "\x1b" in text else text
+
+
+def stamp(text: str) -> float | None:
+    """Seconds of the first time of day with its date in a line, on the clock of who wrote it; None: there is
+    none."""
+    match = _STAMP.search(text)
+    if match is None:
+        return None
+    year, month, day, month_first, day_next, year_last, hours, minutes, seconds = (
+        int(part or 0) for part in match.groups()[:9]
+    )
+    if not year:
+        year, month, day = year_last, month_first, day_next
+    try:
+        then = datetime(year, month, day, hours, minutes, seconds, tzinfo=timezone.utc)
+    except ValueError:
+        return None
+    return then.timestamp() + (number(f"0.{match[10]}") or 0.0 if match[10] else 0.0)
+
+
+def own_stamp(text: str) -> float | None:
+    """The same, where it is the line's own: near its beginning."""
+    return stamp(text[:OWN])
+
+
+def _world_of(text: str) -> dict[str, int]:
+    """Host -> its ranks, of DeepSpeed's {host: [local ranks]} in a line; empty: there are none."""
+    match = _WORLD_INFO.search(text)
+    info = _decoded(match[1]) if match else _literal(text.partition("DICT:")[2])
+    if not isinstance(info, Mapping) or len(info) > MOST_HOSTS:
+        return {}
+    told = all(isinstance(host, str) and isinstance(ranks, list) for host, ranks in info.items())
+    return {host: len(ranks) for host, ranks in info.items()} if told else {}
+
+
+def _nodes_of(text: str) -> list[str]:
+    """The hosts of a folded list; empty: it is none."""
+    try:
+        return [host.label for host in parse_hosts(text.strip("'\"")).hosts]
+    except UsageError:
+        return []
+
+
+def _literal(text: str) -> object:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a backslash in a stranger's text
+            return ast.literal_eval(text.strip())
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def _decoded(text: str) -> object:
+    try:
+        return json.loads(base64.urlsafe_b64decode(text))
+    except (ValueError, binascii.Error, RecursionError):
+        return None

@@ -1,0 +1,340 @@
+"""Steps from lines: which words a tool writes, what stands where in them, and the windows between them. Pure.
+
+What a pattern may name (all but `step` may be missing):
+
+step, epoch, total          the step's number; with an epoch: within it, of so many
+time                        the time stamp of the line; without it, the first one in the line counts
+seconds, ms                 of a step: the mean since the line before, or of this one (`single`);
+ms_fwd, ms_bwd, ms_step     parts of it, which are added
+elapsed, elapsed_ms         since a clock began, training only
+clock, pace, per            the same as 1:02:03, and as the mean pace since then (13.20 and it/s or s/it)
+samples, tokens             so far
+batch, step_tokens          of one step
+samples_per_second, tokens_per_second
+skipped                     steps since the line before that the optimizer did not use
+loss
+memory_gib, _mib, _gb, _mb  the most that was allocated, in 2**30, 2**20, 1e9 or 1e6 bytes
+host, rank                  who writes the line
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping as Dict
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from muster.judging.readers._frame import Frame, stamp
+from muster.judging.readers._mapping import Mapping
+from muster.judging.readers.base import LogWindow, Reading, Series, Unit, number
+
+STEPS_ONLY = "the batch size is unknown: rates are in steps, not in samples"
+_TEXTS = ("time", "clock", "per", "host", "rank")
+_BYTES = {"memory_gib": 2.0**30, "memory_mib": 2.0**20, "memory_gb": 1e9, "memory_mb": 1e6}
+_MOST_SETTINGS = 32
+_A_DATE = 1e8  # seconds since 1970; less is a time of day
+_LEAST = 20  # times as long as a clock's resolution is what is told from it
+_LARGEST_STEP = 10**12
+
+
+@dataclass(frozen=True)
+class LineFormat:
+    """How a tool writes its steps."""
+
+    name: str
+    hints: tuple[str, ...]  # one of these is in every line that says something
+    step: re.Pattern[str]
+    facts: tuple[re.Pattern[str], ...] = ()  # in that line, or in others after it
+    stops: tuple[str, ...] = ()  # words of evaluation and saving
+    # What decides how long a step takes; the first is of the model's size, without which that is not known.
+    settings: tuple[re.Pattern[str], ...] = ()
+    whole: bool = False  # all of that is among the settings
+    ends: tuple[str, ...] = ()  # words of the end of a training that was not cut off
+    tells_end: bool = False  # it always writes them
+    single: bool = False  # a step's time is its own, not the mean since the line before
+    device: bool = False  # tokens are those of one device
+    rough: bool = False  # what other formats say of the same steps is better
+    unit: float = 1.0  # seconds of a unit of `seconds` and `elapsed`
+
+    @cached_property
+    def words(self) -> tuple[str, ...]:
+        """A line without any of them says nothing."""
+        return (*self.hints, *self.stops, *self.ends)
+
+
+@dataclass
+class _Step:
+    """What was said of a step."""
+
+    number: int
+    stamp: float | None
+    interrupted: bool
+    told: dict[str, float] = field(default_factory=dict)
+    clock: tuple[float, float] | None = None  # seconds, and how far off they may be
+
+
+class Steps:
+    """The steps of one job, of which one rank is listened to."""
+
+    def __init__(self, form: LineFormat, frame: Frame) -> None:
+        self.form = form
+        self.frame = frame
+        self.series = Series()
+        self.own = Series()  # the same by the tool's own rates
+        self.settings: dict[str, None] = {}
+        self.size = ""
+        self.unit: Unit | None = None
+        self.timed = True
+        self.exact = not form.rough
+        self.rank: str | None = None
+        self.now: _Step | None = None
+        self.other = False  # the lines are another rank's
+        self.last: _Step | None = None  # where the next window begins
+        self.final: _Step | None = None
+        self.recent: tuple[int, ...] = ()  # numbers of the last two steps
+        self.facts: dict[str, float] = {}  # what holds from step to step
+        self.begun = self.steps = 0
+        self.span: tuple[float, float] | None = None
+        self.skipped: int | None = None
+        self.memory = 0.0
+        self.loss: float | None = None
+        self.interrupted = False
+        self.ended = False
+
+    def line(self, text: str) -> None:
+        """A line with one of the format's words."""
+        if any(word in text for word in self.form.stops):
+            self.interrupted = True
+        if any(word in text for word in self.form.ends):
+            self.ended = True
+        match = self.form.step.search(text)
+        if match:
+            self.begin(match.groupdict(), stamp(text))
+        for place, setting in enumerate(self.form.settings):
+            if (match := setting.search(text)) and len(self.settings) < _MOST_SETTINGS:
+                self.settings.setdefault(" ".join(match[0].split()))
+                self.size = self.size or (match[0] if place == 0 else "")
+        for fact in self.form.facts:
+            if match := fact.search(text):
+                self.learn(match.groupdict())
+
+    def begin(self, groups: Dict[str, str | None], at: float | None) -> None:
+        """A step; `at`: its time stamp. One that an earlier line was of as well is another rank's."""
+        rank, told = groups.get("rank"), number(groups.get("step"))
+        self.rank = self.rank or rank
+        self.other = rank not in (None, self.rank)
+        if self.other:
+            return
+        self.begun += 1
+        step = self.begun if told is None else int(told)  # without numbers, each line is a step
+        step += int(number(groups.get("epoch")) or 0) * int(number(groups.get("total")) or 0)
+        if not 0 <= step <= _LARGEST_STEP:
+            return
+        self._flush()
+        self.other = rank is None and step in self.recent
+        if self.other:
+            return
+        self.recent = (*self.recent[-1:], step)
+        if at is not None and at > _A_DATE:
+            self.span = (self.span[0] if self.span else at), at
+        self.now = _Step(step, at, self.interrupted)
+        self.now.clock = _clock(groups)
+        self.interrupted = False
+        self.learn(groups)
+        self.frame.progress(step)
+
+    def learn(self, groups: Dict[str, str | None]) -> None:
+        """Figures of the step, or of the whole job."""
+        told = {
+            name: value
+            for name, text in groups.items()
+            if name not in _TEXTS and (value := number(text)) is not None
+        }
+        parts = [told.pop(name) for name in list(told) if name.startswith("ms")]
+        if parts:
+            told["seconds"] = sum(parts) / 1000
+        elif "seconds" in told:
+            told["seconds"] *= self.form.unit
+        if "elapsed_ms" in told:
+            told["elapsed"] = told.pop("elapsed_ms") / 1000
+        elif "elapsed" in told:
+            told["elapsed"] *= self.form.unit
+        self.memory = max(self.memory, *(told.pop(name, 0.0) * unit for name, unit in _BYTES.items()))
+        self.facts |= {name: told[name] for name in ("batch", "step_tokens") if told.get(name, 0) > 0}
+        self.loss = told.get("loss", self.loss)
+        if self.now is not None and not self.other:
+            self.now.told |= told
+
+    def readings(self) -> list[Reading]:
+        """One, where a step was seen."""
+        self._flush()
+        if self.last is None or self.final is None:
+            return []
+        batch = self.facts.get("batch") or (self.frame.batch if self.unit != "samples" else None)
+        unit: Unit = self.unit or "steps"
+        notes = [STEPS_ONLY] if unit == "steps" and not batch else []
+        if self.form.device and self.series.total and not self.frame.ranks:
+            notes.append("tokens are those of one device")
+        own = self.own.measured() if self.own.total == self.series.total and unit == "samples" else None
+        recipe = "; ".join([self.form.name, *self.settings]) if self.size else ""
+        return [
+            Reading(
+                format=self.form.name,
+                recipe=recipe,
+                complete=self.form.whole,
+                own=own.rate if own else None,
+                series=self.series if self.series.total else None,
+                exact=self.exact,
+                per_step=unit == "steps",
+                unit=unit,
+                timed=self.timed,
+                batch=batch,
+                reported=None if self.series.total else _whole(self.final, batch),
+                steps=self.steps + max(0, self.final.number - self.last.number) or self.last.number,
+                span=self.span,
+                skipped=self.skipped,
+                memory=int(self.memory) or None,
+                ended=True if self.ended else False if self.form.tells_end else None,
+                loss=self.loss,
+                notes=tuple(notes),
+            )
+        ]
+
+    def _flush(self) -> None:
+        """The step is complete: the next one begins, or there is none."""
+        last, now, self.now = self.last, self.now, None
+        if now is None:
+            return
+        self.final = now
+        now.told |= self.facts
+        lost = min(max(0.0, now.told.get("skipped", 0.0)), 1e12)
+        if "skipped" in now.told:
+            self.skipped = (self.skipped or 0) + int(lost)
+        if last is None or now.number <= last.number:  # the first one, or it began anew
+            self.last, now.interrupted = now, False
+            return
+        steps = now.number - last.number
+        if self.steps == 0:  # of a job that goes on from a checkpoint, what came before is not its own
+            self.steps = first = min(last.number, steps)
+            used = first - int(min(last.told.get("skipped", 0.0), first))
+            self.series.before = self.own.before = used + (steps - 1 if self.form.single else 0)
+        window = self._window(last, now, steps, int(min(lost, steps)))
+        if window is None and now.clock and last.clock and now.clock[0] > last.clock[0]:
+            last.interrupted |= now.interrupted  # too short to be told: the next one has it as well
+            return
+        self.steps += steps
+        if window is not None:
+            self.series.add(window)
+        self.last, now.interrupted = now, False
+
+    def _window(self, last: _Step, now: _Step, steps: int, lost: int) -> LogWindow | None:
+        """From one step to another."""
+        told = now.told
+        if (since := _since(last, now, "samples")) is not None:  # includes steps that were not used
+            told["batch"] = since / steps
+            self.facts.setdefault("batch", since / steps)
+        if self.form.single:
+            steps, lost = 1, 0
+        used = steps - lost
+        interrupted = now.interrupted or last.interrupted
+        samples = used * told["batch"] if "batch" in told else None
+        seconds = self._seconds(last, now, steps)
+        rate, tokens_rate = told.get("samples_per_second"), told.get("tokens_per_second")
+        if seconds is None and rate and samples:
+            seconds = samples / rate
+        if seconds is None and tokens_rate and "step_tokens" in told:
+            seconds = used * told["step_tokens"] / tokens_rate
+        if seconds is None:  # the rate alone: each line counts as much as any other
+            amount = rate or tokens_rate
+            kind: Unit = "samples" if rate else "tokens"
+            return self._add(kind, False, LogWindow(steps, lost, amount, 1.0)) if amount else None
+        if samples is None and rate:
+            samples = rate * seconds
+        tokens = _since(last, now, "tokens")
+        if tokens is None and "step_tokens" in told:
+            tokens = used * told["step_tokens"]
+        if tokens is None and tokens_rate:
+            tokens = tokens_rate * seconds * (self.frame.ranks or 1 if self.form.device else 1)
+        if rate and samples and "seconds" in told:
+            self.own.add(LogWindow(steps, lost, samples, samples / rate, interrupted=interrupted))
+        unit: Unit = "steps" if samples is None else "samples"
+        done = float(used) if samples is None else samples
+        return self._add(unit, True, LogWindow(steps, lost, done, seconds, tokens, interrupted))
+
+    def _add(self, unit: Unit, timed: bool, window: LogWindow) -> LogWindow | None:
+        """A series is of one kind: that of its first window."""
+        if self.unit is None:
+            self.unit, self.timed = unit, timed
+        return window if (unit, timed) == (self.unit, self.timed) else None
+
+    def _seconds(self, last: _Step, now: _Step, steps: int) -> float | None:
+        """As the tool measured it, or between two time stamps."""
+        if "seconds" in now.told:
+            return steps * now.told["seconds"]
+        if "elapsed" in now.told and "elapsed" in last.told:
+            return now.told["elapsed"] - last.told["elapsed"]
+        if now.clock and last.clock:
+            self.exact = False
+            passed, unsure = now.clock[0] - last.clock[0], now.clock[1] + last.clock[1]
+            return passed if passed >= _LEAST * unsure else None
+        if now.stamp is not None and last.stamp is not None:
+            self.exact = self.exact and (now.stamp % 1 > 0 or last.stamp % 1 > 0)
+            return now.stamp - last.stamp
+        return None
+
+
+def of_jobs(found: Dict[tuple[str, str], Reading], mapping: Mapping) -> list[Reading]:
+    """Of each job and host -> one for each job, on all its hosts and at the pace of the slowest; where no job
+    is named, one for each host."""
+    jobs: dict[str, dict[str, Reading]] = {}
+    for (job, host), reading in found.items():
+        jobs.setdefault(job or host, {})[host] = reading
+    return [
+        replace(
+            min(hosts.values(), key=_pace),
+            hosts=tuple(host for host in hosts if host),
+            part=part,
+            workload=mapping.workload,
+            recipe=mapping.work,
+            complete=True,
+        )
+        for part, hosts in jobs.items()
+    ]
+
+
+def _pace(reading: Reading) -> float:
+    figures = reading.series.measured() if reading.series else None
+    return figures.rate if figures else float("inf")
+
+
+def _since(last: _Step, now: _Step, name: str) -> float | None:
+    """How much was added to what both have told so far."""
+    if name not in now.told or name not in last.told or now.told[name] < last.told[name]:
+        return None
+    return now.told[name] - last.told[name]
+
+
+def _whole(only: _Step, batch: float | None) -> float | None:
+    """The rate since a clock began, of the one line that shows it."""
+    seconds = only.clock[0] if only.clock else 0.0
+    return only.told.get("step", 0.0) * (batch or 1.0) / seconds if seconds else None
+
+
+def _clock(groups: Dict[str, str | None]) -> tuple[float, float] | None:
+    """Seconds that a clock of whole ones shows, as exactly as the mean pace since it began tells them."""
+    clock, pace, step = groups.get("clock"), groups.get("pace"), number(groups.get("step"))
+    if not clock:
+        return None
+    low = float(sum(int(part) * 60**place for place, part in enumerate(reversed(clock.split(":")))))
+    high = low + 1
+    value = number(pace)
+    if pace and value and step:
+        half = 0.5 * 10.0 ** -len(pace.partition(".")[2])
+        least, most = sorted(
+            (step * (value - half), step * (value + half))
+            if groups.get("per") == "s/it"
+            else (step / (value + half), step / max(value - half, half / 2))
+        )
+        if max(low, least) < min(high, most):
+            low, high = max(low, least), min(high, most)
+    return (low + high) / 2, (high - low) / 2

@@ -1,0 +1,136 @@
+"""What the path of a log tells: its hosts, its rank, and which other files are of the same job. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from muster.core.errors import UsageError
+from muster.core.inventory import parse_hosts
+
+_ENDING = re.compile(r"\.(?:log|txt|out|err|csv|tsv|jsonl?|gz|xz|bz2|stdout|stderr)$", re.IGNORECASE)
+# Hosts are guessed from parts of names: between dots, underscores and commas, since no host's name has those
+# two; without the words of jobs, ranks and dates at their ends. What is left is a host if it begins with a
+# letter, has a digit, and is no word of these with a number: of jobs, of settings, of models and devices.
+_PART = re.compile(r"(?:[^._,+\[\]]|\[[^\]]*\])+")
+_WORDS = (
+    r"slurm|jobs?|pbs|lsf|run|exp|experiment|trial|seed|fold|step|epoch|iter|iteration|ckpt|checkpoint|batch|"
+    r"(?:local[-_]?)?rank|(?:local[-_]?)?task|proc|process|logs?|out|output|err|error|std(?:out|err)|train|"
+    r"training|trainer|eval|test|bench|benchmark|results?|metrics|attempt|version|restart|retry|try|part|chunk|"
+    r"shard|wave|phase|stage|round|set|group|pair|cluster|rack|zone|site|config|model|data|worker[-_]?logs|copy"
+)
+_SETTINGS = (
+    r"[mg]?bs|lr|wd|seq|ctx|len|zero|[tpdce]p|f?s?ddp|fsdp|fp|bf|int|gpus|nodes|hosts|ranks|k8s|"
+    r"cuda|torch|py|python|gpt|llama|opt|bert|roberta|vit|resnet|resnext|vgg|qwen|mistral|mixtral|phi|gemma|"
+    r"pythia|bloom|falcon|deepseek|olmo|gh|gb|mi|rtx|tpu"
+)
+# Devices, versions and seeds, and what batch systems put behind a name: train.o12345.
+_SHORT = r"a10g?|a[3468]0|[abhvp][1238]00|h20|l40?s?|[teksv][1-9]\d?|[eo]\d{4,}"
+_NO_HOST = re.compile(rf"(?:{_WORDS}|{_SETTINGS})(?:[-.]?\d[\w.-]*)?|{_SHORT}", re.IGNORECASE)
+_BEFORE = re.compile(rf"^(?:{_WORDS})(?:-?\d+)?-", re.IGNORECASE)
+_AFTER = re.compile(rf"-(?:(?:{_WORDS}|gpu)-?\d*|\d{{8}})$", re.IGNORECASE)
+_SIZE = re.compile(r"(?:^|-)(?:\d+(?:\.\d+)?[kmbt]|\d+x[nN]?\d*)(?:-|$)", re.IGNORECASE)  # opt-13b, 2x8
+_HOST = re.compile(r"[A-Za-z][A-Za-z0-9-]*(?:\[[\d,-]+\][A-Za-z0-9-]*)?")
+_NODE = re.compile(
+    r"(?:^|-)((?:node|host|gpu|dgx|hgx|nid|compute|worker|server)-?[\d\[][\d\[\],-]*)$", re.IGNORECASE
+)
+_ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
+_ARCHIVE = re.compile(r"\.(?:tar|tgz|txz|tbz2?)(?:\.|$)", re.IGNORECASE)
+_SLURM = re.compile(r"(?:^|[/._-])slurm[-_.]?\d", re.IGNORECASE)
+# The end of a name, or all of it, that differs between files of one job. A rank of the job is told from one
+# that begins again on every host.
+_OWN = re.compile(
+    r"(?:^|[-_.])(?:(?:rank|task)[-_.]?(?P<rank>\d{1,9})|(?:local_rank|local_task|gpu)[-_.]?\d+|"
+    r"std(?:out|err)|out|err)$",
+    re.IGNORECASE,
+)
+_OWN_FOLDER = re.compile(r"(?:rank[-_.]?(?P<rank>\d{1,9})|local_rank[-_.]?\d+|stdout|stderr)", re.IGNORECASE)
+_NUMBERED = re.compile(r"(?:(?:slurm|job|run|attempt|version|try)[-_.]?)?\d+", re.IGNORECASE)
+_ATTEMPT = re.compile(r"attempt_\d+")
+
+
+class LogPlace(NamedTuple):
+    """A path without rank and stream, and the rank that its name has."""
+
+    job: str
+    rank: int | None
+
+
+def place_of(path: str) -> LogPlace:
+    """Which job a file is of: `a/node07.rank3.log`, `a/attempt_0/3/stdout.log` without the 3."""
+    parts = list(PurePosixPath(path).parts)
+    rank: int | None = None
+    for number, part in enumerate(parts[:-1]):
+        local = number and part.isdecimal() and _ATTEMPT.fullmatch(parts[number - 1])
+        found = _OWN_FOLDER.fullmatch(part)
+        if local or found:
+            parts[number] = "*"
+        if found and found["rank"]:
+            rank = int(found["rank"])
+    name, mark, row = parts[-1].partition("#") if parts else ("", "", "")  # of a table: whose rows
+    kept = mark + row
+    while name:
+        if found := _OWN.search(name):
+            rank = int(found["rank"]) if found["rank"] else rank
+        elif found := _ENDING.search(name):
+            kept = found[0] + kept
+        else:
+            break
+        name = name[: found.start()]
+    return LogPlace("/".join([*parts[:-1], name + kept]), rank)
+
+
+def hosts_of_path(path: str) -> tuple[tuple[str, ...], str]:
+    """The host that a path seems to name, and by what of it: `node07.rank0.log`, `node07/0/stdout.log`; or
+    several: `node[01-02].log`, `node01_node02.log`. Nothing where it names jobs and settings alone."""
+    parts = PurePosixPath(path).parts
+    for number, part in enumerate(reversed(parts)):
+        hosts = () if _ARCHIVE.search(part) else _hosts_of_name(part.partition("#")[0])
+        if hosts:
+            return hosts, "guess: folder name" if number else "guess: file name"
+    return (), ""
+
+
+def _hosts_of_name(name: str) -> tuple[str, ...]:
+    while match := _ENDING.search(name):
+        name = name[: match.start()]
+    if _ADDRESS.fullmatch(name):
+        return (name,)
+    found = [host for part in _PART.findall(name) if (host := _host_of(part))]
+    sure = [host for host in found if _NODE.search(host)] or found
+    if len({re.sub(r"[0-9]+", "", host) for host in sure}) > 1:
+        return ()  # of several kinds: nobody knows which are hosts
+    return tuple(dict.fromkeys(host for each in sure for host in split_hosts(each)))
+
+
+def _host_of(part: str) -> str:
+    """The host in a part of a name; nothing: there is none."""
+    while (shorter := _BEFORE.sub("", _AFTER.sub("", part), count=1)) != part:
+        part = shorter
+    if not _HOST.fullmatch(part) or not re.search(r"\d", part):
+        return ""
+    if _SIZE.search(part) or _NO_HOST.fullmatch(part):
+        node = _NODE.search(part)
+        return node[1] if node else ""
+    return part
+
+
+def is_slurm(path: str) -> bool:
+    """Whether a path has the number of a Slurm job."""
+    return _SLURM.search(path) is not None
+
+
+def folder_of(path: str, hosts: Sequence[str]) -> str:
+    """The folder of a log, with a star for hosts and for numbers of jobs: what logs of one kind share."""
+    parts = PurePosixPath(place_of(path).job).parts[:-1]
+    return "/".join("*" if part in hosts or _NUMBERED.fullmatch(part) else part for part in parts)
+
+
+def split_hosts(text: str) -> tuple[str, ...]:
+    """The hosts of a list; of what is none, itself."""
+    try:
+        return tuple(host.label for host in parse_hosts(text.replace("+", ",")).hosts)
+    except UsageError:
+        return (text,)

@@ -1,0 +1,279 @@
+"""What readers give: windows of optimizer steps, what is measured in them, and a job's log as a whole."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+WARM_UP = 10  # optimizer steps that are left out, as `measure.warmup` of a recipe; at most a third of the run
+HEAD = 64  # windows that are kept one by one; later ones are merged where they become many
+TAIL = 512
+LARGEST = 1e18  # figures above it are nonsense
+APART = 0.02  # a rate that is further from the tool's own than this is said
+# A number as tools print it, to build expressions of: 192, 1,536, 1_536, 1.536000e+03. It ends before a comma
+# that is not between thousands. `number` reads it.
+FIGURE = r"[-+]?\d{1,18}(?:[,_]\d{3})*(?:\.\d*)?(?:[eE][-+]?\d{1,3})?"
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?(?:[eE][-+]?\d+)?")
+
+Outcome = Literal["succeeded", "failed", "timeout", "unreadable"]
+Unit = Literal["samples", "steps", "tokens"]  # what a rate counts: what is known of these, in this order
+
+
+@dataclass(frozen=True)
+class LogWindow:
+    """Some steps in a row.
+
+    `samples` are those of the steps that the optimizer used; `interrupted`: something else was going on as
+    well, such as an evaluation.
+    """
+
+    steps: int
+    skipped: int
+    samples: float
+    seconds: float
+    tokens: float | None = None
+    interrupted: bool = False
+
+    @property
+    def clean(self) -> bool:
+        """Nothing but steps that were used."""
+        return not self.skipped and not self.interrupted
+
+    def plus(self, other: LogWindow) -> LogWindow:
+        """Both as one."""
+        both = self.tokens is not None and other.tokens is not None
+        return LogWindow(
+            self.steps + other.steps,
+            self.skipped + other.skipped,
+            self.samples + other.samples,
+            self.seconds + other.seconds,
+            (self.tokens or 0) + (other.tokens or 0) if both else None,
+            self.interrupted or other.interrupted,
+        )
+
+
+@dataclass(frozen=True)
+class MeasuredWindows:
+    """The windows that a job's figures rest on: a rate is their samples over their seconds."""
+
+    samples: float
+    seconds: float
+    steps: int
+    windows: int
+    tokens: float | None
+    variation: float | None  # coefficient of variation of samples/s over the windows; None: fewer than three
+    skipped: int = 0  # steps inside these windows that were not used: 0 unless there were no cleaner windows
+    interrupted: bool = False  # there were no windows without something else in them
+    timed: bool = True  # False: only rates are known, and its seconds are a weight
+    unit: Unit = "samples"  # what `samples` counts
+
+    @property
+    def rate(self) -> float:
+        """Samples per second, or what `unit` says."""
+        return self.samples / self.seconds
+
+
+@dataclass
+class Series:
+    """The windows of a job in their order, however many: of a long run, neighbours are merged."""
+
+    before: int = 0  # steps that were used before the first window
+    head: list[LogWindow] = field(default_factory=list)
+    tail: list[LogWindow] = field(default_factory=list)
+    unclean: dict[bool, LogWindow] = field(default_factory=dict)  # by `interrupted`: those after the head
+    total: int = 0
+
+    def add(self, window: LogWindow) -> None:
+        """The next one. Windows without time or of nonsense are left out."""
+        if not (1e-6 <= window.seconds <= LARGEST and 0 <= window.samples <= LARGEST):  # false for NaN
+            return
+        if window.steps <= 0 or not 0 <= window.skipped <= window.steps:
+            return
+        if window.tokens is not None and not 0 <= window.tokens <= LARGEST:
+            window = replace(window, tokens=None)
+        self.total += 1
+        if len(self.head) < HEAD:
+            self.head.append(window)
+        elif not window.clean:
+            known = self.unclean.get(window.interrupted)
+            self.unclean[window.interrupted] = known.plus(window) if known else window
+        else:
+            self.tail.append(window)
+            if len(self.tail) >= TAIL:
+                pairs = zip(self.tail[::2], self.tail[1::2], strict=True)
+                self.tail = [first.plus(second) for first, second in pairs]
+
+    def scaled(self, samples: float, seconds: float = 1.0) -> Series:
+        """With its samples (which may be steps) and seconds in other units."""
+
+        def of(window: LogWindow) -> LogWindow:
+            return replace(window, samples=window.samples * samples, seconds=window.seconds * seconds)
+
+        unclean = {key: of(window) for key, window in self.unclean.items()}
+        return Series(self.before, [*map(of, self.head)], [*map(of, self.tail)], unclean, self.total)
+
+    def measured(self) -> MeasuredWindows | None:
+        """What is left after the warm-up, without skipped steps and without interruptions where that leaves
+        anything. None: nothing was timed.
+
+        The warm-up ends when WARM_UP steps were used by the optimizer (skipped ones prepare nothing), or a
+        third of all, and never takes the last window.
+        """
+        windows = [*self.head, *self.tail, *self.unclean.values()]
+        used = sum(each.steps - each.skipped for each in windows)
+        least = min(WARM_UP, (self.before + used) // 3)
+        passed, warm = self.before, []
+        for number, each in enumerate(windows):
+            if passed >= least or number == len(windows) - 1:
+                warm.append(each)
+            passed += each.steps - each.skipped
+        for choice in (
+            [each for each in warm if each.clean],
+            [each for each in windows if each.clean],  # a short run: better its warm-up than skipped steps
+            [each for each in warm if not each.interrupted],
+            warm,
+        ):
+            found = measure([each for each in choice if each.samples > 0])
+            if found is not None:
+                return found
+        return None
+
+
+def measure(windows: Sequence[LogWindow]) -> MeasuredWindows | None:
+    """The figures of these windows; None: there are none."""
+    if not windows:
+        return None
+    rates = [each.samples / each.seconds for each in windows]
+    spread = statistics.stdev(rates) / statistics.fmean(rates) if len(rates) > 2 else None
+    tokens = [each.tokens for each in windows]
+    return MeasuredWindows(
+        samples=math.fsum(each.samples for each in windows),
+        seconds=math.fsum(each.seconds for each in windows),
+        steps=sum(each.steps for each in windows),
+        windows=len(windows),
+        tokens=None if None in tokens else math.fsum(each or 0 for each in tokens),
+        variation=spread,
+        skipped=sum(each.skipped for each in windows),
+        interrupted=any(each.interrupted for each in windows),
+    )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a reader found in a file; unknown is None."""
+
+    format: str
+    series: Series | None = None
+    exact: bool = True  # its times are finer than seconds
+    per_step: bool = False  # the series counts steps, not samples: the batch was not known to the reader
+    timed: bool = True  # False: the series is of rates alone, each with a second of its own
+    unit: Unit = "samples"  # what the series counts
+    batch: float | None = None  # samples of an optimizer step, over all ranks
+    reported: float | None = None  # samples/s as the tool itself says, warm-up and all
+    own: float | None = None  # samples/s as the tool itself says, of the same steps as `series`
+    steps: int | None = None  # attempted
+    skipped: int | None = None
+    memory: int | None = None  # peak of the allocator, bytes
+    loss: float | None = None  # the last one
+    span: tuple[float, float] | None = None  # when it ran, in seconds since 1970, where the reader knows it
+    ended: bool | None = None  # None: the format does not say when a job is over
+    hosts: tuple[str, ...] = ()  # where the reader itself learnt them (a column of a table)
+    workload: str = ""  # where the reader knows it
+    recipe: str = ""  # what decides how long a step takes, as far as the reader knows it; empty: too little
+    complete: bool = False  # all of that is in `recipe`; else only logs in folders alike are compared
+    part: str = ""  # which part of the file this is, where there are several
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobLog:
+    """A job as its log tells it."""
+
+    path: str
+    outcome: Outcome
+    reason: str | None = None  # of any outcome but succeeded
+    failure: str | None = None  # its id in the catalogue of failures
+    failed: tuple[tuple[str, str | None], ...] = ()  # hosts that failed by themselves, and by which failure
+    format: str | None = None
+    hosts: tuple[str, ...] = ()
+    hosts_from: str = ""  # "log", "pattern" (of the user), "guess: file name", "guess: folder name"
+    unplaced: str = ""  # why it is not known on which hosts it ran; empty: on `hosts`
+    world_size: int | None = None
+    workload: str = ""  # what was trained, as far as the log tells
+    recipe: str = ""  # the same with all its settings: jobs of one recipe can be compared
+    alone: str = ""  # why no other job is known for certain to be of the same work; empty: others can be
+    family: str = ""  # among which jobs an ending may be shared; else by what was trained
+    batch: float | None = None
+    steps: int | None = None
+    skipped: int | None = None
+    measured: MeasuredWindows | None = None
+    reported: float | None = None
+    contradicted: float | None = None  # what the tool says of the same steps, where that is APART of `rate`
+    unit: Unit = "samples"  # of `rate`
+    memory: int | None = None
+    loss: float | None = None
+    computing: tuple[float, ...] = ()  # seconds that each of `hosts` took for the same work of its own
+    job: str = ""  # files of the same one are of one job, as a mapping says
+    digest: int = 0  # of its file, the same of a copy, within this process; 0: not known
+    moment: str = ""  # what has the same one was measured side by side
+    began: float | None = None  # and `ended`: seconds since 1970, on the clock of who wrote it
+    ended: float | None = None
+    exchanges: bool = False  # its step is nothing but an exchange between hosts
+    spread: float | None = None  # relative standard error of its step's time, by its own windows
+    notes: tuple[str, ...] = ()
+
+    @property
+    def failed_hosts(self) -> tuple[str, ...]:
+        """The hosts that failed by themselves; the first wrote the decisive line."""
+        return tuple(host for host, _ in self.failed)
+
+    @property
+    def rate(self) -> float | None:
+        """Samples/s (or what `unit` says): of the measured windows, or else what the tool itself said."""
+        return self.measured.rate if self.measured else self.reported
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds of a step; of a sample or token, where it is not known how many a step has."""
+        each = self.batch or 1.0 if self.unit == "samples" else 1.0
+        return each / self.rate if self.rate else None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Of a step in the measured windows; None: nothing was timed, or only per sample."""
+        known = self.measured is not None and self.measured.timed and (self.batch or self.unit == "steps")
+        return self.measured.seconds / self.measured.steps if self.measured and known else None
+
+
+class LineReader(Protocol):
+    """What a module's `Reader` makes."""
+
+    closed: bool  # it needs no more lines
+
+    def line(self, text: str) -> None:
+        """Read a line."""
+
+    def readings(self) -> list[Reading]:
+        """What was found."""
+
+
+def number(text: object) -> float | None:
+    """A number that can be one of a job's figures, as text or not: 1536, 1,536, 1_536, 1.536e+03; and 12,5
+    where the comma cannot be one between thousands.
+
+    None: it is none.
+    """
+    if isinstance(text, bool) or not isinstance(text, str | int | float):
+        return None
+    if isinstance(text, str) and "," in text:
+        text = text.strip()
+        text = text.replace(",", "" if _THOUSANDS.fullmatch(text) else ".")
+    try:
+        value = float(text)
+    except (ValueError, OverflowError):
+        return None
+    return value if abs(value) <= LARGEST else None  # false for NaN

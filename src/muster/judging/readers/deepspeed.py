@@ -1,0 +1,114 @@
+"""DeepSpeed's own lines, whatever trains with it: `RunningAvgSamplesPerSec`, steps skipped, memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from muster.judging.readers._frame import Frame, stamp
+from muster.judging.readers._mapping import Mapping
+from muster.judging.readers.base import FIGURE, LogWindow, Reading, Series, number
+
+FORMAT = "DeepSpeed"
+HINTS = ("SamplesPerSec=", "skipped=", "Skipping step", "Evaluating", "aving model", "aving checkpoint")
+
+# 0.3: "0/10, SamplesPerSec=12.3"; later "epoch=0/micro_step=40/global_step=10, RunningAvgSamplesPerSec=..."
+_TIMER = re.compile(rf"(?:global_step=|\b\d{{1,12}}/)(\d{{1,12}}), (?:RunningAvg)?SamplesPerSec=({FIGURE})")
+_PEAK = re.compile(rf"MaxMemAllocated=({FIGURE})\s?GB")
+_SKIPPED = re.compile(r"\bstep=(\d{1,12}), skipped=(\d{1,12})")
+_OVERFLOW = re.compile(r"Overflow detected\. Skipping step|OVERFLOW! (?:Rank 0 )?Skipping step")
+_START = 2  # steps that ThroughputTimer leaves out of its running average
+
+
+class Reader:
+    """Windows between two of the timer's lines.
+
+    Their seconds are those of the lines' time stamps: wall time between two synchronised steps, loading and
+    all. Without stamps or batch, the running average r over k steps gives the timer's own: (k - 2) / r
+    seconds per sample of a step have gone by, in which loading between steps does not count.
+    """
+
+    def __init__(self, frame: Frame, mappings: Sequence[Mapping]) -> None:
+        self.frame = frame
+        self.closed = False
+        self.walled, self.timed = Series(), Series()  # both count steps; the second in seconds x batch
+        self.step = 0
+        self.marked = False
+        self.stamp: float | None = None
+        self.timer: float | None = None
+        self.counter: int | None = None  # DeepSpeed's count of skipped steps, as last told
+        self.overflows = 0  # lines that tell of one
+        self.skipped = 0  # at the last mark
+        self.total_skipped = 0
+        self.total_steps = 0
+        self.interrupted = False
+        self.memory = 0.0
+
+    def line(self, text: str) -> None:
+        """One of the lines in HINTS."""
+        timer = _TIMER.search(text) if "SamplesPerSec=" in text else None
+        if timer:
+            self._mark(int(timer[1]), number(timer[2]), text)
+        elif match := _SKIPPED.search(text):
+            self.counter = int(match[2])
+        elif _OVERFLOW.search(text):
+            self.overflows += 1
+        elif "Skipping step" not in text:
+            self.interrupted = True
+
+    def readings(self) -> list[Reading]:
+        """One, where a timer's or a step's line was seen."""
+        if not self.marked:
+            return []
+        batch = self.frame.batch
+        own = self.timed.measured()
+        if batch is None:
+            series = self.timed
+        elif self.walled.measured() is not None:
+            series = self.walled.scaled(batch)
+        else:
+            series = self.timed.scaled(batch, batch)
+        return [
+            Reading(
+                format=FORMAT,
+                series=series,
+                batch=batch,
+                own=own.rate if own else None,
+                steps=self.total_steps,
+                skipped=self.total_skipped,
+                memory=int(self.memory * 2**30) or None,
+                ended=self._ended(),
+            )
+        ]
+
+    def _ended(self) -> bool | None:
+        """Whether all processes left well. Launchers of 2023 do not say how many they start."""
+        if self.frame.spawned:
+            return self.frame.left >= self.frame.spawned
+        return True if 0 < (self.frame.ranks or 1) <= self.frame.left else None
+
+    def _mark(self, step: int, average: float | None, text: str) -> None:
+        skipped = self.counter if self.counter is not None else self.overflows
+        if step <= self.step:  # it began anew; DeepSpeed's count begins with it
+            self.marked, self.step, self.stamp, self.timer, self.skipped = False, 0, None, None, 0
+            if self.counter is None:
+                skipped = self.overflows = 0
+        now = stamp(text)
+        timer = (step - _START) / average if average and average > 0 and step > _START else None
+        steps, lost = step - self.step, max(0, min(skipped - self.skipped, step - self.step))
+        if self.marked:
+            used = steps - lost
+            if now is not None and self.stamp is not None:
+                self.walled.add(LogWindow(steps, lost, used, now - self.stamp, interrupted=self.interrupted))
+            if timer is not None and self.timer is not None:
+                self.timed.add(LogWindow(steps, lost, used, timer - self.timer))
+        else:
+            self.walled.before += steps - lost
+            self.timed.before += steps - lost
+        self.total_steps += steps
+        self.total_skipped += lost
+        self.marked, self.interrupted = True, False
+        self.step, self.stamp, self.timer, self.skipped = step, now, timer, skipped
+        peak = _PEAK.search(text)
+        self.memory = max(self.memory, number(peak[1]) or 0.0) if peak else self.memory
+        self.frame.progress(self.total_steps)

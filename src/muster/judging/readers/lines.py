@@ -1,0 +1,209 @@
+"""Tools that write a step on a line, or on a few below each other: one entry of FORMATS for each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from muster.judging.readers._frame import Frame
+from muster.judging.readers._lines import LineFormat, Steps
+from muster.judging.readers._mapping import Mapping
+from muster.judging.readers.base import Reading
+
+
+def _all(*patterns: str) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(pattern) for pattern in patterns)
+
+
+FORMATS = (
+    LineFormat(  # Megatron-LM since 2019 and what was made of it: Megatron-DeepSpeed, Megatron-Bridge, Primus
+        "Megatron-LM",
+        hints=(
+            "elapsed time per iteration",
+            "elapsed_time_per_iteration",
+            "max allocated: ",
+            "_size ..",
+            "num_layers ..",
+            "seq_length ..",
+            "_heads ..",
+            "_granularity ..",
+            "params_dtype ..",
+            "num_experts ..",
+        ),
+        step=re.compile(r"\biteration[ =]\s*(?P<step>\d+)/\s*(?P<total>\d+) \|"),
+        facts=_all(
+            r"elapsed[ _]time[ _]per[ _]iteration(?: \(ms\):|_ms=) *(?P<ms>[\d.]+)",
+            r"elapsed[ _]time[ _]per[ _]iteration(?: \(s\):|_s=) *(?P<seconds>[\d.]+)",
+            r"global[ _]batch[ _]size[:=] *(?P<batch>\d+)",
+            r"consumed[ _]samples[:=] *(?P<samples>\d+)",
+            r"consumed[ _]tokens[:=] *(?P<tokens>\d+) ",
+            r"samples[ _]per[ _]second[:=] *(?P<samples_per_second>[\d.]+)",
+            r"number[ _]of[ _]skipped[ _]iterations[:=] *(?P<skipped>\d+)",
+            r"lm[ _]loss[:=]? *(?P<loss>[\d.E+-]+)",
+            r"memory \(MB\) .*?max allocated: (?P<memory_mib>[\d.]+)",
+        ),
+        settings=_all(
+            r"^(?:\[rank\d+\]:)? *hidden_size \.{2,} \S+",
+            r"^(?:\[rank\d+\]:)? *(?:num_layers|ffn_hidden_size|num_attention_heads|seq_length|"
+            r"micro_batch_size|\w+_parallel_size|num_experts|params_dtype|recompute_granularity|"
+            r"padded_vocab_size) \.{2,} \S+",
+        ),
+        whole=True,
+        stops=("validation loss at", "saving checkpoint at iteration"),
+        ends=("[after training is done]", "[exiting program "),
+        tells_end=True,
+    ),
+    LineFormat(  # whose figures have three digits, and a K where they are thousands
+        "nanotron",
+        hints=("elapsed_time_per_iteration_ms: ",),
+        step=re.compile(r"\biteration: (?P<step>\d+) / (?P<total>\d+) \|"),
+        facts=_all(
+            r"elapsed_time_per_iteration_ms: (?:(?P<seconds>[\d.]+)K|(?P<ms>[\d.]+)) \|",
+            r"global_batch_size: (?P<batch>\d+) \|",
+            r"lm_loss: (?P<loss>[\d.]+)",
+        ),
+        single=True,
+    ),
+    LineFormat(
+        "torchtitan",
+        hints=("tps: ", "Trainer is initialized with", " total parameters"),
+        step=re.compile(r"(?:\[rank(?P<rank>\d+)\]:.*)?\bstep: *(?P<step>\d+) +loss: *(?P<loss>\S+)"),
+        facts=_all(
+            r"\bmemory: *(?P<memory_gib>[\d.]+)GiB",
+            r"\btps: *(?P<tokens_per_second>[\d,.]+)",
+            r"\bglobal batch size (?P<batch>\d+)",
+        ),
+        settings=_all(
+            r"- Model .* total parameters",
+            r"local batch size \d+",
+            r"sequence length \d+",
+        ),
+        stops=("Saving the checkpoint", "Saving a checkpoint", "  validate step:"),
+        ends=("Training completed",),
+        device=True,
+    ),
+    LineFormat(
+        "NeMo",
+        hints=("train_step_timing in s",),
+        step=re.compile(r"Training epoch (?P<epoch>\d+), iteration (?P<step>\d+)/(?P<total>\d+) \|"),
+        facts=_all(
+            r"train_step_timing in s: (?P<seconds>[\d.e-]+)",
+            r"global_batch_size: (?P<batch>\d+)",
+            r"reduced_train_loss: (?P<loss>[\d.e+-]+)",
+        ),
+        stops=("Validation ", "alidation epoch"),
+        ends=("`Trainer.fit` stopped: ",),
+        single=True,
+    ),
+    LineFormat(  # the main bar of Lightning, and of NeMo, which is made with it
+        "Lightning",
+        hints=("Epoch ", "rainable params"),
+        step=re.compile(
+            r"^\s*Epoch (?P<epoch>\d+): .*?\| *(?P<step>[1-9]\d*)/(?P<total>\d+) "
+            r"\[(?P<clock>(?:\d{1,6}:)?\d\d:\d\d)<(?:[^,\]]*, +(?P<pace>[\d.]+)(?P<per>it/s|s/it))?"
+        ),
+        facts=_all(
+            r"[ ,]consumed_samples=(?P<samples>\d+)(?:\.0)?(?=[,\]])",
+            r"[ ,](?:reduced_)?(?:train_)?loss=(?P<loss>[\d.e+-]+)",
+        ),
+        settings=_all(r"^Trainable params: .*\S|^[\d.]+ +[KMBT]? +Trainable params"),
+        stops=("Validation", "alidating"),
+        ends=("`Trainer.fit` stopped: ",),
+    ),
+    LineFormat(
+        "Lightning",
+        hints=("\u2501",),
+        step=re.compile(
+            r"Epoch (?P<epoch>\d+)/\d+ .*?[\u2501\u2578\u257a] (?P<step>\d+)/(?P<total>\d+) "
+            r"(?P<clock>\d{1,6}:\d\d:\d\d) \u2022"
+        ),
+        facts=_all(r" (?:train_)?loss: (?P<loss>[\d.e+-]+)"),
+        stops=("Validation",),
+        ends=("`Trainer.fit` stopped: ",),
+    ),
+    LineFormat(
+        "nanoGPT",
+        hints=(": loss ", "tokens per iteration will be", "number of parameters: "),
+        step=re.compile(r"\biter (?P<step>\d+): loss (?P<loss>\S+), time (?P<ms>[\d.]+)ms"),
+        facts=_all(r"tokens per iteration will be: (?P<step_tokens>[\d,]+)"),
+        settings=_all(r"number of parameters: [\d.]+M", r"tokens per iteration will be: [\d,]+"),
+        stops=(", val loss ", "saving checkpoint to"),
+        single=True,
+    ),
+    LineFormat(  # its clock stands still while it validates
+        "modded-nanogpt",
+        hints=(" train_time:", "peak memory "),
+        step=re.compile(r"\bstep:(?P<step>\d+)/(?P<total>\d+) .*?train_time:(?P<elapsed_ms>\d+)ms"),
+        facts=_all(
+            r"val_loss:(?P<loss>[\d.]+)", r"peak memory (?:allocated|consumption): (?P<memory_mib>\d+) MiB"
+        ),
+        ends=("peak memory ",),
+        tells_end=True,
+    ),
+    LineFormat(  # and OLMo before it
+        "OLMo-core",
+        hints=("[step=", "train/C", "throughput/total", "GPU active mem", "Peak GPU Memory", " total params"),
+        step=re.compile(r"\[step=(?P<step>\d+)/(?P<total>\d+)[,\]]"),
+        facts=_all(
+            r"\btrain/(?:CE loss|CrossEntropyLoss)=(?P<loss>\S+)",
+            r"\bthroughput/total[ _]tokens=(?P<tokens>[\d,]+)$",
+            r"\b(?:system|gpu_memory)/GPU active mem \(GiB\)=(?P<memory_gib>[\d.,]+)",
+            r"\bSystem/Peak GPU Memory \(MB\)=(?P<memory_mb>[\d.,]+)",
+        ),
+        settings=_all(r"Building transformer with [\d,]+ total params"),
+        stops=(" evals...", "Saving checkpoint"),
+        ends=("Training complete",),
+    ),
+    LineFormat(
+        "MaxText",
+        hints=("completed step: ",),
+        step=re.compile(r"completed step: (?P<step>\d+), seconds: (?P<seconds>[\d.]+)"),
+        facts=_all(r"Tokens/s/device: (?P<tokens_per_second>[\d.]+)", r", loss: (?P<loss>[\d.]+)"),
+        single=True,
+        device=True,
+    ),
+    LineFormat(
+        "Composer",
+        hints=("batch=", " Train "),
+        step=re.compile(r"\[(?:epoch=(?P<epoch>\d+)\]\[)?batch=(?P<step>\d+)/(?P<total>\d+)\]:"),
+        facts=_all(
+            r"\bTrain time/sample: (?P<samples>\d+)",
+            r"\bTrain time/token: (?P<tokens>\d+)",
+            r"\bTrain throughput/samples_per_sec: (?P<samples_per_second>[\d.]+)",
+            r"\bTrain throughput/tokens_per_sec: (?P<tokens_per_second>[\d.]+)",
+            r"\bTrain memory/(?:peak_)?allocated_mem: (?P<memory_gb>[\d.]+)",
+            r"\bTrain loss/train/total: (?P<loss>\S+)",
+        ),
+        stops=("[Eval batch=",),
+    ),
+    LineFormat(  # `wall_clock_breakdown`: a line for each step
+        "DeepSpeed (time of parts)",
+        hints=("time (ms) | fwd: ", "time (ms) | forward: "),
+        step=re.compile(
+            r"time \(ms\) \| (?:fwd|forward): (?P<ms_fwd>[\d.]+) \| (?:bwd|backward): (?P<ms_bwd>[\d.]+) "
+            r".*?\| step: (?P<ms_step>[\d.]+)"
+        ),
+        single=True,
+        rough=True,
+    ),
+)
+FORMAT = "lines"
+HINTS = tuple(dict.fromkeys(word for each in FORMATS for word in each.words))
+
+
+class Reader:
+    """What was made of each format that has a step in the file."""
+
+    def __init__(self, frame: Frame, mappings: Sequence[Mapping]) -> None:
+        self.closed = False
+        self.all = [Steps(each, frame) for each in FORMATS]
+
+    def line(self, text: str) -> None:
+        """One of the lines in HINTS."""
+        for each in self.all:
+            if any(word in text for word in each.form.words):
+                each.line(text)
+
+    def readings(self) -> list[Reading]:
+        """One for each format."""
+        return [reading for each in self.all for reading in each.readings()]

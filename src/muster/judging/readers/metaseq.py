@@ -1,0 +1,138 @@
+"""metaseq's and fairseq's lines, as JSON or not: `... | train_inner | {"num_updates": "10", "wall": "60"}`,
+`| epoch 001:    450 / 1891 loss=11.521, wps=52922, ..., num_updates=445, ..., wall=882, train_wall=756`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from muster.judging.readers._frame import Frame, stamp
+from muster.judging.readers._mapping import Mapping
+from muster.judging.readers.base import LogWindow, Reading, Series, number
+
+FORMAT = "metaseq"
+HINTS = (
+    '"num_updates"', "num_updates=", "overflow detected", "done training", "begin validation",
+    "valid on '", "aved checkpoint", "model params:", "max tokens per ", "| task: ", "| model: ",
+)  # fmt: skip
+# What it says of a training before it begins: "... | fairseq_cli.train | num. model params: 74155008 ..."
+_SETTING = re.compile(r"\| ((?:num\. [\w -]*model params|max tokens per \w+|task|model)\b.*)")
+_COARSE = 1.5  # seconds that a difference of whole ones is off by, and a little
+_FIGURE = re.compile(r"\b(\w+)=([^\s,\]]+)")
+
+
+class Reader:
+    """Windows between two lines of train_inner, over `num_updates`, which does not count skipped steps.
+
+    Their seconds are those of `wall`, which has no fractions; where lines have finer time stamps, of those.
+    """
+
+    def __init__(self, frame: Frame, mappings: Sequence[Mapping]) -> None:
+        self.frame = frame
+        self.closed = False
+        self.series = Series()
+        self.last: tuple[int, float | None, float | None] | None = None  # updates, wall, stamp
+        self.overflows = 0
+        self.skipped = 0
+        self.interrupted = False
+        self.done = False
+        self.format = FORMAT
+        self.loss: float | None = None
+        self.batch: float | None = None
+        self.settings: dict[str, None] = {}
+        self.words: float | None = None  # tokens of a step
+
+    def line(self, text: str) -> None:
+        """One of the lines in HINTS."""
+        if "overflow detected" in text:
+            self.overflows += 1
+        elif "done training" in text:
+            self.done = True
+        elif "num_updates" in text and (told := _figures(text)):
+            self.format = FORMAT if '"num_updates"' in text else "fairseq"
+            self._mark(text, told)
+        elif match := _SETTING.search(text):
+            if len(self.settings) < 16:
+                self.settings.setdefault(match[1])
+        else:
+            self.interrupted = True
+
+    def readings(self) -> list[Reading]:
+        """One, where train_inner told of a step."""
+        if self.last is None:
+            return []
+        return [
+            Reading(
+                format=self.format,
+                series=self.series,
+                batch=self.batch,
+                recipe=self._recipe(),
+                steps=self.last[0] + self.skipped + self.overflows,
+                skipped=self.skipped + self.overflows,
+                ended=self.done,
+                loss=self.loss,
+            )
+        ]
+
+    def _recipe(self) -> str:
+        """Nothing, where it does not say how large the model is."""
+        known = any("model params" in each for each in self.settings)
+        return "; ".join(["metaseq", *self.settings, f"{self.words} tokens a step"]) if known else ""
+
+    def _mark(self, text: str, told: dict[str, object]) -> None:
+        updates, batch = number(told.get("num_updates")), number(told.get("bsz"))
+        wall, words = number(told.get("wall")), number(told.get("wpb"))
+        self.words = words or self.words
+        if updates is None or not 1 <= updates <= 1e12:
+            return
+        now = (int(updates), wall, stamp(text))
+        self.batch, self.loss = batch or self.batch, number(told.get("loss")) or self.loss
+        before = self.last
+        if before is not None and now[0] > before[0]:
+            used = now[0] - before[0]
+            seconds = _exactly(_between(before, now), used, words, number(told.get("wps")))
+            if batch and seconds is not None:
+                tokens = used * words if words else None
+                steps = used + self.overflows
+                self.series.add(
+                    LogWindow(steps, self.overflows, used * batch, seconds, tokens, self.interrupted)
+                )
+        elif before is None:
+            self.series.before = now[0]
+        self.last = now
+        self.skipped += self.overflows
+        self.overflows, self.interrupted = 0, False
+        self.frame.progress(now[0])
+
+
+def _figures(text: str) -> dict[str, object]:
+    """What a line says, by name; empty: nothing."""
+    brace = text.find("{")
+    if brace < 0:
+        return dict(_FIGURE.findall(text)) if "num_updates=" in text else {}
+    try:
+        told = json.loads(text[brace : text.rfind("}") + 1])
+    except (ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _between(
+    before: tuple[int, float | None, float | None], now: tuple[int, float | None, float | None]
+) -> float | None:
+    """Seconds from one line to the next: of stamps with fractions, of `wall`, or of any stamps."""
+    stamped = now[2] - before[2] if now[2] is not None and before[2] is not None else None
+    fine = stamped is not None and (now[2] or 0) % 1 + (before[2] or 0) % 1 > 0
+    if not fine and now[1] is not None and before[1] is not None and now[1] > before[1]:
+        return now[1] - before[1]
+    return stamped
+
+
+def _exactly(seconds: float | None, used: int, words: float | None, speed: float | None) -> float | None:
+    """Whole seconds as the words per second of the same updates tell them. In old versions these are of the
+    epoch so far, and then of no use."""
+    if seconds is None or not words or not speed:
+        return seconds
+    told = used * words / speed
+    return told if abs(told - seconds) <= _COARSE and seconds % 1 == 0 else seconds

@@ -1,0 +1,110 @@
+"""MLPerf's logs: `:::MLLOG {"time_ms": 17158, "key": "block_stop", "metadata": {"samples_count": 1536}}`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping as Dict
+from collections.abc import Sequence
+
+from muster.judging.readers._frame import Frame
+from muster.judging.readers._mapping import Mapping
+from muster.judging.readers.base import LogWindow, Reading, Series, number
+
+FORMAT = "MLPerf"
+HINTS = (":::MLLOG",)
+
+_OPENS = ("block_start", "epoch_start", "eval_stop")  # from here on it trains, and nothing else
+_CLOSES = ("block_stop", "epoch_stop", "eval_start")
+_WORK = ("submission_benchmark", "global_batch_size", "gradient_accumulation_steps")
+_SAMPLES_AS_EPOCHS = ("bert",)  # benchmarks whose `epoch_num` counts samples
+
+
+class Reader:
+    """A window from each start of training to the next evaluation, or the end of the block or epoch.
+
+    Its samples are those of `samples_count`, or of epochs of `train_samples`.
+    """
+
+    def __init__(self, frame: Frame, mappings: Sequence[Mapping]) -> None:
+        self.frame = frame
+        self.closed = False
+        self.series = Series()
+        self.told: dict[str, object] = {}  # global_batch_size, train_samples, submission_benchmark, ...
+        self.opened: tuple[float, str, Dict[str, object]] | None = None  # seconds, key, metadata
+        self.done = 0.0  # samples
+        self.throughput: float | None = None
+        self.begun: float | None = None  # seconds since 1970; and the last event
+        self.last = 0.0
+        self.ended = False
+
+    def line(self, text: str) -> None:
+        """One of the lines in HINTS."""
+        try:
+            event = json.loads(text.partition(":::MLLOG")[2])
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(event, dict) or (time := number(event.get("time_ms"))) is None:
+            return
+        key, value, about = event.get("key"), event.get("value"), event.get("metadata")
+        about = about if isinstance(about, dict) else {}
+        if key == "run_start":
+            self.begun = self.begun or time / 1000
+        self.last = time / 1000
+        self.ended = self.ended or key == "run_stop"
+        if key == "tracked_stats" and isinstance(value, dict):
+            self.throughput = number(value.get("throughput")) or self.throughput
+        elif key in _OPENS:
+            self.opened = time / 1000, str(key), about
+        elif key in _CLOSES:
+            self._close(time / 1000, about)
+        elif isinstance(key, str) and (number(value) is not None or isinstance(value, str)):
+            self.told[key] = value
+
+    def readings(self) -> list[Reading]:
+        """One, where the run began."""
+        if not self.begun and not self.series.total:
+            return []
+        batch = self._batch()
+        return [
+            Reading(
+                format=FORMAT,
+                series=self.series if self.series.total else None,
+                batch=batch,
+                reported=self.throughput,
+                steps=round(self.done / batch) if batch and self.done else None,
+                span=(self.begun, self.last) if self.begun else None,
+                ended=self.ended,
+                loss=number(self.told.get("train_loss")),
+                workload=str(self.told.get("submission_benchmark", "")),
+                recipe=" ".join(str(self.told.get(name, "")) for name in _WORK) if batch else "",
+                complete=True,
+            )
+        ]
+
+    def _batch(self) -> float | None:
+        return number(self.told.get("global_batch_size")) or None
+
+    def _close(self, time: float, about: Dict[str, object]) -> None:
+        if self.opened is None:
+            return
+        (started, key, before), self.opened = self.opened, None
+        samples = self._samples(key, before, about)
+        if samples is None or samples <= 0:
+            return
+        steps = max(1, round(samples / (self._batch() or samples)))
+        self.done += samples
+        self.series.add(LogWindow(steps, 0, samples, time - started))
+        self.frame.progress(round(self.done))
+
+    def _samples(self, key: str, before: Dict[str, object], now: Dict[str, object]) -> float | None:
+        """From one to the other."""
+        epochs = self.told.get("submission_benchmark") in _SAMPLES_AS_EPOCHS
+        named = "epoch_num" if epochs else "samples_count"
+        first, last = number(before.get(named)), number(now.get(named))
+        if first is not None and last is not None:
+            return last - first
+        first, last = number(before.get("epoch_num")), number(now.get("epoch_num"))
+        whole = number(self.told.get("train_samples"))
+        if first is None or last is None or whole is None:
+            return None
+        return whole * (last - first or (key == "epoch_start"))  # whose end has the same number

@@ -1,0 +1,185 @@
+"""Calibrate: what finished runs teach about their devices and links, kept for the plans to come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from muster.core.errors import RunFolderError
+from muster.core.hardware.devices import CPU
+from muster.core.hardware.links import LinkFigures, find_link
+from muster.core.hardware.machines import Machines
+from muster.core.inventory import Host
+from muster.core.job import Job, read_job
+from muster.core.recipe import Recipe, recipe_from
+from muster.core.result import Result
+from muster.inputs.model import whole_config
+from muster.planner.forecast import case_of
+from muster.planner.outlook import Ground, load_calibration, save_calibration
+from muster.planner.resolve import tracer
+from muster.planner.setting import setting_of
+from muster.planner.time.learning import (
+    MeasuredRun,
+    as_counted,
+    at_mean_lengths,
+    errors,
+    learn,
+    link_figures,
+    on_host,
+    shows_device,
+    varies,
+)
+from muster.planner.time.steptime import Calibration, StepCase, case_key, link_key
+from muster.store.runfolder import RunFolder
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What runs taught. `runs`: those that trained; `errors`: of each of them, predicted seconds of a step
+    over measured ones, less one."""
+
+    calibration: Calibration
+    file: Path
+    runs: tuple[str, ...]
+    errors: tuple[float, ...]
+
+
+def calibrate(runs: Sequence[RunFolder], link: str | None = None, file: Path | None = None) -> Learned:
+    """Learn from runs, and remember it: from trainings, and from the fabric workload's, which measure a link.
+    `link`: between their hosts, in place of what those say.
+
+    Raises RunFolderError for a run that teaches nothing, UsageError for a link that is not understood.
+    """
+    known = load_calibration(file)
+    trained = []
+    for run in runs:
+        found = link_of(run, link)
+        if found is None:
+            trained.append(run)
+        else:
+            for name, figures in found.items():
+                measured_now = figures.after(known.links.get(name, LinkFigures()))
+                known = replace(known, links={**known.links, name: measured_now})
+    measured = [measured_of(run, link) for run in trained]
+    cases = {run.id: each.case for run, each in zip(trained, measured, strict=True)}
+    _check_shown(cases, known)
+    learned = learn(measured, known)
+    _check_sense(cases, learned)
+    saved = save_calibration(learned, file)
+    return Learned(learned, saved, tuple(run.id for run in trained), tuple(errors(measured, learned)))
+
+
+def _check_shown(cases: Mapping[str, StepCase], known: Calibration) -> None:
+    """Raise RunFolderError for a run on a device of which nothing tells how fast it computes."""
+    shown = {case_key(case) for case in cases.values() if shows_device(case)} | known.efficiency.keys()
+    for run, case in cases.items():
+        if case_key(case) in shown:
+            continue
+        what = "offloads" if case.spread.offload != "none" else "ran on several ranks"
+        kind = "without offload" if case.spread.offload != "none" else "of the same kind on one rank"
+        raise RunFolderError(
+            f"{what}, and no run on one rank has shown what a {case_key(case)} can do by itself",
+            where=run,
+            hint=f"a run {kind} first: --calibrate THAT --calibrate THIS",
+        )
+
+
+def _check_sense(cases: Mapping[str, StepCase], learned: Calibration) -> None:
+    """Raise RunFolderError where what was learned cannot be so, or nothing was."""
+    for run, case in cases.items():
+        device, name = case.machines.device, case_key(case)
+        if shows_device(case) and device.kind != CPU and learned.efficiency.get(name, 0.0) > 1:
+            raise RunFolderError(
+                f"a {name} would reach {learned.efficiency[name]:.0%} of its stated figures, which none does",
+                where=run,
+                hint="leave it out: its model or its samples are not what they are taken for here",
+            )
+        if on_host(case) and device.name not in learned.hosts:
+            raise RunFolderError(
+                "offloads, and what its host's memory moves could not be told",
+                where=run,
+                hint="a run on one rank with offload, in which the optimizer takes a good part of a step",
+            )
+
+
+def measured_of(run: RunFolder, link: str | None = None) -> MeasuredRun:
+    """A run's case, and the seconds of its steps. Raises RunFolderError where either is not known."""
+    result, job = run.read_result(), read_job(run.read_json(run.job))
+    if result is None or job is None or result.status != "succeeded" or result.throughput is None:
+        raise RunFolderError(
+            "has no measured speed", where=run.id, hint="a run that succeeded, with steps after its warm-up"
+        )
+    if any(report.share is not None for report in result.hosts):
+        raise RunFolderError("had unequal shares, which teach nothing about one device", where=run.id)
+    recipe = recipe_from(job.recipe)
+    slots = [place.slots for place in job.placements]
+    case = _case(at_mean_lengths(recipe, result), job, slots, _machines(run, result, job, link))
+    if case is None:
+        raise RunFolderError("trained a model that is not known here", where=run.id)
+    if varies(recipe):
+        case = _as_counted(case, result, run.id)
+    return MeasuredRun(case, _step_seconds(result, job))
+
+
+def _as_counted(case: StepCase, result: Result, run: str) -> StepCase:
+    found = as_counted(case, result)
+    if found is not None:
+        return found
+    why = "they are not those of its mean lengths" if result.flops else "they were not counted"
+    raise RunFolderError(
+        f"padded each batch to its longest sample, and how many operations a step had is not known: {why}",
+        where=run,
+        hint="a run with data.padding=fixed" + ("" if result.flops else ", or with measure.flops=true"),
+    )
+
+
+def link_of(run: RunFolder, link: str | None = None) -> dict[str, LinkFigures] | None:
+    """What a run of the fabric workload measured of its link, by the link's name; None for a training.
+
+    Raises RunFolderError where it is not finished, or its link is not known.
+    """
+    result, job = run.read_result(), read_job(run.read_json(run.job))
+    if result is None or job is None or result.fabric is None:
+        return None
+    machines = _machines(run, result, job, link)
+    joined = machines.link if machines.hosts > 1 else machines.inner
+    if result.status != "succeeded" or joined is None:
+        raise RunFolderError("measured no link that is known", where=run.id, hint="--link 10Gbit names it")
+    ranks = sum(place.slots for place in job.placements)
+    return {link_key(joined, machines.device.kind): link_figures(result.fabric, ranks)}
+
+
+def _machines(run: RunFolder, result: Result, job: Job, link: str | None) -> Machines:
+    """What a run ran on. Raises RunFolderError where that is not known."""
+    recipe = recipe_from(job.recipe)
+    ground = Ground(
+        {report.host: report.facts for report in result.hosts},
+        tuple(Host(place.host, place.slots) for place in job.placements),
+        Calibration(),
+        link=find_link(link) if link else None,
+        env=recipe.env,
+        threads=recipe.launch.threads,
+        one_machine=job.launcher == "local",
+        learning=True,
+    )
+    machines = ground.on([place.slots for place in job.placements], job.device, job.precision)
+    if machines is None:
+        raise RunFolderError("ran on a device or over a link that is not known", where=run.id)
+    return machines
+
+
+def _case(recipe: Recipe, job: Job, slots: Sequence[int], machines: Machines) -> StepCase | None:
+    config = whole_config(recipe)
+    trace = tracer(recipe, job.precision, job.device, sum(slots))
+    setting = setting_of(recipe, config, job.precision, job.device, slots, trace)
+    if setting is None:
+        return None
+    setting = replace(setting, micro=job.batch.micro, accumulation=job.batch.accumulation)
+    return case_of(setting, machines)
+
+
+def _step_seconds(result: Result, job: Job) -> float:
+    """The mean of the measured windows: what an epoch is made of. Skipped steps are not in their seconds."""
+    assert result.throughput is not None
+    return job.batch.global_ / result.throughput.samples_per_second

@@ -1,0 +1,461 @@
+"""From a decided job to its plan: memory, time, scaling, and the sentence that a person wants. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from typing import Any
+
+from muster.core import families
+from muster.core.batch import resolve_batch
+from muster.core.data import TextToSqlData
+from muster.core.errors import RecipeError, UsageError
+from muster.core.flops import Shape, training
+from muster.core.hardware.devices import driver_device
+from muster.core.hardware.links import Link, between_hosts, ethernet, infiniband
+from muster.core.hardware.machines import Machines, machines_of
+from muster.core.inventory import Host
+from muster.core.recipe import Recipe
+from muster.core.units import format_seconds
+from muster.core.zero import given_config, user_batch
+from muster.planner.document import MemoryPlan, Plan, ScalingPoint, TimePlan
+from muster.planner.memory.fit import MARGIN, Need, Room, Setting, fits, lacking, largest_micro, need
+from muster.planner.placing import gpus_of
+from muster.planner.time.steptime import (
+    Calibration,
+    Step,
+    StepCase,
+    StepWork,
+    case_key,
+    evaluation,
+    link_key,
+    predict,
+    work_of,
+)
+
+MOST_POINTS = 12  # of a scaling curve
+UNTRACED = (
+    "samples/s is too high: memory traffic is not counted where the model is not traced. Traced plans for "
+    "H200s have 1.2 to 1.4 times fewer for models of about 1 G parameters, 3 times for 0.1 G, and 9 to 14 "
+    "times for 1 M"
+)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a plan's time rests on. `machines`: None where the devices' speed is not known; `reach`: how many
+    such hosts there are, None: no more than the job uses; `fewer`: the machines of so many hosts, where they
+    differ."""
+
+    machines: Machines | None
+    calibration: Calibration
+    samples: int | None = None  # of an epoch; None: not known here
+    price: float | None = None  # of a host for an hour
+    reach: int | None = None
+    fewer: Callable[[int], Machines | None] | None = None
+
+
+def machines_from(
+    facts: Mapping[str, Mapping[str, Any]],
+    hosts: Sequence[Host],
+    slots: Sequence[int],
+    env: Mapping[str, str | None],
+    precision: str,
+    *,
+    shared: bool = False,
+) -> Machines | None:
+    """Real hosts as alike ones: their slowest GPU in this precision and slowest link, since those set the
+    pace; None where one is not known. `env`: the ranks' variables, which may switch InfiniBand off; `shared`:
+    pretend hosts that are all one machine."""
+    devices = []
+    for gpu in chain.from_iterable(gpus_of(facts, hosts, slots, shared=shared).values()):
+        found = driver_device(str(gpu.get("name") or ""))
+        if found is None:
+            return None
+        devices.append(found)
+    if not devices:
+        return None
+    slowest = min(devices, key=lambda each: each.peak(precision) or 0.0)
+    link = slowest_link([facts[host.label] for host in hosts], env)
+    if link is None and len(hosts) > 1:
+        return None
+    return machines_of(slowest, hosts=len(hosts), link=link).with_slots(slots)
+
+
+def slowest_link(facts: Sequence[Mapping[str, Any]], env: Mapping[str, str | None]) -> Link | None:
+    """Between hosts, by what they say; None where one does not, or there is one alone."""
+    links = [link_of(about.get("network") or {}, env) for about in facts]
+    known = [link for link in links if link is not None]
+    if len(facts) < 2 or len(known) < len(links):
+        return None
+    return min(known, key=lambda link: link.bandwidth)
+
+
+def link_of(network: Mapping[str, Any], env: Mapping[str, str | None]) -> Link | None:
+    """InfiniBand where it is and may be used, else the network card; None: the host does not say."""
+    fast = network.get("infiniband_megabits") if env.get("NCCL_IB_DISABLE", "0") == "0" else None
+    if fast:
+        return infiniband(fast / 1000)
+    return ethernet(network["megabits"] / 1000) if network.get("megabits") else None
+
+
+def case_of(setting: Setting, machines: Machines) -> StepCase | None:
+    """The job as the step's time sees it; None where a micro-batch's operations are not known."""
+    work = _work(setting)
+    if work is None:
+        return None
+    spread = setting.spread
+    return StepCase(machines, setting.precision, work, setting.tensors, spread, share=setting.share)
+
+
+def _work(setting: Setting) -> StepWork | None:
+    """Of the trace; else by the family's formula, without what moves through memory."""
+    if setting.trace is not None and setting.trace.checkpointing == setting.checkpointing:
+        return work_of(setting.trace.at(setting.micro))
+    image = "image_size" in setting.config
+    tokens = 0 if image else setting.lengths.tokens
+    products = families.products(setting.config, Shape(setting.micro, tokens, setting.lengths.target))
+    if products is None:
+        return None
+    frozen = setting.trainable < setting.parameters
+    done = training(products, checkpointing=setting.checkpointing, frozen=frozen)
+    return StepWork(setting.micro, done.forward, done.hardware)
+
+
+def timed(setting: Setting, outlook: Outlook) -> Step | None:
+    """An optimizer step; None where the machines' speed is not known."""
+    if outlook.machines is None:
+        return None
+    case = case_of(setting, outlook.machines)
+    return None if case is None else predict(case, outlook.calibration)
+
+
+def memory_plan(setting: Setting, room: Room, found: Need) -> MemoryPlan:
+    """A rank's memory, and whether it fits."""
+    host = dict(found.host)
+    device = dict(found.device)
+    for name, size in found.first.items():
+        (device if setting.device == "cpu" else host)[name] = size // setting.ranks_per_host
+    short = lacking(found, setting, room)
+    return MemoryPlan(
+        device=device,
+        host=host,
+        device_bytes=sum(device.values()),
+        host_bytes=sum(host.values()),
+        device_room=room.device,
+        host_room=room.host,
+        margin=MARGIN,
+        basis=found.basis,
+        moment=found.moment,
+        lacking=short.place if short else None,
+    )
+
+
+def plan_of(recipe: Recipe, setting: Setting | None, room: Room, outlook: Outlook, start: Plan) -> Plan:
+    """The plan `start` with memory, time and scaling, as far as they can be told."""
+    found = need(setting) if setting is not None else None
+    if setting is None or found is None:
+        return start
+    made = start.model_copy(
+        update={
+            "parameters": setting.parameters,
+            "trainable": setting.trainable,
+            "memory": memory_plan(setting, room, found),
+        }
+    )
+    try:
+        return _with_time(recipe, setting, room, outlook, made)
+    except UsageError as error:  # a figure is missing: that costs the time alone
+        said = f"no time: {error.what}" + (f" ({error.hint})" if error.hint else "")
+        return made.model_copy(update={"notes": [*made.notes, said]})
+
+
+def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, made: Plan) -> Plan:
+    """Raises UsageError where a figure that the time rests on is neither stated nor measured."""
+    machines = outlook.machines
+    case = case_of(setting, machines) if machines is not None else None
+    if case is None:
+        return made
+    samples, epochs = outlook.samples, recipe.train.epochs
+    if recipe.train.max_steps is not None:  # the same samples on any number of hosts
+        samples, epochs = recipe.train.max_steps * case.batch, 1.0
+    most = None if recipe.train.max_minutes is None else 60 * recipe.train.max_minutes
+    length = Length(samples or case.batch, epochs, price=outlook.price, most=most)
+    now = point(case, length, outlook.calibration)
+    on = on_fitting(recipe, setting, case.machines, room, outlook.fewer)
+    hosts = case.machines.hosts
+    counts = sorted({*host_counts(outlook.reach or hosts), hosts})
+    points = curve(on, counts, length, outlook.calibration)
+    # A sentence about the hosts that are used; of one alone, why the others are not.
+    compared = [each for each in points if each.hosts <= hosts] if hosts > 1 else points
+    alone = points[0] if points else now
+    known = samples is not None
+    notes = list(made.notes)
+    if known and now.whole > now.total:
+        limit = f"train.max_minutes={recipe.train.max_minutes:g}"
+        notes.append(f"{limit} ends the training after {now.total / now.whole:.0%} of its steps")
+    assumed = [] if case.work.moved else ["operations only: memory traffic is not counted"]
+    if not case.work.moved and case.machines.device.bandwidth:
+        notes.append(UNTRACED)
+    if isinstance(recipe.data, TextToSqlData) and recipe.data.padding == "dynamic":
+        assumed.append("steps are for the longest samples; with dynamic padding they are shorter")
+    return made.model_copy(
+        update={
+            "time": _time_plan(now, outlook, known=known, assumed=assumed),
+            "scaling": [_scaling(each, alone, known=known) for each in points],
+            "fastest_hosts": fastest(points).hosts if points else None,
+            "sentence": _sentence(on, compared, length, outlook) if known else None,
+            "notes": notes,
+        }
+    )
+
+
+def global_given(recipe: Recipe) -> bool:
+    """Whether the recipe, or a DeepSpeed file of the user's own, says how large a global batch is."""
+    by_file = user_batch(given_config(recipe)).get("global")
+    return by_file is not None or recipe.batch.global_ is not None or recipe.batch.tokens is not None
+
+
+def on_fitting(
+    recipe: Recipe,
+    setting: Setting,
+    machines: Machines,
+    room: Room,
+    fewer: Callable[[int], Machines | None] | None = None,
+) -> CaseOn:
+    """The job on any number of hosts, where it fits: with the same global batch where the recipe says which,
+    else with the same micro-batch and accumulation. `fewer`: as in Outlook."""
+    fixed = setting.micro * setting.accumulation * setting.ranks
+    given = global_given(recipe)
+
+    def case_on(hosts: int) -> StepCase | None:
+        those = fewer(hosts) if fewer is not None and hosts < machines.hosts else machines.on(hosts)
+        if those is None:
+            return None
+        ranks = those.ranks
+        there = replace(setting, ranks=ranks)
+        if setting.share < 1 and ranks != setting.ranks:  # shares are given rank by rank
+            return None
+        if given and ranks != setting.ranks:
+            largest = setting.micro
+            if recipe.batch.micro is None:  # fewer hosts may have to hold more each
+                largest = max(1, largest_micro(there, room, largest))
+            try:
+                batch = resolve_batch(None, None, fixed, world_size=ranks, largest=largest)
+            except RecipeError:
+                return None
+            there = replace(there, micro=batch.micro, accumulation=batch.accumulation)
+        return case_of(there, those) if fits(there, room) else None
+
+    return case_on
+
+
+def _sentence(on: CaseOn, points: Sequence[Point], length: Length, outlook: Outlook) -> str | None:
+    """All hosts against one; where one does not hold the job, against the fewest that do."""
+    if not points:
+        return None
+    fewest, most = points[0], points[-1]
+    if fewest.hosts == 1:
+        return say(on, most.hosts, length, outlook.calibration).text
+    head = f"At least {fewest.hosts} of these hosts are needed, which take {format_seconds(fewest.whole)}"
+    if most is fewest:
+        return f"{head}."
+    times = fewest.whole / most.whole
+    return f"{head}; {most.hosts} take {format_seconds(most.whole)}: {times:.1f} times as fast."
+
+
+def host_counts(hosts: int) -> list[int]:
+    """1 to so many hosts; of many, powers of two and the last."""
+    if hosts <= MOST_POINTS:
+        return list(range(1, hosts + 1))
+    powers = [1 << i for i in range(int(math.log2(hosts)) + 1)]
+    return [*powers, *([hosts] if powers[-1] != hosts else [])]
+
+
+def _time_plan(now: Point, outlook: Outlook, *, known: bool, assumed: list[str]) -> TimePlan:
+    step = now.step
+    parts = {name: value for name, value in asdict(step).items() if name in _PARTS}
+    per_epoch = None if outlook.samples is None else math.ceil(outlook.samples / now.case.batch)
+    return TimePlan(
+        **parts,
+        step=step.seconds,
+        samples_per_second=step.samples_per_second,
+        steps=round(now.total / step.seconds) if known else None,
+        epoch=None if per_epoch is None else per_epoch * step.seconds,
+        total=now.total if known else None,
+        cost=now.cost if known else None,
+        assumed=[*step.assumed, *assumed],
+        calibrated=case_key(now.case) in outlook.calibration.efficiency,
+    )
+
+
+_PARTS = ("compute", "communication", "optimizer", "transfer", "overhead")
+
+
+def _scaling(each: Point, alone: Point, *, known: bool) -> ScalingPoint:
+    speed = each.step.samples_per_second
+    return ScalingPoint(
+        hosts=each.hosts,
+        ranks=each.case.machines.ranks,
+        step=each.step.seconds,
+        samples_per_second=speed,
+        efficiency=speed / each.hosts / (alone.step.samples_per_second / alone.hosts),
+        total=each.total if known else None,
+        cost=each.cost if known else None,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# From a step to what a person asks: how long, for how much, on how many hosts, and what would be faster.
+# Pure.
+
+TRIED = (2, 4, 8, 16, 32)  # times as many micro-steps per optimizer step
+CaseOn = Callable[[int], "StepCase | None"]  # hosts -> the job on so many; None: it does not work out there
+
+
+@dataclass(frozen=True)
+class Length:
+    """How much is trained. `samples`: of an epoch; `held_out`: evaluated after each one; `price`: of a host
+    for an hour, in any currency; `most`: seconds after which training ends; None: not given. An epoch's last
+    step counts as a whole one."""
+
+    samples: int
+    epochs: float = 1.0
+    held_out: int = 0
+    price: float | None = None
+    most: float | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A job on so many hosts. `epoch`, `whole`, `total`: seconds, evaluation included, of an epoch, of all
+    that is to be trained, and until training ends; `cost`: None without a price."""
+
+    hosts: int
+    case: StepCase
+    step: Step
+    epoch: float
+    whole: float
+    total: float
+    cost: float | None
+
+
+@dataclass(frozen=True)
+class ScalingWords:
+    """The sentence, and what would make more hosts faster than one: a link's name, a number of
+    micro-steps."""
+
+    text: str
+    link: str | None = None
+    micro_steps: int | None = None
+
+
+def point(case: StepCase, length: Length, calibration: Calibration | None = None) -> Point:
+    """What a job takes on its machines."""
+    step = predict(case, calibration)
+    steps = -(-length.samples // case.batch)
+    held_out = evaluation(case, length.held_out, calibration) if length.held_out else 0.0
+    epoch = steps * step.seconds + held_out
+    whole = length.epochs * epoch
+    total = whole if length.most is None else min(whole, length.most)
+    hosts = case.machines.hosts
+    cost = None if length.price is None else length.price * hosts * total / 3600
+    return Point(hosts, case, step, epoch, whole, total, cost)
+
+
+def curve(
+    case_on: CaseOn, hosts: Sequence[int], length: Length, calibration: Calibration | None = None
+) -> list[Point]:
+    """A job on each number of hosts on which it works out."""
+    cases = ((count, case_on(count)) for count in hosts)
+    return [point(case, length, calibration) for _, case in cases if case is not None]
+
+
+def fastest(points: Sequence[Point]) -> Point:
+    """Where most samples/s are; of equals the one with fewer hosts."""
+    return max(points, key=lambda each: (each.step.samples_per_second, -each.hosts))
+
+
+def say(case_on: CaseOn, hosts: int, length: Length, calibration: Calibration | None = None) -> ScalingWords:
+    """`hosts` hosts against one, why, and what would change it. Raises ValueError where the job does not work
+    out on one host or on `hosts`."""
+    one, many = case_on(1), case_on(hosts)
+    if one is None or many is None:
+        raise ValueError(f"this job does not work out on 1 or on {hosts} hosts")
+    alone = point(one, length, calibration)
+    if hosts == 1:
+        return ScalingWords(f"1 host takes {_time(alone.whole)}: {_where(alone.step)}.")
+    together = point(many, length, calibration)
+    head = f"{hosts} hosts take {_time(together.whole)}, 1 host {_time(alone.whole)}"
+    step, link = together.step, many.machines.link
+    name = _spaced(link.name) if link else "?"
+    network = f"the {name} network costs {_time(step.communication)} of every {_time(step.seconds)} step"
+    if together.whole < alone.whole:
+        times = alone.whole / together.whole
+        return ScalingWords(f"{head}: {times:.1f} times as fast, {times / hosts:.0%} of {hosts}; {network}.")
+    faster = _faster_link(many, alone, length, calibration)
+    more = _more_steps(many, alone, length, calibration)
+    ways = [_spaced(faster)] if faster else []
+    ways += [f"accumulation {more}"] if more else []
+    tail = (
+        f"; {' or '.join(ways)} would make {hosts} hosts faster"
+        if ways
+        else "; nothing tried makes them faster"
+    )
+    return ScalingWords(f"{head}: {network}{tail}.", faster, more)
+
+
+def _faster_link(case: StepCase, alone: Point, length: Length, calibration: Calibration | None) -> str | None:
+    """The slowest usual link with which several hosts beat one."""
+    now = case.machines.link
+    share = _reached(case, calibration)
+    for link in between_hosts():
+        if now is not None and link.stated <= now.stated:
+            continue
+        better = replace(link, bandwidth=min(link.bandwidth, share * link.stated))
+        if point(case.over(case.machines.over(better)), length, calibration).whole < alone.whole:
+            return link.name
+    return None
+
+
+def _reached(case: StepCase, calibration: Calibration | None) -> float:
+    """What share of its stated speed the present link was measured to reach; 1: not measured."""
+    link = case.machines.link
+    known = (calibration or Calibration()).links
+    name = link_key(link, case.machines.device.kind) if link is not None else ""
+    if link is None or name not in known:
+        return 1.0
+    measured = known[name].bandwidth
+    return 1.0 if measured is None else measured / link.stated
+
+
+def _more_steps(case: StepCase, alone: Point, length: Length, calibration: Calibration | None) -> int | None:
+    """The fewest times as many micro-steps with which several hosts beat one host as it is."""
+    for times in TRIED:
+        micro_steps = times * case.spread.micro_steps
+        if point(case.accumulating(micro_steps), length, calibration).whole < alone.whole:
+            return micro_steps
+    return None
+
+
+def _where(step: Step) -> str:
+    """The largest part of a step."""
+    parts = {
+        "computation": step.compute, "the network": step.communication, "the optimizer": step.optimizer,
+        "the bus to the host": step.transfer,
+    }  # fmt: skip
+    name = max(parts, key=lambda each: parts[each])
+    return f"{name} is {parts[name] / step.seconds:.0%} of every {_time(step.seconds)} step"
+
+
+def _time(seconds: float) -> str:
+    """Seconds that are compared stay seconds up to three hours."""
+    return f"{seconds:.0f} s" if 10 <= seconds < 10800 else format_seconds(seconds)
+
+
+def _spaced(name: str) -> str:
+    """`10Gbit` -> `10 Gbit/s`."""
+    head = name.rstrip("GMkbit")
+    return f"{head} {name[len(head) :]}/s" if name.endswith("bit") and head else name

@@ -1,0 +1,329 @@
+"""Whether a job fits: bytes per rank, in named parts that add up, on the device and on the host. Pure.
+
+States: states.py, from the model's parameter tensors. Activations: from a trace of the real model
+where there is one for this arithmetic, else closed forms (activations.py), which miss such traces by
+-18 to +37 %. The margin is for what these leave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from muster.core import families
+from muster.core.families import t5
+from muster.core.trace import AFTER_BLOCKS, BACKWARD, Pass, Trace
+from muster.core.units import format_bytes
+from muster.planner.memory.activations import Kept, Lengths, activation_bytes, logit_bytes, stacks
+from muster.planner.memory.parts import Parts, States, added, elements, largest
+from muster.planner.memory.states import likely_tensors, states
+from muster.planner.spread import NO_DISK, ModelSpread, NvmeOffload, Tensors
+
+MARGIN = 0.06  # of a device's or a host's memory, left free
+SLACK = 0.04  # of all tensors: what torch's allocator reserves and cannot hand out
+GB = 1_000_000_000
+CONTEXT = GB * 8 // 10  # a CUDA context with its libraries: 0.3 to 1 GB
+COMMUNICATOR = GB // 2  # of NCCL
+# Of cuBLAS, in the main and in the backward thread, on Hopper; 8 MiB each before it
+# (aten/src/ATen/cuda/CublasHandlePool.cpp, getChosenWorkspaceSize).
+WORKSPACES = 2 * 32 * 2**20
+PROCESS = GB * 7 // 10  # a rank's host memory before there is a model: interpreter, torch, DeepSpeed
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What decides how much memory a rank needs. Bucket sizes are DeepSpeed's keys, in elements."""
+
+    config: Mapping[str, Any] = field(repr=False)
+    parameters: int
+    trainable: int
+    lengths: Lengths
+    engine: str
+    precision: str
+    device: str
+    ranks: int
+    ranks_per_host: int  # the most on one host
+    micro: int = 1
+    accumulation: int = 1
+    stage: int = 0
+    offload: str = "none"
+    disk: NvmeOffload = NO_DISK
+    checkpointing: bool = False
+    create: str = "whole"
+    bucket: int = 0  # what gradients are reduced in
+    overlap: bool = False  # a second bucket
+    prefetch: int = 50_000_000  # what ZeRO-3 fetches ahead
+    persistence: int = 100_000  # and keeps whole: tensors up to this
+    live: int = GB  # and may fetch ahead in all
+    reuse: int = GB  # and does not release, if it comes again so soon
+    sub_group: int = GB  # and updates at once
+    pins: bool = True  # what is offloaded lies in page-locked memory
+    together: bool = False  # DeepSpeed makes the optimizer
+    share: float = 1.0  # of micro, samples of a rank on average: below 1 where batch.split differs
+    saves: bool = True  # the first rank gathers the trained model
+    trace: Trace | None = field(default=None, repr=False)  # of the recipe's real model
+
+    @property
+    def element(self) -> int:
+        """Bytes of a value in the chosen precision."""
+        return 4 if self.precision == "fp32" else 2
+
+    @property
+    def arithmetic(self) -> str:
+        """fp32; half: the whole model as it computes; autocast: weights in fp32, copies for the products."""
+        if self.element == 4:
+            return "fp32"
+        return "half" if self.engine == "deepspeed" or self.spread.cut else "autocast"
+
+    @property
+    def kept(self) -> Kept:
+        """How activations are kept. T5 adds its position biases to the scores: never fused here. CPUs have
+        no fused attention with dropout."""
+        found = stacks(self.config, self.lengths) or []
+        family = families.family_of(self.config)
+        cpu = self.device == "cpu"
+        fused = family is not t5 and not (cpu and any(each.attention_dropout for each in found))
+        mask = self.element if cpu else 1
+        return Kept(self.element, mixed=self.arithmetic == "autocast", fused=fused, mask=mask)
+
+    @property
+    def tensors(self) -> Tensors:
+        """The model's parameter tensors: real ones where it was traced, else about such."""
+        if self.trace is not None:
+            return self.trace.parameters
+        return likely_tensors(self.config, self.lengths, self.parameters, self.trainable)
+
+    @property
+    def spread(self) -> ModelSpread:
+        """How the model is spread over ranks."""
+        return ModelSpread(
+            engine=self.engine,
+            ranks=self.ranks,
+            element=self.element,
+            stage=self.stage,
+            offload=self.offload,
+            disk=self.disk,
+            device=self.device,
+            micro_steps=self.accumulation,
+            together=self.together,
+            bucket=self.bucket,
+            overlap=self.overlap,
+            prefetch=self.prefetch,
+            persistence=self.persistence,
+            live=self.live,
+            reuse=self.reuse,
+            sub_group=self.sub_group,
+            pins=self.pins,
+        )
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes per rank by what they are for, at the moment that takes most. On CPUs everything is in `device`.
+
+    `basis`: where the activations are from, traced or closed form; `moment`: when the peak is.
+    """
+
+    device: Parts
+    host: Parts
+    first: Parts = field(default_factory=dict)  # besides, on the first host alone
+    basis: str = "closed form"
+    moment: str = "backward pass"
+
+    @property
+    def first_host(self) -> int:
+        """Bytes that only the first host needs."""
+        return max(self.first.values(), default=0)
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that a rank may use, at the smallest device and host; None: not known."""
+
+    device: int | None
+    host: int | None
+    device_name: str = "a device"
+    host_name: str = "a host"
+
+
+def need(setting: Setting) -> Need | None:
+    """What a rank needs at its peak; None for a family that is not known and was not traced."""
+    passing = _passing(setting)
+    if passing is None:
+        return None
+    tensors = setting.tensors
+    found = states(setting.spread, tensors)
+    moments = moments_of(found, passing, accumulates=setting.accumulation > 1)
+    sums = {name: sum(parts.values()) for name, parts in moments.items()}
+    moment = max(sums, key=lambda name: sums[name])
+    device = added(found.held, moments[moment])
+    if setting.trace is not None:
+        device["model's buffers"] = setting.trace.buffers
+    return _with_overhead(setting, tensors, device, dict(found.host), passing.basis, moment)
+
+
+def _passing(setting: Setting) -> Passing | None:
+    """Traced where the trace is of this arithmetic: not of another engine or precision, nor with other
+    checkpointing. None for a family that is neither traced so nor known."""
+    trace = setting.trace
+    asked = (setting.arithmetic, setting.device, setting.checkpointing)
+    if trace is not None and asked == (trace.arithmetic, trace.device, trace.checkpointing):
+        return traced(trace.at(setting.micro))
+    config, lengths, kept = setting.config, setting.lengths, setting.kept
+    each = activation_bytes(config, lengths, kept, checkpointing=setting.checkpointing)
+    if each is None:
+        return None
+    parts = {
+        "activations": setting.micro * each,
+        "logits and loss": setting.micro * logit_bytes(config, lengths, kept),
+    }
+    return closed(parts, setting.element * elements(setting.tensors) if kept.mixed else 0)
+
+
+def _with_overhead(
+    setting: Setting, tensors: Tensors, device: Parts, host: Parts, basis: str, moment: str
+) -> Need:
+    """What a process needs besides, and the model while it is made."""
+    count = elements(tensors)
+    making = 4 * (count if setting.create == "whole" else largest(tensors))
+    first: Parts = {}  # one after the other: the larger counts
+    if setting.create == "sharded" and setting.engine == "fsdp":
+        first["the whole model, made by the first rank"] = 4 * count
+    elif setting.saves and (setting.stage == 3 or setting.engine == "fsdp") and setting.ranks > 1:
+        width = 4 if setting.engine == "fsdp" else setting.element
+        first["the whole model, saved by the first rank"] = width * count
+    if setting.device == "cpu":
+        everything = added(device, host)
+        everything = added(everything, {"allocator slack": int(SLACK * sum(everything.values()))})
+        if sum(everything.values()) < making:
+            everything, moment = {"the model while it is made": making}, "making the model"
+        return Need({**everything, "process": PROCESS}, {}, first, basis, moment)
+    device = added(device, {"matrix products": WORKSPACES})
+    device["allocator slack"] = int(SLACK * sum(device.values()))
+    device["CUDA context"] = CONTEXT
+    if setting.ranks > 1:
+        device["NCCL"] = COMMUNICATOR
+    parts = host if sum(host.values()) >= making else {"the model while it is made": making}
+    return Need(device, {**added(parts), "process": PROCESS}, first, basis, moment)
+
+
+def fits(setting: Setting, room: Room) -> bool:
+    """Whether a rank's need is within its room, less the margin. What is not known is taken to fit."""
+    found = need(setting)
+    return found is None or not lacking(found, setting, room)
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Where there is too little memory: device or host, and the bytes that a rank needs and has there. CPUs
+    have a device's memory in their host's."""
+
+    place: str
+    needed: int
+    has: int
+    cpu: bool = False
+
+    def __str__(self) -> str:
+        kind = "memory" if self.cpu else f"{self.place} memory"
+        tight = f", of which {MARGIN:.0%} stay free" if self.needed <= self.has else ""
+        return f"{format_bytes(self.needed)} of {format_bytes(self.has)} of {kind}{tight}"
+
+
+def lacking(found: Need, setting: Setting, room: Room) -> Shortage | None:
+    """What there is too little of; None: it fits."""
+    first = found.first_host // setting.ranks_per_host
+    cpu = setting.device == "cpu"
+    device = sum(found.device.values()) + (first if cpu else 0)
+    host = 0 if cpu else sum(found.host.values()) + first
+    for place, needed, has in (("device", device, room.device), ("host", host, room.host)):
+        if has is not None and needed > (1 - MARGIN) * has:
+            return Shortage(place, needed, has, cpu)
+    return None
+
+
+def largest_micro(setting: Setting, room: Room, top: int) -> int:
+    """The largest micro-batch up to `top` that fits; 0: not even one sample does."""
+    if not fits(replace(setting, micro=1), room):
+        return 0
+    low, high = 1, max(1, top)
+    while low < high:  # what is needed grows with the micro-batch
+        middle = (low + high + 1) // 2
+        if fits(replace(setting, micro=middle), room):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+# ----------------------------------------------------------------------------------------------------
+# What the passes over a micro-batch keep and need, and when a rank holds most. Pure.
+
+
+@dataclass(frozen=True)
+class Passing:
+    """Bytes of the passes over a micro-batch. `basis`: traced or closed form; `top`: at their peak; `later`:
+    at most, once there are gradients; `growing`: what whole gradients add to that as they come, where there
+    are none before; `output`: what the output layer's own gradients add to `top`; `copies`: of weights, all
+    along."""
+
+    basis: str
+    top: Parts
+    later: Parts
+    growing: int
+    copies: Parts
+    output: int = 0
+
+
+def traced(at: Pass) -> Passing:
+    """Between the last block and the loss the peak is the loss's, before there is any gradient. When the
+    first ones come there, about as much is left as is kept for the backward pass."""
+    kept = {"activations": max(0, at.saved - at.logits), "logits and loss": min(at.logits, at.saved)}
+    peak = max(at.saved, at.forward_peak, at.backward_peak)
+    later, growing, output = peak, max(peak, at.growing_peak), 0
+    if AFTER_BLOCKS in at.peaks:
+        others = [
+            pair for part, pair in at.peaks.items() if part.startswith(BACKWARD) and part != AFTER_BLOCKS
+        ]
+        later = max(at.saved, 0, *(plain for plain, _ in others))
+        growing = max(later, *(grown for _, grown in others))
+        output = max(0, at.peaks[AFTER_BLOCKS][1] - peak)
+    return Passing(
+        "traced",
+        top={**kept, "temporary tensors": peak - at.saved},
+        later={**kept, "temporary tensors": later - at.saved},
+        growing=growing - later,
+        copies={"copies in half precision": at.copies},
+        output=output,
+    )
+
+
+def closed(parts: Parts, copies: int) -> Passing:
+    """By a formula, which has one figure for all of the backward pass."""
+    return Passing("closed form", parts, parts, 0, {"copies in half precision": copies})
+
+
+def moments_of(found: States, passing: Passing, *, accumulates: bool) -> dict[str, Parts]:
+    """What is on the device beside what is always held, at each moment that may be the peak.
+
+    Activations go as gradients come. Where they were traced and no gradients lie there from earlier
+    micro-batches, whole gradients were traced as well, and with others the peak is at one end of the
+    backward pass; else all are taken to be there at once.
+    """
+    quiet = added(found.passes, passing.copies)
+    later = added(quiet, found.backward, passing.later)
+    ending = added(quiet, found.backward if found.ending is None else found.ending, found.gradients)
+    loss = added(quiet, found.loss, passing.top)
+    if found.loss:  # gathered by itself: its gradients come beside it
+        loss = added(loss, {"gradients in flight": passing.output})
+    if passing.basis == "closed form" or accumulates:
+        moments = {"backward pass": added(later, found.gradients), "loss": added(loss, found.gradients)}
+        if found.ending is not None:
+            moments["end of the backward pass"] = ending
+        return {**moments, **found.after}
+    if found.whole:
+        first = later.pop("gradients in flight", 0)  # the others were traced
+        gone = sum(passing.copies.values())  # with the activations
+        grown = {"gradients": max(passing.growing - gone, first)}
+        return {"backward pass": added(later, grown), "loss": loss, **found.after}
+    return {"backward pass": later, "loss": loss, "end of the backward pass": ending, **found.after}

@@ -1,0 +1,122 @@
+"""What FSDP2 and DistributedDataParallel hold. Pure.
+
+Sources: torch 2.13, torch/distributed/fsdp/_fully_shard (_fsdp_param.py, _init_sharded_param;
+_fsdp_collectives.py, foreach_all_gather and foreach_reduce; _fsdp_param_group.py) and
+torch/nn/parallel/distributed.py; accelerate 1.15, utils/fsdp_utils.py (fsdp2_prepare_model). The optimizer is
+the Trainer's fused AdamW, which works in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muster.core.trace import EMBEDDINGS, Parameter
+from muster.planner.memory.parts import Parts, States, elements, largest
+from muster.planner.spread import ModelSpread, Tensors, trained
+
+
+def ddp(spread: ModelSpread, tensors: Tensors) -> States:
+    """Everything in fp32 on every rank.
+
+    With several ranks the reducer keeps the gradients once more, in buckets (gradient_as_bucket_view is
+    off). In half precision autocast keeps copies of the weights, which is `Setting`'s to say.
+    """
+    own = elements(trained(tensors))
+    held = {"parameters": 4 * elements(tensors), "optimizer": 8 * own}
+    if spread.ranks > 1:
+        held["buckets"] = 4 * own
+    gradients = {"gradients": 4 * own}
+    backward = {"gradients in flight": 4 * largest(trained(tensors))}  # one more, before it is added
+    after = {"optimizer step": dict(gradients)}
+    return States(held, gradients=gradients, backward=backward, after=after, whole=True)
+
+
+def fsdp(spread: ModelSpread, tensors: Tensors, rank: int = 0) -> States:
+    """fp32 shards of every tensor's first dimension, each with as many rows as the first rank's; a module at
+    once is gathered in the chosen precision.
+
+    Gathered: the root's own tensors from their first use to the end of the backward pass; the output's, with
+    the last norm, until its gradients are there; of the others the one that computes, and the flat buffer
+    from which the next one is copied. In flight: a module's gradients, and the copy that is reduced (on CPUs
+    gloo makes one more). At the end of the backward pass the root's, of which those tied to the output have
+    two, when no other module is gathered; or those of input embeddings that are a module by themselves.
+    Micro-batches before the last one of a step leave whole gradients on every rank (accelerate's no_sync:
+    set_requires_gradient_sync(False)), whose place shards take in the last one's backward pass.
+    """
+    own, e = trained(tensors), spread.element
+    shards = sum(_rows(each, spread.ranks) for each in tensors)
+    held = {"parameters": 4 * shards, "optimizer": 8 * sum(_rows(each, spread.ranks, rank) for each in own)}
+    kept = 4 * sum(_rows(each, spread.ranks) for each in own)
+    root, output, inputs, module = _units(spread, tensors)
+    passes = {"gathered layers": e * root.whole}
+    loss = {"gathered layers": e * output.whole}
+    gradients = {"gradients": kept}
+    if spread.accumulates:
+        passes["accumulated gradients"] = e * elements(own)
+        gradients = {"gradients": max(0, kept - e * elements(own))}
+    backward: Parts = {"gathered layers": e * 2 * module.whole}
+    copies = 3 if spread.device == "cpu" else 2
+    # The output's gradients are reduced while the last block is gathered for the backward pass.
+    first = copies * output.trained - module.whole
+    last = 2 * root.trained - 2 * module.whole
+    backward["gradients in flight"] = e * max(2 * module.trained, first, last)
+    # The input embeddings' are the last ones: all shards are there but theirs, which the result becomes.
+    alone = copies * e * inputs.trained - (4 - e) * inputs.trained // spread.ranks
+    ending = {
+        "gathered layers": e * 2 * module.whole,
+        "gradients in flight": e * max(2 * module.trained, last),
+    }
+    if alone > sum(ending.values()):
+        ending = {"gradients in flight": alone}
+    if spread.offload == "none":
+        after = {"optimizer step": {"gradients": kept}}
+        return States(held, {}, passes, gradients, backward, after, loss=loss, ending=ending)
+    host = {
+        "parameters": sum(spread.pinned(4 * _rows(each, spread.ranks)) for each in tensors),
+        "gradients": sum(spread.pinned(4 * _rows(each, spread.ranks)) for each in own),
+        "optimizer": held["optimizer"],
+    }
+    return States({}, host, passes, {}, backward, loss=loss, ending=ending)
+
+
+def _rows(tensor: Parameter, ranks: int, rank: int = 0) -> int:
+    """Elements of a rank's shard, as torch.chunk cuts it; the first rank's is as large as any."""
+    if not tensor.shape:
+        return tensor.numel
+    rows = -(-tensor.shape[0] // ranks)
+    here = min(rows, max(0, tensor.shape[0] - rank * rows))
+    return here * (tensor.numel // tensor.shape[0] if tensor.shape[0] else 0)
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Elements of a module, padded as ranks cut them: all of them, and those that are trained."""
+
+    whole: int = 0
+    trained: int = 0
+
+
+def _units(spread: ModelSpread, tensors: Tensors) -> tuple[_Unit, _Unit, _Unit, _Unit]:
+    """The root, the output, the input embeddings by themselves, and the largest block.
+
+    The output and the last norm are what comes after the last block, where the embeddings are by themselves;
+    where they are tied, all is the root's, from the first module on.
+    """
+    blocks: dict[str, list[Parameter]] = {}
+    for each in tensors:
+        blocks.setdefault(each.unit, []).append(each)
+    inputs = blocks.pop(EMBEDDINGS, [])
+    root, output = blocks.pop("", []), list[Parameter]()
+    if inputs and blocks:
+        last = max(index for index, each in enumerate(tensors) if each.unit in blocks)
+        late = set(tensors[last + 1 :])
+        root, output = [each for each in root if each not in late], [each for each in root if each in late]
+    units = [_unit(spread, block) for block in blocks.values()]
+    most = max(units, key=lambda unit: unit.whole, default=_Unit())
+    return _unit(spread, root), _unit(spread, output), _unit(spread, inputs), most
+
+
+def _unit(spread: ModelSpread, tensors: Sequence[Parameter]) -> _Unit:
+    sizes = [(spread.ranks * _rows(each, spread.ranks), each.trained) for each in tensors]
+    return _Unit(sum(size for size, _ in sizes), sum(size for size, own in sizes if own))

@@ -1,0 +1,95 @@
+"""Bytes of parameters, gradients, fp32 copies, optimizer states and engine buffers of a rank, from the list
+of a model's parameter tensors. Pure.
+
+tests/real/test_states.py holds them against the tensors that every engine really has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from muster.core import families
+from muster.core.trace import EMBEDDINGS, Parameter
+from muster.planner.memory.activations import Lengths, Stack, stacks
+from muster.planner.memory.fsdp import ddp, fsdp
+from muster.planner.memory.parts import States, elements
+from muster.planner.memory.zero import zero
+from muster.planner.spread import ModelSpread, Tensors
+
+_OUTPUT = "output.weight"
+
+
+@lru_cache(maxsize=512)
+def states(spread: ModelSpread, tensors: Tensors, rank: int | None = None) -> States:
+    """What a rank holds; None: of the one that holds most. The result is shared: not to be changed."""
+    if spread.engine == "deepspeed":
+        return zero(spread, tensors, rank)
+    return fsdp(spread, tensors, rank or 0) if spread.cut else ddp(spread, tensors)
+
+
+def likely_tensors(
+    config: Mapping[str, Any], lengths: Lengths, parameters: int, trainable: int
+) -> tuple[Parameter, ...]:
+    """Tensors of about the model's sizes where it was not traced: exactly `parameters` elements in all.
+
+    The matrices of every layer, and the embeddings, as the family has them; what is left of the number is
+    dealt to the layers as vectors. With fewer `trainable` ones (LoRA) the model is frozen, and each layer
+    has a small matrix of its own that is trained. Lengths decide nothing but which layers there are.
+    """
+    found = stacks(config, lengths) or []
+    frozen = trainable < parameters
+    total = parameters - trainable if frozen else parameters
+    width = max((each.width for each in found), default=0)
+    narrow = int(config.get("word_embed_proj_dim") or width)
+    vocabulary = (int(config.get("vocab_size", 0)), narrow)
+    tied = families.filled(config).get("tie_word_embeddings", True)
+    made = [_parameter("embeddings.weight", vocabulary, not frozen, "" if tied else EMBEDDINGS)]
+    layers = [(stack, f"layers.{at}.{i}") for at, stack in enumerate(found) for i in range(stack.layers)]
+    for stack, name in layers:
+        shapes = enumerate(_matrices(stack))
+        made += [_parameter(f"{name}.m{i}.weight", shape, not frozen, name) for i, shape in shapes]
+    made += [] if tied else [_parameter(_OUTPUT, vocabulary, not frozen, "")]
+    made = [each for each in made if each.numel]
+    rest = total - elements(made)
+    if rest < 0:  # smaller than its layers: the same tensors in proportion
+        made = _shrunk(made, total)
+        rest = total - elements(made)
+    for (_, name), share in zip(layers, _dealt(rest, len(layers)), strict=True):
+        made.append(_parameter(f"{name}.rest", (share,), not frozen, name))
+    if not layers:
+        made.append(_parameter("rest", (rest,), not frozen, ""))
+    if frozen:
+        names = [name for _, name in layers] or [""]
+        for name, share in zip(names, _dealt(trainable, len(names)), strict=True):
+            made.append(_parameter(f"{name}.adapter", (share, 1), True, name))
+    made.sort(key=lambda each: each.name == _OUTPUT)  # the last one in every model
+    return tuple(each for each in made if each.numel)
+
+
+def _parameter(name: str, shape: tuple[int, ...], trained: bool, unit: str) -> Parameter:
+    return Parameter(name, shape, trained, unit)
+
+
+def _matrices(stack: Stack) -> list[tuple[int, int]]:
+    """Shapes (out, in) of a layer's matrices."""
+    query, keys, width = stack.query, stack.keys, stack.width
+    attention = [(query, width), (keys, width), (keys, width), (width, query)]
+    gated = [(stack.inner, width)] if stack.gated else []
+    return attention * len(stack.attentions) + [(stack.inner, width), *gated, (width, stack.inner)]
+
+
+def _shrunk(made: list[Parameter], total: int) -> list[Parameter]:
+    share = total / max(1, elements(made))
+    return [
+        Parameter(each.name, (int(each.shape[0] * share), *each.shape[1:]), each.trained, each.unit)
+        for each in made
+    ]
+
+
+def _dealt(total: int, among: int) -> list[int]:
+    """`total` in so many parts that differ by one at most."""
+    if not among:
+        return []
+    return [total // among + (index < total % among) for index in range(among)]

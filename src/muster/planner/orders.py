@@ -1,0 +1,174 @@
+"""What every host is told: a job as plain data. A dry run prints it; the supervisor sends it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import sys
+import zipfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from muster.core.errors import UsageError
+from muster.core.job import Job, Placement, place
+from muster.core.recipe import Recipe
+from muster.core.secrets import shareable
+from muster.core.zero import deepspeed_config, fill_auto
+from muster.inputs.model import whole_config
+from muster.inputs.read import Inputs
+from muster.planner.decide import Decided
+from muster.planner.remedies import hidden_size
+from muster.store.runfolder import name_elsewhere
+
+FREE_PORT = 0
+# What provides a tracker: any one of its packages.
+TRACKERS = {
+    "mlflow": ("mlflow", "mlflow-skinny"),
+    "tensorboard": ("tensorboard", "tensorboardX"),
+    "trackio": ("trackio",),
+    "wandb": ("wandb",),
+}
+_SHIPPED = ("core", "store", "worker")  # what a rank imports
+
+
+def job_of(run_id: str, inputs: Inputs, decided: Decided) -> Job:
+    """The job as it was decided, on the hosts in their order."""
+    return Job(
+        id=run_id,
+        launcher=inputs.launcher_name,
+        placements=place(list(zip(inputs.inventory.hosts, decided.slots, strict=True))),
+        batch=decided.batch,
+        precision=decided.precision,
+        device=decided.device,
+        recipe=shareable(decided.recipe.as_dict())[0],
+        decisions=(*inputs.env_files, *decided.decisions),
+    )
+
+
+def greeting(
+    recipe: Recipe,
+    places: tuple[Placement, ...],
+    *,
+    run_dir: Path,
+    nonce: str,
+    job_id: str,
+    attempt: int,
+    mark: str | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Per host, what its agent must know before it can say what it has. `mark`: the run's; None: its name is
+    no other's."""
+    launch = recipe.launch
+    workdir = (launch.workdir or "~/.cache/muster").rstrip("/")
+    return {
+        place.host: {
+            "run_root": str(run_dir.parent),
+            "run_dir": str(run_dir),
+            "nonce": nonce,
+            "workdir": f"{workdir}/{name_elsewhere(run_dir.name, mark)}",
+            "node_rank": index,
+            "port": launch.port or FREE_PORT,
+            "python": launch.python,
+            "setup": launch.setup,
+            "packages": [name for each in recipe.measure.report_to for name in TRACKERS[each]],
+            "controller_python": sys.executable,
+            "timeout": launch.timeout,
+            "lease": launch.lease,
+            "folder": place.host,
+            "attempt": attempt,
+            "token": f"{job_id}.{attempt}.{nonce}.{index}",  # per host: pretend hosts share a machine
+        }
+        for index, place in enumerate(places)
+    }
+
+
+def orders(
+    job: Job,
+    recipe: Recipe,
+    decided: Decided,
+    env: Mapping[str, str],
+    facts: Mapping[str, Mapping[str, Any]],
+    *,
+    address: str,
+    port: int,
+) -> dict[str, dict[str, Any]]:
+    """Per host, the start order: what torchrun is called with, its environment, and what the ranks read.
+    `facts`: of each host, its interpreter and the folder of its part of the run."""
+    deepspeed = None
+    if recipe.engine.name == "deepspeed":
+        whole = deepspeed_config(recipe, job.batch, job.precision)
+        deepspeed = fill_auto(whole, recipe, hidden_size(whole_config(recipe) or {}))
+    content = {"job": job.as_dict(), "deepspeed": deepspeed}
+    return {
+        place.host: {
+            "nodes": len(job.placements),
+            "address": address,
+            "port": port,
+            "job": content,
+            "host": {
+                "argv": torchrun_argv(job, index, address, port, facts[place.host]),
+                "ranks": list(place.ranks),
+                "threads": decided.threads[index],
+                "visible_gpus": decided.visible_gpus[index],
+                "used_gpus": list(range(place.slots)),
+                "device": job.device,
+                "env": dict(env),
+                "hardware_seconds": recipe.measure.hardware_seconds,
+            },
+        }
+        for index, place in enumerate(job.placements)
+    }
+
+
+def torchrun_argv(job: Job, index: int, address: str, port: int, about: Mapping[str, Any]) -> list[str]:
+    """The command of one host. Its log folder is in the run: torchrun would leave an empty one in /tmp at
+    every start."""
+    return [
+        about["python"], "-m", "torch.distributed.run",
+        "--nnodes", str(len(job.placements)),
+        "--node-rank", str(index),
+        "--nproc-per-node", str(job.placements[index].slots),
+        "--max-restarts", "0",
+        "--master-addr", address,
+        "--master-port", str(port),
+        "--log-dir", about["torchrun_folder"],
+        "-m", "muster.worker",
+    ]  # fmt: skip
+
+
+@cache
+def code() -> str:
+    """The part of Muster that ranks import, as a base64 zip: every host runs this very version."""
+    buffer = io.BytesIO()
+    root = Path(__file__).resolve().parents[1]
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        _add(archive, root / "__init__.py", "muster/__init__.py")
+        for part in _SHIPPED:
+            _add_tree(archive, root / part, f"muster/{part}")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _add_tree(archive: zipfile.ZipFile, folder: Path, name: str) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".py", ".json", ".gz") and "__pycache__" not in path.parts:
+            _add(archive, path, f"{name}/{path.relative_to(folder).as_posix()}")
+
+
+def _add(archive: zipfile.ZipFile, path: Path, name: str) -> None:
+    info = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))  # a fixed date: the same code is the same bytes
+    archive.writestr(info, path.read_bytes(), compress_type=zipfile.ZIP_DEFLATED)
+
+
+def rendezvous_address(inputs: Inputs, facts: Mapping[str, Any], first: Placement) -> str:
+    """Where ranks meet: this machine, or the first host's address as it was reached."""
+    if inputs.launcher.ONE_MACHINE:
+        return "127.0.0.1"
+    address = facts.get("address") or first.host
+    if len(inputs.inventory.hosts) > 1 and (address.startswith("127.") or address == "::1"):
+        raise UsageError(
+            f"it was reached at {address} (a forwarded port?), where the other hosts cannot meet it",
+            host=first.host,
+            hint="launch.address=ADDRESS of the first host as the others see it",
+        )
+    return address

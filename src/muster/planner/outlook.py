@@ -1,0 +1,261 @@
+"""What a plan's time rests on: hosts as they say they are or as a user describes them, what was learned from
+runs before, and how much is to be trained."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, model_validator
+
+from muster.core.data import TextToSqlData
+from muster.core.errors import UsageError
+from muster.core.hardware.devices import CPU, Device, plain_name
+from muster.core.hardware.links import Link, LinkFigures, find_link, named
+from muster.core.hardware.machines import Machines, machines_of
+from muster.core.inventory import Host, Inventory
+from muster.core.job import Facts
+from muster.core.recipe import Recipe
+from muster.inputs.read import Inputs
+from muster.planner.advice import epoch_samples
+from muster.planner.choose import Timer
+from muster.planner.forecast import Outlook, link_of, machines_from, slowest_link, timed
+from muster.planner.hosts import by_speed
+from muster.planner.memory.fit import Setting
+from muster.planner.time.mixed import MixedHost
+from muster.planner.time.steptime import Calibration, Step, key
+from muster.store.atomic import write_json
+from muster.store.records import find_data, held_out_questions, read_pairs
+
+CPU_PEAK = 1e11  # operations/s of a thread, nominal: a calibration says which share of it is reached
+
+
+@dataclass(frozen=True)
+class UserFigures:
+    """What a user says beside the recipe. `host_memory`: bytes; `link`: between hosts, in place of theirs."""
+
+    samples: int | None = None
+    price: float | None = None
+    link: str | None = None
+    host_memory: int | None = None
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a job would run on, real or not. `machines`: of each host by its label, where they are not there;
+    None: the hosts' own, by what they say. `env`: the ranks' variables; `threads`: of each rank, where the
+    recipe says; `learning`: CPUs are known without a calibration as well."""
+
+    facts: Facts
+    hosts: tuple[Host, ...]
+    known: Calibration
+    machines: Mapping[str, Machines] | None = None
+    link: Link | None = None
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    threads: int | None = None
+    one_machine: bool = False
+    learning: bool = False
+
+    def of(self, hosts: tuple[Host, ...]) -> Ground:
+        """The same, of some of its hosts."""
+        facts = {host.label: self.facts[host.label] for host in hosts}
+        return replace(self, hosts=hosts, facts=facts)
+
+    def on(self, slots: Sequence[int], device: str, precision: str) -> Machines | None:
+        """The machines that a step's time rests on, the slowest in this precision counting for all; None: not
+        known. CPUs are known where a calibration has their model."""
+        if self.machines is not None:
+            parts = [self.machines[host.label] for host in self.hosts]
+            slowest = min(parts, key=lambda each: each.device.peak(precision) or 0.0)
+            return slowest.on(len(parts)).with_slots(slots) if slowest.device.kind == device else None
+        if device == CPU:
+            cpus = self._cpus(slots)
+            known = cpus is not None and key(cpus.device.name, precision) in self.known.efficiency
+            return cpus if known or self.learning else None
+        facts = self.facts
+        if self.link is not None:
+            network = {"megabits": self.link.stated * 8 / 1e6}
+            facts = {host: {**about, "network": network} for host, about in facts.items()}
+        found = machines_from(facts, self.hosts, slots, self.env, precision, shared=self.one_machine)
+        return found if found is None or found.link is None else found.over(self.link or found.link)
+
+    def _cpus(self, slots: Sequence[int]) -> Machines | None:
+        """CPUs at a nominal peak for each thread, by their model: which share they reach is known of one
+        model at a time, and of none where hosts differ. None where hosts do not say how they are linked."""
+        models = {self.facts[host.label].get("processor") for host in self.hosts}
+        name = CPU if models == {None} else f"{CPU} {' + '.join(sorted(each or '?' for each in models))}"
+        sharing = sum(slots) if self.one_machine else None
+        threads = self.threads or min(
+            max(1, int(self.facts[host.label].get("cores") or 1) // (sharing or count))
+            for host, count in zip(self.hosts, slots, strict=True)
+        )
+        several = len(self.hosts) > 1
+        link = self.link or slowest_link([self.facts[host.label] for host in self.hosts], self.env)
+        if self.one_machine and several:
+            link = named("loopback")
+        if several and link is None:
+            return None
+        peak = CPU_PEAK * threads
+        device = Device(name, {"fp32": peak, "bf16": peak, "fp16": peak}, source="nominal")
+        made = machines_of(device, hosts=len(self.hosts), link=link if several else None)
+        return made.with_slots(slots)
+
+    def fewer(
+        self, slots: Sequence[int], device: str, precision: str
+    ) -> Callable[[int], Machines | None] | None:
+        """The machines of so many hosts, the fastest ones; None: all hosts are alike."""
+        count = {host.label: number for host, number in zip(self.hosts, slots, strict=True)}
+        alone = [self.of((host,)).on([count[host.label]], device, precision) for host in self.hosts]
+        if len({(each.device.name, each.per_host) for each in alone if each is not None}) < 2:
+            return None
+        ordered = by_speed(self.hosts, self.facts, device, self.env, precision)
+
+        def on(hosts: int) -> Machines | None:
+            some = tuple(ordered[:hosts])
+            return self.of(some).on([count[host.label] for host in some], device, precision)
+
+        return on
+
+    def members(self, slots: Sequence[int], device: str, precision: str) -> list[MixedHost] | None:
+        """Each host by itself, with its link to others; None: one of them is not known."""
+        found = []
+        for host, count in zip(self.hosts, slots, strict=True):
+            alone = self.of((host,)).on([count], device, precision)
+            link = self.link or (alone.link if alone else None)
+            link = link or link_of(self.facts[host.label].get("network") or {}, self.env)
+            if alone is None or link is None:
+                return None
+            found.append(MixedHost(host.label, alone.over(link)))
+        return found
+
+    def clock(self, slots: Sequence[int], device: str) -> Timer:
+        """How `decide` learns what a step takes, once it knows slots and device."""
+        on = cache(partial(self.on, slots, device))
+        return lambda setting: _or_none(setting, Outlook(on(setting.precision), self.known))
+
+
+def ground_of(inputs: Inputs, facts: Facts, told: UserFigures, known: Calibration) -> Ground:
+    """Real hosts. Raises UsageError for a link that is not understood."""
+    return Ground(
+        facts,
+        inputs.inventory.hosts,
+        known,
+        link=find_link(told.link) if told.link else None,
+        env=inputs.env,
+        threads=inputs.recipe.launch.threads,
+        one_machine=inputs.launcher.ONE_MACHINE,
+    )
+
+
+def hypothetical(
+    parts: Sequence[Machines], source: str, host_memory: int | None
+) -> tuple[Inventory, Facts, Mapping[str, Machines]]:
+    """Hosts that are not there: an inventory, what they would say of themselves, and each one's machine."""
+    hosts: list[Host] = []
+    facts: dict[str, dict[str, Any]] = {}
+    machines: dict[str, Machines] = {}
+    numbers: Counter[str] = Counter()
+    for part in parts:
+        device = part.device
+        plain = plain_name(device.name)
+        name = "".join(c if c.isalnum() else "-" for c in plain).strip("-") or "host"
+        gpu = {"name": plain, "memory_total": device.memory, "capability": device.able, "peaks": device.peaks}
+        cpus = device.memory * part.per_host if device.memory else None  # a device is a rank's part
+        about: dict[str, Any] = {
+            "gpus": [gpu] * part.per_host if device.kind != CPU else [],
+            "cores": None,
+            "memory_total": host_memory if device.kind != CPU else cpus or host_memory,
+            "network": {},
+        }
+        for _ in range(part.hosts):
+            numbers[name] += 1
+            host = Host(f"{name}-{numbers[name]}", part.per_host)
+            hosts.append(host)
+            facts[host.label], machines[host.label] = about, part
+    return Inventory(tuple(hosts), "ssh", source), facts, machines
+
+
+def _or_none(setting: Setting, outlook: Outlook) -> Step | None:
+    """None where a figure is missing (a peak in this precision): other ways may have theirs."""
+    try:
+        return timed(setting, outlook)
+    except UsageError:
+        return None
+
+
+def samples_of(recipe: Recipe) -> int | None:
+    """Training samples of an epoch, where that can be told here; None: not."""
+    known = epoch_samples(recipe)
+    data = recipe.data
+    if (
+        known is not None
+        or not isinstance(data, TextToSqlData)
+        or not data.path
+        or not Path(data.path).exists()
+    ):
+        return known
+    files = find_data(Path(data.path))
+    questions = [row.question for row in read_pairs(files.train, data, limit=data.limit)]
+    held = set() if files.validation else held_out_questions(questions, data, recipe.train.seed)
+    return sum(question not in held for question in questions)
+
+
+# --- what was learned ------------------------------------------------------------------------------------
+
+
+def calibration_file() -> Path:
+    """Where what runs taught is kept (XDG Base Directory Specification, which ignores relative paths)."""
+    base = os.environ.get("XDG_DATA_HOME") or ""
+    folder = Path(base) if base.startswith("/") else Path("~/.local/share").expanduser()
+    return folder / "muster" / "calibration.json"
+
+
+class _Kept(BaseModel):
+    """The file: figures are positive, or what they say would be nonsense. `overhead` and `host_bandwidth` of
+    earlier versions were never learned."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    efficiency: dict[str, PositiveFloat] = {}
+    fixed: dict[str, NonNegativeFloat] = {}
+    engines: dict[str, tuple[NonNegativeFloat, NonNegativeFloat]] = {}
+    links: dict[str, LinkFigures] = {}
+    hosts: dict[str, PositiveFloat] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_was_never_learned(cls, found: Any) -> Any:
+        if not isinstance(found, dict):
+            return found
+        return {name: value for name, value in found.items() if name not in ("overhead", "host_bandwidth")}
+
+
+def load_calibration(file: Path | None = None) -> Calibration:
+    """What was learned before; nothing where there is no file. Raises UsageError for a damaged one."""
+    file = file or calibration_file()
+    try:
+        kept = _Kept.model_validate_json(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return Calibration()
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(
+            f"cannot be read: {reason}", where=str(file), hint="remove it, and calibrate again"
+        ) from None
+    return Calibration(**{name: getattr(kept, name) for name in _Kept.model_fields})
+
+
+def save_calibration(learned: Calibration, file: Path | None = None) -> Path:
+    """Remember it for the plans to come. -> the file. Raises UsageError where it cannot be written."""
+    file = file or calibration_file()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, asdict(learned))
+    except OSError as error:
+        raise UsageError(f"cannot be written: {error.strerror}", where=str(file)) from None
+    return file

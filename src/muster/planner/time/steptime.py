@@ -1,0 +1,414 @@
+"""How long an optimizer step takes, in parts: computation, what ranks wait for each other, the optimizer.
+Pure.
+
+Computation: a micro-step's operations over the device's stated peak, and the bytes that it moves over the
+device's stated memory bandwidth, one after the other, over an efficiency. One after the other, since matrix
+products are bound by arithmetic and all else by memory, and eager PyTorch runs them in turn (the roofline of
+Williams et al. 2009, summed over kinds of operations instead of its maximum). The efficiency is learned from
+a measured run (learning.py); until then EFFICIENCY is assumed. Each operation costs a little beside
+what it does (KERNEL), and on a GPU none starts before Python has asked for it (LAUNCH): small models wait for
+that.
+
+Communication: planner/time/traffic.py's calls, each a latency per hop and bytes over the slowest link
+(planner/time/collective.py), less what the engine hides behind the computation (planner/time/steptime.py).
+
+Optimizer: planner/time/update.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from muster.core.errors import UsageError
+from muster.core.hardware.devices import plain_name
+from muster.core.hardware.links import Link, LinkFigures, calibrated
+from muster.core.hardware.machines import Machines
+from muster.core.trace import Parameter, Pass
+from muster.planner.spread import ModelSpread
+from muster.planner.time.collective import Call, seconds
+from muster.planner.time.exchange import Segment, Traffic
+from muster.planner.time.traffic import traffic_of
+from muster.planner.time.update import update
+
+# ----------------------------------------------------------------------------------------------------
+# How much of what ranks exchange they wait for: a pass played through, computation beside communication.
+# Pure.
+#
+# One call at a time goes over the links, in the order in which they are asked for: NCCL and gloo share a link
+# no better, and engines put their calls on one stream per direction. What an engine does not put beside the
+# computation, the computation waits for. What is beside it slows it, and is slowed (Pace).
+
+Cost = Callable[[Call], float]
+
+
+@dataclass(frozen=True)
+class OverlapPace:
+    """Of computation and exchange while both go on, as shares of their speed alone; and the seconds that it
+    takes ranks to meet where they have computed apart."""
+
+    computing: float = 1.0
+    exchanging: float = 1.0
+    meeting: float = 0.0
+
+
+UNDISTURBED = OverlapPace()
+
+
+def waited(
+    segments: Sequence[Segment],
+    computing: float,
+    cost: Cost,
+    *,
+    gathers_hide: bool,
+    reduces_hide: bool,
+    pace: OverlapPace = UNDISTURBED,
+) -> float:
+    """Seconds that a pass takes beyond its own `computing` seconds.
+
+    A segment's gathers are asked for when the segment before it begins (the first one's at once), its reduces
+    when it is done; without hiding, when the computation has come there, which then waits.
+    """
+    if not segments:
+        return 0.0
+    clock = _Clock(pace)
+    whole = sum(segment.share for segment in segments) or 1.0
+    ready = [0] * len(segments)  # how many calls must have ended before a segment begins
+    if gathers_hide:
+        ready[0] = clock.ask(_costs(segments[0].gathers, cost))
+    for index, segment in enumerate(segments):
+        if not gathers_hide:
+            ready[index] = clock.ask(_costs(segment.gathers, cost))
+        clock.wait(ready[index])
+        if gathers_hide and index + 1 < len(segments):
+            ready[index + 1] = clock.ask(_costs(segments[index + 1].gathers, cost))
+        clock.compute(computing * segment.share / whole)
+        asked = clock.ask(_costs(segment.reduces, cost))
+        if asked and not reduces_hide:
+            clock.wait(asked)
+    clock.wait(clock.asked)
+    return max(0.0, clock.now - computing)
+
+
+def _costs(calls: Sequence[Call], cost: Cost) -> list[float]:
+    return [cost(call) for call in calls]
+
+
+class _Clock:
+    """Computation and one queue of calls, each at its pace. Ranks meet where they wait for a call after they
+    have computed."""
+
+    def __init__(self, pace: OverlapPace) -> None:
+        self.pace = pace
+        self.now = 0.0
+        self.asked = 0
+        self._left: list[float] = []  # of the calls that have not ended, in order, at full speed
+        self._apart = False
+
+    def ask(self, costs: Sequence[float]) -> int:
+        """-> how many calls must have ended for all of these to have; 0: there are none."""
+        self._left += costs
+        self.asked += len(costs)
+        return self.asked if costs else 0
+
+    def wait(self, ended: int) -> None:
+        """Until so many calls have ended; nothing is computed meanwhile."""
+        pending = len(self._left) - (self.asked - ended)
+        if pending <= 0:
+            return
+        self.now += sum(self._left[:pending])
+        if self._apart:
+            self.now += self.pace.meeting
+            self._apart = False
+        del self._left[:pending]
+
+    def compute(self, seconds: float) -> None:
+        """Compute for so many seconds at full speed, beside the calls that are under way."""
+        if seconds <= 0:
+            return
+        self._apart = True
+        while self._left and seconds > 0:
+            # Until the first call or the computation ends, whichever is first.
+            call = self._left[0] / self.pace.exchanging if self.pace.exchanging > 0 else math.inf
+            own = seconds / self.pace.computing if self.pace.computing > 0 else math.inf
+            step = min(call, own)
+            if math.isinf(step):  # neither gets on beside the other: one after the other
+                break
+            self.now += step
+            seconds = 0.0 if own <= call else seconds - step * self.pace.computing
+            if call <= own:
+                del self._left[0]
+            else:
+                self._left[0] -= step * self.pace.exchanging
+        self.now += max(0.0, seconds)
+
+
+EFFICIENCY = 0.6  # of the stated figures, where nothing was measured: amid docs/steptime.md's published runs
+# Seconds that an operation takes beside its work: on a GPU between two kernels, on a CPU for PyTorch to find
+# and call it; and on a GPU, until Python has launched it. Usual figures; CPU: measured on a core of an EPYC.
+KERNEL = {"cuda": 3e-6, "cpu": 5e-6}
+LAUNCH = 8e-6
+# Seconds per tensor and micro-step that DeepSpeed's hooks take beyond PyTorch's own, by stage, and that the
+# optimizer takes per step: DeepSpeed 0.19 on a core of an EPYC, slopes between 100 and 400 tensors.
+HOOKS = (20e-6, 40e-6, 45e-6, 300e-6)
+STEPPING = 15e-6
+SEVERAL = ", several ranks"  # in an engine's key
+ALONE = ", operations alone"  # in the key of a computation of which nobody knows what it moves
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """A rank's micro-step over `samples`: floating-point operations of the forward pass and of both passes
+    (with what checkpointing computes again), bytes that both move and how many operations they are (0: not
+    known)."""
+
+    samples: int
+    forward: float
+    flops: float
+    moved: float = 0.0
+    operations: float = 0.0
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """A job whose step is to be predicted. `parameters`: of the model, in its order; `spread.ranks` is what
+    `machines` say. `share`: samples of a rank on average over those of the rank that has most, which `work`
+    is of."""
+
+    machines: Machines
+    precision: str
+    work: StepWork
+    parameters: tuple[Parameter, ...] = field(repr=False)
+    spread: ModelSpread
+    share: float = 1.0
+
+    @property
+    def placed(self) -> ModelSpread:
+        """The spread with as many ranks as there are devices."""
+        return replace(self.spread, ranks=self.machines.ranks, device=self.machines.device.kind)
+
+    @property
+    def batch(self) -> int:
+        """Samples of an optimizer step."""
+        return round(self.work.samples * self.share * self.machines.ranks) * self.spread.micro_steps
+
+    def over(self, machines: Machines) -> StepCase:
+        """The same on other machines."""
+        return replace(self, machines=machines)
+
+    def accumulating(self, micro_steps: int) -> StepCase:
+        """The same with another number of micro-steps."""
+        return replace(self, spread=replace(self.spread, micro_steps=micro_steps))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured. `efficiency`, `fixed`: by `case_key`, the share of the stated figures that a
+    computation reaches, and seconds per micro-step beside it; `engines`: by `engine_key`, what an engine's
+    own work takes beyond what is foretold, in seconds per micro-step and per optimizer step, on one rank and
+    among several (it packs and cuts what they exchange; DeepSpeed gathers nothing on one); `links`: by name;
+    `hosts`: by their devices' name, bytes/s of a host's memory under an offloaded optimizer."""
+
+    efficiency: Mapping[str, float] = field(default_factory=dict)
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    engines: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    links: Mapping[str, LinkFigures] = field(default_factory=dict)
+    hosts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of an optimizer step, in parts that add up. `exchange`: what all calls take, of which ranks
+    wait for `communication`. `assumed`: what was neither measured nor stated."""
+
+    compute: float
+    communication: float
+    optimizer: float
+    transfer: float
+    overhead: float
+    exchange: float
+    samples: int
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """The whole step."""
+        return self.compute + self.communication + self.optimizer + self.transfer + self.overhead
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of all ranks together."""
+        return self.samples / self.seconds
+
+
+def key(device: str, precision: str) -> str:
+    """What a device's computation is known by in a Calibration."""
+    return f"{device} {precision}"
+
+
+def case_key(case: StepCase) -> str:
+    """What a job's computation is known by in a Calibration. A share of operations and bytes together says
+    nothing of operations alone, which are a part of them."""
+    device = case.machines.device
+    counted = case.work.moved or not device.bandwidth
+    return key(device.name, case.precision) + ("" if counted else ALONE)
+
+
+def engine_key(case: StepCase, *, several: bool = False) -> str:
+    """What an engine's own work is known by in a Calibration: on one rank, or among `several`."""
+    spread = case.spread
+    stage = f"-{spread.stage}" if spread.engine == "deepspeed" else ""
+    offload = "" if spread.offload == "none" else f" {spread.offload}"
+    among = SEVERAL if several else ""
+    return f"{key(case.machines.device.name, case.precision)} {spread.engine}{stage}{offload}{among}"
+
+
+def own_work(case: StepCase, known: Calibration) -> float:
+    """Seconds of an optimizer step that an engine's own work takes beyond what is foretold: for several ranks
+    as runs on several showed it, or else as those on one did."""
+    several = case.machines.ranks > 1 and engine_key(case, several=True) in known.engines
+    per_micro, per_step = known.engines.get(engine_key(case, several=several), (0.0, 0.0))
+    return case.spread.micro_steps * per_micro + per_step
+
+
+def work_of(passes: Pass) -> StepWork:
+    """A traced pass as work."""
+    return StepWork(passes.samples, passes.forward_flops, passes.flops, passes.moved, passes.operations)
+
+
+def ideal(case: StepCase) -> float:
+    """Seconds of a micro-step's computation at the stated figures. Raises UsageError where there are none."""
+    device = case.machines.device
+    peak = device.peak(case.precision)
+    if peak is None:
+        can = ", ".join(device.peaks) or "nothing"
+        raise UsageError(
+            f"{device.name} has no stated peak in {case.precision}",
+            where="precision",
+            hint=f"it has one in {can}; or by hand: {plain_name(device.name)}{{{case.precision}=TFLOPS}}",
+        )
+    return case.work.flops / peak + (case.work.moved / device.bandwidth if device.bandwidth else 0.0)
+
+
+def computing(case: StepCase, known: Calibration) -> float:
+    """Seconds of a micro-step's computation."""
+    name, kind = case_key(case), case.machines.device.kind
+    done = ideal(case) / known.efficiency.get(name, EFFICIENCY) + KERNEL[kind] * case.work.operations
+    if kind == "cuda":
+        done = max(done, LAUNCH * case.work.operations + _per_tensor(case))
+    return done + known.fixed.get(name, 0.0)
+
+
+def predict(case: StepCase, calibration: Calibration | None = None, *, micro: float | None = None) -> Step:
+    """An optimizer step. `micro`: seconds that a micro-step computes, where they are known otherwise.
+
+    Raises UsageError where a figure that it rests on is neither stated nor measured.
+    """
+    known = calibration or Calibration()
+    machines = measured_links(case.machines, known)
+    traffic = traffic_of(case.parameters, case.placed)
+    assumed: list[str] = []
+    if micro is None and case_key(case) not in known.efficiency:
+        other = key(machines.device.name, case.precision) in known.efficiency
+        but = ", not calibrated for operations alone" if other else ""
+        assumed.append(f"{EFFICIENCY:.0%} of {machines.device.name}'s stated peaks{but}")
+    if micro is None:
+        micro = computing(case, known)
+    costs: dict[Call, float] = {}
+
+    def cost(call: Call) -> float:
+        if call not in costs:
+            costs[call] = seconds(call, machines, traffic.library)
+        return costs[call]
+
+    trained = sum(p.numel for p in case.parameters if p.trained)
+    learned = known.hosts.get(machines.device.name)
+    optimizer, transfer = update(case.placed, machines, trained, traffic, learned, assumed)
+    compute = case.spread.micro_steps * micro
+    return Step(
+        compute=compute,
+        communication=_waited(case, traffic, micro, cost, _pace(machines)),
+        optimizer=optimizer,
+        transfer=transfer,
+        overhead=_hooks(case) + own_work(case, known),
+        exchange=sum(cost(call) for call in traffic.calls()),
+        samples=case.batch,
+        assumed=tuple(assumed),
+    )
+
+
+def evaluation(case: StepCase, samples: int, calibration: Calibration | None = None) -> float:
+    """Seconds of a forward pass over so many samples, dealt to all ranks, in batches of the micro-batch; with
+    what a pass gathers first."""
+    known = calibration or Calibration()
+    machines = measured_links(case.machines, known)
+    traffic = traffic_of(case.parameters, case.placed)
+    forward = computing(case, known) * case.work.forward / case.work.flops
+    gathering = waited(
+        traffic.last.forward,
+        forward,
+        lambda call: seconds(call, machines, traffic.library),
+        gathers_hide=traffic.gathers_hide,
+        reduces_hide=traffic.reduces_hide,
+        pace=_pace(machines),
+    )
+    rounds = -(-samples // (case.work.samples * case.machines.ranks))
+    return rounds * (forward + gathering)
+
+
+def link_key(link: Link, device: str) -> str:
+    """What a link is known by in a Calibration: gloo gets less of it than NCCL. `device`: cpu or cuda."""
+    return f"{link.name} gloo" if device == "cpu" else link.name
+
+
+def measured_links(machines: Machines, known: Calibration) -> Machines:
+    """The machines with what was measured of their links."""
+
+    def as_measured(link: Link | None) -> Link | None:
+        name = link_key(link, machines.device.kind) if link is not None else ""
+        return calibrated(link, known.links[name]) if link is not None and name in known.links else link
+
+    return replace(machines, link=as_measured(machines.link), inner=as_measured(machines.inner))
+
+
+def _per_tensor(case: StepCase) -> float:
+    """Seconds per micro-step in which an engine's own Python handles tensors."""
+    if case.spread.engine != "deepspeed":
+        return 0.0
+    return HOOKS[case.spread.stage] * sum(p.trained or case.spread.stage == 3 for p in case.parameters)
+
+
+def _hooks(case: StepCase) -> float:
+    """The same per optimizer step where nothing else runs meanwhile: on CPUs; and the optimizer's."""
+    if case.machines.device.kind == "cuda":
+        return 0.0
+    stepping = STEPPING * sum(p.trained for p in case.parameters)
+    return case.spread.micro_steps * _per_tensor(case) + stepping
+
+
+def _pace(machines: Machines) -> OverlapPace:
+    """What computation and exchange lose to each other on the link that sets the pace."""
+    link = machines.link if machines.hosts > 1 else machines.inner
+    return (
+        OverlapPace()
+        if link is None
+        else OverlapPace(link.beside.computing, link.beside.exchanging, link.beside.meeting)
+    )
+
+
+def _waited(case: StepCase, traffic: Traffic, micro: float, cost: Cost, pace: OverlapPace) -> float:
+    """Seconds that ranks wait for each other in an optimizer step."""
+    forward = micro * (case.work.forward / case.work.flops if case.work.flops else 0.0)
+    play = partial(
+        waited,
+        cost=cost, gathers_hide=traffic.gathers_hide, reduces_hide=traffic.reduces_hide, pace=pace,
+    )  # fmt: skip
+    total = sum(cost(call) for call in traffic.step)
+    if traffic.step and case.machines.ranks > 1 and not traffic.last.backward:
+        total += pace.meeting  # what follows the passes is where ranks meet
+    for passes, times in ((traffic.early, traffic.micro_steps - 1), (traffic.last, 1)):
+        if times:
+            total += times * (play(passes.forward, forward) + play(passes.backward, micro - forward))
+    return total

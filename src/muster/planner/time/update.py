@@ -1,0 +1,79 @@
+"""How long the update of an optimizer step takes: the bytes that it reads and writes over the memory
+bandwidth: the device's, or the host's where it is offloaded; then gradients and weights cross the bus as
+well. Pure.
+"""
+
+from __future__ import annotations
+
+from muster.core.errors import UsageError
+from muster.core.hardware.machines import Machines
+from muster.planner.spread import ModelSpread
+from muster.planner.time.exchange import Traffic
+
+HOST_BANDWIDTH = 50e9  # bytes/s of a host's memory, all its ranks together, where it was not learned
+MEMORY = 0.8  # of its stated bandwidth that long sequential reads and writes get
+# Bytes per parameter of a rank's part: Adam reads gradient, weight and two moments and writes three of them
+# back (28), the norm reads the gradient (4), clipping reads and writes it (8).
+UPDATE = 40
+# How often a gradient is read and written on its way into a bucket, averaged, and out again.
+COPIES = {"ddp": 4, "fsdp": 4, "deepspeed": 6}
+
+
+def update(
+    spread: ModelSpread,
+    machines: Machines,
+    trained: int,
+    traffic: Traffic,
+    learned: float | None,
+    assumed: list[str],
+) -> tuple[float, float]:
+    """Seconds of the optimizer, and of what crosses the bus to the host's memory. `trained`: parameters;
+    `learned`: bytes/s of a host's memory, all its ranks together; what is assumed is added to `assumed`.
+    Raises UsageError where it offloads over a bus that is not known, or to a disk."""
+    host_bandwidth = HOST_BANDWIDTH if learned is None else learned
+    part = trained / spread.owners
+    device = machines.device
+    rate = MEMORY * device.bandwidth if device.bandwidth else None
+    copies = COPIES[spread.engine] * spread.exchanged * trained if spread.ranks > 1 else 0.0
+    if spread.disk.holds != "none":
+        raise UsageError(
+            "the speed of the disks that states are offloaded to is unknown",
+            where="engine",
+            hint="zero_optimization with device: cpu, where hosts have the memory",
+        )
+    if device.kind == "cpu" and rate is None:
+        rate = host_bandwidth / machines.per_host
+    if rate is None:
+        assumed.append(f"no time for traffic through {device.name}'s memory: its bandwidth is not known")
+    done = (UPDATE * part + copies) / rate if rate else 0.0
+    if spread.offload == "none" or device.kind == "cpu":
+        return done, 0.0
+    if spread.moves_optimizer:
+        if learned is None:
+            assumed.append(f"a host's memory moves {HOST_BANDWIDTH / 1e9:.0f} GB/s")
+        done = (copies / rate if rate else 0.0) + UPDATE * part * machines.per_host / host_bandwidth
+    if machines.bus is None:
+        raise UsageError(
+            "offloads, and how the device reaches its host's memory is not known",
+            where=f"device {device.name}",
+            hint="a device of the table, with figures by hand over it: h100{memory=80GB}",
+        )
+    crossing = spread.exchanged * part * _crossings(spread)
+    if spread.moves_parameters:
+        crossing += (
+            sum(call.size for call in traffic.calls() if call.operation == "all-gather") / spread.ranks
+        )
+    return done, crossing / machines.bus.bandwidth
+
+
+def _crossings(spread: ModelSpread) -> int:
+    """How often gradients and new weights of an optimizer step cross the bus. ZeRO 1 and 2: gradients down
+    (stage 2: of every micro-step), weights up (`stage_1_and_2.py`). ZeRO 3 (`stage3.py`): gradients down; of
+    every further micro-step the sum up and down again (`partition_grads`); up for the norm and down to the
+    optimizer (`_offload_grad_partition_at_boundary`); weights up, where they do not stay on the host. Of
+    parameters alone: new weights down (`_reassign_or_swap_out_partitioned_parameters`)."""
+    if not spread.moves_optimizer:
+        return 1
+    if spread.stage < 3:
+        return (spread.micro_steps if spread.stage > 1 else 1) + 1
+    return 2 * spread.micro_steps + (1 if spread.moves_parameters else 2)

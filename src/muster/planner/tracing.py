@@ -1,0 +1,157 @@
+"""Trace: what the recipe's real model keeps and computes, found in a process of its own and remembered."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import muster
+from muster.core import families
+from muster.core.data import ImageData, TextToSqlData
+from muster.core.errors import JobError, RecipeError
+from muster.core.recipe import Recipe
+from muster.core.trace import Arithmetic, Trace, TraceRequest, from_json, to_json
+from muster.fleet.shell import RealShell, Shell
+from muster.planner.setting import lengths_of
+from muster.store.atomic import write_json
+
+NEEDED = ("torch", "transformers")
+DECIDING = ("torch", "transformers", "accelerate", "peft")  # whose versions a trace depends on
+WORKLOADS = ("text2sql", "causal-lm", "image-classification")
+PATIENCE = 600.0  # seconds; OPT-175B takes a tenth of it
+
+
+def request_of(
+    recipe: Recipe,
+    config: Mapping[str, Any] | None,
+    *,
+    precision: str,
+    device: str,
+    ranks: int,
+    samples: tuple[int, int] = (2, 4),
+) -> TraceRequest | None:
+    """What to trace for a recipe; None where nothing is trained, or model or lengths are not known here.
+
+    `config`: the whole one (inputs/model.py: whole_config); `precision`, `device`, `ranks`: as decided.
+    """
+    workload = recipe.workload.replace("_", "-")
+    if not recipe.trains or config is None or workload not in WORKLOADS:
+        return None
+    lengths = lengths_of(recipe, config)
+    if lengths is None:
+        return None
+    tokens, target = lengths.tokens, lengths.target
+    whole: dict[str, Any] = dict(config)
+    if isinstance(recipe.data, ImageData):
+        whole |= {"image_size": recipe.data.size} if recipe.data.size else {}
+        tokens = 0  # they follow from the configuration
+    else:
+        whole = {"vocab_size": recipe.model.vocab_size, **whole}  # of a tokenizer trained on the data
+    if isinstance(recipe.data, TextToSqlData) and recipe.data.padding == "dynamic" and device == "cuda":
+        tokens, target = -(-tokens // 8) * 8, -(-target // 8) * 8  # as the collator rounds them
+    whole = {"model_type": families.USUAL[workload], **whole}
+    return TraceRequest(
+        workload=workload,
+        config=whole,
+        tokens=tokens,
+        target=target,
+        arithmetic=arithmetic_of(recipe.engine.name, precision, ranks),
+        device="cuda" if device == "cuda" else "cpu",
+        checkpointing=recipe.train.checkpointing,
+        lora=recipe.lora.model_dump(mode="json") if recipe.lora else None,
+        label_smoothing=recipe.train.label_smoothing,
+        samples=samples,
+    )
+
+
+def arithmetic_of(engine: str, precision: str, ranks: int) -> Arithmetic:
+    """How an engine computes in half precision: DeepSpeed and FSDP hold a model of halves, DDP (and FSDP of
+    one rank, which shards nothing) keeps fp32 and lets autocast choose."""
+    if precision == "fp32":
+        return "fp32"
+    return "half" if engine == "deepspeed" or (engine == "fsdp" and ranks > 1) else "autocast"
+
+
+def trace(
+    request: TraceRequest,
+    *,
+    shell: Shell | None = None,
+    cache: Path | None = None,
+    starting: Callable[[], None] | None = None,
+) -> Trace | None:
+    """The trace of a request; None where torch and Transformers are not installed here.
+
+    `cache`: a folder; None: the user's; `starting`: called where it is not remembered, and takes seconds.
+    Raises RecipeError for what makes no model, JobError for a model that cannot be traced.
+    """
+    if any(importlib.util.find_spec(name) is None for name in NEEDED):
+        return None
+    file = (cache or cache_folder()) / f"{_key(request)}.json"
+    found = _remembered(file)
+    if found is None:
+        if starting is not None:
+            starting()
+        found = _traced(request, shell or RealShell())
+        with contextlib.suppress(OSError):  # a disk that is full or not ours costs time, and nothing else
+            write_json(file, to_json(found))
+    return found
+
+
+def cache_folder() -> Path:
+    """Where traces are kept, for all runs (XDG Base Directory Specification)."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "muster" / "traces"
+
+
+def _remembered(file: Path) -> Trace | None:
+    """A trace that was made before; None where there is none, or what lies there is none."""
+    try:
+        return from_json(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _traced(request: TraceRequest, shell: Shell) -> Trace:
+    argv = [sys.executable, "-m", "muster.worker.tracing"]
+    code, out, err = shell.run(argv, input=json.dumps(asdict(request)).encode(), timeout=PATIENCE)
+    try:
+        found = json.loads(out)
+        problem = found.get("error")
+        if problem is None:
+            return from_json(found)
+        kind = RecipeError if code == RecipeError.exit_code else JobError
+        raise kind(problem["what"], where=problem["where"], hint=problem["hint"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        last = (err.decode("utf-8", "replace").strip().splitlines() or ["no reason given"])[-1]
+        raise JobError(f"the model cannot be traced: {last}") from None
+
+
+def _key(request: TraceRequest) -> str:
+    """A name for all that decides a trace: the request, the libraries and the code that builds models."""
+    told = json.dumps(asdict(request), sort_keys=True, default=str)
+    return hashlib.sha256(f"{_makers()}{told}".encode()).hexdigest()[:40]
+
+
+@cache
+def _makers() -> str:
+    """A digest of the libraries and the code: read once, since a plan asks for many ways' traces."""
+    versions = {}
+    for name in DECIDING:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    told = [versions, list(sys.version_info[:2])]
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    root = Path(muster.__file__).parent
+    for file in sorted([*root.glob("worker/**/*.py"), root / "core/trace.py"]):
+        digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()

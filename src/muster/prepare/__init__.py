@@ -1,0 +1,1 @@
+"""`muster prepare`: environments, models, data and caches on every host."""

@@ -1,0 +1,195 @@
+"""Warm: one short job of the recipe on each host alone: what is compiled at first use is compiled once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from muster.core import families
+from muster.core.data import TextData, TextToSqlData
+from muster.core.errors import HostError
+from muster.core.inventory import Host
+from muster.core.recipe import Recipe
+from muster.core.recipes import dump_yaml, merge, parse_override
+from muster.fleet.shell import Process, Shell
+from muster.inputs.model import is_t5, model_config
+from muster.inputs.read import Inputs
+from muster.prepare.session import Progress, Remote, Steps
+from muster.store.atomic import write_text
+from muster.store.runfolder import RunFolder
+
+FOLDERS = {"TORCH_EXTENSIONS_DIR": "torch_extensions", "TRITON_CACHE_DIR": "triton"}
+AT_ONCE = 16  # jobs that this machine supervises at the same time
+SAMPLES = 256
+LAYERS: tuple[tuple[tuple[str, ...], dict[str, int]], ...] = (  # what makes a family's models one layer deep
+    (families.t5.MODEL_TYPES, {"num_layers": 1, "num_decoder_layers": 1}),
+    (families.gpt2.MODEL_TYPES, {"n_layer": 1}),
+    (families.opt.MODEL_TYPES + families.llama.MODEL_TYPES, {"num_hidden_layers": 1}),
+    (families.vit.MODEL_TYPES, {"num_hidden_layers": 1}),
+)
+
+
+def kernel_folders(
+    facts: Mapping[str, Mapping[str, Any]], env: Mapping[str, str], base: str | None, digest: str
+) -> dict[str, tuple[str, ...]]:
+    """Variables with the folders, in parts, where kernels go on each host's own disk. What `env` has stays.
+
+    Without `base` there are some only where a home folder is on a network file system, and then in /tmp:
+    builds of several hosts in one folder wait for each other's locks, for ever where one was killed.
+    """
+    if base is None and not any(one["home_is_remote"] for one in facts.values()):
+        return {}
+    user = next(iter(facts.values()))["uid"]
+    above = (base or "/tmp", f"muster-{user}", digest[:16])
+    return {name: (*above, folder) for name, folder in FOLDERS.items() if name not in env}
+
+
+def warm_recipe(inputs: Inputs, use: list[str], cache: str, timeout: float) -> dict[str, Any]:
+    """The recipe as a job of one rank and one step; a model with one layer of its width has every kernel.
+
+    The weights are random: nothing is loaded, and a model that needs many ranks fits into one.
+    """
+    recipe = inputs.recipe
+    data = recipe.as_dict()
+    for override in use:
+        key, _, value = override.partition("=")
+        data = merge(data, parse_override(f"{key}={json.dumps(value)}"), type(recipe))
+    samples = max(SAMPLES, 2 * (recipe.batch.micro or 1))
+    data["train"] |= {"max_steps": 1, "max_minutes": None, "warmup": 0, "workers": 0}
+    data["batch"] = {"micro": recipe.batch.micro, "accumulation": 1, "global": None}
+    data["evaluate"] |= {"every": None, "after": False}
+    data["checkpoint"] |= {"every": None}
+    data["measure"] |= {"window": 1, "warmup": 0, "profile": "none"}
+    data["data"]["limit"] = min(samples, recipe.data.limit or samples)
+    if isinstance(recipe.data, TextToSqlData) and recipe.data.generated:
+        data["data"]["generated"] |= {"train": samples, "validation": 8}
+    if isinstance(recipe.data, TextData):  # the same kernels, and no text is tokenized for them
+        none = dict.fromkeys(("name", "path", "library", "limit"))
+        data["data"] |= {**none, "synthetic": {"samples": samples, "validation": 1}}
+    layers = next((fields for kinds, fields in LAYERS if _kind(recipe) in kinds), None)
+    if layers:
+        data["model"]["init"] = "random"
+        data["model"]["config"] = {**(recipe.model.config or {}), **layers}
+    data["launch"] |= {"workdir": f"{cache}/warm", "port": None, "address": None, "timeout": timeout}
+    data["launch"]["hosts"] = None  # it runs on each of them alone
+    if not inputs.launcher.ONE_MACHINE:
+        data["launch"]["launcher"] = inputs.launcher_name
+    return data
+
+
+def _kind(recipe: Recipe) -> str:
+    """Transformers' name for the model's family; empty where it cannot be told here."""
+    if is_t5(recipe):
+        return "t5"
+    default = "gpt2" if isinstance(recipe.data, TextData) and not recipe.model.name else ""
+    return str((model_config(recipe) or {}).get("model_type") or default).lower()
+
+
+class Warmer:
+    """Runs the short jobs. `folder` is this machine's, and the caller's to remove."""
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        use: list[str],
+        cache: str,
+        timeout: float,
+        folder: Path,
+        token: str,
+        shell: Shell,
+        progress: Progress,
+    ) -> None:
+        self.inputs, self.folder, self.token = inputs, folder, token
+        self.shell, self.progress = shell, progress
+        self.data = warm_recipe(inputs, use, cache, timeout)
+        self.recipe = folder / "recipe.yaml"
+        write_text(self.recipe, dump_yaml(self.data), private=True)  # its env may hold secrets
+        self.running = 0
+        self.count = 0
+
+    def warm(self, remote: Remote, host: Host, digest: str, *, again: bool) -> Steps[dict[str, Any]]:
+        """The job on one host; not `again` where it was done with the same environment. Raises HostError."""
+        marker = f"warm-{self._key(digest)}"
+        noted = yield from remote.ask("noted", marker=marker)
+        if noted["content"] and not again:
+            return {"status": "present", "seconds": 0.0}
+        while self.running >= AT_ONCE:
+            yield
+        self.running += 1
+        began = time.monotonic()
+        self.count += 1
+        name = f"warm-{self.token}-{self.count}"
+        try:
+            unlocked = yield from remote.ask("unlock", env=self.data["env"])
+            self.progress(remote.host, "one step of training, to warm the kernel caches", 0, 0)
+            yield from self._train(host, name)
+        finally:
+            self.running -= 1
+        yield from remote.ask("remove", name=RunFolder(self.folder / name).elsewhere)
+        yield from remote.ask("note", marker=marker, content={"digest": digest})
+        seconds = time.monotonic() - began
+        return {"status": "warmed", "seconds": seconds, "stale_locks": unlocked["removed"]}
+
+    def _key(self, digest: str) -> str:
+        """What decides which kernels there are, and where they lie."""
+        shown = ("workload", "model", "engine", "precision", "lora", "env")
+        content = [digest, *(self.data[name] for name in shown), self.data["train"]["compile"]]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+    def _train(self, host: Host, name: str) -> Steps[None]:
+        """`muster train` in a process of its own: many at once do not share one interpreter."""
+        hosts = "local:1" if self.inputs.launcher.ONE_MACHINE else f"{host.name}:1"
+        argv = [sys.executable, "-m", "muster", "train", str(self.recipe), "--hosts", hosts]
+        process = self.shell.start([*argv, "--output", str(self.folder / name), "--json"])
+        assert process.stdin
+        process.stdin.close()
+        try:
+            said = yield from _read(process)
+        finally:
+            _stop(process)
+        if process.wait() != 0:
+            raise _failure(host.label, said)
+
+
+def _read(process: Process) -> Steps[bytes]:
+    """What the process says on its output until it ends; its progress is let pass."""
+    assert process.stdout and process.stderr
+    for stream in (process.stdout, process.stderr):
+        os.set_blocking(stream.fileno(), False)
+    said = b""
+    while True:
+        ended = process.poll() is not None
+        part = process.stdout.read(1 << 16)
+        process.stderr.read(1 << 16)
+        said += part or b""
+        if ended and not part:
+            return said
+        yield
+
+
+def _stop(process: Process) -> None:
+    """Ask it to end its job, and wait: it stops its ranks by itself."""
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGTERM)
+    process.wait()
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+
+
+def _failure(host: str, said: bytes) -> HostError:
+    """Why the job failed, from the document that it printed."""
+    try:
+        document = json.loads(said)
+        about = document.get("failure") or document["error"]
+        what, hint = str(about["what"] or about["message"]), about.get("hint")
+    except (ValueError, KeyError, TypeError):
+        what, hint = "the job printed nothing", None
+    return HostError(f"one step of training failed: {what}", host=host, hint=hint)

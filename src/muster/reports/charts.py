@@ -1,0 +1,277 @@
+"""Line charts and a stacked bar as inline SVG. Pure. Colours come from the page's style, by class.
+
+A value that is missing, NaN or infinite leaves a gap; it never appears in the SVG.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+Point = tuple[float, float | None]
+
+WIDTH, HEIGHT = 480.0, 250.0
+LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 30.0, 40.0
+MOST_POINTS = 400
+MOST_DOTS = 60
+FEW = 12  # points that are marked one by one
+HUGE = 1e100  # beyond this the arithmetic of an axis overflows; no measured figure is there
+COLOURS = 8
+
+
+@dataclass(frozen=True)
+class ChartSeries:
+    """One line. `style`: classes of the page's style, see `style_of`."""
+
+    name: str
+    points: tuple[Point, ...]
+    style: str = "c0"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture before it is drawn."""
+
+    title: str
+    unit: str
+    x_label: str
+    series: tuple[ChartSeries, ...] = ()
+    band: tuple[tuple[float, float, float], ...] = ()  # (x, lowest, highest), in the first series' colour
+    band_name: str = ""
+    zero: bool = True  # the y axis starts at zero
+    top: float | None = None  # the y axis reaches at least here
+    span: tuple[float, float] | None = None  # the x axis reaches at least from here to there
+    shade: tuple[tuple[float, float], ...] = ()  # steps that no figure counts
+    note: str = ""
+    nothing: str = "Nothing was measured."
+    x_names: tuple[tuple[float, str], ...] = ()  # places on the x axis with words, instead of numbers
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A linear axis from values to places on the picture."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        """Where a value is."""
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+def style_of(index: int) -> str:
+    """Colour and dash of the n-th line: eight colours, then the same ones dashed."""
+    return f"c{index % COLOURS}" + (" dash" if index // COLOURS % 2 else "")
+
+
+def usable(value: float | None) -> bool:
+    """Whether a value can be drawn."""
+    return value is not None and math.isfinite(value) and abs(value) < HUGE
+
+
+def has_points(chart: Chart) -> bool:
+    """Whether there is anything to draw."""
+    return any(usable(x) and usable(y) for series in chart.series for x, y in series.points)
+
+
+def line_chart(chart: Chart) -> Markup:
+    """The chart as SVG; one sentence where there is nothing to draw."""
+    if not has_points(chart):
+        return Markup('<p class="nothing">{}</p>').format(chart.nothing)
+    lines = [ChartSeries(each.name, thin(each.points), each.style) for each in chart.series]
+    x, x_ticks, y, y_ticks = _axes(chart, lines)
+    parts = [
+        Markup('<svg class="chart" viewBox="0 0 {:.0f} {:.0f}" role="img" aria-label="{}">').format(
+            WIDTH, HEIGHT, describe(chart)
+        )
+    ]
+    for edges in chart.shade:
+        left, right = (min(max(x.at(edge), LEFT), WIDTH - RIGHT) for edge in edges)
+        parts.append(
+            Markup('<rect class="shade" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
+                left, TOP, right - left, HEIGHT - TOP - BOTTOM
+            )
+        )
+    parts += _grid(chart, x, x_ticks, y, y_ticks)
+    parts += _band(chart, x, y)
+    for each in reversed(lines):  # the first one is drawn last: on top
+        parts += _line(each, x, y)
+    dots = sum(len(each.points) for each in lines)
+    if dots <= MOST_DOTS * 2:
+        for each in lines:
+            parts += _hover(chart, each, x, y)
+    return Markup("").join([*parts, Markup("</svg>")])
+
+
+def describe(chart: Chart) -> str:
+    """The chart in words, for those who cannot see it."""
+    parts = []
+    for each in chart.series[:16]:
+        values = [y for x, y in each.points if usable(x) and y is not None and usable(y)]
+        if values:
+            parts.append(
+                f"{each.name} {short(values[0])} at the start, {short(values[-1])} at the end, "
+                f"between {short(min(values))} and {short(max(values))}"
+            )
+    return f"{chart.title}, {chart.unit}: {'; '.join(parts)}"
+
+
+def thin(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ...]:
+    """At most about `most` points: the lowest and highest of each stretch, so that no spike is lost."""
+    clean: list[Point] = [(x, y if usable(y) else None) for x, y in points if usable(x)]
+    if len(clean) <= most:
+        return tuple(clean)
+    size = math.ceil(2 * len(clean) / most)
+    kept: list[Point] = []
+    for start in range(0, len(clean), size):
+        stretch = clean[start : start + size]
+        there = [(i, y) for i, (_, y) in enumerate(stretch) if y is not None]
+        if there:
+            ends = {min(there, key=lambda each: each[1])[0], max(there, key=lambda each: each[1])[0]}
+            kept += [stretch[i] for i in sorted(ends)]
+        if len(there) < len(stretch):
+            kept.append((stretch[-1][0], None))
+    return tuple(kept)
+
+
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round values (1, 2 or 5 times a power of ten) that cover low ... high."""
+    span = high - low
+    if span <= 0 or span < abs(high) * 1e-9:  # as good as one value
+        span = abs(high) * 0.2 or 1.0
+        low, high = low - span / 2, high + span / 2
+    power = 10.0 ** math.floor(math.log10(span / about))
+    step = next((m * power for m in (1, 2, 5) if span / (m * power) <= about), 10 * power)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+def short(value: float, step: float | None = None) -> str:
+    """A number for an axis or a hint."""
+    size = abs(value)
+    for limit, suffix in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
+        if size >= limit:
+            scaled = {" G": 1e9, " M": 1e6, " k": 1e3}[suffix]
+            return f"{value / scaled:.4g}{suffix}"
+    if step is not None:
+        return f"{value:.{max(0, min(12, -math.floor(math.log10(step) + 1e-9)))}f}"
+    return f"{value:.4g}"
+
+
+def stacked_bar(parts: Sequence[tuple[str, float, str]]) -> Markup:
+    """(name, amount, style) as one bar. Empty where there is nothing to show."""
+    amounts = [(name, amount, style) for name, amount, style in parts if usable(amount) and amount > 0]
+    total = sum(amount for _, amount, _ in amounts)
+    if not total:
+        return Markup("")
+    words = ", ".join(f"{name} {100 * amount / total:.0f} %" for name, amount, _ in amounts)
+    drawn = [
+        Markup(
+            '<svg class="bar" viewBox="0 0 1000 24" preserveAspectRatio="none" role="img" aria-label="{}">'
+        ).format(words)
+    ]
+    left = 0.0
+    for name, amount, style in amounts:
+        width = 1000 * amount / total
+        drawn.append(
+            Markup(
+                '<rect class="fill {}" x="{:.2f}" y="0" width="{:.2f}" height="24"><title>{}</title></rect>'
+            ).format(style, left, max(width - 1.5, 0.5), f"{name}: {100 * amount / total:.1f} %")
+        )
+        left += width
+    return Markup("").join([*drawn, Markup("</svg>")])
+
+
+def _axes(chart: Chart, lines: Sequence[ChartSeries]) -> tuple[Scale, list[float], Scale, list[float]]:
+    there = [(x, y) for each in lines for x, y in each.points if y is not None]
+    xs = [x for x, _ in there]
+    ys = [y for _, y in there] + [edge for _, low, high in chart.band for edge in (low, high) if usable(edge)]
+    low, high = min(ys), max(ys)
+    if chart.zero:
+        low, high = min(0.0, low), max(0.0, high)
+    if chart.top is not None:
+        high = max(high, chart.top)
+    y_ticks = ticks(low, high)
+    left, right = min(xs), max(xs)
+    if chart.span:
+        left, right = min(left, chart.span[0]), max(right, chart.span[1])
+    if right <= left:
+        left, right = left - 1, right + 1
+    x_ticks = [tick for tick in ticks(left, right, 6) if left - 1e-9 <= tick <= right + 1e-9]
+    if chart.x_label == "step":
+        x_ticks = [tick for tick in x_ticks if tick == round(tick)]
+    x = Scale(left, right, LEFT, WIDTH - RIGHT)
+    return x, x_ticks, Scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP), y_ticks
+
+
+def _grid(
+    chart: Chart, x: Scale, x_ticks: Sequence[float], y: Scale, y_ticks: Sequence[float]
+) -> Iterator[Markup]:
+    step = y_ticks[1] - y_ticks[0] if len(y_ticks) > 1 else None
+    for value in y_ticks:
+        at = y.at(value)
+        yield Markup('<line class="grid" x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>').format(
+            LEFT, WIDTH - RIGHT, at, at
+        )
+        yield Markup('<text class="y" x="{:.1f}" y="{:.1f}">{}</text>').format(
+            LEFT - 8, at + 4, short(value, step)
+        )
+    x_step = x_ticks[1] - x_ticks[0] if len(x_ticks) > 1 else None
+    for value, name in chart.x_names or [(value, short(value, x_step)) for value in x_ticks]:
+        yield Markup('<text class="x" x="{:.1f}" y="{:.1f}">{}</text>').format(
+            x.at(value), HEIGHT - BOTTOM + 17, name
+        )
+    yield Markup('<text class="unit" x="{:.1f}" y="14">{}</text>').format(0, chart.unit)
+    yield Markup('<text class="unit end" x="{:.1f}" y="{:.1f}">{}</text>').format(
+        WIDTH - RIGHT, HEIGHT - 5, chart.x_label
+    )
+
+
+def _band(chart: Chart, x: Scale, y: Scale) -> list[Markup]:
+    edges = [each for each in chart.band if all(usable(value) for value in each)]
+    if len(edges) < 2 or not chart.series:
+        return []
+    upper = [f"{x.at(at):.1f},{y.at(high):.1f}" for at, _, high in edges]
+    lower = [f"{x.at(at):.1f},{y.at(low):.1f}" for at, low, _ in reversed(edges)]
+    return [
+        Markup('<polygon class="band {}" points="{}"/>').format(
+            chart.series[0].style, " ".join(upper + lower)
+        )
+    ]
+
+
+def _line(series: ChartSeries, x: Scale, y: Scale) -> Iterator[Markup]:
+    """A path for each stretch without a gap; a dot for a point that stands alone."""
+    stretch: list[str] = []
+    for at, value in (*series.points, (0.0, None)):
+        if value is not None:
+            stretch.append(f"{x.at(at):.1f} {y.at(value):.1f}")
+            continue
+        if len(stretch) > 1:
+            yield Markup('<path class="line {}" d="M{}"/>').format(series.style, "L".join(stretch))
+        elif stretch:
+            left, top = stretch[0].split()
+            yield Markup('<circle class="fill {}" cx="{}" cy="{}" r="3.2"/>').format(series.style, left, top)
+        if len(stretch) > 1 and len(series.points) <= FEW:
+            for point in stretch:
+                left, top = point.split()
+                yield Markup('<circle class="fill {}" cx="{}" cy="{}" r="2.4"/>').format(
+                    series.style, left, top
+                )
+        stretch = []
+
+
+def _hover(chart: Chart, series: ChartSeries, x: Scale, y: Scale) -> Iterator[Markup]:
+    """Places that say their value when pointed at."""
+    for at, value in series.points:
+        if value is not None:
+            where = dict(chart.x_names).get(at) or short(at)
+            words = escape(f"{series.name}: {short(value)} {chart.unit} at {chart.x_label} {where}")
+            yield Markup(
+                '<circle class="touch" cx="{:.1f}" cy="{:.1f}" r="7"><title>{}</title></circle>'
+            ).format(x.at(at), y.at(value), words)

@@ -1,0 +1,371 @@
+"""What the pictures show: series out of a run's events. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from muster.reports.charts import Chart, ChartSeries, Point, style_of, usable
+from muster.reports.rundata import RunData
+from muster.results.speed import percentile
+from muster.store import events
+from muster.store.windows import warm_ups
+
+UNITS = (("seconds", 1, 180.0), ("minutes", 60, 10800.0), ("hours", 3600, math.inf))
+
+
+def charts(data: RunData) -> list[Chart]:
+    """Every picture of a report, in its order."""
+    windows = data.folder.ordered_windows()
+    clock = clock_of(data)
+    return [
+        loss(data),
+        throughput(data, windows),
+        *rank_throughput(data, windows),
+        step_time(data, windows),
+        *attention(data),
+        *rank_memory(data, windows, clock),
+        *host_charts(data),
+    ]
+
+
+def host_charts(data: RunData) -> list[Chart]:
+    """What the hosts were doing, whatever ran on them."""
+    clock = clock_of(data)
+    return [host_memory(data, clock), cpu_use(data, clock), gpu_use(data, clock)]
+
+
+def clock_of(data: RunData) -> Clock:
+    """Time zero is the launch of the first attempt."""
+    folder = data.folder
+    times = [sample.time for samples in folder.hardware.values() for sample in samples]
+    times += [window.time for ranks in folder.windows.values() for window in ranks.values()]
+    times = [time for time in times if usable(time)]
+    began = folder.began
+    start = began if began is not None and usable(began) else min(times, default=0.0)
+    length = max(times, default=start) - start
+    unit, size = next(((u, s) for u, s, most in UNITS if length < most), UNITS[-1][:2])
+    return Clock(start, f"{unit} since launch", size, length / size)
+
+
+def steps_of(data: RunData) -> tuple[float, float]:
+    """From before the first step to the last one: all pictures over steps share it."""
+    steps = [*data.folder.windows, *data.folder.logs, *(each.step for each in data.folder.evaluated)]
+    return 0.0, float(max(steps, default=0))
+
+
+def loss(data: RunData) -> Chart:
+    """The training loss, and the held-out loss where it was measured."""
+    logs = data.folder.logs
+    series = (
+        ChartSeries("train", tuple((float(step), logs[step].loss) for step in sorted(logs)), "c0"),
+        ChartSeries("held-out", tuple((float(each.step), each.loss) for each in data.folder.evaluated), "c1"),
+    )
+    return Chart(
+        "Loss",
+        "loss",
+        "step",
+        tuple(each for each in series if each.points),
+        zero=False,
+        span=steps_of(data),
+        nothing="No loss was logged.",
+    )
+
+
+def throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Chart:
+    """Samples per second of all ranks together; a gap where a rank did not tell its share, and where a
+    profiler ran."""
+    points: list[Point] = []
+    for each in windows:
+        seconds = max(window.seconds for window in each)
+        whole = len(each) == data.world_size and usable(seconds) and seconds > 0 and not each[0].profiled
+        points.append(
+            (float(each[0].step), sum(window.samples for window in each) / seconds if whole else None)
+        )
+    shade = shaded(data, windows)
+    return Chart(
+        "Throughput, all ranks",
+        "samples/s",
+        "step",
+        (ChartSeries("all ranks", tuple(points), "c0 thick"),),
+        span=steps_of(data),
+        shade=shade,
+        note="Shaded: warm-up, which no figure includes." if shade else "",
+        nothing="No measured window has figures from every rank.",
+    )
+
+
+def rank_throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -> list[Chart]:
+    """Samples per second of each rank, where there are several."""
+    lines: dict[int, list[Point]] = defaultdict(list)
+    for each in windows:
+        for window in each:
+            good = usable(window.seconds) and window.seconds > 0 and not window.profiled
+            rank = window.rank if window.rank is not None else -1
+            lines[rank].append((float(window.step), window.samples / window.seconds if good else None))
+    if len(lines) < 2:
+        return []
+    named = {f"rank {rank}": lines[rank] for rank in sorted(lines)}
+    nothing = "No measured window was completed."
+    chart = lines_chart(
+        "Throughput of each rank", "samples/s", named, ("step", steps_of(data)), "ranks", nothing
+    )
+    return [replace(chart, shade=shaded(data, windows))]
+
+
+def shaded(data: RunData, windows: Sequence[Sequence[events.Window]]) -> tuple[tuple[float, float], ...]:
+    """The steps that the figures leave out, of each attempt."""
+    warmup, ranks = data.measure("warmup"), data.world_size
+    if not isinstance(warmup, int) or ranks is None:
+        return ()
+    return tuple((float(first), float(to)) for first, to in warm_ups(windows, warmup, ranks))
+
+
+def step_time(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Chart:
+    """Median and 95th percentile of each window's steps, on the rank that was slowest in it."""
+    median: list[Point] = []
+    high: list[Point] = []
+    for each in windows:
+        slowest = max(each, key=lambda window: window.seconds)
+        steps = sorted(value for value in slowest.step_seconds if usable(value))
+        mean = slowest.seconds / slowest.steps if slowest.steps else None
+        median.append((float(slowest.step), statistics.median(steps) if steps else mean))
+        high.append((float(slowest.step), percentile(steps, 0.95) if steps else None))
+    times = [y for _, y in (*median, *high) if y is not None and usable(y)]
+    unit, size = ("seconds", 1.0) if max(times, default=0) >= 2 else ("milliseconds", 1000.0)
+    series = tuple(
+        ChartSeries(name, tuple((x, None if y is None else y * size) for x, y in line), style)
+        for name, line, style in (("median", median, "c0"), ("95th percentile", high, "c1"))
+    )
+    return Chart(
+        "Step time",
+        unit,
+        "step",
+        series if windows else (),
+        span=steps_of(data),
+        shade=shaded(data, windows),
+        note="The slowest rank of each window.",
+        nothing="No measured window was completed.",
+    )
+
+
+def attention(data: RunData) -> list[Chart]:
+    """The largest and the smallest attention logit of each layer, where the run looked at them."""
+    seen = [data.folder.attention[step] for step in sorted(data.folder.attention)]
+    about = data.figures.attention if data.figures else None
+    cost = f"Recording this took {100 * about.share:.2g} % of the training." if about and about.share else ""
+    made = []
+    for name, values in (("Largest", "largest"), ("Smallest", "smallest")) if seen else ():
+        lines: dict[str, list[Point]] = {}
+        for each in seen:
+            for layer, value in zip(each.layers, getattr(each, values), strict=False):
+                lines.setdefault(layer, []).append((float(each.step), value))
+        axis, nothing = ("step", steps_of(data)), "No attention logit was finite."
+        title = f"{name} attention logit of each layer"
+        chart = lines_chart(title, "before mask and softmax", lines, axis, "layers", nothing)
+        made.append(replace(chart, zero=False, note=f"{chart.note} {cost}".strip()))
+    return made
+
+
+def rank_memory(data: RunData, windows: Sequence[Sequence[events.Window]], clock: Clock) -> list[Chart]:
+    """The peaks that each rank reported: its process's, and its GPU's where it has one."""
+    wanted: list[tuple[str, Callable[[events.Window], int | None], str]] = [
+        (
+            "Host memory per rank (peak so far)",
+            lambda window: window.resident_peak,
+            "No rank reported its memory.",
+        )
+    ]
+    if data.job.get("device") != "cpu":
+        wanted.insert(
+            0,
+            (
+                "GPU memory per rank (allocator's peak)",
+                lambda window: window.allocator_peak,
+                "No rank used a GPU.",
+            ),
+        )
+    made = []
+    for title, figure, nothing in wanted:
+        lines: dict[str, list[Point]] = defaultdict(list)
+        attempts: dict[str, int] = {}
+        for each in windows:
+            for window in sorted(each, key=lambda one: one.rank if one.rank is not None else -1):
+                name = f"rank {window.rank}"
+                _add(lines[name], attempts, name, window.attempt, clock.at(window.time), figure(window))
+        made.append(memory_chart(title, lines, clock.axis, "ranks", nothing))
+    return made
+
+
+def host_memory(data: RunData, clock: Clock) -> Chart:
+    """What is in use on each host, by everything on it."""
+    lines = _samples(data, clock, lambda sample: sample.memory_used)
+    return memory_chart("Memory in use per host", lines, clock.axis, "hosts", "No host reported its memory.")
+
+
+def cpu_use(data: RunData, clock: Clock) -> Chart:
+    """Per cent of all cores of a host."""
+    lines = _samples(data, clock, lambda sample: sample.cpu_percent)
+    return lines_chart(
+        "CPU use per host",
+        "% of all cores",
+        lines,
+        clock.axis,
+        "hosts",
+        "No host reported its CPU use.",
+        top=100.0,
+    )
+
+
+def gpu_use(data: RunData, clock: Clock) -> Chart:
+    """Per cent of time in which a GPU of the host worked: the mean of its GPUs."""
+    lines = _samples(data, clock, gpu_percent)
+    return lines_chart(
+        "GPU use per host",
+        "%, mean of its GPUs",
+        lines,
+        clock.axis,
+        "hosts",
+        "No GPUs found.",
+        top=100.0,
+    )
+
+
+def gpu_percent(sample: events.Hardware) -> float | None:
+    """The mean of a host's GPUs, or None without one."""
+    found = [float(gpu["percent"]) for gpu in sample.gpus if gpu.get("percent") is not None]  # type: ignore[arg-type]
+    return statistics.mean(found) if found else None
+
+
+def _samples(
+    data: RunData, clock: Clock, figure: Callable[[events.Hardware], float | int | None]
+) -> dict[str, list[Point]]:
+    lines: dict[str, list[Point]] = {}
+    attempts: dict[str, int] = {}
+    for host in sorted(data.folder.hardware):
+        lines[host] = []
+        for sample in data.folder.hardware[host]:
+            _add(lines[host], attempts, host, sample.attempt, clock.at(sample.time), figure(sample))
+    return lines
+
+
+def _add(
+    line: list[Point], attempts: dict[str, int], name: str, attempt: int, at: float, value: float | int | None
+) -> None:
+    """A point; between two attempts nothing was measured, so the line breaks there."""
+    if attempts.get(name, attempt) != attempt:
+        line.append((at, None))
+    attempts[name] = attempt
+    line.append((at, None if value is None else float(value)))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Many lines of one kind as one picture: each of a few, the median and the range of many. Pure.
+
+MOST_LINES = 16
+FEW_ALIKE = 4  # more lines than this that lie on each other say nothing one by one
+ON_EACH_OTHER = "The lines coincide."
+
+
+Axis = tuple[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Seconds since the run began, in a unit that suits its length."""
+
+    start: float
+    unit: str
+    seconds: float
+    length: float = 0.0  # of the whole run, in this unit
+
+    def at(self, time: float) -> float:
+        """A moment on the x axis."""
+        return (time - self.start) / self.seconds
+
+    @property
+    def axis(self) -> Axis:
+        """The name and the reach of the x axis."""
+        return self.unit, (0.0, self.length)
+
+
+def memory_chart(title: str, lines: Mapping[str, list[Point]], axis: Axis, what: str, nothing: str) -> Chart:
+    most = max((y for line in lines.values() for _, y in line if y is not None and usable(y)), default=0.0)
+    unit, size = ("GB", 1e9) if most >= 1e9 else ("MB", 1e6)
+    scaled = {name: [(x, None if y is None else y / size) for x, y in line] for name, line in lines.items()}
+    return lines_chart(title, unit, scaled, axis, what, nothing)
+
+
+def lines_chart(
+    title: str,
+    unit: str,
+    lines: Mapping[str, list[Point]],
+    axis: Axis,
+    what: str,
+    nothing: str,
+    top: float | None = None,
+) -> Chart:
+    """A line for each of a few; the median and the range of many."""
+    there = {name: line for name, line in lines.items() if any(usable(y) for _, y in line)}
+    x_label, span = axis
+    series = tuple(
+        ChartSeries(name, tuple(line), style_of(i)) for i, (name, line) in enumerate(there.items())
+    )
+    alike = len(series) <= MOST_LINES and coincide(series)
+    if len(series) <= (FEW_ALIKE if alike else MOST_LINES):
+        note = ON_EACH_OTHER if alike else ""
+        return Chart(title, unit, x_label, series, top=top, span=span, note=note, nothing=nothing)
+    middle, band = summarise(list(there.values()))
+    return Chart(
+        title,
+        unit,
+        x_label,
+        (ChartSeries(f"median of {len(there)} {what}", tuple(middle), "c0"),),
+        band=tuple(band),
+        band_name=f"lowest to highest of {len(there)} {what}",
+        top=top,
+        span=span,
+        nothing=nothing,
+    )
+
+
+def coincide(series: Sequence[ChartSeries]) -> bool:
+    """Whether all of several lines would be drawn on each other."""
+    lines = [[y for _, y in each.points if y is not None and usable(y)] for each in series]
+    if len(lines) < 2 or not all(lines):
+        return False
+    size = max(max(abs(y) for y in line) for line in lines)
+    return all(
+        statistics.median(abs(a - b) for a, b in zip(lines[0], line, strict=False)) <= 0.015 * size
+        for line in lines[1:]
+    )
+
+
+def summarise(
+    lines: Sequence[Sequence[Point]], most: int = 120
+) -> tuple[list[Point], list[tuple[float, float, float]]]:
+    """Many lines -> their median, and (x, lowest, highest), over equal stretches of x."""
+    points = [(x, y) for line in lines for x, y in line if y is not None and usable(x) and usable(y)]
+    if not points:
+        return [], []
+    longest = max(len(line) for line in lines)
+    places = sorted({x for x, _ in points})
+    stretches: dict[float, list[float]] = defaultdict(list)
+    if len(places) > min(most, longest):  # not measured at the same moments, or too often
+        left, count = places[0], max(1, min(most, longest // 2))
+        width = (places[-1] - left) / count or 1.0
+        points = [(left + (min(count - 1, int((x - left) / width)) + 0.5) * width, y) for x, y in points]
+        places = [left + (index + 0.5) * width for index in range(count)]
+    for x, y in points:
+        stretches[x].append(y)
+    middle: list[Point] = []
+    band = []
+    for at in places:
+        values = stretches.get(at)
+        middle.append((at, statistics.median(values) if values else None))
+        if values:
+            band.append((at, min(values), max(values)))
+    return middle, band

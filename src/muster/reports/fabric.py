@@ -1,0 +1,293 @@
+"""The fabric on the page: key figures, the sweep as pictures, the pairs as a heat map. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from muster.core.fabric.result import FabricRun, Matmul, PairMatrix
+from muster.core.result import Result
+from muster.core.units import counted, format_bytes
+from muster.reports.charts import COLOURS, Chart, ChartSeries, style_of
+from muster.reports.fabric_tables import gbit, micro, slowest_words, sweep_rows, tflops
+from muster.reports.tables import TimeSlice
+from muster.reports.words import KeyFigure, moment, number, seconds
+
+MOST_HOSTS = 96  # rows that are drawn: those of the slowest links, where there are more
+MOST_PRODUCTS = 32  # hosts of a precision: the slowest; all are in fabric/matmul.csv
+TICKS = 8  # message sizes that are written below a picture
+
+
+@dataclass(frozen=True)
+class PageSection:
+    """What the page's template shows."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    map: Markup
+    map_note: str
+    slowest: list[tuple[str, str]]
+    products: list[tuple[str, ...]]
+
+
+def section(fabric: FabricRun) -> PageSection:
+    """Everything of the fabric but its pictures."""
+    columns, rows = sweep_rows(fabric)
+    shown, note = _shown(fabric.pairs) if fabric.pairs else (None, "")
+    return PageSection(
+        columns=columns,
+        rows=rows,
+        map=heat_map(shown) if shown else Markup(""),
+        map_note=note,
+        slowest=[slowest_words(each) for each in fabric.slowest],
+        products=_products(fabric),
+    )
+
+
+def key_figures(figures: Result, fabric: FabricRun) -> list[tuple[str, list[KeyFigure]]]:
+    """In groups, as words.key_figures gives them for a training."""
+    tops = []
+    for name in ("all-reduce", "all-gather", "reduce-scatter", "broadcast"):
+        best = max(fabric.of(name), key=lambda each: each.busbw, default=None)
+        note = f"bus bandwidth, highest, at {format_bytes(best.bytes)}" if best else ""
+        tops.append(KeyFigure(name, gbit(best.busbw), note=note) if best else KeyFigure(name))
+    small = fabric.latencies[0] if fabric.latencies else None
+    pair = next((each for each in fabric.slowest if each.what == "pair"), None)
+    split = fabric.products[0] if fabric.products else None
+    return [
+        (
+            "Run",
+            [
+                KeyFigure("Ranks", f"{figures.world_size:,}", note=counted(len(figures.hosts), "host")),
+                KeyFigure("Duration", seconds(figures.seconds.total), note=f"from {moment(figures.started)}"),
+                KeyFigure("Values compared", f"{sum(v.elements for v in fabric.values):,}",
+                       note=f"{sum(v.wrong for v in fabric.values):,} wrong"),
+                KeyFigure("Attempt", str(figures.attempt)),
+            ],
+        ),
+        ("Collectives", tops),
+        (
+            "Links and matrix products",
+            [
+                KeyFigure("All-reduce latency", micro(small.median), note=f"{small.bytes} bytes; best "
+                       f"{micro(small.best)}") if small else KeyFigure("All-reduce latency"),
+                KeyFigure("Slowest pair", gbit(pair.value), note=f"{pair.name}; {number(pair.ratio, 3)} of "
+                       "the median") if pair else KeyFigure("Slowest pair"),
+                _devices(fabric),
+                KeyFigure("Product over all ranks", tflops(split.flops), note=f"n = {split.n:,}; "
+                       f"{100 * split.communication / split.total:.0f} % communication")
+                if split else KeyFigure("Product over all ranks"),
+            ],
+        ),
+    ]  # fmt: skip
+
+
+def _devices(fabric: FabricRun) -> KeyFigure:
+    name = "Slowest device"
+    if not fabric.matmul:
+        return KeyFigure(name)
+    precision = fabric.matmul[0].precision
+    slowest = min(
+        (each for each in fabric.matmul if each.precision == precision), key=lambda each: each.sustained
+    )
+    of_peak = f"; {100 * slowest.sustained / slowest.peak:.0f} % of the stated peak" if slowest.peak else ""
+    return KeyFigure(
+        name, tflops(slowest.sustained), note=f"rank {slowest.rank} on {slowest.host}, {precision}{of_peak}"
+    )
+
+
+def charts(fabric: FabricRun) -> list[Chart]:
+    """Bus bandwidth and time of every operation over the message size, in powers of two."""
+    rates, times, sizes = [], [], set()
+    for index, operation in enumerate(dict.fromkeys(each.operation for each in fabric.sweeps)):
+        found = sorted(fabric.of(operation), key=lambda each: each.bytes)
+        at = [math.log2(each.bytes) for each in found]
+        sizes |= {round(x) for x in at}
+        rates.append(
+            ChartSeries(
+                operation, tuple(zip(at, (s.busbw * 8 / 1e9 for s in found), strict=True)), style_of(index)
+            )
+        )
+        times.append(
+            ChartSeries(
+                operation, tuple(zip(at, (1e3 * s.time.median for s in found), strict=True)), style_of(index)
+            )
+        )
+    names = tuple((float(power), format_bytes(2**power)) for power in sorted(sizes))
+    names = names[:: max(1, -(-len(names) // TICKS))]
+    return [
+        Chart("Bus bandwidth", "Gbit/s", "message size", tuple(rates), x_names=names),
+        Chart("Time of one operation, median", "milliseconds", "message size", tuple(times), x_names=names),
+    ]
+
+
+def _products(fabric: FabricRun) -> list[tuple[str, ...]]:
+    """A row per precision and host, the slowest first: its slowest device, and its best product."""
+    hosts: dict[tuple[str, str], list[Matmul]] = {}
+    for each in fabric.matmul:
+        hosts.setdefault((each.precision, each.host), []).append(each)
+    rows: list[tuple[str, ...]] = []
+    for precision in sorted({key[0] for key in hosts}):
+        of_hosts = {host: found for (of, host), found in hosts.items() if of == precision}
+        slow = {host: min(found, key=lambda each: each.sustained) for host, found in of_hosts.items()}
+        for host in sorted(slow, key=lambda each: slow[each].sustained)[:MOST_PRODUCTS]:
+            low, devices = slow[host], of_hosts[host]
+            share = f"{100 * low.sustained / low.peak:.0f} %" if low.peak else "not stated"
+            best = tflops(max(each.best for each in devices))
+            rows.append(
+                (host, precision, counted(len(devices), "device"), tflops(low.sustained), best, share)
+            )
+    return rows
+
+
+def _shown(pairs: PairMatrix) -> tuple[PairMatrix, str]:
+    """The whole matrix, or the rows of the hosts with the slowest links where it is too large to look at."""
+    if len(pairs.names) <= MOST_HOSTS:
+        return pairs, ""
+    kept = sorted(_slowest(pairs))
+
+    def cut(cells: Sequence[Sequence[float | None]]) -> list[list[float | None]]:
+        return [[cells[row][column] for column in kept] for row in kept]
+
+    smaller = pairs.model_copy(
+        update={
+            "names": [pairs.names[index] for index in kept],
+            "bandwidth": cut(pairs.bandwidth),
+            "latency": cut(pairs.latency),
+        }
+    )
+    note = f"{len(kept)} of {len(pairs.names):,} are shown: those with the slowest links. "
+    return smaller, note + "All are in fabric/bandwidth.csv."
+
+
+def _slowest(pairs: PairMatrix) -> set[int]:
+    """Half of what is drawn: the hosts with the lowest rates on average. Then the slowest links' ends."""
+    known = [
+        (rate, row, column)
+        for row, rates in enumerate(pairs.bandwidth)
+        for column, rate in enumerate(rates)
+        if rate is not None
+    ]
+    sums: dict[int, list[float]] = {}
+    for rate, row, column in known:
+        sums.setdefault(row, []).append(rate)
+        sums.setdefault(column, []).append(rate)
+    means = sorted(sums, key=lambda index: statistics.fmean(sums[index]))
+    kept = set(means[: MOST_HOSTS // 2])
+    for _, row, column in sorted(known):
+        kept |= {row, column}
+        if len(kept) >= MOST_HOSTS - 1:
+            break
+    return kept
+
+
+def subject(figures: Result, fabric: FabricRun) -> str:
+    """What ran on what, in a line."""
+    kinds = sorted({device for found in fabric.devices.values() for device in found})
+    return (
+        f"{figures.workload}: collectives, links and matrix products over {fabric.backend}, "
+        f"{counted(figures.world_size, 'rank')} of {counted(len(figures.hosts), 'host')}"
+        + (f", {', '.join(kinds)}" if kinds else "")
+    )
+
+
+def time_parts(
+    figures: Result, fabric: FabricRun
+) -> tuple[list[tuple[str, float, str]], list[TimeSlice], str]:
+    """As tables.time_parts: what each question took on rank 0, and the rest."""
+    whole = figures.seconds.total
+    spent = [
+        (name, value, f"c{index % COLOURS}") for index, (name, value) in enumerate(fabric.seconds.items())
+    ]
+    rest = whole - sum(value for _, value, _ in spent)
+    spent += [("rest", rest, "rest")] if rest > 0 else []
+    parts = [
+        TimeSlice(name, seconds(value), f"{100 * value / whole:.1f} %" if whole > 0 else "", style)
+        for name, value, style in spent
+    ]
+    return spent, parts, "Rest: starting the processes, loading torch, ending."
+
+
+# ----------------------------------------------------------------------------------------------------
+# A matrix of pairs as inline SVG. Pure. Colours come from the page's style, by class.
+
+LARGEST, SMALLEST = 46.0, 8.0  # a cell's side
+SIDE = 860.0  # of the whole, at most, as long as cells are not at their smallest
+LEFT, TOP = 110.0, 34.0
+LINE = 13.0  # a name's height
+FEW = 12  # names up to which each cell has its number
+SLOW = 0.5  # of the median sender's best: below, a cell has the warning's colour
+
+
+def heat_map(pairs: PairMatrix) -> Markup:
+    """Bandwidth from row to column as SVG: the fuller the colour, the faster.
+
+    The warning's colour below half of the median of the senders' best: of three hosts, one that is slow makes
+    most links slow, and with them their median.
+    """
+    known = [rate for row in pairs.bandwidth for rate in row if rate is not None]
+    if not known:
+        return Markup("")
+    high, middle = max(known), statistics.median(known)
+    bests = [max(there) for row in pairs.bandwidth if (there := [rate for rate in row if rate is not None])]
+    limit = SLOW * statistics.median(bests)
+    cell = min(LARGEST, max(SMALLEST, SIDE / len(pairs.names)))
+    width, height = LEFT + cell * len(pairs.names) + 4, TOP + cell * len(pairs.names) + 4
+    words = f"Bandwidth of each pair of hosts: from {gbit(min(known))} to {gbit(high)}, median {gbit(middle)}"
+    parts = [
+        Markup(
+            '<svg class="heat" viewBox="0 0 {:.0f} {:.0f}" width="{:.0f}" role="img" aria-label="{}">'
+        ).format(width, height, width, words),
+        *_names(pairs.names, cell),
+    ]
+    for row, rates in enumerate(pairs.bandwidth):
+        for column, rate in enumerate(rates):
+            if rate is not None:
+                slow = rate < limit
+                shade = 1.0 if slow else 0.12 + 0.68 * rate / high
+                parts += _cell(pairs, row, column, Look(cell, "slow" if slow else "fast", shade))
+    return Markup("").join([*parts, Markup("</svg>")])
+
+
+@dataclass(frozen=True)
+class Look:
+    """A cell's side, class and opacity."""
+
+    side: float
+    kind: str
+    shade: float
+
+
+def _cell(pairs: PairMatrix, row: int, column: int, look: Look) -> Iterator[Markup]:
+    rate, latency = pairs.bandwidth[row][column], pairs.latency[row][column]
+    assert rate is not None
+    side, left, top = look.side, LEFT + look.side * column, TOP + look.side * row
+    more = f", {micro(latency)}" if latency is not None else ""
+    words = f"{pairs.names[row]} to {pairs.names[column]}: {gbit(rate)}{more}"
+    gap = 2 if side > SMALLEST else 1
+    yield Markup(
+        '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill-opacity="{:.2f}">'
+        "<title>{}</title></rect>"
+    ).format(look.kind, left, top, side - gap, side - gap, look.shade, words)
+    if len(pairs.names) <= FEW:
+        yield Markup('<text class="in {}" x="{:.1f}" y="{:.1f}">{}</text>').format(
+            f"on-{look.kind}", left + side / 2 - 1, top + side / 2 + 4, number(rate * 8 / 1e9, 3)
+        )
+
+
+def _names(names: Sequence[str], cell: float) -> Iterator[Markup]:
+    """Every row's, or of many rows only some; the columns' where they are few."""
+    for index in range(0, len(names), math.ceil(LINE / cell)):
+        middle = cell * (index + 0.5)
+        name = names[index] if len(names[index]) <= 16 else f"{names[index][:15]}…"
+        yield Markup('<text class="y" x="{:.1f}" y="{:.1f}">{}</text>').format(
+            LEFT - 8, TOP + middle + 3, name
+        )
+        if len(names) <= FEW:
+            yield Markup('<text class="x" x="{:.1f}" y="{:.1f}">{}</text>').format(
+                LEFT + middle - 1, TOP - 10, name if len(name) <= 8 else f"…{name[-7:]}"
+            )

@@ -1,0 +1,129 @@
+"""The page: everything known of a run as one HTML file that needs nothing else. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from muster.core.units import counted
+from muster.reports import answers, curves, fabric, tables, words
+from muster.reports.charts import Chart, has_points, line_chart, stacked_bar
+from muster.reports.rundata import RunData, gather
+from muster.store.atomic import write_text
+from muster.store.runfolder import RunFolder
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart as drawn, with the legend of its lines."""
+
+    chart: Chart
+    svg: Markup
+    legend: tuple[tuple[str, str], ...]
+
+
+def render(data: RunData) -> str:
+    """The report of a run as HTML: the same data gives the same text."""
+    figures, measured = data.figures, data.figures.fabric if data.figures else None
+    quality = figures.quality if figures else None
+    shown, counts = answers.choose(data.predictions, metric=quality.metric if quality else "exact match")
+    if figures and measured:
+        bar, parts, time_note = fabric.time_parts(figures, measured)
+        charts = curves.host_charts(data)
+        groups, subject = fabric.key_figures(figures, measured), fabric.subject(figures, measured)
+    else:
+        bar, parts, time_note = tables.time_parts(data)
+        charts = curves.charts(data)
+        groups, subject = words.key_figures(data), words.subject(data)
+    nothing = [chart for chart in charts if not has_points(chart)]
+    unmeasured: list[str] = []
+    if data.broken:  # folded: a reader of this page looks for what went wrong
+        unmeasured = words.unknown(groups)
+        unmeasured += [f"{chart.title}: {chart.nothing}" for chart in nothing]
+        unmeasured += [f"Time: {part.name}" for part in parts if not part.share]
+        unmeasured += [] if counts or measured else ["Answers to held-out questions: none was answered."]
+        known = [(name, [figure for figure in figures if figure.known]) for name, figures in groups]
+        groups = [(name, figures) for name, figures in known if figures]
+        parts, nothing = [part for part in parts if part.share], []
+    html = template().render(
+        data=data,
+        unmeasured=unmeasured,
+        headline=words.headline(data),
+        subject=subject,
+        groups=groups,
+        notes=notes(data),
+        pictures=[draw(chart) for chart in charts if has_points(chart)],
+        missing=nothing,
+        bar=stacked_bar(bar),
+        parts=parts,
+        time_note=time_note,
+        total=words.seconds(data.figures.seconds.total if data.figures else None),
+        hosts=tables.host_table(data),
+        shown=shown,
+        counts=counts,
+        fabric=fabric.section(measured) if measured else None,
+        sweep=[draw(chart) for chart in fabric.charts(measured) if has_points(chart)] if measured else [],
+        decisions=tables.decision_rows(data),
+        recipe=tables.recipe_text(data),
+        versions=tables.version_table(data),
+        environment=tables.environment_rows(data),
+        machine=[
+            (name, data.env.get(key)) for name, key in (("controller", "controller"), ("system", "system"))
+        ],
+        commands=tables.commands(data),
+    )
+    return html.encode("utf-8", "replace").decode("utf-8")  # file names may hold bytes that are no text
+
+
+def draw(chart: Chart) -> Picture:
+    """A chart with its legend; a single line needs none."""
+    names = [(each.name, each.style) for each in chart.series]
+    if chart.band:
+        names.append((chart.band_name, f"{chart.series[0].style} faint"))
+    return Picture(chart, line_chart(chart), tuple(names))
+
+
+def notes(data: RunData) -> list[str]:
+    """What a reader must know to trust the figures."""
+    found = list(data.figures.notes) if data.figures else []
+    world = data.world_size
+    windows = data.folder.ordered_windows()
+    partial = sum(1 for each in windows if world is not None and len(each) < world)
+    if partial:
+        what = f"{counted(partial, 'window')} of {len(windows):,}"
+        found.append(f"{what} without a rank's figures: left out of the throughput, and a gap in its chart")
+    if data.unreadable:
+        found.append(
+            f"{counted(data.unreadable, 'line')} of predictions.jsonl could not be read and are left out"
+        )
+    if data.figures is not None and data.state in ("running", "interrupted", "elsewhere"):
+        found.append("the run has no result yet: these figures are from its events so far")
+    return [note[:1].upper() + note[1:] for note in found]
+
+
+@lru_cache(maxsize=1)
+def template() -> Template:
+    """The page's template. Autoescape is on: questions, answers and names are other people's text."""
+    environment = Environment(
+        loader=PackageLoader("muster.reports", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.j2")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Report: a run folder -> report.html in it.
+
+
+def report(run: RunFolder, output: Path | None = None) -> Path:
+    """Write the page; the same run gives the same page. -> its path."""
+    path = output or run.report
+    write_text(path, render(gather(run)))
+    return path

@@ -1,0 +1,187 @@
+"""Reads a run folder into one frozen value, which is all that the page is made of."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.core.errors import RunFolderError
+from muster.core.job import read_job
+from muster.core.result import Result
+from muster.results.fold import Folder, make_result
+from muster.store import events
+from muster.store.runfolder import RunFolder
+
+TAIL_BYTES, TAIL_LINES = 1 << 14, 25  # of a log
+_ESCAPES = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A held-out question with the model's answer. `executed` is None where nothing could be executed."""
+
+    index: int
+    question: str
+    predicted: str
+    expected: str
+    exact: bool
+    executed: bool | None = None
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Everything that a report shows. `folder` is only read."""
+
+    id: str
+    state: str  # a Result's status, or running, interrupted, elsewhere
+    figures: Result | None = None  # result.json; of an unfinished run what its events come to so far
+    folder: Folder = field(default_factory=Folder)
+    recipe: str = ""
+    plan: dict[str, Any] = field(default_factory=dict)
+    job: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, Any] = field(default_factory=dict)
+    predictions: tuple[Prediction, ...] = ()
+    unreadable: int = 0  # lines of predictions.jsonl that are not a prediction
+    log: tuple[str, tuple[str, ...]] | None = None  # of a run that failed: a log's name, its last lines
+
+    @property
+    def broken(self) -> bool:
+        """Whether it ended before its end: what was not measured then says nothing."""
+        return self.state not in ("succeeded", "running", "elsewhere", "submitted")
+
+    @property
+    def world_size(self) -> int | None:
+        """The number of ranks, where it is known."""
+        if self.figures is not None:
+            return self.figures.world_size
+        value = self.job.get("world_size")
+        return value if isinstance(value, int) else None
+
+    @property
+    def decisions(self) -> list[dict[str, Any]]:
+        """What the plan chose, each with its reason."""
+        found = self.plan.get("decisions")
+        return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+    def measure(self, name: str) -> Any:
+        """A value of the recipe's `measure` section as it was run, or None."""
+        section = (self.job.get("recipe") or {}).get("measure") or {}
+        return section.get(name)
+
+
+def gather(run: RunFolder) -> RunData:
+    """Read a run folder. Files that are not there yet count as empty. RunFolderError: a damaged one."""
+    if not run.path.is_dir():
+        raise RunFolderError("no such run folder", where=str(run.path))
+    job = _read(run, run.job)
+    folder, answers, last = read_stream(events.read_events(run.events))
+    result = run.read_result()
+    written, unreadable = read_predictions(run.predictions)
+    state = run.state()
+    return RunData(
+        id=run.id,
+        state=state,
+        log=last_lines(run, folder, result) if state in ("failed", "timeout") else None,
+        figures=result if result is not None else so_far(folder, job, last),
+        folder=folder,
+        recipe=_text(run.recipe),
+        plan=_read(run, run.plan),
+        job=job,
+        env=_read(run, run.env),
+        predictions=written or answers,
+        unreadable=unreadable,
+    )
+
+
+def read_stream(stream: Iterable[events.Event]) -> tuple[Folder, tuple[Prediction, ...], float | None]:
+    """Events -> the folder, the last attempt's answers by index, and when the last event was heard."""
+    folder = Folder()
+    answers: dict[int, Prediction] = {}
+    last: float | None = None
+    for event in stream:
+        folder.add(event)
+        last = event.arrived if last is None else max(last, event.arrived)
+        if isinstance(event, events.JobState) and event.state == "begin":
+            answers.clear()
+        elif isinstance(event, events.Answer):
+            answers[event.index] = Prediction(
+                event.index, event.question, event.predicted, event.expected, event.exact, event.executed
+            )
+    return folder, tuple(answers[index] for index in sorted(answers)), last
+
+
+def so_far(folder: Folder, job: dict[str, Any], last: float | None) -> Result | None:
+    """What an unfinished run has come to. Its status stands for nothing: `RunData.state` says how it is."""
+    made = read_job(job)
+    if made is None or last is None:
+        return None
+    try:
+        return make_result(folder, made, status="stopped", failure=None, ended=last)
+    except ValueError:  # a recipe of another version of muster
+        return None
+
+
+def read_predictions(path: Path) -> tuple[tuple[Prediction, ...], int]:
+    """The predictions of a file, and how many of its lines are none."""
+    found, bad = [], 0
+    for line in _text(path).split("\n"):
+        if not line.strip():
+            continue
+        try:
+            data = json.loads(line)
+            executed = data.get("executed")
+            found.append(
+                Prediction(
+                    index=int(data["index"]),
+                    question=str(data["question"]),
+                    predicted=str(data["predicted"]),
+                    expected=str(data["expected"]),
+                    exact=bool(data["exact"]),
+                    executed=None if executed is None else bool(executed),
+                )
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            bad += 1
+    return tuple(found), bad
+
+
+def last_lines(run: RunFolder, folder: Folder, result: Result | None) -> tuple[str, tuple[str, ...]] | None:
+    """The log that says most of a failure, by its name, and its last lines: the log of a rank that failed,
+    or else of its host, or else the one that was written last."""
+    host = result.failure.host if result and result.failure else None
+    ranks = [event for event in folder.failed if event.rank is not None and event.host is not None]
+    ranks.sort(key=lambda event: event.host != host)
+    paths = [run.rank_log(str(event.host), int(event.rank or 0)) for event in ranks]
+    if host is not None:
+        paths.append(run.host_log(host))
+    paths += sorted(run.logs.glob("*.log"), key=lambda path: -path.stat().st_mtime)
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+                text = _ESCAPES.sub("", file.read().decode("utf-8", "replace"))
+        except OSError:
+            continue
+        lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+        if lines:
+            return path.name, tuple(lines[-TAIL_LINES:])
+    return None
+
+
+def _read(run: RunFolder, path: Path) -> dict[str, Any]:
+    return run.read_json(path) if path.exists() else {}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise RunFolderError(f"cannot be read: {error.strerror}", where=str(path)) from None

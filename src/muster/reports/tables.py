@@ -1,0 +1,249 @@
+"""Hosts, time, versions, recipe and command as the page's tables show them. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from muster.core.printable import scrubbed
+from muster.core.recipes import dump_yaml, parse_yaml
+from muster.core.result import HostReport
+from muster.core.secrets import masked, masked_override, shared_section
+from muster.core.units import format_bytes
+from muster.reports.charts import usable
+from muster.reports.rundata import RunData
+from muster.reports.words import UNKNOWN, number, ranges, seconds
+
+FORWARD = "Forward pass alone"  # tells the host that others wait for
+SPLIT = ("Share of a micro-step", "Speed, alone")  # where hosts' shares need not be equal
+COLOURS = ("c5", "c0", "c2", "c3", "c4", "rest")  # training has the page's main colour
+
+
+@dataclass(frozen=True)
+class TimeSlice:
+    """A part of the run's time."""
+
+    name: str
+    value: str
+    share: str
+    style: str
+
+
+@dataclass(frozen=True)
+class HostTable:
+    """The hosts, with a column for every version that is not the same everywhere."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+
+
+def time_parts(data: RunData) -> tuple[list[tuple[str, float, str]], list[TimeSlice], str]:
+    """Where the time went: for the bar, for its legend, and what a reader must know of it."""
+    if data.figures is None:
+        return [], [], ""
+    spent, quality = data.figures.seconds, data.figures.quality
+    named = [
+        ("setup", spent.setup),
+        ("training", spent.training),
+        ("evaluation", spent.evaluation),
+        ("saving", spent.saving),
+        ("answering held-out questions", quality.seconds if quality else None),
+    ]
+    known = sum(value for _, value in named if value is not None and usable(value))
+    rest = spent.total - known
+    named.append(("rest", rest if rest > 0 else None))
+    whole = max(spent.total, known)
+    bar, parts = [], []
+    for index, (name, value) in enumerate(named):
+        style = COLOURS[index]
+        there = value is not None and usable(value)
+        if name == "rest" and not there:
+            continue
+        if value is not None and there:
+            bar.append((name, value, style))
+        share = f"{100 * value / whole:.1f} %" if value is not None and there and whole > 0 else ""
+        parts.append(TimeSlice(name, seconds(value), share, style))
+    note = "Rest: starting the processes, ranks waiting for each other, ending"
+    note += ", and parts that were not measured." if any(not part.share for part in parts) else "."
+    if data.figures.attempt > 1:
+        note = (
+            "This run was resumed. Setup is that of the last attempt; the rest includes the setup of earlier "
+            "attempts, and repeated steps."
+        )
+    return bar, parts, note
+
+
+def host_table(data: RunData) -> HostTable:
+    """What each host is and did."""
+    hosts = data.figures.hosts if data.figures else []
+    versions = {each.host: _versions(each) for each in hosts}
+    names = sorted({name for found in versions.values() for name in found})
+    differ = [name for name in names if len({found.get(name) for found in versions.values()}) > 1]
+    split = any(each.share is not None for each in hosts)
+    forward = any(each.forward_seconds is not None for each in hosts)
+    rows = tuple(
+        (
+            each.host,
+            ranges(each.ranks),
+            _fact(each, "cores"),
+            _bytes(each.facts.get("memory_total")),
+            gpus(each.facts.get("gpus")),
+            _percent(each.cpu_percent_mean),
+            _percent(each.gpu_percent_mean),
+            _bytes(each.memory_used_peak),
+            *((seconds(each.forward_seconds),) if forward else ()),
+            *(_split(each) if split else ()),
+            *(versions[each.host].get(name) or UNKNOWN for name in differ),
+        )
+        for each in hosts
+    )
+    columns = (
+        "Host",
+        "Ranks",
+        "Cores",
+        "Memory",
+        "GPUs",
+        "CPU, mean",
+        "GPU, mean",
+        "Memory used, peak",
+        *((FORWARD,) if forward else ()),
+        *(SPLIT if split else ()),
+        *differ,
+    )
+    notes = [_same_machine(hosts)]
+    if len(hosts) > 1 and not differ:
+        notes.append("All hosts have the same versions; they are listed below.")
+    return HostTable(columns, rows, tuple(note for note in notes if note))
+
+
+def _split(host: HostReport) -> tuple[str, str]:
+    """The host's part of every micro-step, and its own speed before the training."""
+    share = UNKNOWN if host.share is None else str(host.share)
+    return share, UNKNOWN if host.speed is None else f"{number(host.speed, 4)} samples/s"
+
+
+def gpus(found: Any) -> str:
+    """8 x NVIDIA H200 (150.3 GB)."""
+    if not isinstance(found, Sequence) or isinstance(found, str):
+        return UNKNOWN
+    kinds: Counter[str] = Counter()
+    for gpu in found:
+        about = gpu if isinstance(gpu, Mapping) else {}
+        memory = about.get("memory_total")
+        kinds[f"{about.get('name') or 'GPU'}" + (f" ({format_bytes(memory)})" if memory else "")] += 1
+    return ", ".join(f"{count} × {name}" for name, count in kinds.items()) or "none"
+
+
+def version_table(data: RunData) -> list[tuple[str, str, str]]:
+    """(package, the ranks' version, the controller's version)."""
+    ranks = dict(data.figures.versions) if data.figures else {}
+    own = {
+        "muster": data.env.get("muster"),
+        "python": data.env.get("python"),
+        **(data.env.get("versions") or {}),
+    }
+    return [
+        (name, str(ranks.get(name) or "—"), str(own.get(name) or "—"))
+        for name in dict.fromkeys([*own, *ranks])
+    ]
+
+
+def decision_rows(data: RunData) -> list[tuple[str, str, str]]:
+    """(field, value, why)."""
+    return [
+        (str(each.get("field", "")), show(each.get("value")), str(each.get("why", "")))
+        for each in data.decisions
+    ]
+
+
+def show(value: Any) -> str:
+    """A value as text: JSON, but text without quotes."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def recipe_text(data: RunData) -> str:
+    """The recipe as it was frozen; only secrets are taken out."""
+    try:
+        recipe = parse_yaml(data.recipe)
+    except yaml.YAMLError:  # damaged by hand: what of it is a secret is not known
+        return "cannot be read as YAML"
+    if not isinstance(recipe, Mapping):
+        return scrubbed(data.recipe)
+    shown = {name: shared_section(name, value, env_shown(data)) for name, value in recipe.items()}
+    return data.recipe if shown == recipe else dump_yaml(shown)  # folders of earlier versions hold values
+
+
+def environment_rows(data: RunData) -> list[tuple[str, str]]:
+    """The ranks' variables that the user or the recipe set."""
+    env = masked(data.env.get("rank_environment") or {}, env_shown(data))
+    return [(name, str(value)) for name, value in sorted(env.items())]
+
+
+def commands(data: RunData) -> list[tuple[str, str]]:
+    """What the user typed, and what the agents started on the first host."""
+    found = []
+    argv = data.env.get("argv")
+    if isinstance(argv, list) and argv:
+        found.append(("The command that started the run", _command(argv, env_shown(data))))
+    orders = data.job.get("orders")
+    if isinstance(orders, Mapping) and orders:
+        host, order = next(iter(orders.items()))
+        started = ((order or {}).get("host") or {}).get("argv")
+        if isinstance(started, list) and started:
+            found.append((f"What the agent started on {host}", _command(started, ())))
+    return found
+
+
+def env_shown(data: RunData) -> list[str]:
+    """The variables whose values the recipe lets be shown."""
+    try:
+        recipe = parse_yaml(data.recipe)
+    except yaml.YAMLError:
+        return []
+    named = recipe.get("env_show") if isinstance(recipe, Mapping) else None
+    return [str(name) for name in named] if isinstance(named, list) else []
+
+
+def _command(argv: Sequence[Any], shown: Sequence[str]) -> str:
+    """Masked once more: folders of earlier versions have the words as they were typed."""
+    return shlex.join(masked_override(str(word), shown) for word in argv)
+
+
+def _versions(host: HostReport) -> dict[str, str]:
+    found = host.facts.get("versions")
+    kept = {str(k): str(v) for k, v in found.items() if v} if isinstance(found, Mapping) else {}
+    if host.facts.get("system"):
+        kept["system"] = str(host.facts["system"])
+    return kept
+
+
+def _same_machine(hosts: Sequence[HostReport]) -> str:
+    machines = Counter(each.facts["hostname"] for each in hosts if each.facts.get("hostname"))
+    shared = [str(name) for name, count in machines.items() if count > 1]
+    if not shared:
+        return ""
+    return (
+        f"Several of these hosts are the same machine ({', '.join(shared)}): its cores, memory, GPUs and "
+        f"their "
+        "use are those of the whole machine, and stand in every line that is a part of it."
+    )
+
+
+def _fact(host: HostReport, name: str) -> str:
+    value = host.facts.get(name)
+    return UNKNOWN if value is None else str(value)
+
+
+def _bytes(value: Any) -> str:
+    return format_bytes(value) if isinstance(value, (int, float)) and usable(value) else UNKNOWN
+
+
+def _percent(value: float | None) -> str:
+    return f"{number(value, 3)} %" if value is not None and usable(value) else UNKNOWN

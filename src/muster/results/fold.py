@@ -1,0 +1,387 @@
+"""Events -> Result. Pure: the same events give the same result, now or later."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from muster.core import families
+from muster.core.fabric.figures import Event
+from muster.core.fabric.run import make_run
+from muster.core.job import PASSED_OVER, Job
+from muster.core.recipe import Recipe, recipe_from
+from muster.core.result import (
+    Attention,
+    Extreme,
+    Failure,
+    Memory,
+    Planned,
+    Quality,
+    Result,
+    Seconds,
+    Status,
+    Unscored,
+    unscored_words,
+)
+from muster.core.units import counted
+from muster.results.hosts import host_reports, pace_notes, split_note
+from muster.results.speed import flops, throughput
+from muster.store import events
+from muster.store.windows import measured
+
+FEW_STEPS = 20  # measured steps below which a throughput carries a note
+DIFFERS = 0.02  # of counted FLOPs from a formula: a note
+
+
+@dataclass
+class Folder:
+    """Collects events; `result` says what they come to. Later attempts replace the steps that they repeat."""
+
+    windows: dict[int, dict[int, events.Window]] = field(default_factory=lambda: defaultdict(dict))
+    logs: dict[int, events.Log] = field(default_factory=dict)
+    started: dict[int, events.Started] = field(default_factory=dict)
+    done: dict[int, events.Done] = field(default_factory=dict)
+    answered: dict[int, events.Answered] = field(default_factory=dict)
+    unscored: list[Unscored] = field(default_factory=list)
+    failed: list[events.Failed] = field(default_factory=list)  # in the order of arrival
+    noted: list[str] = field(default_factory=list)
+    measured: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # the fabric's: (host, event)
+    evaluated: list[events.Evaluated] = field(default_factory=list)
+    saved: list[events.Saved] = field(default_factory=list)
+    attention: dict[int, events.Attention] = field(default_factory=dict)
+    hardware: dict[str, list[events.Hardware]] = field(default_factory=lambda: defaultdict(list))
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    data: events.DataRead | None = None
+    split: events.Split | None = None
+    counted: dict[int, events.FlopsCounted] = field(default_factory=dict)
+    profiled: list[events.Profiled] = field(default_factory=list)
+    model_path: str | None = None
+    began: float | None = None
+    attempt_began: float | None = None
+    last_heard: float = 0.0
+    earlier_seconds: float = 0.0  # of attempts before the last one
+    stepping: dict[int, float] = field(default_factory=dict)  # rank -> when its first step began
+    attempt: int = 1
+
+    def add(self, event: events.Event) -> None:
+        """Take one event."""
+        if not (isinstance(event, events.JobState) and event.state == "begin"):
+            self.last_heard = max(self.last_heard, event.arrived)
+        rank = event.rank if event.rank is not None else -1
+        if isinstance(event, events.Window):
+            self.windows[event.step][rank] = event
+        elif isinstance(event, events.Log):
+            self.logs[event.step] = event
+        elif isinstance(event, events.Started):
+            self.started[rank] = event
+        elif isinstance(event, events.Done):
+            self.done[rank] = event
+        elif isinstance(event, events.Answered):
+            self.answered[rank] = event
+        elif isinstance(event, events.Answer):
+            if event.unscored:
+                self.unscored.append(Unscored(index=event.index, why=event.unscored))
+        elif isinstance(event, events.Phase) and event.name == "steps":
+            self.stepping[rank] = event.arrived
+        elif isinstance(event, events.Measured):
+            told = {**event.content, "kind": event.what, "rank": rank, "time": event.time}
+            self.measured.append((event.host or "", told))
+        elif isinstance(event, events.FlopsCounted):
+            self.counted[rank] = event
+        elif isinstance(event, events.Profiled):
+            self.profiled.append(event)
+        elif isinstance(event, events.Noted):
+            if event.text not in self.noted:
+                self.noted.append(event.text)
+        elif isinstance(event, events.Failed):
+            self.failed.append(event)
+        elif isinstance(event, events.Evaluated):
+            self.evaluated.append(event)
+        elif isinstance(event, events.Attention):
+            self.attention[event.step] = event
+        elif isinstance(event, events.Hardware):
+            self.hardware[event.host or ""].append(event)
+        elif isinstance(event, events.HostFacts):
+            self.facts[event.host or ""] = event.facts
+        elif isinstance(event, events.DataRead):
+            self.data = event
+        elif isinstance(event, events.Split):
+            self.split = event
+        elif isinstance(event, events.Saved):
+            self.saved.append(event)
+            self.model_path = event.path if event.step is None else self.model_path
+        elif isinstance(event, events.JobState) and event.state == "begin":
+            self._begin(event)
+
+    def _begin(self, event: events.JobState) -> None:
+        """An attempt begins: forget what it will do again, and how the last one ended."""
+        self.began = self.began or event.time
+        self.attempt = event.attempt
+        if self.attempt_began is not None:
+            self.earlier_seconds += max(0.0, self.last_heard - self.attempt_began)
+        self.attempt_began = event.time
+        self.stepping.clear()
+        resume = event.detail.get("resume_step") or 0
+        for table in (self.windows, self.logs, self.attention):
+            for step in [step for step in table if step > resume]:
+                del table[step]
+        self.evaluated = [each for each in self.evaluated if each.step <= resume]
+        self.saved = [each for each in self.saved if each.step is not None and each.step <= resume]
+        self.profiled = [each for each in self.profiled if each.last_step <= resume]
+        self.failed.clear()
+        self.noted.clear()
+        self.measured.clear()
+        self.split = None
+        self.done.clear()
+        self.answered.clear()
+        self.unscored.clear()
+
+    def ordered_windows(self) -> list[list[events.Window]]:
+        """Windows in the order of steps, each with what every rank said of it."""
+        return [list(self.windows[step].values()) for step in sorted(self.windows)]
+
+
+def fold(stream: Iterable[events.Event]) -> Folder:
+    """All events of a run."""
+    folder = Folder()
+    for event in stream:
+        folder.add(event)
+    return folder
+
+
+def make_result(
+    folder: Folder,
+    job: Job,
+    *,
+    status: Status,
+    failure: Failure | None,
+    ended: float,
+    planned: Planned | None = None,
+) -> Result:
+    """What a run came to, from its events. `planned`: what its plan had said."""
+    recipe = recipe_from(job.recipe)
+    windows = folder.ordered_windows()
+    first = folder.started.get(0)
+    logs = [folder.logs[step] for step in sorted(folder.logs)]
+    losses = [log.loss for log in logs if log.loss is not None]
+    began = folder.began or ended
+    last_step = max(folder.windows, default=0)
+    notes = [*(first.notes if first else []), *folder.noted]
+    if told := split_note(job, folder.split):
+        notes.append(told)
+    notes += pace_notes(job, recipe, folder.facts, folder.split, first, folder.data)
+    skipped = sum(max(w.skipped for w in each) for each in windows)
+    if skipped:
+        notes.append(f"{skipped} of {last_step} steps were skipped by the loss scaler and do not count")
+    if folder.data and folder.data.cut:
+        notes.append(f"{counted(folder.data.cut, 'sample')} cut to data.max_source or data.max_target")
+    if folder.data and folder.data.skipped:
+        notes.append(f"{counted(folder.data.skipped, 'sample')} skipped, since they cannot be used")
+    quality = _quality(folder)
+    if quality and (told := unscored_words(quality.questions, quality.scored, quality.unscored)):
+        notes.append(told)
+    speed = throughput(windows, recipe.measure.warmup, job.world_size)
+    if speed and speed.measured_steps < FEW_STEPS:
+        notes.append(f"the throughput rests on {counted(speed.measured_steps, 'step')} alone")
+    notes += [*_counting(folder.counted.get(0)), *_profiles(folder.profiled)]
+    if folder.attempt > 1:
+        notes.append(f"this run was resumed: attempt {folder.attempt}")
+    for each in job.decisions:
+        if each.value == PASSED_OVER:
+            notes.append(f"{each.field} was passed over when the run was resumed: {each.why}")
+    seconds = spent(folder, folder.earlier_seconds + ended - (folder.attempt_began or began))
+    made = Result(
+        id=job.id,
+        status=status,
+        failure=failure,
+        attempt=job.attempt,
+        workload=recipe.workload,
+        model=model_name(recipe),
+        parameters=first.parameters if first else None,
+        engine=engine_name(recipe),
+        precision=job.precision,
+        world_size=job.world_size,
+        global_batch=job.batch.global_,
+        started=began,
+        ended=ended,
+        seconds=seconds,
+        steps=last_step,
+        skipped_steps=skipped,
+        samples=sum(w.samples for each in windows for w in each),
+        epochs=logs[-1].epoch if logs else None,
+        loss_first=losses[0] if losses else None,
+        loss_final=losses[-1] if losses else None,
+        evaluation_loss=folder.evaluated[-1].loss if folder.evaluated else None,
+        perplexity=folder.evaluated[-1].perplexity if folder.evaluated else None,
+        throughput=speed,
+        flops=flops(windows, folder.started, folder.counted, job, recipe.measure),
+        planned=planned,
+        memory=_memory(windows),
+        quality=quality,
+        attention=attention_report(list(folder.attention.values()), seconds.training),
+        hosts=host_reports(
+            job,
+            folder.facts,
+            folder.hardware,
+            folder.split,
+            measured(windows, recipe.measure.warmup, job.world_size),
+        ),
+        versions=dict(first.versions) if first else {},
+        model_path=folder.model_path,
+        notes=notes,
+    )
+    return made if recipe.trains else measured_alone(made, folder.measured, job)
+
+
+def model_name(recipe: Recipe) -> str:
+    """What to call the recipe's model."""
+    if recipe.model.name:
+        return recipe.model.name
+    kind = (recipe.model.config or {}).get("model_type", families.USUAL.get(recipe.workload, "t5"))
+    return f"{kind} from a configuration"
+
+
+def engine_name(recipe: Recipe) -> str:
+    """What to call the recipe's engine: ddp, fsdp, deepspeed ZeRO-3 + offload."""
+    engine = recipe.engine
+    if engine.name != "deepspeed":
+        return engine.name + (" + offload" if engine.offload != "none" else "")
+    if engine.config:
+        return f"deepspeed with {engine.config}"
+    return f"deepspeed ZeRO-{engine.zero}" + (
+        f" + offload {engine.offload}" if engine.offload != "none" else ""
+    )
+
+
+def _counting(counted: events.FlopsCounted | None) -> list[str]:
+    """A note where what was counted is not what the family's formula says."""
+    if counted is None or not counted.formula or abs(counted.model / counted.formula - 1) <= DIFFERS:
+        return []
+    ratio = counted.model / counted.formula
+    return [f"the model's FLOPs, as counted, are {ratio:.3f} times what the formula of its family says"]
+
+
+def _profiles(profiled: Sequence[events.Profiled]) -> list[str]:
+    notes = []
+    for what in sorted({each.what for each in profiled}):
+        some = [each for each in profiled if each.what == what]
+        first, last = some[0].first_step, some[0].last_step
+        steps = f"step {first} ran" if first == last else f"steps {first} to {last} ran"
+        name = {"flops": "breakdown by module", "trace": "trace"}[what]
+        places = ", ".join(each.path for each in some)
+        notes.append(f"{steps} under a profiler, outside every throughput; {name}: {places}")
+    return notes
+
+
+def _memory(windows: Sequence[Sequence[events.Window]]) -> Memory:
+    def peak(name: str) -> int | None:
+        found = [getattr(w, name) for each in windows for w in each if getattr(w, name) is not None]
+        return max(found) if found else None
+
+    return Memory(
+        allocator_peak=peak("allocator_peak"),
+        device_peak=peak("device_peak"),
+        resident_peak=peak("resident_peak"),
+    )
+
+
+def _quality(folder: Folder) -> Quality | None:
+    parts = list(folder.answered.values())
+    count = sum(part.questions for part in parts)
+    if not count:
+        return None
+    # Older events have no `scored`: one question that could not be left its rank without a figure.
+    told = [
+        part.questions if part.scored is None and part.executed is not None else part.scored for part in parts
+    ]
+    scored = sum(each or 0 for each in told) if None not in told else None
+    unscored = sorted(folder.unscored, key=lambda each: each.index)
+    return Quality(
+        questions=count,
+        exact_match=sum(part.exact for part in parts) / count,
+        metric=parts[0].metric,
+        execution_match=sum(part.executed or 0 for part in parts) / scored if scored else None,
+        scored=scored if scored or unscored else None,
+        unscored=unscored,
+        seconds=max(part.seconds for part in parts),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Where a run's time went, from its events. Pure.
+
+if TYPE_CHECKING:
+    from muster.results.fold import Folder
+
+
+def spent(folder: Folder, total: float) -> Seconds:
+    """`total`: of all attempts. What ranks say at their end is of the last one alone: of several, the
+    events of their steps are added."""
+
+    def slowest(name: str, of_steps: float | None) -> float | None:
+        found = [done.seconds[name] for done in folder.done.values() if name in done.seconds]
+        return max(found) if found and folder.attempt == 1 else of_steps
+
+    setup = None
+    if folder.stepping and folder.attempt_began is not None:
+        setup = max(folder.stepping.values()) - folder.attempt_began
+    windows = folder.ordered_windows()
+    saved: dict[int | None, float] = {}  # by step, of the disk that took longest
+    for each in folder.saved:
+        saved[each.step] = max(each.seconds, saved.get(each.step, 0.0))
+    evaluated = [each.seconds for each in folder.evaluated if each.seconds is not None]
+    return Seconds(
+        total=total,
+        setup=setup if setup is not None and setup >= 0 else None,  # of old events: clocks that do not agree
+        training=slowest("training", sum(max(w.seconds for w in each) for each in windows) or None),
+        evaluation=slowest("evaluation", sum(evaluated) if evaluated else None),
+        saving=slowest("saving", sum(saved.values()) if saved else None),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# The result of a run that measured and trained nothing. Pure.
+
+
+def measured_alone(made: Result, heard: Sequence[tuple[str, Event]], job: Job) -> Result:
+    """The same with what was measured, and without a model, an engine, a batch."""
+    fabric, notes = make_run(job.placements, job.device, heard)
+    torch = next((event.get("torch") for _, event in heard if event["kind"] == "ready"), None)
+    return made.model_copy(
+        update={
+            "model": None,
+            "engine": None,
+            "precision": None,
+            "global_batch": None,
+            "fabric": fabric,
+            "versions": {"torch": str(torch)} if torch else {},
+            "notes": [*made.notes, *notes],
+        }
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# What the attention monitor saw, over the whole run. Pure.
+
+
+def attention_report(seen: Sequence[events.Attention], training: float | None) -> Attention | None:
+    """The run's extremes and the monitor's share of `training` seconds; None where nothing was seen."""
+    if not seen:
+        return None
+    seconds = sum(each.seconds for each in seen)
+    return Attention(
+        largest=max(_extremes(seen, "largest"), key=lambda each: each.logit, default=None),
+        smallest=min(_extremes(seen, "smallest"), key=lambda each: each.logit, default=None),
+        windows=len(seen),
+        seconds=seconds,
+        share=seconds / training if training else None,
+    )
+
+
+def _extremes(seen: Sequence[events.Attention], name: str) -> Iterable[Extreme]:
+    for each in seen:
+        for layer, logit in zip(each.layers, getattr(each, name), strict=False):
+            if logit is not None:
+                yield Extreme(logit=logit, layer=layer, step=each.step)

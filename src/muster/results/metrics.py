@@ -1,0 +1,64 @@
+"""What a training measured, step by step: a row per step at which anything was said. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from muster.results.fold import Folder
+from muster.store import events
+
+COLUMNS = (
+    "step", "epoch", "time", "loss", "learning_rate", "gradient_norm", "evaluation_loss", "perplexity",
+    "samples_per_second", "tokens_per_second", "step_seconds", "skipped_steps", "profiled", "allocator_peak",
+    "device_peak", "resident_peak", "attention_largest", "attention_smallest",
+)  # fmt: skip
+_PEAKS = ("allocator_peak", "device_peak", "resident_peak")
+
+
+def metrics_csv(folder: Folder, world_size: int | None) -> str:
+    """The table as CSV. What is not known is an empty cell: a rate stands where all ranks told theirs, and no
+    step was profiled. Peaks are the highest of all ranks, in bytes; `time` is Unix time."""
+    rows: dict[int, dict[str, Any]] = {}
+    for log in folder.logs.values():
+        told = {name: getattr(log, name) for name in ("epoch", "loss", "learning_rate", "gradient_norm")}
+        rows.setdefault(log.step, {}).update(told, time=log.time)
+    for step, by_rank in folder.windows.items():
+        rows.setdefault(step, {}).update(_window(list(by_rank.values()), world_size))
+    for each in folder.evaluated:
+        rows.setdefault(each.step, {}).update(evaluation_loss=each.loss, perplexity=each.perplexity)
+    for step, seen in folder.attention.items():
+        rows.setdefault(step, {}).update(
+            attention_largest=_known(seen.largest, max), attention_smallest=_known(seen.smallest, min)
+        )
+    text = io.StringIO()
+    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    table.writeheader()
+    for step in sorted(rows):
+        table.writerow({"step": step, **{name: _cell(value) for name, value in rows[step].items()}})
+    return text.getvalue()
+
+
+def _window(ranks: list[events.Window], world_size: int | None) -> dict[str, Any]:
+    """One window of steps, of all ranks; the slowest one's seconds are the step's."""
+    found: dict[str, Any] = {name: _known((getattr(each, name) for each in ranks), max) for name in _PEAKS}
+    found |= {"time": max(each.time for each in ranks), "skipped_steps": max(each.skipped for each in ranks)}
+    found["profiled"] = int(any(each.profiled for each in ranks))
+    seconds, steps = max(each.seconds for each in ranks), max(each.steps - each.skipped for each in ranks)
+    if len(ranks) == world_size and seconds > 0 and steps > 0 and not found["profiled"]:
+        found["samples_per_second"] = sum(each.samples for each in ranks) / seconds
+        found["tokens_per_second"] = sum(each.tokens for each in ranks) / seconds
+        found["step_seconds"] = seconds / steps
+    return found
+
+
+def _known(values: Iterable[float | None], pick: Callable[[list[float]], float]) -> float | None:
+    known = [value for value in values if value is not None]
+    return pick(known) if known else None
+
+
+def _cell(value: Any) -> Any:
+    return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else value

@@ -1,0 +1,129 @@
+"""Windows -> how fast a run was, and what share of its devices' peaks that is. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from muster.core.hardware.peaks import Peak, stated_peak
+from muster.core.hostlist import fold_hosts
+from muster.core.job import Job
+from muster.core.measure import Measure
+from muster.core.result import Flops, Throughput
+from muster.store import events
+from muster.store.windows import Windows, measured
+
+_BY_HAND = "measure.peak_tflops"
+
+
+def throughput(windows: Windows, warmup: int, world_size: int) -> Throughput | None:
+    """Samples, tokens and steps per second over the measured windows.
+
+    A window's time is that of the slowest rank. Skipped steps are in none of its figures but `skipped`: the
+    meter leaves their seconds out. None where nothing is left.
+    """
+    chosen = measured(windows, warmup, world_size)
+    seconds = [max(w.seconds for w in each) for each in chosen]
+    duration = sum(seconds)
+    if duration <= 0:
+        return None
+    longest = max(each[0].steps for each in chosen)
+    even = [
+        sum(w.samples for w in each) / s
+        for each, s in zip(chosen, seconds, strict=True)
+        if s > 0 and each[0].steps == longest
+    ]
+    steps = sorted(s for each in chosen for s in max(each, key=lambda w: w.seconds).step_seconds)
+    mean = duration / max(1, sum(each[0].steps for each in chosen))
+    return Throughput(
+        samples_per_second=sum(w.samples for each in chosen for w in each) / duration,
+        tokens_per_second=sum(w.tokens for each in chosen for w in each) / duration,
+        padded_tokens_per_second=sum(w.padded_tokens for each in chosen for w in each) / duration,
+        step_seconds_median=statistics.median(steps) if steps else mean,
+        step_seconds_p95=percentile(steps, 0.95) if steps else mean,
+        variation=_variation(even),
+        windows=len(chosen),
+        measured_steps=sum(each[0].steps - max(w.skipped for w in each) for each in chosen),
+    )
+
+
+def flops(
+    windows: Windows,
+    started: Mapping[int, events.Started],
+    counted: Mapping[int, events.FlopsCounted],
+    job: Job,
+    measure: Measure,
+) -> Flops | None:
+    """Model and hardware FLOP/s per device, and both as a share of the devices' peaks.
+
+    Over the windows and the seconds of the throughput. None where a window was not counted; no share where
+    the peak of a device is not known: devices of different kinds count against the sum of their peaks.
+    """
+    over = measured(windows, measure.warmup, job.world_size)
+    chosen = [w for each in over for w in each]
+    duration = sum(max(w.seconds for w in each) for each in over)
+    model = [w.model_flops for w in chosen if w.model_flops is not None]
+    hardware = [w.hardware_flops for w in chosen if w.hardware_flops is not None]
+    if duration <= 0 or not len(model) == len(hardware) == len(chosen):
+        return None
+    needed, done = (sum(each) / duration / job.world_size for each in (model, hardware))
+    peaks = _peaks(started, job, measure)
+    peak = statistics.mean(each.flops for _, each in peaks) if peaks else None
+    return Flops(
+        model_per_second=needed,
+        hardware_per_second=done,
+        peak=peak,
+        peak_source=_source(peaks, job),
+        arithmetic=started[0].arithmetic if 0 in started else None,
+        mfu=needed / peak if peak else None,
+        hfu=done / peak if peak else None,
+        counting_seconds=max((each.seconds for each in counted.values()), default=None),
+    )
+
+
+def _peaks(started: Mapping[int, events.Started], job: Job, measure: Measure) -> list[tuple[str, Peak]]:
+    """Every rank's host and peak: as the recipe gives it, else as it was measured, else as its maker states
+    it. Empty where one is unknown."""
+    found: list[tuple[str, Peak]] = []
+    for place in job.placements:
+        for rank in place.ranks:
+            peak = _given(measure, place.host) or _known(started.get(rank), place.host, job)
+            if peak is None:
+                return []
+            found.append((place.host, peak))
+    return found
+
+
+def _given(measure: Measure, host: str) -> Peak | None:
+    given = measure.peak_tflops
+    tflops = given.get(host) if isinstance(given, Mapping) else given
+    return Peak(tflops * 1e12, _BY_HAND) if tflops else None
+
+
+def _known(started: events.Started | None, host: str, job: Job) -> Peak | None:
+    if started is None:
+        return None
+    arithmetic = started.arithmetic or job.precision
+    own = job.peaks.peak(host, started.device, arithmetic) if job.peaks else None
+    return own or stated_peak(started.device, arithmetic)
+
+
+def _source(peaks: Sequence[tuple[str, Peak]], job: Job) -> str | None:
+    """Where the peaks are from; with a document of measured ones, which hosts it has none for."""
+    words = sorted({peak.source for _, peak in peaks})
+    if job.peaks:
+        missing = {host for host, peak in peaks if peak.source not in (job.peaks.source, _BY_HAND)}
+        words += [f"not measured on {fold_hosts(missing)}"] if missing else []
+    return "; ".join(words) or None
+
+
+def _variation(values: Sequence[float]) -> float | None:
+    """The coefficient of variation, or None where there is none."""
+    mean = statistics.mean(values) if values else 0.0
+    return statistics.stdev(values) / mean if len(values) > 1 and mean else None
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value that `share` of the ordered values do not exceed (nearest rank)."""
+    index = max(0, min(len(ordered) - 1, -int(-share * len(ordered) // 1) - 1))
+    return ordered[index]

@@ -1,0 +1,1 @@
+"""Runs: train, resume, submit, follow, list and stop them, ask what they trained."""

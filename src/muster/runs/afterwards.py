@@ -1,0 +1,50 @@
+"""Afterwards: the exact command that comes next, and how to load the trained model without Muster."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from muster.runs.resume import frozen_recipe
+from muster.store.runfolder import RunFolder, from_here
+
+
+def next_command(run: RunFolder, *, asked: bool = False) -> str:
+    """What to type next in the current folder. `asked`: the model has just answered questions."""
+    if not run.model.is_dir():
+        return f"muster show {run.word}"
+    if asked or getattr(frozen_recipe(run).data, "synthetic", None):
+        return f"muster ask {run.word} --evaluate"
+    question = _example(run)
+    return f"muster ask {run.word}" + (f" {shlex.quote(question)}" if question else "")
+
+
+def loading_lines(run: RunFolder) -> str:
+    """Three lines of Python that load the trained model and ask it; empty where there is none, or it reads
+    no text."""
+    if not run.model.is_dir():
+        return ""
+    recipe = frozen_recipe(run)
+    if getattr(recipe.data, "synthetic", None):
+        return ""
+    question = getattr(recipe.data, "prefix", "") + (_example(run) or "The ")
+    longest: int = getattr(recipe.data, "max_target", 64)
+    new = recipe.evaluate.max_new_tokens or longest
+    config = run.read_json(run.model / "config.json")
+    positions = config.get("n_positions") or config.get("max_position_embeddings")
+    if isinstance(positions, int) and not config.get("is_encoder_decoder"):
+        new = min(new, positions // 2)  # the question needs some as well
+    return recipe.loading.format(
+        model=json.dumps(from_here(run.model)),
+        question=json.dumps(question, ensure_ascii=False),
+        new=new,
+    )
+
+
+def _example(run: RunFolder) -> str | None:
+    """A held-out question that the model has answered; None where nothing was."""
+    try:
+        with run.predictions.open(encoding="utf-8") as lines:
+            return str(json.loads(next(lines))["question"])
+    except (OSError, StopIteration, ValueError, KeyError):
+        return None

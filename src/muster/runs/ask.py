@@ -1,0 +1,225 @@
+"""Ask: the trained model answers questions, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from subprocess import TimeoutExpired
+from threading import Thread
+from typing import Any
+
+from muster.core.errors import JobError, RunFolderError, UsageError
+from muster.core.result import Unscored
+from muster.fleet.shell import RealShell, Shell
+from muster.results.fold import fold
+from muster.runs.resume import frozen_recipe
+from muster.store import events
+from muster.store.runfolder import RunFolder
+from muster.store.sealed import compare
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Rows of question and prediction (and what was expected), and how long the model took for all."""
+
+    rows: list[dict[str, Any]]
+    seconds: float
+    device: str
+    figures: dict[str, float] = field(default_factory=dict)  # of a held-out set that is not questions
+    metric: str = "exact match"  # what the share of right answers is called
+
+    @property
+    def exact_match(self) -> float | None:
+        """Share of equal texts; None where nothing was expected."""
+        return _share([row["exact"] for row in self.rows if "exact" in row])
+
+    @property
+    def scored(self) -> int | None:
+        """Questions whose expected query could be run; None: there is no database."""
+        count = sum(row.get("executed") is not None for row in self.rows)
+        return count if count or self.unscored else None
+
+    @property
+    def unscored(self) -> list[Unscored]:
+        """Questions whose expected query cannot be run."""
+        return [
+            Unscored(index=index, why=row["unscored"])
+            for index, row in enumerate(self.rows)
+            if row.get("unscored")
+        ]
+
+    @property
+    def execution_match(self) -> float | None:
+        """Share of the scored questions with the same rows from the database."""
+        return _share([row["executed"] for row in self.rows if row.get("executed") is not None])
+
+
+class TrainedModel:
+    """A run's trained model, loaded in a process of its own until the block ends. A context manager.
+
+    Raises RunFolderError where there is no model, JobError where it cannot be loaded.
+    """
+
+    def __init__(self, run: RunFolder, shell: Shell | None = None) -> None:
+        check_trained(run)
+        check_model(run)
+        self._complaints: deque[str] = deque(maxlen=50)
+        self._process = (shell or RealShell()).start([sys.executable, "-m", "muster.worker.ask"])
+        self._reader = Thread(target=self._listen, daemon=True)
+        self._reader.start()
+        try:
+            model = {"recipe": frozen_recipe(run).as_dict(), "model": str(run.model)}
+            self.device = str(next(self._say({**model, "cache": str(run.path / "data")}))["ready"])
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> TrainedModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the process. It may be in the middle of an answer that nobody waits for any more."""
+        self._process.terminate()
+        with suppress(TimeoutExpired):
+            self._process.wait(5)
+            return
+        self._process.kill()
+        self._process.wait()
+
+    def ask(self, questions: Sequence[str], said: Callable[[str], None] | None = None) -> Answers:
+        """Answer. `said`: hears the words of the answer to a single question as they come, and then none
+        where this model cannot do that. Raises UsageError for a question that is none, JobError."""
+        check_questions(questions)
+        return self._answers({"questions": list(questions), "stream": said is not None}, said)
+
+    def evaluate(self, limit: int | None = None) -> Answers:
+        """Answer the held-out set."""
+        return self._answers({"limit": limit})
+
+    def _answers(self, request: dict[str, Any], said: Callable[[str], None] | None = None) -> Answers:
+        rows = []
+        for message in self._say(request):
+            if "row" in message:
+                rows.append(message["row"])
+            elif "piece" in message and said is not None:
+                said(message["piece"])
+            elif "done" in message:
+                return Answers(rows, device=self.device, **message["done"])
+        raise AssertionError("unreachable: what is said ends with an answer or an error")
+
+    def _say(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Send a line, and yield what comes back, for as long as it is read. Raises what the model's process
+        raised, or JobError where it has ended."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        for line in self._process.stdout:
+            message = json.loads(line)
+            if "error" in message:
+                problem = message["error"]
+                kind = UsageError if problem.pop("code") == 2 else JobError
+                raise kind(**problem)
+            yield message
+        self._reader.join(5)
+        raise _explain(self._complaints)
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._complaints.append(line.decode("utf-8", "replace").strip())
+
+
+def ask(
+    run: RunFolder,
+    questions: Sequence[str],
+    *,
+    evaluate: bool = False,
+    limit: int | None = None,
+    shell: Shell | None = None,
+) -> Answers:
+    """Answer `questions`, or the held-out set. Raises UsageError, RunFolderError and JobError."""
+    if not evaluate:
+        check_questions(questions)
+    with TrainedModel(run, shell) as model:
+        return model.evaluate(limit) if evaluate else model.ask(questions)
+
+
+def check_questions(questions: Sequence[str]) -> None:
+    """Raises UsageError where there is none, or an empty one."""
+    if not questions:
+        raise UsageError(
+            "no question given",
+            hint='muster ask RUN "question", --file FILE (- for standard input), or --evaluate; '
+            "on a terminal, muster ask RUN asks for questions",
+        )
+    for number, question in enumerate(questions, 1):
+        if not question.strip():
+            where = "the question" if len(questions) == 1 else f"question {number}"
+            raise UsageError("is empty", where=where, hint='muster ask RUN "question"')
+
+
+def check_trained(run: RunFolder) -> None:
+    """Raises RunFolderError where there is no model, with the reason."""
+    if run.model.is_dir():
+        return
+    state = run.state()
+    if run.recipe.exists() and not frozen_recipe(run).trains:
+        raise RunFolderError(
+            "has no model: nothing was trained", where=run.id, hint=f"`muster show {run.word}`"
+        )
+    if run.recipe.exists() and not frozen_recipe(run).checkpoint.model:
+        raise RunFolderError("kept no model", where=run.id, hint="train it with checkpoint.model=true")
+    raise _no_model(run, state)
+
+
+def _no_model(run: RunFolder, state: str) -> RunFolderError:
+    """Why there is none. One that failed before its first step would fail again: its cause is what helps."""
+    if state == "running":
+        return RunFolderError(
+            "has no trained model: the run is running", where=run.id, hint="wait for its end"
+        )
+    result = run.read_result()
+    failure = result.failure if result else None
+    if result is None or failure is None:
+        again = f"`muster resume {run.word}`"
+        return RunFolderError(f"has no trained model: the run is {state}", where=run.id, hint=again)
+    cause = ": ".join(part for part in (failure.host, failure.where, failure.what) if part)
+    hint = failure.hint
+    if (result.steps or state != "failed") and "muster resume" not in (hint or ""):
+        hint = "; ".join(part for part in (hint, f"`muster resume {run.word}`") if part)
+    return RunFolderError(f"has no trained model: the run {_ENDED[state]}: {cause}", where=run.id, hint=hint)
+
+
+_ENDED = {
+    "failed": "failed",
+    "stopped": "was stopped",
+    "timeout": "ended by its timeout",
+    "succeeded": "ended",
+}
+
+
+def check_model(run: RunFolder) -> None:
+    """Raise RunFolderError where the trained model's files are not what the ranks saved."""
+    saved = fold(events.read_events(run.events)).saved
+    files = next((each.files for each in reversed(saved) if each.step is None), None)
+    wrong = compare(str(run.model), files)[0] if files else None
+    if wrong:
+        steps = [each.step for each in saved if each.step]
+        again = f"`muster resume {run.word} --step {steps[-1]}` saves it again" if steps else "train it again"
+        raise RunFolderError(f"the trained model is damaged: {wrong}", where=str(run.model), hint=again)
+
+
+def _explain(complaints: Sequence[str]) -> JobError:
+    last = next((line for line in reversed(complaints) if line), "no reason given")
+    if "No module named" in last:
+        return JobError(f"loading the model failed: {last}", hint="pip install 'passmuster[train]'")
+    return JobError(f"the model failed: {last}")
+
+
+def _share(values: list[Any]) -> float | None:
+    return sum(bool(value) for value in values) / len(values) if values else None

@@ -1,0 +1,163 @@
+"""A run goes on as the job that it was begun as: the same global batch, on whatever ranks there are now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from muster.core.batch import Batch
+from muster.core.errors import InventoryError, UsageError
+from muster.core.inventory import Inventory
+from muster.core.job import Decision, Job, place, read_job
+from muster.core.recipe import BatchSpec, Recipe
+from muster.core.zero import given_config
+from muster.inputs.read import Inputs
+from muster.planner.placing import device_and_slots
+from muster.store.runfolder import RunFolder
+
+Facts = Mapping[str, Mapping[str, Any]]
+
+
+def without(inventory: Inventory, hosts: Sequence[str]) -> Inventory:
+    """The inventory without these hosts. Raises InventoryError for one that is not in it, or none left."""
+    names = inventory.names
+    for host in hosts:
+        if host not in names:
+            raise InventoryError(f"is none of the run's hosts ({', '.join(names)})", host=host)
+    left = tuple(host for host in inventory.hosts if host.label not in hosts)
+    if not left:
+        raise InventoryError("no host is left", where="--without", hint="--hosts HOSTS gives others")
+    return replace(inventory, hosts=left)
+
+
+def on_other_hosts(recipe: Recipe, before: Inventory, inventory: Inventory) -> Recipe:
+    """Without what the recipe says of the hosts that the run had: their number, the first one's address where
+    another one is first now, and the launcher where others are reached in another way."""
+    update: dict[str, Any] = {"hosts": None}
+    if before.names[:1] != inventory.names[:1]:
+        update["address"] = None
+    if before.launcher != inventory.launcher:
+        update["launcher"] = "auto"
+    return recipe.model_copy(update={"launch": recipe.launch.model_copy(update=update)})
+
+
+def same_batch(run: RunFolder, inputs: Inputs, facts: Facts) -> Inputs:
+    """The inputs with the global batch that the run was begun with, divided among the ranks that there are
+    now. Raises UsageError where its checkpoints cannot be read by these ranks."""
+    before = read_job(run.read_json(run.job))
+    if before is None or not inputs.recipe.trains:
+        return inputs
+    recipe, inventory = inputs.recipe, inputs.inventory
+    device, slots = device_and_slots(recipe, inventory, facts, inputs.launcher.ONE_MACHINE, [])
+    ranks = sum(slots)
+    refusal = _refusal(before, inputs, slots, facts)
+    if refusal:
+        raise UsageError(refusal[0], where=run.id, hint=refusal[1])
+    batch = before.batch if ranks == before.world_size else divided(before.batch, ranks, run.id)
+    given: dict[str, Any] = {"global": batch.global_, "tokens": None, "split": recipe.batch.split}
+    # Where memory decided the micro-batch, it does so again: a rank may hold more of the model now.
+    if ranks == before.world_size or device == "cpu" or recipe.batch.micro is not None:
+        given |= {"micro": batch.micro, "accumulation": batch.accumulation}
+    spec = BatchSpec.model_validate(given)
+    return replace(inputs, recipe=recipe.model_copy(update={"batch": spec}))
+
+
+def divided(batch: Batch, ranks: int, run: str) -> Batch:
+    """The same global batch on so many ranks, with the largest micro-batch up to the one before."""
+    share, rest = divmod(batch.global_, ranks)
+    if rest:
+        fits = [number for number in range(1, 2 * ranks + 1) if batch.global_ % number == 0]
+        near = ", ".join(map(str, sorted(sorted(fits, key=lambda n: abs(n - ranks))[:4])))
+        raise UsageError(
+            f"has a global batch of {batch.global_}, which cannot be divided among {ranks} ranks",
+            where=run,
+            hint=f"hosts and slots (node1:4,node2:4) that make another number of ranks, such as {near}",
+        )
+    micro = next(size for size in range(batch.micro, 0, -1) if share % size == 0)
+    return Batch(micro, share // micro, batch.global_)
+
+
+_TWO = "fsdp goes on from several ranks on any several: HOST:2 makes two on one host"
+
+
+def _refusal(before: Job, inputs: Inputs, slots: Sequence[int], facts: Facts) -> tuple[str, str] | None:
+    """Why checkpoints of the job cannot be read by these ranks, and a hint."""
+    ranks, recipe = sum(slots), inputs.recipe
+    if isinstance(recipe.batch.split, list) and len(recipe.batch.split) != ranks:
+        words = f"batch.split has shares for {len(recipe.batch.split)} ranks, and there are {ranks} now"
+        return words, "as many slots as before"
+    if recipe.engine.name == "fsdp" and (ranks == 1) != (before.world_size == 1):
+        words = (
+            "one rank alone is not sharded, and does not read what sharded ranks saved, or they what it saved"
+        )
+        return f"was begun on {before.world_size} ranks, and there are {ranks} now: {words}", _TWO
+    if recipe.engine.name != "deepspeed":
+        return None
+    whole = _cannot_recut(recipe, facts) if ranks != before.world_size else None
+    if whole:
+        return (
+            f"was begun on {before.world_size} ranks, and there are {ranks} now: DeepSpeed cuts its "
+            f"checkpoints by rank, and they cannot be cut anew: {whole}",
+            f"hosts with {before.world_size} slots in all (node1:4,node2:4)",
+        )
+    if ranks != before.world_size:
+        return None
+    places = place(list(zip(inputs.inventory.hosts, slots, strict=True)))
+    had = {each.host: each for each in before.placements}
+    for each in places:
+        if facts[each.host]["shared"] or (had.get(each.host) and had[each.host].ranks == each.ranks):
+            continue
+        holders = [old.host for old in before.placements if set(old.ranks) & set(each.ranks)]
+        return (
+            f"DeepSpeed's parts of ranks {each.ranks[0]} to {each.ranks[-1]} are on the disks of "
+            f"{', '.join(holders)}, and these ranks would run on {each.host}",
+            "the same hosts in the same order; or an --output that all hosts share, for a new run",
+        )
+    return None
+
+
+def _cannot_recut(recipe: Recipe, facts: Facts) -> str | None:
+    """Why DeepSpeed's checkpoints cannot be read by another number of ranks; None: they can.
+
+    With stages 0 to 2 the weights after it are those of a run that never stopped. With stage 3 updates were
+    3 to 5 % others (DeepSpeed 0.19, universal checkpoints).
+    """
+    apart = next((host for host, about in facts.items() if not about["shared"]), None)
+    if apart:
+        return f"{apart} does not see the parts of the other hosts"
+    given = given_config(recipe)
+    stage = (given.get("zero_optimization") or {}).get("stage", recipe.engine.zero)
+    if stage not in (0, 1, 2):
+        return "ZeRO-3's optimizer states do not come back exactly"
+    return "its states are offloaded" if recipe.engine.offload != "none" or "offload_" in str(given) else None
+
+
+def continued(run: RunFolder, job: Job) -> Job:
+    """A job that goes on from a checkpoint, with a word where its ranks are others in number.
+
+    What was open is decided anew, by hosts that may have changed: raises UsageError where precision, device
+    or the global batch, in which samples are counted, would change.
+    """
+    before = read_job(run.read_json(run.job))
+    if before is None:
+        return job
+    if _manner(before) != _manner(job):
+        raise UsageError(
+            f"was begun {_words(before)}, and would go on {_words(job)}",
+            where=run.id,
+            hint="as many slots on the same kind of hosts; or `muster train` anew",
+        )
+    if before.world_size == job.world_size:
+        return job
+    why = f"begun on {before.world_size}: the same global batches, but other random numbers, as for dropout"
+    return replace(job, decisions=(*job.decisions, Decision("ranks", job.world_size, why)))
+
+
+def _manner(job: Job) -> tuple[int, str, str]:
+    return job.batch.global_, job.precision, job.device
+
+
+def _words(job: Job) -> str:
+    size, precision, device = _manner(job)
+    return f"on {job.world_size} ranks with a global batch of {size} in {precision} on {device}"

@@ -1,0 +1,319 @@
+"""Dry run: what `train` would do, decided and ordered by the same code; no rank is started.
+
+Pretend hosts are this machine, which is asked what it is. No other host is asked: those are assumed to be as
+the recipe needs them, and what was assumed is listed.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from muster.core.data import Data, ImageData, TextData, TextToSqlData
+from muster.core.hardware.devices import largest_memory
+from muster.core.hostlist import fold_hosts
+from muster.core.job import SLOWER, Facts
+from muster.core.recipe import Recipe
+from muster.core.recipes import dump_yaml
+from muster.core.secrets import masked, masked_words, shareable
+from muster.core.units import counted, format_bytes
+from muster.core.zero import open_values, read_user_config, user_precision
+from muster.fleet.launchers.base import Home
+from muster.fleet.shell import RealShell, Shell
+from muster.inputs.hub import check_names
+from muster.inputs.read import Inputs
+from muster.planner.decide import Decided
+from muster.planner.memory.fit import Room, lacking, need
+from muster.planner.orders import TRACKERS
+from muster.planner.plan import ask, hosts_first
+from muster.planner.resolve import AUTO
+from muster.runs.resolve import NEEDED, Attempt, Ready, agree
+from muster.store.images import ImageFolders, find_images
+from muster.store.records import find_data, names_of
+from muster.store.runfolder import RunFolder
+from muster.store.texts import find_texts
+
+PORT = 29500  # torch's own default, where nobody can say which port will be free
+MOST_HOST = 64 * 2**40  # bytes of memory that x86-64 addresses with four levels of page tables
+
+
+def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[str, Any]:
+    """What would run where, what fits, and the whole order of each host.
+
+    Raises UsageError as `train` does, and for what no device that is known could hold.
+    """
+    here = inputs.launcher.ONE_MACHINE
+    if here:
+        check_names(inputs.recipe, inputs.env, hub=False)
+    asking = partial(ask, shell=shell or RealShell(), into=run.path) if here else partial(_assumed, run=run)
+    listed = [] if here else _assumptions(inputs, run)
+    if not here and inputs.recipe.measure.peaks:  # whether they are these hosts' is not known
+        inputs = replace(inputs, recipe=_without_peaks(inputs))
+    inputs, chosen = hosts_first(inputs, asking)
+    facts = {host: {**about, "shared": True} for host, about in asking(inputs).items()}
+    ready = agree(inputs, run, facts, Attempt(), chosen)
+    if not here and _fits_nowhere(ready.decided):  # as it is; what the recipe leaves open may change that
+        ready = agree(inputs, run, _with_most(facts), Attempt(), chosen)
+        listed.append("as much memory as any host has: with less, it fits in no way")
+    told = _document(inputs, run, ready)
+    left = open_values(told["deepspeed"] or {})
+    if left:
+        listed.append(f"DeepSpeed's {', '.join(left)}: filled in by the ranks")
+    return {**told, "assumed": listed}
+
+
+def _assumed(inputs: Inputs, run: RunFolder) -> Facts:
+    """What hosts that nobody asked might say."""
+    recipe = inputs.recipe
+    packages = [name for each in recipe.measure.report_to for name in TRACKERS[each]]
+    gpu: dict[str, Any] = {"name": None, "memory_total": None, "capability": None}
+    return {
+        host.label: {
+            "gpus": [gpu] * (host.slots or 1) if _gpu_reason(inputs) else [],
+            "cores": None,
+            "network": {},
+            "versions": dict.fromkeys((*NEEDED, "deepspeed", *packages), "not known"),
+            "python": recipe.launch.python or sys.executable,
+            "torchrun_folder": str(run.path / "hosts" / f"{host.label}.attempt1" / "torchrun"),
+            "port": recipe.launch.port or PORT,
+        }
+        for host in inputs.inventory.hosts
+    }
+
+
+def _gpu_reason(inputs: Inputs) -> str | None:
+    """Why the recipe needs GPUs; None: it does not."""
+    recipe = inputs.recipe
+    if recipe.launch.device != "auto":
+        return "launch.device=cuda" if recipe.launch.device == "cuda" else None
+    fixed = user_precision(read_user_config(recipe.engine.config)) if recipe.engine.config else None
+    return "fp16 needs them" if recipe.trains and "fp16" in (recipe.precision, fixed) else None
+
+
+def _assumptions(inputs: Inputs, run: RunFolder) -> list[str]:
+    """What was assumed of hosts that were not asked, for people."""
+    recipe, launch = inputs.recipe, inputs.recipe.launch
+    why = _gpu_reason(inputs)
+    device = f"GPUs ({why}), of a kind that is not known" if why else "no GPU"
+    if why is None and launch.device == "cpu":
+        device = "CPUs (launch.device=cpu)"
+    slots = "" if all(host.slots for host in inputs.inventory.hosts) else ", one rank each"
+    found = [f"the hosts were not asked; assumed: {device}{slots}"]
+    opened = [("precision", recipe.precision == "auto"), ("batch.micro", recipe.batch.micro is None)]
+    names = [name for name, is_open in opened if is_open and recipe.trains]
+    names = [*(["launch.device"] if launch.device == "auto" and not why else []), *names]
+    if launch.hosts == AUTO:
+        names.insert(0, "launch.hosts")
+    if names:
+        found.append(f"decided when they have answered: {', '.join(names)}")
+    if launch.port is None:
+        found.append(f"--master-port {PORT}: a free port of the first host is taken")
+    if not launch.threads:
+        found.append("OMP_NUM_THREADS=1: the host's cores / its ranks are taken")
+    elsewhere = launch.workdir or "~/.cache/muster"
+    found.append(f"files are in {run.path}; on hosts that do not share it, below {elsewhere}")
+    if recipe.measure.peaks:
+        found.append("measure.peaks: whether its figures are of these hosts was not checked")
+    return found
+
+
+def _without_peaks(inputs: Inputs) -> Any:
+    recipe = inputs.recipe
+    return recipe.model_copy(update={"measure": recipe.measure.model_copy(update={"peaks": None})})
+
+
+def _fits_nowhere(decided: Decided) -> bool:
+    """Whether a rank needs more than the largest device that is known, or the largest possible host, has."""
+    setting = decided.setting
+    found = need(setting) if setting is not None else None
+    if setting is None or found is None:
+        return False
+    share, (_, memory) = MOST_HOST // setting.ranks_per_host, largest_memory()
+    room = Room(memory, share) if decided.device == "cuda" else Room(share, None)
+    return lacking(found, setting, room) is not None
+
+
+def _with_most(facts: Facts) -> Facts:
+    """Hosts with as much memory as any has."""
+    name, memory = largest_memory()
+    gpu = {"name": f"a GPU as large as {name}, the largest known", "memory_total": memory, "capability": None}
+    return {
+        host: {**about, "gpus": [gpu] * len(about["gpus"]), "memory_total": MOST_HOST}
+        for host, about in facts.items()
+    }
+
+
+def _document(inputs: Inputs, run: RunFolder, ready: Ready) -> dict[str, Any]:
+    """Everything, as plain data; secrets are hidden."""
+    job, decided, told, plan = ready.job, ready.decided, ready.orders, ready.plan
+    recipe, first = decided.recipe, job.placements[0]
+    home = Home((recipe.launch.home or "this-machine",), "PORT", "SECRET")  # made at the start
+    data = job.as_dict()
+    shown = recipe.env_show
+    warnings = [f"{d.field} {d.value}: {d.why}" for d in job.decisions if d.value == SLOWER]
+    return {
+        "run": str(run.path),
+        "launcher": inputs.launcher_name,
+        "launch": [
+            {
+                "hosts": list(each.hosts),
+                "command": masked_words(each.argv, shown),
+                "environment": dict(each.env),
+            }
+            for each in inputs.launcher.requests(job.placements, recipe.launch, job.id, home)
+        ],
+        "hosts": [
+            {
+                "host": p.host,
+                "ranks": list(p.ranks),
+                "start": told[p.host]["host"]["argv"],
+                "environment": _environment(told[p.host]["host"], shown),
+            }
+            for p in job.placements
+        ],
+        "data": _data(recipe),
+        "batch": data["batch"] if recipe.trains else None,
+        "precision": job.precision if recipe.trains else None,
+        "device": job.device,
+        "world_size": job.world_size,
+        "plan": plan.model_dump(mode="json") if plan else None,
+        "deepspeed": told[first.host]["job"]["deepspeed"],
+        "decisions": data["decisions"],
+        "warnings": warnings,
+        "recipe": shareable(recipe.as_dict())[0],
+    }
+
+
+def _environment(host: Mapping[str, Any], shown: Sequence[str]) -> dict[str, str]:
+    """What a rank's environment has beyond the host's own, as the agent makes it."""
+    env = {"OMP_NUM_THREADS": str(host["threads"])}
+    if host["visible_gpus"] is not None:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, host["visible_gpus"]))
+    if host["device"] == "cpu":
+        env["DS_ACCELERATOR"] = "cpu"
+    return env | masked(host["env"], shown)
+
+
+def _data(recipe: Recipe) -> str | None:
+    """Which data, and what is held out of it, as far as this machine can see."""
+    data = recipe.data
+    if not recipe.trains or data.source is None:
+        return None
+    if data.path is None:
+        return f"{data.name} of the Hugging Face hub" if data.name else f"built in: {data.source}"
+    path = Path(data.path).expanduser()
+    if not path.exists():
+        return f"{path}: not on this machine, not looked at"
+    unused: Sequence[Path] = ()
+    if isinstance(data, TextToSqlData):
+        pairs = find_data(path)
+        train, held_out = pairs.train, pairs.validation
+    elif isinstance(data, TextData):
+        texts = find_texts(path)
+        train, held_out, unused = texts.train, texts.validation, texts.unused
+    elif isinstance(data, ImageData):
+        images = find_images(path)
+        if isinstance(images, ImageFolders):
+            held = f"{len(images.held_out):,} held out" if images.held_out else _split(data)
+            return f"{path}: {counted(len(images.train), 'image')} to train on, {held}"
+        train, held_out = images.train, images.held_out
+    else:
+        return str(path)
+    about = f"{path}: train {names_of(train)}; "
+    about += f"held out {names_of(held_out)}" if held_out else _split(data)
+    return about + (f"; not used: {names_of(unused)}" if unused else "")
+
+
+def _split(data: Data) -> str:
+    return f"held out {data.validation_fraction:.3g} of it"
+
+
+def format_dry_run(told: Mapping[str, Any], *, verbose: bool = False) -> str:
+    """For a person: in about ten lines, or with the whole order."""
+    rows = [("would run", _what(told)), ("on", _where(told)), *_training(told)]
+    if told["data"]:
+        rows.insert(2, ("data", told["data"]))
+    rows.append(("run folder", told["run"]))
+    notes = told["plan"]["notes"] if told["plan"] else []
+    if told["assumed"] and not verbose:  # they would say what nobody was asked
+        notes = []
+    files = [f"{each['value']}: {each['why']}" for each in told["decisions"] if each["field"] == "env"]
+    rows += [
+        ("hosts", f"{each['value']}: {each['why']}") for each in told["decisions"] if each["field"] == "hosts"
+    ]
+    rows += [("environment" if index == 0 else "", text) for index, text in enumerate(files)]
+    for name, texts in (("assumed", told["assumed"][:3]), ("warning", told["warnings"]), ("note", notes)):
+        rows += [(name if index == 0 else "", text) for index, text in enumerate(texts)]
+    lines = [f"{name:<11} {text}" for name, text in rows]
+    if not verbose:
+        return "\n".join([*lines, "nothing was started; --verbose shows the whole order, --json as data"])
+    return "\n".join([*lines, "", *_order(told)])
+
+
+def _what(told: Mapping[str, Any]) -> str:
+    recipe, plan = told["recipe"], told["plan"]
+    if plan is None:
+        return f"{recipe['workload']}, {counted(told['world_size'], 'rank')} on {told['device']}"
+    name = recipe["model"]["name"] or "a model of its own configuration"
+    return f"{recipe['workload']}: {name} with {plan['engine']}, {told['precision']} on {told['device']}"
+
+
+def _where(told: Mapping[str, Any]) -> str:
+    """Hosts with as many ranks are said together."""
+    by_count: dict[int, list[str]] = {}
+    for host in told["hosts"]:
+        by_count.setdefault(len(host["ranks"]), []).append(host["host"])
+    groups = ", ".join(
+        f"{fold_hosts(names)} ({count}{' each' if len(names) > 1 else ''})"
+        for count, names in by_count.items()
+    )
+    counts = f"{counted(told['world_size'], 'rank')} on {counted(len(told['hosts']), 'host')}"
+    return f"{counts} ({told['launcher']}): {groups}"
+
+
+def _training(told: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Batch, memory and time, where something is trained."""
+    batch, plan = told["batch"], told["plan"]
+    if batch is None:
+        return []
+    product = f"{batch['micro']} x {batch['accumulation']} x {counted(told['world_size'], 'rank')}"
+    rows = [("batch", f"{batch['global']} samples a step = {product}")]
+    memory = plan["memory"] if plan else None
+    if memory is None:
+        return rows
+    needs = f"about {format_bytes(memory['device_bytes'])} for each rank"
+    room = memory["device_room"]
+    verdict = f"of {format_bytes(room)}: fits" if room else "; what the hosts have was not asked"
+    if memory["lacking"]:
+        verdict = f"of {format_bytes(room)}: too little {memory['lacking']} memory, and force=true"
+    rows.append(("memory", f"{needs} {verdict}".replace(" ;", ";")))
+    time = plan["time"]
+    if time is not None:
+        rows.append(("time", f"{time['samples_per_second']:,.1f} samples/s predicted"))
+    return rows
+
+
+def _order(told: Mapping[str, Any]) -> list[str]:
+    """All commands, environments, DeepSpeed's configuration and the recipe."""
+    lines = [f"# assumed: {text}" for text in told["assumed"]]
+    for each in told["launch"]:
+        lines += [f"# starts the agent of {fold_hosts(each['hosts'])}, which then gets its source from here"]
+        lines += [_command(each["environment"], each["command"]), ""]
+    for host in told["hosts"]:
+        lines.append(f"# {host['host']}, ranks {host['ranks'][0]} to {host['ranks'][-1]}: the agent starts")
+        lines += [_command(host["environment"], host["start"]), ""]
+    lines += [f"# {each['field']} = {each['value']}: {each['why']}" for each in told["decisions"]]
+    if told["deepspeed"]:
+        lines += ["", "# DeepSpeed's configuration", json.dumps(told["deepspeed"], indent=2)]
+    return [*lines, "", "# recipe.yaml", dump_yaml(told["recipe"])]
+
+
+def _command(environment: Mapping[str, str], argv: list[str]) -> str:
+    variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
+    return f"{variables} {shlex.join(argv)}".strip()

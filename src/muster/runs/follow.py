@@ -1,0 +1,164 @@
+"""Follow: watch a run that another process supervises, on whatever machine, until it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from muster.core.errors import JobError, RunFolderError
+from muster.core.job import Job, read_job
+from muster.core.result import Result
+from muster.fleet.interrupts import interrupts
+from muster.fleet.shell import RealShell, Shell
+from muster.runs.recorder import Watcher
+from muster.runs.slurm_queue import (
+    Whereabouts,
+    cancel,
+    ended_without_result,
+    is_submitted,
+    waits,
+    whereabouts,
+)
+from muster.runs.train import nobody
+from muster.store import events
+from muster.store.runfolder import RunFolder
+
+_LOOK = 0.3  # seconds between two looks at the run folder
+_ASK = 5.0  # seconds between two questions to Slurm
+_SILENCE = 300.0  # seconds that Slurm may be away: its controller restarts, and the job goes on
+_LATE = 30.0  # seconds in which the last files of a job that is over may still appear on a shared disk
+
+
+class EventTail:
+    """The whole lines that events.jsonl has gained."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._path = run.events
+        self._offset = 0
+
+    def read(self) -> list[events.Event]:
+        """New events since the last call; lines of another version are left out."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        found = []
+        for line in data[:end].decode("utf-8", "replace").split("\n"):
+            try:
+                found += [events.parse_event(line)] if line.strip() else []
+            except ValueError:
+                continue
+        return found
+
+
+def follow(
+    run: RunFolder,
+    *,
+    watch: Watcher = nobody,
+    announce: Callable[[Job], None] = nobody,
+    say: Callable[[str], None] = nobody,
+    stops: bool = False,
+    shell: Shell | None = None,
+) -> Result | None:
+    """Show the run's events as they come, until it has its result.
+
+    `stops`: Ctrl-C stops the job; otherwise it ends the watching alone (-> None). `say` hears of changes in
+    the queue. Raises JobError where the job is over without a result, RunFolderError where nobody runs it.
+    """
+    shell = shell or RealShell()
+    tail = EventTail(run)
+    announced = False
+    queue = _Queue(run, shell, say) if is_submitted(run) else None
+    with interrupts() as wish:
+        while True:
+            if not announced and run.job.exists():
+                job = read_job(run.read_json(run.job))
+                announced = True
+                if job is not None:
+                    announce(job)
+            for event in tail.read() if announced else []:
+                watch(event)
+            result = run.read_result()
+            if result is not None and (result.status == "succeeded" or queue is None or queue.over()):
+                for event in tail.read():
+                    watch(event)
+                return result
+            if wish.stop and not stops:
+                return None
+            if wish.stop:
+                wish.stop = None
+                _stop(run, say, shell)
+            if result is None:
+                _check_alive(run, queue)
+            time.sleep(_LOOK)
+
+
+class _Queue:
+    """Slurm's view of the run, asked for now and then."""
+
+    def __init__(self, run: RunFolder, shell: Shell, say: Callable[[str], None]) -> None:
+        self._run, self._shell, self._say = run, shell, say
+        self._asked: float | None = None
+        self._known: Whereabouts | None = None
+        self._silent_since: float | None = None
+        self._told: str | None = None
+        self._over_since: float | None = None
+
+    def over(self) -> bool:
+        """Whether Slurm will not start the job again: a requeued one goes on with what it left. Where Slurm
+        does not answer, what it left is taken for its end."""
+        about = self._about()
+        return about is None or self._silent_since is not None or about.over
+
+    def look(self) -> None:
+        """Raises JobError where the job has been over for a while, or Slurm away for long."""
+        about = self._about()
+        now = time.monotonic()
+        if about is None or not about.over:
+            self._over_since = None
+        elif self._over_since is None:
+            self._over_since = now
+        elif now - self._over_since > _LATE or about.state == "CANCELLED":
+            raise ended_without_result(self._run, about)
+
+    def _about(self) -> Whereabouts | None:
+        now = time.monotonic()
+        if self._asked is not None and now - self._asked < _ASK:
+            return self._known
+        self._asked = now
+        try:
+            self._known = whereabouts(self._run, self._shell)
+            self._silent_since = None
+            self._tell(str(self._known))
+        except JobError as error:
+            self._silent_since = self._silent_since or now
+            if now - self._silent_since > _SILENCE:
+                raise
+            self._tell(f"Slurm does not answer ({error}); the job is not touched by that")
+        return self._known
+
+    def _tell(self, text: str) -> None:
+        if text != self._told:
+            self._told = text
+            self._say(text)
+
+
+def _check_alive(run: RunFolder, queue: _Queue | None) -> None:
+    if queue is not None:
+        queue.look()
+    elif run.state() == "interrupted":
+        raise RunFolderError(
+            "has no result and nobody supervises it", where=run.id, hint=f"`muster resume {run.word}`"
+        )
+
+
+def _stop(run: RunFolder, say: Callable[[str], None], shell: Shell) -> None:
+    if waits(run, shell):
+        cancel(run, shell)
+        raise JobError("cancelled while it waited for Slurm", where=run.id)
+    say("stopping ...")
+    run.stop_request.touch()

@@ -1,0 +1,139 @@
+"""Runs that are there: list, show, stop."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from muster.core.errors import MusterError, RunFolderError
+from muster.store.queries import runs_table
+from muster.store.runfolder import RunFolder
+
+if TYPE_CHECKING:
+    from muster.core.result import Result
+
+
+@dataclass(frozen=True)
+class ShownRun:
+    """A run as `muster show` tells it: its result, or how far it has come."""
+
+    run: RunFolder
+    state: str
+    result: Result | None
+    step: int
+    total_steps: int | None
+    loss: float | None
+    job: dict[str, Any]
+    damage: str | None = None  # a file that cannot be read
+
+
+def metrics(run: RunFolder) -> str:
+    """What the training measured so far, step by step, as CSV. Raises RunFolderError where nothing trains."""
+    from muster.core.recipe import recipe_class
+    from muster.results.fold import fold
+    from muster.results.metrics import metrics_csv
+    from muster.store import events
+
+    job = run.read_json(run.job) if run.job.exists() else {}
+    if not recipe_class((job.get("recipe") or {}).get("workload")).trains:
+        hint = f"its tables are CSV files in {run.fabric}" if run.fabric.is_dir() else None
+        raise RunFolderError("trains nothing: there is no metric by step", where=run.id, hint=hint)
+    return metrics_csv(fold(events.read_events(run.events)), job.get("world_size"))
+
+
+def ls(root: Path, where: str | None = None) -> list[dict[str, Any]]:
+    """One row per run under `root`, oldest first."""
+    return runs_table(root, where)
+
+
+def show(run: RunFolder) -> ShownRun:
+    """What is known of a run now."""
+    damage, result, job = None, None, {}
+    try:
+        state = run.state()
+        job = run.read_json(run.job) if run.job.exists() else {}
+        result = run.read_result()
+    except RunFolderError as error:
+        state, damage = "damaged", str(error)
+    if result is not None:  # the events, which take long to read, say no more
+        return ShownRun(run, state, result, result.steps, _total_steps(run), result.loss_final, job)
+    from muster.results.fold import fold
+    from muster.store import events
+
+    folder = fold(events.read_events(run.events))
+    started = next(iter(folder.started.values()), None)
+    logs = [folder.logs[step] for step in sorted(folder.logs)]
+    return ShownRun(
+        run=run,
+        state=state,
+        result=None,
+        step=max(folder.windows, default=0),
+        total_steps=started.total_steps if started else None,
+        loss=logs[-1].loss if logs else None,
+        job=job,
+        damage=damage,
+    )
+
+
+def _total_steps(run: RunFolder) -> int | None:
+    """Optimizer steps that the run was to do, as its first rank said when it began."""
+    try:
+        with run.events.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if '"started"' in line and (event := json.loads(line)).get("kind") == "started":
+                    return int(event["total_steps"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        pass  # there are none, or the file is damaged
+    return None
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """What a wish to stop came to. Neither: it has not ended yet, and the request stands."""
+
+    result: Result | None = None
+    cancelled: bool = False  # it waited for Slurm, and was taken back
+
+
+def stop(run: RunFolder, *, patience: float = 30) -> Stopped:
+    """Ask the run's controller to stop the job on all hosts, and wait for the result at most so many seconds.
+
+    A run that waits for Slurm is cancelled. Raises RunFolderError, and JobError where Slurm does not answer.
+    """
+    from muster.runs.slurm_queue import cancel, waits
+
+    state = run.state()
+    if state != "succeeded" and waits(run):
+        cancel(run)
+        return Stopped(run.read_result(), cancelled=True)
+    if state not in ("running", "elsewhere"):
+        raise RunFolderError(f"is not running: it is {state}", where=run.id)
+    run.stop_request.touch()
+    limit = time.monotonic() + patience
+    while time.monotonic() < limit:
+        result = run.read_result()
+        if result is not None:
+            return Stopped(result)
+        if run.controller_alive() is False:
+            raise RunFolderError(
+                "its controller is gone, so the agents have ended the ranks",
+                where=run.id,
+                hint=f"`muster resume {run.word}`",
+            )
+        time.sleep(0.2)
+    return Stopped()
+
+
+def queued(run: RunFolder) -> str | None:
+    """What Slurm says of a run that it has not begun; None: no batch system has it, or it has begun."""
+    if run.state() != "submitted":
+        return None
+    from muster.runs.slurm_queue import whereabouts
+
+    try:
+        return str(whereabouts(run))
+    except MusterError as error:
+        return str(error)

@@ -1,0 +1,215 @@
+"""Writes down what hosts say while a job runs: events, logs, TensorBoard; and folds it as it comes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from muster.core.printable import scrubbed, scrubbed_data
+from muster.results.fold import Folder, fold
+from muster.store import events
+from muster.store.runfolder import RunFolder
+
+# ----------------------------------------------------------------------------------------------------
+# TensorBoard files on the control side, written from the events.
+
+
+def _summary_writer(folder: Path) -> Any:
+    """A writer without torch: tensorboardX imports it wherever it is installed, which costs seconds, and does
+    not need it. So while it is imported, there is none."""
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        from tensorboardX import SummaryWriter
+    finally:
+        if hidden:
+            del sys.modules["torch"]
+    return SummaryWriter(logdir=str(folder), flush_secs=5)
+
+
+class Board:
+    """One writer for the whole run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.writer = _summary_writer(folder)
+
+    def add(self, event: events.Event) -> None:
+        """Events with a step become scalars; hardware samples go by their time."""
+        if isinstance(event, events.Log):
+            for name, value in (
+                ("train/loss", event.loss),
+                ("train/learning_rate", event.learning_rate),
+                ("train/gradient_norm", event.gradient_norm),
+            ):
+                if value is not None:
+                    self.writer.add_scalar(name, value, event.step, event.time)
+        elif isinstance(event, events.Evaluated):
+            self.writer.add_scalar("held_out/loss", event.loss, event.step, event.time)
+            if event.perplexity is not None:
+                self.writer.add_scalar("held_out/perplexity", event.perplexity, event.step, event.time)
+        elif isinstance(event, events.Attention):
+            self._attention(event)
+        elif isinstance(event, events.Window) and event.seconds > 0:
+            rank = f"rank{event.rank}"
+            self.writer.add_scalar(
+                f"samples_per_second/{rank}", event.samples / event.seconds, event.step, event.time
+            )
+            self.writer.add_scalar(
+                f"tokens_per_second/{rank}", event.tokens / event.seconds, event.step, event.time
+            )
+        elif isinstance(event, events.Hardware):
+            second = int(event.time)
+            if event.cpu_percent is not None:
+                self.writer.add_scalar(f"cpu_percent/{event.host}", event.cpu_percent, second, event.time)
+            if event.memory_used is not None:
+                self.writer.add_scalar(f"memory_used/{event.host}", event.memory_used, second, event.time)
+
+    def _attention(self, event: events.Attention) -> None:
+        """Under Mistral's names: activations/layer0_attention_weight_max."""
+        for end, values in (("max", event.largest), ("min", event.smallest)):
+            for layer, value in zip(event.layers, values, strict=False):
+                if value is not None:
+                    name = f"activations/{layer.replace('.', '_')}_attention_weight_{end}"
+                    self.writer.add_scalar(name, value, event.step, event.time)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self.writer.close()
+
+
+_TAIL = 1 << 16  # bytes of a rank's log
+
+Watcher = Callable[[events.Event], None]
+
+
+def machine_id() -> str:
+    """What a host's facts call this machine; empty where the kernel does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+class Recorder:
+    """The run folder's only writer while a job runs. A context manager."""
+
+    def __init__(
+        self, run: RunFolder, attempt: int, watch: Watcher, scrub: Callable[[str], str] = scrubbed
+    ) -> None:
+        self.scrub = scrub  # takes secrets out of a line
+        self.run = run
+        self.attempt = attempt
+        self.watch = watch
+        self.folder: Folder = fold(events.read_events(run.events))
+        self.board = Board(run.tensorboard)
+        self._events = _open_after_whole_lines(run.events)
+        self._logs: dict[Path, IO[str]] = {}
+        self._begins: dict[Path, int] = {}  # where this attempt's lines begin in a log
+        self._beside: str | None = None  # the first host that is this machine
+        self._spent = 0.0  # processor seconds of this process that were told
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for close in (self._events.close, *(file.close for file in self._logs.values()), self.board.close):
+            with suppress(OSError):  # a full disk: what could not be written was said when it was to be
+                close()
+
+    def record(self, event: events.Event) -> None:
+        """Append an event with the time of its arrival, then show it."""
+        event = event.model_copy(update={"heard": time.time()})
+        self._events.write(events.to_line(event) + "\n")
+        self._events.flush()
+        self.folder.add(event)
+        self.board.add(event)
+        try:
+            self.watch(event)
+        except OSError:  # the terminal or the pipe that showed it is gone; the job is not
+            self.watch = lambda event: None
+
+    def event(self, host: str, line: str) -> None:
+        """A rank's own line; it is given its host's name."""
+        try:
+            if "\\" in line or self.scrub(line) != line:  # in its texts: a mask must not cut an escape
+                line = json.dumps(scrubbed_data(json.loads(line), self.scrub))
+            event = events.parse_event(line)
+        except (ValueError, RecursionError) as error:
+            self.log(host, None, [f"muster: an event that cannot be read ({error}): {line[:500]}"])
+            return
+        self.record(event.model_copy(update={"host": host}))
+
+    def hardware(self, host: str, sample: dict[str, Any]) -> None:
+        """A sample of a host. On this machine, what this process used is the run's as well."""
+        machine = self.folder.facts.get(host, {}).get("machine")
+        if self._beside is None and machine and machine == machine_id():
+            self._beside = host
+        if host == self._beside and sample.get("cpu_own") is not None:
+            now = time.process_time()
+            sample = {**sample, "cpu_own": sample["cpu_own"] + now - self._spent}
+            self._spent = now
+        self.record(events.Hardware.model_validate({**sample, "host": host, "attempt": self.attempt}))
+
+    def host_facts(self, host: str, facts: dict[str, Any]) -> None:
+        """What a host said before the start."""
+        self.record(events.HostFacts(time=time.time(), host=host, attempt=self.attempt, facts=facts))
+
+    def state(self, state: str, **detail: Any) -> None:
+        """The controller's own mark."""
+        self.record(
+            events.JobState.model_validate(
+                {"time": time.time(), "attempt": self.attempt, "state": state, "detail": detail}
+            )
+        )
+
+    def begin_logs(self, hosts: list[str]) -> None:
+        """Mark in every host's log where this attempt begins."""
+        for host in hosts:
+            self.log(host, None, [self._mark])
+
+    def host_words(self, host: str) -> str:
+        """What torchrun and the agent said on a host in this attempt."""
+        path = self.run.host_log(host)
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        return text.rpartition(f"{self._mark}\n")[2]
+
+    def rank_words(self, host: str, rank: int) -> str:
+        """The end of what a rank printed in this attempt."""
+        path = self.run.rank_log(host, rank)
+        if path not in self._begins or not path.exists():
+            return ""
+        with path.open("rb") as file:
+            file.seek(max(self._begins[path], file.seek(0, 2) - _TAIL))
+            return file.read().decode("utf-8", "replace")
+
+    @property
+    def _mark(self) -> str:
+        return f"=== muster: attempt {self.attempt} ==="
+
+    def log(self, host: str, rank: int | None, lines: list[str]) -> None:
+        """Lines that a rank, or torchrun on a host, printed."""
+        path = self.run.host_log(host) if rank is None else self.run.rank_log(host, rank)
+        if path not in self._logs:
+            self._logs[path] = path.open("a", encoding="utf-8", errors="backslashreplace")
+            self._begins[path] = self._logs[path].tell()
+        self._logs[path].write("".join(f"{self.scrub(line)}\n" for line in lines))
+        self._logs[path].flush()
+
+
+def _open_after_whole_lines(path: Path) -> IO[str]:
+    """Open for appending; a last line that was cut short (a controller killed in mid-write) gets its end."""
+    torn = False
+    if path.exists() and path.stat().st_size:
+        with path.open("rb") as file:
+            file.seek(-1, 2)
+            torn = file.read(1) != b"\n"
+    opened = path.open("a", encoding="utf-8")
+    if torn:
+        opened.write("\n")
+    return opened

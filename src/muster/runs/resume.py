@@ -1,0 +1,128 @@
+"""Resume: go on with a run from the newest checkpoint that is complete on every host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from muster.core.errors import RunFolderError
+from muster.core.inventory import Host, Inventory, read_inventory
+from muster.core.job import Job
+from muster.core.recipe import Recipe
+from muster.core.recipes import read_yaml, validate
+from muster.core.result import Result
+from muster.fleet.shell import Shell
+from muster.inputs.read import Inputs, check
+from muster.results.fold import fold
+from muster.runs.checkpoints import WantedCheckpoint
+from muster.runs.continuing import on_other_hosts, without
+from muster.runs.recorder import Watcher
+from muster.runs.resolve import Attempt
+from muster.runs.train import nobody, train
+from muster.store import events
+from muster.store.runfolder import RunFolder
+
+
+def resume(
+    run: RunFolder,
+    *,
+    wanted: WantedCheckpoint | None = None,
+    hosts: str | None = None,
+    leave: Sequence[str] = (),
+    watch: Watcher = nobody,
+    announce: Callable[[Job], None] = nobody,
+    shell: Shell | None = None,
+) -> Result:
+    """Continue with the frozen recipe, on the same hosts or on `hosts`, without those to `leave` out. Raises
+    RunFolderError where it cannot be.
+
+    A checkpoint that ranks fail to load is passed over for the one before, unless its step was asked for.
+    """
+    wanted = wanted or WantedCheckpoint()
+    run.read_result()  # raises, where it is damaged
+    state = run.state()
+    if state == "succeeded" and wanted.step is None:
+        raise RunFolderError(
+            "has finished: there is nothing to resume",
+            where=run.id,
+            hint="--step N goes back to the checkpoint of that step",
+        )
+    if not run.job.exists():
+        raise RunFolderError("has not started: there is nothing to resume", where=run.id)
+    controller = run.read_json(run.controller) if state in ("running", "elsewhere") else {}
+    # Slurm starts a job again only when its first start is over: what looks alive on a dead node is not.
+    own = os.environ.get("SLURM_JOB_ID")
+    again = state == "elsewhere" and own is not None and controller.get("batch_job") == own
+    if controller and not again:
+        raise RunFolderError(
+            f"is being run by process {controller.get('pid')} on {controller.get('machine')}",
+            where=run.id,
+            hint=f"`muster stop {run.word}` first",
+        )
+    avoid = dict(wanted.avoid)
+    inputs = None
+    while True:
+        with run.claim(own) as claim:  # before any host is asked: two resumes at once must not both start
+            job = run.read_json(run.job)
+            inputs = inputs or _inputs(run, job, hosts, leave)
+            attempt = Attempt(int(job["attempt"]) + 1, resume=True, wanted=replace(wanted, avoid=avoid))
+            result = train(
+                inputs, run, attempt=attempt, claim=claim, watch=watch, announce=announce, shell=shell
+            )
+        bad = unloadable(run) if result.status == "failed" and wanted.step is None else None
+        if bad is None or bad in avoid:
+            return result
+        avoid[bad] = result.failure.what if result.failure else "it could not be loaded"
+
+
+def _inputs(run: RunFolder, job: dict[str, Any], hosts: str | None, leave: Sequence[str]) -> Inputs:
+    check_whole(run, job)
+    recipe, inventory = frozen_recipe(run), frozen_inventory(job)
+    if hosts or leave:
+        before, inventory = inventory, without(read_inventory(hosts) if hosts else inventory, leave)
+        recipe = on_other_hosts(recipe, before, inventory)
+    return check(recipe, inventory)
+
+
+def unloadable(run: RunFolder) -> int | None:
+    """The step of the checkpoint that ranks of the last attempt failed to load; None: there is none."""
+    failed = fold(events.read_events(run.events)).failed
+    return next((each.checkpoint for each in failed if each.checkpoint), None)
+
+
+def frozen_inventory(job: dict[str, Any]) -> Inventory:
+    """The hosts of a run as they were given; those of Slurm as they are given now."""
+    data = job["inventory"]
+    if data["source"].startswith("slurm:"):
+        return read_inventory(data["source"])
+    hosts = tuple(Host(host["name"], host["slots"]) for host in data["hosts"])
+    return Inventory(hosts, data["launcher"], data["source"])
+
+
+def frozen_recipe(run: RunFolder) -> Recipe:
+    """The recipe of a run as it was resolved."""
+    return validate(read_yaml(run.recipe), where=str(run.recipe))
+
+
+def check_whole(run: RunFolder, job: Mapping[str, Any]) -> None:
+    """Raise RunFolderError where the recipe lacks a setting of the job: the default would be taken for it."""
+    missing = _missing(job.get("recipe") or {}, read_yaml(run.recipe))
+    if missing:
+        raise RunFolderError(
+            f"is damaged: it has no {missing}, which the run was started with",
+            where=str(run.recipe),
+            hint=f"restore the file; {run.job} has the same settings under `recipe`",
+        )
+
+
+def _missing(whole: Mapping[str, Any], there: Any) -> str | None:
+    """The first key, dotted, that a part lacks; None: it has all."""
+    for key, value in whole.items():
+        if not isinstance(there, Mapping) or key not in there:
+            return key
+        below = _missing(value, there[key]) if isinstance(value, Mapping) else None
+        if below:
+            return f"{key}.{below}"
+    return None

@@ -1,0 +1,372 @@
+"""Train: recipe and hosts -> a run folder with a result. Nothing starts unless every host can."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import platform
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from muster import __version__
+from muster.core.errors import InventoryError, JobError, MusterError, RunFolderError, disk_full
+from muster.core.job import Facts, Job, Placement, place
+from muster.core.printable import scrubbed_data
+from muster.core.recipe import recipe_from
+from muster.core.recipes import read_yaml
+from muster.core.result import Failure, Result
+from muster.core.secrets import masked, masked_override, scrubber
+from muster.core.slurm import allocation
+from muster.core.zero import read_user_config
+from muster.fabric.run import judged, write_tables
+from muster.fleet.cause import judge_outcome, with_way_on
+from muster.fleet.fetch import copy_between, fetch_model, fetch_profiles
+from muster.fleet.interrupts import interrupts
+from muster.fleet.launchers.slurm import TICKET
+from muster.fleet.shell import RealShell, Shell
+from muster.fleet.supervisor import Listener, Outcome, Supervisor
+from muster.inputs.hub import check_names
+from muster.inputs.read import Inputs
+from muster.planner.orders import code, greeting
+from muster.planner.plan import ask, hosts_first, promised
+from muster.results.fold import make_result
+from muster.runs.checkpoints import BEGINNING, choose
+from muster.runs.continuing import same_batch
+from muster.runs.recorder import Recorder, Watcher
+from muster.runs.resolve import Attempt, Ready, agree
+from muster.store import events, sealed
+from muster.store.atomic import write_json, write_text
+from muster.store.runfolder import RunFolder, new_mark
+from muster.store.runlock import Claim
+from muster.store.values import forget, recipe_file
+
+ROOM = 1 << 18  # bytes that are held for the result, should the disk be full by then
+
+
+def nobody(event: object) -> None:
+    """A watcher that does not look."""
+
+
+def train(
+    inputs: Inputs,
+    run: RunFolder,
+    *,
+    attempt: Attempt | None = None,
+    claim: Claim | None = None,
+    watch: Watcher = nobody,
+    announce: Callable[[Job], None] = nobody,
+    shell: Shell | None = None,
+) -> Result:
+    """Run the job to its end. The result is also in the run folder.
+
+    Raises UsageError where hosts cannot be used (nothing was started then, and no folder is left behind).
+    """
+    attempt = attempt or Attempt()
+    shell = shell or RealShell()
+    ticket = os.environ.get(TICKET)
+    if inputs.launcher_name == "slurm" and allocation(os.environ) is None:
+        raise InventoryError(
+            "launch.launcher=slurm works inside an allocation",
+            where=inputs.inventory.source,
+            hint="salloc first, or --hosts slurm:/NODES, which submits a batch job",
+        )
+    if not attempt.resume and run.path.exists() and not ticket:
+        run.create()  # raises: it is there already
+    if inputs.launcher.ONE_MACHINE:
+        check_names(inputs.recipe, inputs.env)
+    inputs, chosen = hosts_first(inputs, partial(ask, shell=shell))
+    places = place([(host, host.slots or 1) for host in inputs.inventory.hosts])
+    nonce = f".muster-{secrets.token_hex(8)}"
+    mark = run.mark if attempt.resume else new_mark()
+    sign = _leave(run.path.parent / nonce)
+    try:
+        with Supervisor(places, inputs.launcher, inputs.recipe.launch, run.id, shell) as supervisor:
+            told = greeting(
+                inputs.recipe,
+                places,
+                run_dir=run.path,
+                nonce=nonce,
+                job_id=run.id,
+                attempt=attempt.number,
+                mark=mark,
+            )
+            start = None
+            if attempt.resume:
+                code_of_seals = inspect.getsource(sealed)
+                told = {host: {**spec, "sealed": code_of_seals} for host, spec in told.items()}
+            facts = supervisor.greet(told)
+            if attempt.resume and inputs.recipe.trains:
+                if attempt.wanted.step != BEGINNING and any(about["checkpoints"] for about in facts.values()):
+                    inputs = same_batch(run, inputs, facts)
+                    watch(events.Phase(time=time.time(), rank=0, name="verify"))
+                copy = partial(_copy, inputs, places, facts, supervisor, shell, watch)
+                start = choose(run, inputs.recipe, supervisor, facts, attempt.wanted, copy)
+            ready = supervisor.meanwhile(partial(agree, inputs, run, facts, attempt, chosen, start))
+            if not attempt.resume:
+                run.create(ticket, mark)
+            with claim or run.claim(os.environ.get("SLURM_JOB_ID")) as held:
+                note_batch_job(run, ticket)
+                return _run(inputs, run, held, supervisor, ready, facts, watch, announce, shell)
+    finally:
+        sign.unlink(missing_ok=True)
+
+
+def _copy(
+    inputs: Inputs,
+    places: tuple[Placement, ...],
+    facts: Facts,
+    supervisor: Supervisor,
+    shell: Shell,
+    watch: Watcher,
+    step: int,
+    source: str,
+    target: str,
+) -> None:
+    """A checkpoint from a host's own disk to another's, while agents are kept alive."""
+    watch(events.Phase(time=time.time(), rank=0, name="copy"))
+    by_host = {place.host: (place, f"{facts[place.host]['base']}/checkpoints") for place in places}
+    ends = by_host[source], by_host[target]
+    launcher, launch = inputs.launcher, inputs.recipe.launch
+    supervisor.meanwhile(partial(copy_between, launcher, launch, *ends, f"checkpoint-{step}", shell))
+
+
+def _leave(sign: Path) -> Path:
+    """Beside the run folder: hosts that see the sign share this file system. Raises RunFolderError."""
+    try:
+        sign.parent.mkdir(parents=True, exist_ok=True)
+        sign.touch()
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot be written: {error.strerror}",
+            where=str(sign.parent),
+            hint="choose another --output or --runs",
+        ) from None
+    return sign
+
+
+def note_batch_job(run: RunFolder, ticket: str | None) -> None:
+    """Make sure that the folder of a batch job knows the job's id: its submitter may have ended too soon."""
+    if run.waits_for(ticket):
+        written = run.read_json(run.submission)
+        if not written.get("job"):
+            write_json(run.submission, {**written, "job": os.environ.get("SLURM_JOB_ID")})
+
+
+def _run(
+    inputs: Inputs,
+    run: RunFolder,
+    claim: Claim,
+    supervisor: Supervisor,
+    ready: Ready,
+    facts: Facts,
+    watch: Watcher,
+    announce: Callable[[Job], None],
+    shell: Shell,
+) -> Result:
+    run.set_result_aside()
+    if not os.environ.get(TICKET):  # a job that Slurm starts again obeys what was asked of its first start
+        run.stop_request.unlink(missing_ok=True)
+    try:
+        freeze(run, ready, inputs)
+        run.room.write_bytes(bytes(ROOM))
+    except OSError as error:
+        raise disk_full(error, run.path) or error from None
+    job, launch = ready.job, inputs.recipe.launch
+    announce(job)
+    deadline = time.monotonic() + launch.timeout if launch.timeout else None
+    scrub = scrubber(inputs.env)
+
+    def tick() -> str | None:
+        claim.touch()
+        if wish.stop:
+            return wish.stop
+        if run.stop_request.exists():
+            return "stopped by `muster stop`"
+        if deadline is not None and time.monotonic() > deadline:
+            return f"timeout: launch.timeout of {launch.timeout:g} s was reached"
+        return None
+
+    with interrupts() as wish, Recorder(run, job.attempt, watch, scrub) as recorder:
+        try:
+            recorder.begin_logs(list(facts))
+            recorder.state("begin", resume_step=job.resume_step, hosts=list(facts))
+            for host, about in facts.items():
+                recorder.host_facts(host, {k: v for k, v in about.items() if k != "port"})
+            listener = Listener(recorder.event, recorder.log, recorder.hardware, tick)
+            outcome = supervisor.run(_with_code(ready.orders), listener)
+            result = _conclude(inputs, run, job, recorder, outcome, facts, shell)
+            recorder.state("end", status=result.status)
+            _write_predictions(run, result)
+            write_tables(run, result)
+            _write_result(run, result)
+        except Exception as error:  # whatever it is: nothing runs on, and the run says that it failed
+            supervisor.leave(keep=True)
+            result = _broken(run, job, recorder, error)
+    run.stop_request.unlink(missing_ok=True)
+    if result.status == "succeeded":  # nothing is left to resume
+        forget(recipe_from(read_yaml(run.recipe)).env_kept)
+    return result
+
+
+def _write_result(run: RunFolder, result: Result) -> None:
+    run.room.unlink(missing_ok=True)
+    write_json(run.result, result.model_dump(mode="json"))
+
+
+def _broken(run: RunFolder, job: Job, recorder: Recorder, error: Exception) -> Result:
+    """The result of a job that the controller could not hold to its end, written where there is room.
+
+    A full disk of the controller's is such an end; an error of muster's own is raised again.
+    """
+    known: MusterError | None = error if isinstance(error, MusterError) else None
+    if isinstance(error, OSError):
+        known = disk_full(error, run.path)
+    about = (
+        known.as_dict() if known else {"what": f"an error in muster itself: {type(error).__name__}: {error}"}
+    )
+    failure = with_way_on(Failure.model_validate(about), run.word, recorder.folder.saved, None)
+    failure = failure.model_copy(update={"what": recorder.scrub(failure.what)})
+    result = make_result(recorder.folder, job, status="failed", failure=failure, ended=time.time())
+    with suppress(OSError):
+        _write_result(run, result)
+    if known is None:
+        raise error
+    return result
+
+
+def _with_code(by_host: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {host: {**order, "host": {**order["host"], "code": code()}} for host, order in by_host.items()}
+
+
+def _conclude(
+    inputs: Inputs,
+    run: RunFolder,
+    job: Job,
+    recorder: Recorder,
+    outcome: Outcome,
+    facts: Facts,
+    shell: Shell,
+) -> Result:
+    folder = recorder.folder
+    logs = {p.host: recorder.host_words(p.host) for p in job.placements}
+    status, failure = judge_outcome(
+        outcome, folder.failed, folder.done, job.world_size, logs, job.placements, recorder.rank_words
+    )
+    first = job.placements[0]
+    trains = inputs.recipe.trains
+    saved = trains and inputs.recipe.checkpoint.model
+    if saved and status == "succeeded" and not facts[first.host]["shared"]:
+        try:
+            files = next((each.files for each in reversed(folder.saved) if each.step is None), None)
+            base = facts[first.host]["base"]
+            fetch_model(inputs.launcher, first, inputs.recipe.launch, base, run, shell, files)
+        except JobError as error:
+            status, failure = "failed", Failure.model_validate(error.as_dict())
+    if run.model.is_dir():
+        folder.model_path = str(run.model)
+    fetch_profiles(inputs.launcher, job, inputs.recipe.launch, facts, run, shell, folder.profiled)
+    if failure is not None:
+        lost = next(iter(outcome.lost), None) if len(job.placements) > 1 else None
+        bad = {each.checkpoint for each in folder.failed}
+        usable = [each for each in folder.saved if each.step not in bad]
+        failure = with_way_on(failure, run.word, usable, lost)
+        failure = Failure.model_validate(
+            {name: recorder.scrub(value) if isinstance(value, str) else value for name, value in failure}
+        )
+    result = make_result(
+        folder,
+        job,
+        status=status,
+        failure=failure,
+        ended=time.time(),
+        planned=promised(run.read_json(run.plan)),
+    )
+    return result if trains else judged(result, folder, job)
+
+
+def _write_predictions(run: RunFolder, result: Result) -> None:
+    """Answers of the held-out set out of the event log, in their order, as a file of their own."""
+    answers = [
+        event
+        for event in events.read_events(run.events)
+        if isinstance(event, events.Answer) and event.attempt == result.attempt
+    ]
+    if answers:
+        ordered = sorted(answers, key=lambda answer: answer.index)
+        include = {"index", "question", "predicted", "expected", "exact", "executed", "unscored"}
+        write_text(
+            run.predictions, "".join(answer.model_dump_json(include=include) + "\n" for answer in ordered)
+        )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Writes down what is fixed, before anything starts: recipe.yaml, plan.json, env.json, job.json.
+
+
+def freeze(run: RunFolder, ready: Ready, inputs: Inputs) -> None:
+    """Everything that hosts have agreed to."""
+    job, orders = ready.job, ready.orders
+    recipe = inputs.recipe.as_dict()
+    shown = inputs.recipe.env_show
+    if inputs.recipe.engine.config and not run.deepspeed_given.exists():
+        write_json(run.deepspeed_given, read_user_config(inputs.recipe.engine.config))
+        recipe["engine"]["config"] = str(run.deepspeed_given)  # a resumed run reads what this one read
+    told = next(iter(orders.values()))["job"]
+    if told["deepspeed"]:
+        write_json(run.deepspeed, told["deepspeed"])
+    if job.peaks and not run.peaks.exists():
+        write_json(run.peaks, asdict(job.peaks))
+        recipe["measure"]["peaks"] = str(run.peaks)
+    # What the plan chose stays chosen: a resumed run has to find its checkpoints' shards as they were cut.
+    recipe["engine"]["zero"] = job.recipe["engine"]["zero"]
+    recipe["train"]["gradient_checkpointing"] = job.recipe["train"]["gradient_checkpointing"]
+    key = inputs.recipe.env_kept if run.recipe.exists() else None  # a resumed run's own, or a new one
+    write_text(run.recipe, recipe_file(recipe, key))
+    decisions = [{"field": d.field, "value": d.value, "why": d.why} for d in job.decisions]
+    plan = ready.plan.model_dump(mode="json") if ready.plan else {}
+    write_json(run.plan, scrubbed_data({**plan, "decisions": decisions}))
+    write_json(
+        run.env,
+        {
+            "muster": __version__,
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "controller": platform.node(),
+            "argv": [masked_override(word, shown) for word in sys.argv],
+            "versions": _versions(),
+            "rank_environment": masked(inputs.env, shown),
+        },
+    )
+    hosts = {host: _recorded(order, shown) for host, order in orders.items()}
+    inventory = inputs.inventory
+    source = {
+        "launcher": inventory.launcher,
+        "source": inventory.source,
+        "hosts": [{"name": host.name, "slots": host.slots} for host in inventory.hosts],
+    }
+    written = {**job.as_dict(), "inventory": source, "orders": hosts, "deepspeed": told["deepspeed"]}
+    write_json(run.job, scrubbed_data(written))
+
+
+def _recorded(order: Mapping[str, Any], shown: Sequence[str]) -> dict[str, Any]:
+    """A start order for job.json: without the job, which stands there once, and without values."""
+    own = {**order["host"], "env": masked(order["host"]["env"], shown)}
+    return {**{key: value for key, value in order.items() if key != "job"}, "host": own}
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in ("torch", "transformers", "deepspeed", "accelerate", "pydantic", "duckdb"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found

@@ -1,0 +1,56 @@
+"""JSON Schemas of the documents that Muster reads and writes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from muster.benches.document import Bench
+from muster.benches.suite import Suite
+from muster.checks.inspection import Inspection
+from muster.checks.profiles import profile_schema
+from muster.checks.registry import checks_of, families
+from muster.core.recipe import RECIPES
+from muster.core.result import Result
+from muster.judging.document import Judged
+from muster.planner.document import Plan
+from muster.store.events import event_schema
+
+
+def schema_of(what: str) -> dict[str, Any]:
+    """The schema of a recipe, suite or check profile file, or of a document that Muster writes."""
+    if what == "profile":
+        return profile_schema(checks_of(families()))
+    if what == "plan":
+        return Plan.model_json_schema()
+    if what == "inspection":
+        return Inspection.model_json_schema()
+    if what == "judged":
+        return Judged.model_json_schema()
+    if what == "bench":
+        return Bench.model_json_schema()
+    if what == "suite":
+        return Suite.model_json_schema()
+    if what == "result":
+        return Result.model_json_schema()
+    if what == "event":
+        return event_schema()
+    return recipe_schema()
+
+
+def recipe_schema() -> dict[str, Any]:
+    """The schema of a recipe file: any of the workloads' recipes, each with its own `data`."""
+    models: list[tuple[type[BaseModel], Literal["validation"]]]
+    models = [(model, "validation") for model in RECIPES.values()]
+    refs, schema = models_json_schema(models, by_alias=True)
+    for workload, model in RECIPES.items():
+        properties = schema["$defs"][model.__name__]["properties"]
+        properties["workload"] |= {"enum": sorted({workload, workload.replace("-", "_")})}
+        properties["inherit"] = {
+            "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+            "description": "Other recipes that this one starts from, by name or path; later keys override "
+            "earlier ones.",
+        }
+    return {"title": "Muster recipe", "anyOf": [refs[model] for model in models], **schema}

@@ -1,1 +1,0 @@
-"""Floor 6: check, plan, train, ask, report ... as plain functions: the library's public face."""
