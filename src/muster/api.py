@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from muster.store.runfolder import DEFAULT_ROOT, RunFolder, find_run, run_folder_of
+
 if TYPE_CHECKING:
     from muster.benches.document import Bench
     from muster.checks.inspection import Inspection
@@ -23,14 +25,19 @@ if TYPE_CHECKING:
     from muster.planner.document import Plan
     from muster.runs.ask import Answers
 
-RUNS = Path("runs")
+
+Words = str | Sequence[str]  # one, or several
+
+
+def _words(given: Words) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
 
 
 def check(
     hosts: str,
     *,
     recipe: str = "",
-    overrides: Sequence[str] = (),
+    overrides: Words = (),
     profile: str = "",
     gpus: int | None = None,
     group: bool = True,
@@ -44,7 +51,7 @@ def check(
     from muster.core.inventory import read_inventory
 
     wanted = WantedChecks(recipe or None, profile or None, gpus, group)
-    return inspect(read_inventory(hosts), settings_of(recipe, list(overrides)), wanted)
+    return inspect(read_inventory(hosts), settings_of(recipe, _words(overrides)), wanted)
 
 
 def plan(
@@ -52,7 +59,7 @@ def plan(
     hosts: str = "",
     *,
     on: str = "",
-    overrides: Sequence[str] = (),
+    overrides: Words = (),
     samples: int | None = None,
     price: float | None = None,
     traced: bool = True,
@@ -72,17 +79,17 @@ def plan(
         raise UsageError("either hosts or on is needed", hint='on="h200:8x4,10Gbit", or hosts="node[1-4]"')
     told = UserFigures(samples, price)
     if on:
-        return plan_on(recipe_of(recipe, list(overrides)), on, told, traced=traced).plan
-    return plan_hosts(read_inputs(recipe, hosts, list(overrides)), told, traced=traced).plan
+        return plan_on(recipe_of(recipe, _words(overrides)), on, told, traced=traced).plan
+    return plan_hosts(read_inputs(recipe, hosts, _words(overrides)), told, traced=traced).plan
 
 
 def train(
     recipe: str,
     hosts: str,
     *,
-    overrides: Sequence[str] = (),
+    overrides: Words = (),
     output: Path | str | None = None,
-    runs: Path | str = RUNS,
+    runs: Path | str = DEFAULT_ROOT,
 ) -> Result:
     """Train on hosts until the end, and write the report. `output`: the run's folder, which must not exist;
     without it, a new one in `runs`.
@@ -92,9 +99,8 @@ def train(
     from muster.inputs.read import read_inputs
     from muster.reports.page import report as write_report
     from muster.runs.train import train as run_train
-    from muster.store.runfolder import RunFolder, run_folder_of
 
-    inputs = read_inputs(recipe, hosts, list(overrides))
+    inputs = read_inputs(recipe, hosts, _words(overrides))
     run = RunFolder(Path(output).absolute()) if output else run_folder_of(inputs.recipe, Path(runs))
     result = run_train(inputs, run)
     write_report(run)
@@ -103,11 +109,11 @@ def train(
 
 def ask(
     run: Path | str = "last",
-    questions: Sequence[str] = (),
+    questions: Words = (),
     *,
     evaluate: bool = False,
     limit: int | None = None,
-    runs: Path | str = RUNS,
+    runs: Path | str = DEFAULT_ROOT,
 ) -> Answers:
     """Answers of the model that a run has trained; with `evaluate` to its held-out set, at most `limit`.
 
@@ -115,23 +121,22 @@ def ask(
     """
     from muster.runs.ask import ask as run_ask
     from muster.runs.ask import check_trained
-    from muster.store.runfolder import find_run
 
     folder = find_run(str(run), Path(runs))
     check_trained(folder)
-    return run_ask(folder, questions, evaluate=evaluate, limit=limit)
+    return run_ask(folder, _words(questions), evaluate=evaluate, limit=limit)
 
 
 def bench(
     suite: str,
     hosts: str,
     *,
-    overrides: Sequence[str] = (),
+    overrides: Words = (),
     recipe: str = "",
     jobs: int | None = None,
     baseline: Path | str | None = None,
     output: Path | str | None = None,
-    runs: Path | str = RUNS,
+    runs: Path | str = DEFAULT_ROOT,
 ) -> Bench:
     """Run a suite's jobs on groups of hosts: a verdict per host. `Bench.gate` is the exit code.
 
@@ -143,7 +148,7 @@ def bench(
     from muster.benches.folder import BenchFolder, new_bench_folder
     from muster.benches.inputs import read_bench
 
-    inputs = read_bench(suite, hosts, list(overrides), recipe=recipe, at_once=jobs)
+    inputs = read_bench(suite, hosts, _words(overrides), recipe=recipe, at_once=jobs)
     folder = BenchFolder(Path(output).absolute()) if output else new_bench_folder(Path(runs), inputs.name)
     return run_bench(inputs, folder, Surroundings(baseline=Path(baseline) if baseline else None))
 
@@ -175,9 +180,10 @@ def judge(
     )
 
 
-def report(run: Path | str = "last", *, output: Path | str | None = None, runs: Path | str = RUNS) -> Path:
+def report(
+    run: Path | str = "last", *, output: Path | str | None = None, runs: Path | str = DEFAULT_ROOT
+) -> Path:
     """Write a run's page, report.html in its folder or `output`. -> its path. Raises RunFolderError."""
     from muster.reports.page import report as write_report
-    from muster.store.runfolder import find_run
 
     return write_report(find_run(str(run), Path(runs)), Path(output) if output else None)

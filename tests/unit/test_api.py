@@ -51,6 +51,20 @@ def test_a_plan_and_what_a_user_can_cause() -> None:
     assert caught.value.hint
 
 
+def test_one_override_or_question_needs_no_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A string is a sequence as well: of its letters, which nobody means."""
+    planned = muster.plan("digits", on="h100:8", overrides="train.max_steps=7", traced=False)
+    assert planned == muster.plan("digits", on="h100:8", overrides=["train.max_steps=7"], traced=False)
+    assert planned != muster.plan("digits", on="h100:8", traced=False)
+    asked: list[object] = []
+    monkeypatch.setattr("muster.runs.ask.check_trained", lambda run: None)
+    monkeypatch.setattr("muster.runs.ask.ask", lambda run, questions, **more: asked.append(questions))
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "job.json").write_text("{}")
+    muster.ask(tmp_path / "one", "How many?")
+    assert asked == [["How many?"]]
+
+
 def test_logs_are_judged(tmp_path: Path) -> None:
     for host in range(8):
         slower = 1.3 if host == 3 else 1 + host / 1000

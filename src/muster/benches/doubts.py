@@ -16,7 +16,8 @@ IDLE = 0.25  # this share was idle all the same
 STOLEN = 0.05  # share of the cores' time that a virtual machine's own host may give to others
 SLOWED = 0.05  # share of samples in which a GPU may be slowed down
 
-_Use = Sequence[tuple[float, float, float]]  # time, core-seconds by then: of all processes, of the bench's
+_Use = Sequence[tuple[float, float, float]]  # time, core-seconds by then: of all processes, of the job's
+_Known = Sequence[tuple[float, float]]  # time, core-seconds by then: of a job, or of its controller
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,12 @@ class Doubts:
 def doubts_of(records: Mapping[str, JobRecord]) -> dict[str, Doubts]:
     """Of every job that succeeded. What the bench's other jobs and controllers did on the same machine is
     known, and others' work is what none of them did."""
-    own: dict[str, list[_Use]] = defaultdict(list)  # by machine
+    own: dict[str, list[_Known]] = defaultdict(list)  # by machine
     for record in records.values():
         if record.machine:
-            own[record.machine].append([(moment, 0.0, used) for moment, used in record.controller_use])
+            own[record.machine].append(record.controller_use)
         for each in _reports(record):
-            own[_machine(each)].append(each.cpu_use)
+            own[_machine(each)].append([(moment, used) for moment, _, used in each.cpu_use])
     return {
         job: Doubts((*_unsteady(record), *_disturbed(record, own)), tuple(_slowed(record)))
         for job, record in records.items()
@@ -63,7 +64,7 @@ def _unsteady(record: JobRecord) -> Iterable[str]:
         yield f"samples/s varied by {speed.variation:.0%} over its windows"
 
 
-def _disturbed(record: JobRecord, own: Mapping[str, Sequence[_Use]]) -> Iterable[str]:
+def _disturbed(record: JobRecord, own: Mapping[str, Sequence[_Known]]) -> Iterable[str]:
     seen = set()
     for each in _reports(record):
         if each.strangers:
@@ -84,7 +85,7 @@ def _disturbed(record: JobRecord, own: Mapping[str, Sequence[_Use]]) -> Iterable
             yield f"the machine that {each.host} is virtual on gave {each.stolen:.0%} of its time to others"
 
 
-def _others(use: _Use, own: Sequence[_Use]) -> float | None:
+def _others(use: _Use, own: Sequence[_Known]) -> float | None:
     """Cores that processes used on average which are of no job of the bench."""
     if len(use) < 2:
         return None
@@ -98,17 +99,17 @@ def _busy(use: _Use) -> float:
     return use[-1][1] / (use[-1][0] - use[0][0])
 
 
-def _until(use: _Use, moment: float) -> float:
+def _until(use: _Known, moment: float) -> float:
     """Core-seconds that a job's own processes had used by then: evenly between two samples."""
-    before: tuple[float, float, float] | None = None
+    before: tuple[float, float] | None = None
     for point in use:
         if point[0] >= moment:
             if before is None:
-                return point[2]
+                return point[1]
             share = (moment - before[0]) / (point[0] - before[0])
-            return before[2] + share * (point[2] - before[2])
+            return before[1] + share * (point[1] - before[1])
         before = point
-    return before[2] if before else 0.0
+    return before[1] if before else 0.0
 
 
 def _slowed(record: JobRecord) -> Iterable[str]:

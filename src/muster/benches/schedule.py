@@ -65,6 +65,9 @@ def groups_of(hosts: Sequence[str], size: int, *, first: bool = False) -> list[H
     return made
 
 
+# ----------------------------------------------------------------------------------------------------
+# Which jobs a bench has, in which order they may start.
+
 WARM_UPS = 3  # of an entry at most, where those before did not end well
 Impossible = Callable[[str, Sequence[str]], str | None]  # entry, hosts -> why there can be no such job
 

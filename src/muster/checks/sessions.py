@@ -81,6 +81,9 @@ class ConnectionWindow:
         return min(size, self._most)
 
 
+# ----------------------------------------------------------------------------------------------------
+# All sessions of a survey in one loop.
+
 _TICK = 0.2
 _SLACK = 3.0  # seconds beyond ssh's own patience, so that it is ssh that says what is wrong
 _GRACE = 5.0  # seconds beyond the probes' time for what they found to arrive

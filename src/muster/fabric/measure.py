@@ -179,6 +179,9 @@ class Collector:
         )
 
 
+# ----------------------------------------------------------------------------------------------------
+# Measuring a group: one process per host through the agent, one rank per slot.
+
 WORKER = "muster.worker.fabric"  # the ranks' module
 _MOST_SLOTS = 16  # GPUs of one host
 

@@ -83,6 +83,9 @@ def many_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+# ----------------------------------------------------------------------------------------------------
+# Waiting for machines that register themselves, until all are there.
+
 MOST = 10_000  # machines
 BEAT = 3.0  # seconds between two signs of life
 SILENCE = 15.0  # seconds after which a machine that says nothing is gave up

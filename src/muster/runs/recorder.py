@@ -83,6 +83,9 @@ class Board:
         self.writer.close()
 
 
+# ----------------------------------------------------------------------------------------------------
+# Events and logs, folded as they come.
+
 _TAIL = 1 << 16  # bytes of a rank's log
 
 Watcher = Callable[[events.Event], None]

@@ -188,6 +188,10 @@ def training_arguments(context: Context) -> dict[str, Any]:
     return arguments
 
 
+# ----------------------------------------------------------------------------------------------------
+# A rank's work from the first import to its last event.
+
+
 def run(spec: dict[str, Any]) -> int:
     """Train as the spec says. The exit code: 0, 1 for a breakdown, 2 for bad input."""
     context = read_context(spec)

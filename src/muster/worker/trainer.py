@@ -59,6 +59,10 @@ def saved_names(folder: Path) -> set[str]:
         return set(file.keys())
 
 
+# ----------------------------------------------------------------------------------------------------
+# The trainer: Muster's order of samples, the loss in equal or unequal parts, an exact held-out loss.
+
+
 class OrderedSamples:
     """Goes before a Transformers trainer among the base classes. Set `sampler` before training.
 

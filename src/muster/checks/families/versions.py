@@ -86,6 +86,9 @@ def _nvcc(about: About, answer: Mapping[str, Any], builds: bool) -> Finding:
     )
 
 
+# ----------------------------------------------------------------------------------------------------
+# The versions of the ranks' interpreter and packages.
+
 # What ranks' messages, checkpoints and numbers depend on: a difference breaks a job, or spoils it.
 _MUST = ("torch", "deepspeed", "transformers", "accelerate")
 # What hosts are asked for.

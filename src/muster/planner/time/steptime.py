@@ -9,10 +9,10 @@ a measured run (learning.py); until then EFFICIENCY is assumed. Each operation c
 what it does (KERNEL), and on a GPU none starts before Python has asked for it (LAUNCH): small models wait for
 that.
 
-Communication: planner/time/traffic.py's calls, each a latency per hop and bytes over the slowest link
-(planner/time/collective.py), less what the engine hides behind the computation (planner/time/steptime.py).
+Communication: traffic.py's calls, each a latency per hop and bytes over the slowest link
+(collective.py), less what the engine hides behind the computation.
 
-Optimizer: planner/time/update.py.
+Optimizer: update.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from muster.planner.time.update import update
 #
 # One call at a time goes over the links, in the order in which they are asked for: NCCL and gloo share a link
 # no better, and engines put their calls on one stream per direction. What an engine does not put beside the
-# computation, the computation waits for. What is beside it slows it, and is slowed (Pace).
+# computation, the computation waits for. What is beside it slows it, and is slowed (OverlapPace).
 
 Cost = Callable[[Call], float]
 
@@ -144,6 +144,9 @@ class _Clock:
                 self._left[0] -= step * self.pace.exchanging
         self.now += max(0.0, seconds)
 
+
+# ----------------------------------------------------------------------------------------------------
+# A step, in parts.
 
 EFFICIENCY = 0.6  # of the stated figures, where nothing was measured: amid docs/steptime.md's published runs
 # Seconds that an operation takes beside its work: on a GPU between two kernels, on a CPU for PyTorch to find

@@ -10,7 +10,7 @@ Read in the engines' own code, and held against what they really call by tests/r
   in all.
 - ZeRO 2 (same file, reduce_independent_p_g_buckets_and_remove_grads): the same in every micro-step's
   backward pass: 2 b Psi a + b Psi.
-- ZeRO 3 (partitioned_param_coordinator.py, stage3.py): planner/time/traffic.py, as FSDP.
+- ZeRO 3 (partitioned_param_coordinator.py, stage3.py): as FSDP, below.
 
 b: bytes of a value, Psi: parameters, a: micro-steps. "all-reduce" counts twice on a ring.
 """

@@ -68,6 +68,10 @@ def read_digits() -> tuple[Any, list[int]]:
     return images, [int(label) for label in rows[:, 64]]
 
 
+# ----------------------------------------------------------------------------------------------------
+# Where images come from: Parquet, folders, a hub data set, the digits.
+
+
 @dataclass(frozen=True)
 class Shard:
     """A part of a data set: its source, and the rows in use with their class numbers.

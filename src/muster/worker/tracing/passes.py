@@ -187,6 +187,10 @@ def _touched(tensor: torch.Tensor) -> int:
     return int(min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()))
 
 
+# ----------------------------------------------------------------------------------------------------
+# One forward and one backward pass over a micro-batch, as the trainer does them.
+
+
 def blocks_of(model: Any) -> dict[str, Any]:
     """The transformer blocks by their names, which FSDP gathers one at a time."""
     kinds = set(getattr(model, "_no_split_modules", None) or ())

@@ -172,6 +172,9 @@ def _check_numbers(request: TraceRequest) -> None:
         )
 
 
+# ----------------------------------------------------------------------------------------------------
+# The whole trace of a request: parameters of the model as it is, passes over a model of few layers.
+
 PACKAGES = ("torch", "transformers", "accelerate", "peft")
 MANY = 4096  # samples that no micro-batch has
 
