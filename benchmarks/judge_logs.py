@@ -26,6 +26,8 @@ from typing import Any
 
 from hardware import processor
 
+from muster.judging.document import Gate
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -77,7 +79,7 @@ def timed(where: Path, output: Path) -> dict[str, Any]:
         process = subprocess.Popen(command, stdout=out)
         _, status, usage = os.wait4(process.pid, 0)
     seconds = time.monotonic() - before
-    if os.waitstatus_to_exitcode(status) not in (0, 1):
+    if os.waitstatus_to_exitcode(status) not in list(Gate):
         raise SystemExit("muster judge failed")
     found = json.loads(output.read_text(encoding="utf-8"))
     return {
