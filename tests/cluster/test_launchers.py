@@ -59,6 +59,7 @@ def test_a_host_is_lost(disaster, launcher: str, whole: Cluster, tmp_path: Path)
         assert not job.local_processes()
     assert (code, result["status"]) == (1, "failed")
     assert result["failure"]["host"] == "node2"
+    assert result["failure"]["id"] == ("ssh_unreachable" if "lost" in result["failure"]["what"] else None)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -118,6 +119,7 @@ def test_unreachable_host_is_named(launcher: str, whole: Cluster, tmp_path: Path
         assert job.gone_within()
     assert code == 2
     assert document["error"]["host"] == "node3", document
+    assert document["error"]["id"] in ("ssh_unreachable", "dns_unresolved"), document
     assert "node1, node2" in document["error"]["hint"]
     assert not job.run.path.exists()
     assert not left(whole, job)

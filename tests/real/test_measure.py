@@ -211,7 +211,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     assert result.failure is not None
     assert result.failure.what.startswith(("the loss is nan at step", "the loss is inf at step"))
     assert "train.learning_rate" in (result.failure.hint or "")
-    assert not result.failure.usage
+    assert (result.failure.id, result.failure.usage) == ("loss_nan", False)
     assert not done.model.exists()
     assert all(loss is None or math.isfinite(loss) for loss in losses(done))
 

@@ -224,6 +224,7 @@ def test_a_taken_port_is_refused() -> None:
         with pytest.raises(Problem, match=f"port {port} cannot be used: Address already in use") as caught:
             Agent().hold_port(port)
     assert caught.value.hint == "leave launch.port out: a free one is found"
+    assert caught.value.failure == "port_in_use"
 
 
 def test_a_held_port_is_nobody_elses() -> None:

@@ -163,10 +163,11 @@ def test_one_line_and_a_hint(name: str, here: Path) -> None:
 
 def test_a_port_that_is_taken(here: Path, taken_port: int) -> None:
     """The agent finds out before anything starts."""
-    done = muster(here, "train", "demo", "--hosts", "local:1", f"launch.port={taken_port}")
+    done = muster(here, "train", "demo", "--hosts", "local:1", f"launch.port={taken_port}", "--json")
     assert done.returncode == 2, done.stderr
-    assert f"local: port {taken_port} cannot be used: Address already in use" in done.stderr
-    assert "hint: leave launch.port out" in done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert error["message"] == f"local: port {taken_port} cannot be used: Address already in use"
+    assert (error["hint"].startswith("leave launch.port out"), error["id"]) == (True, "port_in_use")
 
 
 def test_errors_as_json(here: Path) -> None:

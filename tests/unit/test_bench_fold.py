@@ -202,7 +202,8 @@ def test_failures_of_a_host_and_of_bad_input() -> None:
     def result(task: Task) -> Result:
         if "local2" in task.hosts:
             what = "CUDA error: uncorrectable ECC error encountered"
-            return made(task.hosts, status="failed", failure=Failure(what=what, host="local2"))
+            failure = Failure(what=what, host="local2", id="gpu_hardware")
+            return made(task.hosts, status="failed", failure=failure)
         if task.id == "digits-1x-001":
             return made(task.hosts, status="failed", failure=Failure(what="bad", usage=True))
         return fleet(task)
@@ -213,6 +214,7 @@ def test_failures_of_a_host_and_of_bad_input() -> None:
         failure = (one := records[task.id].result) and one.failure
         if failure:
             told = {"reason": failure.what, "failed_host": failure.host, "usage": failure.usage}
+            told |= {"failure": failure.id}
             records[task.id] = records[task.id].model_copy(update=told)
     found = fold_bench(ended(bench.suite, "local:12x1", result, records=records))
     named = verdicts(found)
@@ -234,7 +236,11 @@ def test_a_host_that_cannot_be_reached_is_to_blame_alone() -> None:
     bench = ended(suite, "local:9x1", result)
     records = {
         task.id: recorded(
-            task, None, reason="local2: cannot be reached: no route to host", failed_host="local2"
+            task,
+            None,
+            reason="local2: cannot be reached: no route to host",
+            failed_host="local2",
+            failure="ssh_unreachable",
         )
         if "local2" in task.hosts
         else bench.records[task.id]

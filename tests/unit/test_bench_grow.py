@@ -33,7 +33,7 @@ def ok(hosts: Sequence[str], slower: float = 1.0) -> tuple[float, int, Any]:
 
 
 def lost(hosts: Sequence[str], host: str) -> tuple[float, int, Any]:
-    failure = Failure(what="cannot be reached: no route to host", host=host)
+    failure = Failure(what="cannot be reached: no route to host", host=host, id="ssh_unreachable")
     return 0.0, 1, made(hosts, status="failed", failure=failure)
 
 

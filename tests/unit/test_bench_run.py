@@ -64,7 +64,7 @@ def test_every_job_runs_and_no_host_is_in_two(tmp_path: Path) -> None:
 def test_a_failure_is_that_jobs_alone(tmp_path: Path) -> None:
     def plays(job: str, hosts: Sequence[str]) -> tuple[float, int, Any]:
         if hosts == ["local1"]:
-            failure = Failure(what="CUDA out of memory", host="local1", where="rank 0", hint="less")
+            failure = Failure(what="full", host="local1", where="rank 0", hint="less", id="cuda_oom")
             return 0.02, 1, made(hosts, status="failed", failure=failure)
         if hosts == ["local2"]:
             said = {"message": "x: batch.micro: no", "hint": "yes", "host": None}
@@ -74,7 +74,7 @@ def test_a_failure_is_that_jobs_alone(tmp_path: Path) -> None:
     found, _ = play(tmp_path, inputs_of(tmp_path, "local:4x1", {"groups": [1]}), plays)
     by_host = {job.hosts[0]: job for job in found.jobs}
     assert [by_host[f"local{i}"].outcome for i in range(4)] == ["succeeded", "failed", "failed", "succeeded"]
-    assert by_host["local1"].reason == "rank 0: CUDA out of memory"
+    assert by_host["local1"].reason == "rank 0: full"
     assert (by_host["local1"].failed_host, by_host["local1"].hint) == ("local1", "less")
     assert (by_host["local1"].failure, by_host["local1"].judged) == ("cuda_oom", True)
     assert (by_host["local2"].reason, by_host["local2"].judged) == ("x: batch.micro: no", False)

@@ -8,6 +8,7 @@ import pytest
 
 from muster.core.job import Placement
 from muster.core.result import Failure
+from muster.failures.table import find
 from muster.fleet.cause import judge_outcome, with_way_on
 from muster.fleet.messages import Kernel
 from muster.fleet.supervisor import Outcome
@@ -33,7 +34,9 @@ def table(rank: int, code: int, *others: tuple[int, int]) -> str:
 
 
 def failed(rank: int, what: str, time: float, **more: Any) -> events.Failed:
-    return events.Failed(time=time, rank=rank, host=f"node{rank}", what=what, **more)
+    known = find(what, "log", "error")
+    told = {"id": known.failure.id if known else None, **more}
+    return events.Failed(time=time, rank=rank, host=f"node{rank}", what=what, **told)
 
 
 def judge(
@@ -135,6 +138,7 @@ def test_who_sent_a_sigkill_is_read_and_not_guessed(kernel: dict[str, Any], what
     failure = cause(**given, kernel={"node1": Kernel(**kernel)})
     assert (failure.what, failure.host) == (what, "node1")
     assert ("not known" in (failure.hint or "")) == (what == UNKNOWN)
+    assert failure.id == ("host_oom_killed" if what == OOM else None)
     bare = cause(exits={"node1": (-9, None)}, kernel={"node1": Kernel(**kernel)})  # torchrun itself
     assert ("not by" in bare.what) == (what == NOT_OOM) and bare.what.startswith("torchrun was killed")
 
@@ -184,6 +188,9 @@ def test_a_lost_host_and_not_the_ranks_that_missed_it() -> None:
         failures=(failed(0, "connection closed by peer", 1.0),),
     )
     assert (failure.what, failure.host) == ("the host was lost: silent for 15 s", "node1")
+    assert failure.id == "ssh_unreachable"
+    words = "root@node1: Permission denied (publickey)."
+    assert cause(exits={"node0": STOPPED}, lost={"node1": words}).id == "ssh_permission_denied"
 
 
 def test_the_agents_deadline() -> None:
@@ -213,11 +220,9 @@ def test_a_peer_that_is_gone_is_an_echo(echo: str) -> None:
 
 
 def test_what_an_agent_could_not_do() -> None:
-    outcome = Outcome(exits={"node0": (None, "error")}, problems={"node0": ("the disk is full", "make room")})
-    status, failure = judge_outcome(outcome, [], {}, 1, {})
-    assert status == "failed"
-    assert failure is not None
-    assert (failure.what, failure.host, failure.hint) == ("the disk is full", "node0", "make room")
+    full = Failure(what="the disk is full", host="node0", hint="make room", id="disk_full")
+    outcome = Outcome(exits={"node0": (None, "error")}, problems={"node0": full})
+    assert judge_outcome(outcome, [], {}, 1, {}) == ("failed", full)
 
 
 @pytest.mark.parametrize(
@@ -258,6 +263,7 @@ def test_a_rank_that_complains_of_another_is_a_witness() -> None:
     )  # fmt: skip
     assert (failure.host, failure.where) == ("node1", "rank 1")
     assert failure.what == f"rank 1 stopped answering; rank 0 on node0 says: {GONE}"
+    assert failure.id == "peer_collapse"
 
 
 def test_of_many_silent_hosts_none_is_accused() -> None:
@@ -287,6 +293,7 @@ def test_nccls_watchdog_ends_the_rank_that_waited() -> None:
         rank_logs={"node0": f"x\n{said}\ny"}, first_failed="node0",
     )  # fmt: skip
     assert failure.host == "node1" and said in failure.what
+    assert failure.id == "nccl_watchdog_timeout"
 
 
 def test_one_that_left_without_a_word_and_not_its_witness() -> None:
@@ -298,17 +305,9 @@ def test_one_that_left_without_a_word_and_not_its_witness() -> None:
 
 
 def test_what_is_said_counts_and_not_the_way_to_it() -> None:
-    """A traceback may hold a peer's end that was not the cause; bad input is what it says that it is."""
+    """Bad input is what it says that it is, and a traceback may hold a peer's end that was not the cause."""
     given: dict[str, Any] = {"exits": {"node0": (1, None), "node1": STOPPED}, "places": TWO}
     told = failed(0, "KeyError: 'x'", 1.0, traceback="while handling: Connection reset by peer")
     assert cause(failures=(told,), **given).host == "node0"
     bad = failed(0, "the tracker cannot be used: connection refused", 1.0, usage=True)
     assert cause(failures=(bad,), **given).usage
-
-
-def test_a_download_that_broke_off_accuses_nobody_else() -> None:
-    what = "ConnectionError: HTTPSConnectionPool(host='huggingface.co'): Connection reset by peer"
-    failure = cause(exits={"node0": (1, None)}, failures=(failed(0, what, 1.0),), places=TWO)
-    assert (failure.what, failure.host) == (what, "node0")
-    told = failed(0, "Connection reset by peer", 1.0, traceback="File huggingface_hub/file_download.py")
-    assert cause(exits={"node0": (1, None)}, failures=(told,), places=TWO).host == "node0"

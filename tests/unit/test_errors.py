@@ -41,6 +41,6 @@ def test_no_error_is_both_bad_input_and_a_breakdown() -> None:
     ],
 )
 def test_the_line_a_user_reads(where: str | None, host: str | None, line: str) -> None:
-    error = errors.MusterError("broke", where=where, host=host, hint="mend it")
-    assert str(error) == line
-    assert error.as_dict() == {"what": "broke", "where": where, "host": host, "hint": "mend it"}
+    error = errors.MusterError("broke", where=where, host=host, hint="mend it", failure="disk_full")
+    told = {"what": "broke", "where": where, "host": host, "hint": "mend it", "id": "disk_full"}
+    assert (str(error), error.as_dict()) == (line, told)

@@ -243,7 +243,8 @@ def test_the_code_that_is_sent_is_what_ranks_import() -> None:
         "muster/__init__.py", "muster/core/recipe.py", "muster/core/deepspeed_keys.json",
         "muster/store/events.py", "muster/worker/__main__.py", "muster/worker/engines/ddp.py",
     } <= names  # fmt: skip
-    assert {name.split("/")[1] for name in names if name.count("/") > 1} == {"core", "store", "worker"}
+    rooms = {name.split("/")[1] for name in names if name.count("/") > 1}
+    assert rooms == {"core", "failures", "store", "worker"} and "muster/failures/failures.json" in names
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 
 

@@ -46,6 +46,21 @@ def test_a_full_disk_is_recognised(error: Exception, words: str) -> None:
     assert "--output" in (known.hint or "")
 
 
+def test_what_is_known_of_an_error_goes_with_it() -> None:
+    """Its id and its remedy; a peer that is gone is one, and the far end of a download is none."""
+    memory = explain(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert (memory.failure, "batch.micro" in (memory.hint or "")) == ("cuda_oom", True)
+    assert explain(FULL).failure == explain(torn()).failure == "disk_full"
+    assert explain(ConnectionError("Connection reset by peer")).failure == "peer_collapse"
+    hub = "HTTPSConnectionPool(host='huggingface.co', port=443): Connection reset by peer"
+    assert explain(ConnectionError(hub)).failure == "hf_offline"
+    try:
+        exec(compile("raise ConnectionError('Connection reset by peer')", "urllib/request.py", "exec"))
+    except ConnectionError as error:
+        assert explain(error).failure is None
+    assert explain(KeyError("x")).failure is None
+
+
 @pytest.mark.parametrize("error", [OSError(errno.EACCES, "no"), ValueError("unexpected position")])
 def test_other_errors_are_no_full_disk(error: Exception) -> None:
     known = explain(error)
@@ -78,7 +93,7 @@ def test_the_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ends(
-        RecipeError("is bad", where="train", hint="mend it"),
+        RecipeError("is bad", where="train", hint="mend it", failure="hf_ds_mismatch"),
         Emitter(tmp_path / "e", rank=0, attempt=1),
         monkeypatch,
     )
@@ -86,6 +101,7 @@ def test_the_last_words(
     [failed] = events.read_events(tmp_path / "e")
     assert isinstance(failed, events.Failed)
     assert (failed.what, failed.where, failed.hint, failed.usage) == ("is bad", "train", "mend it", True)
+    assert failed.id == "hf_ds_mismatch"
     assert failed.traceback is not None
     assert "in ended" in failed.traceback
     assert failed.traceback in capsys.readouterr().err

@@ -38,6 +38,25 @@ def test_verbs_read_it(verb: list[str], old: Path) -> None:
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.parametrize("verb", ["show", "report"])
+def test_a_failure_without_an_id(verb: str, old: Path) -> None:
+    """Failures have had ids since there is a table of them."""
+    path = old / "result.json"
+    told = {
+        "what": "the host was lost: silent",
+        "where": None,
+        "host": "local1",
+        "hint": None,
+        "usage": False,
+    }
+    result = {**json.loads(path.read_text(encoding="utf-8")), "status": "failed", "failure": told}
+    path.write_text(json.dumps(result), encoding="utf-8")
+    done = CliRunner().invoke(app, [verb, "old", "--runs", str(old.parent)])
+    assert "Traceback" not in done.output and not isinstance(done.exception, ValueError)
+    found = RunFolder(old).read_result()
+    assert found is not None and found.failure is not None and found.failure.id is None
+
+
 def test_it_is_listed(old: Path) -> None:
     done = CliRunner().invoke(app, ["ls", "--runs", str(old.parent), "--json"])
     (row,) = json.loads(done.output)

@@ -73,11 +73,11 @@ env -0 >&"$out"
 
 
 class Problem(Exception):
-    """Something that the user can mend: what, and a hint."""
+    """Something that the user can mend: what, a hint, and its id in the table of failures."""
 
-    def __init__(self, what: str, hint: Optional[str] = None) -> None:
+    def __init__(self, what: str, hint: Optional[str] = None, failure: Optional[str] = None) -> None:
         super().__init__(what)
-        self.hint = hint
+        self.hint, self.failure = hint, failure
 
 
 class Tail:
@@ -618,7 +618,9 @@ def bound(family: int, port: int) -> socket.socket:
 
 def port_problem(port: int, error: OSError) -> Problem:
     return Problem(
-        "port %d cannot be used: %s" % (port, error.strerror), "leave launch.port out: a free one is found"
+        "port %d cannot be used: %s" % (port, error.strerror),
+        "leave launch.port out: a free one is found",
+        failure="port_in_use" if error.errno == errno.EADDRINUSE else None,
     )
 
 
@@ -1043,7 +1045,7 @@ class Agent:
                 self.look_at_disk()
         except Problem as problem:
             self.why = "error"
-            self.say("error", what=str(problem), hint=problem.hint)
+            self.say("error", what=str(problem), hint=problem.hint, id=problem.failure)
         except Exception as error:  # the last line of defence: say it, and still clean up
             self.why = "error"
             self.say("error", what="the agent failed: %s: %s" % (type(error).__name__, error), hint=None)
@@ -1070,7 +1072,8 @@ class Agent:
             self.say(
                 "error",
                 what="the disk is full: %d bytes are free for %s" % (free, self.base),
-                hint="make room there; lower checkpoint.keep, or choose another --output or launch.workdir",
+                hint=None,  # the controller has the remedy
+                id="disk_full",
             )
 
     def drain(self) -> None:

@@ -228,7 +228,8 @@ def _of_result(result: Result) -> dict[str, Any]:
         return {"reason": result.status}
     what = f"{failure.where}: {failure.what}" if failure.where else failure.what
     usage = failure.usage or result.status == "stopped"
-    return {"reason": what, "hint": failure.hint, "failed_host": failure.host, "usage": usage}
+    told = {"reason": what, "hint": failure.hint, "failed_host": failure.host, "failure": failure.id}
+    return {**told, "usage": usage}
 
 
 def _of_words(child: Child, code: int, damaged: str | None) -> dict[str, Any]:
@@ -237,7 +238,8 @@ def _of_words(child: Child, code: int, damaged: str | None) -> dict[str, Any]:
         error = json.loads(bytes(child.out))["error"]
         host = error.get("host") if error.get("host") in child.task.hosts else None
         usage = code == 2 and host is None
-        return {"reason": error["message"], "hint": error["hint"], "failed_host": host, "usage": usage}
+        told = {"reason": error["message"], "hint": error["hint"], "failure": error.get("id")}
+        return {**told, "failed_host": host, "usage": usage}
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
     if damaged:

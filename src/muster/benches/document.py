@@ -24,6 +24,7 @@ class JobRecord(Part):
     outcome: Outcome
     reason: str | None = None
     hint: str | None = None
+    failure: str | None = Field(None, description="id in the table of failures")
     failed_host: str | None = Field(None, description="that is to blame, as far as the job itself knows")
     usage: bool = Field(False, description="bad input, or stopped by somebody: nothing that hosts did")
     run: str = Field(description="the job's run folder, relative to the bench's; its last attempt")

@@ -192,6 +192,7 @@ class BenchFolder:
             f"cannot be written: {error.strerror or error}",
             where=str(path),
             hint=f"{'make room' if full else 'mend that'}, then {again}",
+            failure="disk_full" if full else None,
         )
 
     def write_hosts(self, job: str, hosts: Sequence[Host], inventory: Inventory) -> Path:

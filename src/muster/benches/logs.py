@@ -17,16 +17,8 @@ from muster.core.result import Result
 from muster.judging import Observation
 from muster.judging.baseline import MAD
 from muster.judging.joblogs import observation_of, work_of
-from muster.judging.readers._failures import PATTERNS, Signs, shortened
 from muster.judging.readers.base import JobLog, MeasuredWindows
-from muster.judging.shared_failures import OF_HOSTS
 
-# What Muster itself says of a host, by the catalogue's name for it.
-_OWN_WORDS = (
-    ("cannot be reached", "ssh_unreachable"),
-    ("the host was lost", "ssh_unreachable"),
-    ("not installed for", "remote_module_missing"),
-)
 # Of matrix products, the first arithmetic that all devices did is compared: that of the bench's trainings,
 # then what such devices train in where a recipe leaves it open.
 _USUAL = {"cpu": ("fp32", "bf16"), "cuda": ("bf16", "fp16", "tf32", "fp32")}
@@ -127,10 +119,10 @@ def _logs(
         family=task.entry, began=record.started, ended=record.ended,
     )  # fmt: skip
     if record.outcome != "succeeded" or result is None:
-        failure, host = _failure(record, task)
-        guilty = ((host, failure),) if host else ()
+        host = record.failed_host if record.failed_host in task.hosts else None
+        guilty = ((host, record.failure),) if host else ()
         hosts = () if record.usage else task.hosts
-        return [replace(base, reason=record.reason, failure=failure, failed=guilty, hosts=hosts)]
+        return [replace(base, reason=record.reason, failure=record.failure, failed=guilty, hosts=hosts)]
     if result.fabric is not None:
         reduced = (compared or _Compared(0, {})).reduced(base, _sweeps(record))
         products = _product_logs(base, _products(result.fabric, recipes))
@@ -174,19 +166,6 @@ def _about(record: JobRecord, recipe: Recipe) -> str:
     devices = sorted(set(record.devices.values()))
     precision = record.result.precision if record.result else None
     return json.dumps([told, devices, precision], sort_keys=True)
-
-
-def _failure(record: JobRecord, task: Task) -> tuple[str | None, str | None]:
-    """The failure's name in the catalogue, and the host that is to blame by it."""
-    signs = Signs()
-    for text in (record.reason or "", record.hint or ""):
-        signs.line(shortened(text), record.failed_host)
-    sign = signs.decisive()
-    known = sign.failure if sign and sign.failure in {name for name, *_ in PATTERNS} else None
-    guilty = record.failed_host if record.failed_host in task.hosts else None
-    if guilty and known not in OF_HOSTS:
-        known = next((name for words, name in _OWN_WORDS if words in (record.reason or "")), known)
-    return known, guilty
 
 
 def _sweeps(record: JobRecord) -> dict[int, Sweep]:

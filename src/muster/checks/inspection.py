@@ -31,6 +31,7 @@ class HostReport(Part):
     slots: int | None = Field(description="as given, or the GPUs that were found; None: not known")
     verdict: Verdict
     stage: str | None = Field(None, description="unreachable: name, tcp, host key, login or python")
+    failure: str | None = Field(None, description="unreachable: id in the table of failures; None: unknown")
     seconds: float | None = Field(None, description="until the host's first word")
     python: str | None = Field(None, description="version of the interpreter that ran the probe")
     clock_offset: float | None = Field(None, description="seconds that its clock is ahead of this machine's")

@@ -1,6 +1,6 @@
 """Why a host did not answer: the stage that failed, from what ssh said and how it ended. Pure.
 
-The texts are those of OpenSSH's client and of the shells that people have for a login.
+What OpenSSH's client says is in the table of failures; the other texts are those of login shells.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+
+from muster.failures.table import find_ssh, known_failures
 
 OLDEST_PYTHON = (3, 8)
 
@@ -32,6 +34,7 @@ class Unreached:
     problem: str  # the same words for every host with this trouble
     said: str  # the line that tells, as it came
     remedy: str
+    failure: str | None = None  # its id in the table of failures
 
 
 @dataclass(frozen=True)
@@ -46,57 +49,6 @@ class Ending:
     interpreter: str = "python3"
 
 
-_RESOLVE = "getent hosts {host}; an entry in /etc/hosts or DNS, or HostName in ~/.ssh/config"
-_START = "on {host}: sudo systemctl enable --now ssh || sudo systemctl enable --now sshd"
-_ROUTE = "ping -c 3 {host}; nc -vz -w 5 {host} 22; then its power, its network and the firewall"
-_BUSY = (
-    "on {host}: journalctl -u ssh -u sshd -n 50; "
-    "where it speaks of MaxStartups: MaxStartups 200 in /etc/ssh/sshd_config"
-)
-_CHANGED = (
-    "compare with ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub on {host}; "
-    "only where it is the same: ssh-keygen -R {host}; ssh-keyscan {host} >> ~/.ssh/known_hosts"
-)
-_UNKNOWN = (
-    "ssh-keyscan {host} >> ~/.ssh/known_hosts; "
-    "compare ssh-keygen -lF {host} with ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub on {host}"
-)
-_METHODS = "ssh -v {host} true shows what either side offers; bring OpenSSH up to date on both"
-_COPY_KEY = "ssh-copy-id {host}"
-_ONE_KEY = "IdentitiesOnly yes and IdentityFile in ~/.ssh/config; then ssh-copy-id {host}"
-_ACCOUNT = "on {host}: getent passwd, chage -l and journalctl -u ssh -u sshd, for the user who logs in"
-_CLIENT = "ssh -G {host} shows the client's settings; mend ~/.ssh/config or launch.ssh_options"
-_PYTHON = "on {host}: sudo apt-get install -y python3 || sudo dnf install -y python3; or launch.python=PATH"
-
-_CONNECT = r"ssh: connect to (?:host|address) .*: "
-# What ssh itself says: how a line begins, and what it means. The first pattern that fits any line counts.
-_SSH_SAYS: tuple[tuple[str, Stage, str, str], ...] = (
-    (r"ssh: Could not resolve hostname ", Stage.NAME, "the name is not known here", _RESOLVE),
-    (r"@\s+WARNING: REMOTE HOST IDENTIFICATION", Stage.HOST_KEY, "the host key has changed", _CHANGED),
-    (r"No \S+ host key is known for ", Stage.HOST_KEY, "the host key is not known here", _UNKNOWN),
-    (r"Host key verification failed", Stage.HOST_KEY, "the host key is not known here", _UNKNOWN),
-    (r"Unable to negotiate with ", Stage.HOST_KEY, "ssh and sshd have no method in common", _METHODS),
-    (_CONNECT + "Connection refused", Stage.TCP, "the ssh port is closed", _START),
-    (_CONNECT + r"\w+ timed out", Stage.TCP, "nothing answers at the address", _ROUTE),
-    (_CONNECT, Stage.TCP, "there is no way to the address", _ROUTE),
-    (r"Connection (?:to .* )?timed out", Stage.TCP, "the connection is taken, and nothing is said", _BUSY),
-    (r"(?:kex|ssh)_exchange_identification: ", Stage.TCP, "sshd hangs up at once", _BUSY),
-    (r"banner exchange: |Bad remote protocol", Stage.TCP, "what answers there is not an sshd", _ROUTE),
-    (r"channel \d+: open failed|stdio forwarding failed", Stage.TCP, "the jump host cannot reach it", _ROUTE),
-    (r"(?:\S+: )?Permission denied[ (,]", Stage.LOGIN, "the login is refused", _COPY_KEY),
-    (r".*: Too many authentication failures", Stage.LOGIN, "the login is refused", _ONE_KEY),
-    (r".*: Bad configuration option", Stage.LOGIN, "the ssh client refuses its settings", _CLIENT),
-    (r"Bad owner or permissions on ", Stage.LOGIN, "the ssh client refuses its settings", _CLIENT),
-    (
-        r"command-line[: ]|.*no argument after keyword",
-        Stage.LOGIN,
-        "the ssh client refuses its settings",
-        _CLIENT,
-    ),
-    (r"Received disconnect|Disconnected from ", Stage.LOGIN, "sshd hangs up at the login", _ACCOUNT),
-    (r"Connection (?:to \S+ )?(?:closed|reset) by ", Stage.LOGIN, "sshd hangs up at the login", _ACCOUNT),
-)
-
 _NO_PYTHON = re.compile(r"(?:: not found|command not found|No such file or directory|Unknown command)", re.I)
 _CRASHED = re.compile(
     r"\w*(?:Error|Exception|Warning)\b|Fatal Python error|Unknown option: -|Could not find platform"
@@ -109,18 +61,16 @@ def explain(ending: Ending) -> Unreached:
     said = [line for line in ending.said if line.strip() and not line.startswith(_HARMLESS)]
     if ending.python is not None:
         return _after_python(ending, said)
-    if ending.code in (255, None):
-        for pattern, stage, problem, remedy in _SSH_SAYS:
-            for line in said:
-                if re.match(pattern, line):
-                    return Unreached(stage, problem, line.strip(), remedy)
+    if ending.code in (255, None) and (found := find_ssh(said)):
+        known, phrase = found.failure, found.phrase
+        return Unreached(Stage(known.phase), phrase.problem, found.line.strip(), phrase.remedy, known.id)
     last = said[-1].strip() if said else ""
     if ending.code is None:
         quiet = f"no answer within {ending.seconds:.0f} s" + (f"; the last words: {last}" if last else "")
         return Unreached(Stage.LOGIN, "the login does not come to an end", quiet, "time ssh {host} true")
     if ending.code == 255:
         problem = "the connection broke before the login was done"
-        return Unreached(Stage.LOGIN, problem, last or "ssh ended without a word", _ACCOUNT)
+        return Unreached(Stage.LOGIN, problem, last or "ssh ended without a word", _remedy("ssh_closed"))
     return _at_the_shell(ending, said)
 
 
@@ -148,13 +98,19 @@ def _at_the_shell(ending: Ending, said: Sequence[str]) -> Unreached:
     missing = [line for line in lines if _NO_PYTHON.search(line)]
     if ending.code == 127 or (missing and ending.code in (1, 126)):
         words = (missing or lines or ["exit code 127"])[-1].strip()
-        return Unreached(Stage.PYTHON, f"no {ending.interpreter} there", words, _PYTHON)
+        problem, remedy = f"no {ending.interpreter} there", _remedy("remote_python_missing")
+        return Unreached(Stage.PYTHON, problem, words, remedy, failure="remote_python_missing")
     crashed = [line for line in said if _CRASHED.match(line)]
     if crashed or ending.code == 126:
         words = (crashed or lines or ["exit code 126"])[-1].strip()
-        return Unreached(Stage.PYTHON, f"{ending.interpreter} does not run there", words, _PYTHON)
+        problem = f"{ending.interpreter} does not run there"
+        return Unreached(Stage.PYTHON, problem, words, _remedy("remote_python_missing"))
     words = lines[-1].strip() if lines else f"it ended with exit code {ending.code}"
-    return Unreached(Stage.LOGIN, "the login runs no commands", words, _ACCOUNT)
+    return Unreached(Stage.LOGIN, "the login runs no commands", words, _remedy("ssh_closed"))
+
+
+def _remedy(failure: str) -> str:
+    return known_failures()[failure].remedy
 
 
 def remedy_for(remedy: str, addresses: Sequence[str]) -> str:

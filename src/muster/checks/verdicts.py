@@ -154,6 +154,7 @@ def _report(host: Host, heard: HostAnswers | Unreached, findings: Sequence[Findi
             slots=host.slots,
             verdict="unreachable",
             stage=heard.stage.value,
+            failure=heard.failure,
             checks=results,
         )
     way = heard.transport

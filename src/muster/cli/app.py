@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _call(arguments: list[str]) -> int:
-    from muster.core.errors import MusterError, disk_full
+    from muster.core.errors import MusterError
 
     wants_json = "--json" in arguments
     try:
@@ -118,6 +118,8 @@ def _call(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
+        from muster.failures.table import disk_full
+
         if isinstance(error, OSError) and (full := disk_full(error)):
             return fail(str(full), full.hint, as_json=wants_json, code=1, detail=full.as_dict())
         if os.environ.get("MUSTER_DEBUG"):

@@ -130,6 +130,8 @@ def print_result(result: Result, run: RunFolder) -> None:
         )
         if failure.hint:
             err_console().print(f"hint: {escape(failure.hint)}")
+        if failure.id:
+            err_console().print(f"known as {failure.id}")
 
 
 def print_afterwards(run: RunFolder, *, asked: bool = False) -> None:

@@ -14,32 +14,43 @@ MusterError                exit code
 from __future__ import annotations
 
 import errno
-from pathlib import Path
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class MusterError(Exception):
-    """What failed, where, on which host, and a hint. `str()` is the one line that a user reads."""
+    """What failed, where, on which host, and a hint. `str()` is the one line that a user reads.
+
+    `failure`: its id in the table of failures; None: not one of them.
+    """
 
     exit_code = 1
 
     def __init__(
-        self, what: str, *, where: str | None = None, host: str | None = None, hint: str | None = None
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        host: str | None = None,
+        hint: str | None = None,
+        failure: str | None = None,
     ) -> None:
         super().__init__(what)
         self.what = what
         self.where = where
         self.host = host
         self.hint = hint
+        self.failure = failure
 
     def __str__(self) -> str:
         prefix = ": ".join(part for part in (self.host, self.where) if part)
         return f"{prefix}: {self.what}" if prefix else self.what
 
     def as_dict(self) -> dict[str, str | None]:
-        """The same four facts as data, for `--json` and for events."""
-        return {"what": self.what, "where": self.where, "host": self.host, "hint": self.hint}
+        """The same facts as data, for `--json` and for results."""
+        return {
+            "what": self.what, "where": self.where, "host": self.host, "hint": self.hint, "id": self.failure,
+        }  # fmt: skip
 
 
 class UsageError(MusterError):
@@ -74,14 +85,3 @@ class HostError(JobError):
 
 class WorkerError(JobError):
     """A rank that failed."""
-
-
-def disk_full(error: OSError, where: Path | str | None = None) -> JobError | None:
-    """The error of a write that found no room; None: it is another one."""
-    if error.errno not in NO_ROOM:
-        return None
-    return JobError(
-        f"the disk is full: {error.strerror}",
-        where=str(where or error.filename or "") or None,
-        hint="make room there; lower checkpoint.keep, or choose another --output or --runs",
-    )

@@ -146,6 +146,7 @@ class Failure(Part):
     host: str | None = None
     hint: str | None = None
     usage: bool = Field(False, description="bad input rather than a breakdown")
+    id: str | None = Field(None, description="in the table of failures; None: not one of them, or not known")
 
 
 class HostReport(Part):

@@ -11,7 +11,8 @@ from typing import Any
 from muster.core.fabric.asked import TOGETHER
 from muster.core.fabric.result import FabricFailure
 from muster.core.job import Placement
-from muster.fleet.cause import by_sigkill
+from muster.failures.table import why_lost
+from muster.fleet.cause import WATCHDOG, by_sigkill, watchdog_words
 from muster.fleet.messages import Kernel
 from muster.fleet.supervisor import Outcome
 
@@ -77,11 +78,12 @@ def _lost(told: Endings, outcome: Outcome) -> list[FabricFailure]:
     for host, why in outcome.lost.items():
         ranks = next(list(each.ranks) for each in told.places if each.host == host)
         question = told.last_question(ranks[0])
+        what = f"the host was lost: {why}"
+        found.append(FabricFailure(question=question, what=what, host=host, ranks=ranks, id=why_lost(why)))
+    for host, each in outcome.problems.items():
         found.append(
-            FabricFailure(question=question, what=f"the host was lost: {why}", host=host, ranks=ranks)
+            FabricFailure(question="starting", what=each.what, host=host, hint=each.hint, id=each.id)
         )
-    for host, (what, hint) in outcome.problems.items():
-        found.append(FabricFailure(question="starting", what=what, host=host, hint=hint))
     return found
 
 
@@ -90,13 +92,14 @@ def _ended(told: Endings, outcome: Outcome) -> list[FabricFailure]:
     found = []
     for host, event in told.of("ended"):
         rank, code = event["rank"], int(event["code"])
-        watchdog = code == -signal.SIGABRT and any("atchdog" in line for line in told.logs.get(host, []))
+        watchdog = code == -signal.SIGABRT and watchdog_words(told.logs.get(host, []))
         words = [line for line in told.logs.get(host, []) if line.strip()]
         by = _signal_name(-code) if code < 0 else f"exit code {code}"
         hint = words[-1][:300] if words and code > 0 else None
-        what = f"rank {rank} was ended by {by}"
+        what, known = f"rank {rank} was ended by {by}", WATCHDOG if watchdog else None
         if code == -signal.SIGKILL:
-            what, hint = by_sigkill(f"rank {rank}", host, outcome.kernel.get(host, Kernel()))
+            killed = by_sigkill(f"rank {rank}", host, outcome.kernel.get(host, Kernel()))
+            what, hint, known = killed.what, killed.hint, killed.id
         found.append(
             FabricFailure(
                 question=told.last_question(rank),
@@ -105,6 +108,7 @@ def _ended(told: Endings, outcome: Outcome) -> list[FabricFailure]:
                 ranks=[rank],
                 blamed=not watchdog,
                 hint=hint,
+                id=known,
             )
         )
     return found
@@ -175,5 +179,6 @@ def _reported(told: Endings, guilty: set[str]) -> list[FabricFailure]:
             ranks=[rank],
             blamed=host in guilty or not (shared and guilty),
             hint=event.get("hint"),
+            id=event.get("id"),
         )
     return list(found.values())

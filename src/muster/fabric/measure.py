@@ -264,6 +264,7 @@ def _check_torch(facts: Facts) -> None:
                 f"torch is not installed for {about['python']}",
                 host=host,
                 hint="pip install torch there, or launch.python=PATH of one that has it",
+                failure="remote_module_missing",
             )
 
 

@@ -10,35 +10,28 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from muster.core.job import Placement
 from muster.core.result import Failure, Status
+from muster.failures.table import blame_of, find, known_failures, why_lost
 from muster.fleet.messages import Kernel
 from muster.store import events
 
 if TYPE_CHECKING:
     from muster.fleet.supervisor import Outcome
 
+WATCHDOG = "nccl_watchdog_timeout"
 # torchrun's own table: "exitcode  : -9 (pid: 4711)" below "rank      : 1 (local_rank: 0)"
 _DEATH = re.compile(
     r"rank\s*:\s*(?P<rank>\d+) \(local_rank.*?exitcode\s*:\s*(?P<code>-?\d+) \(pid: (?P<pid>\d+)", re.DOTALL
 )
 
-# A rank that says so has lost another one: it is a witness, and what it says tells nothing of its own host.
-_PEER_GONE = re.compile(
-    r"connection (?:reset|closed|refused)|broken pipe|socket timeout|\bpeer\b|timed out waiting|wait timeout|"
-    r"ncclRemoteError|ncclSystemError|recvValue failed|no route to host|collective operation timeout",
-    re.IGNORECASE,
-)
-_ELSEWHERE = re.compile(
-    r"https?:|huggingface|urllib|HTTPS?Connection", re.IGNORECASE
-)  # a download's peer is none
-
 
 @dataclass(frozen=True)
 class _Witness:
-    """A rank that missed another one."""
+    """A rank that missed another one: what it says tells nothing of its own host."""
 
     host: str
     rank: int | None
     what: str
+    failure: str | None
 
 
 def judge_outcome(
@@ -57,24 +50,24 @@ def judge_outcome(
     exits = dict(sorted(outcome.exits.items(), key=lambda item: item[0] != outcome.first_failed))
     reports, witnesses = [], []
     for event in failed:  # in the order of arrival: hosts' clocks differ
-        if not event.usage and _is_witness(f"{event.what} {event.traceback or ''}", event.what):
-            witnesses.append(_Witness(event.host or "", event.rank, event.what))
+        if not event.usage and blame_of(event.id) == "peer":
+            witnesses.append(_Witness(event.host or "", event.rank, event.what, event.id))
         else:
             reports.append(event)
     if outcome.stopped:
         status: Status = "timeout" if outcome.stopped.startswith("timeout") else "stopped"
         return status, Failure(what=outcome.stopped)
-    for host, (what, hint) in outcome.problems.items():
-        return "failed", Failure(what=what, host=host, hint=hint)
+    for problem in outcome.problems.values():
+        return "failed", problem
     for event in reports:  # bad input that ranks found explains everything that came after
         if event.usage:
             return "failed", _from(event)
     deaths = {host: _signalled(host_logs.get(host, "")) for host, left in exits.items() if left != (0, None)}
     for host, found in deaths.items():
         if found and found.signal == signal.SIGABRT:
-            words = _last_watchdog(rank_log(host, found.rank))
+            words = watchdog_words(rank_log(host, found.rank).splitlines())
             if words:  # NCCL's watchdog ends the rank that waited, and not the one that it waited for
-                witnesses.append(_Witness(host, found.rank, words))
+                witnesses.append(_Witness(host, found.rank, words, WATCHDOG))
                 continue
         if (
             found and found.signal != signal.SIGTERM
@@ -86,6 +79,7 @@ def judge_outcome(
             what=f"the host was lost: {why}",
             host=host,
             hint="its ranks end by themselves",
+            id=why_lost(why),
         )
     for host, (_, reason) in exits.items():
         if reason == "deadline":
@@ -125,15 +119,10 @@ def with_way_on(failure: Failure, run: str, saved: Sequence[events.Saved], lost:
     return failure.model_copy(update={"hint": hint})
 
 
-def _is_witness(text: str, what: str) -> bool:
-    return bool(_PEER_GONE.search(what)) and not _ELSEWHERE.search(text)
-
-
-def _last_watchdog(log: str) -> str | None:
-    lines = [
-        line.strip() for line in log.splitlines() if "watchdog" in line.lower() and _PEER_GONE.search(line)
-    ]
-    return lines[0][:300] if lines else None
+def watchdog_words(log: Iterable[str]) -> str | None:
+    """What NCCL's watchdog said first when it ended a rank; None: nothing."""
+    said = (line.strip()[:300] for line in log if (known := find(line)) and known.failure.id == WATCHDOG)
+    return next(said, None)
 
 
 def _missed(witnesses: Sequence[_Witness], done: set[int], places: Sequence[Placement]) -> Failure:
@@ -161,11 +150,13 @@ def _missed(witnesses: Sequence[_Witness], done: set[int], places: Sequence[Plac
             where=where,
             host=candidates[0],
             hint=f"look at {candidates[0]} and its network",
+            id=first.failure,
         )
     others = f"one of {', '.join(candidates)}" if candidates else "one of the others"
     return Failure(
         what=f"{who} lost another rank: {first.what}",
         hint=f"that rank, on {others}, is the cause; which one is not known: see the hosts' logs",
+        id=first.failure,
     )
 
 
@@ -175,8 +166,7 @@ def _names(name: str, words: str) -> bool:
 
 def _without_a_word(host: str, code: int | None, reason: str | None, kernel: Kernel) -> Failure:
     if code == -signal.SIGKILL and not reason:
-        what, why = by_sigkill("torchrun", host, kernel)
-        return Failure(what=what, host=host, hint=why)
+        return by_sigkill("torchrun", host, kernel)
     what = reason or f"torchrun ended with exit code {code}"
     return Failure(what=what, host=host, hint="the host's log in the run folder has its last words")
 
@@ -188,6 +178,7 @@ def _from(event: events.Failed) -> Failure:
         host=event.host,
         hint=event.hint,
         usage=event.usage,
+        id=event.id,
     )
 
 
@@ -208,8 +199,7 @@ def _signalled(torchrun_log: str) -> _Death | None:
 def _killed(host: str, death: _Death, kernel: Kernel) -> Failure:
     who = f"rank {death.rank}"
     if death.signal == signal.SIGKILL:
-        what, why = by_sigkill(who, host, kernel, death.pid)
-        return Failure(what=what, where=who, host=host, hint=why)
+        return by_sigkill(who, host, kernel, death.pid).model_copy(update={"where": who})
     try:
         name = signal.Signals(death.signal).name
     except ValueError:
@@ -217,14 +207,15 @@ def _killed(host: str, death: _Death, kernel: Kernel) -> Failure:
     return Failure(what=f"{who} was ended by {name}", where=who, host=host)
 
 
-def by_sigkill(who: str, host: str, kernel: Kernel, pid: int | None = None) -> tuple[str, str]:
-    """-> (what ended it, a hint): by the kernel for want of memory or not, as far as is known."""
+def by_sigkill(who: str, host: str, kernel: Kernel, pid: int | None = None) -> Failure:
+    """What ended it, with a hint: the kernel for want of memory or not, as far as is known."""
     killer = "the kernel's out-of-memory killer"
     logged = [line for line in kernel.log or [] if pid and re.search(rf"Killed process {pid}\b", line)]
     if logged or kernel.group:
         seen = logged[0] if logged else f"its control group counts {kernel.group} such kills"
-        hint = f"{seen}; fewer ranks on {host}, a smaller batch.micro or less offload need less memory"
-        return f"{who} was killed by {killer}", hint
+        known = known_failures()["host_oom_killed"]
+        what, hint = f"{who} was killed by {killer}", f"{seen}; {known.remedy}"
+        return Failure(what=what, host=host, hint=hint, id=known.id)
     denied = {
         "its control group's counter": kernel.group is not None,
         "the host's counter": kernel.machine == 0,
@@ -233,7 +224,7 @@ def by_sigkill(who: str, host: str, kernel: Kernel, pid: int | None = None) -> t
     if any(denied.values()):
         seen = " and ".join(name for name, good in denied.items() if good)
         hint = f"on {host}, {seen} tell of no such kill: a person, a scheduler or systemd-oomd sent it"
-        return f"{who} was killed by SIGKILL, not by {killer}", hint
+        return Failure(what=f"{who} was killed by SIGKILL, not by {killer}", host=host, hint=hint)
     seen = f"it ended {kernel.machine} processes meanwhile" if kernel.machine else "nothing of it can be read"
     hint = f"whether by {killer} is not known ({seen}): `dmesg -T | grep -i oom` on {host}"
-    return f"{who} was killed by SIGKILL", hint
+    return Failure(what=f"{who} was killed by SIGKILL", host=host, hint=hint)

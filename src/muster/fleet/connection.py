@@ -9,6 +9,7 @@ from collections import deque
 from typing import Any
 
 from muster.core.job import Placement
+from muster.core.result import Failure
 from muster.core.units import format_bytes
 from muster.fleet.messages import Check, Kernel
 from muster.fleet.transport import Wire
@@ -71,7 +72,7 @@ class Connection:
         self.accused = False  # a process that starts many hosts complained about this one by name
         self.facts: dict[str, Any] | None = None
         self.verified: dict[str, Any] | None = None  # what it found when it read a checkpoint
-        self.problem: tuple[str, str | None] | None = None
+        self.problem: Failure | None = None  # what its agent could not do
         self.exit: tuple[int | None, str | None] | None = None
         self.kernel = Kernel()
         self.lost: str | None = None

@@ -246,7 +246,8 @@ def _unavailable(address: str, port: int, error: Exception) -> UsageError:
     where = f"{address or 'any address'}, port {port}"
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EADDRINUSE:
-        return UsageError("the port is taken", where=where, hint="give another --port, or 0 for a free one")
+        hint = "give another --port, or 0 for a free one"
+        return UsageError("the port is taken", where=where, hint=hint, failure="port_in_use")
     if number == errno.EACCES:
         return UsageError("ports below 1024 need root", where=where, hint="give a --port above 1023")
     if isinstance(error, socket.gaierror | UnicodeError) or number == errno.EADDRNOTAVAIL:

@@ -59,6 +59,7 @@ class _Hello(_Message):
 class _Error(_Message):
     what: str
     hint: str | None = None
+    id: str | None = None
 
 
 class Kernel(BaseModel):

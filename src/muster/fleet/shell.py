@@ -111,7 +111,11 @@ _HINTS = {
 
 
 def _cannot_start(program: str, error: OSError) -> JobError:
-    return JobError(f"cannot start {program}: {error.strerror}", hint=_HINTS.get(error.errno or 0))
+    return JobError(
+        f"cannot start {program}: {error.strerror}",
+        hint=_HINTS.get(error.errno or 0),
+        failure={errno.ENOENT: "launcher_not_installed", errno.EMFILE: "nofile"}.get(error.errno or 0),
+    )
 
 
 def more_files(count: int) -> None:

@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 from muster.core.errors import HostError, InventoryError, UsageError
 from muster.core.job import Placement
 from muster.core.launch import Launch
+from muster.core.result import Failure
+from muster.failures.table import known_failures, why_lost
 from muster.fleet.agents import Fleet
 from muster.fleet.connection import Connection
 from muster.fleet.launchers.base import agent_source
@@ -49,9 +51,7 @@ class Outcome:
     stopped: str | None = None  # the text that stopped it
     kernel: dict[str, Kernel] = field(default_factory=dict)  # per host: whom the out-of-memory killer ended
     first_failed: str | None = None  # the first host whose ranks ended badly
-    problems: dict[str, tuple[str, str | None]] = field(
-        default_factory=dict
-    )  # what agents themselves could not do
+    problems: dict[str, Failure] = field(default_factory=dict)  # what agents themselves could not do
 
     @property
     def clean(self) -> bool:
@@ -155,7 +155,7 @@ class Supervisor:
                 if link.verified is None and silent > self.launch.lease:
                     self.fleet.give_up(link, f"silent for {silent:.0f} s")
                 if link.verified is None and (link.ended or link.exit is not None):
-                    words = link.problem[0] if link.problem else link.why_unreachable()
+                    words = link.problem.what if link.problem else link.why_unreachable()
                     raise HostError(f"was lost while it read a checkpoint: {words}", host=link.place.host)
         return {link.place.host: (link.verified or {})["wrong"] for link in self.links}
 
@@ -167,15 +167,18 @@ class Supervisor:
             reached = [link.place.host for link in self.links if link not in unreached]
             first, *others = unreached
             verb = "answered, and cannot be used" if first.greeted else "cannot be reached"
+            why = first.why_unreachable()
             more = f" (and {', '.join(link.place.host for link in others)})" if others else ""
             raise InventoryError(
-                f"{verb}: {first.why_unreachable()}{more}",
+                f"{verb}: {why}{more}",
                 host=first.place.host,
                 hint=f"reachable: {', '.join(reached) or 'none'}; nothing was started",
+                failure=None if first.greeted else why_lost(why),
             )
         for link in self.links:
             if link.problem:
-                raise UsageError(link.problem[0], host=link.place.host, hint=link.problem[1])
+                what, hint, known = link.problem.what, link.problem.hint, link.problem.id
+                raise UsageError(what, host=link.place.host, hint=hint, failure=known)
 
     def _find_the_guilty(self, unreached: list[Connection]) -> None:
         """One that was not reached keeps mpirun from starting any: find out which."""
@@ -241,7 +244,9 @@ class Supervisor:
         elif message["m"] == "verified":
             link.verified = message
         elif message["m"] == "error":
-            link.problem = (message["what"][:MOST_WORDS], message.get("hint"))
+            what, known = message["what"][:MOST_WORDS], known_failures().get(message.get("id") or "")
+            hint = message.get("hint") or (known.remedy if known else None)
+            link.problem = Failure(what=what, host=link.place.host, hint=hint, id=known.id if known else None)
         elif message["m"] == "exit":
             link.exit = (message["code"], message["why"])
             link.kernel = Kernel.model_validate(message.get("kernel") or {})

@@ -36,7 +36,7 @@ class JobEntry(Part):
     job: str = Field(description="the log's path in the folder; of a table with a column of hosts, #HOST")
     outcome: JobOutcome
     reason: str | None = Field(None, description="why it did not succeed: the decisive line")
-    failure: str | None = Field(None, description="id in the catalogue of failures")
+    failure: str | None = Field(None, description="id in the table of failures")
     failed_host: str | None = Field(None, description="that wrote the decisive line")
     failed_hosts: list[str] = Field(
         default_factory=list, description="all that failed by themselves, that one first"

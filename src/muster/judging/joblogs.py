@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from muster.core.units import counted
+from muster.failures.table import is_hardware
 from muster.judging import (
     Baseline,
     Class,
@@ -26,7 +27,6 @@ from muster.judging import (
     localise,
 )
 from muster.judging.grouping import File, files_of, notes_of
-from muster.judging.readers._failures import of_hardware
 from muster.judging.readers.base import APART, JobLog, MeasuredWindows
 from muster.judging.readings import smallest
 from muster.judging.shared_failures import SharedEnds, culprits_of, shared_ends
@@ -158,7 +158,7 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
         )  # fmt: skip
     if shared and shared.of(log):
         return None
-    broken = of_hardware(log.failure, log.reason)
+    broken = is_hardware(log.failure, log.reason)
     return Observation(
         log.path, hosts, None, log.outcome, work, culprits=culprits_of(log), hardware=broken,
         began=log.began, ended=log.ended,

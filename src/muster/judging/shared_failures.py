@@ -8,19 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from muster.judging.readers._failures import of_hardware
+from muster.failures.table import blame_of, is_hardware, known_failures
 from muster.judging.readers.base import JobLog
 
-# Failures that concern the host that logged them, and not all hosts of its job.
-OF_HOSTS = frozenset(
-    ("gpu_hardware", "ssh_permission_denied", "ssh_host_key", "ssh_unreachable", "dns_unresolved", "no_gpu",
-     "driver_too_old", "host_oom_killed", "slurm_oom", "disk_full", "ds_hostfile_unreachable",
-     "slurm_time_or_node", "remote_module_missing", "nofile")
-)  # fmt: skip
-# Of these, one that is a fact about the host however many others meet it too: beside errors of its own
-# hardware, that nobody gets through to it. All others can have one cause for many hosts: a full shared disk,
-# an environment without a module, a changed key, a name server, a program that asks for too many GPUs.
-NEVER_SHARED = frozenset(("ssh_unreachable",))
 FEWEST = 4  # jobs of a work, and hosts that speak of themselves, that share a way to end
 # Who says it, before what is said: "rank 3: ", "[rank3]: ".
 _RANK = re.compile(r"\[?(?:rank|task) ?[0-9]+\]?")
@@ -74,15 +64,18 @@ class _Tally:
 
 def culprits_of(log: JobLog) -> tuple[str, ...]:
     """The hosts that the job itself holds responsible for how it ended; none, where it does not say so."""
-    if log.failure not in OF_HOSTS:
+    if blame_of(log.failure) != "host":
         return ()
-    own = tuple(host for host, failure in log.failed if failure in OF_HOSTS and host in log.hosts)
+    own = tuple(host for host, failure in log.failed if blame_of(failure) == "host" and host in log.hosts)
     return own or (tuple(log.hosts) if len(log.hosts) == 1 else ())
 
 
 def certain(log: JobLog) -> bool:
-    """Whether the way it ended is a fact about a host, however many jobs end so."""
-    return log.failure in NEVER_SHARED or of_hardware(log.failure, log.reason)
+    """Whether the way it ended is a fact about a host, however many jobs end so: nobody gets through to it,
+    or its hardware is broken. All else can have one cause for many hosts: a full shared disk, an environment
+    without a module, a changed key, a name server, a program that asks for too many GPUs."""
+    known = known_failures().get(log.failure or "")
+    return known is not None and (not known.shared or is_hardware(known.id, log.reason))
 
 
 def shared_ends(logs: Sequence[JobLog]) -> SharedEnds:
@@ -98,7 +91,7 @@ def shared_ends(logs: Sequence[JobLog]) -> SharedEnds:
                 total.setdefault((name, size), _Tally()).add(log.hosts)
             if log.outcome != "succeeded" and not certain(log):
                 ended.setdefault((_way(log), size), _Tally()).add(culprits_of(log) or log.hosts)
-        if log.failure in OF_HOSTS:
+        if blame_of(log.failure) == "host":
             own.add(_way(log))
     sizes = frozenset(
         (way, size)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from muster.core.errors import HostError, MusterError
 from muster.core.job import Placement
 from muster.core.launch import Launch
+from muster.failures.table import find, why_lost
 from muster.fleet.agents import Fleet
 from muster.fleet.connection import Connection
 from muster.fleet.messages import of_provision
@@ -101,7 +102,9 @@ class Remote:
             yield
         reply = self.replies.pop(number)
         if "error" in reply:
-            raise HostError(str(reply["error"]), host=self.host, hint=reply.get("hint"))
+            known = find(str(reply["error"]))
+            failure = known.failure.id if known else None
+            raise HostError(str(reply["error"]), host=self.host, hint=reply.get("hint"), failure=failure)
         return reply
 
     def send(self, tree: Tree, what: str) -> Steps[Copied]:
@@ -162,7 +165,8 @@ class Remote:
             crew.fleet.give_up(link, f"not done within {crew.patience:g} s (--timeout)")
         if link.ended:
             verb = "was lost" if link.greeted else "cannot be reached"
-            raise HostError(f"{verb}: {link.why_unreachable()}", host=self.host)
+            why = link.why_unreachable()
+            raise HostError(f"{verb}: {why}", host=self.host, failure=why_lost(why))
 
 
 Progress = Callable[[str, str, int, int], None]  # host, what it does, and of how many bytes it did how many

@@ -189,7 +189,7 @@ def _failure(host: str, said: bytes) -> HostError:
     try:
         document = json.loads(said)
         about = document.get("failure") or document["error"]
-        what, hint = str(about["what"] or about["message"]), about.get("hint")
+        what, hint, known = str(about["what"] or about["message"]), about.get("hint"), about.get("id")
     except (ValueError, KeyError, TypeError):
-        what, hint = "the job printed nothing", None
-    return HostError(f"one step of training failed: {what}", host=host, hint=hint)
+        what, hint, known = "the job printed nothing", None, None
+    return HostError(f"one step of training failed: {what}", host=host, hint=hint, failure=known)

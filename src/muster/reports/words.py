@@ -125,7 +125,7 @@ def headline(data: RunData) -> Headline:
         told.append(("after", steps))
     if failure.what not in title:
         told.insert(0, ("what", failure.what))
-    told.append(("hint", failure.hint))
+    told += [("hint", failure.hint), ("known as", failure.id)]
     return Headline(
         "■" if data.state == "stopped" else "✕",
         "calm" if data.state == "stopped" else "bad",

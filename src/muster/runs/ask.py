@@ -14,6 +14,7 @@ from typing import Any
 
 from muster.core.errors import JobError, RunFolderError, UsageError
 from muster.core.result import Unscored
+from muster.failures.table import find
 from muster.fleet.shell import RealShell, Shell
 from muster.results.fold import fold
 from muster.runs.resume import frozen_recipe
@@ -216,9 +217,9 @@ def check_model(run: RunFolder) -> None:
 
 def _explain(complaints: Sequence[str]) -> JobError:
     last = next((line for line in reversed(complaints) if line), "no reason given")
-    if "No module named" in last:
-        return JobError(f"loading the model failed: {last}", hint="pip install 'passmuster[train]'")
-    return JobError(f"the model failed: {last}")
+    known = find(last, "log", "error")
+    hint, failure = (known.phrase.remedy, known.failure.id) if known else (None, None)
+    return JobError(f"the model failed: {last}", hint=hint, failure=failure)
 
 
 def _share(values: list[Any]) -> float | None:

@@ -91,6 +91,7 @@ def check_hosts(facts: Facts, recipe: Recipe) -> None:
                 f"{', '.join(missing)} not installed for {about['python']}",
                 host=host,
                 hint="pip install 'passmuster[train]' there, or launch.python=PATH of one that has it",
+                failure="remote_module_missing",
             )
         for tracker in recipe.measure.report_to:
             if not any(about["versions"].get(name) for name in TRACKERS[tracker]):
@@ -99,6 +100,7 @@ def check_hosts(facts: Facts, recipe: Recipe) -> None:
                     host=host,
                     where="measure.report_to",
                     hint=f"pip install {TRACKERS[tracker][0]} there, or leave it out",
+                    failure="remote_module_missing",
                 )
     for name in needed:
         values = {about["versions"][name] for about in facts.values()}

@@ -11,6 +11,7 @@ from pathlib import Path
 from muster.core.errors import InventoryError, JobError, RecipeError
 from muster.core.secrets import masked_words
 from muster.core.slurm import SlurmAsk
+from muster.failures.table import find
 from muster.fleet.launchers.slurm import BatchJob, batch_script
 from muster.fleet.shell import RealShell, Shell
 from muster.inputs.read import Inputs
@@ -104,6 +105,12 @@ def submit(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> str:
         shutil.rmtree(run.path, ignore_errors=True)
         words = err.decode("utf-8", "replace").strip().splitlines() or [f"ended with exit code {code}"]
         asked = " ".join(masked_words(argv[:-1]))
-        raise JobError(words[-1], where="sbatch", hint=f"sinfo shows what there is; asked: {asked}")
+        known = find(words[-1])
+        raise JobError(
+            words[-1],
+            where="sbatch",
+            hint=f"sinfo shows what there is; asked: {asked}",
+            failure=known.failure.id if known else None,
+        )
     write_json(run.submission, {**note, "job": job, "cluster": cluster or None})
     return job

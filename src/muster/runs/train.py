@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from muster import __version__
-from muster.core.errors import InventoryError, JobError, MusterError, RunFolderError, disk_full
+from muster.core.errors import InventoryError, JobError, MusterError, RunFolderError
 from muster.core.job import Facts, Job, Placement, place
 from muster.core.printable import scrubbed_data
 from muster.core.recipe import recipe_from
@@ -27,6 +27,7 @@ from muster.core.secrets import masked, masked_override, scrubber
 from muster.core.slurm import allocation
 from muster.core.zero import read_user_config
 from muster.fabric.run import judged, write_tables
+from muster.failures.table import disk_full
 from muster.fleet.cause import judge_outcome, with_way_on
 from muster.fleet.fetch import copy_between, fetch_model, fetch_profiles
 from muster.fleet.interrupts import interrupts

@@ -244,9 +244,10 @@ class Measured(_Event):
 
 
 class Failed(_Event):
-    """Something broke. `usage`: bad input rather than a breakdown."""
+    """Something broke. `usage`: bad input rather than a breakdown; `id`: in the table of failures."""
 
     kind: Literal["failed"] = "failed"
+    id: str | None = None
     what: str
     where: str | None = None
     hint: str | None = None

@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import traceback
 
-from muster.core.errors import NO_ROOM, JobError, MusterError, RecipeError, WorkerError
+from muster.core.errors import NO_ROOM, MusterError, RecipeError, WorkerError
+from muster.failures.table import Recognised, find
 
 _NO_ROOM_WORDS = tuple(os.strerror(number) for number in NO_ROOM)  # safetensors' error is none of Python's
-# torch.save says no more than that.
-_TORN = re.compile(r"unexpected pos \d+ vs \d+|PytorchStreamWriter failed")
+_DOWNLOAD = re.compile(r"https?:|huggingface|urllib|HTTPS?Connection", re.IGNORECASE)
 
 
 def explain(error: Exception) -> MusterError:
     """An error of a library as what a user can act on."""
     text = str(error).strip()
     first = text.splitlines()[0] if text else type(error).__name__
-    if "out of memory" in text.lower():
-        return JobError(
-            f"out of memory: {first}",
-            hint="halve batch.micro and double batch.accumulation; then train.gradient_checkpointing=true, "
-            "a higher engine.zero",
-        )
-    if "DeepSpeed config values that mismatch" in first:  # "- ds KEY=VALUE vs hf NAME=VALUE" lines follow
+    known = known_error(error)
+    if known is None:
+        return WorkerError(f"{type(error).__name__}: {first}")
+    hint, failure = known.phrase.remedy, known.failure.id
+    if failure == "hf_ds_mismatch":  # "- ds KEY=VALUE vs hf NAME=VALUE" lines follow
         found = [line[len("- ds ") :] for line in text.splitlines() if line.startswith("- ds ")]
-        return RecipeError(
-            "; ".join(found).replace(" vs hf ", ", but here "),
-            where="engine.config",
-            hint='"auto" in that file, or the same number in the recipe',
-        )
-    full = _no_room(error)
-    if full or _TORN.search(text):
-        return JobError(
-            f"{'the disk is full' if full else 'a file was not written whole, is the disk full?'}: {first}",
-            hint="lower checkpoint.keep, or choose another --output",
-        )
-    return WorkerError(f"{type(error).__name__}: {first}")
+        what = "; ".join(found).replace(" vs hf ", ", but here ")
+        return RecipeError(what, where="engine.config", hint=hint, failure=failure)
+    what = f"{known.phrase.problem or type(error).__name__}: {first}"
+    return WorkerError(what, hint=hint, failure=failure)
+
+
+def known_error(error: BaseException) -> Recognised | None:
+    """What the table of failures says of an error; None: nothing. Its first line is what it is about, and may
+    be read with less care than what libraries print behind it."""
+    text = f"{type(error).__name__}: {str(error).strip()}"
+    known = find(text.partition("\n")[0], "log", "error") or find(text)
+    if (known is None or known.failure.id == "disk_full") and _no_room(error):
+        known = find(os.strerror(errno.ENOSPC))
+    if known is None or known.phrase.weight == "notice":
+        return None
+    if known.failure.blame == "peer" and _DOWNLOAD.search("".join(traceback.format_exception(error))):
+        return None  # a download's peer is no rank
+    return known
 
 
 # Functions of Transformers and DeepSpeed that read a checkpoint, in all versions that are supported.
@@ -45,14 +50,15 @@ _READS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_s
           "load_fsdp_optimizer")  # fmt: skip
 
 
-_NOT_ITS_FILES = ("out of memory", "distbackend", "nccl", "connection", "timed out", "timeout")
+_NOT_ITS_FILES = ("distbackend", "nccl", "connection", "timed out", "timeout")
 
 
 def from_checkpoint(error: BaseException) -> bool:
     """Whether it was raised while a checkpoint was read, and says something of its files: not of memory, a
     full disk or a peer that is gone."""
     text = f"{type(error).__name__}: {error}".lower()
-    if any(words in text for words in _NOT_ITS_FILES) or _no_room(error):
+    known = known_error(error)
+    if any(words in text for words in _NOT_ITS_FILES) or (known and known.failure.phase != "resume"):
         return False
     if isinstance(error, MemoryError | ConnectionError | MusterError):
         return False

@@ -201,7 +201,8 @@ def run(spec: dict[str, Any]) -> int:
         known = error if isinstance(error, MusterError) else explain(error)
         step = context.resume_step if context.resume_step and from_checkpoint(error) else None
         if step:
-            known = WorkerError(f"checkpoint-{step} cannot be loaded: {known.what}", hint=known.hint)
+            what = f"checkpoint-{step} cannot be loaded: {known.what}"
+            known = WorkerError(what, hint=known.hint, failure=known.failure)
         _say_why(context, known, step)
         return known.exit_code
     return 0
@@ -216,6 +217,7 @@ def _say_why(context: Context, known: MusterError, step: int | None) -> None:
             where=known.where,
             hint=known.hint,
             usage=isinstance(known, UsageError),
+            id=known.failure,
             checkpoint=step,
             traceback=traceback.format_exc(),
         )

@@ -21,6 +21,7 @@ from muster.core import families
 from muster.core.errors import MusterError, RecipeError
 from muster.core.near import did_you_mean
 from muster.worker.context import Context
+from muster.worker.explain import known_error
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
@@ -195,7 +196,8 @@ def load_from(loader: Callable[..., Any], name: str, where: str, **fields: Any) 
         raise
     except (OSError, ValueError, SafetensorError) as error:
         what = f"cannot be loaded: {str(error).strip().splitlines()[0]}"
-        if "connect to" in what:  # Transformers' words for a hub that does not answer
+        known = known_error(error)
+        if known and known.failure.id == "hf_offline":
             what = "could not be downloaded: the hub cannot be reached, and this machine has no copy"
         near = did_you_mean(name, families.sizes()) if where == "model.name" else None
         otherwise = "a local folder works without network access; model.init=random needs no weights"
@@ -203,4 +205,5 @@ def load_from(loader: Callable[..., Any], name: str, where: str, **fields: Any) 
             f"{name} {what}",
             where=where,
             hint=f"{near} {otherwise}" if near else otherwise,
+            failure=known.failure.id if known else None,
         ) from None

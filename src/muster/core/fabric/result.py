@@ -191,6 +191,7 @@ class FabricFailure(Part):
     ranks: list[int] = Field(default_factory=list)
     blamed: bool = True
     hint: str | None = None
+    id: str | None = Field(None, description="in the table of failures; None: not one of them, or not known")
 
 
 class Product(Part):

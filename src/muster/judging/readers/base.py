@@ -196,7 +196,7 @@ class JobLog:
     path: str
     outcome: Outcome
     reason: str | None = None  # of any outcome but succeeded
-    failure: str | None = None  # its id in the catalogue of failures
+    failure: str | None = None  # its id in the table of failures
     failed: tuple[tuple[str, str | None], ...] = ()  # hosts that failed by themselves, and by which failure
     format: str | None = None
     hosts: tuple[str, ...] = ()

@@ -63,11 +63,14 @@ def _cpu_name() -> str:
 
 
 def _told(error: Exception) -> dict[str, Any]:
+    from muster.worker.explain import known_error
     from muster.worker.fabric.rendezvous import first_line
 
     if isinstance(error, MusterError):
-        return {"what": str(error), "hint": error.hint}
-    return {"what": first_line(error), "hint": None}
+        return {"what": str(error), "hint": error.hint, "id": error.failure}
+    known = known_error(error)
+    hint, failure = (known.phrase.remedy, known.failure.id) if known else (None, None)
+    return {"what": first_line(error), "hint": hint, "id": failure}
 
 
 class Round:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from muster.core.errors import WorkerError
+from muster.failures.table import find
 from muster.worker.fabric.place import Place
 
 
@@ -43,10 +44,13 @@ class Meeting:
         try:
             self.store = self.open_store()
         except Exception as error:
+            reason = self._reason(error)
+            known = find(reason, "log", "error")
             raise WorkerError(
-                f"the rendezvous at {place.address}:{place.port} cannot be reached: {self._reason(error)}",
+                f"the rendezvous at {place.address}:{place.port} cannot be reached: {reason}",
                 hint="a firewall, a wrong route, or an address that only the first host knows "
                 "(launch.address=ADDRESS, launch.port=PORT)",
+                failure=known.failure.id if known else None,
             ) from None
 
     def open_store(self) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from muster.core.errors import WorkerError
+from muster.failures.table import known_failures
 from muster.store import events
 from muster.worker.context import Emitter
 
@@ -45,7 +46,8 @@ class Logbook(TrainerCallback):  # type: ignore[misc]
         if "loss" in logs and not math.isfinite(float(logs["loss"])):
             raise WorkerError(
                 f"the loss is {logs['loss']} at step {state.global_step}",
-                hint="a lower train.learning_rate, a longer train.warmup, or another precision",
+                hint=known_failures()["loss_nan"].remedy,
+                failure="loss_nan",
             )
 
     def on_evaluate(

@@ -36,7 +36,8 @@ def measure(context: Context) -> None:
         text = "there is only one rank: collectives, pairs and the split product are not measured"
         context.emit(events.Noted, text=text)
     if report.trouble:
-        raise WorkerError(_in_words(place, *report.trouble[0]))
+        kind, told = report.trouble[0]
+        raise WorkerError(_in_words(place, kind, told), failure=told.get("id"))
 
 
 def place_of(context: Context) -> Place:

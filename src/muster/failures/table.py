@@ -1,0 +1,156 @@
+"""The table of failures: how tools say them, who is to blame, why they happen and what helps. Pure.
+
+`failures.json` has one entry per failure, in the order of trial: the first whose phrase fits a text claims
+it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from muster.core.errors import NO_ROOM, JobError
+
+# Where a failure shows: the stages to a host's answer, then those of a job.
+Phase = Literal[
+    "name", "tcp", "host key", "login", "python",
+    "submit", "launch", "init", "training", "checkpoint", "resume",
+]  # fmt: skip
+# host: the one that says it. peer: another one, which this one waited for. work: the recipe, its data or its
+# program. setup: what all hosts share, such as the environment or the network's settings.
+Blame = Literal["host", "peer", "work", "setup", "scheduler", "unknown", "nobody"]
+# once: again as it is. changed: with the remedy. elsewhere: without the host. by cause: as what it echoes.
+Retry = Literal["no", "once", "changed", "elsewhere", "by cause"]
+# How much a line explains, the most first. A symptom says that something else has happened: it decides where
+# nothing else does. A notice says nothing of how a job ends.
+Weight = Literal[
+    "cause", "scheduler", "limit", "killed", "external", "crash", "exception", "symptom", "exit", "notice"
+]
+# Where a phrase stands: in a line of a log, in the text of an error that a rank caught, on ssh's stderr.
+Source = Literal["log", "error", "ssh"]
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """A way in which a tool says it.
+
+    `example`: as it was really printed. `hint`: words that every line has which the pattern fits, so that
+    most lines need no expression. `problem` and `remedy`: what this phrase says more exactly than its entry.
+    """
+
+    pattern: str
+    example: str
+    hint: str = ""
+    of: Source = "log"
+    weight: Weight = "cause"
+    problem: str = ""
+    remedy: str = ""
+
+    @cached_property
+    def expression(self) -> re.Pattern[str]:
+        """Compiled at its first use: most never are."""
+        return re.compile(self.pattern)
+
+
+@dataclass(frozen=True)
+class KnownFailure:
+    """An entry. `shared`: many hosts may have it for one cause; else it is a fact about each.
+
+    `proof`: an expression for what no program can bring about, and a host's hardware alone can. `remedy` may
+    have {host} in it.
+    """
+
+    id: str
+    phase: Phase
+    blame: Blame
+    retry: Retry
+    cause: str
+    remedy: str
+    source: str
+    says: tuple[Phrase, ...]
+    shared: bool = True
+    proof: str | None = None
+
+
+class Recognised(NamedTuple):
+    """What a text says."""
+
+    failure: KnownFailure
+    phrase: Phrase
+    line: str
+
+
+@cache
+def known_failures() -> Mapping[str, KnownFailure]:
+    """All entries by id, in the order of trial."""
+    text = resources.files("muster.failures").joinpath("failures.json").read_text(encoding="utf-8")
+    entries = [
+        KnownFailure(**{**entry, "says": tuple(Phrase(**phrase) for phrase in entry["says"])})
+        for entry in json.loads(text)
+    ]
+    return {entry.id: entry for entry in entries}
+
+
+@cache
+def phrases(*sources: Source) -> tuple[tuple[KnownFailure, Phrase], ...]:
+    """All phrases that stand there, in the order of trial, each with its remedy or else its entry's."""
+    return tuple(
+        (entry, phrase if phrase.remedy else replace(phrase, remedy=entry.remedy))
+        for entry in known_failures().values()
+        for phrase in entry.says
+        if phrase.of in sources
+    )
+
+
+def find(text: str, *sources: Source) -> Recognised | None:
+    """The first failure that claims a text; None: no known one. `sources`: a line of a log by default."""
+    for entry, phrase in phrases(*(sources or ("log",))):
+        if phrase.hint in text and phrase.expression.search(text):
+            return Recognised(entry, phrase, text)
+    return None
+
+
+def find_ssh(lines: Sequence[str]) -> Recognised | None:
+    """What ssh says: the first phrase that any line begins with."""
+    return next(
+        (
+            Recognised(entry, phrase, line)
+            for entry, phrase in phrases("ssh")
+            for line in lines
+            if phrase.expression.match(line)
+        ),
+        None,
+    )
+
+
+def disk_full(error: OSError, where: Path | str | None = None) -> JobError | None:
+    """The error of a write that found no room; None: it is another one."""
+    if error.errno not in NO_ROOM:
+        return None
+    known = known_failures()["disk_full"]
+    where = str(where or error.filename or "") or None
+    return JobError(f"the disk is full: {error.strerror}", where=where, hint=known.remedy, failure=known.id)
+
+
+def blame_of(failure: str | None) -> Blame:
+    """Who is to blame, by a failure's id."""
+    known = known_failures().get(failure or "")
+    return known.blame if known else "unknown"
+
+
+def why_lost(words: str) -> str:
+    """The id of why nobody gets through to a host, by what was said last."""
+    found = find(words)
+    return found.failure.id if found and found.failure.blame == "host" else "ssh_unreachable"
+
+
+def is_hardware(failure: str | None, text: str | None) -> bool:
+    """Whether a line tells of a host's broken hardware, and of nothing else."""
+    known = known_failures().get(failure or "")
+    return bool(known and known.proof and re.search(known.proof, text or ""))
