@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from muster.benches.document import JobRecord
+from muster.core.fabric.result import Spread, Sweep
 from muster.core.result import HostReport
 from muster.core.units import counted
+from muster.judging.baseline import MAD
 
 UNSTEADY = 0.15  # a figure that varies more than that is no measurement
 OTHERS = 0.1  # share of the cores that other processes may use, unless
@@ -22,15 +25,17 @@ _Known = Sequence[tuple[float, float]]  # time, core-seconds by then: of a job, 
 
 @dataclass(frozen=True)
 class Doubts:
-    """`disturbed`: by what is not its hosts' doing, so that nobody is judged by it; `slowed`: by what is."""
+    """`disturbed`: by what is not its hosts' doing, so that nobody is judged by it; `slowed`: by what is;
+    `unsteady`: no all-reduce between its hosts was steady, and what else it measured counts."""
 
     disturbed: tuple[str, ...] = ()
     slowed: tuple[str, ...] = ()
+    unsteady: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[str, ...]:
         """Why it is no measurement; nothing: it is one."""
-        return (*self.disturbed, *self.slowed)
+        return (*self.disturbed, *self.slowed, *self.unsteady)
 
 
 def doubts_of(records: Mapping[str, JobRecord]) -> dict[str, Doubts]:
@@ -43,7 +48,9 @@ def doubts_of(records: Mapping[str, JobRecord]) -> dict[str, Doubts]:
         for each in _reports(record):
             own[_machine(each)].append([(moment, used) for moment, _, used in each.cpu_use])
     return {
-        job: Doubts((*_unsteady(record), *_disturbed(record, own)), tuple(_slowed(record)))
+        job: Doubts(
+            (*_unsteady(record), *_disturbed(record, own)), tuple(_slowed(record)), tuple(_exchanges(record))
+        )
         for job, record in records.items()
         if record.outcome == "succeeded"
     }
@@ -62,6 +69,26 @@ def _unsteady(record: JobRecord) -> Iterable[str]:
     speed = record.result.throughput if record.result else None
     if speed is not None and (speed.variation or 0.0) > UNSTEADY:
         yield f"samples/s varied by {speed.variation:.0%} over its windows"
+
+
+def steady_sweeps(record: JobRecord) -> dict[int, Sweep]:
+    """A job's all-reduces by their size in bytes, those that were steady."""
+    fabric = record.result.fabric if record.result and record.outcome == "succeeded" else None
+    found = fabric.of("all-reduce") if fabric else []
+    return {each.bytes: each for each in found if each.time.median > 0 and varied(each.time) <= UNSTEADY}
+
+
+def varied(time: Spread) -> float:
+    """By how much repeats differ, whatever one of them took: 1.4826 times the median deviation from the
+    median, which is the standard deviation where they are normal."""
+    off = [abs(seconds - time.median) for seconds in time.seconds]
+    return MAD * statistics.median(off) / time.median
+
+
+def _exchanges(record: JobRecord) -> Iterable[str]:
+    fabric = record.result.fabric if record.result else None
+    if fabric and len(_reports(record)) > 1 and fabric.of("all-reduce") and not steady_sweeps(record):
+        yield f"its all-reduces varied by more than {UNSTEADY:.0%}"
 
 
 def _disturbed(record: JobRecord, own: Mapping[str, Sequence[_Known]]) -> Iterable[str]:

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from muster.benches.document import JobRecord
-from muster.benches.doubts import UNSTEADY, doubts_of
+from muster.benches.doubts import UNSTEADY, doubts_of, steady_sweeps, varied
 from muster.benches.schedule import Task
-from muster.core.fabric.result import FabricRun, Matmul, Spread, Sweep
+from muster.core.fabric.result import FabricRun, Matmul, Sweep
 from muster.core.recipe import Recipe
 from muster.core.result import Result
 from muster.judging import Observation
-from muster.judging.baseline import MAD
 from muster.judging.joblogs import observation_of, work_of
 from muster.judging.readers.base import JobLog, MeasuredWindows
 
@@ -97,7 +96,7 @@ def logs_of(
     doubts = {job: each.disturbed for job, each in doubts_of(records).items()}
     alike: dict[tuple[str, int], list[dict[int, Sweep]]] = {}
     for task in over:
-        if not doubts.get(task.id) and (sweeps := _sweeps(records[task.id])):
+        if not doubts.get(task.id) and (sweeps := steady_sweeps(records[task.id])):
             alike.setdefault((task.entry, len(task.hosts)), []).append(sweeps)
     compared = {key: _Compared.of(each) for key, each in alike.items()}
     found = {
@@ -124,7 +123,7 @@ def _logs(
         hosts = () if record.usage else task.hosts
         return [replace(base, reason=record.reason, failure=record.failure, failed=guilty, hosts=hosts)]
     if result.fabric is not None:
-        reduced = (compared or _Compared(0, {})).reduced(base, _sweeps(record))
+        reduced = (compared or _Compared(0, {})).reduced(base, steady_sweeps(record))
         products = _product_logs(base, _products(result.fabric, recipes))
         shaky = [note for log in products for note in log.notes]
         return [
@@ -168,20 +167,6 @@ def _about(record: JobRecord, recipe: Recipe) -> str:
     return json.dumps([told, devices, precision], sort_keys=True)
 
 
-def _sweeps(record: JobRecord) -> dict[int, Sweep]:
-    """A job's all-reduces by their size in bytes, those that were steady."""
-    fabric = record.result.fabric if record.result and record.outcome == "succeeded" else None
-    found = fabric.of("all-reduce") if fabric else []
-    return {each.bytes: each for each in found if each.time.median > 0 and _varied(each.time) <= UNSTEADY}
-
-
-def _varied(time: Spread) -> float:
-    """By how much repeats differ, whatever one of them took: 1.4826 times the median deviation from the
-    median, which is the standard deviation where they are normal."""
-    off = [abs(seconds - time.median) for seconds in time.seconds]
-    return MAD * statistics.median(off) / time.median
-
-
 @dataclass(frozen=True)
 class _Compared:
     """The size at which all-reduces of jobs alike are compared: the largest that half of them reached.
@@ -209,9 +194,8 @@ class _Compared:
         """The job's log: an all-reduce is a step of one sample."""
         reached = max((size for size in sweeps if size in self.longer and size <= self.bytes), default=None)
         if reached is None:
-            alone = len(base.hosts) == 1  # one rank exchanges nothing
-            note = f"its all-reduces varied by more than {UNSTEADY:.0%}: not a measurement"
-            return base if alone else replace(base, notes=(note,))
+            note = "none of its steady all-reduces has a size that others measured too: not compared"
+            return replace(base, notes=(note,)) if sweeps else base  # without any: see doubts.py
         time, longer = sweeps[reached].time, self.longer[reached]
         short = (
             f"its largest steady all-reduce is of {reached:,} bytes: compared there with those of the jobs "
@@ -224,7 +208,7 @@ class _Compared:
             batch=1.0,
             measured=MeasuredWindows(1.0, longer * time.median, 1, repeats, None, time.variation),
             exchanges=len(base.hosts) > 1,
-            spread=_error(_varied(time), repeats),
+            spread=_error(varied(time), repeats),
             notes=(short,) if reached < self.bytes else (),
         )
 
