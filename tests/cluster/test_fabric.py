@@ -17,8 +17,7 @@ from muster.core.inventory import parse_hosts
 from muster.core.launch import Launch
 from muster.core.recipe import Recipe
 from muster.core.registry import load_plugin
-from muster.fabric.measure import measure
-from muster.fabric.mpi_hello import mpi_hello
+from muster.fabric.measure import measure, mpi_hello
 from muster.fleet.shell import RealShell
 from muster.inputs.read import read_inputs
 from muster.reports.page import report

@@ -20,13 +20,21 @@ from hypothesis import strategies as st
 import muster.checks.check as stage
 import muster.checks.group as group
 from muster.checks.base import Answers, Check, Context, Finding, Level, Transport
-from muster.checks.check import WantedChecks, all_checks, check, save_inventory
+from muster.checks.check import (
+    Heard,
+    WantedChecks,
+    all_checks,
+    check,
+    inspection,
+    save_inventory,
+    troubles,
+    verdict,
+)
+from muster.checks.check import judge as judge_all
 from muster.checks.inspection import Inspection
 from muster.checks.profiles import load_profile, shipped_profiles
 from muster.checks.questions import HostAnswers
 from muster.checks.registry import Family
-from muster.checks.verdicts import Heard, inspection, troubles, verdict
-from muster.checks.verdicts import judge as judge_all
 from muster.cli.views.inspection import print_inspection
 from muster.core.errors import HostError, InventoryError, UsageError
 from muster.core.inventory import (

@@ -21,8 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.checks.questions import OPENING, HostAnswers, Patience, Questions, clock, failed, well_formed
-from muster.checks.sessions import Inquiry
-from muster.checks.survey import STAY, sample, starter, survey
+from muster.checks.survey import STAY, Inquiry, sample, starter, survey
 from muster.checks.unreachable import Ending, Stage, Unreached, explain, remedy_for
 from muster.core.errors import JobError
 from muster.core.job import Placement

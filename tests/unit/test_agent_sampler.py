@@ -16,7 +16,7 @@ from muster.agent import agent
 from muster.agent.agent import SLOWED, Nvml, Sampler, cpu_times, tree
 from muster.core.batch import Batch
 from muster.core.job import Job, Placement
-from muster.results.hosts import host_reports
+from muster.results.fold import host_reports
 from muster.store import events
 from tests.support import wait_until
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from muster.benches.bench import Surroundings, continue_bench, dry_run
+from muster.benches.bench import Surroundings, all_alike, continue_bench, dry_run
 from muster.benches.folder import BenchFolder
-from muster.benches.grow import all_alike
 from muster.benches.inputs import read_bench
 from muster.benches.schedule import wave_tasks
 from muster.cli.views.benches import print_bench

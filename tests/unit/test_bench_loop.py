@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from muster.benches import bench as bench_loop
 from muster.benches import folder as benchfolder
-from muster.benches import loop as bench_loop
 from muster.benches.bench import Nobody, Surroundings, bench, continue_bench
 from muster.benches.document import JobRecord
 from muster.benches.folder import BenchFolder

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from muster.benches import bench as bench_loop
 from muster.benches import child as bench_child
-from muster.benches import loop as bench_loop
 from muster.benches.bench import Nobody, Surroundings, bench, continue_bench
 from muster.benches.document import Bench, JobRecord
 from muster.benches.folder import BenchFolder

@@ -15,8 +15,7 @@ from muster.core.fabric.result import Fabric
 from muster.core.inventory import Host, parse_hosts
 from muster.core.job import place
 from muster.core.launch import Launch
-from muster.fabric.measure import Collector
-from muster.fabric.mpi_hello import mpi_hello, mpi_hello_argv, read_hello
+from muster.fabric.measure import Collector, mpi_hello, mpi_hello_argv, read_hello
 from muster.fleet.shell import FakeShell
 from muster.fleet.supervisor import Outcome
 

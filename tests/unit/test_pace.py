@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from muster.checks.sessions import ConnectionWindow
+from muster.checks.survey import ConnectionWindow
 
 
 def survey(hosts: int, pace: ConnectionWindow, takes: Callable[[int], float]) -> tuple[list[int], float]:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from muster.checks.base import Check, Context, Finding, Level
+from muster.checks.base import Answers, Check, Context, Finding, Level
 from muster.checks.families.versions import PACKAGES
 from muster.checks.group import GROUPED, together
-from muster.checks.inspection import Inspection
+from muster.checks.inspection import CheckResult, HostReport, Inspection, Seen, Trouble, Verdict
 from muster.checks.profiles import Profile, load_profile
-from muster.checks.questions import HostAnswers, Patience, Questions
+from muster.checks.questions import HostAnswers, Patience, Questions, failed
 from muster.checks.registry import Family, checks_of, families
 from muster.checks.survey import Progress, sample, starter, survey
-from muster.checks.unreachable import Unreached
-from muster.checks.verdicts import ANSWERED, REACHED, inspection, judge, without
+from muster.checks.unreachable import Unreached, remedy_for
 from muster.core.errors import JobError
+from muster.core.hostlist import fold_hosts
 from muster.core.inventory import Host, Inventory, inventory_document
 from muster.core.job import Placement
 from muster.core.recipe import Recipe
@@ -204,3 +204,236 @@ def _world_size(hosts: Sequence[Host]) -> int | None:
     """The ranks of a job on these hosts, where all say how many they take."""
     slots = [host.slots for host in hosts]
     return None if None in slots else sum(count or 0 for count in slots)
+
+
+# ----------------------------------------------------------------------------------------------------
+# From what hosts said to an Inspection. Pure.
+
+REACHED = Check(
+    "host.reached",
+    "The host's name resolves, its ssh port answers with the right key, the login works, and there is a "
+    "Python >= 3.8.",
+    "A job starts on all its hosts or on none.",
+)
+ANSWERED = Check(
+    "host.answered",
+    "Every probe on the host finishes in time.",
+    "A disk, driver or name server that hangs a probe also hangs a job.",
+)
+Heard = Mapping[str, HostAnswers | Unreached]
+
+
+def judge(known: Sequence[Family], heard: Heard, context: Context) -> list[Finding]:
+    """Every check on every host."""
+    findings = _frame(heard)
+    answered = {host: one for host, one in heard.items() if isinstance(one, HostAnswers)}
+    for family in known:
+        # A family without a probe judges by the connection alone.
+        answers = {host: one.answers.get(family.name, {}) for host, one in answered.items()}
+        peers = {host: (one.peers or {}).get(family.name, {"error": ""}) for host, one in answered.items()}
+        lost = {host: str(answer["error"]) for host, answer in answers.items() if failed(answer)}
+        judged, nonsense = _judged(family, _whole(answers), _whole(peers), context)
+        findings += judged
+        findings += [
+            Finding(check.name, host, Level.UNKNOWN, "the probe's answer could not be read", why)
+            for host, why in {**lost, **nonsense}.items()
+            for check in family.checks
+        ]
+    return findings
+
+
+def without(findings: Sequence[Finding], skipped: frozenset[str]) -> list[Finding]:
+    """The findings, but for checks that the profile leaves out."""
+    return [
+        Finding(each.check, each.host, Level.NOT_APPLICABLE, "skipped by the profile")
+        if each.check in skipped
+        else each
+        for each in findings
+    ]
+
+
+def inspection(
+    inventory: Inventory, heard: Heard, findings: Sequence[Finding], why: Mapping[str, str]
+) -> Inspection:
+    """Verdicts, and one entry per kind of trouble. What is not known here is left at its default."""
+    found: dict[str, list[Finding]] = {host.label: [] for host in inventory.hosts}
+    for each in findings:
+        found[each.host].append(each)
+    hosts = [_report(host, heard[host.label], found[host.label]) for host in inventory.hosts]
+    names = ("fit", "warning", "unfit", "unreachable")
+    usable = [host.slots for host in hosts if host.verdict in ("fit", "warning")]
+    return Inspection(
+        source=inventory.source,
+        world_size=None if None in usable else sum(slots or 0 for slots in usable),
+        summary={name: sum(host.verdict == name for host in hosts) for name in names},
+        hosts=hosts,
+        troubles=_troubles(inventory, findings, why),
+    )
+
+
+def _judged(
+    family: Family, answers: Answers, peers: Answers, context: Context
+) -> tuple[list[Finding], dict[str, str]]:
+    """Findings; and hosts whose answers the judge cannot read, with the reason: one host that talks nonsense,
+    in either round, must not spoil the others' verdicts."""
+    nonsense: dict[str, str] = {}
+
+    def judged(answers: Answers, peers: Answers, suspects: Sequence[str]) -> list[Finding]:
+        try:
+            return family.judge(answers, peers, context)
+        except Exception as error:
+            nonsense.update(dict.fromkeys(suspects, f"{type(error).__name__}: {error}"))
+            return []
+
+    def sound(said: Answers) -> Answers:
+        return {host: answer for host, answer in said.items() if host not in nonsense}
+
+    findings = judged(answers, peers, list(answers))
+    if not nonsense:
+        return findings, {}
+    nonsense.clear()
+    for host, answer in answers.items():
+        judged({host: answer}, {host: peers[host]} if host in peers else {}, [host])
+    for host in sound(peers):  # judges look at second answers where there are several hosts
+        judged(sound(answers), {host: peers[host]}, [host])
+    left = list(sound(answers))
+    return judged(sound(answers), sound(peers), left), nonsense
+
+
+def _whole(answers: Answers) -> dict[str, Mapping[str, Any]]:
+    """Without the hosts whose probe failed."""
+    return {host: answer for host, answer in answers.items() if not failed(answer)}
+
+
+def _frame(heard: Heard) -> list[Finding]:
+    """Whether each host could be reached, and whether its probes came to an end."""
+    findings = []
+    for host, one in heard.items():
+        if isinstance(one, Unreached):
+            problem = f"unreachable ({one.stage.value}): {one.problem}"
+            findings.append(Finding(REACHED.name, host, Level.FAIL, problem, one.said, one.remedy))
+            continue
+        seen = f"{one.transport.seconds:.2f} s until the first answer of Python {one.transport.python}"
+        findings.append(Finding(REACHED.name, host, Level.PASS, evidence=seen))
+        silent = [
+            f"{name}: {answer['error']}"
+            for answers in (one.answers, one.peers or {})
+            for name, answer in answers.items()
+            if failed(answer)
+        ]
+        if silent:
+            problem = "probes did not finish"
+            remedy = "timeout 5 df; timeout 5 nvidia-smi; sudo dmesg | tail -n 50"
+            findings.append(Finding(ANSWERED.name, host, Level.WARN, problem, "; ".join(silent), remedy))
+        else:
+            findings.append(Finding(ANSWERED.name, host, Level.PASS))
+    return findings
+
+
+def _report(host: Host, heard: HostAnswers | Unreached, findings: Sequence[Finding]) -> HostReport:
+    results = [
+        CheckResult(
+            check=each.check,
+            level=each.level.value,
+            problem=each.problem,
+            evidence=each.evidence,
+            remedy=remedy_for(each.remedy, [host.address])
+            if each.check == REACHED.name and each.remedy
+            else each.remedy,
+        )
+        for each in findings
+    ]
+    if isinstance(heard, Unreached):
+        return HostReport(
+            host=host.label,
+            name=host.name,
+            slots=host.slots,
+            verdict="unreachable",
+            stage=heard.stage.value,
+            failure=heard.failure,
+            checks=results,
+        )
+    way = heard.transport
+    return HostReport(
+        host=host.label,
+        name=host.name,
+        slots=host.slots or _gpus(heard.answers.get("gpu", {})),
+        verdict=verdict(findings),
+        seconds=round(way.seconds, 3),
+        python=way.python,
+        clock_offset=way.clock_offset,
+        clock_error=way.clock_error,
+        checks=results,
+    )
+
+
+def _gpus(answer: Mapping[str, Any]) -> int | None:
+    """Slots of a host for which none were given: its GPUs, as far as CUDA_VISIBLE_DEVICES lets them be seen.
+    None: it has none."""
+    gpus, mask = answer.get("gpus"), answer.get("mask")
+    if not isinstance(gpus, list):
+        return None
+    return (min(len(gpus), mask) if isinstance(mask, int) else len(gpus)) or None
+
+
+def _troubles(inventory: Inventory, findings: Sequence[Finding], why: Mapping[str, str]) -> list[Trouble]:
+    """As folded, with the hosts put into the remedies of those that were not reached."""
+    addresses = {host.label: host.address for host in inventory.hosts}
+    lost: dict[tuple[str, str | None], list[str]] = {}
+    for each in findings:
+        if each.check == REACHED.name and each.remedy:
+            lost.setdefault((each.problem, each.remedy), []).append(addresses[each.host])
+    found = troubles(findings, why)
+    return [
+        each.model_copy(update={"remedy": remedy_for(each.remedy, lost[each.problem, each.remedy])})
+        if each.check == REACHED.name and each.remedy
+        else each
+        for each in found
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------
+# From findings to verdicts and to one entry per kind of trouble. Pure.
+
+_WORST = (Level.FAIL, Level.WARN, Level.UNKNOWN)
+
+
+def verdict(findings: Iterable[Finding]) -> Verdict:
+    """A host's, from all that was found on it."""
+    levels = {finding.level for finding in findings}
+    return "unfit" if Level.FAIL in levels else "warning" if Level.WARN in levels else "fit"
+
+
+def troubles(findings: Iterable[Finding], why: Mapping[str, str]) -> list[Trouble]:
+    """One entry per check, level, problem and remedy, whatever the number of hosts; worst first, then by how
+    many hosts have it. `why`: check -> what happens to a job otherwise."""
+    groups: dict[tuple[Level, str, str, str | None], list[Finding]] = {}
+    for each in findings:
+        if each.level in _WORST:
+            groups.setdefault((each.level, each.check, each.problem, each.remedy), []).append(each)
+    ranked = sorted(groups.items(), key=lambda item: (_WORST.index(item[0][0]), -len(item[1]), item[0][1]))
+    found = []
+    for (level, check, problem, remedy), members in ranked:
+        hosts = list(dict.fromkeys(each.host for each in members))
+        found.append(
+            Trouble(
+                check=check,
+                level=level.value,
+                problem=problem,
+                hosts=fold_hosts(hosts),
+                count=len(hosts),
+                seen=_seen(members),
+                remedy=remedy,
+                why=why.get(check, ""),
+            )
+        )
+    return found
+
+
+def _seen(members: Iterable[Finding]) -> list[Seen]:
+    """Hosts that gave the same evidence, together."""
+    groups: dict[str, list[str]] = {}
+    for each in members:
+        groups.setdefault(each.evidence, []).append(each.host)
+    ranked = sorted(groups.items(), key=lambda item: -len(item[1]))
+    return [Seen(evidence=text, hosts=fold_hosts(hosts), count=len(hosts)) for text, hosts in ranked if text]

@@ -1,21 +1,397 @@
 """Asks all hosts at once. A sample of them stays connected for a second round, in which they look at each
-other."""
+other.
+"""
 
 from __future__ import annotations
 
+import os
+import resource
+import selectors
+import signal
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from types import ModuleType
+from typing import Any
 
-from muster.checks.questions import HostAnswers, Patience, Questions
-from muster.checks.sessions import Inquiry
-from muster.checks.unreachable import Unreached
+from muster.checks.base import Transport
+from muster.checks.questions import OPENING, HostAnswers, Patience, Questions, clock, failed, well_formed
+from muster.checks.unreachable import Ending, Unreached, explain
 from muster.core.errors import JobError
 from muster.core.job import Placement
 from muster.core.launch import Launch
+from muster.fleet.connection import Connection
 from muster.fleet.interrupts import interrupts
 from muster.fleet.launchers.base import BOOTSTRAP
 from muster.fleet.shell import Process, Shell
+from muster.fleet.transport import PipeWire
+
+# ----------------------------------------------------------------------------------------------------
+# All sessions of a survey in one loop: a bounded number is being made, and nobody waits for a slow one.
+
+# ----------------------------------------------------------------------------------------------------
+# How many sessions are made at once: as many as bring more answers per second, and no more.
+
+_FIRST = 16  # before anything is known of their speed
+_FEWEST = 8
+_WORTH = 1.15  # twice as many sessions at once must bring so much more, or they only wait for each other
+
+
+class ConnectionWindow:
+    """A window over sessions in the making.
+
+    It doubles for as long as that brings more answers per second, and then stays: where this machine or its
+    network is the bottleneck, sessions beyond that only take longer, and cost more. By Little's law a session
+    takes window / rate; the window also stays so small that this is well below the time for a connection.
+    """
+
+    def __init__(self, most: int, connect: float, now: float) -> None:
+        """`most`: the largest window. `connect`: seconds for a connection. `now`: time.monotonic()."""
+        self._most = most
+        self._connect = connect
+        self._size = _FIRST
+        self._grows = True
+        self._best: float | None = None  # answers per second with half the window
+        self._count = 0  # answers since the window changed
+        self._mark: tuple[int, float] | None = None  # count and time, once sessions of this window answer
+        self._all = 0
+        self._begun = now
+
+    def answered(self, now: float) -> None:
+        """A host has answered."""
+        self._all += 1
+        self._count += 1
+        if not self._grows:
+            return
+        if self._mark is None:
+            if self._count >= self._size:  # those begun with the smaller window are through
+                self._mark = (self._count, now)
+            return
+        since, then = self._mark
+        if self._count < since + self._size or now <= then:
+            return
+        rate = (self._count - since) / (now - then)
+        if self._best is not None and rate < _WORTH * self._best:
+            self._size //= 2
+            self._grows = False
+        else:
+            self._best = rate
+            self._grows = self._size < self._most
+            self._size *= 2
+        self._count, self._mark = 0, None
+
+    def window(self, now: float) -> int:
+        """How many sessions may be in the making."""
+        size = self._size
+        if self._all and now > self._begun:
+            size = min(size, int(self._all / (now - self._begun) * self._connect / 3))
+            size = max(size, _FEWEST)
+        return min(size, self._most)
+
+
+# ----------------------------------------------------------------------------------------------------
+# All sessions of a survey in one loop.
+
+_TICK = 0.2
+_SLACK = 3.0  # seconds beyond ssh's own patience, so that it is ssh that says what is wrong
+_GRACE = 5.0  # seconds beyond the probes' time for what they found to arrive
+_PARTING = 3.0  # seconds for a host that was let go to leave by itself
+_BRISK = 3.0  # seconds that a session may take at least before it counts as slow
+
+
+class _State(Enum):
+    CONNECTING = 1
+    PROBING = 2
+    WAITING = 3  # for the second round
+    MEETING = 4
+    MET = 5  # it stays until all have: others may still look at it
+    LEAVING = 6
+
+
+@dataclass
+class _Session:
+    """One host's connection, and how far it is."""
+
+    place: Placement
+    stays: bool
+    process: Process
+    link: Connection
+    limit: float  # when it is given up, by time.monotonic
+    begun: float = field(default_factory=time.monotonic)
+    state: _State = _State.CONNECTING
+    python: str | None = None
+    said: float = 0.0  # the host's clock in its first words, ours when they came, ours when we answered
+    came: float = 0.0
+    sent: float = 0.0
+    seconds: float = 0.0  # until the first words came
+    transport: Transport | None = None
+    writing: bool = False
+    impatient: bool = False  # it was ended here
+
+    def tell(self, op: str, limit: float, **content: Any) -> None:
+        """Queue a message, and give the host so many seconds from now."""
+        self.link.tell(op, **content)
+        self.limit = time.monotonic() + limit
+
+
+class Inquiry:
+    """Call `turn` until it is False, and `close` in any case. `results`: label -> what came of it."""
+
+    def __init__(
+        self,
+        places: Sequence[Placement],
+        stay: frozenset[str],
+        start: Callable[[Placement], Process],
+        questions: Questions,
+        patience: Patience,
+    ) -> None:
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        room = max(4, (soft - 64) // 3) if soft > 0 else 1 << 20  # each session has three descriptors
+        self.pace = ConnectionWindow(min(patience.fanout, room // 2), patience.connect, time.monotonic())
+        self.most = min(4 * patience.fanout + len(stay), room)
+        # Those that stay come first: their second round then runs beside the others' first.
+        self.queue = deque(sorted(places, key=lambda place: place.host not in stay))
+        kept = [place.host for place in self.queue if place.host in stay][: room // 2]
+        self.stay = frozenset(kept if questions.second else ())
+        self.start = start
+        self.questions = questions
+        self.patience = patience
+        self.results: dict[str, HostAnswers | Unreached] = {}
+        self.unreached = 0
+        self.sessions: list[_Session] = []
+        self.selector = selectors.DefaultSelector()
+        self.met = False
+        self.typical: float | None = None  # seconds of a session, a running mean
+
+    def turn(self) -> bool:
+        """One look at everything, of `_TICK` at most. False when all is done."""
+        self._open()
+        for session in self.sessions:
+            if session.writing or session.link.outgoing:
+                self._flush(session)
+        ending = any(session.link.output_closed for session in self.sessions)
+        for key, _ in self.selector.select(_TICK / 10 if ending else _TICK if self.sessions else 0):
+            self._read(key.data, int(key.fd))
+        now = time.monotonic()
+        for session in list(self.sessions):
+            self._look(session, now)
+        self._meet()
+        return bool(self.queue or self.sessions)
+
+    def close(self) -> None:
+        """End what is still there, by its own process id. Probes that run are first let go, so that they
+        remove what they have left on their hosts."""
+        running = [session for session in self.sessions if session.python is not None]
+        for session in running:
+            self._hang_up(session)
+        limit = time.monotonic() + _PARTING
+        while any(each.process.poll() is None for each in running) and time.monotonic() < limit:
+            time.sleep(_TICK / 10)
+        for session in list(self.sessions):
+            self._drop(session)
+        self.selector.close()
+
+    def _open(self) -> None:
+        """Begin sessions, as many as the window has room for. One that takes much longer than others lends
+        its place to the next."""
+        now = time.monotonic()
+        busy = (_State.CONNECTING, _State.PROBING)
+        slow = max(_BRISK, 3 * (self.typical or 0))  # until one has answered, dead ones delay nobody
+        making = sum(each.state in busy and now - each.begun < slow for each in self.sessions)
+        window = self.pace.window(now)
+        while self.queue and making < window and len(self.sessions) < self.most:
+            place = self.queue.popleft()
+            process = self.start(place)
+            link, wire = Connection(place), PipeWire(process)
+            link.attach(wire)
+            link.send(OPENING)
+            limit = time.monotonic() + self.patience.connect + _SLACK
+            session = _Session(place, place.host in self.stay, process, link, limit)
+            self.sessions.append(session)
+            for descriptor in (wire.output, wire.errors):
+                assert descriptor is not None
+                self.selector.register(descriptor, selectors.EVENT_READ, session)
+            making += 1
+
+    def _flush(self, session: _Session) -> None:
+        """Send what is queued, and be woken when the rest can go."""
+        link = session.link
+        link.flush()
+        assert link.wire is not None
+        if link.sending and not session.writing:
+            self.selector.register(link.wire.input, selectors.EVENT_WRITE, session)
+        elif session.writing and not link.sending:
+            self.selector.unregister(link.wire.input)
+        session.writing = link.sending
+
+    def _read(self, session: _Session, descriptor: int) -> None:
+        wire = session.link.wire
+        assert wire is not None
+        if descriptor == wire.input:
+            return  # it can be written to again: the next turn does
+        messages, is_open = session.link.read(descriptor)
+        for message in messages:
+            if message["m"] == "hello" and session.state is _State.CONNECTING:
+                self._greet(session, message)
+            elif message["m"] == "answers" and session.state in (_State.PROBING, _State.MEETING):
+                self._hear(session, message)
+        if session.link.lost is not None:
+            session.link.complaints.append(session.link.lost)
+            session.limit, session.state = 0.0, _State.LEAVING
+        if not is_open:
+            self.selector.unregister(descriptor)
+
+    def _greet(self, session: _Session, hello: dict[str, Any]) -> None:
+        """Python has come: send the probe and the questions."""
+        session.came = time.time()
+        session.seconds = time.monotonic() - session.begun
+        session.python = str(hello.get("python"))
+        session.said = _number(hello.get("time"), session.came)
+        session.state = _State.PROBING
+        session.link.send(self.questions.program(str(hello.get("magic"))))
+        budget = self.patience.probe
+        session.tell(
+            "probe",
+            max([budget, *self.questions.longer.values()]) + _GRACE,
+            families=self.questions.first,
+            longer=dict(self.questions.longer),
+            ask=self.questions.ask(session.place),
+            seconds=budget,
+            stay=session.stays,
+        )
+        session.sent = time.time()
+        self._flush(session)
+
+    def _hear(self, session: _Session, message: dict[str, Any]) -> None:
+        """A round's answers."""
+        host = session.place.host
+        if session.state is _State.MEETING:
+            before = self.results[host]
+            assert isinstance(before, HostAnswers)
+            peers = well_formed(message.get("answers"), self.questions.second)
+            self.results[host] = HostAnswers(before.transport, before.answers, peers)
+            session.state = _State.MET
+            return
+        heard = _number(message.get("heard"), session.sent)
+        offset, error = clock(session.said, session.came, session.sent, heard)
+        noise = tuple(session.link.noise)
+        transport = Transport(session.seconds, noise, offset, error, session.python)
+        answers = well_formed(message.get("answers"), self.questions.first)
+        self.results[host] = HostAnswers(transport, answers)
+        took = time.monotonic() - session.begun
+        self.typical = 0.8 * self.typical + 0.2 * took if self.typical else took
+        self.pace.answered(time.monotonic())
+        if session.stays and not self.met:
+            session.state = _State.WAITING
+        else:
+            self._let_go(session)
+
+    def _look(self, session: _Session, now: float) -> None:
+        """Whether it has ended, or must."""
+        ended = session.link.output_closed and session.process.poll() is not None
+        if not ended and (now < session.limit or session.state in (_State.WAITING, _State.MET)):
+            return
+        if not ended and session.python is not None and session.state is not _State.LEAVING:
+            self._hang_up(session)  # its probe may still remove what it has left there
+            session.state, session.limit, session.impatient = _State.LEAVING, now + _PARTING, True
+            return
+        session.impatient = session.impatient or not ended
+        self._drop(session)
+
+    def _meet(self) -> None:
+        """The second round, as soon as no host that stays is still in the first. All are let go together."""
+        if self.met:
+            if not any(each.state is _State.MEETING for each in self.sessions):
+                for session in self.sessions:
+                    if session.state is _State.MET:
+                        self._let_go(session)
+            return
+        if any(place.host in self.stay for place in self.queue):
+            return
+        staying = [each for each in self.sessions if each.stays]
+        if any(each.state in (_State.CONNECTING, _State.PROBING) for each in staying):
+            return
+        self.met = True
+        waiting = [each for each in staying if each.state is _State.WAITING]
+        found = {each.place.host: self.results[each.place.host] for each in waiting}
+        peers = {
+            family: {
+                host: one.answers[family]
+                for host, one in found.items()
+                if isinstance(one, HostAnswers) and family in one.answers and not failed(one.answers[family])
+            }
+            for family in self.questions.second
+        }
+        budget = self.patience.probe
+        for session in waiting:
+            session.state = _State.MEETING
+            ask = self.questions.ask(session.place)
+            families = self.questions.second
+            session.tell("peers", budget + _GRACE, families=families, ask=ask, peers=peers, seconds=budget)
+
+    def _hang_up(self, session: _Session) -> None:
+        """Say nothing more to it, not even what is queued."""
+        if session.writing:
+            assert session.link.wire is not None
+            self.selector.unregister(session.link.wire.input)
+            session.writing = False
+        session.link.close_input()
+
+    def _let_go(self, session: _Session) -> None:
+        """It has said everything: its probe leaves by itself."""
+        session.state = _State.LEAVING
+        session.tell("bye", _PARTING)
+        self._flush(session)
+        if not session.writing:
+            session.link.close_input()
+
+    def _drop(self, session: _Session) -> None:
+        """End the connection, and say what came of it where nothing has."""
+        wire = session.link.wire
+        assert wire is not None
+        for descriptor in (wire.input, wire.output, wire.errors):
+            key = None if descriptor is None else self.selector.get_map().get(descriptor)
+            if key is not None and key.data is session:  # and not one that has its number since
+                if key.fd == wire.errors:
+                    session.link.read(key.fd)
+                self.selector.unregister(key.fd)
+        if session.process.poll() is None:
+            _end_group(session.process.pid)
+        wire.end()
+        wire.hang_up()
+        for stream in (session.process.stdout, session.process.stderr):
+            if stream is not None:
+                stream.close()
+        self.sessions.remove(session)
+        if session.place.host not in self.results:
+            self.unreached += 1
+            self.results[session.place.host] = explain(
+                Ending(
+                    code=None if session.impatient else session.process.poll(),
+                    said=tuple(session.link.complaints),
+                    printed=tuple(session.link.noise),
+                    python=session.python,
+                    seconds=time.monotonic() - session.begun,
+                    interpreter=self.questions.interpreter,
+                )
+            )
+
+
+def _end_group(pid: int) -> None:
+    """End a client that leads a process group, with the helper that it may have started (ProxyCommand)."""
+    try:
+        if os.getpgid(pid) == pid:
+            os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _number(value: Any, instead: float) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else instead
+
 
 _EITHER = 'other=$1; shift; test -x "$0" && exec "$0" "$@"; exec "$other" "$@"'
 STAY = 32  # hosts that stay for the second round

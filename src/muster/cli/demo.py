@@ -44,7 +44,7 @@ def demo(
         )
     run = new_run_folder(root, workload="demo", model="t5")
     with ProgressView(console) as view:
-        view.waiting.now("asking the hosts, and planning")
+        view.now("asking the hosts, and planning")
         result = train(inputs, run, watch=view, announce=view.announce)
     if not json:
         print_answers(answers_of(run, 5))

@@ -49,7 +49,7 @@ def resume(
 
     folder = find_run(run, root)
     with ProgressView(err_console()) as view:
-        view.waiting.now("asking the hosts, and planning")
+        view.now("asking the hosts, and planning")
         result = run_resume(
             folder,
             wanted=WantedCheckpoint(step, copy),

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from muster.cli.options import Json, Root, Run
 from muster.cli.parameters import Option
-
-if TYPE_CHECKING:
-    from muster.core.result import Result
-    from muster.store.runfolder import RunFolder
 
 EXAMPLES = """Examples:
 
@@ -57,6 +53,8 @@ def show(
         say(metrics(folder), end="")
         return 0
     if follow:
+        from muster.cli.views.progress import watch
+
         watch(folder, stops=False)
     shown = run_show(folder)
     if json:
@@ -95,14 +93,3 @@ def show(
     if at.model.is_dir():
         print_afterwards(folder)
     return 0
-
-
-def watch(run: RunFolder, *, stops: bool) -> Result | None:
-    """Show a run's progress as it happens. `stops`: Ctrl-C stops the run."""
-    from muster.cli.output import err_console
-    from muster.cli.views.progress import ProgressView
-    from muster.runs.follow import follow
-
-    console = err_console()
-    with ProgressView(console) as view:
-        return follow(run, watch=view, announce=view.announce, say=console.print, stops=stops)

@@ -68,7 +68,7 @@ def _folder(inputs: Inputs, output: Path | None, name: str, root: Path) -> RunFo
 def _submit(inputs: Inputs, run: RunFolder, *, detach: bool, dry_run: bool, json: bool) -> int:
     """Hand the job to Slurm, and watch it unless it is detached."""
     from muster.cli.output import err_console, print_json, say
-    from muster.cli.show import watch
+    from muster.cli.views.progress import watch
     from muster.runs.submit import script, submit
 
     if dry_run:
@@ -93,7 +93,7 @@ def launch(inputs: Inputs, run: RunFolder, *, json: bool) -> int:
 
     console = err_console()
     with ProgressView(console) as view:
-        view.waiting.now("asking the hosts, and planning")
+        view.now("asking the hosts, and planning")
         result = run_train(inputs, run, watch=view, announce=view.announce)
     return finish(result, run, json=json)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -22,7 +21,7 @@ _COLOURS = {"fail": "red", "warn": "yellow", "unknown": "dim"}
 _VERDICTS = {"fit": "green", "warning": "yellow", "unfit": "red", "unreachable": "red"}
 
 
-class ProgressLine:
+class ProgressLine(Waiting):
     """How many hosts have answered. A context manager; call it with (done, total, unreached)."""
 
     def __init__(self, console: Console) -> None:
@@ -37,17 +36,8 @@ class ProgressLine:
             console=console,
             transient=True,
         )
-        self.waiting = Waiting(console, self.bar)
+        super().__init__(console, self.bar)
         self.task: TaskID | None = None
-
-    def __enter__(self) -> ProgressLine:
-        self.waiting.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.waiting.__exit__(kind, error, trace)
 
     def __call__(self, done: int, total: int, unreached: int) -> None:
         lost = f", {unreached} unreachable" if unreached else ""
@@ -63,7 +53,7 @@ class ProgressLine:
         """What comes next, and is waited for."""
         if self.task is not None:
             self.bar.update(self.task, visible=False)
-        self.waiting.now(text)
+        self.now(text)
 
 
 def print_inspection(found: Inspection) -> None:

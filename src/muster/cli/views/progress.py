@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from muster.cli.output import err_console
 from muster.cli.views.waiting import Waiting
 from muster.core.job import SLOWER, Job
 from muster.core.recipe import recipe_class
+from muster.core.result import Result
 from muster.core.units import counted, format_bytes, format_count, format_number, format_seconds
+from muster.runs.follow import follow
 from muster.store import events
+from muster.store.runfolder import RunFolder
 
 COMPILING = "50 s"  # for DeepSpeed's Adam on one idle core
 QUIET = 5.0  # seconds between two lines where there is no terminal
@@ -36,7 +39,7 @@ _PHASES = {
 }
 
 
-class ProgressView:
+class ProgressView(Waiting):
     """Watches a job's events. A context manager."""
 
     def __init__(self, console: Console) -> None:
@@ -51,7 +54,7 @@ class ProgressView:
             console=console,
             transient=False,
         )
-        self.waiting = Waiting(console, self.bar)
+        super().__init__(console, self.bar)
         self.task: Any = None
         self.world_size = 1
         self.windows: dict[int, list[events.Window]] = {}
@@ -64,18 +67,9 @@ class ProgressView:
         self.compiling: set[tuple[str | None, int | None]] = set()  # (host, rank)
         self.names = _PHASES
 
-    def __enter__(self) -> ProgressView:
-        self.waiting.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.waiting.__exit__(kind, error, trace)
-
     def announce(self, job: Job) -> None:
         """Hosts have agreed: say what is about to run."""
-        self.waiting.now(None)
+        self.now(None)
         self.world_size = job.world_size
         hosts = ", ".join(f"{place.host} ({place.slots})" for place in job.placements[:8])
         more = f" and {len(job.placements) - 8} more" if len(job.placements) > 8 else ""
@@ -128,19 +122,19 @@ class ProgressView:
         """What the first rank does now; and what any rank compiles, which all others wait for."""
         if event.name == "compile":
             self.compiling.add((event.host, event.rank))
-            self.waiting.now(f"compiling {event.what} on {event.host} (once per machine, about {COMPILING})")
+            self.now(f"compiling {event.what} on {event.host} (once per machine, about {COMPILING})")
         elif event.name == "compiled":
             self.compiling.discard((event.host, event.rank))
             if not self.compiling:
-                self.waiting.now(self.phase)
+                self.now(self.phase)
         elif event.rank == 0 and event.name not in self.phases:
             self.phases.add(event.name)
             self.phase = self.names.get(event.name, event.name)
             if event.name == "steps":  # its figures say how it goes
-                self.waiting.now(None)
+                self.now(None)
                 self.console.print(f"[dim]{self.phase} ...[/dim]")
             else:
-                self.waiting.now(self.phase)
+                self.now(self.phase)
 
     def _window(self, window: events.Window) -> None:
         """The rate of a window counts when every rank has told of it."""
@@ -170,3 +164,10 @@ class ProgressView:
 def _listed(shares: list[int], most: int = 16) -> str:
     more = f" ... ({len(shares)} ranks)" if len(shares) > most else ""
     return ", ".join(str(share) for share in shares[:most]) + more
+
+
+def watch(run: RunFolder, *, stops: bool) -> Result | None:
+    """Show a run's progress as it happens. `stops`: Ctrl-C stops the run."""
+    console = err_console()
+    with ProgressView(console) as view:
+        return follow(run, watch=view, announce=view.announce, say=console.print, stops=stops)

@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 EVERY = 30.0  # seconds between two lines where there is no terminal
 
@@ -26,7 +30,7 @@ class Waiting:
         self._live = Live(self, console=console, refresh_per_second=4) if console.is_terminal else None
         self._changed, self._over = Event(), False
 
-    def __enter__(self) -> Waiting:
+    def __enter__(self) -> Self:
         if self._live:
             self._live.start()
         else:
