@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from muster.core.errors import NO_ROOM, JobError, RunFolderError
 from muster.store.atomic import write_json, write_text
-from muster.store.runfolder import RunFolder, find_run
+from muster.store.runfolder import Inside, RunFolder, find_run, stamped
 
 if TYPE_CHECKING:  # `muster ls` needs none of them
     from muster.benches.document import JobRecord
@@ -38,50 +37,16 @@ class BenchFolder:
         """The bench's name: that of its folder."""
         return self.path.name
 
-    @property
-    def suite(self) -> Path:
-        """The suite as it was resolved."""
-        return self.path / "suite.yaml"
-
-    @property
-    def schedule(self) -> Path:
-        """Hosts, jobs and their order; adaptive entries add theirs."""
-        return self.path / "schedule.json"
-
-    @property
-    def inspection(self) -> Path:
-        """What was found before the first job."""
-        return self.path / "inspection.json"
-
-    @property
-    def baseline(self) -> Path:
-        """A copy of what an earlier bench found normal. Not there: there was none to begin with."""
-        return self.path / "baseline.json"
-
-    @property
-    def bench(self) -> Path:
-        """The results."""
-        return self.path / "bench.json"
-
-    @property
-    def table(self) -> Path:
-        """The results of jobs, a row each."""
-        return self.path / "results.csv"
-
-    @property
-    def runs(self) -> Path:
-        """The jobs' run folders: `muster ls --runs` lists them."""
-        return self.path / "runs"
-
-    @property
-    def report(self) -> Path:
-        """The page."""
-        return self.path / "report.html"
-
-    @property
-    def stop_request(self) -> Path:
-        """`muster stop` creates it; who works on the bench obeys."""
-        return self.path / "stop.request"
+    suite = Inside("suite.yaml")  # the suite as it was resolved
+    schedule = Inside("schedule.json")  # hosts, jobs and their order; adaptive entries add theirs
+    inspection = Inside("inspection.json")  # what was found before the first job
+    # A copy of what an earlier bench found normal. Not there: there was none to begin with.
+    baseline = Inside("baseline.json")
+    bench = Inside("bench.json")  # the results
+    table = Inside("results.csv")  # the results of jobs, a row each
+    runs = Inside("runs")  # the jobs' run folders: `muster ls --runs` lists them
+    report = Inside("report.html")  # the page
+    stop_request = Inside("stop.request")  # `muster stop` creates it; who works on the bench obeys
 
     def recipe(self, entry: str) -> Path:
         """An entry's recipe as it was resolved."""
@@ -284,6 +249,4 @@ def find(text: str, root: Path) -> RunFolder | BenchFolder:
 
 def new_bench_folder(root: Path, suite: str) -> BenchFolder:
     """A folder name that sorts by time and says what it is: 20261121-093000-bench-acceptance-4f2a."""
-    words = re.sub(r"[^A-Za-z0-9]+", "-", suite).strip("-").lower()[:40]
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    return BenchFolder((root / f"{stamp}-bench-{words}-{os.urandom(2).hex()}").absolute())
+    return BenchFolder(stamped(root, "bench-", suite))

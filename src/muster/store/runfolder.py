@@ -42,6 +42,17 @@ def name_elsewhere(name: str, mark: str | None) -> str:
     return f"{name}-{mark}" if mark else name
 
 
+class Inside:
+    """A file or a folder in a run's or a bench's folder, by its name there; read, it is the whole path."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: Any, kind: type) -> Path:
+        path: Path = folder.path
+        return path / self._name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths of one run. Nothing is created until `create`."""
@@ -77,129 +88,35 @@ class RunFolder:
         """The name of its folder below `launch.workdir`, on hosts with disks of their own."""
         return name_elsewhere(self.id, self.mark)
 
-    @property
-    def _mark(self) -> Path:
-        return self.path / "mark"
-
-    @property
-    def recipe(self) -> Path:
-        """The recipe as it was resolved, frozen before the launch."""
-        return self.path / "recipe.yaml"
-
-    @property
-    def plan(self) -> Path:
-        """Decisions with their reasons."""
-        return self.path / "plan.json"
-
-    @property
-    def job(self) -> Path:
-        """The placement and everything else that was fixed."""
-        return self.path / "job.json"
-
-    @property
-    def deepspeed(self) -> Path:
-        """The configuration that DeepSpeed gets."""
-        return self.path / "deepspeed.json"
-
-    @property
-    def deepspeed_given(self) -> Path:
-        """A copy of the user's own DeepSpeed file."""
-        return self.path / "deepspeed-given.json"
-
-    @property
-    def peaks(self) -> Path:
-        """The measured peaks of the hosts' devices, out of the document that the recipe named."""
-        return self.path / "peaks.json"
-
-    @property
-    def env(self) -> Path:
-        """Versions and environment of the controller."""
-        return self.path / "env.json"
-
-    @property
-    def events(self) -> Path:
-        """All events of all attempts, in the order of arrival."""
-        return self.path / "events.jsonl"
-
-    @property
-    def result(self) -> Path:
-        """Written last. Not there: not finished."""
-        return self.path / "result.json"
-
-    @property
-    def logs(self) -> Path:
-        """One file per host and one per rank."""
-        return self.path / "logs"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where hosts that share this folder save to."""
-        return self.path / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        """The trained model, in the Hugging Face format."""
-        return self.path / "model"
-
-    @property
-    def tensorboard(self) -> Path:
-        """TensorBoard event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def profile(self) -> Path:
-        """Profiles that were asked for: breakdowns by module and traces, a file per rank."""
-        return self.path / "profile"
-
-    @property
-    def report(self) -> Path:
-        """The page."""
-        return self.path / "report.html"
-
-    @property
-    def predictions(self) -> Path:
-        """Held-out questions with the model's answers, one JSON object per line."""
-        return self.path / "predictions.jsonl"
-
-    @property
-    def fabric(self) -> Path:
-        """The fabric workload's tables, as CSV files."""
-        return self.path / "fabric"
-
-    @property
-    def controller(self) -> Path:
-        """Who supervises this run now."""
-        return self.path / "controller.json"
-
-    @property
-    def stop_request(self) -> Path:
-        """`muster stop` creates it; the controller obeys."""
-        return self.path / "stop.request"
-
-    @property
-    def room(self) -> Path:
-        """Holds some room on the disk while the job runs, for its result."""
-        return self.path / ".room"
-
-    @property
-    def submission(self) -> Path:
-        """What was handed to a batch system: there before the job is, and the way to find it again."""
-        return self.path / "submission.json"
-
-    @property
-    def submitted_recipe(self) -> Path:
-        """The recipe that the batch job reads."""
-        return self.path / "submitted.yaml"
-
-    @property
-    def batch_script(self) -> Path:
-        """What the batch system runs."""
-        return self.path / "job.sh"
-
-    @property
-    def batch_output(self) -> Path:
-        """What the batch job printed."""
-        return self.path / "job.log"
+    _mark = Inside("mark")
+    recipe = Inside("recipe.yaml")  # the recipe as it was resolved, frozen before the launch
+    plan = Inside("plan.json")  # decisions with their reasons
+    job = Inside("job.json")  # the placement and everything else that was fixed
+    deepspeed = Inside("deepspeed.json")  # the configuration that DeepSpeed gets
+    deepspeed_given = Inside("deepspeed-given.json")  # a copy of the user's own DeepSpeed file
+    # The measured peaks of the hosts' devices, out of the document that the recipe named.
+    peaks = Inside("peaks.json")
+    env = Inside("env.json")  # versions and environment of the controller
+    events = Inside("events.jsonl")  # all events of all attempts, in the order of arrival
+    result = Inside("result.json")  # written last. Not there: not finished
+    logs = Inside("logs")  # one file per host and one per rank
+    checkpoints = Inside("checkpoints")  # where hosts that share this folder save to
+    model = Inside("model")  # the trained model, in the Hugging Face format
+    tensorboard = Inside("tensorboard")  # TensorBoard event files
+    # Profiles that were asked for: breakdowns by module and traces, a file per rank.
+    profile = Inside("profile")
+    report = Inside("report.html")  # the page
+    # Held-out questions with the model's answers, one JSON object per line.
+    predictions = Inside("predictions.jsonl")
+    fabric = Inside("fabric")  # the fabric workload's tables, as CSV files
+    controller = Inside("controller.json")  # who supervises this run now
+    stop_request = Inside("stop.request")  # `muster stop` creates it; the controller obeys
+    room = Inside(".room")  # holds some room on the disk while the job runs, for its result
+    # What was handed to a batch system: there before the job is, and the way to find it again.
+    submission = Inside("submission.json")
+    submitted_recipe = Inside("submitted.yaml")  # the recipe that the batch job reads
+    batch_script = Inside("job.sh")  # what the batch system runs
+    batch_output = Inside("job.log")  # what the batch job printed
 
     def host_log(self, host: str) -> Path:
         """What torchrun and the agent said on a host."""
@@ -308,9 +225,14 @@ class RunFolder:
 
 def new_run_folder(root: Path, *, workload: str, model: str) -> RunFolder:
     """A folder name that sorts by time and says what it is: 20261121-093000-text2sql-t5-small-4f2a."""
-    words = re.sub(r"[^A-Za-z0-9]+", "-", f"{workload}-{model}").strip("-").lower()[:40]
+    return RunFolder(stamped(root, "", f"{workload}-{model}"))
+
+
+def stamped(root: Path, kind: str, text: str) -> Path:
+    """A folder's name that sorts by time and says what it is."""
+    words = re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower()[:40]
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return RunFolder((root / f"{stamp}-{words}-{os.urandom(2).hex()}").absolute())
+    return (root / f"{stamp}-{kind}{words}-{os.urandom(2).hex()}").absolute()
 
 
 def run_folder_of(recipe: Recipe, root: Path) -> RunFolder:
