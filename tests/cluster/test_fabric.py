@@ -18,7 +18,7 @@ from muster.core.launch import Launch
 from muster.core.recipe import Recipe
 from muster.core.registry import load_plugin
 from muster.fabric.measure import measure, mpi_hello
-from muster.fleet.shell import RealShell
+from muster.fleet.shell import Shell
 from muster.inputs.read import read_inputs
 from muster.reports.page import report
 from muster.runs.train import train
@@ -158,10 +158,10 @@ def test_a_host_that_cannot_reach_the_first(whole: Cluster) -> None:
 def test_mpi_hello(cluster: Cluster) -> None:
     """One MPI program on three hosts, with a right sum."""
     facts = {"node1": {"python": "python3"}}
-    hello = mpi_hello(HOSTS.hosts, launch(cluster), facts, 60, RealShell())
+    hello = mpi_hello(HOSTS.hosts, launch(cluster), facts, 60, Shell())
     assert hello.problem is None
     assert (hello.hosts, hello.summed) == (["node1", "node2", "node3"], True)
-    broken = mpi_hello(parse_hosts("node1,nowhere").hosts, launch(cluster), facts, 30, RealShell())
+    broken = mpi_hello(parse_hosts("node1,nowhere").hosts, launch(cluster), facts, 30, Shell())
     assert broken.problem is not None and broken.hosts == []
 
 

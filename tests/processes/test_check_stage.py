@@ -48,7 +48,7 @@ from muster.core.job import Placement
 from muster.core.launch import Launch
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.registry import load_plugin
-from muster.fleet.shell import RealShell
+from muster.fleet.shell import Shell
 from muster.inputs.read import check as prepare_job
 from tests.support import wait_until
 from tests.unit.judging import probed
@@ -208,9 +208,7 @@ def test_hosts_that_refuse_group_checks_leave_no_host_without_an_answer(
 
     monkeypatch.setattr(group, "_measure", refuse)
     ready = {host.label: {"packages": {"torch": "2.8"}} for host in job.inventory.hosts}
-    data, found = group.together(
-        job, [], heard(ready, family="versions"), told(), lambda text: None, RealShell()
-    )
+    data, found = group.together(job, [], heard(ready, family="versions"), told(), lambda text: None, Shell())
     assert data is None
     assert [each.level for each in found] == [Level.FAIL] * 4 + [Level.UNKNOWN] * 3
     assert {each.host for each in found} == set(ready)
@@ -525,7 +523,7 @@ HOSTILE = [
 def test_a_hostile_name_starts_nothing(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     started: list[Sequence[str]] = []
-    monkeypatch.setattr(RealShell, "start", lambda self, argv, env=None: started.append(argv))
+    monkeypatch.setattr(Shell, "start", lambda self, argv, env=None: started.append(argv))
     with pytest.raises(UsageError):
         inspect(text)
     assert started == []

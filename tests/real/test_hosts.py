@@ -10,7 +10,7 @@ import pytest
 from muster.agent.agent import processor
 from muster.core.hardware.links import LinkFigures
 from muster.core.recipes import load_recipe
-from muster.fleet.shell import RealShell
+from muster.fleet.shell import Shell
 from muster.inputs.read import read_inputs
 from muster.planner.document import Plan
 from muster.planner.outlook import save_calibration
@@ -80,7 +80,7 @@ def test_the_plan_chooses_and_a_resumed_run_keeps_its_choice(tmp_path: Path) -> 
 
 def test_where_no_speed_is_known_all_hosts_are_taken(tmp_path: Path) -> None:
     given = read_inputs("digits", "local:2x1", ["launch.hosts=auto"])
-    inputs, chosen = hosts_first(given, partial(ask, shell=RealShell()))
+    inputs, chosen = hosts_first(given, partial(ask, shell=Shell()))
     assert inputs.inventory.names == ("local0", "local1")
     assert inputs.recipe.launch.hosts == 2
     assert chosen is not None

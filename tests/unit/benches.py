@@ -21,7 +21,8 @@ from muster.core.inventory import read_inventory
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml, load_recipe
 from muster.core.result import Failure, HostReport, Memory, Result, Seconds, Throughput
-from muster.fleet.shell import FakeShell, Process
+from muster.fleet.shell import Process
+from tests.shell import FakeShell
 
 # Waits, leaves a result, prints it and ends: argv: seconds, exit code, diary, output folder, result, hosts.
 # Upon SIGINT it leaves a stopped one; with a negative exit code it heeds neither SIGINT nor SIGTERM.

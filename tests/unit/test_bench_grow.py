@@ -17,8 +17,8 @@ from muster.benches.schedule import wave_tasks
 from muster.cli.views.benches import print_bench
 from muster.core.errors import UsageError
 from muster.core.result import Failure
-from muster.fleet.shell import FakeShell
 from muster.judging.document import Gate
+from tests.shell import FakeShell
 from tests.unit.benches import diary_of, fabric_result, inputs_of, made, play, recorded, write_suite
 
 ADAPTIVE = {"groups": "adaptive"}

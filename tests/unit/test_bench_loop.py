@@ -21,8 +21,8 @@ from muster.benches.document import JobRecord
 from muster.benches.folder import BenchFolder
 from muster.benches.schedule import Task
 from muster.core.errors import JobError
-from muster.fleet.shell import FakeShell
 from muster.judging.document import Gate
+from tests.shell import FakeShell
 from tests.unit.benches import diary_of, inputs_of, long_on, made, play, player, well
 
 WHY = "cannot start python: Resource temporarily unavailable"

@@ -28,9 +28,9 @@ from muster.benches.schedule import Task
 from muster.cli.app import app
 from muster.core.errors import RunFolderError, UsageError
 from muster.core.result import Failure
-from muster.fleet.shell import FakeShell
 from muster.inputs.read import read_inputs
 from muster.judging.document import Gate
+from tests.shell import FakeShell
 from tests.support import wait_until
 from tests.unit.benches import diary_of, inputs_of, long_on, made, play, player, well, write_suite
 

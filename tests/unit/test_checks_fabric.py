@@ -16,8 +16,8 @@ from muster.core.inventory import Host, parse_hosts
 from muster.core.job import place
 from muster.core.launch import Launch
 from muster.fabric.measure import Collector, mpi_hello, mpi_hello_argv, read_hello
-from muster.fleet.shell import FakeShell
 from muster.fleet.supervisor import Outcome
+from tests.shell import FakeShell
 
 GBIT = 1e9 / 8
 

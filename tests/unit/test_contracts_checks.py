@@ -28,7 +28,7 @@ from muster.core.launch import Launch
 from muster.core.recipe import Recipe
 from muster.core.registry import load_plugin, plugin_names
 from muster.fleet.launchers import local
-from muster.fleet.shell import RealShell
+from muster.fleet.shell import Shell
 
 FAMILIES = families()
 EACH = pytest.mark.parametrize("family", FAMILIES, ids=[family.name for family in FAMILIES])
@@ -66,7 +66,7 @@ def heard() -> dict[str, HostAnswers]:
         ask=lambda place: asked(place.host),
     )
     places = [Placement(name, name, 1, 0) for name in HOSTS]
-    start = starter(local, Launch(), RealShell(), sys.executable)
+    start = starter(local, Launch(), Shell(), sys.executable)
     found = survey(places, start, asking, Patience(connect=30, probe=30, fanout=3))
     assert all(isinstance(one, HostAnswers) for one in found.values())
     return {host: one for host, one in found.items() if isinstance(one, HostAnswers)}

@@ -19,9 +19,10 @@ from muster.core.launch import Launch
 from muster.fleet import fetch as fetch_module
 from muster.fleet.fetch import ATTEMPTS, copy_between, fetch_model, fetch_profiles
 from muster.fleet.launchers import ssh
-from muster.fleet.shell import FakeShell, RealShell
+from muster.fleet.shell import Shell
 from muster.store import events
 from muster.store.runfolder import RunFolder
+from tests.shell import FakeShell
 
 MARK = b"--- muster: the model follows ---\n"
 NODE = Placement("node1", "me@node1", 1, 0)
@@ -200,12 +201,12 @@ def test_a_checkpoint_goes_from_one_host_to_another(tmp_path: Path) -> None:
     (here / "checkpoint-4").mkdir(parents=True)
     (here / "checkpoint-4" / "stale").touch()
     ends = (NODE, str(there)), (NODE, str(here))
-    copy_between(noisy, Launch(), *ends, "checkpoint-4", RealShell())  # type: ignore[arg-type]
+    copy_between(noisy, Launch(), *ends, "checkpoint-4", Shell())  # type: ignore[arg-type]
     assert [path.name for path in here.iterdir()] == ["checkpoint-4"]
     assert [path.name for path in (here / "checkpoint-4").iterdir()] == ["global_step4"]
     assert (here / "checkpoint-4" / "global_step4" / "rank0.pt").read_bytes() == content
     with pytest.raises(HostError, match="checkpoint-5 cannot be copied"):
-        copy_between(noisy, Launch(), *ends, "checkpoint-5", RealShell())  # type: ignore[arg-type]
+        copy_between(noisy, Launch(), *ends, "checkpoint-5", Shell())  # type: ignore[arg-type]
 
 
 def test_a_model_that_came_damaged_is_fetched_again(tmp_path: Path) -> None:

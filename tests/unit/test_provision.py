@@ -18,7 +18,7 @@ from muster.agent.provision import REMOTE
 from muster.checks.families import disk
 from muster.core.errors import HostError, JobError, UsageError
 from muster.core.inventory import Host as Named
-from muster.fleet.shell import RealShell
+from muster.fleet.shell import Shell
 from muster.inputs.read import read_inputs
 from muster.prepare.pinned import pinned_here, read_requirements
 from muster.prepare.plan import Options, make_plan, plan_as_dict
@@ -198,7 +198,7 @@ def test_what_the_warm_job_wrote_on_a_host_is_removed(
 
     monkeypatch.setattr(Warmer, "_train", job)
     inputs = read_inputs("demo", "node1", [])
-    warmer = Warmer(inputs, [], "~/c", 60, tmp_path, "t", RealShell(), lambda *_: None)
+    warmer = Warmer(inputs, [], "~/c", 60, tmp_path, "t", Shell(), lambda *_: None)
     for _ in warmer.warm(Remote(), Named("node1", 1), "d", again=False):  # type: ignore[arg-type]
         pass
     assert runs[0].elsewhere == "warm-t-1-7e"

@@ -14,7 +14,6 @@ from muster.core.printable import scrubbed, scrubbed_data
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.secrets import completed, masked, masked_setup, masked_words, scrubber
-from muster.fleet.shell import FakeShell
 from muster.inputs.read import Inputs, check, read_inputs
 from muster.planner.decide import decide
 from muster.planner.orders import job_of, orders
@@ -28,6 +27,7 @@ from muster.runs.train import freeze
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from muster.store.values import forget
+from tests.shell import FakeShell
 
 VALUES = {  # nothing but its name tells that some of these are secret
     "GITHUB_PAT": "pat-of-mine-1",

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from muster.core.errors import InventoryError, JobError, RecipeError, RunFolderError
 from muster.core.inventory import parse_hosts, read_inventory
 from muster.core.slurm import SlurmAsk, allocation, parse_ask
-from muster.fleet.shell import FakeShell
 from muster.inputs.read import read_inputs
 from muster.runs.follow import follow
 from muster.runs.listing import stop
@@ -24,6 +23,7 @@ from muster.runs.submit import script, submit
 from muster.runs.train import train
 from muster.store.queries import runs_table
 from muster.store.runfolder import RunFolder, find_run
+from tests.shell import FakeShell
 from tests.support import TINY
 
 ALLOCATION = {
@@ -124,7 +124,7 @@ def test_a_submitted_run_is_found_shown_and_cancelled(
     pending = answering(squeue=(0, "PENDING|Resources|\n", ""), scancel=(0, "", ""))
     about = whereabouts(run, pending)
     assert (about.job, about.state, about.reason, about.over) == ("17", "PENDING", "Resources", False)
-    monkeypatch.setattr("muster.runs.slurm_queue.RealShell", lambda: pending)
+    monkeypatch.setattr("muster.runs.slurm_queue.Shell", lambda: pending)
     assert stop(run).cancelled
     assert pending.started[-1] == ["scancel", "--clusters=cluster", "17"]
     assert run.state() == "cancelled"

@@ -14,9 +14,9 @@ import pytest
 from muster.core.errors import JobError, RecipeError
 from muster.core.recipes import load_recipe
 from muster.core.trace import Parameter, Pass, Trace, TraceRequest, from_json, to_json
-from muster.fleet.shell import FakeShell
 from muster.inputs.model import whole_config
 from muster.planner import tracing
+from tests.shell import FakeShell
 
 
 def made(samples: int, *, saved: int, peaks: dict[str, tuple[int, int]]) -> Pass:

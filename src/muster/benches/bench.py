@@ -40,7 +40,7 @@ from muster.core.inventory import Host, Inventory
 from muster.core.recipe import Recipe
 from muster.core.units import counted
 from muster.fleet.interrupts import interrupts
-from muster.fleet.shell import RealShell, Shell, more_files
+from muster.fleet.shell import Shell, more_files
 from muster.judging import Baseline, Class, Settings, localise, next_wave
 from muster.judging.logs import load_baselines
 from muster.runs.listing import stop
@@ -407,7 +407,7 @@ class Surroundings:
     spectator: Spectator = field(default_factory=Nobody)
     announce: Callable[[str], None] = lambda text: None
     progress: Progress = lambda done, total, unreached: None
-    shell: Shell = field(default_factory=RealShell)
+    shell: Shell = field(default_factory=Shell)
     baseline: Path | None = None  # what an earlier bench, or muster judge --json, found normal
 
 

@@ -26,7 +26,7 @@ from muster.core.job import Placement
 from muster.core.recipe import Recipe
 from muster.core.recipes import lay_over, load_recipe, parse_override, validate
 from muster.fleet.launchers.base import interpreter as starter_of
-from muster.fleet.shell import RealShell, Shell
+from muster.fleet.shell import Shell
 from muster.inputs.read import Inputs, absolute
 from muster.inputs.read import check as prepare_job
 from muster.store.atomic import write_json
@@ -74,7 +74,7 @@ def check(
     job = _with_slots(prepare_job(recipe, inventory), wanted.gpus)
     known = families()
     profile = load_profile(wanted.profile, all_checks())
-    shell = shell or RealShell()
+    shell = shell or Shell()
     heard = _ask(job, known, shell, progress)
     context = _context(job, profile, wanted, heard)
     findings = without(judge(known, heard, context), profile.skipped)

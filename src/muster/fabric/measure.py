@@ -24,7 +24,7 @@ from muster.core.launch import Launch
 from muster.core.recipe import FabricRecipe, Recipe
 from muster.fabric.blame import Endings, failures_of
 from muster.fleet.launchers.base import ssh_arguments
-from muster.fleet.shell import RealShell, Shell
+from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.inputs.read import Inputs
 from muster.planner.decide import Decided, decide
@@ -314,7 +314,7 @@ def measure(
     `stop` is asked a few times a second; a text ends it early. Nothing is left on the hosts.
     Raises InventoryError where a host cannot be reached, and UsageError where one lacks torch.
     """
-    asked, shell = asked or Asked(), shell or RealShell()
+    asked, shell = asked or Asked(), shell or Shell()
     name = launcher.__name__.rpartition(".")[2].replace("_", "-")
     most = sum(host.slots or _MOST_SLOTS for host in inventory.hosts)  # how many it will be is not known yet
     launch = recipe.launch.model_copy(update={"timeout": asked.grown(most).limit})

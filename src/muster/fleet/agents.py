@@ -22,7 +22,7 @@ from muster.fleet.launchers.base import Home, Request
 from muster.fleet.listener import Door, Guest
 from muster.fleet.messages import Check
 from muster.fleet.shell import Process, Shell, more_files
-from muster.fleet.transport import PipeWire, SocketWire
+from muster.fleet.transport import PipeWire, SocketWire, Wire
 
 TICK = 0.1
 BEAT = 1.0
@@ -132,7 +132,7 @@ class Fleet:
             else:
                 self._attach(self._by_host[request.hosts[0]], PipeWire(process))
 
-    def _attach(self, link: Connection, wire: PipeWire | SocketWire) -> None:
+    def _attach(self, link: Connection, wire: Wire) -> None:
         link.attach(wire)
         for descriptor in (wire.output, wire.errors):
             if descriptor is not None:

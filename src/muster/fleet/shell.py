@@ -1,4 +1,4 @@
-"""The only place on the control side that starts a process; with a fake for tests.
+"""The only place on the control side that starts a process.
 
 Commands are argument lists, never strings for a shell.
 """
@@ -9,57 +9,20 @@ import contextlib
 import errno
 import resource
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Protocol
 
 from muster.core.errors import JobError
 
-
-class Process(Protocol):
-    """A started process with byte pipes."""
-
-    stdin: IO[bytes] | None
-    stdout: IO[bytes] | None
-    stderr: IO[bytes] | None
-    pid: int
-
-    def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the exit code. Raises subprocess.TimeoutExpired."""
-
-    def terminate(self) -> None:
-        """Ask it to end."""
-
-    def kill(self) -> None:
-        """End it at once."""
+Process = subprocess.Popen[bytes]  # a started process with byte pipes
 
 
-class Shell(Protocol):
-    """Starts processes."""
+class Shell:
+    """Starts the system's processes."""
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
-        """Start `argv` with pipes on all three streams, in a session of its own."""
-
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        input: bytes | None = None,
-        timeout: float | None = None,
-        output: Path | None = None,
-    ) -> tuple[int, bytes, bytes]:
-        """Run `argv` to its end -> (exit code, stdout, stderr). `output`: a file for a large stdout."""
-
-
-class RealShell:
-    """The system's processes."""
-
-    def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
-        """See Shell. A session of its own: Ctrl-C reaches the controller alone, which then stops the job."""
+        """Start `argv` with pipes on all three streams, in a session of its own: Ctrl-C reaches the
+        controller alone, which then stops the job."""
         try:
             return subprocess.Popen(
                 list(argv),
@@ -80,7 +43,7 @@ class RealShell:
         timeout: float | None = None,
         output: Path | None = None,
     ) -> tuple[int, bytes, bytes]:
-        """See Shell."""
+        """Run `argv` to its end -> (exit code, stdout, stderr). `output`: a file for a large stdout."""
         with contextlib.ExitStack() as stack:
             out = stack.enter_context(output.open("wb")) if output else subprocess.PIPE
             try:
@@ -126,37 +89,3 @@ def more_files(count: int) -> None:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
-
-
-@dataclass
-class FakeShell:
-    """Records what would run; answers from a function. For tests."""
-
-    answer: Callable[[Sequence[str]], Process] | None = None
-    answer_run: Callable[[Sequence[str]], tuple[int, bytes, bytes]] | None = None
-    started: list[list[str]] = field(default_factory=list)
-
-    def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
-        """See Shell."""
-        self.started.append(list(argv))
-        if self.answer is None:
-            raise AssertionError(f"nothing should have been started, but {list(argv)} was")
-        return self.answer(argv)
-
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        input: bytes | None = None,
-        timeout: float | None = None,
-        output: Path | None = None,
-    ) -> tuple[int, bytes, bytes]:
-        """See Shell."""
-        self.started.append(list(argv))
-        if self.answer_run is None:
-            raise AssertionError(f"nothing should have been run, but {list(argv)} was")
-        code, out, err = self.answer_run(argv)
-        if output:
-            output.write_bytes(out)
-            out = b""
-        return code, out, err

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Protocol
 
 from muster.fleet.shell import Process
 
 
-class Wire(Protocol):
-    """Bytes to and from one agent. Nothing here blocks, except `end`, for a moment."""
-
-    input: int  # the descriptor that takes what the agent shall read
-    output: int
-    errors: int | None
-
-    def hang_up(self) -> None:
-        """No more input: an agent takes that as the end of its job."""
-
-    def gone(self) -> bool:
-        """Whether the far side has left for good, as far as this side can know without reading."""
-
-    def end(self) -> None:
-        """Cut the connection at once."""
-
-    def farewell(self) -> str:
-        """How it ended, in words."""
-
-
 class PipeWire:
-    """A process that belongs to one agent: ssh, or the agent itself."""
+    """A process that belongs to one agent: ssh, or the agent itself. Nothing blocks, except `end`, for a
+    moment.
+
+    `input`: the descriptor that takes what the agent shall read; `output`, `errors`: what it says.
+    """
 
     def __init__(self, process: Process) -> None:
         assert process.stdin and process.stdout and process.stderr
@@ -42,7 +25,7 @@ class PipeWire:
             os.set_blocking(descriptor, False)
 
     def hang_up(self) -> None:
-        """See Wire."""
+        """No more input: an agent takes that as the end of its job."""
         assert self._process.stdin
         try:
             self._process.stdin.close()
@@ -50,22 +33,22 @@ class PipeWire:
             pass
 
     def gone(self) -> bool:
-        """See Wire."""
+        """Whether the far side has left for good, as far as this side can know without reading."""
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """See Wire."""
+        """Cut the connection at once."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
 
     def farewell(self) -> str:
-        """See Wire."""
+        """How it ended, in words."""
         return f"the connection ended with exit code {self._process.poll()}"
 
 
 class SocketWire:
-    """A connection that the agent made to this machine."""
+    """A connection that the agent made to this machine. Used as PipeWire is."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -74,20 +57,20 @@ class SocketWire:
         self.errors: int | None = None
 
     def hang_up(self) -> None:
-        """See Wire."""
         try:
             self._connection.shutdown(socket.SHUT_WR)
         except OSError:
             pass
 
     def gone(self) -> bool:
-        """See Wire: the end of its output is all that a socket tells."""
+        """The end of its output is all that a socket tells."""
         return True
 
     def end(self) -> None:
-        """See Wire."""
         self._connection.close()
 
     def farewell(self) -> str:
-        """See Wire."""
         return "the agent's connection closed"
+
+
+Wire = PipeWire | SocketWire

@@ -28,7 +28,7 @@ from muster.fleet.addresses import own_addresses
 from muster.fleet.handshake import answer
 from muster.fleet.interrupts import Wish, interrupts
 from muster.fleet.listener import Door, Guest
-from muster.fleet.shell import Process, RealShell, Shell
+from muster.fleet.shell import Process, Shell
 from muster.gather.gathered import Gathered
 from muster.gather.members import Applicant, Member, by_name, candidates, name_members, read_applicant
 
@@ -556,7 +556,7 @@ def gather(
         raise UsageError(f"cannot wait for {wanted} machines", hint=f"a number from 1 to {MOST}")
     check_seconds(timeout, "--timeout")
     with interrupts() as wish, many_files(), Door(token, address=address, port=port) as door:
-        gathering = _Gathering(door, wanted, shell or RealShell(), watch, own_addresses(()))
+        gathering = _Gathering(door, wanted, shell or Shell(), watch, own_addresses(()))
         with contextlib.closing(gathering):
             over = "closed: the head has ended"
             found: Gathered | None = None

@@ -18,7 +18,7 @@ from muster.core.near import near_names
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe
 from muster.core.result import Planned as Promise
-from muster.fleet.shell import RealShell, Shell
+from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Supervisor
 from muster.inputs.model import check_closed_form, model_notes, whole_config
 from muster.inputs.read import Inputs, absolute, check
@@ -93,7 +93,7 @@ def plan_hosts(
     known = load_calibration()  # before any host is asked
     if say is not None:
         say("asking the hosts")
-    ground = ground_of(inputs, ask(inputs, shell or RealShell()), told, known)
+    ground = ground_of(inputs, ask(inputs, shell or Shell()), told, known)
     if say is not None:
         say("planning")
     return _attempt(inputs, ground, told, _tracer(traced, say), chosen)[0]

@@ -24,7 +24,7 @@ from muster.core.job import place
 from muster.core.registry import load_plugin
 from muster.core.units import format_bytes
 from muster.fleet.interrupts import interrupts
-from muster.fleet.shell import RealShell, Shell
+from muster.fleet.shell import Shell
 from muster.inputs.read import Inputs
 from muster.prepare.pinned import Pinned
 from muster.prepare.plan import Options, PreparePlan, make_plan, own_pip
@@ -156,7 +156,7 @@ def provision(
     plan = make_plan(inputs, options)
     with (
         interrupts() as wish,
-        Hosts(inputs, options, plan, progress, shell or RealShell(), lambda: wish.stop) as hosts,
+        Hosts(inputs, options, plan, progress, shell or Shell(), lambda: wish.stop) as hosts,
     ):
         hosts.each(lambda remote: settle_environment(hosts, remote))
         differences = compare_environments(hosts)

@@ -15,7 +15,7 @@ from typing import Any
 from muster.core.errors import JobError, RunFolderError, UsageError
 from muster.core.result import Unscored
 from muster.failures.table import find
-from muster.fleet.shell import RealShell, Shell
+from muster.fleet.shell import Shell
 from muster.results.fold import fold
 from muster.runs.resume import frozen_recipe
 from muster.store import events
@@ -69,7 +69,7 @@ class TrainedModel:
         check_trained(run)
         check_model(run)
         self._complaints: deque[str] = deque(maxlen=50)
-        self._process = (shell or RealShell()).start([sys.executable, "-m", "muster.worker.ask"])
+        self._process = (shell or Shell()).start([sys.executable, "-m", "muster.worker.ask"])
         self._reader = Thread(target=self._listen, daemon=True)
         self._reader.start()
         try:

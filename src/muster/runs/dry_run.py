@@ -25,7 +25,7 @@ from muster.core.secrets import masked, masked_words, shareable
 from muster.core.units import counted, format_bytes
 from muster.core.zero import open_values, read_user_config, user_precision
 from muster.fleet.launchers.base import Home
-from muster.fleet.shell import RealShell, Shell
+from muster.fleet.shell import Shell
 from muster.inputs.hub import check_names
 from muster.inputs.read import Inputs
 from muster.planner.decide import Decided
@@ -51,7 +51,7 @@ def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[
     here = inputs.launcher.ONE_MACHINE
     if here:
         check_names(inputs.recipe, inputs.env, hub=False)
-    asking = partial(ask, shell=shell or RealShell(), into=run.path) if here else partial(_assumed, run=run)
+    asking = partial(ask, shell=shell or Shell(), into=run.path) if here else partial(_assumed, run=run)
     listed = [] if here else _assumptions(inputs, run)
     if not here and inputs.recipe.measure.peaks:  # whether they are these hosts' is not known
         inputs = replace(inputs, recipe=_without_peaks(inputs))

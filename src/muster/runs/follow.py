@@ -9,7 +9,7 @@ from muster.core.errors import JobError, RunFolderError
 from muster.core.job import Job, read_job
 from muster.core.result import Result
 from muster.fleet.interrupts import interrupts
-from muster.fleet.shell import RealShell, Shell
+from muster.fleet.shell import Shell
 from muster.runs.recorder import Watcher
 from muster.runs.slurm_queue import (
     Whereabouts,
@@ -69,7 +69,7 @@ def follow(
     `stops`: Ctrl-C stops the job; otherwise it ends the watching alone (-> None). `say` hears of changes in
     the queue. Raises JobError where the job is over without a result, RunFolderError where nobody runs it.
     """
-    shell = shell or RealShell()
+    shell = shell or Shell()
     tail = EventTail(run)
     announced = False
     queue = _Queue(run, shell, say) if is_submitted(run) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from muster.core.errors import JobError, MusterError, RunFolderError
-from muster.fleet.shell import RealShell, Shell
+from muster.fleet.shell import Shell
 from muster.store.atomic import write_json
 from muster.store.runfolder import RunFolder
 
@@ -47,7 +47,7 @@ def whereabouts(run: RunFolder, shell: Shell | None = None) -> Whereabouts:
     """Ask Slurm about a submitted run. Raises RunFolderError, JobError where Slurm does not answer."""
     job, cluster = _job(run)
     argv = ["squeue", "--noheader", "--all", "--states=all", f"--jobs={job}", "--format=%T|%r|%N", *cluster]
-    code, out, err = (shell or RealShell()).run(argv, timeout=_PATIENCE)
+    code, out, err = (shell or Shell()).run(argv, timeout=_PATIENCE)
     if code != 0:
         words = err.decode("utf-8", "replace").strip()
         if "Invalid job id" in words:
@@ -63,7 +63,7 @@ def whereabouts(run: RunFolder, shell: Shell | None = None) -> Whereabouts:
 def cancel(run: RunFolder, shell: Shell | None = None) -> None:
     """Take a run out of Slurm's hands. Raises JobError."""
     job, cluster = _job(run)
-    code, _, err = (shell or RealShell()).run(["scancel", *cluster, job], timeout=_PATIENCE)
+    code, _, err = (shell or Shell()).run(["scancel", *cluster, job], timeout=_PATIENCE)
     if code != 0:
         raise JobError(err.decode("utf-8", "replace").strip() or f"exit code {code}", where=f"scancel {job}")
     write_json(run.submission, {**run.read_json(run.submission), "cancelled": True})

@@ -13,7 +13,7 @@ from muster.core.secrets import masked_words
 from muster.core.slurm import SlurmAsk
 from muster.failures.table import find
 from muster.fleet.launchers.slurm import BatchJob, batch_script
-from muster.fleet.shell import RealShell, Shell
+from muster.fleet.shell import Shell
 from muster.inputs.read import Inputs
 from muster.planner.hosts import FIELD
 from muster.store.atomic import write_json, write_text
@@ -73,7 +73,7 @@ def submit(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> str:
 
     Raises RunFolderError, InventoryError, RecipeError, and JobError with what sbatch said.
     """
-    shell = shell or RealShell()
+    shell = shell or Shell()
     launch, ticket = inputs.recipe.launch, secrets.token_hex(8)
     waiting = {"--wait", "-W"} & set(launch.options)
     if waiting:

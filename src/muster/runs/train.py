@@ -32,7 +32,7 @@ from muster.fleet.cause import judge_outcome, with_way_on
 from muster.fleet.fetch import copy_between, fetch_model, fetch_profiles
 from muster.fleet.interrupts import interrupts
 from muster.fleet.launchers.slurm import TICKET
-from muster.fleet.shell import RealShell, Shell
+from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.inputs.hub import check_names
 from muster.inputs.read import Inputs
@@ -71,7 +71,7 @@ def train(
     Raises UsageError where hosts cannot be used (nothing was started then, and no folder is left behind).
     """
     attempt = attempt or Attempt()
-    shell = shell or RealShell()
+    shell = shell or Shell()
     ticket = os.environ.get(TICKET)
     if inputs.launcher_name == "slurm" and allocation(os.environ) is None:
         raise InventoryError(

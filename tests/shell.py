@@ -1,0 +1,41 @@
+"""A shell that starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from muster.fleet.shell import Process, Shell
+
+
+@dataclass
+class FakeShell(Shell):
+    """Records what would run; answers from a function."""
+
+    answer: Callable[[Sequence[str]], Process] | None = None
+    answer_run: Callable[[Sequence[str]], tuple[int, bytes, bytes]] | None = None
+    started: list[list[str]] = field(default_factory=list)
+
+    def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
+        self.started.append(list(argv))
+        if self.answer is None:
+            raise AssertionError(f"nothing should have been started, but {list(argv)} was")
+        return self.answer(argv)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes | None = None,
+        timeout: float | None = None,
+        output: Path | None = None,
+    ) -> tuple[int, bytes, bytes]:
+        self.started.append(list(argv))
+        if self.answer_run is None:
+            raise AssertionError(f"nothing should have been run, but {list(argv)} was")
+        code, out, err = self.answer_run(argv)
+        if output:
+            output.write_bytes(out)
+            out = b""
+        return code, out, err
