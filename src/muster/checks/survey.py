@@ -4,15 +4,11 @@ other.
 
 from __future__ import annotations
 
-import os
 import resource
-import selectors
-import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from types import ModuleType
 from typing import Any
@@ -23,14 +19,12 @@ from muster.checks.unreachable import Ending, Unreached, explain
 from muster.core.errors import JobError
 from muster.core.job import Placement
 from muster.core.launch import Launch
+from muster.fleet.agents import Loop
 from muster.fleet.connection import Connection
 from muster.fleet.interrupts import interrupts
 from muster.fleet.launchers.base import BOOTSTRAP
 from muster.fleet.shell import Process, Shell
 from muster.fleet.transport import PipeWire
-
-# ----------------------------------------------------------------------------------------------------
-# All sessions of a survey in one loop: a bounded number is being made, and nobody waits for a slow one.
 
 # ----------------------------------------------------------------------------------------------------
 # How many sessions are made at once: as many as bring more answers per second, and no more.
@@ -111,33 +105,31 @@ class _State(Enum):
     LEAVING = 6
 
 
-@dataclass
-class _Session:
+class _Session(Connection):
     """One host's connection, and how far it is."""
 
-    place: Placement
-    stays: bool
-    process: Process
-    link: Connection
-    limit: float  # when it is given up, by time.monotonic
-    begun: float = field(default_factory=time.monotonic)
-    state: _State = _State.CONNECTING
-    python: str | None = None
-    said: float = 0.0  # the host's clock in its first words, ours when they came, ours when we answered
-    came: float = 0.0
-    sent: float = 0.0
-    seconds: float = 0.0  # until the first words came
-    transport: Transport | None = None
-    writing: bool = False
-    impatient: bool = False  # it was ended here
+    def __init__(self, place: Placement, stays: bool, process: Process, limit: float) -> None:
+        super().__init__(place)
+        self.stays = stays
+        self.process = process
+        self.limit = limit  # when it is given up, by time.monotonic
+        self.since = time.monotonic()
+        self.state = _State.CONNECTING
+        self.python: str | None = None
+        self.said = 0.0  # the host's clock in its first words, ours when they came, ours when we answered
+        self.spoke = 0.0
+        self.sent = 0.0
+        self.seconds = 0.0  # until the first words came
+        self.impatient = False  # it was ended here
 
-    def tell(self, op: str, limit: float, **content: Any) -> None:
-        """Queue a message, and give the host so many seconds from now."""
-        self.link.tell(op, **content)
+    def order(self, op: str, limit: float, **content: Any) -> None:
+        """Send a message, and give the host so many seconds from now."""
+        self.tell(op, **content)
         self.limit = time.monotonic() + limit
+        self.flush()
 
 
-class Inquiry:
+class Inquiry(Loop[_Session]):
     """Call `turn` until it is False, and `close` in any case. `results`: label -> what came of it."""
 
     def __init__(
@@ -148,6 +140,7 @@ class Inquiry:
         questions: Questions,
         patience: Patience,
     ) -> None:
+        super().__init__()
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         room = max(4, (soft - 64) // 3) if soft > 0 else 1 << 20  # each session has three descriptors
         self.pace = ConnectionWindow(min(patience.fanout, room // 2), patience.connect, time.monotonic())
@@ -162,22 +155,17 @@ class Inquiry:
         self.results: dict[str, HostAnswers | Unreached] = {}
         self.unreached = 0
         self.sessions: list[_Session] = []
-        self.selector = selectors.DefaultSelector()
         self.met = False
         self.typical: float | None = None  # seconds of a session, a running mean
 
     def turn(self) -> bool:
         """One look at everything, of `_TICK` at most. False when all is done."""
         self._open()
-        for session in self.sessions:
-            if session.writing or session.link.outgoing:
-                self._flush(session)
-        ending = any(session.link.output_closed for session in self.sessions)
-        for key, _ in self.selector.select(_TICK / 10 if ending else _TICK if self.sessions else 0):
-            self._read(key.data, int(key.fd))
+        ending = any(session.output_closed for session in self.sessions)
+        self.look(self.sessions, _TICK / 10 if ending else _TICK if self.sessions else 0, self._handle)
         now = time.monotonic()
         for session in list(self.sessions):
-            self._look(session, now)
+            self._end(session, now)
         self._meet()
         return bool(self.queue or self.sessions)
 
@@ -186,13 +174,13 @@ class Inquiry:
         remove what they have left on their hosts."""
         running = [session for session in self.sessions if session.python is not None]
         for session in running:
-            self._hang_up(session)
+            session.close_input()
         limit = time.monotonic() + _PARTING
         while any(each.process.poll() is None for each in running) and time.monotonic() < limit:
             time.sleep(_TICK / 10)
         for session in list(self.sessions):
             self._drop(session)
-        self.selector.close()
+        super().close()
 
     def _open(self) -> None:
         """Begin sessions, as many as the window has room for. One that takes much longer than others lends
@@ -200,60 +188,40 @@ class Inquiry:
         now = time.monotonic()
         busy = (_State.CONNECTING, _State.PROBING)
         slow = max(_BRISK, 3 * (self.typical or 0))  # until one has answered, dead ones delay nobody
-        making = sum(each.state in busy and now - each.begun < slow for each in self.sessions)
+        making = sum(each.state in busy and now - each.since < slow for each in self.sessions)
         window = self.pace.window(now)
         while self.queue and making < window and len(self.sessions) < self.most:
             place = self.queue.popleft()
             process = self.start(place)
-            link, wire = Connection(place), PipeWire(process)
-            link.attach(wire)
-            link.send(OPENING)
             limit = time.monotonic() + self.patience.connect + _SLACK
-            session = _Session(place, place.host in self.stay, process, link, limit)
+            session = _Session(place, place.host in self.stay, process, limit)
+            self.attach(session, PipeWire(process))
+            session.send(OPENING)
             self.sessions.append(session)
-            for descriptor in (wire.output, wire.errors):
-                assert descriptor is not None
-                self.selector.register(descriptor, selectors.EVENT_READ, session)
             making += 1
 
-    def _flush(self, session: _Session) -> None:
-        """Send what is queued, and be woken when the rest can go."""
-        link = session.link
-        link.flush()
-        assert link.wire is not None
-        if link.sending and not session.writing:
-            self.selector.register(link.wire.input, selectors.EVENT_WRITE, session)
-        elif session.writing and not link.sending:
-            self.selector.unregister(link.wire.input)
-        session.writing = link.sending
+    def _handle(self, session: _Session, message: dict[str, Any]) -> None:
+        if message["m"] == "hello" and session.state is _State.CONNECTING:
+            self._greet(session, message)
+        elif message["m"] == "answers" and session.state in (_State.PROBING, _State.MEETING):
+            self._hear(session, message)
 
-    def _read(self, session: _Session, descriptor: int) -> None:
-        wire = session.link.wire
-        assert wire is not None
-        if descriptor == wire.input:
-            return  # it can be written to again: the next turn does
-        messages, is_open = session.link.read(descriptor)
-        for message in messages:
-            if message["m"] == "hello" and session.state is _State.CONNECTING:
-                self._greet(session, message)
-            elif message["m"] == "answers" and session.state in (_State.PROBING, _State.MEETING):
-                self._hear(session, message)
-        if session.link.lost is not None:
-            session.link.complaints.append(session.link.lost)
-            session.limit, session.state = 0.0, _State.LEAVING
-        if not is_open:
-            self.selector.unregister(descriptor)
+    def give_up(self, link: _Session, why: str) -> None:
+        """A host that said what no probe says: it leaves at once."""
+        link.complaints.append(why)
+        link.limit, link.state = 0.0, _State.LEAVING
 
     def _greet(self, session: _Session, hello: dict[str, Any]) -> None:
         """Python has come: send the probe and the questions."""
-        session.came = time.time()
-        session.seconds = time.monotonic() - session.begun
+        session.spoke = time.time()
+        session.seconds = time.monotonic() - session.since
         session.python = str(hello.get("python"))
-        session.said = _number(hello.get("time"), session.came)
+        session.said = _number(hello.get("time"), session.spoke)
         session.state = _State.PROBING
-        session.link.send(self.questions.program(str(hello.get("magic"))))
+        session.send(self.questions.program(str(hello.get("magic"))))
+        session.sent = time.time()
         budget = self.patience.probe
-        session.tell(
+        session.order(
             "probe",
             max([budget, *self.questions.longer.values()]) + _GRACE,
             families=self.questions.first,
@@ -262,8 +230,6 @@ class Inquiry:
             seconds=budget,
             stay=session.stays,
         )
-        session.sent = time.time()
-        self._flush(session)
 
     def _hear(self, session: _Session, message: dict[str, Any]) -> None:
         """A round's answers."""
@@ -276,12 +242,12 @@ class Inquiry:
             session.state = _State.MET
             return
         heard = _number(message.get("heard"), session.sent)
-        offset, error = clock(session.said, session.came, session.sent, heard)
-        noise = tuple(session.link.noise)
+        offset, error = clock(session.said, session.spoke, session.sent, heard)
+        noise = tuple(session.noise)
         transport = Transport(session.seconds, noise, offset, error, session.python)
         answers = well_formed(message.get("answers"), self.questions.first)
         self.results[host] = HostAnswers(transport, answers)
-        took = time.monotonic() - session.begun
+        took = time.monotonic() - session.since
         self.typical = 0.8 * self.typical + 0.2 * took if self.typical else took
         self.pace.answered(time.monotonic())
         if session.stays and not self.met:
@@ -289,13 +255,13 @@ class Inquiry:
         else:
             self._let_go(session)
 
-    def _look(self, session: _Session, now: float) -> None:
+    def _end(self, session: _Session, now: float) -> None:
         """Whether it has ended, or must."""
-        ended = session.link.output_closed and session.process.poll() is not None
+        ended = session.output_closed and session.process.poll() is not None
         if not ended and (now < session.limit or session.state in (_State.WAITING, _State.MET)):
             return
         if not ended and session.python is not None and session.state is not _State.LEAVING:
-            self._hang_up(session)  # its probe may still remove what it has left there
+            session.close_input()  # its probe may still remove what it has left there
             session.state, session.limit, session.impatient = _State.LEAVING, now + _PARTING, True
             return
         session.impatient = session.impatient or not ended
@@ -330,63 +296,36 @@ class Inquiry:
             session.state = _State.MEETING
             ask = self.questions.ask(session.place)
             families = self.questions.second
-            session.tell("peers", budget + _GRACE, families=families, ask=ask, peers=peers, seconds=budget)
-
-    def _hang_up(self, session: _Session) -> None:
-        """Say nothing more to it, not even what is queued."""
-        if session.writing:
-            assert session.link.wire is not None
-            self.selector.unregister(session.link.wire.input)
-            session.writing = False
-        session.link.close_input()
+            session.order("peers", budget + _GRACE, families=families, ask=ask, peers=peers, seconds=budget)
 
     def _let_go(self, session: _Session) -> None:
         """It has said everything: its probe leaves by itself."""
         session.state = _State.LEAVING
-        session.tell("bye", _PARTING)
-        self._flush(session)
-        if not session.writing:
-            session.link.close_input()
+        session.order("bye", _PARTING)
+        if not session.sending:
+            session.close_input()
 
     def _drop(self, session: _Session) -> None:
         """End the connection, and say what came of it where nothing has."""
-        wire = session.link.wire
-        assert wire is not None
-        for descriptor in (wire.input, wire.output, wire.errors):
-            key = None if descriptor is None else self.selector.get_map().get(descriptor)
-            if key is not None and key.data is session:  # and not one that has its number since
-                if key.fd == wire.errors:
-                    session.link.read(key.fd)
-                self.selector.unregister(key.fd)
-        if session.process.poll() is None:
-            _end_group(session.process.pid)
-        wire.end()
-        wire.hang_up()
-        for stream in (session.process.stdout, session.process.stderr):
-            if stream is not None:
-                stream.close()
+        assert session.wire is not None and session.wire.errors is not None
+        key = self.selector.get_map().get(session.wire.errors)
+        if key is not None and key.data is session:  # its last words
+            session.read(key.fd)
+        self.detach(session)
+        session.wire.hang_up()
         self.sessions.remove(session)
         if session.place.host not in self.results:
             self.unreached += 1
             self.results[session.place.host] = explain(
                 Ending(
                     code=None if session.impatient else session.process.poll(),
-                    said=tuple(session.link.complaints),
-                    printed=tuple(session.link.noise),
+                    said=tuple(session.complaints),
+                    printed=tuple(session.noise),
                     python=session.python,
-                    seconds=time.monotonic() - session.begun,
+                    seconds=time.monotonic() - session.since,
                     interpreter=self.questions.interpreter,
                 )
             )
-
-
-def _end_group(pid: int) -> None:
-    """End a client that leads a process group, with the helper that it may have started (ProxyCommand)."""
-    try:
-        if os.getpgid(pid) == pid:
-            os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _number(value: Any, instead: float) -> float:

@@ -10,9 +10,10 @@ import selectors
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from muster.core.job import Placement
 from muster.core.launch import Launch
@@ -31,10 +32,78 @@ _LEAVE = (
     4.0  # seconds that a process which started many agents gets to end after them, and again after SIGTERM
 )
 
-Handler = Callable[[Connection, dict[str, Any]], None]
+L = TypeVar("L", bound=Connection)
+Handler = Callable[[L, dict[str, Any]], None]
 
 
-class Fleet:
+class Loop(Generic[L]):
+    """Reads and writes many connections from one thread; nothing in it waits for a slow one.
+
+    Beside connections, `selector` may watch descriptors with a function of the descriptor that reads it and
+    says whether it is still open; or with None, for what only ends the wait.
+    """
+
+    def __init__(self) -> None:
+        self.selector = selectors.DefaultSelector()
+        self._takers = selectors.DefaultSelector()
+        self.selector.register(self._takers.fileno(), selectors.EVENT_READ, None)
+
+    def attach(self, link: L, wire: Wire) -> None:
+        """The connection is there: read it from now on."""
+        link.attach(wire)
+        for descriptor in (wire.output, wire.errors):
+            if descriptor is not None:
+                self.selector.register(descriptor, selectors.EVENT_READ, link)
+
+    def look(self, links: Iterable[L], seconds: float, handle: Handler[L]) -> None:
+        """Hand over what connections take now, and `handle` every message; wait for at most `seconds`."""
+        for key in list(self._takers.get_map().values()):
+            self._takers.unregister(key.fd)
+        for link in links:
+            link.flush()
+            if link.wants_room and link.wire is not None:  # the wait ends when it takes more
+                self._takers.register(link.wire.input, selectors.EVENT_WRITE)
+        for key, _ in self.selector.select(seconds):
+            if self.selector.get_map().get(key.fd) != key:
+                continue  # its connection has ended in this very turn
+            if isinstance(key.data, Connection):
+                self._read(key.data, key.fd, handle)  # type: ignore[arg-type]
+            elif key.data is not None and not key.data(key.fd):
+                self.selector.unregister(key.fd)
+
+    def _read(self, link: L, descriptor: int, handle: Handler[L]) -> None:
+        messages, open_still = link.read(descriptor)
+        for message in messages:
+            handle(link, message)
+        if link.lost is not None:
+            self.give_up(link, link.lost)
+        elif not open_still:
+            self.selector.unregister(descriptor)
+
+    def give_up(self, link: L, why: str) -> None:
+        """Declare a host lost, and end our side of its connection."""
+        link.give_up(why)
+        link.close_input()
+        self.detach(link)
+
+    def detach(self, link: L) -> None:
+        """Cut a connection that is there."""
+        if link.wire is None:
+            return
+        for descriptor in (link.wire.output, link.wire.errors):
+            key = None if descriptor is None else self.selector.get_map().get(descriptor)
+            if key is not None and key.data is link:  # and not one that has its number since
+                self.selector.unregister(key.fd)
+        link.output_closed = True
+        link.wire.end()
+
+    def close(self) -> None:
+        """End the loop itself."""
+        self.selector.close()
+        self._takers.close()
+
+
+class Fleet(Loop[Connection]):
     """A link per host. `source` is what every agent's bootstrap reads first; what is told to a link follows
     it."""
 
@@ -48,15 +117,13 @@ class Fleet:
         source: bytes,
         check: Check | None = None,
     ) -> None:
+        super().__init__()
         more_files(4 * len(places))
         self.launch = launch
         self.dials: bool = launcher.DIALS
         self.links = [Connection(place, check) for place in places]
         self._by_host = {link.place.host: link for link in self.links}
         self._shell = shell
-        self._selector = selectors.DefaultSelector()
-        self._takers = selectors.DefaultSelector()
-        self._selector.register(self._takers.fileno(), selectors.EVENT_READ, None)
         self._starters: list[_Starter] = []
         self._door: Door | None = None
         self._beaten = 0.0
@@ -69,13 +136,13 @@ class Fleet:
     def _open_door(self, places: tuple[Placement, ...]) -> Home:
         secret = secrets.token_hex(16)
         self._door = Door(secret, patience=self.launch.connect_timeout)
-        self._selector.register(self._door.fileno(), selectors.EVENT_READ, None)
+        self.selector.register(self._door.fileno(), selectors.EVENT_READ, None)
         addresses = (self.launch.home,) if self.launch.home else own_addresses(places)
         return Home(addresses, self._door.port, secret)
 
     # --- a turn of the loop --------------------------------------------------------------------------------
 
-    def turn(self, handle: Handler) -> None:
+    def turn(self, handle: Handler[Connection]) -> None:
         """One look at every connection, at most `TICK` long where nothing comes."""
         self._start_more()
         now = time.monotonic()
@@ -84,35 +151,12 @@ class Fleet:
             for link in self.links:
                 if link.greeted and not link.ended and len(link.outgoing) < 1 << 16:
                     link.tell("ping")
-        self._write()
-        for key, _ in self._selector.select(TICK):
-            self._look(key.data, int(key.fd), handle)
+        self.look(self.links, TICK, handle)
         if self._door is not None:  # it turns the slow ones away in time, whether or not anything comes
             for guest in self._door.poll():
                 self._admit(guest)
         for starter in self._starters:
             self._check(starter)
-
-    def _write(self) -> None:
-        """Hand over what connections take now; those with more to send end the wait when they take more."""
-        for key in list(self._takers.get_map().values()):
-            self._takers.unregister(key.fd)
-        for link in self.links:
-            link.flush()
-            if link.wants_room and link.wire is not None:
-                self._takers.register(link.wire.input, selectors.EVENT_WRITE)
-
-    def _look(self, source: Connection | _Starter | None, descriptor: int, handle: Handler) -> None:
-        if isinstance(source, Connection):
-            messages, open_still = source.read(descriptor)
-            for message in messages:
-                handle(source, message)
-            if source.lost is not None:
-                self.give_up(source, source.lost)
-            elif not open_still:
-                self._selector.unregister(descriptor)
-        elif isinstance(source, _Starter) and not source.read(descriptor, self._by_host):
-            self._selector.unregister(descriptor)
 
     def _start_more(self) -> None:
         """Start what may start now: at most `fanout` connections are in the making at once."""
@@ -128,15 +172,10 @@ class Fleet:
                 starter = _Starter(request, process)
                 self._starters.append(starter)
                 for descriptor in starter.descriptors:
-                    self._selector.register(descriptor, selectors.EVENT_READ, starter)
+                    read = partial(starter.read, self._by_host)
+                    self.selector.register(descriptor, selectors.EVENT_READ, read)
             else:
-                self._attach(self._by_host[request.hosts[0]], PipeWire(process))
-
-    def _attach(self, link: Connection, wire: Wire) -> None:
-        link.attach(wire)
-        for descriptor in (wire.output, wire.errors):
-            if descriptor is not None:
-                self._selector.register(descriptor, selectors.EVENT_READ, link)
+                self.attach(self._by_host[request.hosts[0]], PipeWire(process))
 
     def _admit(self, guest: Guest) -> None:
         """An agent that has dialled home. Each host comes once."""
@@ -148,7 +187,7 @@ class Fleet:
             link.complaints.append(f"a second agent came from {guest.peer} and was refused")
         else:
             guest.welcome({})
-            self._attach(link, SocketWire(guest.socket))
+            self.attach(link, SocketWire(guest.socket))
 
     def _check(self, starter: _Starter) -> None:
         """Hosts whose agent never came before the process that starts it ended."""
@@ -183,21 +222,6 @@ class Fleet:
         """Start nothing more."""
         self._waiting.clear()
 
-    def give_up(self, link: Connection, why: str) -> None:
-        """Declare a host lost, and end our side of its connection."""
-        link.give_up(why)
-        link.close_input()
-        self._detach(link)
-
-    def _detach(self, link: Connection) -> None:
-        if link.wire is None:
-            return
-        for descriptor in (link.wire.output, link.wire.errors):
-            if descriptor is not None and descriptor in self._selector.get_map():
-                self._selector.unregister(descriptor)
-        link.output_closed = True
-        link.wire.end()
-
     def close(self) -> None:
         """End what is left: every connection, and every process that started agents. Harmless again."""
         if self._closed:
@@ -208,14 +232,13 @@ class Fleet:
             if not link.ended:
                 self.give_up(link, "did not end in time")
             link.close_input()
-            self._detach(link)
+            self.detach(link)
         for starter in self._starters:
             starter.end()
         if self._door is not None:
-            self._selector.unregister(self._door.fileno())
+            self.selector.unregister(self._door.fileno())
             self._door.close()
-        self._selector.close()
-        self._takers.close()
+        super().close()
 
 
 class _Starter:
@@ -235,7 +258,7 @@ class _Starter:
         for descriptor in self.descriptors:
             os.set_blocking(descriptor, False)
 
-    def read(self, descriptor: int, links: Mapping[str, Connection]) -> bool:
+    def read(self, links: Mapping[str, Connection], descriptor: int) -> bool:
         """Give each line to the hosts that it names, or to all. -> whether there can be more."""
         try:
             data = os.read(descriptor, 1 << 20)

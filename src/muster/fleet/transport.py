@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 
 from muster.fleet.shell import Process
@@ -37,10 +39,16 @@ class PipeWire:
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """Cut the connection at once."""
+        """Cut the connection at once, with the helper that a client may have started (ProxyCommand)."""
         if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                if os.getpgid(self._process.pid) == self._process.pid:
+                    os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
             self._process.wait()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
 
     def farewell(self) -> str:
         """How it ended, in words."""
