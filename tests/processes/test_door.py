@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from muster.agent import member
+from muster.agent.member import MAX_LINE
+from muster.agent.member import proof as prove
 from muster.core.errors import UsageError
-from muster.fleet.handshake import MAX_LINE, prove
 from muster.fleet.listener import Door, Guest
 from tests.support import wait_until
 

@@ -348,7 +348,9 @@ def test_late_comers_wrong_tokens_and_garbage_are_counted(sshd: Sshd, tmp_path: 
                 pass
         with pytest.raises(member.Rejected, match="not understood: that is not a host name"):
             member.wait(
-                *member.knock(HERE, head.port, TOKEN, {"name": "-oProxyCommand=x", "wants": "join"}), 0, print
+                *member.knock(HERE, head.port, TOKEN, {"name": "-oProxyCommand=x", "wants": "join"}, 30),
+                0,
+                print,
             )
         good = machine(sshd, head, 2)
         assert isinstance(good.finish(), dict)

@@ -12,7 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from muster.agent import member
-from muster.fleet.handshake import MAX_LINE, Refusal, answer, greeting, new_nonce, prove, read_claim, refusal
+from muster.agent.member import MAX_LINE
+from muster.agent.member import proof as prove
+from muster.fleet.handshake import Refusal, answer, greeting, new_nonce, read_claim, refusal
 from muster.fleet.listener import Door
 from muster.gather.members import Member, known_hosts, name_members, read_applicant, ssh_config
 from tests.support import wait_until

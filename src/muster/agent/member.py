@@ -53,6 +53,7 @@ class Unreachable(Exception):
 
 
 # ---- the handshake -----------------------------------------------------------------------------------------
+# Agents that dial a controller bring this part as well: fleet/launchers/base.py.
 
 
 def proof(secret: str, side: str, nonce: str, said: bytes) -> bytes:
@@ -64,30 +65,35 @@ def proof(secret: str, side: str, nonce: str, said: bytes) -> bytes:
     )
 
 
+def read_line(sock: socket.socket) -> bytes:
+    """One line, and not a byte more: what follows may be another's to read. Raises OSError."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = sock.recv(1)
+        if not byte or len(line) >= MAX_LINE:
+            raise OSError("the other side closed the connection")
+        line += byte
+    return line[:-1]
+
+
 class Line:
-    """A connection to a head that has proven that it knows the secret."""
+    """A connection to a server that has proven that it knows the secret."""
 
     def __init__(self, sock: socket.socket, secret: str, nonce: str) -> None:
         self.socket, self.secret, self.nonce = sock, secret, nonce
-        self.received = b""
         self.count = 0
 
     def read(self) -> Dict[str, Any]:
-        """The next thing that the head says, proven. Raises OSError: closed, silent, or somebody else."""
-        while b"\n" not in self.received:
-            data = self.socket.recv(MAX_LINE)
-            if not data or len(self.received) > MAX_LINE:
-                raise OSError("the head closed the connection")
-            self.received += data
-        line, _, self.received = self.received.partition(b"\n")
+        """The next thing that the server says, proven. Raises OSError: closed, silent, or somebody else."""
+        line = read_line(self.socket)
         if line.startswith(b"refused "):
             raise Rejected(printable(line[8:]))
         given, _, said = line.partition(b" ")
         if not hmac.compare_digest(given, proof(self.secret, "server", self.nonce, said)):
-            raise OSError("the program there does not know the token")
+            raise OSError("the program there does not know the secret")
         message = json.loads(said.decode())
         if message.get("count", 0) != self.count:  # said before, by somebody who has listened
-            raise OSError("the program there repeats the head's messages")
+            raise OSError("the program there repeats messages")
         self.count += 1
         return message  # type: ignore[no-any-return]
 
@@ -96,24 +102,18 @@ class Line:
 
 
 def knock(
-    address: str, port: int, secret: str, payload: Dict[str, Any], timeout: float = ANSWER
+    address: str, port: int, secret: str, payload: Dict[str, Any], timeout: float
 ) -> Tuple[Line, Dict[str, Any]]:
-    """Connect, prove the secret both ways -> (the connection, what the head answered).
+    """Connect, prove the secret both ways -> (the connection, what the server answered).
 
-    Raises Rejected (the head says no) and OSError (nobody there, or not a head that knows the secret).
+    Raises Rejected (the server says no) and OSError (nobody there, or not one that knows the secret).
     """
     sock = socket.create_connection((address, port), min(timeout, CONNECT))
     try:
         sock.settimeout(timeout)
-        greeting = b""
-        while not greeting.endswith(b"\n") and len(greeting) < 41:
-            byte = sock.recv(1)
-            if not byte:
-                break
-            greeting += byte
-        word, _, nonce = greeting.strip().decode("latin-1").partition(" ")
+        word, _, nonce = read_line(sock).decode("latin-1").strip().partition(" ")
         if word != "muster1" or len(nonce) != 32 or nonce.strip("0123456789abcdef"):
-            raise OSError("the program there is not muster gather")
+            raise OSError("the program there is not Muster")
         mine = os.urandom(16).hex()
         said = json.dumps(dict(payload, nonce=mine), separators=(",", ":")).encode()
         line = Line(sock, secret, mine)
@@ -309,7 +309,7 @@ def wait(line: Line, message: Dict[str, Any], deadline: float, say: Callable[[st
         if message.get("say", said) != said:
             said = message["say"]
             say(str(said))
-        while b"\n" not in line.received:
+        while True:
             now = time.monotonic()
             if now > deadline:
                 raise OSError("not all machines have come yet")

@@ -20,7 +20,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-MAX_LINE = 4096  # bytes, the line's end included
+from muster.agent.member import MAX_LINE, proof
+
 _PROOF = re.compile(rb"[0-9a-f]{64}")
 _NONCE = re.compile(r"[0-9a-f]{32}")
 
@@ -34,12 +35,6 @@ def new_nonce() -> str:
     return secrets.token_hex(16)
 
 
-def prove(secret: str, side: str, nonce: str, said: bytes) -> bytes:
-    """The proof of `side` (client or server) for the JSON text `said`: 64 hex digits."""
-    text = f"{side} {nonce} ".encode() + said
-    return hmac.new(secret.encode(), text, "sha256").hexdigest().encode()
-
-
 def greeting(nonce: str) -> bytes:
     """The server's first line."""
     return f"muster1 {nonce}\n".encode()
@@ -50,10 +45,10 @@ def read_claim(line: bytes, secret: str, nonce: str) -> dict[str, Any]:
 
     Raises Refusal: not the protocol, or another secret (which a replay looks like, too).
     """
-    proof, space, said = line.partition(b" ")
-    if not space or not _PROOF.fullmatch(proof):
+    given, space, said = line.partition(b" ")
+    if not space or not _PROOF.fullmatch(given):
         raise Refusal("garbage")
-    if not hmac.compare_digest(proof, prove(secret, "client", nonce, said)):
+    if not hmac.compare_digest(given, proof(secret, "client", nonce, said)):
         raise Refusal("wrong secret")
     try:
         claim = json.loads(said)
@@ -75,7 +70,7 @@ def answer(reply: Mapping[str, Any], secret: str, nonce: str) -> bytes:
     Raises ValueError where the line would be longer than MAX_LINE.
     """
     said = json.dumps(reply, separators=(",", ":")).encode()
-    line = prove(secret, "server", nonce, said) + b" " + said + b"\n"
+    line = proof(secret, "server", nonce, said) + b" " + said + b"\n"
     if len(line) > MAX_LINE:
         raise ValueError(f"an answer of {len(line)} bytes does not fit in a line of {MAX_LINE}")
     return line

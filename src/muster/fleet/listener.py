@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from muster.agent.member import MAX_LINE
 from muster.core.errors import UsageError
-from muster.fleet.handshake import MAX_LINE, Refusal, answer, greeting, new_nonce, read_claim, refusal
+from muster.fleet.handshake import Refusal, answer, greeting, new_nonce, read_claim, refusal
 
 BACKLOG = 4096  # connections that the kernel keeps until they are accepted; it may keep fewer
 AT_ONCE = 256  # connections accepted in one poll, so that those who talk are heard in between

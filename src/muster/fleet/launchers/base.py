@@ -9,6 +9,7 @@ controller, proves its identity with the job's secret, and reads its source from
 from __future__ import annotations
 
 import base64
+import inspect
 import shlex
 import zlib
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 
+from muster.agent import member
 from muster.core.errors import RecipeError
 from muster.core.job import Placement
 from muster.core.launch import Launch
@@ -33,59 +35,32 @@ BOOTSTRAP = (
 )
 
 # Arguments: muster-agent, the job's id, this host's name (or $VARIABLE), ADDRESS,ADDRESS:PORT, seconds, and
-# the secret where the environment does not bring it. Python 3.8. See fleet/handshake.py for the other side.
-_DIAL = b"""
-import hashlib, hmac, json, os, socket, sys, time
+# the secret where the environment does not bring it. Python 3.8. `knock` is in front of it.
+_DIAL = """
 name, home, patience = sys.argv[3:6]
-secret = (os.environ.pop("MUSTER_SECRET", "") or sys.argv[6]).encode()
+secret = os.environ.pop("MUSTER_SECRET", "") or sys.argv[6]
 if name[:1] == "$":
     name = os.environ.get(name[1:]) or socket.gethostname()
-def proof(*parts):
-    return hmac.new(secret, b" ".join(parts), hashlib.sha256).hexdigest().encode()
-def line(s):
-    got = b""
-    while got[-1:] != b"\\n" and len(got) < 4096:
-        more = s.recv(1)
-        if not more:
-            raise OSError("closed")
-        got += more
-    return got.strip()
-def dial(address, port):
-    s = socket.create_connection((address, port), 5)
-    s.settimeout(float(patience))  # a controller that starts a thousand is busy
-    try:
-        word, _, theirs = line(s).partition(b" ")
-        if word != b"muster1":
-            raise OSError("somebody else answers there")
-        mine = os.urandom(16).hex().encode()
-        payload = json.dumps({"name": name, "nonce": mine.decode(), "host": socket.gethostname()}).encode()
-        s.sendall(proof(b"client", theirs, payload) + b" " + payload + b"\\n")
-        answer, _, reply = line(s).partition(b" ")
-        if answer == b"refused":
-            raise SystemExit("muster: the controller refused: " + reply.decode("utf-8", "replace"))
-        if not hmac.compare_digest(answer, proof(b"server", mine, reply)):
-            raise OSError("not our controller")
-        s.settimeout(None)  # from here on the agent waits as long as it wants
-        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return s
-    except BaseException:
-        s.close()
-        raise
+payload = {"name": name, "host": socket.gethostname()}
 addresses, _, port = home.rpartition(":")
 end = time.monotonic() + float(patience)
 found = None
 while not found:
     why = ""
     for address in addresses.split(","):
-        try:
-            found = dial(address, int(port))
+        try:  # a controller that starts a thousand is busy
+            found = knock(address, int(port), secret, payload, float(patience))[0].socket
             break
+        except Rejected as error:
+            raise SystemExit("muster: the controller refused: %s" % error)
         except (OSError, ValueError) as error:
             why += " %s: %s;" % (address, error)
     if not found and time.monotonic() > end:
         raise SystemExit("muster: the controller cannot be reached from here:" + why)
     if not found:
         time.sleep(0.5)
+found.settimeout(None)  # from here on the agent waits as long as it wants
+found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 os.dup2(found.fileno(), 0)
 os.dup2(found.fileno(), 1)
 found.close()
@@ -132,6 +107,28 @@ def agent_argv(python: str, job_id: str) -> list[str]:
     return [python, "-u", "-c", BOOTSTRAP, "muster-agent", job_id]
 
 
+@cache
+def _dialling_code() -> str:
+    """What dials home, and then reads the agent's source there."""
+    parts = (
+        member.Rejected,
+        member.proof,
+        member.read_line,
+        member.Line,
+        member.knock,
+        member.printable,
+    )
+    return "\n".join(
+        [
+            "from __future__ import annotations",
+            "import hashlib, hmac, json, os, socket, sys, time",
+            f"MAX_LINE, CONNECT = {member.MAX_LINE}, {member.CONNECT}",
+            *map(inspect.getsource, parts),
+            _DIAL + BOOTSTRAP,
+        ]
+    )
+
+
 def dialling_argv(
     python: str, job_id: str, name: str, home: Home, launch: Launch, *, told: bool
 ) -> list[str]:
@@ -142,7 +139,7 @@ def dialling_argv(
     brings both, as `dialling_env` has them, and the command stays short.
     """
     if told:
-        code = base64.b64encode(zlib.compress(_DIAL + BOOTSTRAP.encode(), 9)).decode()
+        code = base64.b64encode(zlib.compress(_dialling_code().encode(), 9)).decode()
         start = f'import base64,zlib;exec(zlib.decompress(base64.b64decode("{code}")))'
     else:
         start = f'import os;exec(os.environ.pop("{CODE}"))'
@@ -153,7 +150,7 @@ def dialling_argv(
 
 def dialling_env(home: Home) -> dict[str, str]:
     """What the environment of `dialling_argv` brings, where the command does not."""
-    return {SECRET: home.secret, CODE: _DIAL.decode() + BOOTSTRAP}
+    return {SECRET: home.secret, CODE: _dialling_code()}
 
 
 def ssh_arguments(launch: Launch) -> list[str]:
