@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from muster.core.part import Part
 from muster.core.result import Result
+from muster.core.section import Part
 from muster.judging.document import Drift, Evidence, Gate, JobEntry, Peers, Subject, gate, not_judged
 from muster.judging.document import Verdict as Judgement
 

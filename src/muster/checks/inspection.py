@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from muster.core.part import Part
+from muster.core.section import Part
 
 SCHEMA_VERSION = 1
 Verdict = Literal["fit", "warning", "unfit", "unreachable"]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from muster.core.fabric.result import FabricRun
-from muster.core.part import Part
+from muster.core.section import Part
 
 SCHEMA_VERSION = 1
 NAMED = 5  # questions that a note names one by one

@@ -1,4 +1,4 @@
-"""What a recipe's parts are made of: frozen, validated sections, and the kinds of values in them."""
+"""What documents are made of: frozen parts, a recipe's sections, and the kinds of values in those."""
 
 from __future__ import annotations
 
@@ -32,17 +32,16 @@ AutoInt = Annotated[Annotated[int, Field(ge=1)] | None, Auto]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
-class Section(BaseModel):
-    """A part of a recipe. Unknown keys are errors; values never change after they were read. A number where
-    text is meant needs no quotes: `ssh_options: [-p, 2222]`."""
+class Part(BaseModel):
+    """A part of a document. Unknown keys are errors; values never change after they were read."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        populate_by_name=True,
-        allow_inf_nan=False,
-        coerce_numbers_to_str=True,
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Section(Part):
+    """A part of a recipe. A number where text is meant needs no quotes: `ssh_options: [-p, 2222]`."""
+
+    model_config = ConfigDict(populate_by_name=True, allow_inf_nan=False, coerce_numbers_to_str=True)
     # Keys of which at most one is set: when a later layer sets one, the others of earlier layers are dropped.
     exclusive: ClassVar[tuple[str, ...]] = ()
 

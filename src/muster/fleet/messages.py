@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from muster.core.job import Placement
+from muster.core.section import Part
 from muster.store import events
 
 MOST_WORDS = 4000  # characters of what an agent says for people
@@ -16,8 +17,8 @@ _Words = Annotated[str, Field(max_length=MOST_WORDS)]
 _Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+class _Message(Part):
+    model_config = ConfigDict(strict=True, extra="allow")
 
 
 class _Gpu(_Message):
@@ -62,10 +63,10 @@ class _Error(_Message):
     id: str | None = None
 
 
-class Kernel(BaseModel):
+class Kernel(Part):
     """What a host's kernel says of its out-of-memory killer while the job ran; None: it cannot be read."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    model_config = ConfigDict(strict=True, extra="ignore")
     group: _Count | None = None  # processes of the job's control group that it ended
     machine: _Count | None = None  # processes of the whole host
     log: Annotated[list[_Words], Field(max_length=100)] | None = None  # what the kernel logged of them

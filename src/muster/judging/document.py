@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from muster.core.part import Part
+from muster.core.section import Part
 
 SCHEMA_VERSION = 1
 JobOutcome = Literal["succeeded", "failed", "timeout", "unreadable"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
-from muster.core.part import Part
+from muster.core.section import Part
 
 SCHEMA_VERSION = 1
 

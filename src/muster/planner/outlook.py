@@ -11,7 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
 from muster.core.data import TextToSqlData
 from muster.core.errors import UsageError
@@ -21,6 +21,7 @@ from muster.core.hardware.machines import Machines, machines_of
 from muster.core.inventory import Host, Inventory
 from muster.core.job import Facts
 from muster.core.recipe import Recipe
+from muster.core.section import Part
 from muster.inputs.read import Inputs
 from muster.planner.advice import epoch_samples
 from muster.planner.choose import Timer
@@ -215,11 +216,9 @@ def calibration_file() -> Path:
     return folder / "muster" / "calibration.json"
 
 
-class _Kept(BaseModel):
+class _Kept(Part):
     """The file: figures are positive, or what they say would be nonsense. `overhead` and `host_bandwidth` of
     earlier versions were never learned."""
-
-    model_config = ConfigDict(extra="forbid")
 
     efficiency: dict[str, PositiveFloat] = {}
     fixed: dict[str, NonNegativeFloat] = {}

@@ -13,14 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from muster.core.section import Part
 
 VERSION = 1
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")  # how Python holds the bytes of a file name that is not UTF-8
 
 
-class _Event(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, ser_json_inf_nan="constants")
+class _Event(Part):
+    model_config = ConfigDict(extra="ignore", ser_json_inf_nan="constants")
     v: int = VERSION
     time: float
     attempt: int = 1
