@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from muster.core.errors import RecipeError, UsageError
 from muster.core.near import did_you_mean
-from muster.core.recipes import anchored, find_recipe, merge, read_yaml
+from muster.core.recipes import anchored, find_file, find_recipe, merge, read_yaml
 from muster.core.section import PositiveInt, Section
 from muster.core.units import parse_bytes
 
@@ -255,18 +255,7 @@ def shipped_suites() -> dict[str, Path]:
 
 def find_suite(source: str) -> Path:
     """A file, or a shipped name. Raises UsageError."""
-    shipped = shipped_suites()
-    try:
-        given = Path(source).expanduser()
-        for candidate in (given, given.with_name(f"{given.name}.yaml")) if given.name else ():
-            if candidate.is_file():
-                return candidate.resolve()
-    except (OSError, RuntimeError, ValueError):  # longer than a name can be; ~nobody; a null byte
-        pass
-    if source.removesuffix(".yaml") in shipped:
-        return shipped[source.removesuffix(".yaml")]
-    hint = did_you_mean(source, shipped) or f"shipped suites: {', '.join(shipped)}"
-    raise UsageError("no such suite", where=source, hint=hint)
+    return find_file(source, "suite", shipped_suites(), UsageError)
 
 
 def load_suite(source: str) -> Suite:

@@ -17,7 +17,7 @@ from typing import Any
 from muster.checks.base import Check
 from muster.core.errors import UsageError
 from muster.core.near import did_you_mean
-from muster.core.recipes import read_yaml
+from muster.core.recipes import find_file, read_layer
 from muster.core.units import parse_bytes
 
 # What the keys of expectations mean. Keys of third parties' checks have their check's question.
@@ -141,45 +141,20 @@ def profile_schema(checks: Iterable[Check]) -> dict[str, Any]:
 
 def _layers(source: str, folder: Path, chain: tuple[Path, ...] = ()) -> list[tuple[Path, Mapping[str, Any]]]:
     """(file, what it expects) of a profile and of all that it inherits, the lowest layer first."""
-    path = _find(source, folder)
-    if path in chain:
-        names = " -> ".join(each.name for each in (*chain, path))
-        raise UsageError(f"inherits from itself: {names}", where=str(path))
-    data = read_yaml(path)
-    unknown = sorted(set(data) - {"about", "inherit", "expect"})
+    path = find_file(source, "profile", shipped_profiles(), UsageError, folder)
+    data, parents = read_layer(path, chain, "profile", UsageError)
+    unknown = sorted(set(data) - {"about", "expect"})
     if unknown:
         raise UsageError(
             f"unknown key {unknown[0]!r}",
             where=str(path),
             hint=did_you_mean(unknown[0], ("about", "inherit", "expect")) or "about, inherit, expect",
         )
-    parents = data.get("inherit") or []
-    parents = [parents] if isinstance(parents, str) else parents
     expect = data.get("expect") or {}
-    if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
-        raise UsageError("must be the name or path of a profile, or a list of them", where=f"{path}: inherit")
     if not isinstance(expect, Mapping) or not all(isinstance(name, str) for name in expect):
         raise UsageError("must be a mapping of checks to expectations", where=f"{path}: expect")
     below = [layer for parent in parents for layer in _layers(parent, path.parent, (*chain, path))]
     return [*below, (path, expect)]
-
-
-def _find(source: str, folder: Path) -> Path:
-    """A file as given, a file beside the inheriting one, or a shipped name."""
-    shipped = shipped_profiles()
-    try:
-        given = Path(source).expanduser()
-        for candidate in (folder / given, given):
-            if candidate.is_file():
-                return candidate.resolve()
-    except (OSError, RuntimeError, ValueError):  # longer than a name can be; ~nobody; a null byte
-        pass
-    if source in shipped:
-        return shipped[source]
-    known = ", ".join(shipped) or "none"
-    raise UsageError(
-        "no such profile", where=source, hint=did_you_mean(source, shipped) or f"shipped profiles: {known}"
-    )
 
 
 def _fitting(check: Check, key: str, value: Any, where: str) -> Any:

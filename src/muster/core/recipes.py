@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from muster.core import families
-from muster.core.errors import RecipeError
+from muster.core.errors import RecipeError, UsageError
 from muster.core.families.checking import MISSPELT
 from muster.core.near import did_you_mean
 from muster.core.printable import HIDDEN
@@ -197,17 +197,9 @@ def workloads() -> list[str]:
 def read_layers(source: str, *, base: Path | None = None, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     """A recipe file with everything that it inherits, merged; not validated yet."""
     path = find_recipe(source, base=base)
-    if path in chain:
-        names = " -> ".join(p.name for p in (*chain, path))
-        raise RecipeError(f"inherits from itself: {names}", where=str(path))
-    data = read_yaml(path)
+    data, parents = read_layer(path, chain, "recipe", RecipeError)
     if path.parent != SHIPPED:  # whose paths are the user's to make: they count from the working folder
         data = anchored(data, path.parent)
-    parents = data.pop("inherit", [])
-    if isinstance(parents, str):
-        parents = [parents]
-    if not isinstance(parents, list) or not all(isinstance(p, str) for p in parents):
-        raise RecipeError("must be the name or path of a recipe, or a list of them", where=f"{path}: inherit")
     merged: dict[str, Any] = {}
     for parent in parents:
         merged = lay_over(merged, [read_layers(parent, base=path.parent, chain=(*chain, path))])
@@ -216,27 +208,42 @@ def read_layers(source: str, *, base: Path | None = None, chain: tuple[Path, ...
 
 def find_recipe(source: str, *, base: Path | None = None) -> Path:
     """A path as given, a file beside the inheriting one, or a shipped name."""
+    return find_file(source, "recipe", shipped_recipes(), RecipeError, base)
+
+
+def find_file(
+    source: str, kind: str, shipped: Mapping[str, Path], error: type[UsageError], base: Path | None = None
+) -> Path:
+    """The file of a recipe, a suite or a profile (`kind`): as given, below `base`, or a shipped one's name."""
+    folder, given = base or Path(), Path(source)
     try:
-        given = Path(source).expanduser()
-    except RuntimeError as error:  # ~nobody
-        raise RecipeError(f"no such recipe: {error}", where=source) from None
-    folder = base or Path()
-    candidates = [folder / given, folder / f"{source}.yaml", given]
-    for candidate in candidates:
-        try:
+        given = given.expanduser()
+        for candidate in (folder / given, folder / f"{given}.yaml", given):
             if candidate.is_file():
                 return candidate.resolve()
-        except OSError:  # longer than a file name can be
-            pass
-    shipped = shipped_recipes()
+    except (OSError, RuntimeError, ValueError):  # longer than a name can be; ~nobody; a null byte
+        pass
     stem = given.name.removesuffix(".yaml")
-    if stem in shipped and ("/" not in source or given.parent.name == "recipes"):
+    if stem in shipped and ("/" not in source or given.parent.name == f"{kind}s"):
         return shipped[stem]
-    raise RecipeError(
-        "no such recipe",
-        where=source,
-        hint=did_you_mean(stem, shipped) or f"shipped recipes: {', '.join(shipped)}",
-    )
+    hint = did_you_mean(stem, shipped) or f"shipped {kind}s: {', '.join(shipped)}"
+    raise error(f"no such {kind}", where=source, hint=hint)
+
+
+def read_layer(
+    path: Path, chain: tuple[Path, ...], kind: str, error: type[UsageError]
+) -> tuple[dict[str, Any], list[str]]:
+    """A file's own keys, and the names of those that it inherits. `chain`: the files that inherit it."""
+    if path in chain:
+        names = " -> ".join(each.name for each in (*chain, path))
+        raise error(f"inherits from itself: {names}", where=str(path))
+    data = read_yaml(path)
+    parents = data.pop("inherit", None) or []
+    if isinstance(parents, str):
+        parents = [parents]
+    if not isinstance(parents, list) or not all(isinstance(each, str) for each in parents):
+        raise error(f"must be the name or path of a {kind}, or a list of them", where=f"{path}: inherit")
+    return data, parents
 
 
 def parse_override(text: str) -> dict[str, Any]:

@@ -49,7 +49,9 @@ class _Facts(_Message):
     python: str
     versions: dict[str, str | None]
     checkpoints: list[_Count]
-    damaged_checkpoints: dict[Annotated[str, Field(pattern="^[0-9]{1,18}$")], str] = {}
+    damaged_checkpoints: dict[Annotated[str, Field(pattern="^[0-9]{1,18}$")], str] = Field(
+        default_factory=dict
+    )
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
 

@@ -11,7 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from muster.core.data import TextToSqlData
 from muster.core.errors import UsageError
@@ -220,11 +220,11 @@ class _Kept(Part):
     """The file: figures are positive, or what they say would be nonsense. `overhead` and `host_bandwidth` of
     earlier versions were never learned."""
 
-    efficiency: dict[str, PositiveFloat] = {}
-    fixed: dict[str, NonNegativeFloat] = {}
-    engines: dict[str, tuple[NonNegativeFloat, NonNegativeFloat]] = {}
-    links: dict[str, LinkFigures] = {}
-    hosts: dict[str, PositiveFloat] = {}
+    efficiency: dict[str, PositiveFloat] = Field(default_factory=dict)
+    fixed: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    engines: dict[str, tuple[NonNegativeFloat, NonNegativeFloat]] = Field(default_factory=dict)
+    links: dict[str, LinkFigures] = Field(default_factory=dict)
+    hosts: dict[str, PositiveFloat] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
