@@ -178,7 +178,7 @@ def test_it_learns_the_digits(learned: tuple[RunFolder, Result]) -> None:
 
 
 def test_every_place_calls_it_top_1(learned: tuple[RunFolder, Result]) -> None:
-    from muster.cli.output import result_rows
+    from muster.cli.views.results import result_rows
     from muster.reports.page import report
 
     done, result = learned

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from muster.cli.output import fabric_rows
+from muster.cli.views.results import fabric_rows
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError, UsageError
 from muster.core.fabric.result import FabricRun

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.cli.output import flops_words
+from muster.cli.views.results import flops_words
 from muster.core import families
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError, UsageError

@@ -7,7 +7,7 @@ import io
 import math
 from typing import Any
 
-from muster.cli.output import attention_words
+from muster.cli.views.results import attention_words
 from muster.core.result import Attention, Extreme
 from muster.results.fold import fold
 from muster.results.metrics import COLUMNS, metrics_csv

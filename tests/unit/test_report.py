@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from muster.cli.output import result_rows
 from muster.cli.train import finish
+from muster.cli.views.results import result_rows
 from muster.core.printable import HIDDEN
 from muster.core.result import (
     Attention,

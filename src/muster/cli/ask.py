@@ -43,7 +43,8 @@ def ask(
     json: Json = False,
 ) -> int:
     """Ask a trained model, or score it on the held-out set."""
-    from muster.cli.output import err_console, print_afterwards
+    from muster.cli.output import err_console
+    from muster.cli.views.results import print_afterwards
     from muster.cli.views.waiting import waiting
     from muster.runs.ask import TrainedModel, check_questions, check_trained
     from muster.store.runfolder import find_run
@@ -130,7 +131,8 @@ def _answer(
     """Answer all questions, or the held-out set, and print everything."""
     from rich.markup import escape
 
-    from muster.cli.output import err_console, print_answers, print_json
+    from muster.cli.output import err_console, print_json
+    from muster.cli.views.results import print_answers
     from muster.cli.views.waiting import waiting
     from muster.core.result import unscored_words
     from muster.core.units import counted

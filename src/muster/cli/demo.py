@@ -20,9 +20,10 @@ def demo(
     json: Json = False,
 ) -> int:
     """End-to-end demo on this machine: data, two pretend hosts, training, answers. No GPU, no network."""
-    from muster.cli.output import err_console, print_answers
+    from muster.cli.output import err_console
     from muster.cli.train import finish
     from muster.cli.views.progress import ProgressView
+    from muster.cli.views.results import print_answers
     from muster.inputs.read import read_inputs
     from muster.runs.demo import answers_of
     from muster.runs.train import train

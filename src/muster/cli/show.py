@@ -45,7 +45,8 @@ def show(
         from muster.cli.views.benches import show_bench
 
         return show_bench(folder, json=json)
-    from muster.cli.output import print_afterwards, print_json, print_result, say
+    from muster.cli.output import print_json, say
+    from muster.cli.views.results import print_afterwards, print_result
     from muster.runs.listing import metrics, queued
     from muster.runs.listing import show as run_show
 
@@ -73,7 +74,7 @@ def show(
         return 0
     say(shown.run.id)
     if shown.result:
-        print_result(shown.result, shown.run)
+        print_result(shown.result)
     else:
         loss = f", loss {shown.loss:.4f}" if shown.loss is not None else ""
         hosts = ", ".join(place["host"] for place in shown.job.get("placements", [])) or "unknown"

@@ -100,7 +100,8 @@ def launch(inputs: Inputs, run: RunFolder, *, json: bool) -> int:
 
 def finish(result: Result, run: RunFolder, *, json: bool) -> int:
     """Write the report and print the result. -> exit code: 0 succeeded, 1 failed."""
-    from muster.cli.output import err_console, print_afterwards, print_json, print_result
+    from muster.cli.output import err_console, print_json
+    from muster.cli.views.results import print_afterwards, print_result
     from muster.reports.page import report
 
     try:
@@ -110,7 +111,7 @@ def finish(result: Result, run: RunFolder, *, json: bool) -> int:
     if json:
         print_json(result.model_dump(mode="json"))
     else:
-        print_result(result, run)
+        print_result(result)
     err_console().print(f"run folder  {run.path}\nreport      {page}")
     if result.status == "succeeded":
         print_afterwards(run)

@@ -214,7 +214,7 @@ def find_recipe(source: str, *, base: Path | None = None) -> Path:
 def find_file(
     source: str, kind: str, shipped: Mapping[str, Path], error: type[UsageError], base: Path | None = None
 ) -> Path:
-    """The file of a recipe, a suite or a profile (`kind`): as given, below `base`, or a shipped one's name."""
+    """The file of a recipe, a suite or a profile (`kind`): as given, below `base`, or a shipped one."""
     folder, given = base or Path(), Path(source)
     try:
         given = given.expanduser()

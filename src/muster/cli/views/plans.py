@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from muster.cli.output import out_console, print_row
+from muster.core.hostlist import fold_hosts
+from muster.core.job import FASTEST, SLOWER
 from muster.core.units import counted, format_bytes, format_count, format_number, format_seconds
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from muster.planner.document import MemoryPlan, Plan, TimePlan
+from muster.planner.document import MemoryPlan, Plan, TimePlan
 
 SHORT = {
     "engine.zero": "zero",
@@ -23,11 +25,6 @@ SMALL = 0.005  # of the whole: parts below it are shown together
 
 def print_plan(plan: Plan) -> None:
     """Decisions, memory, time, other ways, scaling, and the sentence."""
-    from rich.markup import escape
-
-    from muster.cli.output import out_console, print_row
-    from muster.core.job import FASTEST, SLOWER
-
     console = out_console()
     count = f", {format_count(plan.parameters)} parameters" if plan.parameters else ""
     batch = plan.batch
@@ -71,8 +68,6 @@ def print_plan(plan: Plan) -> None:
 
 def _hosts(plan: Plan) -> list[str]:
     """How many of those given, and why; the table of ways says why other numbers lost."""
-    from muster.core.hostlist import fold_hosts
-
     why = [str(each["why"]) for each in plan.decisions if each["field"] == "launch.hosts"]
     idle = f"; idle: {fold_hosts(plan.idle)}" if plan.idle else ""
     given = plan.hosts + len(plan.idle)
@@ -80,8 +75,6 @@ def _hosts(plan: Plan) -> list[str]:
 
 
 def _memory(console: Console, memory: MemoryPlan, device: str) -> None:
-    from rich.table import Table
-
     kind = f"{memory.lacking} memory" if device == "cuda" else "memory"
     verdict = "[green]fits[/green]" if memory.lacking is None else f"[red]too little {kind}[/red]"
     console.print(
@@ -130,8 +123,6 @@ def _time(console: Console, time: TimePlan) -> None:
 
 
 def _candidates(console: Console, plan: Plan) -> None:
-    from rich.table import Table
-
     table = Table(box=None, padding=(0, 2), title="Compared settings", title_justify="left")
     for name in ("", "memory", "samples/s", ""):
         table.add_column(name, justify="right" if name else "left")
@@ -146,8 +137,6 @@ def _candidates(console: Console, plan: Plan) -> None:
 
 
 def _scaling(console: Console, plan: Plan) -> None:
-    from rich.table import Table
-
     table = Table(box=None, padding=(0, 2), title="Other numbers of hosts", title_justify="left")
     priced = any(each.cost is not None for each in plan.scaling)
     for name in (
