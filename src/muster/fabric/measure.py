@@ -27,8 +27,8 @@ from muster.fleet.launchers.base import ssh_arguments
 from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.inputs.read import Inputs
-from muster.planner.decide import Decided, decide
-from muster.planner.orders import code, greeting, rendezvous_address
+from muster.planner.decide import decide
+from muster.planner.orders import greeting, rendezvous_address, start_orders, with_code
 
 # ----------------------------------------------------------------------------------------------------
 # MPI hello: one MPI program over all hosts, by mpirun. Each rank says who it is and takes part in a sum.
@@ -331,8 +331,16 @@ def measure(
         address = launch.address or rendezvous_address(inputs, facts[places[0].host], places[0])
         port = int(facts[places[0].host]["port"])
         patient = asked.grown(sum(decided.slots)) if decided.device == "cuda" else asked
-        told = _orders(places, decided, inputs.env, patient, facts, address=address, port=port)
-        collector = Collector(places, patient, decided.device, name, address, port, watch)
+        hosts = [[each.host, each.first_rank, each.slots] for each in places]
+        device = decided.device
+
+        def one(index: int, where: Placement) -> tuple[dict[str, Any], list[str]]:
+            told = {"asked": patient.as_dict(), "hosts": hosts, "host": index, "device": device}
+            told |= {"address": address, "port": port}
+            return told, [facts[where.host]["python"], "-m", WORKER]
+
+        orders = start_orders(places, decided, inputs.env, one, address=address, port=port, seconds=60)
+        collector = Collector(places, patient, device, name, address, port, watch)
 
         def tick() -> str | None:
             if time.monotonic() - began > patient.limit + launch.connect_timeout:
@@ -340,7 +348,7 @@ def measure(
             return collector.in_vain() or stop()
 
         listener = Listener(collector.event, collector.log, lambda host, sample: None, tick)
-        outcome = supervisor.run(told, listener)
+        outcome = supervisor.run(with_code(orders), listener)
     hello = None
     if name == "openmpi" and "mpi" in asked.questions and not outcome.stopped:
         hello = mpi_hello(inventory.hosts, launch, facts, asked.patience, shell)
@@ -367,44 +375,3 @@ def _check_torch(facts: Facts) -> None:
                 hint="pip install torch there, or launch.python=PATH of one that has it",
                 failure="remote_module_missing",
             )
-
-
-def _orders(
-    places: tuple[Placement, ...],
-    decided: Decided,
-    env: Mapping[str, str],
-    asked: Asked,
-    facts: Facts,
-    *,
-    address: str,
-    port: int,
-) -> dict[str, dict[str, Any]]:
-    """Per host, the start order; the same shape as a training's."""
-    hosts = [[each.host, each.first_rank, each.slots] for each in places]
-    return {
-        each.host: {
-            "nodes": len(places),
-            "address": address,
-            "port": port,
-            "job": {
-                "asked": asked.as_dict(),
-                "hosts": hosts,
-                "host": index,
-                "device": decided.device,
-                "address": address,
-                "port": port,
-            },
-            "host": {
-                "argv": [facts[each.host]["python"], "-m", WORKER],
-                "ranks": list(each.ranks),
-                "threads": decided.threads[index],
-                "visible_gpus": decided.visible_gpus[index],
-                "used_gpus": list(range(each.slots)),
-                "device": decided.device,
-                "env": dict(env),
-                "hardware_seconds": 60,
-                "code": code(),
-            },
-        }
-        for index, each in enumerate(places)
-    }

@@ -6,7 +6,7 @@ import base64
 import io
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -100,25 +100,51 @@ def orders(
         whole = deepspeed_config(recipe, job.batch, job.precision)
         deepspeed = fill_auto(whole, recipe, hidden_size(whole_config(recipe) or {}))
     content = {"job": job.as_dict(), "deepspeed": deepspeed}
-    return {
-        place.host: {
-            "nodes": len(job.placements),
+
+    def one(index: int, place: Placement) -> tuple[dict[str, Any], list[str]]:
+        return content, torchrun_argv(job, index, address, port, facts[place.host])
+
+    seconds = recipe.measure.hardware_seconds
+    return start_orders(job.placements, decided, env, one, address=address, port=port, seconds=seconds)
+
+
+def start_orders(
+    places: tuple[Placement, ...],
+    decided: Decided,
+    env: Mapping[str, str],
+    one: Callable[[int, Placement], tuple[dict[str, Any], list[str]]],
+    *,
+    address: str,
+    port: int,
+    seconds: float,
+) -> dict[str, dict[str, Any]]:
+    """Per host, the start order. `one`: what a host's ranks read, and its command; `seconds`: between two
+    samples of its hardware."""
+    made = {}
+    for index, where in enumerate(places):
+        content, argv = one(index, where)
+        made[where.host] = {
+            "nodes": len(places),
             "address": address,
             "port": port,
             "job": content,
             "host": {
-                "argv": torchrun_argv(job, index, address, port, facts[place.host]),
-                "ranks": list(place.ranks),
+                "argv": argv,
+                "ranks": list(where.ranks),
                 "threads": decided.threads[index],
                 "visible_gpus": decided.visible_gpus[index],
-                "used_gpus": list(range(place.slots)),
-                "device": job.device,
+                "used_gpus": list(range(where.slots)),
+                "device": decided.device,
                 "env": dict(env),
-                "hardware_seconds": recipe.measure.hardware_seconds,
+                "hardware_seconds": seconds,
             },
         }
-        for index, place in enumerate(job.placements)
-    }
+    return made
+
+
+def with_code(by_host: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Start orders as they are sent: with the code, which a dry run does not show."""
+    return {host: {**order, "host": {**order["host"], "code": code()}} for host, order in by_host.items()}
 
 
 def torchrun_argv(job: Job, index: int, address: str, port: int, about: Mapping[str, Any]) -> list[str]:

@@ -36,7 +36,7 @@ from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.inputs.hub import check_names
 from muster.inputs.read import Inputs
-from muster.planner.orders import code, greeting
+from muster.planner.orders import greeting, with_code
 from muster.planner.plan import ask, hosts_first, promised
 from muster.results.fold import make_result
 from muster.runs.checkpoints import BEGINNING, choose
@@ -202,7 +202,7 @@ def _run(
             for host, about in facts.items():
                 recorder.host_facts(host, {k: v for k, v in about.items() if k != "port"})
             listener = Listener(recorder.event, recorder.log, recorder.hardware, tick)
-            outcome = supervisor.run(_with_code(ready.orders), listener)
+            outcome = supervisor.run(with_code(ready.orders), listener)
             result = _conclude(inputs, run, job, recorder, outcome, facts, shell)
             recorder.state("end", status=result.status)
             _write_predictions(run, result)
@@ -241,10 +241,6 @@ def _broken(run: RunFolder, job: Job, recorder: Recorder, error: Exception) -> R
     if known is None:
         raise error
     return result
-
-
-def _with_code(by_host: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {host: {**order, "host": {**order["host"], "code": code()}} for host, order in by_host.items()}
 
 
 def _conclude(
