@@ -7,12 +7,12 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from muster.core.errors import NO_ROOM, JobError, RunFolderError
+from muster.core.errors import JobError, RunFolderError, refused
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import Inside, RunFolder, find_run, stamped
 
@@ -104,10 +104,8 @@ class BenchFolder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """While inside, no other process works on this bench. Raises RunFolderError."""
-        try:
+        with refused(RunFolderError, "written", self.path):
             lock = (self.path / "bench.lock").open("a")
-        except OSError as error:
-            raise RunFolderError(f"cannot be written: {error.strerror}", where=str(self.path)) from None
         with lock:
             try:
                 _lock(lock, fcntl.LOCK_EX, tries=3)  # `busy` has it for a moment
@@ -130,35 +128,23 @@ class BenchFolder:
 
     def write(self, path: Path, text: str, *, private: bool = False) -> None:
         """A file of this folder, whole. Raises JobError."""
-        try:
+        with self._writing(path):
             write_text(path, text, private=private)
-        except OSError as error:
-            raise self._unwritten(path, error) from None
 
     def write_data(self, path: Path, data: Any) -> None:
         """The same as JSON."""
-        try:
+        with self._writing(path):
             write_json(path, data)
-        except OSError as error:
-            raise self._unwritten(path, error) from None
 
     def open_log(self, job: str) -> IO[bytes]:
         """What `muster train` says goes behind what it said before. Raises JobError."""
-        try:
+        with self._writing(self.said(job)):
             return self.said(job).open("ab")
-        except OSError as error:
-            raise self._unwritten(self.said(job), error) from None
 
-    def _unwritten(self, path: Path, error: OSError) -> JobError:
+    def _writing(self, path: Path) -> AbstractContextManager[None]:
         go_on = f"`muster bench --continue {self.path}`"
         again = go_on if self.schedule.exists() else "begin again with another --output"
-        full = error.errno in NO_ROOM
-        return JobError(
-            f"cannot be written: {error.strerror or error}",
-            where=str(path),
-            hint=f"{'make room' if full else 'mend that'}, then {again}",
-            failure="disk_full" if full else None,
-        )
+        return refused(JobError, "written", path, f"make room or mend that, then {again}")
 
     def write_hosts(self, job: str, hosts: Sequence[Host], inventory: Inventory) -> Path:
         """The job's hosts as an inventory: slots, logins and the way to reach them stay as they are."""

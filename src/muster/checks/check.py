@@ -19,7 +19,7 @@ from muster.checks.questions import HostAnswers, Patience, Questions, failed
 from muster.checks.registry import Family, checks_of, families
 from muster.checks.survey import Progress, sample, starter, survey
 from muster.checks.unreachable import Unreached, remedy_for
-from muster.core.errors import JobError
+from muster.core.errors import JobError, refused
 from muster.core.hostlist import fold_hosts
 from muster.core.inventory import Host, Inventory, inventory_document
 from muster.core.job import Placement
@@ -104,10 +104,8 @@ def save_inventory(found: Inspection, path: Path) -> int:
     """
     hosts = [Host(host.name, host.slots) for host in found.usable]
     if hosts:
-        try:
+        with refused(JobError, "written", path):
             write_json(path, inventory_document(hosts, found.launcher, found.ssh_config))
-        except OSError as error:
-            raise JobError(f"cannot be written: {error.strerror}", where=str(path)) from None
     return len(hosts)
 
 

@@ -69,12 +69,10 @@ def ask(
 
 
 def _lines(file: Path) -> list[str]:
-    from muster.core.errors import DataError
+    from muster.core.errors import DataError, refused
 
-    try:
+    with refused(DataError, "read", file):
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot be read: {error}", where=str(file)) from None
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 

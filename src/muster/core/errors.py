@@ -14,6 +14,9 @@ MusterError                exit code
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -85,3 +88,16 @@ class HostError(JobError):
 
 class WorkerError(JobError):
     """A rank that failed."""
+
+
+@contextmanager
+def refused(
+    kind: type[MusterError], to_be: str, where: Path | str, hint: str | None = None
+) -> Iterator[None]:
+    """What the system refuses inside is one of ours: this cannot be read, written, made (`to_be`)."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        failure = "disk_full" if getattr(error, "errno", None) in NO_ROOM else None
+        raise kind(f"cannot be {to_be}: {why}", where=str(where), hint=hint, failure=failure) from None

@@ -8,7 +8,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.core.errors import UsageError
+from muster.core.errors import UsageError, refused
 from muster.store.atomic import write_text
 
 VARIABLE = "MUSTER_JOIN_TOKEN"
@@ -34,10 +34,8 @@ def head_token(file: Path | None) -> Token:
         if file.exists():
             return Token(_read(file), after=after)
         text = secrets.token_hex(16)
-        try:
+        with refused(UsageError, "written", file):
             write_text(file, f"{text}\n", private=True)
-        except OSError as error:
-            raise UsageError(f"cannot be written: {error.strerror}", where=str(file)) from None
         return Token(text, after=after)
     if os.environ.get(VARIABLE):
         return Token(_sound(os.environ[VARIABLE].strip(), VARIABLE), f"{VARIABLE}=${VARIABLE} ")
@@ -60,10 +58,8 @@ def member_token(given: str | None, file: Path | None) -> str:
 
 
 def _read(file: Path) -> str:
-    try:
+    with refused(UsageError, "read", file):
         return _sound(file.read_text(encoding="utf-8").strip(), str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot be read: {error}", where=str(file)) from None
 
 
 def _sound(text: str, where: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from muster.core.errors import UsageError
+from muster.core.errors import UsageError, refused
 
 DISTRIBUTION = "passmuster"
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -129,7 +129,5 @@ def _plain(name: str) -> str:
 
 
 def _read(path: Path) -> str:
-    try:
+    with refused(UsageError, "read", path):
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot be read: {error}", where=str(path)) from None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.core import families
-from muster.core.errors import UsageError
+from muster.core.errors import UsageError, refused
 from muster.core.recipes import WORDS
 from muster.inputs.read import Inputs
 from muster.prepare.pinned import Pinned, pinned_here, read_requirements
@@ -107,13 +107,11 @@ def _wheels(folder: Path) -> tuple[PackedFile, ...]:
 
 def make_wheel(path: Path) -> PackedFile:
     digest = hashlib.sha256()
-    try:
+    with refused(UsageError, "read", path):
         with path.open("rb") as file:
             while data := file.read(1 << 20):
                 digest.update(data)
         size = path.stat().st_size
-    except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from None
     return PackedFile(
         f"{digest.hexdigest()[:16]}/{path.name}", size, digest.hexdigest(), source=path.absolute()
     )

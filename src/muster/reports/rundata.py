@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.core.errors import RunFolderError
+from muster.core.errors import RunFolderError, refused
 from muster.core.job import read_job
 from muster.core.result import Result
 from muster.results.fold import Folder, make_result
@@ -179,9 +180,6 @@ def _read(run: RunFolder, path: Path) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    try:
+    with refused(RunFolderError, "read", path), suppress(FileNotFoundError):
         return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        raise RunFolderError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    return ""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from muster import __version__
-from muster.core.errors import InventoryError, JobError, MusterError, RunFolderError
+from muster.core.errors import InventoryError, JobError, MusterError, RunFolderError, refused
 from muster.core.job import Facts, Job, Placement, place
 from muster.core.printable import scrubbed_data
 from muster.core.recipe import recipe_from
@@ -141,15 +141,9 @@ def _copy(
 
 def _leave(sign: Path) -> Path:
     """Beside the run folder: hosts that see the sign share this file system. Raises RunFolderError."""
-    try:
+    with refused(RunFolderError, "written", sign.parent, "choose another --output or --runs"):
         sign.parent.mkdir(parents=True, exist_ok=True)
         sign.touch()
-    except OSError as error:
-        raise RunFolderError(
-            f"cannot be written: {error.strerror}",
-            where=str(sign.parent),
-            hint="choose another --output or --runs",
-        ) from None
     return sign
 
 

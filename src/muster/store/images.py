@@ -14,7 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from muster.core.data import ImageData
-from muster.core.errors import DataError
+from muster.core.errors import DataError, refused
 from muster.store.records import HELD_OUT_NAMES, TRAIN_NAMES
 
 PARQUET = ".parquet"
@@ -65,10 +65,8 @@ def find_images(path: Path) -> ParquetFiles | ImageFolders:
 
 
 def _visible(folder: Path) -> list[Path]:
-    try:
+    with refused(DataError, "read", folder):
         return sorted(entry for entry in folder.iterdir() if not entry.name.startswith((".", "_")))
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", where=str(folder)) from None
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from muster.core.errors import RunFolderError
+from muster.core.errors import RunFolderError, refused
 from muster.store.atomic import write_json
 
 STALE = 60.0  # seconds after which a controller on another machine counts as gone
@@ -45,10 +45,8 @@ class Claim:
 def take(lock_file: Path, sign: Path, run: str, batch_job: str | None = None) -> Claim:
     """Hold the run until the claim is given back, or this process ends. Raises RunFolderError where another
     process does, or nothing can be written."""
-    try:
+    with refused(RunFolderError, "written", lock_file.parent):
         lock = lock_file.open("a")
-    except OSError as error:
-        raise RunFolderError(f"cannot be written: {error.strerror}", where=str(lock_file.parent)) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
