@@ -31,10 +31,10 @@ from typing import Any
 
 from localise_page import write
 from localise_peers import PEERS
+from simulate import NOISES, Planted, SimulatedFleet, hunt, resampled
 
 from muster.judging import State, Topology, judge_state
 from muster.judging.faults import OF_HOSTS, Kind
-from muster.judging.simulate import NOISES, Planted, SimulatedFleet, hunt, resampled
 
 Plant = Callable[[random.Random, Topology], tuple[Planted, ...]]
 LOGS = Path(__file__).resolve().parents[2] / "shared" / "data" / "real_logs"

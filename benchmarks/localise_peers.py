@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from simulate import SimulatedFleet
+
 from muster.judging import Group
-from muster.judging.simulate import SimulatedFleet
 
 Accused = set[tuple[str, ...]]
 

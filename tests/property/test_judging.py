@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from simulate import Planted, SimulatedFleet, hunt
 
 from muster.judging import Observation, Topology, judge, localise, next_wave
-from muster.judging.simulate import Planted, SimulatedFleet, hunt
 
 QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

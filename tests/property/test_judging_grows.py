@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from simulate import NOISES, Planted, SimulatedFleet, hunt
 
 from muster.judging import Observation, Topology, Verdict, judge, judge_state
 from muster.judging.faults import Kind
-from muster.judging.simulate import NOISES, Planted, SimulatedFleet, hunt
 
 HOSTS = tuple(f"n{i:02d}" for i in range(32))
 FLEET = Topology(HOSTS, tuple((f"leaf{k}", HOSTS[4 * k : 4 * k + 4]) for k in range(8)))

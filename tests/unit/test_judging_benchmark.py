@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from simulate import Planted, SimulatedFleet
 
 from muster.judging import Topology
-from muster.judging.simulate import Planted, SimulatedFleet
 
 HOSTS = tuple(f"n{i:02d}" for i in range(64))
 CARD, LINK = Planted("card", ("n20",), 0.05), Planted("link", ("n20", "n21"), 0.05)

@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from simulate import Planted, SimulatedFleet
+
 from muster.judging import Judgement, Observation, Topology
-from muster.judging.simulate import Planted, SimulatedFleet
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "judging.md").read_text(encoding="utf-8")
 

@@ -6,11 +6,11 @@ import random
 from dataclasses import replace
 
 import pytest
+from simulate import NOISES, Planted, SimulatedFleet, hunt
 
 from muster.judging import Judgement, Observation, Settings, Topology, judge, judge_state
 from muster.judging.faults import Kind
 from muster.judging.noise import learn
-from muster.judging.simulate import NOISES, Planted, SimulatedFleet, hunt
 
 HOSTS = tuple(f"n{i:02d}" for i in range(64))
 SWITCHED = Topology(HOSTS, tuple((f"leaf{k}", HOSTS[8 * k : 8 * k + 8]) for k in range(8)))

@@ -6,6 +6,7 @@ import math
 import random
 
 import pytest
+from simulate import Hunt, Planted, SimulatedFleet, hunt
 
 from muster.judging import (
     Baseline,
@@ -19,7 +20,6 @@ from muster.judging import (
     next_wave,
 )
 from muster.judging.faults import OF_HOSTS, Kind
-from muster.judging.simulate import Hunt, Planted, SimulatedFleet, hunt
 
 HOSTS = tuple(f"n{i:02d}" for i in range(64))
 TWICE = Settings(sweeps=2)

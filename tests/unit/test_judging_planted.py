@@ -6,6 +6,7 @@ import math
 import random
 
 import pytest
+from simulate import SimulatedFleet, hunt
 
 from muster.judging import Observation, Settings, Topology, judge
 from muster.judging.ask import next_wave
@@ -14,7 +15,6 @@ from muster.judging.detrend import Detrended, moments_of, side_by_side
 from muster.judging.localise import localise
 from muster.judging.noise import learn
 from muster.judging.readings import Readings, read
-from muster.judging.simulate import SimulatedFleet, hunt
 from tests.unit.test_judging_fleets import HOSTS as FLEET
 from tests.unit.test_judging_fleets import jobs_alone
 

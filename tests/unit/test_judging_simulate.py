@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Sequence
 
 import pytest
+from simulate import NOISES, Planted, SimulatedFleet, resampled
 
 from muster.judging import Observation, Topology
-from muster.judging.simulate import NOISES, Planted, SimulatedFleet, resampled
 
 HOSTS = tuple(f"n{i:02d}" for i in range(64))
 PAIRS = [HOSTS[i : i + 2] for i in range(0, 64, 2)]
