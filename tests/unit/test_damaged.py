@@ -11,8 +11,9 @@ from click.testing import CliRunner
 from muster.cli.app import app, main
 from muster.core.errors import RunFolderError, UsageError
 from muster.core.result import Memory, Result, Seconds
-from muster.runs.listing import ls, show
+from muster.runs.listing import show
 from muster.runs.resume import resume
+from muster.store.queries import runs_table
 from muster.store.runfolder import RunFolder
 
 RESULT = Result(
@@ -39,12 +40,12 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_they_are_listed_as_damaged(root: Path) -> None:
-    states = {row["id"]: row["status"] for row in ls(root)}
+    states = {row["id"]: row["status"] for row in runs_table(root)}
     assert states == {"good": "succeeded", **dict.fromkeys(("bad", "empty", "odd", "cut"), "damaged")}
-    assert "result.json" in next(row["failure"] for row in ls(root) if row["id"] == "bad")
-    assert [row["id"] for row in ls(root, "steps = 5")] == ["good"]
+    assert "result.json" in next(row["failure"] for row in runs_table(root) if row["id"] == "bad")
+    assert [row["id"] for row in runs_table(root, "steps = 5")] == ["good"]
     with pytest.raises(UsageError, match="is not a condition"):
-        ls(root, "blah")
+        runs_table(root, "blah")
     found = CliRunner().invoke(app, ["ls", "--runs", str(root)])
     assert found.exit_code == 0 and "damaged" in found.output
 

@@ -36,9 +36,9 @@ def ls(
     """List runs and benches."""
     from muster.benches.listing import benches
     from muster.cli.output import print_json, say
-    from muster.runs.listing import ls as run_ls
+    from muster.store.queries import runs_table
 
-    rows = run_ls(root, where)
+    rows = runs_table(root, where)
     if json:
         print_json(rows)
         return 0

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.core.errors import MusterError, RunFolderError
-from muster.store.queries import runs_table
 from muster.store.runfolder import RunFolder
 
 if TYPE_CHECKING:
@@ -42,11 +40,6 @@ def metrics(run: RunFolder) -> str:
         hint = f"its tables are CSV files in {run.fabric}" if run.fabric.is_dir() else None
         raise RunFolderError("trains nothing: there is no metric by step", where=run.id, hint=hint)
     return metrics_csv(fold(events.read_events(run.events)), job.get("world_size"))
-
-
-def ls(root: Path, where: str | None = None) -> list[dict[str, Any]]:
-    """One row per run under `root`, oldest first."""
-    return runs_table(root, where)
 
 
 def show(run: RunFolder) -> ShownRun:

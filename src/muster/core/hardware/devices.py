@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -166,16 +166,7 @@ def _by_hand(name: str, rest: str, text: str) -> Device:
     if not rest.endswith("}") or not name:
         raise UsageError(f"{text!r} is not a device", where="device", hint=f"by hand: {_EXAMPLE}")
     base = named(name)
-    given: dict[str, float] = {}
-    for item in filter(None, (part.strip() for part in rest[:-1].split(","))):
-        key, equals, value = (part.strip() for part in item.partition("="))
-        if key not in _KEYS or not equals:
-            near = near_names(key, _KEYS)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise UsageError(
-                f"{item!r} is not understood", where=f"device {name}", hint=f"{hint}{', '.join(_KEYS)}=NUMBER"
-            )
-        given[key] = number(value, f"device {name}: {key}")
+    given = figures_of(rest[:-1], _KEYS, f"device {name}", "=NUMBER")
     peaks = dict(base.peaks) if base else {}
     if "tflops" in given:
         peaks = dict.fromkeys(PRECISIONS, given["tflops"] * 1e12)
@@ -202,6 +193,21 @@ def _by_hand(name: str, rest: str, text: str) -> Device:
         capability=_capability(given["capability"]) if "capability" in given else able,
         capability_source=BY_HAND if base is None or "capability" in given else base.capability_source,
     )
+
+
+def figures_of(text: str, keys: Sequence[str], where: str, about: str) -> dict[str, float]:
+    """`key=value,...` as numbers. `about`: what a hint says behind the keys. Raises UsageError."""
+    given: dict[str, float] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if key not in keys or not equals:
+            near = near_names(key, keys)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UsageError(
+                f"{item!r} is not understood", where=where, hint=f"{hint}{', '.join(keys)}{about}"
+            )
+        given[key] = number(value, f"{where}: {key}")
+    return given
 
 
 def with_figures(name: str, given: Mapping[str, float]) -> str:

@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Any, TypeVar
 
 from muster.core.errors import UsageError
-from muster.core.hardware.devices import BY_HAND, number, with_figures
+from muster.core.hardware.devices import BY_HAND, figures_of, with_figures
 from muster.core.near import near_names
 
 _EXAMPLE = "10Gbit, 200Gbit-ib, hdr, nvlink4, pcie4, 10Gbit{usable=0.8} or {bandwidth=1.1e9,latency=20e-6}"
@@ -179,16 +179,7 @@ def _of_kind(kind: str, bits: float, name: str) -> Link:
 def _given(rest: str, text: str) -> dict[str, float]:
     if not rest.endswith("}"):
         raise _unknown(text)
-    given: dict[str, float] = {}
-    for item in filter(None, (part.strip() for part in rest[:-1].split(","))):
-        key, equals, value = (part.strip() for part in item.partition("="))
-        if key not in _KEYS or not equals:
-            raise UsageError(
-                f"{item!r} is not understood",
-                where=f"link {text}",
-                hint=f"{', '.join(_KEYS)}: bytes per second, seconds, a share",
-            )
-        given[key] = number(value, f"link: {key}")
+    given = figures_of(rest[:-1], _KEYS, f"link {text}", ": bytes per second, seconds, a share")
     if given.get("usable", 1.0) > 1:
         raise UsageError(
             f"usable is a share, not {given['usable']:g}", where=f"link {text}", hint="usable=0.9"
