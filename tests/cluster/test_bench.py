@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.benches.bench import Nobody, Surroundings, bench
+from muster.benches.bench import Spectator, Surroundings, bench
 from muster.benches.document import JobRecord
 from muster.benches.folder import BenchFolder
 from muster.benches.inputs import read_bench
@@ -40,7 +40,7 @@ def processes(cluster: Cluster, job: str, hosts: Sequence[str]) -> list[str]:
     ]
 
 
-class Looker(Nobody):
+class Looker(Spectator):
     """Looks, when a job begins, what is there on its hosts of jobs that are over. It does not wait: the next
     job would then begin later than it does."""
 

@@ -16,7 +16,7 @@ import pytest
 
 from muster.benches import bench as bench_loop
 from muster.benches import folder as benchfolder
-from muster.benches.bench import Nobody, Surroundings, bench, continue_bench
+from muster.benches.bench import Spectator, Surroundings, bench, continue_bench
 from muster.benches.document import JobRecord
 from muster.benches.folder import BenchFolder
 from muster.benches.schedule import Task
@@ -102,7 +102,7 @@ def test_words_that_cannot_be_written_end_nothing(tmp_path: Path) -> None:
     assert [name for name, *_ in diary_of(tmp_path / "again")] == ["digits-1x-001"]
 
 
-class Blocker(Nobody):
+class Blocker(Spectator):
     """Lets a job's record be written nowhere."""
 
     def __init__(self, folder: BenchFolder, job: str) -> None:
@@ -167,7 +167,7 @@ def test_hosts_of_a_killed_controller_get_no_other_job_at_once(
     """Its agents need a moment to see that it is gone. Other hosts do not wait."""
     monkeypatch.setattr(bench_loop, "LINGER", 1.5)
 
-    class Killer(Nobody):
+    class Killer(Spectator):
         killed = 0.0
 
         def turn(self, children: Sequence[Any], tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> None:

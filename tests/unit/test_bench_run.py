@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from muster.benches import bench as bench_loop
 from muster.benches import child as bench_child
-from muster.benches.bench import Nobody, Surroundings, bench, continue_bench
+from muster.benches.bench import Spectator, Surroundings, bench, continue_bench
 from muster.benches.document import Bench, JobRecord
 from muster.benches.folder import BenchFolder
 from muster.benches.inputs import read_bench
@@ -82,7 +82,7 @@ def test_a_failure_is_that_jobs_alone(tmp_path: Path) -> None:
 
 
 def test_a_killed_job_says_by_what(tmp_path: Path) -> None:
-    class Killer(Nobody):
+    class Killer(Spectator):
         def turn(self, children: Sequence[Any], tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> None:
             for child in children:
                 if child.task.hosts == ("local0",) and child.words:
@@ -126,7 +126,7 @@ def test_a_timeout_ends_that_job_alone(tmp_path: Path, heeds: bool, monkeypatch:
     assert found.complete
 
 
-class Stopper(Nobody):
+class Stopper(Spectator):
     """`muster show`, then `muster stop`, while the first job runs."""
 
     def __init__(self, root: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_bench_is_shown_stopped_and_reported(tmp_path: Path) -> None:
     assert "muster bench --continue" in verb("resume", str(folder.path), tmp_path)
 
 
-class Interrupter(Nobody):
+class Interrupter(Spectator):
     """Ctrl-C, once so many jobs have ended."""
 
     def __init__(self, after: int) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from muster.benches.child import Child, adopted, finished
 from muster.benches.document import Bench, BenchJob, JobRecord
@@ -54,8 +54,8 @@ LINGER = 5.0  # seconds in which agents end whose controller was killed; no othe
 PATIENCE = 60.0  # seconds until a process that was started holds its run, or has ended
 
 
-class Spectator(Protocol):
-    """Who watches a bench."""
+class Spectator:
+    """Who watches a bench; this one does not look."""
 
     def began(self, task: Task, run: Path) -> None:
         """A job was started."""
@@ -387,24 +387,11 @@ def _of_hosts(record: JobRecord) -> bool:
     return record.outcome != "succeeded" and not record.usage
 
 
-class Nobody:
-    """A spectator that does not look."""
-
-    def began(self, task: Task, run: Path) -> None:
-        """See Spectator."""
-
-    def ended(self, task: Task, record: JobRecord | None) -> None:
-        """See Spectator."""
-
-    def turn(self, children: Sequence[Child], tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> None:
-        """See Spectator."""
-
-
 @dataclass
 class Surroundings:
     """What a bench speaks with; tests give their own."""
 
-    spectator: Spectator = field(default_factory=Nobody)
+    spectator: Spectator = field(default_factory=Spectator)
     announce: Callable[[str], None] = lambda text: None
     progress: Progress = lambda done, total, unreached: None
     shell: Shell = field(default_factory=Shell)

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from muster.benches.bench import Spectator
 from muster.benches.child import Child
 from muster.benches.document import JobRecord
 from muster.benches.schedule import Task
@@ -24,7 +25,7 @@ QUIET = 30.0  # seconds between two lines where there is no terminal
 TURN = 0.5  # seconds between two pictures
 
 
-class BenchView:
+class BenchView(Spectator):
     """Watches a bench. A context manager."""
 
     def __init__(self, console: Console) -> None:
