@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path, PurePosixPath
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, TypeVar
 
 from muster.core.errors import HostError, MusterError
@@ -197,9 +197,7 @@ class Crew:
     def __enter__(self) -> Crew:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.fleet.hold()
         try:
             limit = time.monotonic() + _PARTING

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -37,9 +36,7 @@ class Waiting:
             Thread(target=self._tell, daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.now(None)
         self._over = True
         self._changed.set()
