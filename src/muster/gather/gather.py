@@ -6,19 +6,21 @@ server, and for as long as its connection lives.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import errno
 import os
 import re
 import resource
 import selectors
 import shutil
 import socket
+import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial as bind
+from queue import SimpleQueue
 from typing import Any
 
 from muster.agent.member import HEARD
@@ -28,13 +30,13 @@ from muster.fleet.addresses import own_addresses
 from muster.fleet.handshake import answer
 from muster.fleet.interrupts import Wish, interrupts
 from muster.fleet.listener import Door, Guest
-from muster.fleet.shell import Process, Shell
+from muster.fleet.shell import Shell
 from muster.gather.gathered import Gathered
 from muster.gather.members import Applicant, Member, by_name, candidates, name_members, read_applicant
 
 # ----------------------------------------------------------------------------------------------------
 # Finding out by which of its addresses a machine can really be reached: a TCP connection, an ssh server that
-# greets, and, where the machine's own host key is known, that the server there shows it. Nothing blocks.
+# greets, and, where the machine's own host key is known, that the server there shows it.
 #
 # Another's ssh server at an expected address is common: a NAT gateway's, a node's in place of its pod's.
 
@@ -55,221 +57,144 @@ class Found:
     why: str
 
 
-@dataclass
-class _Try:
-    """One address. `greeted`: an ssh server is there; `verified`: with the right key; `failed`: why not."""
+async def _greets(address: str, port: int) -> str | None:
+    """Why no ssh server greets there; None: one does. Some say more before the line that begins with SSH-."""
 
-    address: str
-    socket: socket.socket | None = None
-    heard: bytes = b""
-    greeted: bool = False
-    verified: bool = False
-    failed: str | None = None
+    async def listen() -> str | None:
+        reader, writer = await asyncio.open_connection(address, port, flags=socket.AI_NUMERICHOST)
+        heard = b""
+        try:
+            while not re.search(rb"(?m)^SSH-[12]\.", heard):
+                data = await reader.read(1024)
+                if not data or len(heard) > 4096:
+                    return "what answers there is no ssh server"
+                heard += data
+        finally:
+            writer.close()
+        return None
 
-
-@dataclass
-class _Search:
-    waves: list[list[str]]
-    port: int
-    keys: tuple[str, ...]
-    tell: Callable[[Found], None]
-    tries: list[_Try] = field(default_factory=list)
-    until: float = 0.0
-    first: float | None = None  # when the first server of this wave greeted
-    scan: Process | None = None
-    subject: _Try | None = None  # whose key is being asked for
-    reasons: dict[str, list[str]] = field(default_factory=dict)  # why not -> addresses
+    try:
+        return await asyncio.wait_for(listen(), CONNECT)
+    except asyncio.TimeoutError:
+        return f"no answer within {CONNECT:g} s"
+    except socket.gaierror as error:
+        return error.strerror or str(error)
+    except OSError as error:  # asyncio's own text repeats the address
+        return os.strerror(error.errno) if error.errno else str(error)
 
 
 class Reach:
-    """Searches that share a selector, whose keys' data are functions to call."""
+    """Searches, in a thread of their own."""
 
-    def __init__(self, selector: selectors.BaseSelector, shell: Shell) -> None:
+    def __init__(self, shell: Shell) -> None:
         self.can_verify = shutil.which("ssh-keyscan") is not None
-        self._selector = selector
         self._shell = shell
-        self._queue: deque[_Search] = deque()
-        self._running: list[_Search] = []
-        self._scans = 0
+        self._over: SimpleQueue[tuple[Callable[[Found], None], Future[Found]]] = SimpleQueue()
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(SCANS, "muster-keyscan"))
+        self._thread = threading.Thread(target=self._loop.run_forever, name="muster-reach", daemon=True)
+        self._searches, self._scans = asyncio.Semaphore(SEARCHES), asyncio.Semaphore(SCANS)
+        self._thread.start()
 
     def ask(
         self, waves: Sequence[Sequence[str]], port: int, keys: tuple[str, ...], tell: Callable[[Found], None]
     ) -> None:
         """Look for a machine: `tell` is called with what was found, from a later tick."""
-        self._queue.append(_Search([list(wave) for wave in waves], port, keys, tell))
+
+        async def search() -> Found:
+            async with self._searches:
+                return await self._search(waves, port, keys)
+
+        made = asyncio.run_coroutine_threadsafe(search(), self._loop)
+        made.add_done_callback(lambda search: self._over.put((tell, search)))
 
     def tick(self) -> None:
-        """What time brings: starts, time-outs, results. Call it after each select."""
-        now = time.monotonic()
-        while self._queue and len(self._running) < SEARCHES:
-            search = self._queue.popleft()
-            self._running.append(search)
-            self._next_wave(search, now)
-        for search in list(self._running):
-            found = self._step(search, now)
-            if found is not None:
-                self._running.remove(search)
-                self._clear(search)
-                search.tell(found)
+        """Tell what was found since the last one."""
+        while not self._over.empty():
+            tell, search = self._over.get()
+            tell(search.result())
 
     def close(self) -> None:
         """Give every search up."""
-        self._queue.clear()
-        for search in self._running:
-            self._clear(search)
-        self._running.clear()
 
-    # ---- connecting
+        async def end() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            await self._loop.shutdown_default_executor()
 
-    def _next_wave(self, search: _Search, now: float) -> None:
-        search.tries = [_Try(address) for address in search.waves.pop(0)]
-        search.until, search.first = now + CONNECT, None
-        for each in search.tries:
-            self._connect(search, each)
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
-    def _connect(self, search: _Search, each: _Try) -> None:
-        try:
-            info = socket.getaddrinfo(
-                each.address, search.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
-            )[0]
-            each.socket = socket.socket(info[0], info[1])
-            each.socket.setblocking(False)
-            code = each.socket.connect_ex(info[4])
-        except OSError as error:
-            self._fail(each, error.strerror or str(error))
-            return
-        if code not in (0, errno.EINPROGRESS):
-            self._fail(each, os.strerror(code))
-            return
-        self._selector.register(each.socket, selectors.EVENT_WRITE, lambda: self._connected(search, each))
-
-    def _connected(self, search: _Search, each: _Try) -> None:
-        if each.socket is None:
-            return
-        code = each.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            self._fail(each, os.strerror(code))
-        else:
-            self._selector.modify(each.socket, selectors.EVENT_READ, lambda: self._greeted(search, each))
-
-    def _greeted(self, search: _Search, each: _Try) -> None:
-        """Some servers say more before the line that begins with SSH-."""
-        if each.socket is None:
-            return
-        try:
-            data = each.socket.recv(1024)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._fail(each, error.strerror or str(error))
-            return
-        each.heard += data
-        if re.search(rb"(?m)^SSH-[12]\.", each.heard):
-            each.greeted = True
-            search.first = search.first or time.monotonic()
-            self._hang_up(each)
-        elif not data or len(each.heard) > 4096:
-            self._fail(each, "what answers there is no ssh server")
-
-    def _fail(self, each: _Try, why: str) -> None:
-        each.failed = why
-        self._hang_up(each)
-
-    def _hang_up(self, each: _Try) -> None:
-        if each.socket is not None:
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(each.socket)
-            each.socket.close()
-            each.socket = None
-
-    # ---- deciding
-
-    def _step(self, search: _Search, now: float) -> Found | None:
-        """What has come of a search, or None while it goes on."""
-        if search.scan is not None and now > search.until:
-            self._end_scan(search, f"its ssh server showed no key within {SCAN:g} s")
-        if search.scan is not None:
-            return None
-        for each in search.tries:
-            if each.socket is not None and now > search.until:
-                self._fail(each, f"no answer within {CONNECT:g} s")
-        able = [each for each in search.tries if each.greeted and each.failed is None]
-        done = next((each for each in able if each.verified), able[0] if able else None)
-        if done is not None:
-            better = search.tries[: search.tries.index(done)]
-            if (
-                not done.verified
-                and any(each.failed is None for each in better)
-                and now < (search.first or now) + BETTER
-            ):
-                return None
-            return self._verify(search, done, now)
-        if any(each.failed is None for each in search.tries):
-            return None
-        for each in search.tries:
-            search.reasons.setdefault(each.failed or "?", []).append(each.address)
-        if search.waves:
-            self._next_wave(search, now)
-            return None
-        parts = [f"port {search.port} of {', '.join(at)}: {why}" for why, at in search.reasons.items()]
+    async def _search(self, waves: Sequence[Sequence[str]], port: int, keys: tuple[str, ...]) -> Found:
+        reasons: dict[str, list[str]] = {}  # why not -> addresses
+        for wave in waves:
+            tries = [asyncio.create_task(_greets(address, port)) for address in wave]
+            try:
+                found = await self._first(wave, tries, port, keys, reasons)
+            finally:
+                for each in tries:
+                    each.cancel()
+            if found is not None:
+                return found
+        parts = [f"port {port} of {', '.join(at)}: {why}" for why, at in reasons.items()]
         return Found(None, False, "; ".join(parts) or "it has no address")
 
-    def _verify(self, search: _Search, each: _Try, now: float) -> Found | None:
-        """Ask for the key of a server that has greeted, where there is one to compare it with."""
-        if each.verified or not search.keys or not self.can_verify:
-            return Found(each.address, each.verified, "")
-        if self._scans >= SCANS:
-            return None
-        kind = _TYPES[search.keys[0].split()[0]]
-        argv = ["ssh-keyscan", "-T", "5", "-t", kind, "-p", str(search.port), "--", each.address]
-        try:
-            search.scan = self._shell.start(argv)
-        except JobError:  # it was there a moment ago
-            self.can_verify = False
-            return None
-        assert search.scan.stdin and search.scan.stdout
-        search.scan.stdin.close()
-        os.set_blocking(search.scan.stdout.fileno(), False)
-        self._selector.register(search.scan.stdout, selectors.EVENT_READ, lambda: self._scanned(search))
-        self._scans += 1
-        search.subject, search.until, each.heard = each, now + SCAN, b""
+    async def _first(
+        self,
+        wave: Sequence[str],
+        tries: list[asyncio.Task[str | None]],
+        port: int,
+        keys: tuple[str, ...],
+        reasons: dict[str, list[str]],
+    ) -> Found | None:
+        """The first address of a wave at which the right server is, in the order of preference: one that
+        greets waits a moment for those before it."""
+        failed: dict[int, str] = {}
+        since: float | None = None  # when the first server of this wave greeted
+        while len(failed) < len(tries):
+            failed |= {at: why for at, each in enumerate(tries) if each.done() and (why := each.result())}
+            able = [at for at, each in enumerate(tries) if each.done() and at not in failed]
+            since = since or (time.monotonic() if able else None)
+            left = since + BETTER - time.monotonic() if since and able else None
+            before = [each for each in tries[: able[0] if able else None] if not each.done()]
+            if before and (left is None or left > 0):
+                await asyncio.wait(before, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            elif able:
+                wrong = await self._wrong(wave[able[0]], port, keys)
+                if not wrong:
+                    return Found(wave[able[0]], wrong is None, "")
+                failed[able[0]] = wrong
+        for at, why in sorted(failed.items()):
+            reasons.setdefault(why, []).append(wave[at])
         return None
 
-    def _scanned(self, search: _Search) -> None:
-        if search.scan is None or search.subject is None:
-            return
-        assert search.scan.stdout
-        data = search.scan.stdout.read()
-        if data:
-            search.subject.heard = (search.subject.heard + data)[:65536]
-        elif data is not None:
-            lines = search.subject.heard.decode("ascii", "replace").splitlines()
-            shown = {" ".join(line.split()[1:3]) for line in lines if not line.startswith("#")}
-            if shown & set(search.keys):
-                search.subject.verified = True
-                self._end_scan(search, None)
-            elif shown:
-                self._end_scan(search, "another machine's ssh server answers there")
-            else:
-                self._end_scan(search, "its ssh server showed no key")
-
-    def _end_scan(self, search: _Search, failed: str | None) -> None:
-        process, subject = search.scan, search.subject
-        assert process is not None and subject is not None and process.stdout and process.stderr
-        self._selector.unregister(process.stdout)
-        process.kill()
-        process.wait()
-        process.stdout.close()
-        process.stderr.close()
-        self._scans -= 1
-        search.scan = search.subject = None
-        subject.failed = failed
-
-    def _clear(self, search: _Search) -> None:
-        if search.scan is not None:
-            self._end_scan(search, "given up")
-        for each in search.tries:
-            self._hang_up(each)
+    async def _wrong(self, address: str, port: int, keys: tuple[str, ...]) -> str | None:
+        """What is wrong with the key of a server that has greeted. None: nothing; empty: that is not known
+        here, or there is none to compare it with."""
+        if not keys or not self.can_verify:
+            return ""
+        argv = ["ssh-keyscan", "-T", "5", "-t", _TYPES[keys[0].split()[0]], "-p", str(port), "--", address]
+        async with self._scans:
+            try:
+                process = self._shell.start(argv)
+            except JobError:  # it was there a moment ago
+                self.can_verify = False
+                return ""
+            try:
+                out = (await asyncio.wait_for(asyncio.to_thread(process.communicate), SCAN))[0]
+            except asyncio.TimeoutError:
+                return f"its ssh server showed no key within {SCAN:g} s"
+            finally:
+                process.kill()
+        lines = out.decode("ascii", "replace").splitlines()
+        shown = {" ".join(line.split()[1:3]) for line in lines if not line.startswith("#")}
+        if shown & set(keys):
+            return None
+        return "another machine's ssh server answers there" if shown else "its ssh server showed no key"
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -361,7 +286,7 @@ class _Gathering:
     changed: bool = True
 
     def __post_init__(self) -> None:
-        self.reach = Reach(self.selector, self.shell)
+        self.reach = Reach(self.shell)
         self.selector.register(self.door, selectors.EVENT_READ, lambda: None)  # polled each time anyway
 
     @property
