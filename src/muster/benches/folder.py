@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from muster.core.errors import JobError, RunFolderError, refused
 from muster.store.atomic import write_json, write_text
-from muster.store.runfolder import Inside, RunFolder, find_run, stamped
+from muster.store.runfolder import Inside, RunFolder, find_run, read_object, stamped
 
 if TYPE_CHECKING:  # `muster ls` needs none of them
     from muster.benches.document import JobRecord
@@ -182,17 +181,10 @@ class BenchFolder:
 
     def read_schedule(self) -> dict[str, Any]:
         """What was written. Raises RunFolderError where this is no bench's folder."""
-        try:
-            data = json.loads(self.schedule.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise RunFolderError(
-                "is not the folder of a bench", where=str(self.path), hint="it has no schedule.json"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise RunFolderError(f"cannot be read: {error}", where=str(self.schedule)) from None
-        if not isinstance(data, dict):
-            raise RunFolderError("is not a schedule", where=str(self.schedule))
-        return data
+        if not self.schedule.exists():
+            hint = "it has no schedule.json"
+            raise RunFolderError("is not the folder of a bench", where=str(self.path), hint=hint)
+        return read_object(self.schedule)
 
 
 def _lock(file: IO[str], kind: int, tries: int = 1) -> None:

@@ -42,6 +42,17 @@ def name_elsewhere(name: str, mark: str | None) -> str:
     return f"{name}-{mark}" if mark else name
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """One of a folder's JSON files. Raises RunFolderError."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"cannot be read: {error}", where=str(path)) from None
+    if not isinstance(data, dict):
+        raise RunFolderError("cannot be read: it is not a JSON object", where=str(path))
+    return data
+
+
 class Inside:
     """A file or a folder in a run's or a bench's folder, by its name there; read, it is the whole path."""
 
@@ -183,15 +194,7 @@ class RunFolder:
                 hint="remove this file: the run then counts as not finished, and its events are still there",
             ) from None
 
-    def read_json(self, path: Path) -> dict[str, Any]:
-        """One of the folder's JSON files. Raises RunFolderError."""
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunFolderError(f"cannot be read: {error}", where=str(path)) from None
-        if not isinstance(data, dict):
-            raise RunFolderError("cannot be read: it is not a JSON object", where=str(path))
-        return data
+    read_json = staticmethod(read_object)
 
     def set_result_aside(self) -> None:
         """Keep the last attempt's result under another name: until the new one ends, the run is not
