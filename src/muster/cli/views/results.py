@@ -26,7 +26,7 @@ from muster.store.runfolder import RunFolder, from_here
 _MOST_NAMES = 8  # of a matrix on a terminal; the whole of it is in the run folder
 
 
-def print_result(result: Result, run: RunFolder) -> None:
+def print_result(result: Result) -> None:
     """A result for a person."""
     console = out_console()
     for name, value in result_rows(result):

@@ -123,7 +123,7 @@ def _dialling_code() -> str:
             "from __future__ import annotations",
             "import hashlib, hmac, json, os, socket, sys, time",
             f"MAX_LINE, CONNECT = {member.MAX_LINE}, {member.CONNECT}",
-            *map(inspect.getsource, parts),
+            *(inspect.getsource(part) for part in parts),
             _DIAL + BOOTSTRAP,
         ]
     )
