@@ -6,12 +6,12 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from muster.core.errors import JobError, RunFolderError, refused
+from muster.core.errors import NO_ROOM, JobError, RunFolderError, refused
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import Inside, RunFolder, find_run, read_object, stamped
 
@@ -140,10 +140,16 @@ class BenchFolder:
         with self._writing(self.said(job)):
             return self.said(job).open("ab")
 
-    def _writing(self, path: Path) -> AbstractContextManager[None]:
-        go_on = f"`muster bench --continue {self.path}`"
-        again = go_on if self.schedule.exists() else "begin again with another --output"
-        return refused(JobError, "written", path, f"make room or mend that, then {again}")
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            go_on = f"`muster bench --continue {self.path}`"
+            again = go_on if self.schedule.exists() else "begin again with another --output"
+            mend = "make room" if error.errno in NO_ROOM else "mend that"
+            what, hint = f"cannot be written: {error.strerror or error}", f"{mend}, then {again}"
+            raise JobError(what, where=str(path), hint=hint) from None
 
     def write_hosts(self, job: str, hosts: Sequence[Host], inventory: Inventory) -> Path:
         """The job's hosts as an inventory: slots, logins and the way to reach them stay as they are."""
