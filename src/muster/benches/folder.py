@@ -147,9 +147,13 @@ class BenchFolder:
         except OSError as error:
             go_on = f"`muster bench --continue {self.path}`"
             again = go_on if self.schedule.exists() else "begin again with another --output"
-            mend = "make room" if error.errno in NO_ROOM else "mend that"
-            what, hint = f"cannot be written: {error.strerror or error}", f"{mend}, then {again}"
-            raise JobError(what, where=str(path), hint=hint) from None
+            full = error.errno in NO_ROOM
+            raise JobError(
+                f"cannot be written: {error.strerror or error}",
+                where=str(path),
+                hint=f"{'make room' if full else 'mend that'}, then {again}",
+                failure="disk_full" if full else None,
+            ) from None
 
     def write_hosts(self, job: str, hosts: Sequence[Host], inventory: Inventory) -> Path:
         """The job's hosts as an inventory: slots, logins and the way to reach them stay as they are."""
