@@ -73,7 +73,7 @@ def context_of(name: str, steps: int, folder: Path) -> Any:
         shared=True,
         attempt=1,
         resume_step=None,
-        deepspeed=None,
+        engine_config=None,
         rank=0,
         local_rank=0,
         world_size=1,

@@ -1,6 +1,6 @@
-"""Print the keys that the installed DeepSpeed's configuration knows, as src/muster/core/deepspeed_keys.json.
+"""Print the keys that the installed DeepSpeed's configuration knows: src/muster/engines/deepspeed/keys.json.
 
-Run after raising the DeepSpeed version: python dev/deepspeed_keys.py > src/muster/core/deepspeed_keys.json
+Run after raising the DeepSpeed version: python dev/deepspeed_keys.py > src/muster/engines/deepspeed/keys.json
 Sections whose keys DeepSpeed does not list in one place are null: Muster does not check inside them.
 """
 

@@ -58,6 +58,29 @@ class Block:
         return [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
 
 
+def install(page: Path, folder: Path, more: str = "") -> None:
+    """The project that a page builds, as if it was installed into a folder. `more`: entry points of its last
+    group beside its own."""
+    for block in blocks(page):
+        if block.file:
+            path = folder / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
+    offer(folder, more)
+
+
+def offer(folder: Path, more: str = "") -> None:
+    """What the pyproject.toml of a folder offers by entry points, as if it was installed."""
+    project = (folder / "pyproject.toml").read_text(encoding="utf-8")
+    table = r"^\[project\.entry-points\.\"([\w.]+)\"\]\n((?:[\w-]+ = .+\n)+)"
+    points = "".join(f"[{group}]\n{each}" for group, each in re.findall(table, project, re.MULTILINE))
+    assert points
+    about = folder / "page-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: page\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(points.replace('"', "") + more)
+
+
 def blocks(page: Path) -> list[Block]:
     """All fenced blocks of a page."""
     found, start, head, body = [], 0, "", list[str]()

@@ -39,7 +39,7 @@ def limited(more: int | None) -> Iterator[None]:
 def context_of(folder: Path, asked: dict[str, Any], create: str) -> Any:
     from muster.core.batch import Batch
     from muster.core.recipe import recipe_from
-    from muster.core.zero import deepspeed_config
+    from muster.engines.base import spec_of
     from muster.worker.context import Context, Emitter
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -50,10 +50,10 @@ def context_of(folder: Path, asked: dict[str, Any], create: str) -> Any:
         "train": {"max_steps": 1},
     }
     recipe, batch = recipe_from(plain), Batch(1, 1, world_size)
-    spread = recipe.engine.name == "deepspeed"
+    config = spec_of(recipe.engine.name).config(recipe, batch, "fp32")
     return Context(
         recipe=recipe, batch=batch, precision="fp32", device="cpu", base=folder, place=folder, shared=True,
-        attempt=1, resume_step=None, deepspeed=deepspeed_config(recipe, batch, "fp32") if spread else None,
+        attempt=1, resume_step=None, engine_config=config,
         rank=rank, local_rank=rank, world_size=world_size, emit=Emitter(None, rank=rank, attempt=1),
     )  # fmt: skip
 
@@ -107,10 +107,10 @@ def part(context: Any, engine: Any, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    from muster.core.registry import load_plugin
+    from muster.engines.base import runtime_of
 
     asked = json.loads((folder / "asked.json").read_text())
-    engine = load_plugin("muster.worker.engines", asked["engine"])
+    engine = runtime_of(asked["engine"])
     engine.join(context_of(folder, asked, "whole"))
     told = []
     for each in asked["parts"]:

@@ -25,7 +25,7 @@ from muster.core.batch import Batch
 from muster.core.recipe import recipe_from
 from muster.core.registry import load_plugin
 from muster.core.trace import TraceRequest, to_json
-from muster.core.zero import deepspeed_config
+from muster.engines.base import spec_of
 from muster.worker.context import Context, Emitter
 from muster.worker.main import training_arguments
 from muster.worker.tracing.tracing import parameters_of, trace
@@ -37,7 +37,7 @@ USED = (
     "deepspeed.runtime.zero.stage_1_and_2", "torch.distributed.fsdp", "accelerate.utils.fsdp_utils",
     "transformers.trainer", "transformers.models.opt.modeling_opt", "transformers.models.auto.modeling_auto",
     "transformers.integrations.deepspeed", "muster.worker.workloads.causal_lm",
-    "muster.worker.engines.deepspeed", "torch._dynamo", "torch.testing._internal.distributed.fake_pg",
+    "muster.engines.deepspeed.runtime", "torch._dynamo", "torch.testing._internal.distributed.fake_pg",
 )  # fmt: skip
 
 
@@ -45,11 +45,10 @@ def context_of(folder: Path, asked: dict[str, Any], rank: int) -> Context:
     recipe, ranks = recipe_from(asked["recipe"]), asked["ranks"]
     micro, accumulation = recipe.batch.micro or 1, recipe.batch.accumulation or 1
     batch = Batch(micro, accumulation, ranks * micro * accumulation)
-    spread = recipe.engine.name == "deepspeed"
-    config = deepspeed_config(recipe, batch, asked["precision"]) if spread else None
+    config = spec_of(recipe.engine.name).config(recipe, batch, asked["precision"])
     return Context(
         recipe=recipe, batch=batch, precision=asked["precision"], device="cpu", base=folder, place=folder,
-        shared=True, attempt=1, resume_step=None, deepspeed=config, rank=rank, local_rank=rank,
+        shared=True, attempt=1, resume_step=None, engine_config=config, rank=rank, local_rank=rank,
         world_size=ranks, emit=Emitter(None, rank=rank, attempt=1),
     )  # fmt: skip
 
@@ -119,7 +118,7 @@ def watched(trainer: Any, told: dict[str, Any]) -> Any:
 
 def hold(folder: Path, asked: dict[str, Any], rank: int) -> dict[str, Any]:
     context = context_of(folder, asked, rank)
-    engine = load_plugin("muster.worker.engines", context.recipe.engine.name)
+    engine = context.engine
     workload = load_plugin("muster.worker.workloads", context.recipe.workload)
     join(context, engine, fake="rank" in asked)
     arguments = {**training_arguments(context), **engine.arguments(context)}

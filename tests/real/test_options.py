@@ -88,7 +88,7 @@ def test_a_users_deepspeed_file(tmp_path: Path) -> None:
     assert done.read_json(done.job)["batch"] == {"micro": 4, "accumulation": 2, "global": 16}
     decided = {each["field"]: each["value"] for each in done.read_json(done.plan)["decisions"]}
     assert decided["train.learning_rate"] == peak
-    shown = done.read_json(done.deepspeed)
+    shown = done.read_json(done.engine_config)
     assert "auto" not in json.dumps(shown)
     assert shown["scheduler"]["params"]["total_num_steps"] == total
     assert done.read_json(done.job)["recipe"]["engine"]["zero"] == 2

@@ -14,11 +14,11 @@ import pytest
 
 from muster.core.recipe import recipe_from
 from muster.core.trace import Parameter, from_json
+from muster.engines.spread import ModelSpread
+from muster.engines.states import States
 from muster.planner.memory.fit import Setting, need
-from muster.planner.memory.parts import States
 from muster.planner.memory.states import states
 from muster.planner.setting import setting_of
-from muster.planner.spread import ModelSpread
 from tests.support import needs_torch
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(960)]

@@ -92,7 +92,7 @@ def test_the_trainer_of_a_run_holds_what_was_traced(tmp_path: Path) -> None:
     )
     context = Context(
         recipe=recipe, batch=Batch(8, 1, 8), precision="fp32", device="cpu", base=tmp_path, place=tmp_path,
-        shared=True, attempt=1, resume_step=None, deepspeed=None, rank=0, local_rank=0, world_size=1,
+        shared=True, attempt=1, resume_step=None, engine_config=None, rank=0, local_rank=0, world_size=1,
         emit=Emitter(None, rank=0, attempt=1),
     )  # fmt: skip
     trainer = build(context, training_arguments(context)).trainer

@@ -17,10 +17,11 @@ import pytest
 from muster.core.hardware.machines import parse_machines
 from muster.core.recipe import recipe_from
 from muster.core.trace import Parameter
+from muster.engines.traffic import Call
 from muster.planner.forecast import case_of
 from muster.planner.setting import setting_of
-from muster.planner.time.collective import Call, ring
-from muster.planner.time.traffic import traffic_of
+from muster.planner.time.collective import ring
+from muster.planner.time.steptime import traffic_of
 from tests.support import needs_torch
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(960)]

@@ -54,18 +54,17 @@ def calls(entries: list[dict[str, Any]]) -> list[tuple[str, int]]:
 def context_of(folder: Path, case: dict[str, Any]) -> Any:
     from muster.core.batch import Batch
     from muster.core.recipe import recipe_from
-    from muster.core.zero import deepspeed_config
+    from muster.engines.base import spec_of
     from muster.worker.context import Context, Emitter
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     recipe = recipe_from(case["recipe"])
     batch = Batch(1, case["accumulation"], case["accumulation"] * world_size)
     precision = case["precision"]
-    spread = recipe.engine.name == "deepspeed"
     return Context(
         recipe=recipe, batch=batch, precision=precision, device="cpu", base=folder, place=folder, shared=True,
         attempt=1, resume_step=None,
-        deepspeed=deepspeed_config(recipe, batch, precision) if spread else None,
+        engine_config=spec_of(recipe.engine.name).config(recipe, batch, precision),
         rank=rank, local_rank=rank, world_size=world_size, emit=Emitter(None, rank=rank, attempt=1),
     )  # fmt: skip
 
@@ -98,16 +97,13 @@ def shard_on_cpus() -> None:
 
 def train(context: Any) -> dict[str, Any]:
     """A few steps as the worker does them. -> the calls of one of them, and the model's parameters."""
-    from importlib import import_module
-
     from transformers import TrainerCallback
 
     from muster.worker.main import training_arguments
     from muster.worker.tracing.tracing import parameters_of
     from muster.worker.workloads import causal_lm
 
-    engine = import_module(f"muster.worker.engines.{context.recipe.engine.name}")
-    built = causal_lm.build(context, {**training_arguments(context), **engine.arguments(context)})
+    built = causal_lm.build(context, {**training_arguments(context), **context.engine.arguments(context)})
     marks: list[int] = []
 
     class Marks(TrainerCallback):  # type: ignore[misc]
@@ -126,7 +122,7 @@ def main(folder: Path) -> None:
     import torch
 
     torch.set_num_threads(1)
-    from muster.worker.engines import deepspeed
+    from muster.engines.deepspeed import runtime as deepspeed
 
     asked = json.loads((folder / "asked.json").read_text())
     shard_on_cpus()

@@ -19,11 +19,11 @@ from muster.core.inventory import Host, parse_hosts
 from muster.core.job import Job, place
 from muster.core.recipes import load_recipe
 from muster.core.result import Flops, HostReport, Result
+from muster.engines.spread import ModelSpread
 from muster.inputs.model import whole_config
 from muster.planner import calibrate as stage
 from muster.planner.calibrate import calibrate, measured_of
 from muster.planner.outlook import Ground, load_calibration
-from muster.planner.spread import ModelSpread
 from muster.planner.time.learning import EXACT, at_mean_lengths
 from muster.planner.time.steptime import (
     ALONE,
@@ -33,10 +33,10 @@ from muster.planner.time.steptime import (
     StepWork,
     computing,
     ideal,
+    lump,
     measured_links,
     predict,
 )
-from muster.planner.time.traffic import lump
 from muster.store.runfolder import RunFolder
 from tests.unit.benches import made
 

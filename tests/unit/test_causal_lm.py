@@ -19,7 +19,7 @@ from muster.core.data import TextData
 from muster.core.errors import DataError, RecipeError
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import load_recipe
-from muster.core.zero import deepspeed_config
+from muster.engines.deepspeed.config import deepspeed_config
 from muster.inputs.model import model_config
 from muster.inputs.read import check_sequence, read_inputs
 from muster.planner.setting import sequence_of as planned_sequence

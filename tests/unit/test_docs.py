@@ -26,9 +26,9 @@ from muster.core.data import TextToSqlData
 from muster.core.inventory import read_inventory
 from muster.core.recipe import CausalLmRecipe, ImageRecipe, TextToSqlRecipe
 from muster.core.recipes import load_recipe
-from muster.core.zero import deepspeed_config, fill_auto
+from muster.engines.deepspeed.config import deepspeed_config, fill_auto
 from tests.images import png, write_folder
-from tests.pages import NEEDS, PAGES, PROGRAMS, ROOT, Block, argv_of, blocks, paragraphs, prose
+from tests.pages import NEEDS, PAGES, PROGRAMS, ROOT, Block, argv_of, blocks, offer, paragraphs, prose
 from tests.unit.test_peaks import checked, matmul
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -131,6 +131,9 @@ def test_commands(
     """Each is run, or parsed and tried."""
     assert block.commands and block.needs <= NEEDS, f"{block.where}: needs {block.needs - NEEDS}"
     write_files(block.page, folder)
+    if (folder / "pyproject.toml").exists():
+        offer(folder)
+        monkeypatch.syspath_prepend(str(folder))
     for command in block.commands:
         variables, words = argv_of(command)
         for name, value in variables.items():
@@ -344,15 +347,7 @@ def test_the_check_of_ones_own(
 ) -> None:
     """docs/own-check.md, installed as a package: it is listed, asked and judged, and its profile counts."""
     write_files(ROOT / "docs" / "own-check.md", folder)
-    project = (folder / "pyproject.toml").read_text()
-    point = re.search(r'entry-points\."([a-z.]+)"\]\n(\w+) = "([\w.]+)"', project)
-    assert point
-    about = {
-        "METADATA": b"Metadata-Version: 2.1\nName: our-checks\nVersion: 1.0\n",
-        "entry_points.txt": f"[{point[1]}]\n{point[2]} = {point[3]}\n".encode(),
-    }
-    write_folder(folder / "our_checks-1.0.dist-info", about)
-
+    offer(folder)
     monkeypatch.syspath_prepend(str(folder))
 
     def check(*words: str) -> str:

@@ -12,7 +12,8 @@ from muster.core.inventory import Host
 from muster.core.job import PASSED_OVER, Decision, Job, place
 from muster.core.recipe import recipe_from
 from muster.core.result import Extreme, Result
-from muster.results.fold import Folder, engine_name, fold, make_result, model_name
+from muster.engines.base import spec_of
+from muster.results.fold import Folder, fold, make_result, model_name
 from muster.results.speed import percentile, throughput
 from muster.store import events
 from muster.store.windows import measured, warm_ups
@@ -380,7 +381,8 @@ def test_execution_match_is_unknown_where_one_rank_has_no_database() -> None:
     ],
 )
 def test_the_engines_name(engine: dict[str, Any], name: str) -> None:
-    assert engine_name(recipe_from({"engine": engine})) == name
+    section = recipe_from({"engine": engine}).engine
+    assert spec_of(section.name).described(section) == name
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def test_data_must_be_here_unless_it_may_be_on_the_hosts(here: Path) -> None:
         (
             ["engine.name=fsdp", "engine.zero=0", "engine.offload=optimizer"],
             "engine.offload",
-            "FSDP offloads parameters and optimizer together",
+            "FSDP offloads optimizer+param",
         ),
         (["engine.zero=2", "engine.offload=optimizer+param"], "engine.offload", "by ZeRO-3 only"),
         (["engine.config=nowhere.json"], None, "no such DeepSpeed configuration"),
@@ -240,11 +240,14 @@ def sent() -> dict[str, bytes]:
 def test_the_code_that_is_sent_is_what_ranks_import() -> None:
     names = set(sent())
     assert {
-        "muster/__init__.py", "muster/core/recipe.py", "muster/core/deepspeed_keys.json",
-        "muster/store/events.py", "muster/worker/__main__.py", "muster/worker/engines/ddp.py",
+        "muster/__init__.py", "muster/core/recipe.py", "muster/engines/deepspeed/keys.json",
+        "muster/store/events.py", "muster/worker/__main__.py", "muster/engines/ddp/runtime.py",
     } <= names  # fmt: skip
     rooms = {name.split("/")[1] for name in names if name.count("/") > 1}
-    assert rooms == {"core", "failures", "store", "worker"} and "muster/failures/failures.json" in names
+    assert (
+        rooms == {"core", "engines", "failures", "store", "worker"}
+        and "muster/failures/failures.json" in names
+    )
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 
 

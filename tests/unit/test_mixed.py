@@ -19,18 +19,17 @@ from muster.core.inventory import parse_hosts
 from muster.core.job import FASTEST, SLOWER, Job, place
 from muster.core.recipe import recipe_from
 from muster.core.units import format_seconds
+from muster.engines.spread import ModelSpread
 from muster.inputs.read import check
 from muster.planner import plan as planning
 from muster.planner.advice import review
 from muster.planner.document import Plan
 from muster.planner.outlook import UserFigures
 from muster.planner.plan import plan_hosts, recipe_of
-from muster.planner.spread import ModelSpread
 from muster.planner.time import mixed
 from muster.planner.time.mixed import Forecast, Load, MixedHost, Predicted
-from muster.planner.time.steptime import StepCase, StepWork, computing
+from muster.planner.time.steptime import StepCase, StepWork, computing, lump
 from muster.planner.time.steptime import predict as predict_step
-from muster.planner.time.traffic import lump
 
 GBIT = 1e9 / 8
 # Five machines, ViT-B/16 on CIFAR-10 at 224 px, fp32, 16 images per GPU: published seconds per epoch with one

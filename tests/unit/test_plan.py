@@ -17,6 +17,7 @@ from muster.core.inventory import parse_hosts
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe
 from muster.core.trace import Parameter, Pass, Trace, TraceRequest
+from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.inputs.read import check
 from muster.planner.document import Plan
@@ -30,7 +31,6 @@ from muster.planner.outlook import (
 )
 from muster.planner.plan import hosts_first, plan_first, plan_on, promised, recipe_of
 from muster.planner.time.steptime import ALONE, Calibration
-from muster.planner.tracing import arithmetic_of
 
 MACHINES = "a100-80gb:8x4,200Gbit-ib"
 KEY = f"h200 bf16{ALONE}"  # nothing is traced here
@@ -203,7 +203,7 @@ def big_trace(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace:
     """What a tracer would say of it."""
     passes = (Pass(2, 2000, 0, 0, 0, 3000, 10, 30, 0), Pass(4, 4000, 0, 0, 0, 6000, 20, 60, 0))
     tensors = tuple(Parameter(f"m{i}.weight", (500_000, 1000), True, f"m{i}") for i in range(64))
-    arithmetic = arithmetic_of(recipe.engine.name, precision, ranks)
+    arithmetic = spec_of(recipe.engine.name).arithmetic(precision, ranks)
     return Trace(
         tensors, passes, 0, arithmetic, device, recipe.train.checkpointing, (2,), {}, 0.0
     )  # fmt: skip

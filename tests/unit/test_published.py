@@ -11,8 +11,8 @@ import pytest
 from muster.core import families
 from muster.core.flops import Shape, training
 from muster.core.hardware.machines import parse_machines
+from muster.engines.spread import ModelSpread
 from muster.planner.forecast import CaseOn, Length, curve, point, say
-from muster.planner.spread import ModelSpread
 from muster.planner.time.learning import MeasuredRun, errors, learn
 from muster.planner.time.steptime import (
     EFFICIENCY,
@@ -21,9 +21,9 @@ from muster.planner.time.steptime import (
     StepWork,
     evaluation,
     ideal,
+    lump,
     predict,
 )
-from muster.planner.time.traffic import lump
 
 # T5 on WikiSQL, fp32, 32 x (96, 96) tokens; A100-PCIE-40GB, one per host. The single-GPU run was
 # checkpointed.

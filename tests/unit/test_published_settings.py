@@ -8,7 +8,7 @@ from muster.core import families
 from muster.core.batch import Batch
 from muster.core.data import ImageData
 from muster.core.recipes import load_recipe
-from muster.core.zero import deepspeed_config
+from muster.engines.deepspeed.config import deepspeed_config
 
 # Zhang et al. 2022, table 1, and metaseq's opt_baselines: layers, width, heads.
 OPT = {

@@ -448,7 +448,7 @@ def _takes_text(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
             yield path, "list"
         elif "dict[str, str" in about:
             yield path, "mapping"
-        elif field.annotation in (str, str | None) and path != "workload":
+        elif field.annotation in (str, str | None) and path not in ("workload", "engine.name"):
             yield path, "word"
 
 

@@ -357,7 +357,7 @@ def test_a_recipe_that_was_cut_is_not_gone_on_with(lost: str, tmp_path: Path) ->
 @pytest.mark.parametrize(("shared", "anew"), [(True, True), (False, False)])
 def test_parts_of_other_disks_are_not_missing(shared: bool, anew: bool, tmp_path: Path) -> None:
     """Where hosts have disks of their own, each has its ranks' parts alone, and nothing is cut anew."""
-    from muster.worker.engines.deepspeed import recut
+    from muster.engines.deepspeed.runtime import recut
 
     (tmp_path / "global_step20").mkdir()
     (tmp_path / "global_step20/zero_pp_rank_0_mp_rank_00_optim_states.pt").touch()

@@ -12,6 +12,7 @@ from muster.core.errors import RecipeError
 from muster.core.recipe import Train
 from muster.core.recipes import load_recipe
 from muster.core.schedule import learning_rate, warmup_steps
+from muster.engines.base import spec_of
 
 SCHEDULES = ["linear", "cosine", "constant_with_warmup", "inverse_sqrt"]
 TOTAL = 37
@@ -64,7 +65,8 @@ def watch(rates: list[float], **context: Any) -> list[str]:
             "recipe": load_recipe(
                 "demo", ["train.warmup=2", "train.learning_rate=4.0", "train.schedule=linear"]
             ),
-            "deepspeed": None,
+            "engine_config": None,
+            "spec": spec_of("deepspeed"),
             "precision": "fp32",
             "main": True,
             "emit": lambda kind, text: said.append(text),
@@ -89,10 +91,10 @@ def test_the_watch_says_where_a_rate_differs() -> None:
     )
     assert len(watch([rate * (1 + 1e-5) for rate in right])) == 1
     fixed = {"optimizer": {"type": "AdamW", "params": {"lr": 8.0}}}
-    assert watch([2 * rate for rate in right], deepspeed=fixed) == []
-    assert len(watch(right, deepspeed=fixed)) == 1
+    assert watch([2 * rate for rate in right], engine_config=fixed) == []
+    assert len(watch(right, engine_config=fixed)) == 1
     for asleep in (
-        {"deepspeed": {"scheduler": {"type": "OneCycle"}}},
+        {"engine_config": {"scheduler": {"type": "OneCycle"}}},
         {"precision": "fp16"},
         {"main": False},
     ):

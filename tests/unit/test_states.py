@@ -8,10 +8,10 @@ import pytest
 
 from muster.core import families
 from muster.core.trace import Parameter
+from muster.engines.spread import ModelSpread, NvmeOffload
 from muster.planner.memory.activations import Lengths
 from muster.planner.memory.fit import WORKSPACES
 from muster.planner.memory.states import likely_tensors, states
-from muster.planner.spread import ModelSpread, NvmeOffload
 
 # A matrix of 5 rows, one of 4 that is not trained, a vector: 10 + 12 + 3 elements.
 TENSORS = (

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from muster.core import families
 from muster.core.trace import Parameter, Pass, Trace
+from muster.engines.spread import ModelSpread
+from muster.engines.states import States
 from muster.planner.memory.activations import Lengths
 from muster.planner.memory.fit import (
     CONTEXT,
@@ -21,10 +23,8 @@ from muster.planner.memory.fit import (
     need,
     traced,
 )
-from muster.planner.memory.parts import States
 from muster.planner.memory.states import states
 from muster.planner.remedies import with_buckets
-from muster.planner.spread import ModelSpread
 
 KEPT = ("parameters", "persistent parameters", "gradients", "fp32 master", "optimizer")
 SIZES = st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 300)), min_size=1, max_size=12)

@@ -14,13 +14,13 @@ from muster.core.errors import UsageError
 from muster.core.hardware.links import LinkFigures, between_hosts, find_link
 from muster.core.hardware.machines import parse_machines
 from muster.core.trace import Pass
+from muster.engines.deepspeed.spec import HOOKS
+from muster.engines.spread import ModelSpread, NvmeOffload
 from muster.planner.forecast import CaseOn, Length, curve, fastest, point, say
-from muster.planner.spread import ModelSpread, NvmeOffload
 from muster.planner.time.learning import MeasuredRun, errors, learn
 from muster.planner.time.steptime import (
     ALONE,
     EFFICIENCY,
-    HOOKS,
     KERNEL,
     LAUNCH,
     Calibration,
@@ -32,11 +32,12 @@ from muster.planner.time.steptime import (
     evaluation,
     ideal,
     key,
+    lump,
     own_work,
     predict,
+    traffic_of,
     work_of,
 )
-from muster.planner.time.traffic import lump, traffic_of
 from muster.planner.time.update import HOST_BANDWIDTH, MEMORY, UPDATE, update
 
 PSI = 60_000_000

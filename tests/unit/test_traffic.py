@@ -12,11 +12,12 @@ from muster.core.errors import UsageError
 from muster.core.hardware.links import SharedLink, find_link
 from muster.core.hardware.machines import parse_machines
 from muster.core.trace import Parameter
-from muster.planner.spread import ModelSpread
-from muster.planner.time.collective import CALL, Call, ring, seconds, tree
-from muster.planner.time.exchange import Segment, Traffic, buckets
-from muster.planner.time.steptime import OverlapPace, waited
-from muster.planner.time.traffic import DDP_BUCKET, DDP_FIRST, lump, traffic_of
+from muster.engines.ddp.spec import FIRST_BUCKET, DdpSpec
+from muster.engines.deepspeed.spec import buckets
+from muster.engines.spread import ModelSpread
+from muster.engines.traffic import Call, Segment, Traffic
+from muster.planner.time.collective import CALL, ring, seconds, tree
+from muster.planner.time.steptime import OverlapPace, lump, traffic_of, waited
 
 MIB = 2**20
 WIDTH, LAYERS = 1024, 8
@@ -55,7 +56,7 @@ def of(parameters: tuple[Parameter, ...] = MODEL, **fields: object) -> Traffic:
 def test_one_rank_exchanges_nothing() -> None:
     for engine, stage in (("ddp", 0), ("fsdp", 0), *(("deepspeed", s) for s in range(4))):
         assert list(of(engine=engine, stage=stage, ranks=1).calls()) == []
-    with pytest.raises(ValueError, match="no traffic is known"):
+    with pytest.raises(UsageError, match="unknown engine 'horovod'"):
         of(engine="horovod")
 
 
@@ -64,7 +65,7 @@ def test_ddp_sends_fp32_gradients_once_per_step_in_buckets(accumulation: int) ->
     found = of(engine="ddp", element=2, micro_steps=accumulation)
     assert moved(found, "all-reduce") == 4 * PSI  # whatever autocast computes in
     sizes = [call.size for call in found.calls()]
-    assert all(size >= DDP_BUCKET for size in sizes[1:-1]) and sizes[0] >= DDP_FIRST
+    assert all(size >= DdpSpec.bucket for size in sizes[1:-1]) and sizes[0] >= FIRST_BUCKET
     assert found.reduces_hide
     assert sizes[-1] >= 4 * 30_000 * WIDTH  # the embeddings' gradient comes last, and alone is above a bucket
     assert moved(of(model(adapters=True), engine="ddp"), "all-reduce") == 4 * LAYERS * 8 * WIDTH

@@ -71,7 +71,7 @@ def test_deepspeed_says_when_it_compiles(tmp_path, monkeypatch: pytest.MonkeyPat
     pytest.importorskip("deepspeed")
     from deepspeed.ops.op_builder import builder
 
-    from muster.worker.engines import deepspeed as engine
+    from muster.engines.deepspeed import runtime as engine
 
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
 

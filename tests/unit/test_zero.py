@@ -12,7 +12,7 @@ import pytest
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError
 from muster.core.recipe import recipe_from
-from muster.core.zero import (
+from muster.engines.deepspeed.config import (
     check_keys,
     deepspeed_config,
     known_keys,

@@ -10,10 +10,10 @@ import pytest
 
 from muster.core.job import read_job
 from muster.core.recipe import Train, recipe_from
-from muster.core.zero import fill_auto, given_stage, open_values, user_decisions
+from muster.engines.deepspeed.config import fill_auto, given_stage, user_decisions
 from muster.inputs.read import read_inputs
 from muster.planner.remedies import hidden_size
-from muster.runs.dry_run import dry_run
+from muster.runs.dry_run import dry_run, open_values
 from muster.runs.resolve import Attempt, agree
 from muster.runs.train import freeze
 from muster.store.runfolder import RunFolder
@@ -85,8 +85,8 @@ def test_a_run_folder_shows_what_runs_and_keeps_what_was_given(file: Path, tmp_p
         freeze(run, ready, inputs)
         job = run.read_json(run.job)
         assert job["recipe"]["engine"]["zero"] == 3
-        assert run.read_json(run.deepspeed) == job["deepspeed"]
-        assert "auto" not in run.deepspeed.read_text()
+        assert run.read_json(run.engine_config) == job["deepspeed"]
+        assert "auto" not in run.engine_config.read_text()
         assert read_job(job) is not None
         inputs = read_inputs(str(run.recipe), "local:2x1", [])
         given = Path(str(inputs.recipe.engine.config))

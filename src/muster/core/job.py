@@ -30,6 +30,9 @@ class Placement:
 
 SLOWER = "makes it slower"  # the value of a decision about a host that a job would be faster without
 FASTEST = "fastest hosts"  # the field of a decision that names them
+# The configuration that an engine gets, in job.json, in start orders and as a file: named when one engine
+# had any.
+ENGINE_CONFIG = "deepspeed"
 PASSED_OVER = "passed over"  # the value of a decision about a checkpoint that a run does not go on from
 
 

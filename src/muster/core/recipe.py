@@ -61,7 +61,7 @@ class Model(Section):
 class Engine(Section):
     """How the model is spread over the ranks."""
 
-    name: Literal["ddp", "fsdp", "deepspeed"] = Field(
+    name: str = Field(
         "ddp",
         description="ddp: every rank holds the whole model (PyTorch DDP). fsdp: weights, gradients and "
         "optimizer states are sharded (PyTorch FSDP). deepspeed: ZeRO, at the stage given by `zero`.",
@@ -88,13 +88,6 @@ class Engine(Section):
         if self.zero == "auto":
             raise ValueError("ZeRO's stage is not decided yet")
         return self.zero
-
-    @property
-    def may_shard_weights(self) -> bool:
-        """Whether a forward pass gathers weights; also where a file of the user's own decides that."""
-        if self.name != "deepspeed":
-            return self.name == "fsdp"
-        return bool(self.config) or "zero_optimization" in self.options or self.stage == 3
 
 
 class BatchSpec(Section):

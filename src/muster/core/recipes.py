@@ -20,7 +20,7 @@ from muster.core.families.checking import MISSPELT
 from muster.core.near import did_you_mean
 from muster.core.printable import HIDDEN
 from muster.core.recipe import RECIPES, Recipe, recipe_class, recipe_from
-from muster.core.registry import plugin_names
+from muster.core.registry import ENGINES, find_plugin, plugin_names
 from muster.core.section import Section
 
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
@@ -172,9 +172,13 @@ def validate(data: Mapping[str, Any], *, where: str) -> Recipe:
     """Plain data -> Recipe, or one RecipeError about the first thing that is wrong."""
     _check_workload(data.get("workload"), where)
     try:
-        return recipe_from(data)
+        recipe = recipe_from(data)
+        find_plugin(ENGINES, recipe.engine.name)
     except ValidationError as error:
         raise _explain(error, where, recipe_class(data.get("workload"))) from None
+    except UsageError as error:
+        raise RecipeError(f"engine.name: {error.what}", where=where, hint=error.hint) from None
+    return recipe
 
 
 def _check_workload(workload: Any, where: str) -> None:

@@ -11,17 +11,15 @@ from types import ModuleType
 from typing import Any
 
 from muster.core import families
-from muster.core.batch import Batch
 from muster.core.data import ImageData, TextData, TextToSqlData
 from muster.core.errors import DataError, RecipeError
 from muster.core.inventory import MOUNTED, Inventory, read_inventory
 from muster.core.job import Decision
-from muster.core.offload import check_offload
 from muster.core.recipe import Recipe
 from muster.core.recipes import anchored, load_recipe, validate, workloads
 from muster.core.registry import load_plugin
 from muster.core.secrets import completed
-from muster.core.zero import deepspeed_config, given_stage, open_stages
+from muster.engines.base import spec_of
 from muster.inputs.model import check_model, model_config
 from muster.inputs.peaks import read_peaks
 from muster.store.image_tables import ParquetTable, table_classes
@@ -78,38 +76,15 @@ def check(recipe: Recipe, inventory: Inventory) -> Inputs:
         raise RecipeError(f"no workload is named {recipe.workload!r}", where="workload", hint=hint)
     check_idle(recipe)
     check_model(recipe)
-    if recipe.engine.config:
-        if recipe.engine.name != "deepspeed":
-            raise RecipeError(
-                f"is DeepSpeed's, and the engine is {recipe.engine.name}",
-                where="engine.config",
-                hint="engine.name=deepspeed",
-            )
-        if recipe.engine.zero == "auto":
-            raise RecipeError(
-                f"is auto, but {recipe.engine.config} gives a stage",
-                where="engine.zero",
-                hint="leave engine.zero out, or engine.config",
-            )
-        recipe = recipe.choosing(zero=given_stage(recipe) or 0)
-    elif recipe.engine.name == "deepspeed":
-        deepspeed_config(recipe.choosing(zero=open_stages(recipe)[-1]), Batch(1, 1, 1), "fp32")
-        stage = given_stage(recipe)
-        recipe = recipe if stage is None else recipe.choosing(zero=stage)
-    elif recipe.engine.zero:
-        raise RecipeError(
-            f"ZeRO-{recipe.engine.zero} is DeepSpeed's, and the engine is {recipe.engine.name}",
-            where="engine.zero",
-            hint="engine.name=deepspeed",
-        )
-    check_offload(recipe)
+    engine = spec_of(recipe.engine.name)
+    recipe = engine.checked(recipe)
     if recipe.measure.attention and recipe.train.compile:
         raise RecipeError(
             "torch.compile leaves no attention function to measure",
             where="measure.attention",
             hint="train.compile=false, or measure.attention=false",
         )
-    if recipe.batch.split == "measured" and recipe.engine.name != "ddp":
+    if recipe.batch.split == "measured" and not engine.plain:
         raise RecipeError(
             f"each rank's speed is measured with the whole model, and {recipe.engine.name} spreads it",
             where="batch.split",

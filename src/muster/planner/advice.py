@@ -17,11 +17,11 @@ from muster.core.hardware.machines import machines_of
 from muster.core.job import FASTEST, SLOWER, Decision, Job
 from muster.core.recipe import Recipe
 from muster.core.units import format_seconds
+from muster.engines.base import spec_of
+from muster.engines.spread import ModelSpread
 from muster.planner.forecast import link_of
-from muster.planner.spread import ModelSpread
 from muster.planner.time.mixed import Forecast, Load, MixedHost
-from muster.planner.time.steptime import Calibration, StepCase, StepWork, case_key
-from muster.planner.time.traffic import lump
+from muster.planner.time.steptime import Calibration, StepCase, StepWork, case_key, lump
 
 # Shares of the stated peak: the lowest, a middle one, and the highest of the published runs (docs/mixed.md).
 PUBLISHED = (0.12, 0.35, 0.56)
@@ -64,8 +64,8 @@ def review(
     trained: int,
     samples: int | None,
 ) -> list[Decision]:
-    """The same from speeds that the ranks of a DDP job measured (samples/s per rank), for CPUs as well;
-    `trained`: parameters."""
+    """The same from speeds that a job's ranks measured (samples/s per rank), for CPUs as well; `trained`:
+    parameters."""
     env: Mapping[str, str | None] = recipe.env if job.device == "cuda" else {"NCCL_IB_DISABLE": "1"}
     members = []
     for place in job.placements:
@@ -78,7 +78,8 @@ def review(
     if len(members) < 2:
         return []
     work = StepWork(job.batch.micro, 1.0, 3.0)  # what the forward pass takes of both
-    spread = ModelSpread("ddp", ranks=job.world_size, micro_steps=job.batch.accumulation, device=job.device)
+    engine, steps = recipe.engine.name, job.batch.accumulation
+    spread = ModelSpread(engine, ranks=job.world_size, micro_steps=steps, device=job.device)
     case = StepCase(members[0].machines, job.precision, work, lump(trained), spread)
     batch = job.batch.global_ if recipe.batch.global_ or recipe.batch.tokens else None
     load = Load(case, samples or ROUND, batch)
@@ -131,8 +132,8 @@ def words(
     elif len(chosen.hosts) > NAMED:
         names += f" and {len(chosen.hosts) - NAMED} more"
     text = f"predicted {format_seconds(chosen.epoch)} {what}, {format_seconds(now[middle])} with all, {basis}"
-    ddp = loads[middle].case.spread.engine == "ddp"
-    other = Forecast(members, loads[middle], measured=True).best() if ddp and not measured else chosen
+    plain = spec_of(loads[middle].case.spread.engine).plain
+    other = Forecast(members, loads[middle], measured=True).best() if plain and not measured else chosen
     if other.epoch < chosen.epoch:
         text += f"; {format_seconds(other.epoch)} on {len(other.hosts)} hosts with batch.split=measured"
     return [*made, Decision(FASTEST, names, text)]

@@ -13,7 +13,7 @@ from muster.core.job import Decision
 from muster.core.recipe import Recipe
 from muster.core.trace import Trace
 from muster.core.units import format_number
-from muster.core.zero import open_stages
+from muster.engines.base import spec_of
 from muster.planner.document import Candidate
 from muster.planner.memory.fit import Room, Setting, Shortage, lacking, need
 from muster.planner.remedies import refusal
@@ -98,9 +98,7 @@ class _Tried:
 
 def _ways(recipe: Recipe) -> list[tuple[dict[str, str], Recipe]]:
     """Every combination of what is open, mildest first: without recomputation, at low stages."""
-    stages: list[int | None] = [None]
-    if recipe.engine.name == "deepspeed" and not recipe.engine.config:
-        stages = list(open_stages(recipe))
+    stages = spec_of(recipe.engine.name).open_stages(recipe)
     again = recipe.train.gradient_checkpointing
     found = []
     for checkpointing, stage in itertools.product([False, True] if again == "auto" else [again], stages):

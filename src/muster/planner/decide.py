@@ -16,7 +16,7 @@ from muster.core.job import Decision
 from muster.core.recipe import Recipe
 from muster.core.shares import check_given_shares
 from muster.core.units import format_bytes
-from muster.core.zero import read_user_config, user_decisions, user_precision
+from muster.engines.base import spec_of
 from muster.inputs.model import is_t5, parameters, whole_config
 from muster.planner.choose import Timer, Tracer, Where, choose, not_timed, nothing_traced
 from muster.planner.document import Candidate
@@ -76,8 +76,7 @@ def decide(
     recipe, batch = sized.recipe, sized.batch
     if isinstance(recipe.batch.split, list) and recipe.trains:
         check_given_shares(recipe.batch.split, world_size=world_size, micro=batch.micro)
-    if recipe.engine.name == "deepspeed":
-        decisions.extend(user_decisions(recipe))
+    decisions.extend(spec_of(recipe.engine.name).decisions(recipe))
     sharing = sum(slots) if one_machine else None
     threads = []
     for host, count in zip(inventory.hosts, slots, strict=True):
@@ -108,15 +107,14 @@ def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[De
     Compute capability below 8 has no bf16, below 7 no useful fp16 (NVIDIA's CUDA programming guide).
     """
     wanted = recipe.precision
-    if recipe.engine.config:
-        fixed = user_precision(read_user_config(recipe.engine.config))
-        if fixed and wanted not in ("auto", fixed):
-            raise RecipeError(
-                f"is {wanted}, but {recipe.engine.config} switches {fixed} on",
-                where="precision",
-                hint=f'precision={fixed}, or "auto" in that file',
-            )
-        wanted = fixed or wanted  # type: ignore[assignment]
+    fixed = spec_of(recipe.engine.name).given(recipe).precision
+    if fixed and wanted not in ("auto", fixed):
+        raise RecipeError(
+            f"is {wanted}, but {recipe.engine.config} switches {fixed} on",
+            where="precision",
+            hint=f'precision={fixed}, or "auto" in that file',
+        )
+    wanted = fixed or wanted  # type: ignore[assignment]
     weakest, capability = _weakest(gpus) if device == "cuda" else (None, None)
     if wanted == "auto":
         chosen, why = _auto_precision(recipe, device, weakest, capability)

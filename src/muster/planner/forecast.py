@@ -19,7 +19,7 @@ from muster.core.hardware.machines import Machines, machines_of
 from muster.core.inventory import Host
 from muster.core.recipe import Recipe
 from muster.core.units import format_seconds
-from muster.core.zero import given_config, user_batch
+from muster.engines.base import spec_of
 from muster.planner.document import MemoryPlan, Plan, ScalingPoint, TimePlan
 from muster.planner.memory.fit import MARGIN, Need, Room, Setting, fits, lacking, largest_micro, need
 from muster.planner.placing import gpus_of
@@ -213,8 +213,9 @@ def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, m
 
 
 def global_given(recipe: Recipe) -> bool:
-    """Whether the recipe, or a DeepSpeed file of the user's own, says how large a global batch is."""
-    by_file = user_batch(given_config(recipe)).get("global")
+    """Whether the recipe, or the engine's configuration of the user's own, says how large a global batch
+    is."""
+    by_file = spec_of(recipe.engine.name).given(recipe).batch.get("global")
     return by_file is not None or recipe.batch.global_ is not None or recipe.batch.tokens is not None
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from muster.core.errors import UsageError
-from muster.core.job import Job, Placement, place
+from muster.core.job import ENGINE_CONFIG, Job, Placement, place
 from muster.core.recipe import Recipe
 from muster.core.secrets import shareable
-from muster.core.zero import deepspeed_config, fill_auto
+from muster.engines.base import spec_of
 from muster.inputs.model import whole_config
 from muster.inputs.read import Inputs
 from muster.planner.decide import Decided
@@ -30,7 +30,7 @@ TRACKERS = {
     "trackio": ("trackio",),
     "wandb": ("wandb",),
 }
-_SHIPPED = ("core", "failures", "store", "worker")  # what a rank imports
+_SHIPPED = ("core", "engines", "failures", "store", "worker")  # what a rank imports
 
 
 def job_of(run_id: str, inputs: Inputs, decided: Decided) -> Job:
@@ -61,6 +61,7 @@ def greeting(
     no other's."""
     launch = recipe.launch
     workdir = (launch.workdir or "~/.cache/muster").rstrip("/")
+    trackers = [name for each in recipe.measure.report_to for name in TRACKERS[each]]
     return {
         place.host: {
             "run_root": str(run_dir.parent),
@@ -71,7 +72,7 @@ def greeting(
             "port": launch.port or FREE_PORT,
             "python": launch.python,
             "setup": launch.setup,
-            "packages": [name for each in recipe.measure.report_to for name in TRACKERS[each]],
+            "packages": [*trackers, *spec_of(recipe.engine.name).packages],
             "controller_python": sys.executable,
             "timeout": launch.timeout,
             "lease": launch.lease,
@@ -95,11 +96,11 @@ def orders(
 ) -> dict[str, dict[str, Any]]:
     """Per host, the start order: what torchrun is called with, its environment, and what the ranks read.
     `facts`: of each host, its interpreter and the folder of its part of the run."""
-    deepspeed = None
-    if recipe.engine.name == "deepspeed":
-        whole = deepspeed_config(recipe, job.batch, job.precision)
-        deepspeed = fill_auto(whole, recipe, hidden_size(whole_config(recipe) or {}))
-    content = {"job": job.as_dict(), "deepspeed": deepspeed}
+    engine = spec_of(recipe.engine.name)
+    config = engine.config(recipe, job.batch, job.precision)
+    if config is not None:
+        config = engine.filled(config, recipe, hidden_size(whole_config(recipe) or {}))
+    content = {"job": job.as_dict(), ENGINE_CONFIG: config}
 
     def one(index: int, place: Placement) -> tuple[dict[str, Any], list[str]]:
         return content, torchrun_argv(job, index, address, port, facts[place.host])

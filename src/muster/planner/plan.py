@@ -18,6 +18,7 @@ from muster.core.near import near_names
 from muster.core.recipe import Recipe
 from muster.core.recipes import load_recipe
 from muster.core.result import Planned as Promise
+from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Supervisor
 from muster.inputs.model import check_closed_form, model_notes, whole_config
@@ -270,7 +271,6 @@ def ask(inputs: Inputs, shell: Shell, *, into: Path | None = None) -> Facts:
 def _begun(inputs: Inputs, settled: Settled, decided: Decided, chosen: Chosen | None, words: str) -> Plan:
     """The plan without memory and time."""
     recipe, setting, batch = decided.recipe, decided.setting, decided.batch
-    stage = f" ZeRO-{setting.stage}" if setting and recipe.engine.name == "deepspeed" else ""
     name = recipe.model.name or "the model"
     ways = []
     if settled.refused and setting:
@@ -278,7 +278,7 @@ def _begun(inputs: Inputs, settled: Settled, decided: Decided, chosen: Chosen | 
     compared = chosen.candidates if chosen and chosen.candidates else decided.candidates
     return Plan(
         model=recipe.model.name,
-        engine=recipe.engine.name + stage,
+        engine=spec_of(recipe.engine.name).label(setting.stage) if setting else recipe.engine.name,
         precision=decided.precision,
         device=decided.device,
         machines=words,
@@ -295,7 +295,7 @@ def _begun(inputs: Inputs, settled: Settled, decided: Decided, chosen: Chosen | 
 
 def _notes(decided: Decided, machines: Machines | None) -> list[str]:
     setting, device, notes = decided.setting, decided.device, []
-    if setting is None:
+    if setting is None or need(setting) is None:
         notes.append(f"{why_unknown(decided.recipe)}: neither memory nor time can be predicted")
     elif setting.trace is None:
         notes.append("the model was not traced: its activations are from a formula, off by -18 to +37 %")

@@ -11,7 +11,7 @@ from muster.core import families
 from muster.core.batch import resolve_batch
 from muster.core.errors import RecipeError, UsageError
 from muster.core.units import format_bytes
-from muster.core.zero import REDUCE_BUCKET
+from muster.engines.base import own_specs, spec_of
 from muster.planner.memory.fit import Need, Room, Setting, lacking, need
 
 MOST_RANKS = 65536
@@ -56,7 +56,7 @@ def refusal(
 
 def engine_words(setting: Setting) -> str:
     """The engine and what belongs to it, for people."""
-    words = {"ddp": "DDP", "fsdp": "FSDP"}.get(setting.engine, f"ZeRO-{setting.stage}")
+    words = spec_of(setting.engine).words(setting.stage)
     if setting.offload != "none":
         words += f" and offload of {setting.offload.replace('+', ' and ')}"
     return words + (" and gradient checkpointing" if setting.checkpointing else "")
@@ -70,8 +70,8 @@ def remedies(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHI
     if here:
         ways.append(_words(_with_large_micro(*here, setting, room, said)))
     if "ranks" not in said.fixed:
-        zero3 = "engine" not in said.fixed and (here is None or "engine.offload" in here[0])
-        more = _more_ranks(setting, room, said, zero3=zero3)
+        shards = "engine" not in said.fixed and (here is None or "engine.offload" in here[0])
+        more = _more_ranks(setting, room, said, shards=shards)
         ways += [more] if more else []
     smaller = _smaller(setting, room, model)
     if smaller:
@@ -158,21 +158,15 @@ def _largest(setting: Setting, room: Room, said: OpenChoices) -> Change | None:
 
 
 def _spreads(setting: Setting) -> Iterator[dict[str, str]]:
-    """Nothing; then higher stages; then offload, from the present stage on."""
+    """Nothing; then other ways of the engine; where it holds the whole model, then other engines."""
     yield {}
-    if setting.engine == "fsdp":
-        if setting.offload == "none":
-            yield {"engine.offload": "optimizer+param"}
-        return
-    first = {} if setting.engine == "deepspeed" else {"engine.name": "deepspeed"}
-    now = setting.stage if setting.engine == "deepspeed" else 0
-    for stage in range(now + 1, 4):
-        yield {**first, "engine.zero": str(stage)}
-    for stage in range(max(1, now), 4):
-        zero = {} if stage == now and not first else {"engine.zero": str(stage)}
-        for offload in ("optimizer", "optimizer+param") if stage == 3 else ("optimizer",):
-            if offload != setting.offload and setting.offload != "optimizer+param":
-                yield {**first, **zero, "engine.offload": offload}
+    engine = spec_of(setting.engine)
+    yield from engine.lighter(setting.stage, setting.offload)
+    others = [] if engine.shards_weights(setting.stage) else own_specs()
+    for other in others:
+        if other.relief and other.name != engine.name:
+            for way in other.lighter(0, setting.offload):
+                yield {"engine.name": other.name, **way}
 
 
 def _spread_of(way: dict[str, str]) -> dict[str, str]:
@@ -183,7 +177,7 @@ def apply(setting: Setting, way: dict[str, str]) -> Setting:
     """The setting with overrides laid over it."""
     engine = way.get("engine.name", setting.engine)
     stage = int(way.get("engine.zero", setting.stage))
-    shards = (stage == 3 and engine == "deepspeed") or engine == "fsdp"
+    shards = spec_of(engine).shards_weights(stage)
     changed = replace(
         setting,
         micro=int(way.get("batch.micro", setting.micro)),
@@ -197,17 +191,9 @@ def apply(setting: Setting, way: dict[str, str]) -> Setting:
 
 
 def with_buckets(setting: Setting) -> Setting:
-    """With the sizes that Muster's configuration for DeepSpeed asks for: stages 1 and 2 have a bucket of
-    their own; "auto" of stage 3 is Transformers', by the hidden size (transformers/integrations/deepspeed.py,
-    trainer_config_finalize)."""
-    if setting.engine != "deepspeed" or setting.stage == 0:
-        return replace(setting, bucket=0)
-    if setting.stage < 3:
-        return replace(setting, bucket=REDUCE_BUCKET)
-    width = hidden_size(setting.config)
-    return replace(
-        setting, bucket=width**2, prefetch=int(0.9 * width**2), persistence=10 * width, overlap=True
-    )
+    """With the sizes that Muster's configuration for the engine asks for."""
+    sizes = spec_of(setting.engine).sizes(setting.stage, hidden_size(setting.config))
+    return replace(setting, **sizes)
 
 
 def hidden_size(config: Mapping[str, Any]) -> int:
@@ -224,12 +210,13 @@ def hidden_size(config: Mapping[str, Any]) -> int:
     return 0
 
 
-def _more_ranks(setting: Setting, room: Room, said: OpenChoices, *, zero3: bool) -> str | None:
-    """The fewest ranks, by doubling, on which the engine as it is fits, or ZeRO-3 where asked to try it."""
+def _more_ranks(setting: Setting, room: Room, said: OpenChoices, *, shards: bool) -> str | None:
+    """The fewest ranks, by doubling, on which the engine as it is fits, or one that shards weights where
+    asked to try it."""
     ways: list[dict[str, str]] = [{}]
-    if zero3 and not (setting.engine == "fsdp" or setting.stage == 3):
-        name = {} if setting.engine == "deepspeed" else {"engine.name": "deepspeed"}
-        ways.append({**name, "engine.zero": "3"})
+    if shards and not spec_of(setting.engine).shards_weights(setting.stage):
+        others = (way for way in _spreads(setting) if "engine.offload" not in way)
+        ways += [way for way in others if apply(setting, way).create == "sharded"]
     best: tuple[int, str] | None = None
     for smaller, way in itertools.product((False, True), ways):
         base, ranks = apply(setting, way), setting.ranks * 2

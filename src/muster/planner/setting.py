@@ -7,20 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from muster.core import families
-from muster.core.batch import Batch
 from muster.core.data import ImageData, TextData, TextToSqlData
 from muster.core.families import vit
 from muster.core.inventory import Host
 from muster.core.job import Facts
 from muster.core.recipe import Recipe
 from muster.core.trace import Trace
-from muster.core.zero import REDUCE_BUCKET, deepspeed_config
+from muster.engines.base import spec_of
 from muster.inputs.model import whole_config
 from muster.planner.memory.activations import Lengths
 from muster.planner.memory.fit import Room, Setting
 from muster.planner.placing import gpus_of
-from muster.planner.remedies import hidden_size, with_buckets
-from muster.planner.spread import NO_DISK, NvmeOffload
+from muster.planner.remedies import hidden_size
 
 
 def room_of(facts: Facts, hosts: Sequence[Host], slots: Sequence[int], device: str, *, shared: bool) -> Room:
@@ -80,66 +78,7 @@ def setting_of(
         saves=recipe.checkpoint.model,
         trace=trace,
     )
-    return _with_deepspeed(recipe, setting) if recipe.engine.name == "deepspeed" else setting
-
-
-def _with_deepspeed(recipe: Recipe, setting: Setting) -> Setting:
-    """Stage, offload and sizes as DeepSpeed will read them, a user's own file included."""
-    whole = deepspeed_config(recipe, Batch(1, 1, 1), setting.precision)
-    zero = whole.get("zero_optimization") or {}
-    stage = int(zero.get("stage", 0))
-    offloads = {name: _section(zero, f"offload_{name}") for name in ("optimizer", "param")}
-    offload, disk = _offloads(stage, offloads)
-    setting = with_buckets(replace(setting, stage=stage, offload=offload, disk=disk))
-    if zero.get("reduce_bucket_size") == "auto":  # of any stage: Transformers'
-        setting = replace(setting, bucket=hidden_size(setting.config) ** 2)
-    given = {field: zero.get(key, default) for key, (field, default) in _SIZES.items()}
-    sizes: dict[str, Any] = {
-        field: int(value) for field, value in given.items() if isinstance(value, int | float)
-    }
-    pins = all(each.get("pin_memory", True) for each in offloads.values())
-    overlap = bool(zero.get("overlap_comm", stage == 3))
-    return replace(setting, overlap=overlap, pins=pins, together="optimizer" in whole, **sizes)
-
-
-def _offloads(stage: int, asked: Mapping[str, Mapping[str, Any]]) -> tuple[str, NvmeOffload]:
-    """What DeepSpeed moves to the host's memory, each part by itself, and what of it to a disk. Stage 0 moves
-    nothing, and only stage 3 parameters, or anything to a disk (engine.py, _configure_zero_optimizer;
-    stage3.py, _configure_offloading; stage_1_and_2.py, cpu_offload)."""
-    able = {0: (), 3: ("optimizer", "param")}.get(stage, ("optimizer",))
-    moved = [name for name in able if asked[name].get("device", "none") != "none"]
-    gone = [name for name in moved if stage == 3 and asked[name]["device"] == "nvme"]
-    if not gone:
-        return "+".join(moved) or "none", NO_DISK
-    states, values = asked["optimizer"], asked["param"]
-    disk = NvmeOffload(
-        "+".join(gone),
-        state_buffers=_number(states, "buffer_count", 4),
-        value_buffers=_number(values, "buffer_count", 5) * _number(values, "buffer_size", 100_000_000),
-        kept=_number(values, "max_in_cpu", 1_000_000_000),
-    )
-    return "+".join(moved), disk
-
-
-def _section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = config.get(key)
-    return value if isinstance(value, Mapping) else {}
-
-
-def _number(config: Mapping[str, Any], key: str, default: int) -> int:
-    value = config.get(key, default)
-    return int(value) if isinstance(value, int | float) else default
-
-
-# DeepSpeed's keys -> fields, and its own defaults (zero/config.py). "auto" leaves what `with_buckets` said.
-_SIZES = {
-    "reduce_bucket_size": ("bucket", REDUCE_BUCKET),
-    "stage3_prefetch_bucket_size": ("prefetch", 50_000_000),
-    "stage3_param_persistence_threshold": ("persistence", 100_000),
-    "stage3_max_live_parameters": ("live", 1_000_000_000),
-    "stage3_max_reuse_distance": ("reuse", 1_000_000_000),
-    "sub_group_size": ("sub_group", 1_000_000_000),
-}
+    return replace(setting, **spec_of(recipe.engine.name).spread_of(recipe, precision, hidden_size(config)))
 
 
 def lengths_of(recipe: Recipe, config: Mapping[str, Any] | None) -> Lengths | None:
@@ -168,6 +107,8 @@ def why_unknown(recipe: Recipe) -> str:
     if lengths_of(recipe, config) is None:
         return "the length of its samples is unknown (set data.sequence=N)"
     kind = config.get("model_type")
+    if families.family_of(config) is not None:
+        return f"what a rank holds under {recipe.engine.name} is unknown"
     return f"for models of type {kind} no closed form is known, and it was not traced"
 
 

@@ -15,7 +15,7 @@ from muster.core.near import near_names
 from muster.core.recipe import Recipe
 from muster.core.trace import Trace
 from muster.core.units import counted, format_bytes
-from muster.core.zero import given_config, read_user_config, user_batch, user_training
+from muster.engines.base import spec_of
 from muster.planner.memory.fit import Room, Setting, lacking, largest_micro, need
 from muster.planner.remedies import OpenChoices, refusal
 from muster.planner.setting import sequence_of, setting_of
@@ -66,7 +66,7 @@ def _learning_rate(recipe: Recipe, decisions: list[Decision]) -> Recipe:
     """`auto`: the published one of the size. Raises RecipeError where there is none."""
     if recipe.train.learning_rate != "auto":
         return recipe
-    fixed = user_training(given_config(recipe)).get("learning_rate")
+    fixed = spec_of(recipe.engine.name).given(recipe).train.get("learning_rate")
     if fixed is None:
         found = families.published(recipe.model.name)
         if found is None:
@@ -92,9 +92,9 @@ def _creation(
     recipe: Recipe, setting: Setting | None, room: Room, decisions: list[Decision]
 ) -> tuple[Recipe, Setting | None]:
     """Whole or in shards. In shards where the engine can, and the whole is much of what a rank may use."""
-    shards = setting is not None and (setting.stage == 3 or (setting.engine == "fsdp" and setting.ranks > 1))
-    choice = recipe.model.create
-    if choice == "sharded" and setting is not None and not shards and setting.engine != "fsdp":
+    engine, choice = spec_of(recipe.engine.name), recipe.model.create
+    shards = setting is not None and engine.shards_weights(setting.stage, setting.ranks)
+    if choice == "sharded" and setting is not None and not engine.shards_weights(setting.stage):
         raise RecipeError(
             "is sharded, and every rank of this engine holds the whole model",
             where="model.create",
@@ -186,7 +186,7 @@ def _given(recipe: Recipe) -> dict[str, int | None]:
         "global": recipe.batch.global_,
     }
     path = recipe.engine.config
-    for name, value in user_batch(read_user_config(path)).items() if path else ():
+    for name, value in spec_of(recipe.engine.name).given(recipe).batch.items():
         if given[name] not in (None, value):
             raise RecipeError(
                 f"is {given[name]}, but {path} says {value}",
@@ -255,12 +255,9 @@ def _about_tokens(recipe: Recipe, config: Mapping[str, Any] | None, wanted: int,
 
 def said_of(recipe: Recipe, config: Mapping[str, Any] | None) -> OpenChoices:
     """What the recipe, and a user's own DeepSpeed configuration, say of what a remedy would change."""
-    engine, split, given = recipe.engine, recipe.batch.split, _given(recipe)
-    fixed = set(user_batch(read_user_config(engine.config))) if engine.config else set()
-    fixed |= {"micro", "ranks"} if isinstance(split, list) else set()
-    own = engine.options.get("zero_optimization")
-    decided = {"stage", "offload_optimizer", "offload_param"} & set(own if isinstance(own, Mapping) else ())
-    if engine.config or decided or split == "measured":  # which DDP alone can do
+    own, split, given = spec_of(recipe.engine.name).given(recipe), recipe.batch.split, _given(recipe)
+    fixed = set(own.batch) | ({"micro", "ranks"} if isinstance(split, list) else set())
+    if own.spread or split == "measured":  # which few engines can do
         fixed.add("engine")
     about = recipe.batch.tokens is not None
     return OpenChoices(

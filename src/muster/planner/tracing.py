@@ -20,7 +20,8 @@ from muster.core import families
 from muster.core.data import ImageData, TextToSqlData
 from muster.core.errors import JobError, RecipeError
 from muster.core.recipe import Recipe
-from muster.core.trace import Arithmetic, Trace, TraceRequest, from_json, to_json
+from muster.core.trace import Trace, TraceRequest, from_json, to_json
+from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.planner.setting import lengths_of
 from muster.store.atomic import write_json
@@ -65,21 +66,13 @@ def request_of(
         config=whole,
         tokens=tokens,
         target=target,
-        arithmetic=arithmetic_of(recipe.engine.name, precision, ranks),
+        arithmetic=spec_of(recipe.engine.name).arithmetic(precision, ranks),
         device="cuda" if device == "cuda" else "cpu",
         checkpointing=recipe.train.checkpointing,
         lora=recipe.lora.model_dump(mode="json") if recipe.lora else None,
         label_smoothing=recipe.train.label_smoothing,
         samples=samples,
     )
-
-
-def arithmetic_of(engine: str, precision: str, ranks: int) -> Arithmetic:
-    """How an engine computes in half precision: DeepSpeed and FSDP hold a model of halves, DDP (and FSDP of
-    one rank, which shards nothing) keeps fp32 and lets autocast choose."""
-    if precision == "fp32":
-        return "fp32"
-    return "half" if engine == "deepspeed" or (engine == "fsdp" and ranks > 1) else "autocast"
 
 
 def trace(

@@ -1,11 +1,11 @@
-"""Write a plan's choice as a recipe, and DeepSpeed's JSON beside it."""
+"""Write a plan's choice as a recipe, and the engine's own configuration beside it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from muster.core.errors import UsageError
-from muster.core.zero import deepspeed_config
+from muster.engines.base import spec_of
 from muster.planner.decide import Decided
 from muster.store.atomic import write_json, write_text
 from muster.store.values import recipe_file
@@ -21,10 +21,11 @@ def write_plan(decided: Decided, file: Path) -> list[Path]:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, recipe_file(data))
-        if recipe.engine.name != "deepspeed" or recipe.engine.config:  # whose own file it is
+        config = spec_of(recipe.engine.name).config(recipe, batch, decided.precision)
+        if config is None or recipe.engine.config:  # whose own file it is
             return [file]
-        beside = file.with_suffix(".deepspeed.json")
-        write_json(beside, deepspeed_config(recipe, batch, decided.precision))
+        beside = file.with_suffix(f".{recipe.engine.name}.json")
+        write_json(beside, config)
     except OSError as error:
         raise UsageError(f"cannot be written: {error.strerror}", where=str(file)) from None
     return [file, beside]

@@ -29,6 +29,7 @@ from muster.core.result import (
     unscored_words,
 )
 from muster.core.units import counted
+from muster.engines.base import spec_of
 from muster.results.speed import flops, throughput
 from muster.store import events
 from muster.store.windows import measured
@@ -315,7 +316,7 @@ def make_result(
         workload=recipe.workload,
         model=model_name(recipe),
         parameters=first.parameters if first else None,
-        engine=engine_name(recipe),
+        engine=spec_of(recipe.engine.name).described(recipe.engine),
         precision=job.precision,
         world_size=job.world_size,
         global_batch=job.batch.global_,
@@ -356,18 +357,6 @@ def model_name(recipe: Recipe) -> str:
         return recipe.model.name
     kind = (recipe.model.config or {}).get("model_type", families.USUAL.get(recipe.workload, "t5"))
     return f"{kind} from a configuration"
-
-
-def engine_name(recipe: Recipe) -> str:
-    """What to call the recipe's engine: ddp, fsdp, deepspeed ZeRO-3 + offload."""
-    engine = recipe.engine
-    if engine.name != "deepspeed":
-        return engine.name + (" + offload" if engine.offload != "none" else "")
-    if engine.config:
-        return f"deepspeed with {engine.config}"
-    return f"deepspeed ZeRO-{engine.zero}" + (
-        f" + offload {engine.offload}" if engine.offload != "none" else ""
-    )
 
 
 def _counting(counted: events.FlopsCounted | None) -> list[str]:

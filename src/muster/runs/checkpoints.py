@@ -9,6 +9,7 @@ from typing import Any
 from muster.core.errors import UsageError
 from muster.core.job import PASSED_OVER, Decision
 from muster.core.recipe import Recipe
+from muster.engines.base import spec_of
 from muster.fleet.supervisor import Supervisor
 from muster.results.fold import fold
 from muster.store import events
@@ -102,7 +103,7 @@ class _Known:
         """Why a whole checkpoint is not taken unless it is asked for by its step."""
         if self._of(step) and step not in {each.step for each in self._current}:
             return "left by an attempt that the run did not go on from"
-        if not self._of(step) and recipe.engine.name == "deepspeed":
+        if not self._of(step) and spec_of(recipe.engine.name).pickles:
             return "the controller has no record of it, and loading it runs what its files say"
         return None
 

@@ -11,7 +11,7 @@ from muster.core.errors import InventoryError, UsageError
 from muster.core.inventory import Inventory
 from muster.core.job import Decision, Job, place, read_job
 from muster.core.recipe import BatchSpec, Recipe
-from muster.core.zero import given_config
+from muster.engines.base import spec_of
 from muster.inputs.read import Inputs
 from muster.planner.placing import device_and_slots
 from muster.store.runfolder import RunFolder
@@ -78,59 +78,17 @@ def divided(batch: Batch, ranks: int, run: str) -> Batch:
     return Batch(micro, share // micro, batch.global_)
 
 
-_TWO = "fsdp goes on from several ranks on any several: HOST:2 makes two on one host"
-
-
 def _refusal(before: Job, inputs: Inputs, slots: Sequence[int], facts: Facts) -> tuple[str, str] | None:
     """Why checkpoints of the job cannot be read by these ranks, and a hint."""
     ranks, recipe = sum(slots), inputs.recipe
     if isinstance(recipe.batch.split, list) and len(recipe.batch.split) != ranks:
         words = f"batch.split has shares for {len(recipe.batch.split)} ranks, and there are {ranks} now"
         return words, "as many slots as before"
-    if recipe.engine.name == "fsdp" and (ranks == 1) != (before.world_size == 1):
-        words = (
-            "one rank alone is not sharded, and does not read what sharded ranks saved, or they what it saved"
-        )
-        return f"was begun on {before.world_size} ranks, and there are {ranks} now: {words}", _TWO
-    if recipe.engine.name != "deepspeed":
-        return None
-    whole = _cannot_recut(recipe, facts) if ranks != before.world_size else None
-    if whole:
-        return (
-            f"was begun on {before.world_size} ranks, and there are {ranks} now: DeepSpeed cuts its "
-            f"checkpoints by rank, and they cannot be cut anew: {whole}",
-            f"hosts with {before.world_size} slots in all (node1:4,node2:4)",
-        )
-    if ranks != before.world_size:
-        return None
     places = place(list(zip(inputs.inventory.hosts, slots, strict=True)))
-    had = {each.host: each for each in before.placements}
-    for each in places:
-        if facts[each.host]["shared"] or (had.get(each.host) and had[each.host].ranks == each.ranks):
-            continue
-        holders = [old.host for old in before.placements if set(old.ranks) & set(each.ranks)]
-        return (
-            f"DeepSpeed's parts of ranks {each.ranks[0]} to {each.ranks[-1]} are on the disks of "
-            f"{', '.join(holders)}, and these ranks would run on {each.host}",
-            "the same hosts in the same order; or an --output that all hosts share, for a new run",
-        )
-    return None
-
-
-def _cannot_recut(recipe: Recipe, facts: Facts) -> str | None:
-    """Why DeepSpeed's checkpoints cannot be read by another number of ranks; None: they can.
-
-    With stages 0 to 2 the weights after it are those of a run that never stopped. With stage 3 updates were
-    3 to 5 % others (DeepSpeed 0.19, universal checkpoints).
-    """
-    apart = next((host for host, about in facts.items() if not about["shared"]), None)
-    if apart:
-        return f"{apart} does not see the parts of the other hosts"
-    given = given_config(recipe)
-    stage = (given.get("zero_optimization") or {}).get("stage", recipe.engine.zero)
-    if stage not in (0, 1, 2):
-        return "ZeRO-3's optimizer states do not come back exactly"
-    return "its states are offloaded" if recipe.engine.offload != "none" or "offload_" in str(given) else None
+    found = spec_of(recipe.engine.name).cannot_resume(recipe, before, places, facts)
+    if found is None or ranks == before.world_size:
+        return found
+    return f"was begun on {before.world_size} ranks, and there are {ranks} now: {found[0]}", found[1]
 
 
 def continued(run: RunFolder, job: Job) -> Job:

@@ -18,12 +18,12 @@ from typing import Any
 from muster.core.data import Data, ImageData, TextData, TextToSqlData
 from muster.core.hardware.devices import largest_memory
 from muster.core.hostlist import fold_hosts
-from muster.core.job import SLOWER, Facts
+from muster.core.job import ENGINE_CONFIG, SLOWER, Facts
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml
 from muster.core.secrets import masked, masked_words, shareable
 from muster.core.units import counted, format_bytes
-from muster.core.zero import open_values, read_user_config, user_precision
+from muster.engines.base import spec_of
 from muster.fleet.launchers.base import Home
 from muster.fleet.shell import Shell
 from muster.inputs.hub import check_names
@@ -33,7 +33,7 @@ from muster.planner.memory.fit import Room, lacking, need
 from muster.planner.orders import TRACKERS
 from muster.planner.plan import ask, hosts_first
 from muster.planner.resolve import AUTO
-from muster.runs.resolve import NEEDED, Attempt, Ready, agree
+from muster.runs.resolve import Attempt, Ready, agree, needed
 from muster.store.images import ImageFolders, find_images
 from muster.store.records import find_data, names_of
 from muster.store.runfolder import RunFolder
@@ -62,23 +62,25 @@ def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[
         ready = agree(inputs, run, _with_most(facts), Attempt(), chosen)
         listed.append("as much memory as any host has: with less, it fits in no way")
     told = _document(inputs, run, ready)
-    left = open_values(told["deepspeed"] or {})
+    left = open_values(told[ENGINE_CONFIG] or {})
     if left:
-        listed.append(f"DeepSpeed's {', '.join(left)}: filled in by the ranks")
+        called = spec_of(inputs.recipe.engine.name).called
+        listed.append(f"{called}'s {', '.join(left)}: filled in by the ranks")
     return {**told, "assumed": listed}
 
 
 def _assumed(inputs: Inputs, run: RunFolder) -> Facts:
     """What hosts that nobody asked might say."""
     recipe = inputs.recipe
-    packages = [name for each in recipe.measure.report_to for name in TRACKERS[each]]
+    trackers = [name for each in recipe.measure.report_to for name in TRACKERS[each]]
+    packages = [*needed(recipe), *trackers]
     gpu: dict[str, Any] = {"name": None, "memory_total": None, "capability": None}
     return {
         host.label: {
             "gpus": [gpu] * (host.slots or 1) if _gpu_reason(inputs) else [],
             "cores": None,
             "network": {},
-            "versions": dict.fromkeys((*NEEDED, "deepspeed", *packages), "not known"),
+            "versions": dict.fromkeys(packages, "not known"),
             "python": recipe.launch.python or sys.executable,
             "torchrun_folder": str(run.path / "hosts" / f"{host.label}.attempt1" / "torchrun"),
             "port": recipe.launch.port or PORT,
@@ -92,7 +94,7 @@ def _gpu_reason(inputs: Inputs) -> str | None:
     recipe = inputs.recipe
     if recipe.launch.device != "auto":
         return "launch.device=cuda" if recipe.launch.device == "cuda" else None
-    fixed = user_precision(read_user_config(recipe.engine.config)) if recipe.engine.config else None
+    fixed = spec_of(recipe.engine.name).given(recipe).precision
     return "fp16 needs them" if recipe.trains and "fp16" in (recipe.precision, fixed) else None
 
 
@@ -120,6 +122,17 @@ def _assumptions(inputs: Inputs, run: RunFolder) -> list[str]:
     found.append(f"files are in {run.path}; on hosts that do not share it, below {elsewhere}")
     if recipe.measure.peaks:
         found.append("measure.peaks: whether its figures are of these hosts was not checked")
+    return found
+
+
+def open_values(config: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The dotted names of what is still "auto"."""
+    found = []
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            found += open_values(value, f"{prefix}{key}.")
+        elif value == "auto":
+            found.append(prefix + key)
     return found
 
 
@@ -183,7 +196,7 @@ def _document(inputs: Inputs, run: RunFolder, ready: Ready) -> dict[str, Any]:
         "device": job.device,
         "world_size": job.world_size,
         "plan": plan.model_dump(mode="json") if plan else None,
-        "deepspeed": told[first.host]["job"]["deepspeed"],
+        ENGINE_CONFIG: told[first.host]["job"][ENGINE_CONFIG],
         "decisions": data["decisions"],
         "warnings": warnings,
         "recipe": shareable(recipe.as_dict())[0],
@@ -300,7 +313,7 @@ def _training(told: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _order(told: Mapping[str, Any]) -> list[str]:
-    """All commands, environments, DeepSpeed's configuration and the recipe."""
+    """All commands, environments, the engine's configuration and the recipe."""
     lines = [f"# assumed: {text}" for text in told["assumed"]]
     for each in told["launch"]:
         lines += [f"# starts the agent of {fold_hosts(each['hosts'])}, which then gets its source from here"]
@@ -309,8 +322,9 @@ def _order(told: Mapping[str, Any]) -> list[str]:
         lines.append(f"# {host['host']}, ranks {host['ranks'][0]} to {host['ranks'][-1]}: the agent starts")
         lines += [_command(host["environment"], host["start"]), ""]
     lines += [f"# {each['field']} = {each['value']}: {each['why']}" for each in told["decisions"]]
-    if told["deepspeed"]:
-        lines += ["", "# DeepSpeed's configuration", json.dumps(told["deepspeed"], indent=2)]
+    if told[ENGINE_CONFIG]:
+        called = spec_of(told["recipe"]["engine"]["name"]).called
+        lines += ["", f"# {called}'s configuration", json.dumps(told[ENGINE_CONFIG], indent=2)]
     return [*lines, "", "# recipe.yaml", dump_yaml(told["recipe"])]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from muster.core.errors import RecipeError, UsageError
 from muster.core.job import Facts, Job
 from muster.core.recipe import Recipe
+from muster.engines.base import spec_of
 from muster.inputs.peaks import peaks_of
 from muster.inputs.read import Inputs
 from muster.planner.decide import Decided, check_disk
@@ -20,6 +21,7 @@ from muster.runs.continuing import continued
 from muster.store.runfolder import RunFolder
 
 NEEDED = ("torch", "transformers", "accelerate", "pydantic")
+PROFILER = "deepspeed"  # has the one of measure.profile=flops
 
 
 @dataclass(frozen=True)
@@ -77,15 +79,19 @@ def agree(
     return Ready(job, decided, told, plan)
 
 
+def needed(recipe: Recipe) -> list[str]:
+    """The packages that the recipe's ranks import."""
+    if not recipe.trains:
+        return ["torch", "pydantic"]
+    profiler = [PROFILER] if recipe.measure.profile == "flops" else []
+    return list(dict.fromkeys([*NEEDED, *spec_of(recipe.engine.name).packages, *profiler]))
+
+
 def check_hosts(facts: Facts, recipe: Recipe) -> None:
     """Every host has what ranks import, in the same versions. Raises UsageError naming the host."""
-    needed = [*NEEDED, *(["deepspeed"] if recipe.engine.name == "deepspeed" else [])]
-    if recipe.measure.profile == "flops" and recipe.engine.name != "deepspeed":
-        needed.append("deepspeed")  # whose profiler it is
-    if not recipe.trains:
-        needed = ["torch", "pydantic"]
+    wanted = needed(recipe)
     for host, about in facts.items():
-        missing = [name for name in needed if not about["versions"].get(name)]
+        missing = [name for name in wanted if not about["versions"].get(name)]
         if missing:
             raise UsageError(
                 f"{', '.join(missing)} not installed for {about['python']}",
@@ -102,7 +108,7 @@ def check_hosts(facts: Facts, recipe: Recipe) -> None:
                     hint=f"pip install {TRACKERS[tracker][0]} there, or leave it out",
                     failure="remote_module_missing",
                 )
-    for name in needed:
+    for name in wanted:
         values = {about["versions"][name] for about in facts.values()}
         if len(values) > 1:
             held = ", ".join(f"{host}: {about['versions'][name]}" for host, about in facts.items())
@@ -112,11 +118,12 @@ def check_hosts(facts: Facts, recipe: Recipe) -> None:
 
 
 def check_sharing(recipe: Recipe, facts: Facts) -> None:
-    """FSDP's checkpoints are written by rank 0 alone. Raises UsageError where other hosts would lack them."""
+    """Raises UsageError where hosts would lack checkpoints that the first one writes alone."""
     apart = [host for host, about in facts.items() if not about["shared"]]
-    if recipe.engine.name == "fsdp" and recipe.checkpoint.every and apart and len(facts) > 1:
+    engine = spec_of(recipe.engine.name)
+    if engine.one_disk and recipe.checkpoint.every and apart and len(facts) > 1:
         raise UsageError(
-            "does not see the run folder, and FSDP's checkpoints are written by the first host alone",
+            "does not see the run folder, and the first host alone writes checkpoints",
             host=apart[0],
             hint="an --output that all hosts share, engine.name=deepspeed, or checkpoint.every=null",
         )

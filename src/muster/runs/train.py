@@ -18,14 +18,14 @@ from typing import Any
 
 from muster import __version__
 from muster.core.errors import InventoryError, JobError, MusterError, RunFolderError, refused
-from muster.core.job import Facts, Job, Placement, place
+from muster.core.job import ENGINE_CONFIG, Facts, Job, Placement, place
 from muster.core.printable import scrubbed_data
 from muster.core.recipe import recipe_from
 from muster.core.recipes import read_yaml
 from muster.core.result import Failure, Result
 from muster.core.secrets import masked, masked_override, scrubber
 from muster.core.slurm import allocation
-from muster.core.zero import read_user_config
+from muster.engines.base import packages
 from muster.fabric.run import judged, write_tables
 from muster.failures.table import disk_full
 from muster.fleet.cause import judge_outcome, with_way_on
@@ -307,12 +307,13 @@ def freeze(run: RunFolder, ready: Ready, inputs: Inputs) -> None:
     job, orders = ready.job, ready.orders
     recipe = inputs.recipe.as_dict()
     shown = inputs.recipe.env_show
-    if inputs.recipe.engine.config and not run.deepspeed_given.exists():
-        write_json(run.deepspeed_given, read_user_config(inputs.recipe.engine.config))
-        recipe["engine"]["config"] = str(run.deepspeed_given)  # a resumed run reads what this one read
-    told = next(iter(orders.values()))["job"]
-    if told["deepspeed"]:
-        write_json(run.deepspeed, told["deepspeed"])
+    own, given = inputs.recipe.engine.config, run.engine_config_given
+    if own and not given.exists():
+        write_text(given, Path(own).expanduser().read_text(encoding="utf-8"))
+        recipe["engine"]["config"] = str(given)  # a resumed run reads what this one read
+    config = next(iter(orders.values()))["job"][ENGINE_CONFIG]
+    if config:
+        write_json(run.engine_config, config)
     if job.peaks and not run.peaks.exists():
         write_json(run.peaks, asdict(job.peaks))
         recipe["measure"]["peaks"] = str(run.peaks)
@@ -343,7 +344,7 @@ def freeze(run: RunFolder, ready: Ready, inputs: Inputs) -> None:
         "source": inventory.source,
         "hosts": [{"name": host.name, "slots": host.slots} for host in inventory.hosts],
     }
-    written = {**job.as_dict(), "inventory": source, "orders": hosts, "deepspeed": told["deepspeed"]}
+    written = {**job.as_dict(), "inventory": source, "orders": hosts, ENGINE_CONFIG: config}
     write_json(run.job, scrubbed_data(written))
 
 
@@ -355,7 +356,7 @@ def _recorded(order: Mapping[str, Any], shown: Sequence[str]) -> dict[str, Any]:
 
 def _versions() -> dict[str, str | None]:
     found: dict[str, str | None] = {}
-    for name in ("torch", "transformers", "deepspeed", "accelerate", "pydantic", "duckdb"):
+    for name in ("torch", "transformers", *packages(), "accelerate", "pydantic", "duckdb"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -103,8 +103,9 @@ class RunFolder:
     recipe = Inside("recipe.yaml")  # the recipe as it was resolved, frozen before the launch
     plan = Inside("plan.json")  # decisions with their reasons
     job = Inside("job.json")  # the placement and everything else that was fixed
-    deepspeed = Inside("deepspeed.json")  # the configuration that DeepSpeed gets
-    deepspeed_given = Inside("deepspeed-given.json")  # a copy of the user's own DeepSpeed file
+    # The configuration that the engine gets, and a copy of the user's own: named when one engine had any.
+    engine_config = Inside("deepspeed.json")
+    engine_config_given = Inside("deepspeed-given.json")
     # The measured peaks of the hosts' devices, out of the document that the recipe named.
     peaks = Inside("peaks.json")
     env = Inside("env.json")  # versions and environment of the controller

@@ -1,2 +1,2 @@
-"""Runs as a rank: engines, workloads, instruments. Imports core and store alone; the control side never
-imports it."""
+"""Runs as a rank: workloads, instruments, and through the registry an engine. Imports core, store and
+engines' specs alone; the control side never imports it."""

@@ -7,10 +7,13 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from muster.core.batch import Batch
+from muster.core.job import ENGINE_CONFIG
 from muster.core.recipe import Recipe, recipe_from
+from muster.engines.base import EngineSpec, runtime_of, spec_of
 from muster.store import events
 
 
@@ -43,12 +46,22 @@ class Context:
     shared: bool
     attempt: int
     resume_step: int | None
-    deepspeed: dict[str, Any] | None
+    engine_config: dict[str, Any] | None
     rank: int
     local_rank: int
     world_size: int
     emit: Emitter = field(repr=False)
     hosts: tuple[tuple[str, int, int], ...] = ()  # (label, first rank, slots) of every host, in order
+
+    @property
+    def spec(self) -> EngineSpec:
+        """What the recipe's engine answers."""
+        return spec_of(self.recipe.engine.name)
+
+    @property
+    def engine(self) -> ModuleType:
+        """What ranks run of it."""
+        return runtime_of(self.recipe.engine.name)
 
     @property
     def main(self) -> bool:
@@ -91,7 +104,7 @@ def read_context(spec: dict[str, Any]) -> Context:
         shared=bool(spec["shared"]),
         attempt=job["attempt"],
         resume_step=job["resume_step"],
-        deepspeed=json.loads(json.dumps(spec.get("deepspeed"))),
+        engine_config=json.loads(json.dumps(spec.get(ENGINE_CONFIG))),
         rank=rank,
         local_rank=int(os.environ["LOCAL_RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),

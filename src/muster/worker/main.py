@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 from muster.core.errors import MusterError, UsageError, WorkerError
 from muster.core.registry import load_plugin
 from muster.core.schedule import learning_rate
-from muster.core.zero import user_training
+from muster.engines.base import packages
 from muster.store import events
 from muster.store.sealed import files_of, hashes
 from muster.worker.context import Context, read_context
@@ -30,7 +30,7 @@ from muster.worker.workloads.base import HeldOut
 # ----------------------------------------------------------------------------------------------------
 # What a rank says of itself before it trains.
 
-PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "peft", "numpy")
+PACKAGES = ("torch", "transformers", "accelerate", *packages(), "datasets", "peft", "numpy")
 
 
 def started(context: Context, built: Any) -> None:
@@ -106,17 +106,16 @@ class ScheduleWatch(TrainerCallback):  # type: ignore[misc]
     """Holds the optimizer's rate at the begin of every step against the recipe's formula; the first
     difference becomes a note in the result.
 
-    Not watched: a scheduler of DeepSpeed's own, which the plan names, and fp16, whose skipped steps do not
+    Not watched: a scheduler of the engine's own, which the plan names, and fp16, whose skipped steps do not
     move the schedule.
     """
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        fixed = user_training(context.deepspeed or {})
-        known: dict[str, Any] = {name: fixed[name] for name in ("learning_rate", "warmup") if name in fixed}
+        fixed = context.spec.fixed(context.engine_config or {})
+        known = {name: value for name, value in fixed.train.items() if name in ("learning_rate", "warmup")}
         self.train = context.recipe.train.model_copy(update=known)
-        own = "scheduler" in (context.deepspeed or {})
-        self.watching = context.main and not own and context.precision != "fp16"
+        self.watching = context.main and not fixed.schedule and context.precision != "fp16"
 
     def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         """Compare."""
@@ -235,10 +234,9 @@ def _run(context: Context) -> None:
         workload.measure(context)
         context.emit(events.Done, step=0)
         return
-    engine = load_plugin("muster.worker.engines", context.recipe.engine.name)
     clear_stale_locks(context)
-    engine.join(context)
-    trained = _train(context, workload, engine)
+    context.engine.join(context)
+    trained = _train(context, workload)
     if context.recipe.evaluate.after and context.recipe.checkpoint.model and trained.held_out:
         from muster.worker.answering import answer
 
@@ -258,9 +256,10 @@ class _Trained:
     held_out: list[HeldOut]
 
 
-def _train(context: Context, workload: ModuleType, engine: ModuleType) -> _Trained:
+def _train(context: Context, workload: ModuleType) -> _Trained:
     from muster.worker.uneven import settle_shares
 
+    engine = context.engine
     built = workload.build(context, {**training_arguments(context), **engine.arguments(context)})
     if hasattr(engine, "adapt") and context.world_size > 1:
         engine.adapt(built.trainer.model)
@@ -308,7 +307,8 @@ def prepare_process(context: Context) -> None:
 
 
 def set_loss_scale(context: Context, trainer: Any) -> None:
-    """The recipe's initial loss scale for fp16 under DDP and FSDP; DeepSpeed has it in its configuration."""
+    """The recipe's initial loss scale for fp16, where accelerate scales; else the engine's configuration has
+    it."""
     scaler = getattr(trainer.accelerator, "scaler", None)
     scale = context.recipe.loss_scale
     if scale is None or scaler is None or not scaler.state_dict():
@@ -335,9 +335,11 @@ def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
         else None
     )
     # What a compiled model is called by is no longer Python's; a GPU's own waiting cannot be told apart.
-    apart = context.device != "cuda" or not recipe.engine.may_shard_weights
+    apart = context.device != "cuda" or not context.spec.shards_weights(recipe.engine.stage)
     own = Computing(context.device) if apart and not recipe.train.compile else None
-    meter = Meter(context.emit, built.count, measure.window, context.device, flops, measure.profiled, own)
+    skipped = getattr(context.engine, "skipped_steps", None)
+    window, profiled = measure.window, measure.profiled
+    meter = Meter(context.emit, built.count, window, context.device, flops, profiled, own, skipped)
     trainer.add_callback(Keeper(context))
     trainer.add_callback(ScheduleWatch(context))
     if recipe.measure.attention:

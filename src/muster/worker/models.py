@@ -1,17 +1,18 @@
 """Making models: what every workload may use.
 
-A model is made whole by every rank, or in shards (`model.create`). Under ZeRO-3 each module is partitioned as
-soon as it is made and drawn while it is gathered, so that no rank ever holds more than its part and one
-module. Under FSDP the first rank makes it and hands out parts, while the others' memory stays untouched. The
-first weights are the same in every way on CPUs. On GPUs ZeRO-3 draws its shards' weights on the device, with
-another generator than the CPU's: from the same distributions, but not the same numbers.
+A model is made whole by every rank, or in shards (`model.create`), as the engine does it. Either each
+module is partitioned as soon as it is made and drawn while it is gathered, so that no rank ever holds more
+than its part and one module (ZeRO-3). Or the first rank makes it and hands out parts, while the others'
+memory stays untouched (FSDP). The first weights are the same in every way on CPUs. On GPUs ZeRO-3 draws its
+shards' weights on the device, with another generator than the CPU's: from the same distributions, but not
+the same numbers.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,13 @@ def create(context: Context, make: Callable[[], Any]) -> Any:
 
     seed = context.recipe.train.seed
     torch.manual_seed(seed)
-    if _by_zero3(context):
+    if _cuts(context):
         with sharded(context), _tight_heap():
             model = make()  # Transformers draws the weights afterwards, on rank 0
     else:
         with no_init_weights():  # as it does there; else each layer is drawn twice, by torch as well
             model = make()
-        if context.main or not _by_fsdp(context):
+        if context.main or not _by_first(context):
             model.initialize_weights()
         model.tie_weights()
     torch.manual_seed(seed + 1)
@@ -69,7 +70,7 @@ def load(context: Context, kind: Any, name: str, **fields: Any) -> Any:
 
     fields["dtype"] = torch.float32
     torch.manual_seed(context.recipe.train.seed)  # for what the checkpoint does not have, such as a new head
-    if _by_fsdp(context) and not context.main:
+    if _by_first(context) and not context.main:
         config = fields.pop("config", None)
         config = config or load_from(AutoConfig.from_pretrained, name, "model.name", **fields)
         with no_init_weights():
@@ -82,25 +83,20 @@ def load(context: Context, kind: Any, name: str, **fields: Any) -> Any:
     return model
 
 
-def _by_zero3(context: Context) -> bool:
-    return context.recipe.model.create == "sharded" and context.recipe.engine.name == "deepspeed"
+def _cuts(context: Context) -> bool:
+    """Whether modules are cut as soon as they are made."""
+    return context.recipe.model.create == "sharded" and hasattr(context.engine, "sharded")
 
 
-def _by_fsdp(context: Context) -> bool:
-    return context.recipe.model.create == "sharded" and context.recipe.engine.name == "fsdp"
+def _by_first(context: Context) -> bool:
+    """Whether the first rank makes the model for all."""
+    return context.recipe.model.create == "sharded" and context.spec.made_by_first
 
 
-@contextmanager
-def sharded(context: Context) -> Iterator[None]:
-    """Inside, Transformers knows that models are cut into shards (ZeRO-3), where this one is."""
-    if not _by_zero3(context):
-        yield
-        return
-    from transformers.integrations import HfDeepSpeedConfig
-
-    known = HfDeepSpeedConfig(context.deepspeed)  # Transformers asks for it as long as it lives
-    yield
-    del known
+def sharded(context: Context) -> AbstractContextManager[None]:
+    """Inside, models are cut into shards as they are made, where this one is."""
+    made: AbstractContextManager[None] = context.engine.sharded(context) if _cuts(context) else nullcontext()
+    return made
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 
 from muster.checks.base import Answers, Context, Finding, Level
 from muster.core.hostlist import fold_hosts
+from muster.engines.base import EngineSpec, spec_of
 
 NO_MAJORITY = ", and no value has a majority"
 
@@ -196,7 +197,7 @@ def world_size(context: Context, answers: Answers) -> int:
     return sum(host_slots(context, host, answer.get("gpus")) for host, answer in answers.items())
 
 
-def engine(context: Context) -> Mapping[str, Any]:
-    """The recipe's engine section; empty without a recipe."""
-    section = context.recipe.get("engine")
-    return section if isinstance(section, Mapping) else {}
+def engine(context: Context) -> EngineSpec:
+    """The recipe's engine; without a recipe one of which nothing is known."""
+    name = (context.recipe.get("engine") or {}).get("name")
+    return spec_of(name) if name else EngineSpec("")

@@ -124,7 +124,8 @@ def _shares(about: About, folders: list[str], answers: Answers, peers: Answers, 
             "; ".join(apart),
             "mount | grep nfs; sudo mount -a",
         )
-    needs = engine(context).get("name") == "fsdp" and (context.recipe.get("checkpoint") or {}).get("every")
+    kind = engine(context)
+    needs = kind.one_disk and (context.recipe.get("checkpoint") or {}).get("every")
     words = "; ".join(
         text
         for text in (
@@ -139,6 +140,8 @@ def _shares(about: About, folders: list[str], answers: Answers, peers: Answers, 
         )
     if alone and not together and needs:
         return about.warn(
-            "FSDP's checkpoints need a folder that all hosts share", words, "--output on a shared disk"
+            f"{kind.called}'s checkpoints need a folder that all hosts share",
+            words,
+            "--output on a shared disk",
         )
     return about.passed(words)

@@ -18,6 +18,7 @@ from muster.checks.families._judging import (
     version_key,
 )
 from muster.core.hostlist import fold_hosts
+from muster.engines.base import packages
 
 # ----------------------------------------------------------------------------------------------------
 # Judging what DeepSpeed compiles its operators with at first use. Pure.
@@ -38,10 +39,7 @@ TOOLCHAIN = (
 
 def judge_toolchain(answers: Answers, context: Context) -> list[Finding]:
     """Both questions; not applicable to recipes that compile nothing."""
-    section = engine(context)
-    builds = section.get("name") == "deepspeed" and (
-        section.get("offload") not in (None, "none") or bool(section.get("config"))
-    )
+    builds = engine(context).compiles(context.recipe.get("engine") or {})
     return [
         *each("versions.compiler", answers, lambda at, a: _compiler(at, a, builds)),
         *each("versions.nvcc", answers, lambda at, a: _nvcc(at, a, builds)),
@@ -90,7 +88,8 @@ def _nvcc(about: About, answer: Mapping[str, Any], builds: bool) -> Finding:
 # The versions of the ranks' interpreter and packages.
 
 # What ranks' messages, checkpoints and numbers depend on: a difference breaks a job, or spoils it.
-_MUST = ("torch", "deepspeed", "transformers", "accelerate")
+_ALL = ("torch", "transformers", "accelerate")
+_MUST = (_ALL[0], *packages(), *_ALL[1:])
 # What hosts are asked for.
 PACKAGES = (
     *_MUST,
@@ -304,8 +303,7 @@ def _package(check: str, name: str, values: Mapping[str, str | None], context: C
 
 def _needed(context: Context) -> tuple[str, ...]:
     """What a recipe's ranks import; without a recipe, what those of any do."""
-    name = (context.recipe.get("engine") or {}).get("name")
-    return _MUST if name == "deepspeed" else tuple(each for each in _MUST if each != "deepspeed")
+    return (*_ALL, *engine(context).packages)
 
 
 def _rest(able: Answers) -> list[Finding]:

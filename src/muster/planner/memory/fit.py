@@ -8,17 +8,18 @@ where there is one for this arithmetic, else closed forms (activations.py), whic
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from muster.core import families
 from muster.core.families import t5
-from muster.core.trace import AFTER_BLOCKS, BACKWARD, Pass, Trace
+from muster.core.trace import AFTER_BLOCKS, BACKWARD, Arithmetic, Pass, Trace
 from muster.core.units import format_bytes
+from muster.engines.base import spec_of
+from muster.engines.spread import NO_DISK, ModelSpread, NvmeOffload, Tensors
+from muster.engines.states import Parts, States, added, elements, largest
 from muster.planner.memory.activations import Kept, Lengths, activation_bytes, logit_bytes, stacks
-from muster.planner.memory.parts import Parts, States, added, elements, largest
 from muster.planner.memory.states import likely_tensors, states
-from muster.planner.spread import NO_DISK, ModelSpread, NvmeOffload, Tensors
 
 MARGIN = 0.06  # of a device's or a host's memory, left free
 SLACK = 0.04  # of all tensors: what torch's allocator reserves and cannot hand out
@@ -70,11 +71,9 @@ class Setting:
         return 4 if self.precision == "fp32" else 2
 
     @property
-    def arithmetic(self) -> str:
+    def arithmetic(self) -> Arithmetic:
         """fp32; half: the whole model as it computes; autocast: weights in fp32, copies for the products."""
-        if self.element == 4:
-            return "fp32"
-        return "half" if self.engine == "deepspeed" or self.spread.cut else "autocast"
+        return spec_of(self.engine).arithmetic(self.precision, self.ranks)
 
     @property
     def kept(self) -> Kept:
@@ -97,25 +96,8 @@ class Setting:
     @property
     def spread(self) -> ModelSpread:
         """How the model is spread over ranks."""
-        return ModelSpread(
-            engine=self.engine,
-            ranks=self.ranks,
-            element=self.element,
-            stage=self.stage,
-            offload=self.offload,
-            disk=self.disk,
-            device=self.device,
-            micro_steps=self.accumulation,
-            together=self.together,
-            bucket=self.bucket,
-            overlap=self.overlap,
-            prefetch=self.prefetch,
-            persistence=self.persistence,
-            live=self.live,
-            reuse=self.reuse,
-            sub_group=self.sub_group,
-            pins=self.pins,
-        )
+        names = [each.name for each in fields(ModelSpread) if hasattr(self, each.name)]
+        return ModelSpread(micro_steps=self.accumulation, **{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True)
@@ -148,12 +130,15 @@ class Room:
 
 
 def need(setting: Setting) -> Need | None:
-    """What a rank needs at its peak; None for a family that is not known and was not traced."""
+    """What a rank needs at its peak; None for a family that is not known and was not traced, or an engine
+    that does not say what it holds."""
     passing = _passing(setting)
     if passing is None:
         return None
     tensors = setting.tensors
     found = states(setting.spread, tensors)
+    if found is None:
+        return None
     moments = moments_of(found, passing, accumulates=setting.accumulation > 1)
     sums = {name: sum(parts.values()) for name, parts in moments.items()}
     moment = max(sums, key=lambda name: sums[name])
@@ -188,11 +173,11 @@ def _with_overhead(
     count = elements(tensors)
     making = 4 * (count if setting.create == "whole" else largest(tensors))
     first: Parts = {}  # one after the other: the larger counts
-    if setting.create == "sharded" and setting.engine == "fsdp":
+    engine = spec_of(setting.engine)
+    if setting.create == "sharded" and engine.made_by_first:
         first["the whole model, made by the first rank"] = 4 * count
-    elif setting.saves and (setting.stage == 3 or setting.engine == "fsdp") and setting.ranks > 1:
-        width = 4 if setting.engine == "fsdp" else setting.element
-        first["the whole model, saved by the first rank"] = width * count
+    elif setting.saves and engine.shards_weights(setting.stage) and setting.ranks > 1:
+        first["the whole model, saved by the first rank"] = engine.weight_bytes(setting.element) * count
     if setting.device == "cpu":
         everything = added(device, host)
         everything = added(everything, {"allocator slack": int(SLACK * sum(everything.values()))})

@@ -12,21 +12,19 @@ from typing import Any
 
 from muster.core import families
 from muster.core.trace import EMBEDDINGS, Parameter
+from muster.engines.base import spec_of
+from muster.engines.spread import ModelSpread, Tensors
+from muster.engines.states import States, elements
 from muster.planner.memory.activations import Lengths, Stack, stacks
-from muster.planner.memory.fsdp import ddp, fsdp
-from muster.planner.memory.parts import States, elements
-from muster.planner.memory.zero import zero
-from muster.planner.spread import ModelSpread, Tensors
 
 _OUTPUT = "output.weight"
 
 
 @lru_cache(maxsize=512)
-def states(spread: ModelSpread, tensors: Tensors, rank: int | None = None) -> States:
-    """What a rank holds; None: of the one that holds most. The result is shared: not to be changed."""
-    if spread.engine == "deepspeed":
-        return zero(spread, tensors, rank)
-    return fsdp(spread, tensors, rank or 0) if spread.cut else ddp(spread, tensors)
+def states(spread: ModelSpread, tensors: Tensors, rank: int | None = None) -> States | None:
+    """What a rank holds, as its engine says; rank None: the one that holds most. None: the engine does not
+    say. The result is shared: not to be changed."""
+    return spec_of(spread.engine).states(spread, tensors, rank)
 
 
 def likely_tensors(

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from muster.core.errors import UsageError
 from muster.core.hardware.machines import Machines
+from muster.engines.traffic import Call
 
 RINGS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}  # times (n - 1) steps
 # Seconds of starting a call, beside its hops. gloo: from Python to its threads and back, measured between two
@@ -27,15 +28,6 @@ CALL = {"gloo": 2.5e-4, "nccl": 1.0e-5}
 # neighbours are the same rank, and gloo has one connection for both directions: 0.66 to 0.86 of what its
 # all-reduce gets, over links of 200 Mbit/s and 1 Gbit/s. With three, each carries data one way: 0.86 to 1.
 PAIR_SHARE = {"gloo": 0.75}
-
-
-@dataclass(frozen=True)
-class Call:
-    """A collective. `size`: bytes of the whole array, as nccl-tests count: what all ranks gather together,
-    what is reduced, what is scattered. `operation`: as core/fabric/busbw.py names it."""
-
-    operation: str
-    size: int
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from muster.core.hardware.devices import CPU
 from muster.core.hardware.links import LinkFigures, SharedLink
 from muster.core.recipe import Recipe
 from muster.core.result import Result
+from muster.engines.base import spec_of
 from muster.planner.time.collective import CALL, RINGS
 from muster.planner.time.steptime import Calibration, StepCase, case_key, engine_key, ideal, link_key, predict
 from muster.planner.time.update import HOST_BANDWIDTH
@@ -124,7 +125,7 @@ def _learn_computation(name: str, runs: Sequence[MeasuredRun], known: Calibratio
     """
     alone = [run for run in runs if run.case.machines.ranks == 1]
     shown = [run for run in alone if shows_device(run.case)]
-    plain = [run for run in shown if run.case.spread.engine == "ddp"]
+    plain = [run for run in shown if spec_of(run.case.spread.engine).plain]
     if not plain:
         return _learn_device(name, shown, known)
     engines = {key: each for key, each in known.engines.items() if key not in {*map(_engine, runs)}}

@@ -9,7 +9,7 @@ a measured run (learning.py); until then EFFICIENCY is assumed. Each operation c
 what it does (KERNEL), and on a GPU none starts before Python has asked for it (LAUNCH): small models wait for
 that.
 
-Communication: traffic.py's calls, each a latency per hop and bytes over the slowest link
+Communication: the engine's calls, each a latency per hop and bytes over the slowest link
 (collective.py), less what the engine hides behind the computation.
 
 Optimizer: update.py.
@@ -27,10 +27,10 @@ from muster.core.hardware.devices import plain_name
 from muster.core.hardware.links import Link, LinkFigures, calibrated
 from muster.core.hardware.machines import Machines
 from muster.core.trace import Parameter, Pass
-from muster.planner.spread import ModelSpread
-from muster.planner.time.collective import Call, seconds
-from muster.planner.time.exchange import Segment, Traffic
-from muster.planner.time.traffic import traffic_of
+from muster.engines.base import spec_of
+from muster.engines.spread import ModelSpread
+from muster.engines.traffic import Call, Passes, Segment, Traffic
+from muster.planner.time.collective import library_of, seconds
 from muster.planner.time.update import update
 
 # ----------------------------------------------------------------------------------------------------
@@ -145,6 +145,29 @@ class _Clock:
         self.now += max(0.0, seconds)
 
 
+def traffic_of(parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
+    """What is exchanged per optimizer step. One rank alone exchanges nothing.
+
+    Raises UsageError for an engine that is not known, or does not say.
+    """
+    engine = spec_of(spread.engine)
+    if spread.ranks == 1:
+        return Traffic(Passes(), Passes(), (), spread.micro_steps)
+    found = engine.traffic(parameters, spread)
+    if found is None:
+        raise UsageError(f"what ranks exchange under {engine.name} is unknown")
+    return found
+
+
+def lump(count: int, trained: int | None = None, layers: int = 12) -> tuple[Parameter, ...]:
+    """Parameters where only their number is known: layers of about the same size. `trained`: so many in
+    adapters beside them, and they are frozen; None: all of them."""
+    sizes = [count * (i + 1) // layers - count * i // layers for i in range(layers)]
+    own = trained is None
+    parts = tuple(Parameter(f"layers.{i}.weight", (s,), own, f"layers.{i}") for i, s in enumerate(sizes))
+    return parts if trained is None else (*parts, Parameter("adapter", (trained,), True, ""))
+
+
 # ----------------------------------------------------------------------------------------------------
 # A step, in parts.
 
@@ -153,10 +176,7 @@ EFFICIENCY = 0.6  # of the stated figures, where nothing was measured: amid docs
 # and call it; and on a GPU, until Python has launched it. Usual figures; CPU: measured on a core of an EPYC.
 KERNEL = {"cuda": 3e-6, "cpu": 5e-6}
 LAUNCH = 8e-6
-# Seconds per tensor and micro-step that DeepSpeed's hooks take beyond PyTorch's own, by stage, and that the
-# optimizer takes per step: DeepSpeed 0.19 on a core of an EPYC, slopes between 100 and 400 tensors.
-HOOKS = (20e-6, 40e-6, 45e-6, 300e-6)
-STEPPING = 15e-6
+STEPPING = 15e-6  # seconds per tensor that the optimizer takes per step, on a core of an EPYC
 SEVERAL = ", several ranks"  # in an engine's key
 ALONE = ", operations alone"  # in the key of a computation of which nobody knows what it moves
 
@@ -262,7 +282,7 @@ def case_key(case: StepCase) -> str:
 def engine_key(case: StepCase, *, several: bool = False) -> str:
     """What an engine's own work is known by in a Calibration: on one rank, or among `several`."""
     spread = case.spread
-    stage = f"-{spread.stage}" if spread.engine == "deepspeed" else ""
+    stage = f"-{spread.stage}" if spec_of(spread.engine).stages else ""
     offload = "" if spread.offload == "none" else f" {spread.offload}"
     among = SEVERAL if several else ""
     return f"{key(case.machines.device.name, case.precision)} {spread.engine}{stage}{offload}{among}"
@@ -311,7 +331,7 @@ def predict(case: StepCase, calibration: Calibration | None = None, *, micro: fl
     """
     known = calibration or Calibration()
     machines = measured_links(case.machines, known)
-    traffic = traffic_of(case.parameters, case.placed)
+    traffic, library = traffic_of(case.parameters, case.placed), library_of(machines.device.kind)
     assumed: list[str] = []
     if micro is None and case_key(case) not in known.efficiency:
         other = key(machines.device.name, case.precision) in known.efficiency
@@ -323,7 +343,7 @@ def predict(case: StepCase, calibration: Calibration | None = None, *, micro: fl
 
     def cost(call: Call) -> float:
         if call not in costs:
-            costs[call] = seconds(call, machines, traffic.library)
+            costs[call] = seconds(call, machines, library)
         return costs[call]
 
     trained = sum(p.numel for p in case.parameters if p.trained)
@@ -347,12 +367,12 @@ def evaluation(case: StepCase, samples: int, calibration: Calibration | None = N
     what a pass gathers first."""
     known = calibration or Calibration()
     machines = measured_links(case.machines, known)
-    traffic = traffic_of(case.parameters, case.placed)
+    traffic, library = traffic_of(case.parameters, case.placed), library_of(machines.device.kind)
     forward = computing(case, known) * case.work.forward / case.work.flops
     gathering = waited(
         traffic.last.forward,
         forward,
-        lambda call: seconds(call, machines, traffic.library),
+        lambda call: seconds(call, machines, library),
         gathers_hide=traffic.gathers_hide,
         reduces_hide=traffic.reduces_hide,
         pace=_pace(machines),
@@ -378,9 +398,7 @@ def measured_links(machines: Machines, known: Calibration) -> Machines:
 
 def _per_tensor(case: StepCase) -> float:
     """Seconds per micro-step in which an engine's own Python handles tensors."""
-    if case.spread.engine != "deepspeed":
-        return 0.0
-    return HOOKS[case.spread.stage] * sum(p.trained or case.spread.stage == 3 for p in case.parameters)
+    return spec_of(case.spread.engine).handling(case.parameters, case.spread.stage)
 
 
 def _hooks(case: StepCase) -> float:

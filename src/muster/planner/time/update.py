@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from muster.core.errors import UsageError
 from muster.core.hardware.machines import Machines
-from muster.planner.spread import ModelSpread
-from muster.planner.time.exchange import Traffic
+from muster.engines.base import spec_of
+from muster.engines.spread import ModelSpread
+from muster.engines.traffic import Traffic
 
 HOST_BANDWIDTH = 50e9  # bytes/s of a host's memory, all its ranks together, where it was not learned
 MEMORY = 0.8  # of its stated bandwidth that long sequential reads and writes get
 # Bytes per parameter of a rank's part: Adam reads gradient, weight and two moments and writes three of them
 # back (28), the norm reads the gradient (4), clipping reads and writes it (8).
 UPDATE = 40
-# How often a gradient is read and written on its way into a bucket, averaged, and out again.
-COPIES = {"ddp": 4, "fsdp": 4, "deepspeed": 6}
 
 
 def update(
@@ -31,10 +30,12 @@ def update(
     `learned`: bytes/s of a host's memory, all its ranks together; what is assumed is added to `assumed`.
     Raises UsageError where it offloads over a bus that is not known, or to a disk."""
     host_bandwidth = HOST_BANDWIDTH if learned is None else learned
-    part = trained / spread.owners
+    engine = spec_of(spread.engine)
+    exchanged = engine.exchanged(spread.element)
+    part = trained / (spread.ranks if engine.shards_optimizer(spread.stage) else 1)
     device = machines.device
     rate = MEMORY * device.bandwidth if device.bandwidth else None
-    copies = COPIES[spread.engine] * spread.exchanged * trained if spread.ranks > 1 else 0.0
+    copies = engine.copies * exchanged * trained if spread.ranks > 1 else 0.0
     if spread.disk.holds != "none":
         raise UsageError(
             "the speed of the disks that states are offloaded to is unknown",
@@ -58,22 +59,9 @@ def update(
             where=f"device {device.name}",
             hint="a device of the table, with figures by hand over it: h100{memory=80GB}",
         )
-    crossing = spread.exchanged * part * _crossings(spread)
+    crossing = exchanged * part * engine.crossings(spread)
     if spread.moves_parameters:
         crossing += (
             sum(call.size for call in traffic.calls() if call.operation == "all-gather") / spread.ranks
         )
     return done, crossing / machines.bus.bandwidth
-
-
-def _crossings(spread: ModelSpread) -> int:
-    """How often gradients and new weights of an optimizer step cross the bus. ZeRO 1 and 2: gradients down
-    (stage 2: of every micro-step), weights up (`stage_1_and_2.py`). ZeRO 3 (`stage3.py`): gradients down; of
-    every further micro-step the sum up and down again (`partition_grads`); up for the norm and down to the
-    optimizer (`_offload_grad_partition_at_boundary`); weights up, where they do not stay on the host. Of
-    parameters alone: new weights down (`_reassign_or_swap_out_partitioned_parameters`)."""
-    if not spread.moves_optimizer:
-        return 1
-    if spread.stage < 3:
-        return (spread.micro_steps if spread.stage > 1 else 1) + 1
-    return 2 * spread.micro_steps + (1 if spread.moves_parameters else 2)

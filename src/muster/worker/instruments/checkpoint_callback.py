@@ -48,8 +48,9 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """All ranks have written: seal the folder, then drop the oldest."""
         folder = self.context.checkpoints / f"{PREFIX}{state.global_step}"
-        if self.context.saver and not self.context.main:
-            write_what_is_missing(folder, self.context.recipe.engine.name, model)
+        complete = getattr(self.context.engine, "complete", None)
+        if complete and self.context.saver and not self.context.main:
+            complete(folder, model)
         barrier()
         if self.context.saver:
             written = time.perf_counter()
@@ -67,22 +68,6 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
         barrier()  # nobody drops an old checkpoint before the new one is complete on every disk
         if self.context.saver:
             prune(self.context.checkpoints, self.context.recipe.checkpoint.keep, state.global_step)
-
-
-def write_what_is_missing(folder: Path, engine: str, model: Any) -> None:
-    """On a disk that the first rank does not see: what only that rank writes, and its ranks need to go on.
-
-    The trainer and DeepSpeed are asked to save on every such disk, but save_pretrained writes weights on
-    rank 0 alone (transformers 5.23, distributed/mixin.py), and DeepSpeed its file `latest` as well (0.19,
-    runtime/engine.py).
-    """
-    if engine == "ddp" and not any(folder.glob("*.safetensors")):
-        from safetensors.torch import save_model
-
-        save_model(model, str(folder / "model.safetensors"))
-    steps = sorted(path.name for path in folder.glob("global_step*"))
-    if steps and not (folder / "latest").exists():
-        write_text(folder / "latest", steps[-1])
 
 
 def seal(folder: Path) -> tuple[str, int]:

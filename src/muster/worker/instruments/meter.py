@@ -74,6 +74,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         flops: FlopsCounter | None = None,
         profiled: range = range(0),
         computing: Computing | None = None,
+        skipped_by: Callable[[Any], int | None] | None = None,
     ) -> None:
         self.emit = emit
         self.count = count
@@ -82,6 +83,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.flops = flops
         self.profiled = profiled  # steps that get a window of their own
         self.computing = computing
+        self.skipped_by = skipped_by  # how many steps a trainer's engine has skipped, if it counts them
         self.trainer: Any = None
         self.clock = StepClock(device)
         self.began = 0.0
@@ -115,8 +117,8 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Start the first window. A resumed DeepSpeed engine remembers the steps that it skipped before."""
-        self.skipped_before = int(getattr(getattr(self.trainer, "deepspeed", None), "skipped_steps", 0) or 0)
+        """Start the first window. A resumed engine may remember the steps that it skipped before."""
+        self.skipped_before = self._counted() or 0
         if self.computing:
             self.computing.attach(self.trainer.accelerator.unwrap_model(self.trainer.model))
         self._open()
@@ -209,12 +211,14 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.clock.restart()  # what the line above counted is nobody's time
         self._open()
 
+    def _counted(self) -> int | None:
+        return self.skipped_by(self.trainer) if self.skipped_by else None
+
     def _was_skipped(self) -> bool:
-        """Whether a loss scaler threw this step away. DeepSpeed counts its own."""
-        engine = getattr(self.trainer, "deepspeed", None)
-        if engine is not None and hasattr(engine, "skipped_steps"):
-            skipped = engine.skipped_steps - self.skipped_before
-            return bool(skipped > self.total_skipped + len(self.skips))
+        """Whether a loss scaler threw this step away: the engine's own, or accelerate's."""
+        counted = self._counted()
+        if counted is not None:
+            return counted - self.skipped_before > self.total_skipped + len(self.skips)
         return bool(getattr(self.trainer.accelerator, "optimizer_step_was_skipped", False))
 
 

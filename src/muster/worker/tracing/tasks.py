@@ -172,7 +172,7 @@ def _context(request: TraceRequest, config: Mapping[str, Any]) -> Context:
     nowhere = Path()
     return Context(
         recipe=recipe, batch=Batch(1, 1, 1), precision="fp32", device="cpu", base=nowhere, place=nowhere,
-        shared=True, attempt=1, resume_step=None, deepspeed=None, rank=0, local_rank=0, world_size=1,
+        shared=True, attempt=1, resume_step=None, engine_config=None, rank=0, local_rank=0, world_size=1,
         emit=Emitter(None, rank=0, attempt=1),
     )  # fmt: skip
 

@@ -43,7 +43,7 @@ _GATHER = "stage3_gather_16bit_weights_on_model_save"
 @cache
 def known_keys() -> dict[str, Any]:
     """DeepSpeed's keys as read from its source by dev/deepspeed_keys.py; a section without a list is None."""
-    text = resources.files("muster.core").joinpath("deepspeed_keys.json").read_text(encoding="utf-8")
+    text = resources.files(__package__).joinpath("keys.json").read_text(encoding="utf-8")
     keys: dict[str, Any] = json.loads(text)["keys"]
     return keys
 
@@ -252,17 +252,6 @@ def fill_auto(config: Mapping[str, Any], recipe: Recipe, width: int | None) -> d
 
 
 _BY_WIDTH = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
-
-
-def open_values(config: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The dotted names of what is still "auto"."""
-    found = []
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            found += open_values(value, f"{prefix}{key}.")
-        elif value == "auto":
-            found.append(prefix + key)
-    return found
 
 
 def _fill(section: dict[str, Any], values: Mapping[str, Any]) -> None:

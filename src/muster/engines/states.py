@@ -1,7 +1,7 @@
 """The bytes that a spread model comes to: what engines' accounts share. Pure.
 
 Bytes are of storages, as an engine allocates them, padding included. Where nothing else is said, a figure is
-exact; the accounts are in `memory_zero`, `memory_fsdp` and `states`.
+exact.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from muster.core.trace import Parameter
+from muster.engines.spread import Tensors, trained
 
 Parts = dict[str, int]  # what for -> bytes
 
@@ -59,3 +60,18 @@ def largest(tensors: Iterable[Parameter]) -> int:
 def up(number: int, multiple: int) -> int:
     """Rounded up to a multiple."""
     return -(-number // multiple) * multiple
+
+
+def unspread(tensors: Tensors) -> States:
+    """Of a rank that trains the whole model by itself in fp32, with PyTorch alone. In half precision autocast
+    keeps copies of the weights, which are the passes'."""
+    own = elements(trained(tensors))
+    gradients = {"gradients": 4 * own}
+    backward = {"gradients in flight": 4 * largest(trained(tensors))}  # one more, before it is added
+    return States(
+        {"parameters": 4 * elements(tensors), "optimizer": 8 * own},
+        gradients=gradients,
+        backward=backward,
+        after={"optimizer step": dict(gradients)},
+        whole=True,
+    )

@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import nn
 
-from muster.core.offload import check_offload
 from muster.worker.context import Context
 from muster.worker.together import backend, join_group
 
@@ -21,7 +20,6 @@ def arguments(context: Context) -> dict[str, Any]:
     """TrainingArguments for FSDP2; the model's own transformer blocks are the units (its
     _no_split_modules)."""
     engine = context.recipe.engine
-    check_offload(context.recipe)
     if context.world_size == 1:
         return {}  # nothing to shard over: one rank holds everything
     config = {

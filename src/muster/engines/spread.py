@@ -85,23 +85,6 @@ class ModelSpread:
         return 2 if self.overlap else 1
 
     @property
-    def cut(self) -> bool:
-        """Whether FSDP shards: on one rank there is nothing to shard over (worker/engines/fsdp.py)."""
-        return self.engine == "fsdp" and self.ranks > 1
-
-    @property
-    def owners(self) -> int:
-        """Ranks that share the optimizer's states."""
-        sharded = self.engine == "fsdp" or (self.engine == "deepspeed" and self.stage > 0)
-        return self.ranks if sharded else 1
-
-    @property
-    def exchanged(self) -> int:
-        """Bytes of a value as it is exchanged. DDP's gradients travel as they are kept, in fp32; FSDP's and
-        DeepSpeed's in the chosen precision."""
-        return 4 if self.engine == "ddp" else self.element
-
-    @property
     def moves_optimizer(self) -> bool:
         """Whether the optimizer's states, and with them gradients, leave the device."""
         return "optimizer" in self.offload

@@ -1,38 +1,104 @@
-"""What FSDP2 and DistributedDataParallel hold. Pure.
+"""FSDP2: weights, gradients and optimizer states are sharded over the ranks. Pure.
 
-Sources: torch 2.13, torch/distributed/fsdp/_fully_shard (_fsdp_param.py, _init_sharded_param;
-_fsdp_collectives.py, foreach_all_gather and foreach_reduce; _fsdp_param_group.py) and
-torch/nn/parallel/distributed.py; accelerate 1.15, utils/fsdp_utils.py (fsdp2_prepare_model). The optimizer is
-the Trainer's fused AdamW, which works in place.
+Sources: torch 2.13, torch/distributed/fsdp/_fully_shard (_fully_shard.py; _fsdp_param.py,
+_init_sharded_param; _fsdp_collectives.py, foreach_all_gather and foreach_reduce; _fsdp_param_group.py);
+accelerate 1.15, utils/fsdp_utils.py (fsdp2_prepare_model). The optimizer is the Trainer's fused AdamW,
+which works in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from muster.core.job import Facts, Job, Placement
+from muster.core.recipe import Recipe
 from muster.core.trace import EMBEDDINGS, Parameter
-from muster.planner.memory.parts import Parts, States, elements, largest
-from muster.planner.spread import ModelSpread, Tensors, trained
+from muster.engines.base import EngineSpec
+from muster.engines.spread import ModelSpread, Tensors, trained
+from muster.engines.states import Parts, States, elements, unspread
+from muster.engines.traffic import Call, Passes, Segment, Traffic, counting
 
 
-def ddp(spread: ModelSpread, tensors: Tensors) -> States:
-    """Everything in fp32 on every rank.
+class FsdpSpec(EngineSpec):
+    """Weights are kept in fp32, and gathered in the chosen precision. On one rank there is nothing to shard
+    over: it trains as DDP's do."""
 
-    With several ranks the reducer keeps the gradients once more, in buckets (gradient_as_bucket_view is
-    off). In half precision autocast keeps copies of the weights, which is `Setting`'s to say.
-    """
-    own = elements(trained(tensors))
-    held = {"parameters": 4 * elements(tensors), "optimizer": 8 * own}
-    if spread.ranks > 1:
-        held["buckets"] = 4 * own
-    gradients = {"gradients": 4 * own}
-    backward = {"gradients in flight": 4 * largest(trained(tensors))}  # one more, before it is added
-    after = {"optimizer step": dict(gradients)}
-    return States(held, gradients=gradients, backward=backward, after=after, whole=True)
+    title: ClassVar[str] = "FSDP"
+    offloads: ClassVar[tuple[str, ...]] = ("none", "optimizer+param")
+    made_by_first: ClassVar[bool] = True
+    one_disk: ClassVar[bool] = True
+    pickles: ClassVar[bool] = False
+
+    def lighter(self, stage: int, offload: str) -> Iterator[dict[str, str]]:
+        if offload == "none":
+            yield {"engine.offload": "optimizer+param"}
+
+    def casts_model(self, ranks: int = 2) -> bool:
+        return ranks > 1
+
+    def shards_weights(self, stage: int, ranks: int = 2) -> bool:
+        return ranks > 1
+
+    def shards_optimizer(self, stage: int) -> bool:
+        return True
+
+    def states(self, spread: ModelSpread, tensors: Tensors, rank: int | None = None) -> States:
+        return _sharded(spread, tensors, rank or 0) if spread.ranks > 1 else unspread(tensors)
+
+    def traffic(self, parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
+        """Each transformer block is a unit, gathered in the forward pass and again in the backward pass,
+        but for the root, which stays; gradients are reduced and scattered in the last micro-step alone
+        (set_requires_gradient_sync). Each tensor is padded along its first dimension. On CPUs every call
+        blocks."""
+        units: dict[str, list[Parameter]] = {}
+        for parameter in parameters:
+            units.setdefault(parameter.unit, []).append(parameter)
+        whole = sum(p.numel for p in parameters) or 1
+        names = sorted(units, key=lambda name: name != "")  # the root first: it is reached first
+        forward: list[Segment] = []
+        early: list[Segment] = []
+        last: list[Segment] = []
+        for name in names:
+            share = sum(p.numel for p in units[name]) / whole
+            gathered = (Call("all-gather", spread.element * _padded(units[name], spread.ranks)),)
+            size = spread.element * _padded([p for p in units[name] if p.trained], spread.ranks)
+            reduced = (Call("reduce-scatter", size),) if size else ()
+            again = () if name == "" else gathered
+            forward.append(Segment(share, gathered))
+            early.insert(0, Segment(share, again))
+            last.insert(0, Segment(share, again, reduced))
+        norms = 4 * sum(p.trained for p in parameters)  # of every tensor, together
+        step = [*counting(spread), *([Call("all-reduce", norms)] if spread.clips else [])]
+        hides = spread.device == "cuda"
+        return Traffic(
+            Passes(tuple(forward), tuple(early)), Passes(tuple(forward), tuple(last)),
+            tuple(step), spread.micro_steps, gathers_hide=hides, reduces_hide=hides,
+        )  # fmt: skip
+
+    def cannot_resume(
+        self, recipe: Recipe, before: Job, places: Sequence[Placement], facts: Facts
+    ) -> tuple[str, str] | None:
+        """Several ranks read what any several saved."""
+        if (sum(place.slots for place in places) == 1) == (before.world_size == 1):
+            return None
+        return (
+            "one rank alone is not sharded, and does not read what sharded ranks saved, "
+            "or they what it saved",
+            "fsdp goes on from several ranks on any several: HOST:2 makes two on one host",
+        )
 
 
-def fsdp(spread: ModelSpread, tensors: Tensors, rank: int = 0) -> States:
+SPEC = FsdpSpec
+
+
+def _padded(parameters: Sequence[Parameter], ranks: int) -> int:
+    """Elements of all, each padded along its first dimension so that every rank has the same."""
+    return ranks * sum(_rows(each, ranks) for each in parameters)
+
+
+def _sharded(spread: ModelSpread, tensors: Tensors, rank: int) -> States:
     """fp32 shards of every tensor's first dimension, each with as many rows as the first rank's; a module at
     once is gathered in the chosen precision.
 

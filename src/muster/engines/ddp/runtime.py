@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from muster.worker.context import Context
@@ -16,3 +17,12 @@ def join(context: Context) -> None:
 def arguments(context: Context) -> dict[str, Any]:
     """TrainingArguments for DDP. Every parameter takes part in every step, so none is searched for."""
     return {"ddp_find_unused_parameters": False, "ddp_backend": backend(context)}
+
+
+def complete(folder: Path, model: Any) -> None:
+    """The weights of a checkpoint, which save_pretrained writes on rank 0 alone (transformers 5.23,
+    distributed/mixin.py), though the trainer is asked to save on every disk."""
+    if not any(folder.glob("*.safetensors")):
+        from safetensors.torch import save_model
+
+        save_model(model, str(folder / "model.safetensors"))

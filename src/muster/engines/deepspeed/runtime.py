@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from muster.core.errors import RecipeError, WorkerError
-from muster.core.zero import user_training
+from muster.engines.deepspeed.config import user_training
 from muster.store import events
+from muster.store.atomic import write_text
 from muster.store.sealed import MANIFEST
 from muster.worker.context import Context
 from muster.worker.together import PATIENCE, backend, barrier
@@ -43,8 +44,7 @@ def join(context: Context) -> None:
         ) from None
     if context.device == "cpu":
         # Its shared-memory all-reduce is compiled at the first start (most of a minute, and a C++ compiler),
-        # and
-        # takes pretend hosts for one machine; gloo is there already.
+        # and takes pretend hosts for one machine; gloo is there already.
         compatible = getattr(deepspeed.ops, "__compatible_ops__", {})
         compatible["deepspeed_shm_comm"] = False
     _tell_compiling(context)
@@ -72,7 +72,7 @@ def _tell_compiling(context: Context) -> None:
 
 def arguments(context: Context) -> dict[str, Any]:
     """TrainingArguments for DeepSpeed."""
-    config = dict(context.deepspeed or {})
+    config = dict(context.engine_config or {})
     if not context.shared:
         config["checkpoint"] = {**config.get("checkpoint", {}), "use_node_local_storage": True}
     if recut(context, checkpoint_of(context)):
@@ -83,6 +83,29 @@ def arguments(context: Context) -> dict[str, Any]:
     if "scheduler" in config:
         arguments["lr_scheduler_type"] = "linear"  # Transformers wants one; DeepSpeed's own is used
     return arguments
+
+
+@contextmanager
+def sharded(context: Context) -> Iterator[None]:
+    """Inside, Transformers knows that models are cut into shards (ZeRO-3)."""
+    from transformers.integrations import HfDeepSpeedConfig
+
+    known = HfDeepSpeedConfig(context.engine_config)  # Transformers asks for it as long as it lives
+    yield
+    del known
+
+
+def skipped_steps(trainer: Any) -> int | None:
+    """As its engine counts them, those before a checkpoint included; None: there is no engine yet."""
+    count: int | None = getattr(trainer.deepspeed, "skipped_steps", None)
+    return count
+
+
+def complete(folder: Path, model: Any) -> None:
+    """The file `latest`, which it writes on rank 0 alone (0.19, runtime/engine.py)."""
+    steps = sorted(path.name for path in folder.glob("global_step*"))
+    if steps and not (folder / "latest").exists():
+        write_text(folder / "latest", steps[-1])
 
 
 def checkpoint_of(context: Context) -> Path:

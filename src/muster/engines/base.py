@@ -1,0 +1,223 @@
+"""What an engine is asked before a rank starts: how it spreads a model, and what follows for memory, time,
+configuration and checkpoints. Pure: no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from types import ModuleType
+from typing import Any, ClassVar
+
+from muster.core.batch import Batch
+from muster.core.errors import RecipeError
+from muster.core.job import Decision, Facts, Job, Placement
+from muster.core.recipe import Engine, Recipe
+from muster.core.registry import ENGINES, load_part, load_plugin, own_plugins
+from muster.core.trace import Arithmetic, Parameter
+from muster.engines.spread import ModelSpread, Tensors
+from muster.engines.states import States
+from muster.engines.traffic import Traffic
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What a configuration of the user's own fixes: it wins over the recipe.
+
+    `batch`: any of micro, accumulation, global; `train`: fields of the recipe's `train`; `schedule`: the
+    learning rate follows a schedule of the engine's; `spread`: how the model is spread, so that no plan
+    changes that.
+    """
+
+    precision: str | None = None
+    batch: Mapping[str, int] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
+    schedule: bool = False
+    spread: bool = False
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """The answers of an engine of which nothing is known but its runtime: the whole model on every rank, with
+    the Trainer's optimizer, and nothing that can be planned. `name`: as a recipe says it."""
+
+    name: str
+
+    title: ClassVar[str] = ""  # the name as its makers write it; empty: the same
+    packages: ClassVar[tuple[str, ...]] = ()  # that its ranks import beside those of any engine
+    stages: ClassVar[tuple[int, ...]] = ()  # that engine.zero can ask for
+    offloads: ClassVar[tuple[str, ...]] = ("none",)  # that engine.offload can ask for
+    # Each rank trains the whole model by itself, with PyTorch alone: its speed can be measured, and is its
+    # device's.
+    plain: ClassVar[bool] = False
+    made_by_first: ClassVar[bool] = False  # model.create=sharded: the first rank makes it and hands out parts
+    relief: ClassVar[bool] = False  # offered where another engine's ranks hold the whole model, and too much
+    one_disk: ClassVar[bool] = False  # the first host alone writes checkpoints
+    pickles: ClassVar[bool] = True  # loading a checkpoint may run what its files say
+    whole_checkpoints: ClassVar[bool] = False  # that any number of ranks reads
+    copies: ClassVar[int] = 4  # times a gradient is read and written: into a bucket, averaged, out again
+
+    # --- words -------------------------------------------------------------------------------------------
+
+    @property
+    def called(self) -> str:
+        """As its makers write it."""
+        return self.title or self.name
+
+    def words(self, stage: int) -> str:
+        """For a sentence: DDP, ZeRO-3."""
+        return f"ZeRO-{stage}" if self.stages else self.called
+
+    def label(self, stage: int | str) -> str:
+        """For a column: ddp, deepspeed ZeRO-3."""
+        return f"{self.name} ZeRO-{stage}" if self.stages else self.name
+
+    def described(self, engine: Engine) -> str:
+        """A recipe's section, for a column."""
+        return self.label(engine.zero) + (" + offload" if engine.offload != "none" else "")
+
+    # --- the recipe, and a configuration of the engine's own ---------------------------------------------
+
+    def checked(self, recipe: Recipe) -> Recipe:
+        """The recipe, with what a configuration of the user's own decides of its engine. Raises RecipeError
+        for what the engine cannot do."""
+        engine = recipe.engine
+        for key, asked, what in (
+            ("config", engine.config, "is"),
+            ("zero", engine.zero, f"ZeRO-{engine.zero} is"),
+        ):
+            if asked and not self.stages:
+                able = next(each for each in own_specs() if each.stages)
+                raise RecipeError(
+                    f"{what} {able.called}'s, and the engine is {self.name}",
+                    where=f"engine.{key}",
+                    hint=f"engine.name={able.name}",
+                )
+        if engine.offload not in self.offloads:
+            ways = [f"engine.offload={each}" for each in self.offloads[1:]]
+            ways += [f"engine.name={each.name}" for each in own_specs() if engine.offload in each.offloads]
+            raise RecipeError(
+                f"{self.called} offloads {' or '.join(self.offloads[1:]) or 'nothing'}",
+                where="engine.offload",
+                hint=", or ".join(ways),
+            )
+        return recipe
+
+    def given(self, recipe: Recipe) -> Fixed:
+        """What the user's own configuration for the engine fixes. Raises RecipeError."""
+        return Fixed()
+
+    def fixed(self, config: Mapping[str, Any]) -> Fixed:
+        """The same of a whole configuration, as `config` made it."""
+        return Fixed()
+
+    def decisions(self, recipe: Recipe) -> list[Decision]:
+        """What it fixes, for the plan."""
+        return []
+
+    def open_stages(self, recipe: Recipe) -> Sequence[int | None]:
+        """The stages that the recipe leaves open, mildest first; None: as it is. Raises RecipeError."""
+        return (None,)
+
+    def config(self, recipe: Recipe, batch: Batch, precision: str) -> dict[str, Any] | None:
+        """The configuration that the engine reads, as its JSON; None: it has none. Raises RecipeError."""
+        return None
+
+    def filled(self, config: Mapping[str, Any], recipe: Recipe, width: int | None) -> dict[str, Any]:
+        """The same with what it leaves to the recipe. `width`: the model's hidden size; None: not known."""
+        return dict(config)
+
+    def compiles(self, section: Mapping[str, Any]) -> bool:
+        """Whether it compiles operators at the first step. `section`: `engine` of a recipe."""
+        return False
+
+    # --- how the model is spread -------------------------------------------------------------------------
+
+    def spread_of(self, recipe: Recipe, precision: str, width: int) -> dict[str, Any]:
+        """Fields of ModelSpread that a recipe decides, as the engine will read its configuration."""
+        return {}
+
+    def sizes(self, stage: int, width: int) -> dict[str, Any]:
+        """Fields of ModelSpread that Muster's own configuration has at a stage."""
+        return {"bucket": 0}
+
+    def lighter(self, stage: int, offload: str) -> Iterator[dict[str, str]]:
+        """Overrides with which ranks hold less, mildest first."""
+        yield from ()
+
+    def casts_model(self, ranks: int = 2) -> bool:
+        """Whether the model itself, and what is exchanged of it, is in the chosen precision; else it stays
+        in fp32 and autocast makes copies."""
+        return False
+
+    def arithmetic(self, precision: str, ranks: int) -> Arithmetic:
+        """What the passes compute in."""
+        if precision == "fp32":
+            return "fp32"
+        return "half" if self.casts_model(ranks) else "autocast"
+
+    def exchanged(self, element: int) -> int:
+        """Bytes of a value as it is exchanged. `element`: in the chosen precision."""
+        return element if self.casts_model() else 4
+
+    def weight_bytes(self, element: int) -> int:
+        """Bytes of a weight as a rank keeps it."""
+        return 4
+
+    def shards_weights(self, stage: int, ranks: int = 2) -> bool:
+        """Whether a rank holds a part of the weights."""
+        return False
+
+    def shards_optimizer(self, stage: int) -> bool:
+        """Whether a rank holds a part of the optimizer's states."""
+        return False
+
+    def states(self, spread: ModelSpread, tensors: Tensors, rank: int | None = None) -> States | None:
+        """What a rank holds; rank None: the one that holds most. None: not known."""
+        return None
+
+    def traffic(self, parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic | None:
+        """What several ranks exchange per optimizer step. None: not known."""
+        return None
+
+    def handling(self, parameters: Sequence[Parameter], stage: int) -> float:
+        """Seconds per micro-step that its own Python takes for these tensors, beyond PyTorch's."""
+        return 0.0
+
+    def crossings(self, spread: ModelSpread) -> int:
+        """How often gradients and new weights of an optimizer step cross the bus to an optimizer in host
+        memory: down and up."""
+        return 2 if spread.moves_optimizer else 1
+
+    # --- checkpoints -------------------------------------------------------------------------------------
+
+    def cannot_resume(
+        self, recipe: Recipe, before: Job, places: Sequence[Placement], facts: Facts
+    ) -> tuple[str, str] | None:
+        """Why these ranks cannot read a checkpoint of the job `before`, and a hint; None: they can."""
+        if self.whole_checkpoints or sum(place.slots for place in places) == before.world_size:
+            return None
+        return f"{self.name} does not say that it can", f"hosts with {before.world_size} slots in all"
+
+
+@cache
+def spec_of(name: str) -> EngineSpec:
+    """What the engine of this name answers. Raises UsageError with near names."""
+    module = load_part(ENGINES, name, "spec")
+    made: EngineSpec = (module.SPEC if module else EngineSpec)(name)
+    return made
+
+
+def runtime_of(name: str) -> ModuleType:
+    """What ranks run of it. Raises UsageError with near names."""
+    return load_part(ENGINES, name, "runtime") or load_plugin(ENGINES, name)
+
+
+def own_specs() -> list[EngineSpec]:
+    """Of Muster's own engines, by name."""
+    return [spec_of(name) for name in sorted(own_plugins(ENGINES))]
+
+
+def packages() -> tuple[str, ...]:
+    """What ranks of any of Muster's own engines import, beside what all of them do."""
+    return tuple(dict.fromkeys(each for spec in own_specs() for each in spec.packages))

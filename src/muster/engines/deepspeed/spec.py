@@ -1,0 +1,675 @@
+"""DeepSpeed ZeRO 0 to 3, with offload, from a JSON of its own. Pure but for reading a user's file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, ClassVar
+
+from muster.core.batch import Batch
+from muster.core.errors import RecipeError
+from muster.core.job import Decision, Facts, Job, Placement
+from muster.core.recipe import Engine, Recipe
+from muster.core.trace import Parameter
+from muster.engines.base import EngineSpec, Fixed
+from muster.engines.deepspeed import config as configuration
+from muster.engines.spread import NO_DISK, ModelSpread, NvmeOffload, Tensors, trained
+from muster.engines.states import Parts, States, added, elements, largest, up
+from muster.engines.traffic import Call, Passes, Segment, Traffic, counting, reducing
+
+# Seconds per tensor and micro-step that its hooks take beyond PyTorch's own, by stage: DeepSpeed 0.19 on a
+# core of an EPYC, slopes between 100 and 400 tensors.
+HOOKS = (20e-6, 40e-6, 45e-6, 300e-6)
+
+
+class DeepSpeedSpec(EngineSpec):
+    """The model is in the chosen precision, and cut as its stage says."""
+
+    title: ClassVar[str] = "DeepSpeed"
+    packages: ClassVar[tuple[str, ...]] = ("deepspeed",)
+    stages: ClassVar[tuple[int, ...]] = (0, 1, 2, 3)
+    offloads: ClassVar[tuple[str, ...]] = ("none", "optimizer", "optimizer+param")  # stages: in config.py
+    relief: ClassVar[bool] = True
+    copies: ClassVar[int] = 6
+
+    # --- the recipe, and a configuration of the engine's own ---------------------------------------------
+
+    def described(self, engine: Engine) -> str:
+        if engine.config:
+            return f"{self.name} with {engine.config}"
+        return self.label(engine.zero) + (f" + offload {engine.offload}" if engine.offload != "none" else "")
+
+    def checked(self, recipe: Recipe) -> Recipe:
+        """With the stage of the user's own configuration."""
+        engine = recipe.engine
+        if engine.config:
+            if engine.zero == "auto":
+                raise RecipeError(
+                    f"is auto, but {engine.config} gives a stage",
+                    where="engine.zero",
+                    hint="leave engine.zero out, or engine.config",
+                )
+            return recipe.choosing(zero=configuration.given_stage(recipe) or 0)
+        mildest = recipe.choosing(zero=configuration.open_stages(recipe)[-1])
+        configuration.deepspeed_config(mildest, Batch(1, 1, 1), "fp32")
+        stage = configuration.given_stage(recipe)
+        return recipe if stage is None else recipe.choosing(zero=stage)
+
+    def given(self, recipe: Recipe) -> Fixed:
+        """By the user's own file, with engine.options laid over it."""
+        engine, found = recipe.engine, self.fixed(configuration.given_config(recipe))
+        decided = _section(engine.options, "zero_optimization").keys() & _SPREAD
+        return replace(found, spread=bool(engine.config or decided))
+
+    def fixed(self, config: Mapping[str, Any]) -> Fixed:
+        """What is not "auto"."""
+        return Fixed(
+            precision=configuration.user_precision(config),
+            batch=configuration.user_batch(config),
+            train=configuration.user_training(config),
+            schedule="scheduler" in config,
+        )
+
+    def decisions(self, recipe: Recipe) -> list[Decision]:
+        return configuration.user_decisions(recipe)
+
+    def open_stages(self, recipe: Recipe) -> Sequence[int | None]:
+        """None are open where the user's own file says one."""
+        return (None,) if recipe.engine.config else configuration.open_stages(recipe)
+
+    def config(self, recipe: Recipe, batch: Batch, precision: str) -> dict[str, Any]:
+        return configuration.deepspeed_config(recipe, batch, precision)
+
+    def filled(self, config: Mapping[str, Any], recipe: Recipe, width: int | None) -> dict[str, Any]:
+        return configuration.fill_auto(config, recipe, width)
+
+    def compiles(self, section: Mapping[str, Any]) -> bool:
+        """CPU Adam, for an optimizer in host memory."""
+        return section.get("offload") not in (None, "none") or bool(section.get("config"))
+
+    # --- how the model is spread -------------------------------------------------------------------------
+
+    def spread_of(self, recipe: Recipe, precision: str, width: int) -> dict[str, Any]:
+        """Stage, offload and sizes, a user's own file included."""
+        whole = configuration.deepspeed_config(recipe, Batch(1, 1, 1), precision)
+        zero = whole.get("zero_optimization") or {}
+        stage = int(zero.get("stage", 0))
+        offloads = {name: _section(zero, f"offload_{name}") for name in ("optimizer", "param")}
+        offload, disk = _offloads(stage, offloads)
+        found: dict[str, Any] = {"stage": stage, "offload": offload, "disk": disk, **self.sizes(stage, width)}
+        if zero.get("reduce_bucket_size") == "auto":  # of any stage: Transformers'
+            found["bucket"] = width**2
+        given = {field: zero.get(key, default) for key, (field, default) in _SIZES.items()}
+        found |= {field: int(value) for field, value in given.items() if isinstance(value, int | float)}
+        found["pins"] = all(each.get("pin_memory", True) for each in offloads.values())
+        found["overlap"] = bool(zero.get("overlap_comm", stage == 3))
+        found["together"] = "optimizer" in whole
+        return found
+
+    def sizes(self, stage: int, width: int) -> dict[str, Any]:
+        """Stages 1 and 2 have a bucket of their own; "auto" of stage 3 is Transformers', by the hidden size
+        (transformers/integrations/deepspeed.py, trainer_config_finalize)."""
+        if stage < 3:
+            return {"bucket": configuration.REDUCE_BUCKET if stage else 0}
+        by_width = {"bucket": width**2, "prefetch": int(0.9 * width**2), "persistence": 10 * width}
+        return {**by_width, "overlap": True}
+
+    def lighter(self, stage: int, offload: str) -> Iterator[dict[str, str]]:
+        """Higher stages; then offload, from the present stage on."""
+        for higher in range(stage + 1, 4):
+            yield {"engine.zero": str(higher)}
+        for at in range(max(1, stage), 4):
+            zero = {} if at == stage else {"engine.zero": str(at)}
+            for more in ("optimizer", "optimizer+param") if at == 3 else ("optimizer",):
+                if more != offload and offload != "optimizer+param":
+                    yield {**zero, "engine.offload": more}
+
+    def casts_model(self, ranks: int = 2) -> bool:
+        return True
+
+    def weight_bytes(self, element: int) -> int:
+        """The copy in fp32 is the optimizer's."""
+        return element
+
+    def shards_weights(self, stage: int, ranks: int = 2) -> bool:
+        """On one rank, one part."""
+        return stage == 3
+
+    def shards_optimizer(self, stage: int) -> bool:
+        return stage > 0
+
+    def states(self, spread: ModelSpread, tensors: Tensors, rank: int | None = None) -> States:
+        if spread.stage == 0:
+            return _held_0(spread, tensors)
+        return _held_3(spread, tensors) if spread.stage == 3 else _held_1_2(spread, tensors, rank)
+
+    def traffic(self, parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
+        return (_exchanged_3 if spread.stage == 3 else _exchanged_0_to_2)(parameters, spread)
+
+    def handling(self, parameters: Sequence[Parameter], stage: int) -> float:
+        return HOOKS[stage] * sum(p.trained or stage == 3 for p in parameters)
+
+    def crossings(self, spread: ModelSpread) -> int:
+        """Stages 1 and 2: gradients down (stage 2: of every micro-step), weights up (`stage_1_and_2.py`).
+
+        Stage 3 (`stage3.py`): gradients down; of every further micro-step the sum up and down again
+        (`partition_grads`); up for the norm and down to the optimizer
+        (`_offload_grad_partition_at_boundary`); weights up, where they do not stay on the host. Of
+        parameters alone: new weights down (`_reassign_or_swap_out_partitioned_parameters`).
+        """
+        if not spread.moves_optimizer:
+            return 1
+        if spread.stage < 3:
+            return (spread.micro_steps if spread.stage > 1 else 1) + 1
+        return 2 * spread.micro_steps + (1 if spread.moves_parameters else 2)
+
+    # --- checkpoints -------------------------------------------------------------------------------------
+
+    def cannot_resume(
+        self, recipe: Recipe, before: Job, places: Sequence[Placement], facts: Facts
+    ) -> tuple[str, str] | None:
+        """It cuts its checkpoints by rank; on disks of their own, each has its ranks' parts alone."""
+        if sum(place.slots for place in places) != before.world_size:
+            whole = _cannot_recut(recipe, facts)
+            if whole is None:
+                return None
+            return (
+                f"DeepSpeed cuts its checkpoints by rank, and they cannot be cut anew: {whole}",
+                f"hosts with {before.world_size} slots in all (node1:4,node2:4)",
+            )
+        had = {each.host: each for each in before.placements}
+        for each in places:
+            if facts[each.host]["shared"] or (had.get(each.host) and had[each.host].ranks == each.ranks):
+                continue
+            holders = [old.host for old in before.placements if set(old.ranks) & set(each.ranks)]
+            return (
+                f"DeepSpeed's parts of ranks {each.ranks[0]} to {each.ranks[-1]} are on the disks of "
+                f"{', '.join(holders)}, and these ranks would run on {each.host}",
+                "the same hosts in the same order; or an --output that all hosts share, for a new run",
+            )
+        return None
+
+
+SPEC = DeepSpeedSpec
+
+
+def _cannot_recut(recipe: Recipe, facts: Facts) -> str | None:
+    """Why its checkpoints cannot be read by another number of ranks; None: they can.
+
+    With stages 0 to 2 the weights after it are those of a run that never stopped. With stage 3 updates were
+    3 to 5 % others (DeepSpeed 0.19, universal checkpoints).
+    """
+    apart = next((host for host, about in facts.items() if not about["shared"]), None)
+    if apart:
+        return f"{apart} does not see the parts of the other hosts"
+    given = configuration.given_config(recipe)
+    stage = (given.get("zero_optimization") or {}).get("stage", recipe.engine.zero)
+    if stage not in (0, 1, 2):
+        return "ZeRO-3's optimizer states do not come back exactly"
+    return "its states are offloaded" if recipe.engine.offload != "none" or "offload_" in str(given) else None
+
+
+def _offloads(stage: int, asked: Mapping[str, Mapping[str, Any]]) -> tuple[str, NvmeOffload]:
+    """What it moves to the host's memory, each part by itself, and what of it to a disk. Stage 0 moves
+    nothing, and only stage 3 parameters, or anything to a disk (engine.py, _configure_zero_optimizer;
+    stage3.py, _configure_offloading; stage_1_and_2.py, cpu_offload)."""
+    able = {0: (), 3: ("optimizer", "param")}.get(stage, ("optimizer",))
+    moved = [name for name in able if asked[name].get("device", "none") != "none"]
+    gone = [name for name in moved if stage == 3 and asked[name]["device"] == "nvme"]
+    if not gone:
+        return "+".join(moved) or "none", NO_DISK
+    states, values = asked["optimizer"], asked["param"]
+    disk = NvmeOffload(
+        "+".join(gone),
+        state_buffers=_number(states, "buffer_count", 4),
+        value_buffers=_number(values, "buffer_count", 5) * _number(values, "buffer_size", 100_000_000),
+        kept=_number(values, "max_in_cpu", 1_000_000_000),
+    )
+    return "+".join(moved), disk
+
+
+def _section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = config.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _number(config: Mapping[str, Any], key: str, default: int) -> int:
+    value = config.get(key, default)
+    return int(value) if isinstance(value, int | float) else default
+
+
+_SPREAD = {"stage", "offload_optimizer", "offload_param"}  # keys of zero_optimization
+# Its keys -> fields of ModelSpread, and its own defaults (zero/config.py). "auto" leaves what `sizes` said.
+_SIZES = {
+    "reduce_bucket_size": ("bucket", configuration.REDUCE_BUCKET),
+    "stage3_prefetch_bucket_size": ("prefetch", 50_000_000),
+    "stage3_param_persistence_threshold": ("persistence", 100_000),
+    "stage3_max_live_parameters": ("live", 1_000_000_000),
+    "stage3_max_reuse_distance": ("reuse", 1_000_000_000),
+    "sub_group_size": ("sub_group", 1_000_000_000),
+}
+
+
+# ----------------------------------------------------------------------------------------------------
+# What DeepSpeed's ZeRO stages hold, with and without offload, for Adam. Pure.
+#
+# Sources: DeepSpeed 0.19, deepspeed/runtime: engine.py (_configure_optimizer, allreduce_gradients),
+# fp16/unfused_optimizer.py, zero/stage_1_and_2.py, zero/stage3.py, zero/partition_parameters.py,
+# zero/parameter_offload.py, zero/partitioned_param_coordinator.py, swap_tensor; ops/adam/cpu_adam.py.
+# Gradients are added up in the model's precision (engine.py, get_data_types). The Trainer's fused AdamW
+# works in place.
+
+REDUCED_AT_ONCE = 500_000_000  # elements: engine.py, MEMORY_OPT_ALLREDUCE_SIZE
+TO_DISK = 2**20  # bytes of a tensor from which on it goes to a disk (swap_tensor/utils.py, MIN_AIO_BYTES)
+NORM = 8  # bytes: gradients are converted to double, one tensor at a time (zero/utils.py, get_norm_dtype)
+
+
+def _held_0(spread: ModelSpread, tensors: Tensors) -> States:
+    """Everything on every rank. In fp32 the optimizer is the bare one; in half precision an fp32 copy of each
+    parameter, and of each gradient during the step (FP16_UnfusedOptimizer; FP16_Optimizer, with DeepSpeed's
+    own Adam, flattens them as well). Gradients are flattened once more to be reduced, also on one rank.
+    """
+    e, own = spread.element, elements(trained(tensors))
+    held = {"parameters": e * elements(tensors), "optimizer": 8 * own}
+    gradients = {"gradients": e * own}
+    step = dict(gradients)
+    if e == 2:
+        held["fp32 master"] = 4 * own
+        step["fp32 gradients"] = (8 if spread.one_group else 4) * own
+    flat = min(own, REDUCED_AT_ONCE + largest(trained(tensors)))
+    after = {"gradient reduction": {**gradients, "buckets": e * flat}, "optimizer step": step}
+    backward = {"gradients in flight": e * largest(trained(tensors))}
+    return States(held, {}, {}, gradients, backward, after, whole=True)
+
+
+def _held_1_2(spread: ModelSpread, tensors: Tensors, rank: int | None) -> States:
+    """Each optimizer group is one flat tensor, padded to twice the ranks, of which a rank owns one part: with
+    an fp32 copy, also where the model is in fp32, and Adam's states.
+
+    Stage 1 keeps all gradients until they are reduced; then, and in stage 2 at once, those of a part stay,
+    whole where they cross its edge (copy_grads_in_partition). The whole reduce bucket is allocated with the
+    first gradient (setup_buckets), and what is reduced is flattened once more where there are several ranks.
+    The step flattens a part's gradients, and converts them to fp32.
+    """
+    e, n = spread.element, spread.ranks
+    own = trained(tensors)
+    groups = spread.optimizer_groups(tensors)
+    parts = [up(elements(group), 2 * n) // n for group in groups]
+    part, most = sum(parts), max(parts, default=0)
+    frozen = elements(tensors) - elements(own)
+    held = {"parameters": e * (n * part + frozen)}
+    cut = list(zip(groups, parts, strict=True))
+    kept = e * sum(_whole(group, size, rank) for group, size in cut)
+    touched = spread.bucket if spread.device == "cuda" else min(spread.bucket, elements(own))
+    used = min(spread.bucket, elements(own))
+    piece = max((_piece(group, size, rank) for group, size in cut), default=0)
+    flat = used if spread.stage == 2 and n > 1 else 0
+    backward = {
+        "buckets": spread.buckets * e * touched,
+        "gradients in flight": e * (largest(own) + flat),
+    }
+    gradients = {"gradients": e * elements(own) if spread.stage == 1 else kept}
+    stays = spread.stage == 1 and spread.accumulates  # the bucket, from the first micro-batch on
+    passes = {"buckets": backward.pop("buckets")} if stays else {}
+    if spread.moves_optimizer:
+        # A part's gradients go straight to the host; one goes by way of these buffers, and is measured.
+        held["transfer buffer"] = e * largest(own)
+        backward["gradients in flight"] += NORM * piece
+        host = _offloaded(spread, groups, parts, kept)
+        at_once = spread.stage == 2
+        return States(held, host, passes, {} if at_once else gradients, backward, whole=not at_once)
+    held |= {"fp32 master": 4 * part, "optimizer": 8 * part}
+    after = {
+        "optimizer step": {"gradients": kept, "fp32 gradients": (6 if e == 2 else 4) * most},
+        "gradient norm": {"gradients": kept, "gradients in flight": NORM * piece},
+    }
+    if spread.stage == 1:
+        more = max(0, kept - e * used)
+        bucket = {"buckets": spread.buckets * e * touched}
+        after["gradient reduction"] = {**gradients, **bucket, "gradients of the part": more}
+    elif spread.accumulates:
+        backward["gradients in flight"] += kept  # a micro-batch's own, before they are added
+    elif elements(own) <= spread.bucket:  # all wait in the bucket
+        after["gradient reduction"] = {**backward, **gradients}
+        gradients, backward = {}, {**backward, "gradients in flight": e * largest(own)}
+    return States(held, {}, passes, gradients, backward, after, whole=spread.stage == 1)
+
+
+def _offloaded(spread: ModelSpread, groups: list[Tensors], parts: list[int], kept: int) -> Parts:
+    """Host memory of stages 1 and 2 with the optimizer offloaded. Adam's states are not pinned."""
+    e, pinned = spread.element, spread.pinned
+    host = {
+        "fp32 master": sum(pinned(4 * size) for size in parts),
+        "fp32 gradients": sum(pinned(4 * size) for size in parts),
+        "optimizer": 8 * sum(parts),
+        "transfer buffer": sum(pinned(e * size) for size in parts),
+    }
+    host["transfer buffer"] += pinned(e * max(largest(group) for group in groups)) if groups else 0
+    if spread.accumulates:
+        host["accumulated gradients"] = pinned(kept)
+    return host
+
+
+def _piece(group: Tensors, size: int, rank: int | None) -> int:
+    """Elements of the largest piece of a tensor that a rank's part has; None: that any part may have."""
+    if rank is None:
+        return min(largest(group), size)
+    found, at, begin = 0, 0, rank * size
+    for each in group:
+        found = max(found, min(at + each.numel, begin + size) - max(at, begin))
+        at += each.numel
+    return found
+
+
+def _whole(group: Tensors, size: int, rank: int | None) -> int:
+    """Elements of the tensors of which a rank's part has some, counted whole; None: of the rank with most.
+
+    Source: zero/stage_1_and_2.py, get_partition_info.
+    """
+    sums: dict[int, int] = {}
+    inside = at = 0
+    for each in group:
+        first, last = at // size, (at + each.numel - 1) // size
+        at += each.numel
+        if rank is not None:
+            inside += each.numel if first <= rank <= last else 0
+            continue
+        for edge in {first, last}:
+            sums[edge] = sums.get(edge, 0) + each.numel
+        if last - first > 1:  # parts that have nothing else
+            inside = max(inside, each.numel)
+    return max(inside, max(sums.values(), default=0))
+
+
+def _held_3(spread: ModelSpread, tensors: Tensors) -> States:
+    """Each tensor is padded to the ranks and cut. Trained shards lie in one flat tensor, with one of their
+    gradients, an fp32 copy, also where the model is in fp32, and Adam's states; one reduce bucket stays.
+
+    Parameters of at most `persistence` elements are gathered again after each step and stay so. What is
+    gathered in a pass: `_gathered`. In flight: the largest gradient, which does not fit the bucket as a
+    rule, and the copy that is reduced. The step works on sub-groups, after all parameters were released.
+    Parameters and the optimizer are offloaded each by itself (_configure_offloading).
+    """
+    e, n = spread.element, spread.ranks
+    own = trained(tensors)
+    groups = [_shards(group, n) for group in spread.optimizer_groups(tensors)]
+    part = sum(sum(group) for group in groups)
+    all_ = sum(_shards(tensors, n))
+    biggest = largest(own)
+    bucket = spread.bucket if spread.device == "cuda" else min(spread.bucket, elements(own))
+    held = {"buckets": e * bucket}
+    if not spread.moves_parameters:
+        held["parameters"] = e * all_
+    travels = n > 1 or spread.moves_parameters
+    if travels:
+        small = (up(each.numel, n) for each in tensors if each.numel <= spread.persistence)
+        held["persistent parameters"] = e * sum(small)
+    passes = {"gathered parameters": e * _gathered(spread, tensors) if travels else 0}
+    copied = max(min(spread.bucket, elements(own)), up(biggest, n) if biggest % n else 0)
+    backward = {"gradients in flight": e * (biggest + copied)}
+    subs = [size for group in groups for size in _sub_groups(group, spread.sub_group)]
+    host = _parameters_on_host(spread, tensors, groups, subs) if spread.moves_parameters else {}
+    if not spread.moves_optimizer:
+        held |= {"fp32 master": 4 * part, "optimizer": 8 * part, "gradients": e * part}
+        step = {"fp32 gradients": (6 if e == 2 else 4) * max(subs, default=0)}
+        norm = {"gradients in flight": NORM * -(-biggest // n)}
+        return States(held, host, passes, {}, backward, {"optimizer step": step, "gradient norm": norm})
+    backward["gradients in flight"] += (e + 4 + NORM) * -(-biggest // n)  # a shard's, on its way to the host
+    if spread.disk.optimizer:  # all of a bucket's wait in fp32 (partition_grads)
+        backward["gradients in flight"] += 4 * -(-min(spread.bucket, elements(own)) // n)
+    host = added(host, _optimizer_on_host(spread, part, subs))
+    return States(held, host, passes, {}, backward)
+
+
+def _optimizer_on_host(spread: ModelSpread, part: int, subs: list[int]) -> Parts:
+    """Adam's states, their fp32 copies and gradients; a rank's gradients as they are reduced.
+
+    On a disk: of sub-groups that are large enough, whose states come by way of buffers of the largest one's
+    size; the first step makes its moments beside them (SwapBufferManager, swap_in_optimizer_state).
+    """
+    gone = spread.disk.optimizer
+    here = [size for size in subs if not gone or 4 * size < TO_DISK]
+    host = {
+        "fp32 master": 4 * sum(here),
+        "optimizer": 8 * sum(here),
+        "fp32 gradients": sum(spread.pinned(4 * size) for size in here),
+        "gradients": spread.pinned(spread.element * part),
+    }
+    if gone:
+        host["disk buffers"] = (4 * spread.disk.state_buffers + 8) * max(subs, default=0)
+    return host
+
+
+def _parameters_on_host(
+    spread: ModelSpread, tensors: Tensors, groups: list[list[int]], subs: list[int]
+) -> Parts:
+    """Trained shards in one flat block a group; frozen ones as they are. Each had a block of its own while
+    the model was cut, which torch's allocator of pinned memory keeps (_partition_param).
+
+    On a disk: what is over `kept`, and frozen shards that are large enough; they come by way of buffers, and
+    go by way of one for all of the largest sub-group (_create_param_groups_fp16_flat_cpu_memory,
+    reserve_partitioned_swap_space).
+    """
+    e, n, gone = spread.element, spread.ranks, spread.disk.parameters
+    left = spread.disk.kept if gone else sum(sum(group) for group in groups)
+    flat = buffers = 0
+    for group in groups:
+        size = min(sum(group), left)
+        flat, left = flat + spread.pinned(e * size), left - size
+        if size < sum(group):
+            buffers = e * n * max(subs)
+
+    def stays(size: int) -> bool:
+        return not gone or e * size < TO_DISK
+
+    frozen = _shards(tuple(each for each in tensors if not each.trained), n)
+    parts = {"parameters": flat + sum(spread.pinned(e * size) for size in frozen if stays(size))}
+    if spread.device == "cuda" and spread.pins:
+        large = tuple(each for each in trained(tensors) if each.numel > spread.persistence)
+        shards = [size for size in _shards(large, n) if stays(size)]
+        parts["pinned blocks kept"] = sum(spread.pinned(e * size) for size in shards)
+    if gone:
+        parts["disk buffers"] = e * spread.disk.value_buffers + buffers
+    return parts
+
+
+def _shards(tensors: Tensors, ranks: int) -> list[int]:
+    """Elements of each tensor's shard. Source: zero/partition_parameters.py, _aligned_size."""
+    return [-(-each.numel // ranks) for each in tensors]
+
+
+def _sub_groups(shards: list[int], size: int) -> list[int]:
+    """Elements of a group's sub-groups. Source: zero/stage3.py, _create_fp16_sub_groups."""
+    if size >= sum(shards):
+        return [sum(shards)] if shards else []
+    made, open_ = [], 0
+    for index, each in enumerate(shards):
+        open_ += each
+        if open_ >= size or index == len(shards) - 1:
+            made.append(open_)
+            open_ = 0
+    return made
+
+
+def _gathered(spread: ModelSpread, tensors: Tensors) -> int:
+    """Elements of whole parameters at the end of a forward pass, at most.
+
+    Each module that is reached fetches `prefetch` elements more, norms and containers as well, so that
+    fetching runs ahead until `live` elements are there (_fetch_sub_module_impl). Without that: a module's
+    parameters are not released where they come again within `reuse` elements, forward and back, so those of
+    the last half of that (__params_to_release). Besides the module that computes, and what is on its way,
+    which lies in a flat buffer as well (AllGatherCoalescedHandle).
+    """
+    modules: dict[str, int] = {}
+    for each in tensors:
+        if each.numel > spread.persistence:
+            name = each.name.rpartition(".")[0]
+            modules[name] = modules.get(name, 0) + each.numel
+    all_ = sum(modules.values())
+    most = max(spread.reuse // 2, spread.live if spread.prefetch else 0)
+    return min(all_, most + max(modules.values(), default=0)) + min(all_, spread.prefetch)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What ranks exchange in an optimizer step under DeepSpeed 0.19, call by call. Pure.
+#
+# Read in its own code, and held against what it really calls by tests/real/test_traffic.py:
+#
+# - stage 0 (runtime/engine.py, allreduce_gradients): after the last micro-step, in buckets of 5e8 elements.
+# - 1 (runtime/zero/stage_1_and_2.py, reduce_gradients): all-reduces whole buckets after the last micro-step
+#   (use_multi_rank_bucket_allreduce), then all-gathers the weights (all_gather_dp_groups): 3 b Psi in all.
+# - 2 (same file, reduce_independent_p_g_buckets_and_remove_grads): the same in every micro-step's backward
+#   pass: 2 b Psi a + b Psi.
+# - 3 (partitioned_param_coordinator.py): a module's weights are gathered when it is reached, and at least one
+#   more tensor, up to the prefetch bucket, for those after it. After the forward pass they stay until the
+#   backward pass where no more than max_reuse_distance elements are passed through on the way. Tensors up to
+#   the persistence threshold stay for good, and are gathered one by one after the optimizer's step. Gradients
+#   are reduced and scattered at every micro-step (stage3.py), on CPUs while everyone waits. Not planned:
+#   embeddings that are tied to the output are gathered for each use of theirs where max_reuse_distance is
+#   short.
+
+STAGE0_BUCKET = 500_000_000  # elements
+ALIGNMENT = 2  # elements x ranks: nccl_start_alignment_factor, to which stages 1 and 2 pad a group
+
+
+def _step(parameters: Sequence[Parameter], spread: ModelSpread) -> tuple[Call, ...]:
+    """The small calls: how many tokens a step has; a norm of the gradients for each group of the optimizer,
+    to clip them; whether half precision overflowed."""
+    found = counting(spread)
+    if spread.clips:
+        groups = spread.optimizer_groups(tuple(p for p in parameters if p.trained))
+        norms = len(groups) if spread.stage else 1
+        found += [Call("all-reduce", 8 if spread.stage == 3 else 4)] * norms
+    if spread.stage in (1, 2) and spread.element == 2:
+        found.append(Call("all-reduce", 1))
+    return tuple(found)
+
+
+def _exchanged_0_to_2(parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
+    own = [p for p in parameters if p.trained]
+    element = spread.element
+    small = _step(parameters, spread)
+    if spread.stage == 0:
+        sizes, filled = [], 0
+        for parameter in own:  # sent after the tensor that overfills it
+            filled += parameter.numel
+            if filled > STAGE0_BUCKET:
+                sizes.append(filled)
+                filled = 0
+        sizes += [filled] if filled else []
+        reduces = tuple(Call("all-reduce", element * size) for size in sizes)
+        return Traffic(Passes(), Passes(), (*reduces, *small), spread.micro_steps)
+    groups = spread.optimizer_groups(tuple(own))
+    unit = ALIGNMENT * spread.ranks
+    gathers = tuple(
+        Call("all-gather", element * (-(-sum(p.numel for p in group) // unit) * unit)) for group in groups
+    )
+    if spread.stage == 1 and not spread.overlap:
+        order = [p.numel for group in groups for p in group]
+        reduces = tuple(Call("all-reduce", element * size) for size in buckets(order, spread.bucket))
+        return Traffic(Passes(), Passes(), (*reduces, *small, *gathers), spread.micro_steps)
+    whole = sum(p.numel for p in own) or 1
+    backward = tuple(
+        reducing(element * size, element * whole)
+        for size in buckets([p.numel for p in reversed(own)], spread.bucket)
+    )
+    return Traffic(
+        early=Passes((), backward) if spread.stage == 2 else Passes(),
+        last=Passes((), backward),
+        step=(*small, *gathers),
+        micro_steps=spread.micro_steps,
+        reduces_hide=spread.overlap and spread.device == "cuda",
+    )
+
+
+def _exchanged_3(parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
+    """From its third step on, when it knows the order of modules."""
+    stays = [p for p in parameters if p.numel <= spread.persistence]
+    modules = [list(group) for _, group in groupby(parameters, key=lambda p: p.name.rpartition(".")[0])]
+    forward = _fetched(modules, spread, set(stays))
+    again = _regathered(modules, spread.reuse) - set(stays)
+    backward = _fetched(modules[::-1], spread, set(parameters) - again)
+    own = [p for p in reversed(parameters) if p.trained]
+    backward = _with_reduces(backward, modules[::-1], own, spread)
+    passes = Passes(tuple(forward), tuple(backward))
+    kept = tuple(_gather([p], spread) for p in stays)
+    return Traffic(
+        passes, passes, (*_step(parameters, spread), *kept), spread.micro_steps,
+        gathers_hide=True, reduces_hide=spread.overlap and spread.device == "cuda",
+    )  # fmt: skip
+
+
+def _gather(parameters: Sequence[Parameter], spread: ModelSpread) -> Call:
+    """Each tensor is padded so that every rank has the same number of its elements."""
+    n = spread.ranks
+    return Call("all-gather", spread.element * sum(-(-p.numel // n) * n for p in parameters))
+
+
+def buckets(sizes: Sequence[int], most: int) -> list[int]:
+    """A bucket is sent before the tensor that would overfill it."""
+    found, filled = [], 0
+    for size in sizes:
+        if filled and filled + size > most:
+            found.append(filled)
+            filled = 0
+        filled += size
+    return [*found, filled] if filled else found
+
+
+def _fetched(
+    modules: Sequence[Sequence[Parameter]], spread: ModelSpread, there: set[Parameter]
+) -> list[Segment]:
+    """A pass through the modules: what each waits for, and what it fetches for those after it."""
+    whole = sum(p.numel for module in modules for p in module) or 1
+    queue = [p for module in modules for p in module]
+    place = {p: index for index, module in enumerate(modules) for p in module}
+    held, position = set(there), 0
+    gathers: list[list[Call]] = [[] for _ in modules]
+    for index, module in enumerate(modules):
+        missing = [p for p in module if p not in held]
+        if missing:
+            gathers[index].append(_gather(missing, spread))
+            held |= set(missing)
+        chosen: list[Parameter] = []
+        while position < len(queue) and sum(p.numel for p in chosen) < spread.prefetch:
+            if queue[position] not in held:
+                chosen.append(queue[position])
+                held.add(queue[position])
+            position += 1
+        if chosen:
+            gathers[max(index + 1, place[chosen[0]])].append(_gather(chosen, spread))
+    return [
+        Segment(sum(p.numel for p in module) / whole, tuple(calls))
+        for module, calls in zip(modules, gathers, strict=True)
+    ]
+
+
+def _regathered(modules: Sequence[Sequence[Parameter]], reuse: int) -> set[Parameter]:
+    """What is dropped after a module's forward pass: its backward pass is further away than `reuse`."""
+    dropped: set[Parameter] = set()
+    after = sum(p.numel for module in modules for p in module)
+    for module in modules:
+        after -= sum(p.numel for p in module)
+        if 2 * after >= reuse:  # forward to the end and backward to here
+            dropped |= set(module)
+    return dropped
+
+
+def _with_reduces(
+    segments: Sequence[Segment],
+    modules: Sequence[Sequence[Parameter]],
+    trained: Sequence[Parameter],
+    spread: ModelSpread,
+) -> list[Segment]:
+    """Each bucket goes off in the segment that fills it."""
+    sizes = buckets([p.numel for p in trained], spread.bucket)
+    found, waiting, done = [], list(sizes), 0
+    for index, (segment, module) in enumerate(zip(segments, modules, strict=True)):
+        done += sum(p.numel for p in module if p.trained)
+        reduces = []
+        while waiting and (waiting[0] <= done or index == len(modules) - 1):
+            done -= waiting[0]
+            reduces.append(Call("reduce-scatter", spread.element * waiting.pop(0)))
+        found.append(Segment(segment.share, segment.gathers, tuple(reduces)))
+    return found

@@ -1,0 +1,75 @@
+"""The terms of what ranks exchange: a step's calls in their order. Pure data.
+
+b in engines' accounts: bytes of a value, Psi: parameters, a: micro-steps. "all-reduce" counts twice on a
+ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from muster.engines.spread import ModelSpread
+
+COUNT_BYTES = 8  # per rank: how many tokens the loss is divided by
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective. `size`: bytes of the whole array, as nccl-tests count: what all ranks gather together,
+    what is reduced, what is scattered. `operation`: as core/fabric/busbw.py names it."""
+
+    operation: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a pass. `share`: of the pass's computation; `gathers` are needed before it, and can start
+    when the segment before it starts; `reduces` can start when it is done."""
+
+    share: float
+    gathers: tuple[Call, ...] = ()
+    reduces: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A micro-step's forward and backward pass; empty: nothing is exchanged in it."""
+
+    forward: tuple[Segment, ...] = ()
+    backward: tuple[Segment, ...] = ()
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """An optimizer step. `early`: each micro-step but the last; `step`: after the last backward pass.
+
+    `gathers_hide`, `reduces_hide`: they run beside the computation.
+    """
+
+    early: Passes
+    last: Passes
+    step: tuple[Call, ...]
+    micro_steps: int
+    gathers_hide: bool = False
+    reduces_hide: bool = False
+
+    def calls(self) -> Iterator[Call]:
+        """Every call of an optimizer step."""
+        for passes, times in ((self.early, self.micro_steps - 1), (self.last, 1)):
+            for _ in range(times):
+                for segment in (*passes.forward, *passes.backward):
+                    yield from segment.gathers
+                    yield from segment.reduces
+        yield from self.step
+
+
+def counting(spread: ModelSpread) -> list[Call]:
+    """What the trainer itself exchanges in a step, whatever the engine: how many tokens it has."""
+    return [Call("all-gather", COUNT_BYTES * spread.ranks)] if spread.counts else []
+
+
+def reducing(size: int, whole: int) -> Segment:
+    """A bucket of so many bytes of the `whole` that a backward pass reduces."""
+    return Segment(size / whole, (), (Call("all-reduce", size),))
