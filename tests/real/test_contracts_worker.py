@@ -157,3 +157,17 @@ def test_a_number_that_transformers_would_contradict_is_bad_input() -> None:
     assert str(told).startswith("engine.config: scheduler.params.total_num_steps=1000, but here")
     assert "\n" not in str(told)
     assert "auto" in (told.hint or "")
+
+
+def test_a_hub_that_does_not_answer_is_named_as_such() -> None:
+    """As Transformers says it, and without its advice of many lines."""
+    from muster.worker.models import load_from
+
+    def loader(name: str) -> None:
+        raise OSError(
+            f"We couldn't connect to 'https://huggingface.co' to load the files of {name}.\nCheck it."
+        )
+
+    with pytest.raises(RecipeError) as caught:
+        load_from(loader, "t5-small", "model.name")
+    assert (caught.value.failure, caught.value.where) == ("hf_offline", "model.name")

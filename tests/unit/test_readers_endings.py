@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from muster.judging import Settings
-from muster.judging.joblogs import judged
+from muster.judging.joblogs import culprits_of, judged
 from muster.judging.readers._read import read_log
 from muster.judging.readers.base import JobLog
-from muster.judging.shared_failures import culprits_of
 from muster.store.logfiles import BrokenFile
 from tests.unit.logs import chat_log, one
 
