@@ -98,14 +98,16 @@ class Round:
 
     def _work(self, question: str, budget: float) -> Callable[[], None] | None:
         """What to call for a question; None for one that is not a rank's."""
-        from muster.worker.fabric.beside import check_beside
-        from muster.worker.fabric.collectives import OPERATIONS, latency, sweep
-        from muster.worker.fabric.disk import check_disk
-        from muster.worker.fabric.matmul import check_matmul
-        from muster.worker.fabric.points import check_points
-        from muster.worker.fabric.product import check_product
-        from muster.worker.fabric.transfer import check_copy
-        from muster.worker.fabric.values import check_values
+        from muster.worker.fabric.alone import check_copy, check_disk, check_matmul
+        from muster.worker.fabric.together import (
+            OPERATIONS,
+            check_beside,
+            check_points,
+            check_product,
+            check_values,
+            latency,
+            sweep,
+        )
 
         team, say = self.team, self.say
         if question in OPERATIONS:

@@ -1,0 +1,262 @@
+"""What a rank measures by itself: matrix products, copies between host and device, the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import shutil
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from muster.core.errors import WorkerError
+from muster.core.fabric.asked import MIB
+from muster.worker.fabric.place import Place, Voice
+from muster.worker.fabric.rendezvous import Team
+
+# ----------------------------------------------------------------------------------------------------
+# Matrix products on one device: FLOP/s, best and sustained, and whether exact products are exact.
+
+_CPU_SIZE = 1024
+_GPU_SIZE = 8192
+_SMALL_GPU_SIZE = 4096  # where memory is short
+_BATCH_SECONDS = 0.02  # products between two synchronisations: so many that waiting does not count
+_FEWEST = 24  # such batches, for up to three times the budget
+_WINDOWS, _WIDTH = 8, 4  # of the second half, and their fewest batches: how steady it was
+_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def check_matmul(team: Team, say: Voice, budget: float) -> None:
+    """Every precision that the device can do, each for its part of the time."""
+    precisions = able(team)
+    for precision in precisions:
+        with torch.inference_mode():
+            _measure(team, say, precision, budget / len(precisions))
+    torch.set_float32_matmul_precision("highest")
+    if team.on_gpu:
+        torch.cuda.empty_cache()
+
+
+def able(team: Team) -> list[str]:
+    """Compute capability 8 has tf32 and bf16, 7 has fp16's tensor cores (NVIDIA's CUDA programming guide).
+    A CPU is asked for bf16 only where it has instructions for it."""
+    if team.on_gpu:
+        major = torch.cuda.get_device_capability(team.device)[0]
+        return ["fp32", *(["tf32", "bf16"] if major >= 8 else []), *(["fp16"] if major >= 7 else [])]
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        flags = ""
+    return ["fp32", *(["bf16"] if "amx_bf16" in flags or "avx512_bf16" in flags else [])]
+
+
+def _measure(team: Team, say: Voice, precision: str, seconds: float) -> None:
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    dtype, n = _DTYPES[precision], _size(team)
+    left = torch.randn(n, n, device=team.device).to(dtype)
+    right = torch.randn(n, n, device=team.device).to(dtype)
+    product = torch.empty(n, n, dtype=dtype, device=team.device)
+    for _ in range(2):  # the first call chooses its kernel and allocates
+        one = _timed(team, left, right, product, 1)
+    batch = max(1, int(_BATCH_SECONDS / max(one, 1e-7)))
+    began = time.perf_counter()
+    times: list[float] = []
+    while len(times) < 4 or time.perf_counter() - began < (seconds if len(times) >= _FEWEST else 3 * seconds):
+        times.append(_timed(team, left, right, product, batch))
+    flops = 2 * n**3
+    half = times[len(times) // 2 :]
+    size = max(_WIDTH, len(half) // _WINDOWS)
+    windows = [statistics.fmean(half[at : at + size]) for at in range(0, len(half) - size + 1, size)]
+    say(
+        "matmul",
+        precision=precision,
+        n=n,
+        threads=None if team.on_gpu else torch.get_num_threads(),
+        best=flops / min(times),
+        sustained=flops / statistics.median(half),
+        variation=statistics.stdev(windows) / statistics.fmean(windows) if len(windows) > 2 else None,
+        windows=len(windows),
+        products=len(times) * batch,
+        seconds=time.perf_counter() - began,
+        right=_is_right(team, n, dtype),
+    )
+
+
+def _size(team: Team) -> int:
+    if not team.on_gpu:
+        return _CPU_SIZE
+    free, _ = torch.cuda.mem_get_info(team.device)
+    return _GPU_SIZE if free > 4 << 30 else _SMALL_GPU_SIZE
+
+
+def _timed(team: Team, left: torch.Tensor, right: torch.Tensor, product: torch.Tensor, batch: int) -> float:
+    """Seconds of one product, over so many of them."""
+    team.sync()
+    began = time.perf_counter()
+    for _ in range(batch):
+        torch.mm(left, right, out=product)
+    team.sync()
+    return (time.perf_counter() - began) / batch
+
+
+def _is_right(team: Team, n: int, dtype: torch.dtype) -> bool:
+    """A product of matrices of -1, 0 and 1 (1 in 8 is not 0), which is exact in every precision: sums stay
+    far below 256, up to which bfloat16 has every whole number. Compared by its effect on a vector of whole
+    numbers in float64 (Freivalds' check), row by row."""
+    generator = torch.Generator().manual_seed(n)
+    left, right = (sparse(n, generator).to(team.device) for _ in range(2))
+    vector = torch.randint(-9, 10, (n, 1), generator=generator).to(team.device, torch.float64)
+    product = torch.mm(left.to(dtype), right.to(dtype))
+    return bool(torch.equal(product.double() @ vector, left.double() @ (right.double() @ vector)))
+
+
+def sparse(n: int, generator: torch.Generator) -> torch.Tensor:
+    """Elements of -1, 0 and 1; 1 in 8 is not 0."""
+    dice = torch.randint(0, 16, (n, n), generator=generator, dtype=torch.int8)
+    return (dice == 0).to(torch.float32) - (dice == 1).to(torch.float32)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Copies between host and device, in both directions, from pinned memory. CUDA alone.
+
+_BYTES = 256 * MIB
+_COPIES = 10
+
+
+def check_copy(team: Team, say: Voice, budget: float) -> None:
+    """Each direction for half the time, or ten times. A CPU has nothing to copy to, and says nothing."""
+    if not team.on_gpu:
+        return
+    host = torch.empty(_BYTES, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(_BYTES, dtype=torch.uint8, device=team.device)
+    to_device = _repeat(team, device, host, budget / 2)
+    to_host = _repeat(team, host, device, budget / 2)
+    say("copy", bytes=_BYTES, to_device=to_device, to_host=to_host)
+
+
+def _repeat(team: Team, target: torch.Tensor, source: torch.Tensor, seconds: float) -> list[float]:
+    target.copy_(source, non_blocking=True)
+    limit = time.perf_counter() + seconds
+    times: list[float] = []
+    while len(times) < 3 or (len(times) < _COPIES and time.perf_counter() < limit):
+        team.sync()
+        began = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        team.sync()
+        times.append(time.perf_counter() - began)
+    return times
+
+
+# ----------------------------------------------------------------------------------------------------
+# One file, written, synced and read back: past the page cache where the file system lets us.
+
+_BLOCK = 4 * MIB
+_OF_FREE = 0.05  # of the free space, at most
+
+
+def check_disk(place: Place, say: Voice, budget: float) -> None:
+    """The host's first rank alone. Raises WorkerError where the folder cannot be written or read."""
+    if place.local_rank != 0:
+        return
+    folder = Path(place.asked.disk_folder).expanduser() if place.asked.disk_folder else place.base
+    path = folder / f".muster-disk-{place.folder.name}-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        blocks = int(min(place.asked.disk_bytes, _OF_FREE * shutil.disk_usage(folder).free)) // _BLOCK
+        if blocks < 1:
+            raise WorkerError("too little free space to measure", where=str(folder))
+        _measure_disk(path, folder, blocks, say, budget)
+    except OSError as error:
+        raise WorkerError(f"{error.strerror or error}", where=str(folder)) from None
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _measure_disk(path: Path, folder: Path, blocks: int, say: Voice, budget: float) -> None:
+    pattern = os.urandom(_BLOCK - 8)  # random: some disks compress; each block has its number before it
+    descriptor, direct = _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        with mmap.mmap(-1, _BLOCK) as block:  # page-aligned, as O_DIRECT wants it
+            block[8:] = pattern
+            written, writing = _write(descriptor, block, blocks, budget / 2)
+            dropped = direct or _drop(descriptor)
+            right, reading = _read(descriptor, block, written, pattern)
+    finally:
+        os.close(descriptor)
+    say(
+        "disk",
+        folder=str(folder),
+        bytes=written * _BLOCK,
+        write_seconds=writing,
+        read_seconds=reading,
+        method="O_DIRECT" if direct else "page cache, fsync, then dropped",
+        cached=not dropped or _in_memory(folder),
+        right=right,
+    )
+
+
+def _open(path: Path, flags: int) -> tuple[int, bool]:
+    """Past the cache where it can be: some file systems refuse (EINVAL)."""
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o600), True
+    except OSError:
+        path.unlink(missing_ok=True)  # some have made the file before they refuse
+        return os.open(path, flags, 0o600), False
+
+
+def _write(descriptor: int, block: mmap.mmap, blocks: int, seconds: float) -> tuple[int, float]:
+    """-> (blocks written, seconds with the final fsync). Stops when the time is up."""
+    began = time.perf_counter()
+    written = 0
+    while written < blocks and (not written or time.perf_counter() - began < seconds):
+        block[:8] = written.to_bytes(8, "little")
+        _all(os.write(descriptor, block))
+        written += 1
+    os.fsync(descriptor)
+    return written, time.perf_counter() - began
+
+
+def _all(count: int) -> None:
+    if count != _BLOCK:
+        raise OSError(28, "No space left on device")
+
+
+def _drop(descriptor: int) -> bool:
+    """Ask the kernel to forget the file's pages. Whether it took the request."""
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    except OSError:
+        return False
+    return True
+
+
+def _read(descriptor: int, block: mmap.mmap, blocks: int, pattern: bytes) -> tuple[bool, float]:
+    """-> (whether every block is what was written, seconds of reading alone)."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    right, seconds = True, 0.0
+    for number in range(blocks):
+        began = time.perf_counter()
+        count = os.readv(descriptor, [block])
+        seconds += time.perf_counter() - began
+        intact = count == _BLOCK and int.from_bytes(block[:8], "little") == number
+        right = right and intact and block[8:] == pattern
+    return right, seconds
+
+
+def _in_memory(folder: Path) -> bool:
+    """Whether the folder lies on a file system that has no disk (tmpfs, ramfs)."""
+    real = str(folder.resolve())
+    best, kind = "", ""
+    try:
+        for line in Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
+            words = line.split()
+            mount = words[1].encode().decode("unicode_escape")
+            if len(mount) >= len(best) and (real == mount or real.startswith(mount.rstrip("/") + "/")):
+                best, kind = mount, words[2]
+    except (OSError, IndexError):
+        return False
+    return kind in ("tmpfs", "ramfs")

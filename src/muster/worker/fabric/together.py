@@ -1,0 +1,698 @@
+"""What ranks measure together: collectives and their values, pairs, a product over all, both at once."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from muster.core.fabric.asked import BESIDE, MIB, PRODUCT, rounds, sweep_sizes
+from muster.core.fabric.busbw import COLLECTIVES, POINT_TO_POINT
+from muster.worker.fabric.alone import sparse
+from muster.worker.fabric.place import Voice
+from muster.worker.fabric.rendezvous import Team
+
+# ----------------------------------------------------------------------------------------------------
+# The collectives: what each is called with, what must come out, how long it takes over message sizes.
+
+_REPEATS = 5
+_FEWEST = 3  # repeats, where time is short
+_REPEAT_SECONDS = 0.02  # that one repeat should last, by as many operations as that takes
+_MOST_OPERATIONS = 200  # per repeat
+_SMALL_BYTES = 8
+_SMALL_COUNT = 100
+NATIVE = "native"
+
+
+def pattern(rank: int, first: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A rank's elements first ... first + count - 1: whole numbers below 1009 that differ from rank to rank
+    and place to place. Their sums over up to 16,000 ranks are exact in float32 (below 2^24)."""
+    index = torch.arange(first, first + count, dtype=torch.int64, device=device)
+    return ((index * 31 + rank * 7919 + index // 1009) % 1009).to(dtype)
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """What one operation reads and writes: the same tensor where it works in place."""
+
+    source: torch.Tensor
+    target: torch.Tensor
+
+
+def _in_place(team: Team, count: int, dtype: torch.dtype) -> Buffers:
+    tensor = torch.zeros(count, dtype=dtype, device=team.device)
+    return Buffers(tensor, tensor)
+
+
+def _gathering(team: Team, count: int, dtype: torch.dtype) -> Buffers:
+    share = max(1, count // team.world_size)
+    source = torch.zeros(share, dtype=dtype, device=team.device)
+    return Buffers(source, torch.zeros(share * team.world_size, dtype=dtype, device=team.device))
+
+
+def _scattering(team: Team, count: int, dtype: torch.dtype) -> Buffers:
+    turned = _gathering(team, count, dtype)
+    return Buffers(turned.target, turned.source)
+
+
+def _all_reduce(team: Team, buffers: Buffers) -> str:
+    dist.all_reduce(buffers.target)
+    return NATIVE
+
+
+def _broadcast(team: Team, buffers: Buffers, root: int = 0) -> str:
+    dist.broadcast(buffers.target, src=root)
+    return NATIVE
+
+
+def _all_gather(team: Team, buffers: Buffers) -> str:
+    try:
+        dist.all_gather_into_tensor(buffers.target, buffers.source)
+    except (RuntimeError, NotImplementedError) as error:
+        _only_unsupported(error)
+        dist.all_gather(list(buffers.target.chunk(team.world_size)), buffers.source)
+        return "all_gather (list)"
+    return NATIVE
+
+
+def _reduce_scatter(team: Team, buffers: Buffers) -> str:
+    try:
+        dist.reduce_scatter_tensor(buffers.target, buffers.source)
+    except (RuntimeError, NotImplementedError) as error:
+        _only_unsupported(error)
+        whole = buffers.source.clone()
+        dist.all_reduce(whole)
+        share = buffers.target.numel()
+        buffers.target.copy_(whole[team.rank * share : (team.rank + 1) * share])
+        return "all_reduce + slice"
+    return NATIVE
+
+
+def _only_unsupported(error: Exception) -> None:
+    """Another operation may stand in where the backend has none; never where it failed."""
+    words = str(error).lower()
+    if not any(each in words for each in ("not support", "unsupported", "not implemented", "no backend")):
+        raise error
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A collective: its buffers for a count of elements in all, and the call (-> what computed it)."""
+
+    buffers: Callable[[Team, int, torch.dtype], Buffers]
+    run: Callable[[Team, Buffers], str]
+    whole: Callable[[Buffers], torch.Tensor]  # the tensor whose size is the message size
+
+
+OPERATIONS = dict(
+    zip(
+        COLLECTIVES,
+        (
+            Operation(_in_place, _all_reduce, lambda buffers: buffers.target),
+            Operation(_gathering, _all_gather, lambda buffers: buffers.target),
+            Operation(_scattering, _reduce_scatter, lambda buffers: buffers.source),
+            Operation(_in_place, _broadcast, lambda buffers: buffers.target),
+        ),
+        strict=True,
+    )
+)
+
+
+def sweep(team: Team, say: Voice, name: str, budget: float) -> None:
+    """One collective over message sizes, as long as the budget lasts. Rank 0 speaks for all.
+
+    A repeat is timed from a barrier to the end of its last operation, device synchronised, and the slowest
+    rank's time counts. What comes next is decided by times that all ranks have agreed on.
+    """
+    asked = team.place.asked
+    largest = asked.largest or (1024 * MIB if team.on_gpu else 64 * MIB)
+    operation = OPERATIONS[name]
+    began = time.perf_counter()
+    before: tuple[int, float] | None = None
+    for size in sweep_sizes(asked.smallest, max(asked.smallest, largest)):
+        (left,) = (budget - spent for spent in team.agree(time.perf_counter() - began))
+        expected = before[1] * size / before[0] if before and before[0] >= 64 * 1024 else 0.0
+        if before and expected * (_FEWEST + 2) > left:
+            if team.rank == 0:
+                say("curtailed", operation=name, bytes=size, seconds=budget)
+            return
+        buffers = operation.buffers(team, max(1, size // 4), torch.float32)
+        method = operation.run(team, buffers)  # the first one connects and allocates
+        (estimate,) = team.agree(_timed(team, operation, buffers, 1))
+        iterations = max(1, min(_MOST_OPERATIONS, int(_REPEAT_SECONDS / max(estimate, 1e-7))))
+        repeats = _REPEATS if estimate * iterations * _REPEATS < left else _FEWEST
+        times = team.agree(*[_timed(team, operation, buffers, iterations) for _ in range(repeats)])
+        exact = operation.whole(buffers).numel() * 4
+        if team.rank == 0:
+            say("sweep", operation=name, method=method, bytes=exact, seconds=times, iterations=iterations)
+        before = (size, statistics.median(times))
+
+
+def _timed(team: Team, operation: Operation, buffers: Buffers, iterations: int) -> float:
+    """Seconds of one operation on this rank, over so many, from a barrier on."""
+    team.barrier()
+    began = time.perf_counter()
+    for _ in range(iterations):
+        operation.run(team, buffers)
+    team.sync()
+    return (time.perf_counter() - began) / iterations
+
+
+def latency(team: Team, say: Voice, budget: float) -> None:
+    """A small all-reduce, many times: the slowest rank's median, mean and best."""
+    tensor = torch.zeros(_SMALL_BYTES // 4, device=team.device)
+    times: list[float] = []
+    for _ in range(5):
+        dist.all_reduce(tensor)
+    (estimate,) = team.agree(_timed(team, OPERATIONS["all-reduce"], Buffers(tensor, tensor), 3))
+    for _ in range(max(5, min(_SMALL_COUNT, int(budget / max(estimate, 1e-7))))):
+        team.sync()
+        began = time.perf_counter()
+        dist.all_reduce(tensor)
+        team.sync()
+        times.append(time.perf_counter() - began)
+    median, mean, best = team.agree(statistics.median(times), statistics.fmean(times), min(times))
+    if team.rank == 0:
+        figures = {"median": median, "mean": mean, "best": best, "count": len(times)}
+        say("latency", operation="all-reduce", bytes=_SMALL_BYTES, **figures)
+
+
+def broadcast_from(root: int) -> Callable[[Team, Buffers], Any]:
+    """A broadcast from another rank than 0."""
+    return lambda team, buffers: _broadcast(team, buffers, root)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Whether collectives give the right values: every element, at odd sizes, against a computed expectation.
+
+_COUNTS = (1, 3, 1023, 65_537)  # elements; per rank where every rank has its own part
+_DTYPES = (torch.int64, torch.float32)
+_SHOWN = 5  # wrong elements that are told one by one
+
+
+@dataclass(frozen=True)
+class ValueTrial:
+    """One call: what to do, and what must be in the result. `part`: elements that came from one rank."""
+
+    result: torch.Tensor
+    expected: torch.Tensor
+    method: str
+    part: int | None = None  # such as a gathered rank's share: its number is the source
+    source: int | None = None
+
+
+def check_values(team: Team, say: Voice) -> None:
+    """Every collective. Each rank says what it compared, and what was wrong."""
+    for name in COLLECTIVES:
+        elements, wrong, method = 0, 0, NATIVE
+        shown: list[dict[str, Any]] = []
+        for dtype in _DTYPES:
+            for trial in _trials(team, name, dtype):
+                method = trial.method
+                elements += trial.result.numel()
+                found = wrong_elements(trial, dtype)
+                wrong += found[0]
+                shown += found[1]
+        say(
+            "values",
+            operation=name,
+            method=method,
+            elements=elements,
+            wrong=wrong,
+            shown=shown[:_SHOWN],
+        )
+
+
+def _trials(team: Team, name: str, dtype: torch.dtype) -> Iterator[ValueTrial]:
+    for count in _COUNTS:
+        if name == "all-reduce":
+            yield _all_reduced(team, count, dtype)
+        elif name == "all-gather":
+            yield _all_gathered(team, count, dtype)
+        elif name == "reduce-scatter":
+            yield _reduce_scattered(team, count, dtype)
+        else:
+            for root in roots(team.world_size):
+                yield _broadcasts(team, count, dtype, root)
+
+
+def roots(world_size: int) -> list[int]:
+    """Who broadcasts: everyone in a small group, else the first, a middle and the last rank."""
+    if world_size <= 4:
+        return list(range(world_size))
+    return [0, world_size // 2, world_size - 1]
+
+
+def _sum(team: Team, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    total = torch.zeros(count, dtype=dtype, device=team.device)
+    for rank in range(team.world_size):
+        total += pattern(rank, first, count, dtype, team.device)
+    return total
+
+
+def _all_reduced(team: Team, count: int, dtype: torch.dtype) -> ValueTrial:
+    tensor = pattern(team.rank, 0, count, dtype, team.device)
+    method = OPERATIONS["all-reduce"].run(team, Buffers(tensor, tensor))
+    return ValueTrial(tensor, _sum(team, 0, count, dtype), method)
+
+
+def _all_gathered(team: Team, count: int, dtype: torch.dtype) -> ValueTrial:
+    gathered = torch.zeros(count * team.world_size, dtype=dtype, device=team.device)
+    mine = pattern(team.rank, 0, count, dtype, team.device)
+    method = OPERATIONS["all-gather"].run(team, Buffers(mine, gathered))
+    parts = [pattern(rank, 0, count, dtype, team.device) for rank in range(team.world_size)]
+    return ValueTrial(gathered, torch.cat(parts), method, part=count)
+
+
+def _reduce_scattered(team: Team, count: int, dtype: torch.dtype) -> ValueTrial:
+    whole = pattern(team.rank, 0, count * team.world_size, dtype, team.device)
+    share = torch.zeros(count, dtype=dtype, device=team.device)
+    method = OPERATIONS["reduce-scatter"].run(team, Buffers(whole, share))
+    return ValueTrial(share, _sum(team, team.rank * count, count, dtype), method)
+
+
+def _broadcasts(team: Team, count: int, dtype: torch.dtype, root: int) -> ValueTrial:
+    tensor = pattern(team.rank, 0, count, dtype, team.device)
+    method = broadcast_from(root)(team, Buffers(tensor, tensor))
+    return ValueTrial(tensor, pattern(root, 0, count, dtype, team.device), method, source=root)
+
+
+def wrong_elements(trial: ValueTrial, dtype: torch.dtype) -> tuple[int, list[dict[str, Any]]]:
+    """-> (how many differ, the first of them). nan differs from everything, itself included."""
+    differs = (trial.result != trial.expected).nonzero().flatten()
+    count = int(differs.numel())
+    found = []
+    for index in differs[:_SHOWN].tolist():
+        source = index // trial.part if trial.part else trial.source
+        found.append(
+            {
+                "dtype": str(dtype).removeprefix("torch."),
+                "elements": trial.result.numel(),
+                "index": index,
+                "got": finite(trial.result[index]),
+                "expected": finite(trial.expected[index]),
+                "wrong_elements": count,
+                "source": source,
+            }
+        )
+    return count, found
+
+
+def finite(value: torch.Tensor) -> float | None:
+    """A number that JSON knows; None for nan and infinities."""
+    return float(value) if bool(torch.isfinite(value)) else None
+
+
+# ----------------------------------------------------------------------------------------------------
+# Point to point: every pair of a ring, or every pair there is, in rounds of disjoint pairs.
+#
+# Each direction is measured apart. A message counts as arrived when the receiver's answer is back.
+
+_FIRST_BYTES = 256 * 1024  # the first message: compared element by element, and a guess at the speed
+_PASSES = 2  # over all rounds: what disturbed a pair for a moment is over when its turn comes again
+_ROUNDS = 5
+_PINGS = 50
+_WARM_PINGS = 3
+_LATENCY_SHARE = 0.15  # of a pair's time
+
+
+def check_points(team: Team, say: Voice, budget: float) -> None:
+    """Measure the pairs that this rank is part of. Every rank keeps the rounds together."""
+    asked = team.place.asked
+    plan = rounds(team.place.speakers, asked.pairs)
+    seconds = min(3.0, budget / max(1, len(plan))) / _PASSES
+    size = asked.point_bytes or (64 * MIB if team.on_gpu else 4 * MIB)
+    sizes: dict[int, int] = {}
+    for pairs in plan * _PASSES:
+        team.barrier()
+        for first, second in pairs:
+            if team.rank in (first, second):
+                other = second if team.rank == first else first
+                half = _Pair(team, say, first, second)
+                sizes[other] = half.measure(sizes.get(other, size), seconds, fixed=other in sizes)
+
+
+class _Pair:
+    """One rank's half of a conversation. Both halves run the same steps in the same order."""
+
+    def __init__(self, team: Team, say: Voice, first: int, second: int) -> None:
+        self.team = team
+        self.say = say
+        self.first, self.second = first, second
+        self.other = second if team.rank == first else first
+        self.word = torch.zeros(1, dtype=torch.int64, device=team.device)
+
+    def measure(self, size: int, seconds: float, *, fixed: bool) -> int:
+        """Latency, then each direction. -> the bytes that this rank's messages had.
+
+        `fixed`: they have `size`, and not less where the time is short.
+        """
+        latencies = self._latency(seconds * _LATENCY_SHARE)
+        for source, target in ((self.first, self.second), (self.second, self.first)):
+            if self.team.rank == source:
+                size, times = self._send(size, seconds * (1 - _LATENCY_SHARE) / 2, fixed=fixed)
+                told = {"source": source, "target": target, "bytes": size, "seconds": times}
+                self.say("pair", **told, latencies=latencies)
+            else:
+                self._receive()
+        return size
+
+    def _tell(self, number: int) -> None:
+        self.word.fill_(number)
+        dist.send(self.word, self.other)
+
+    def _hear(self) -> int:
+        dist.recv(self.word, self.other)
+        return int(self.word.item())  # waits for the device
+
+    def _latency(self, seconds: float) -> list[float]:
+        """Half round trips, as many as there is time for, on the side that began them; none on the other."""
+        if self.team.rank != self.first:
+            for _ in range(_WARM_PINGS):
+                self._tell(self._hear())
+            for _ in range(self._hear()):
+                self._tell(self._hear())
+            return []
+        for _ in range(_WARM_PINGS):
+            one = self._ping()
+        count = max(5, min(_PINGS, int(seconds / max(2 * one, 1e-7))))
+        self._tell(count)
+        return [self._ping() for _ in range(count)]
+
+    def _ping(self) -> float:
+        began = time.perf_counter()
+        self._tell(1)
+        self._hear()
+        return (time.perf_counter() - began) / 2
+
+    def _send(self, size: int, seconds: float, *, fixed: bool) -> tuple[int, list[float]]:
+        """-> (bytes of a timed message, seconds of each). Before each message its size goes ahead; 0 ends."""
+        began = time.perf_counter()
+        guess = self._send_one(min(size, _FIRST_BYTES))
+        if not fixed:
+            size = min(size, max(_FIRST_BYTES, int(_FIRST_BYTES / guess * seconds / 3) // 4 * 4))
+        times: list[float] = []
+        while not times or (len(times) < _ROUNDS and time.perf_counter() - began + times[-1] < seconds):
+            times.append(self._send_one(size))
+        self._tell(0)
+        return size, times
+
+    def _send_one(self, size: int) -> float:
+        payload = pattern(self.team.rank, 0, size // 4, torch.float32, self.team.device)
+        self._tell(payload.numel())
+        self._hear()  # the receiver is ready
+        self.team.sync()
+        began = time.perf_counter()
+        dist.send(payload, self.other)
+        self._hear()  # it has arrived
+        return time.perf_counter() - began
+
+    def _receive(self) -> None:
+        compared = False
+        while True:
+            elements = self._hear()
+            if elements == 0:
+                return
+            payload = torch.empty(elements, dtype=torch.float32, device=self.team.device)
+            self._tell(1)
+            dist.recv(payload, self.other)
+            self.team.sync()
+            self._tell(1)
+            if not compared:
+                compared = True
+                self._compare(payload)
+
+    def _compare(self, payload: torch.Tensor) -> None:
+        count = payload.numel()
+        right = pattern(self.other, 0, count, torch.float32, self.team.device)
+        trial = ValueTrial(payload, right, "native", source=self.other)
+        wrong, shown = wrong_elements(trial, torch.float32)
+        self.say(
+            "values", operation=POINT_TO_POINT, method="native", elements=count, wrong=wrong, shown=shown
+        )
+
+
+# ----------------------------------------------------------------------------------------------------
+# One matrix product split over all ranks: inputs broadcast, a block of rows each, the result gathered.
+
+_CPU_SIZES = (256, 4096)  # the smallest, and the largest where time allows
+_GPU_SIZES = (1024, 8192)
+_PRODUCTS = 5
+_OTHER = 3  # further repeats' worth of time: making the matrices, and comparing
+
+
+@dataclass(frozen=True)
+class Took:
+    """Seconds of one product: of the slowest rank in each part, and every rank's own multiplication."""
+
+    compute: float
+    communication: float
+    by_rank: list[float]
+
+    @property
+    def total(self) -> float:
+        """The parts after each other: no rank begins one before all have ended the last."""
+        return self.compute + self.communication
+
+
+class Matrices:
+    """A x B = C on one rank: all of A and B, this rank's rows, and all of C. n is a multiple of the ranks.
+
+    A and B hold -1, 0 and 1, so that every product and sum is exact in fp32. Every rank can make them from
+    the same seed; only rank 0 uses its own, the others use what is broadcast.
+    """
+
+    def __init__(self, team: Team, wanted: int) -> None:
+        self.rows = -(-wanted // team.world_size)
+        self.n = self.rows * team.world_size
+        generator = torch.Generator().manual_seed(self.n)
+        self.known = [sparse(self.n, generator).to(team.device) for _ in range(2)]
+        self.vector = torch.randint(1, 10, (self.n, 1), generator=generator).to(team.device, torch.float64)
+        mine = self.known if team.rank == 0 else [torch.zeros_like(each) for each in self.known]
+        self.left, self.right = (each.clone() for each in mine)
+        self.block = torch.zeros(self.rows, self.n, device=team.device)
+        self.whole = torch.zeros(self.n, self.n, device=team.device)
+
+    def compare(self, method: str) -> ValueTrial:
+        """C by its effect on a vector of whole numbers above 0 in float64 (Freivalds' check), row by row.
+        A row's source is the rank that multiplied it."""
+        left, right = self.known
+        expected = left.double() @ (right.double() @ self.vector)
+        return ValueTrial(
+            (self.whole.double() @ self.vector).flatten(), expected.flatten(), method, self.rows
+        )
+
+
+def check_product(team: Team, say: Voice, budget: float) -> None:
+    """The largest size for which the budget gives `_PRODUCTS` repeats, by how long the smallest one took.
+
+    Every rank compares the whole result of the last repeat; rank 0 speaks for all about the times.
+    """
+    smallest, largest = _GPU_SIZES if team.on_gpu else _CPU_SIZES
+    with torch.inference_mode():
+        matrices = Matrices(team, smallest)
+        _multiply(team, matrices)  # the first one connects, chooses its kernels and allocates
+        size = _size(_multiply(team, matrices)[0], smallest, largest, budget)
+        if size != smallest:
+            matrices = Matrices(team, size)
+            _multiply(team, matrices)
+        took, method = [], NATIVE
+        for _ in range(_PRODUCTS):
+            one, method = _multiply(team, matrices)
+            took.append(one)
+        _tell_values(team, say, matrices.compare(method))
+    if team.rank == 0:
+        say(
+            PRODUCT,
+            n=matrices.n,
+            rows=matrices.rows,
+            repeats=len(took),
+            total=statistics.median(each.total for each in took),
+            compute=statistics.median(each.compute for each in took),
+            communication=statistics.median(each.communication for each in took),
+            compute_by_rank=[
+                statistics.median(times) for times in zip(*(each.by_rank for each in took), strict=True)
+            ],
+            method=method,
+        )
+    if team.on_gpu:
+        torch.cuda.empty_cache()
+
+
+def _size(small: Took, smallest: int, largest: int, budget: float) -> int:
+    """Twice the size is at most 8 times the multiplication and 4 times the rest. All ranks agree, for they
+    have the same times."""
+    size, compute, rest = smallest, small.compute, small.communication
+    while size * 2 <= largest and (8 * compute + 4 * rest) * (_PRODUCTS + _OTHER) <= budget:
+        size, compute, rest = size * 2, 8 * compute, 4 * rest
+    return size
+
+
+def _multiply(team: Team, matrices: Matrices) -> tuple[Took, str]:
+    """-> (how long it took, what gathered). A barrier before each part, so that waiting for a slow rank's
+    multiplication is not taken for communication."""
+    first = team.rank * matrices.rows
+    mine = matrices.left[first : first + matrices.rows]
+    gather = Buffers(matrices.block.view(-1), matrices.whole.view(-1))
+    method = [NATIVE]
+
+    def spread() -> None:
+        dist.broadcast(matrices.left, src=0)
+        dist.broadcast(matrices.right, src=0)
+
+    def collect() -> None:
+        method[0] = OPERATIONS["all-gather"].run(team, gather)
+
+    matrices.whole.zero_()
+    team.barrier()
+    sent = _product_timed(team, spread)
+    team.barrier()
+    computed = _product_timed(team, lambda: torch.mm(mine, matrices.right, out=matrices.block))
+    team.barrier()
+    gathered = _product_timed(team, collect)
+    by_rank = torch.zeros(team.world_size, dtype=torch.float64, device=team.device)
+    by_rank[team.rank] = computed
+    dist.all_reduce(by_rank)
+    slowest, sent, gathered = team.agree(computed, sent, gathered)
+    return Took(slowest, sent + gathered, [float(each) for each in by_rank.cpu()]), method[0]
+
+
+def _product_timed(team: Team, work: Callable[[], object]) -> float:
+    """Seconds until the device has done it."""
+    began = time.perf_counter()
+    work()
+    team.sync()
+    return time.perf_counter() - began
+
+
+def _tell_values(team: Team, say: Voice, trial: ValueTrial) -> None:
+    wrong, shown = wrong_elements(trial, torch.float64)
+    count = trial.result.numel()
+    say("values", operation=PRODUCT, method=trial.method, elements=count, wrong=wrong, shown=shown)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Computation and an exchange beside each other: what each loses to the other, and what a meeting of ranks
+# costs that have computed apart.
+#
+# Ranks of a host and the library that moves their data share cores (CPUs) or multiprocessors and memory
+# (GPUs), and ranks that compute the same never take quite the same time. A plan that knows neither is too
+# optimistic.
+
+_APART = 0.02  # seconds that ranks compute between two meetings: about a layer of a small model on a CPU
+_FEWEST_MEETINGS, _MOST = 3, 50  # exchanges
+_MEETINGS = (10, 200)
+_MIB = 1 << 20
+
+
+class Unit:
+    """A little of what training does: a product of matrices, and a pass over memory. About 2 ms on a core."""
+
+    def __init__(self, team: Team) -> None:
+        n, count = (2048, 64 * _MIB) if team.on_gpu else (256, _MIB)
+        self.team = team
+        self.left = torch.ones(n, n, device=team.device)
+        self.product = torch.empty(n, n, device=team.device)
+        self.memory = torch.zeros(count, device=team.device)
+
+    def run(self, times: int = 1) -> None:
+        """Compute it, to its end on the device."""
+        for _ in range(times):
+            torch.mm(self.left, self.left, out=self.product)
+            self.memory.add_(1.0)
+        self.team.sync()
+
+    def seconds(self, span: float) -> float:
+        """Of one, the mean over about `span` seconds."""
+        done, began = 0, time.perf_counter()
+        while done == 0 or time.perf_counter() - began < span:
+            self.run()
+            done += 1
+        return (time.perf_counter() - began) / done
+
+
+def check_beside(team: Team, say: Voice, budget: float) -> None:
+    """Rank 0 speaks for all. The largest message that the sweep may use, or as large as the budget allows."""
+    part = budget / 5
+    with torch.inference_mode():
+        unit = Unit(team)
+        unit.run()
+        team.barrier()
+        (alone,) = team.agree(unit.seconds(part))
+        message, exchange = _message(team, part)
+        times = max(_FEWEST_MEETINGS, min(_MOST, int(part / exchange)))
+        (exchange,) = team.agree(_exchange(team, message, times))
+        computed, together = _together(team, unit, message, times)
+        meeting = _meeting(team, unit, alone, part)
+    (longest,) = team.agree(together)
+    slowest = -team.agree(-computed)[0]  # the fewest units that a rank had done
+    if team.rank == 0:
+        say(
+            BESIDE,
+            bytes=message.target.numel() * 4,
+            computing=min(1.0, slowest * alone / longest),
+            exchanging=min(1.0, exchange * times / longest),
+            meeting=meeting,
+            apart=_APART,
+        )
+    if team.on_gpu:
+        torch.cuda.empty_cache()
+
+
+def _message(team: Team, span: float) -> tuple[Buffers, float]:
+    """-> (the largest message of which some fit into the span, seconds of its all-reduce)."""
+    largest = team.place.asked.largest or (256 if team.on_gpu else 16) * _MIB
+    operation, size = OPERATIONS["all-reduce"], min(largest, 64 * 1024)
+    while True:
+        buffers = operation.buffers(team, max(1, size // 4), torch.float32)
+        operation.run(team, buffers)
+        (took,) = team.agree(_exchange(team, buffers, 1))
+        if size * 4 > largest or 4 * took * _FEWEST_MEETINGS > span:
+            return buffers, max(took, 1e-7)
+        size *= 4
+
+
+def _exchange(team: Team, buffers: Buffers, times: int) -> float:
+    """Seconds of one all-reduce alone."""
+    team.barrier()
+    began = time.perf_counter()
+    for _ in range(times):
+        dist.all_reduce(buffers.target)
+    team.sync()
+    return (time.perf_counter() - began) / times
+
+
+def _together(team: Team, unit: Unit, buffers: Buffers, times: int) -> tuple[float, float]:
+    """-> (units computed while so many all-reduces went on, their seconds)."""
+    computed, spent = 0, 0.0
+    for _ in range(times):
+        team.barrier()
+        began = time.perf_counter()
+        work = dist.all_reduce(buffers.target, async_op=True)
+        while not work.is_completed():
+            unit.run()
+            computed += 1
+        work.wait()
+        spent += time.perf_counter() - began
+    return computed, spent
+
+
+def _meeting(team: Team, unit: Unit, alone: float, span: float) -> float:
+    """Seconds that a small all-reduce takes beyond itself where every rank has computed before it."""
+    tensor = torch.zeros(2, device=team.device)
+    units = max(1, round(_APART / alone))
+    count = max(_MEETINGS[0], min(_MEETINGS[1], int(span / (units * alone))))
+    (bare,) = team.agree(_exchange(team, Buffers(tensor, tensor), 2 * count))
+    team.barrier()
+    began = time.perf_counter()
+    for _ in range(count):
+        unit.run(units)
+        dist.all_reduce(tensor)
+        team.sync()
+    (took,) = team.agree((time.perf_counter() - began) / count)
+    return max(0.0, took - units * alone - bare)
