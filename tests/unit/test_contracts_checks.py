@@ -228,6 +228,16 @@ def test_a_shipped_profile_is_valid(name: str) -> None:
     assert re.search(r"^about: \S.*$", shipped_profiles()[name].read_text(encoding="utf-8"), re.MULTILINE)
 
 
+def test_a_profile_inherits_one_beside_it_by_its_name(tmp_path: Path) -> None:
+    """As a recipe does; what is nearer wins over what is shipped."""
+    (tmp_path / "cpu.yaml").write_text("expect: {disk.inodes: {at_least: 7}, login.noise: skip}\n")
+    (tmp_path / "mine.yaml").write_text("inherit: cpu\nexpect: {disk.space: {at_least: 5}}\n")
+    chosen = load_profile(str(tmp_path / "mine"), all_checks())
+    assert chosen.expects["disk.inodes"]["at_least"] == 7
+    assert chosen.expects["disk.space"]["at_least"] == 5
+    assert chosen.skipped == {"login.noise"}
+
+
 # ---- third parties -----------------------------------------------------------------------------------------
 
 THEIRS = """\
