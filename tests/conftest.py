@@ -1,14 +1,17 @@
 """Fixtures of every tier, and what runs beside what (pytest-xdist)."""
 
 import os
+import shutil
 import signal
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests import warm
 from tests.cluster.fixtures import able, cluster, slurm, whole, whole_slurm
 
 __all__ = ["able", "cluster", "slurm", "whole", "whole_slurm"]
@@ -21,11 +24,40 @@ settings.load_profile("muster")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background: children would, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What runs keep for their user goes to a folder of the tests.
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="muster-tests-state-")
+# What runs keep for their user goes to a folder of the tests, and nothing is read of the developer's.
+HOME = Path(tempfile.mkdtemp(prefix="muster-tests-home-"))
+OWNER = os.getpid()
+for name in ("STATE", "DATA"):
+    os.environ[f"XDG_{name}_HOME"] = str(HOME / name.lower())
+
+
+WARM = ("tests/real/", "tests/cluster/")  # their jobs would cost imports above all
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Which Python a test's processes are: before its fixtures, which may start some.
+
+    MUSTER_TESTS_COLD=1: the real one everywhere.
+    """
+    forks = any(folder in item.path.as_posix() for folder in WARM) and "MUSTER_TESTS_COLD" not in os.environ
+    if forks and item.get_closest_marker("real_start") is None:
+        warm.use()
+    else:
+        warm.leave()
+
+
+def pytest_unconfigure() -> None:
+    """Nothing of the tests is left, however they end."""
+    warm.end()
+    if os.getpid() == OWNER:
+        shutil.rmtree(HOME, ignore_errors=True)
+
 
 # Files whose tests share nothing that takes long to make: each test may go to another worker.
 APART = ("real/test_resume", "real/test_fabric.py")
+# These share what only one of the workers shall have.
+TOGETHER = ("cluster/test_cluster_slurm", "cluster/test_slurm_jobs")
 # What takes longest goes first, so that no worker is left alone with it at the end.
 LONGEST = (
     "real/test_states", "real/test_engines", "real/test_bench", "cluster/test_jobs", "cluster/test_prepare",
@@ -47,10 +79,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class ByFile(LoadScopeScheduling):
-    """The tests of a file go to one worker, for what they share; but for those of APART."""
+    """The tests of a file go to one worker, for what they share; but for those of APART and TOGETHER."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
+        if any(name in file for name in TOGETHER):
+            return "together"
         return nodeid if any(name in file for name in APART) else file
 
 

@@ -17,7 +17,8 @@ from muster.store.runfolder import RunFolder
 from tests.support import TINY, wait_until
 
 PATIENCE = 120.0  # seconds until a job on a loaded machine has done its first steps
-ENDED = 5.0  # seconds within which nothing of a job may be left
+# Seconds within which nothing of a job may be left; beside other tests the machine is slower than that.
+ENDED = 5.0 if "PYTEST_XDIST_WORKER" not in os.environ else 30.0
 LONG = ["train.max_steps=100000", "measure.window=2", "engine.name=ddp", "engine.zero=0", "batch.micro=4"]
 
 

@@ -147,5 +147,7 @@ def read_process(folder: Path) -> Process | None:
 
 
 def strings(path: Path) -> list[str]:
-    text = path.read_bytes().decode("utf-8", errors="replace")
-    return text.removesuffix("\0").split("\0") if text else []
+    text = (
+        path.read_bytes().decode("utf-8", errors="replace").rstrip("\0")
+    )  # forks have more room (tests/warm)
+    return text.split("\0") if text else []

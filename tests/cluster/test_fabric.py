@@ -24,6 +24,7 @@ from muster.reports.page import report
 from muster.runs.train import train
 from muster.store.runfolder import RunFolder
 from tests.cluster.cluster import Cluster, Node
+from tests.cluster.fixtures import need
 from tests.cluster.namespaces import tool
 from tests.cluster.scenarios import over_ssh
 from tests.support import needs_torch, wait_until
@@ -157,6 +158,7 @@ def test_a_host_that_cannot_reach_the_first(whole: Cluster) -> None:
 
 def test_mpi_hello(cluster: Cluster) -> None:
     """One MPI program on three hosts, with a right sum."""
+    need("mpirun")
     facts = {"node1": {"python": "python3"}}
     hello = mpi_hello(HOSTS.hosts, launch(cluster), facts, 60, Shell())
     assert hello.problem is None

@@ -32,6 +32,7 @@ def bystander(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
         assert wait_until(lambda: job.windows() > before, 60), "the other job no longer trains"
 
 
+@pytest.mark.real_start
 def test_three_hosts_train_with_zero1(cluster: Cluster, tmp_path: Path) -> None:
     """Hosts that share no run folder: the model, its answers and every rank's events come back."""
     needs_torch()
@@ -62,7 +63,9 @@ def test_three_hosts_train_with_zero1(cluster: Cluster, tmp_path: Path) -> None:
 DISASTERS = {"link-cut": cut_link, "ssh-dropped": drop_ssh, "host-killed": kill_host}
 
 
-@pytest.mark.parametrize("disaster", DISASTERS)
+@pytest.mark.parametrize(
+    "disaster", ["link-cut", "ssh-dropped", pytest.param("host-killed", marks=pytest.mark.real_start)]
+)
 def test_a_host_is_lost(disaster: str, bystander: Job, whole: Cluster, tmp_path: Path) -> None:
     """The job ends on all hosts, names the lost one, and leaves the other job alone."""
     happen: Callable[[Cluster, Job], None] = DISASTERS[disaster]

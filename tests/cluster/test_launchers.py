@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster
+from tests.cluster.fixtures import need
 from tests.cluster.scenarios import HOSTS, LEASE, PAIR, all_gone, cut_link, kill_host, left, over_ssh
 from tests.jobs import ENDED, LONG, Job
 from tests.support import needs_torch, wait_until
@@ -19,10 +20,16 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
 LAUNCHERS = {"pdsh": "pdsh", "openmpi": "mpirun"}  # and the program that stays on this machine
 
 
+@pytest.fixture(autouse=True)
+def _programs(launcher: str) -> None:
+    need(LAUNCHERS[launcher])
+
+
 def over(launcher: str, cluster: Cluster) -> list[str]:
     return [*over_ssh(cluster), f"launch.launcher={launcher}"]
 
 
+@pytest.mark.real_start
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_three_hosts_train(launcher: str, cluster: Cluster, tmp_path: Path) -> None:
     """Live events, logs of every rank, the model and its answers: as over ssh."""
@@ -45,7 +52,7 @@ def test_three_hosts_train(launcher: str, cluster: Cluster, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("disaster", [cut_link, kill_host])
+@pytest.mark.parametrize("disaster", [pytest.param(cut_link, marks=pytest.mark.real_start), kill_host])
 def test_a_host_is_lost(disaster, launcher: str, whole: Cluster, tmp_path: Path) -> None:
     """The job ends on all hosts, soon, and names the lost one; the launcher's program does not stay."""
     needs_torch()

@@ -13,7 +13,9 @@ from tests.cluster.slow import quota_root, slowed
 from tests.jobs import Job
 from tests.support import needs_torch
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(280)]
+pytestmark = [
+    pytest.mark.cluster, pytest.mark.alone, pytest.mark.real_start, pytest.mark.timeout(280),
+]  # fmt: skip
 
 
 def test_a_slow_host_gets_a_smaller_share(cluster: Cluster, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.hub import REVISION, hub
 from tests.support import TINY, needs_torch
 from tests.wheels import by_host, finish, make_wheel, prepare_argv, start
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.cluster, pytest.mark.real_start, pytest.mark.timeout(280)]
 
 NAMES = ["node1", "node2", "node3"]
 DATA = b'{"question": "how many", "sql": "SELECT 1"}\n'

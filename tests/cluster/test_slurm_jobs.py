@@ -75,6 +75,7 @@ def steps(run: RunFolder) -> int:
     return max((window.step for window in windows), default=0)
 
 
+@pytest.mark.real_start
 def test_three_nodes_train_with_srun(cluster: Cluster, slurm: Slurm) -> None:
     """Live events, logs of every rank, the model and its answers, on disks of their own."""
     more = ["checkpoint.every=4", "evaluate.after=true", f"launch.workdir={cluster.private_dir}/muster"]
@@ -91,7 +92,7 @@ def test_three_nodes_train_with_srun(cluster: Cluster, slurm: Slurm) -> None:
     assert all_gone(cluster, job)
 
 
-@pytest.mark.parametrize("disaster", [cut_link, kill_host])
+@pytest.mark.parametrize("disaster", [cut_link, pytest.param(kill_host, marks=pytest.mark.real_start)])
 def test_a_node_is_lost(disaster, cluster: Cluster, whole_slurm: Slurm, tmp_path: Path) -> None:
     """The job ends on all nodes, soon, and names the lost one."""
     folder = tmp_path / f"slurm-{disaster.__name__}"

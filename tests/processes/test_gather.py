@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import resource
@@ -24,18 +25,15 @@ from muster.agent import member
 from muster.core.inventory import read_inventory
 from muster.fleet.handshake import answer
 from muster.gather import gather
+from tests.ports import free_port
 from tests.support import wait_until
 
+USER = getpass.getuser()  # sshd that does not run as root lets nobody else in
 TOKEN = "0123456789abcdef-of-the-tests"
 HERE = "127.0.0.1"
 WITH_TOKEN = {**os.environ, "MUSTER_JOIN_TOKEN": TOKEN}
-PLAIN = {"name": "m", "wants": "join", "addresses": [HERE], "by_hand": True, "port": 22, "user": "root",
+PLAIN = {"name": "m", "wants": "join", "addresses": [HERE], "by_hand": True, "port": 22, "user": USER,
          "slots": 1, "keys": []}  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.create_server((HERE, 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 class Sshd:
@@ -58,13 +56,15 @@ class Sshd:
         self.port, self.login = port, folder / "login"
         self.key = " ".join((folder / "host.pub").read_text().split()[:2])
         sshd = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin:" + os.environ.get("PATH", "")) or ""
-        if os.geteuid() == 0:  # where no service was ever started, nobody has made it
-            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        # Where no service was ever started, nobody has made it.
+        self.made = Path("/run/sshd") if os.geteuid() == 0 and not Path("/run/sshd").exists() else None
+        if self.made:
+            self.made.mkdir(mode=0o755)
         self.log = (folder / "log").open("wb")
         self.process = subprocess.Popen([sshd, "-D", "-e", "-f", str(folder / "config")], stderr=self.log)
-        assert wait_until(lambda: all(self.answers(address) for address in addresses), 60), (
-            folder / "log"
-        ).read_text()
+        if not wait_until(lambda: all(self.answers(address) for address in addresses), 60):
+            self.close()
+            raise AssertionError((folder / "log").read_text())
 
     def answers(self, address: str) -> bool:
         try:
@@ -77,6 +77,8 @@ class Sshd:
         self.process.terminate()
         self.process.wait(30)
         self.log.close()
+        if self.made:
+            self.made.rmdir()
 
 
 @pytest.fixture(scope="module")

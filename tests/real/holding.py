@@ -13,7 +13,6 @@ import gc
 import importlib
 import json
 import os
-import socket
 import sys
 import traceback
 from pathlib import Path
@@ -29,6 +28,7 @@ from muster.engines.base import spec_of
 from muster.worker.context import Context, Emitter
 from muster.worker.main import training_arguments
 from muster.worker.tracing.tracing import parameters_of, trace
+from tests.ports import free_port
 from tests.real.accounts import Peak, every_tensor, kinds, storages
 
 # What ranks import sooner or later: most of the time that a case would take.
@@ -191,9 +191,7 @@ def main(folder: Path) -> int:
     gc.freeze()  # what is there now is nobody's tensor, and is not to be looked through again
     failed = 0
     for asked in json.loads((folder / "asked.json").read_text()):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         ranks = [asked["rank"]] if "rank" in asked else range(asked["ranks"])
         children = [start(folder, asked, rank, port) for rank in ranks]
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]

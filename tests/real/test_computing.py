@@ -9,7 +9,7 @@ import pytest
 from muster.store import events
 from tests.support import needs_torch, run, said, with_ranks
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.real, pytest.mark.alone, pytest.mark.timeout(280)]
 
 ROOT = Path(__file__).resolve().parents[2]
 SLEEP = 0.2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from muster.core.recipes import load_recipe, shipped_recipes
 from muster.core.registry import load_plugin, plugin_names
 from muster.store import events
 from muster.store.sealed import compare, what_is_wrong
+from tests.ports import free_port
 from tests.support import needs_torch
 from tests.unit.test_contracts import promised
 
@@ -100,16 +100,13 @@ def test_a_workload_trains_measures_and_answers(
         "device": "cpu", "attempt": 1, "resume_step": None,
     }  # fmt: skip
     spec = {"job": job, "place": str(tmp_path), "base": str(tmp_path), "shared": True}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     alone = {
         "OMP_NUM_THREADS": 1,
         "RANK": 0,
         "LOCAL_RANK": 0,
         "WORLD_SIZE": 1,
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
+        "MASTER_PORT": free_port(),
     }
     for variable, value in alone.items():
         monkeypatch.setenv(variable, str(value))

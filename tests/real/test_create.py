@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import needs_torch
+from tests.support import needs_torch, torchrun
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+# Their memory is measured, so they are no forks.
+pytestmark = [pytest.mark.real, pytest.mark.real_start, pytest.mark.timeout(600)]
 
 SMALL: dict[str, dict[str, Any]] = {
     "opt": {
@@ -47,9 +47,8 @@ def make(folder: Path, engine: str, zero: int, parts: list[dict[str, Any]]) -> l
     whole = {"limit": None, "step": False}
     asked = {"engine": engine, "zero": zero, "parts": [{**whole, **each} for each in parts]}
     (folder / "asked.json").write_text(json.dumps(asked))
-    argv = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     done = subprocess.run(
-        [sys.executable, *argv, "tests.real.creating", str(folder)],
+        torchrun(folder, 2, "tests.real.creating", str(folder)),
         env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
         capture_output=True,
         text=True,

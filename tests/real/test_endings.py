@@ -13,7 +13,7 @@ from muster.runs.listing import stop
 from tests.jobs import LONG, Job
 from tests.support import needs_torch, wait_until
 
-pytestmark = [pytest.mark.real, pytest.mark.alone, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.real, pytest.mark.real_start, pytest.mark.alone, pytest.mark.timeout(280)]
 
 
 @pytest.fixture(scope="module")

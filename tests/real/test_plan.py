@@ -18,7 +18,7 @@ from muster.planner.plan import plan_hosts, plan_on, recipe_of
 from muster.runs.train import train
 from muster.store.runfolder import RunFolder
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.real_start]  # a fork has the memory of more imports
 OVERRIDES = [
     "train.max_steps=60", "train.gradient_checkpointing=auto", "launch.threads=1", "measure.warmup=20",
     "engine.name=deepspeed", "engine.zero=auto",

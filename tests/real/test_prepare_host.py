@@ -18,7 +18,7 @@ from tests.hub import hub
 from tests.support import TINY, needs_torch, wait_until
 from tests.wheels import PROGRAM, Host, by_host, environment, finish, make_wheel, prepare_argv, start
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.real, pytest.mark.real_start, pytest.mark.timeout(280)]
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,7 @@ def weights(folder: Path) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in load(folder).items()}
 
 
+@pytest.mark.real_start
 @pytest.mark.parametrize("engine", ENGINES)
 def test_resumed_is_as_if_never_interrupted(engine: str, tmp_path: Path) -> None:
     """Kill a rank after step 20's checkpoint, damage nothing else, resume: equal losses, equal parameters."""

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = [pytest.mark.real_start, pytest.mark.timeout(280)]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,39 @@
+"""A rank for the tests of the forks themselves: says what it sees of itself, then does what it was told.
+
+torchrun -m tests.warm.rank FOLDER exit CODE | wait
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+
+def seen() -> dict[str, object]:
+    """This process by its own means and by /proc."""
+    here = Path("/proc/self")
+    return {
+        "argv": sys.argv[1:],
+        "cwd": os.getcwd(),
+        "environ": dict(os.environ),
+        "shown": [word for word in (here / "environ").read_text().split("\0") if word],
+        "command": [word for word in (here / "cmdline").read_text().split("\0") if word],
+        "pid": os.getpid(),
+        "forked": "transformers.trainer" in sys.modules,
+    }
+
+
+def main() -> None:
+    folder, what = Path(sys.argv[1]), sys.argv[2:]
+    (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(seen()))
+    print("rank", os.environ["RANK"], "is here", flush=True)
+    if what == ["wait"]:
+        time.sleep(600)
+    sys.exit(int(what[1]))
+
+
+if __name__ == "__main__":
+    main()

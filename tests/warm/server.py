@@ -1,0 +1,344 @@
+"""Imports what ranks import, then forks on request: `python3 server.py SOCKET ROOM` (see __init__.py).
+
+A request becomes three processes: a keeper, which belongs to the server and watches; the fork that was asked
+for, in the namespaces of whoever asked; and, where that one is torchrun, its ranks, which are forked before
+it begins (its store has threads). A fork has its own environment and arguments in /proc, as agents look for
+the job's token there. It ends when its keeper does, and the keeper ends it when the shadow is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+TORCHRUN = "torch.distributed.run"
+IMPORTED = (
+    TORCHRUN, "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler",
+    "torch.utils.data", "transformers.trainer", "transformers.trainer_seq2seq", "transformers.modeling_utils",
+    "transformers.integrations", "transformers.integrations.deepspeed", "accelerate", "deepspeed",
+    "transformers.models.t5.modeling_t5", "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.vit.modeling_vit", "transformers.models.opt.modeling_opt",
+    "safetensors.torch", "peft", "datasets",
+)  # fmt: skip
+# Variables that are read at an import: a request in which they are not as here is refused.
+READ_ONCE = (
+    "HF_", "HUGGINGFACE", "TRANSFORMERS_", "DATASETS_", "PYTORCH_", "TORCH_", "LD_PRELOAD", "MKL_", "KMP_",
+    "OPENBLAS_", "PYTHONHASHSEED", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE",
+)  # fmt: skip
+READ_LATER = ("TORCH_EXTENSIONS_DIR", "TORCH_FR_BUFFER_SIZE", "OPENBLAS_NUM_THREADS")
+NAMESPACES = ("ipc", "uts", "net", "mnt")  # which a process can enter by itself; "pid" is for its children
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Refused(Exception):
+    """The request is not for a fork."""
+
+
+class Room:
+    """The memory in which /proc finds this process's arguments and environment."""
+
+    def __init__(self) -> None:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        self.arguments = int(fields[45]), int(fields[46])  # arg_start, arg_end
+        self.environment = int(fields[47]), int(fields[48])
+
+    def write(self, argv: list[str], env: dict[str, str]) -> None:
+        """What is longer than the room is cut; a job's own variables come first."""
+        pairs = sorted(env.items(), key=lambda pair: not pair[0].startswith("MUSTER_"))
+        _fill(self.arguments, [os.fsencode(word) for word in argv])
+        _fill(self.environment, [os.fsencode(f"{name}={value}") for name, value in pairs])
+
+
+def _fill(place: tuple[int, int], words: list[bytes]) -> None:
+    begin, end = place
+    text = b"".join(word + b"\0" for word in words)[: end - begin - 1]
+    ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
+
+
+def die_with_parent() -> None:
+    """PR_SET_PDEATHSIG."""
+    LIBC.prctl(1, signal.SIGKILL)
+
+
+# ---- a request ---------------------------------------------------------------------------------------------
+
+
+class Request:
+    """What was asked for, by whom, with the files 0, 1 and 2 of the one who asked."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        head, self.files, _, _ = socket.recv_fds(connection, 4, 3)
+        (size,) = struct.unpack("!I", head)
+        text = b""
+        while len(text) < size:
+            part = connection.recv(size - len(text))
+            if not part:
+                raise OSError("half a request")
+            text += part
+        asked = json.loads(text)
+        self.argv: list[str] = asked["argv"]  # PROGRAM -m MODULE ARGUMENTS
+        self.module = self.argv[2]
+        self.env: dict[str, str] = asked["env"]
+        self.cwd, self.umask, self.affinity = asked["cwd"], asked["umask"], asked["affinity"]
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        self.pid: int = struct.unpack("3i", peer)[0]
+
+    def check(self, here: dict[str, str]) -> None:
+        """Raises Refused where the imports of a new process would be others than ours, `here` the
+        environment that these were made in."""
+        for name in {*here, *self.env}:
+            if name.startswith(READ_ONCE) and name not in READ_LATER and here.get(name) != self.env.get(name):
+                raise Refused(f"{name} is another one")
+        if Path("/dev/nvidiactl").exists() and self.env.get("DS_ACCELERATOR") != "cpu":
+            raise Refused("it may be for a GPU")
+        apart = [kind for kind in ("user", "pid", *NAMESPACES) if self.elsewhere(kind)]
+        if "user" in apart or (apart and os.geteuid() != 0):
+            raise Refused(f"it has namespaces of its own that we may not enter: {apart}")
+        if self.module == TORCHRUN:
+            self.ranks()
+
+    def ranks(self) -> int:
+        """How many ranks torchrun is to start. Raises Refused where they are no module's."""
+        from torch.distributed.run import parse_args
+
+        given = parse_args(self.argv[3:])
+        if not (given.module and str(given.nproc_per_node).isdigit() and int(given.max_restarts) == 0):
+            raise Refused("its ranks are not known before it begins")
+        return int(given.nproc_per_node)
+
+    def elsewhere(self, kind: str) -> bool:
+        """Whether it has another namespace of a kind than we."""
+        return os.readlink(f"/proc/{self.pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
+
+    def namespaces(self) -> dict[str, int]:
+        """Open files of those that are not ours."""
+        kinds = [kind for kind in ("pid", *NAMESPACES) if self.elsewhere(kind)]
+        return {kind: os.open(f"/proc/{self.pid}/ns/{kind}", os.O_RDONLY) for kind in kinds}
+
+    def settle(self, spaces: dict[str, int]) -> None:
+        """Make this process the one that was asked for."""
+        os.setsid()
+        for kind in NAMESPACES:
+            if kind in spaces:
+                _enter(spaces[kind])
+        os.chdir(self.cwd)
+        os.umask(self.umask)
+        os.sched_setaffinity(0, self.affinity)
+        for number, file in enumerate(self.files):
+            os.dup2(file, number)
+        for file in (*self.files, *spaces.values(), self.connection.detach()):
+            os.close(file)
+
+
+def _enter(namespace: int) -> None:
+    if LIBC.setns(namespace, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"setns: {os.strerror(number)}")
+
+
+# ---- what a fork runs --------------------------------------------------------------------------------------
+
+
+class Made:
+    """What a new process would have, given here to a fork."""
+
+    def __init__(self, before: dict[str, str]) -> None:
+        """After all imports; `before`: the environment before them."""
+        own = str(Path(__file__).resolve().parent)
+        self.path = [entry for entry in sys.path if entry not in ("", own)]
+        self.room = Room()
+        self.before = before
+        self.set_by_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
+
+    def process(self, argv: list[str], env: dict[str, str]) -> None:
+        """Arguments, environment, threads, random numbers and the folders to import from."""
+        import numpy
+        import torch
+
+        os.environ.clear()  # C's pointers into the room are gone before it is written over
+        os.environ.update({**self.set_by_imports, **env})
+        self.room.write(argv, env)
+        sys.orig_argv = list(argv)
+        torch.set_num_threads(int(env.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
+        numpy.random.seed(None)
+        given = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        sys.path[:] = [os.getcwd(), *given, *self.path]
+        importlib.invalidate_caches()
+
+    def module(self, name: str, arguments: list[str]) -> None:
+        """As `python -m NAME ARGUMENTS`."""
+        sys.argv[:] = [name, *arguments]
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+class Rank:
+    """A fork that waits until torchrun tells it what to run."""
+
+    def __init__(self, made: Made) -> None:
+        self.made = made
+        self.ours, self.theirs = socket.socketpair()
+        self.pid = os.fork()
+
+    def tell(self, argv: list[str], env: dict[str, str], out: int, error: int) -> None:
+        text = json.dumps({"argv": argv, "env": env}).encode()
+        socket.send_fds(self.ours, [struct.pack("!I", len(text))], [out, error])
+        self.ours.sendall(text)
+        self.ours.close()
+
+    def run(self) -> None:
+        """In the fork."""
+        head, files, _, _ = socket.recv_fds(self.theirs, 4, 2)
+        if not head:  # torchrun has ended without it
+            os._exit(0)
+        (size,) = struct.unpack("!I", head)
+        text = b""
+        while len(text) < size:
+            text += self.theirs.recv(size - len(text))
+        self.theirs.close()
+        asked = json.loads(text)
+        os.setsid()
+        for number, file in zip((1, 2), files, strict=True):
+            os.dup2(file, number)
+            os.close(file)
+        argv = asked["argv"]
+        self.made.process(argv, asked["env"])
+        at = argv.index("-m") + 1
+        self.made.module(argv[at], argv[at + 1 :])
+
+
+def torchrun(made: Made, request: Request) -> None:
+    """torchrun, whose ranks are forks that are there already."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+    from torch.distributed.run import __file__ as path
+    from torch.distributed.run import main
+
+    waiting: list[Rank] = []
+    for _ in range(request.ranks()):
+        rank = Rank(made)
+        if rank.pid == 0:
+            for other in (*waiting, rank):
+                other.ours.close()
+            rank.run()
+            return
+        rank.theirs.close()
+        waiting.append(rank)
+
+    class Forked(subprocess.Popen[Any]):
+        """subprocess.Popen of a process that waits for its work."""
+
+        def __init__(self, args: Any, env: dict[str, str], **more: Any) -> None:
+            self.work, self.files = (list(args), env), more
+            super().__init__(args, env=env, **more)
+
+        def _execute_child(self, *given: Any) -> None:
+            rank = waiting.pop(0)
+            out, error = self.files.get("stdout"), self.files.get("stderr")
+            rank.tell(*self.work, out.fileno() if out else 1, error.fileno() if error else 2)
+            self.pid = rank.pid
+            self._child_created = True
+
+    subprocess_handler.Popen = Forked  # type: ignore[misc]
+    made.process(request.argv, request.env)
+    sys.argv[:] = [path, *request.argv[3:]]
+    sys.exit(main())
+
+
+def run(made: Made, request: Request) -> None:
+    """What was asked for."""
+    if request.module == TORCHRUN:
+        torchrun(made, request)
+    else:
+        made.process(request.argv, request.env)
+        made.module(request.module, request.argv[3:])
+
+
+# ---- the server --------------------------------------------------------------------------------------------
+
+
+def keep(request: Request) -> Request:
+    """Fork, and watch the fork to its end; the fork itself returns with the request."""
+    die_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    try:
+        spaces = request.namespaces()
+        if "pid" in spaces:
+            _enter(spaces["pid"])  # for the children of this process
+    except OSError:  # whoever asked has gone
+        os._exit(1)
+    fork = os.fork()
+    if fork == 0:
+        die_with_parent()
+        request.settle(spaces)
+        return request
+    for file in (*request.files, *spaces.values()):
+        os.close(file)
+    watched = os.pidfd_open(fork)
+    with contextlib.suppress(OSError):
+        request.connection.sendall(b"+")
+    ready = select.select([request.connection, watched], [], [])[0]
+    if watched not in ready:  # the shadow is gone
+        os.kill(fork, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+    with contextlib.suppress(OSError):
+        request.connection.sendall(f"exit {status}".encode() if status >= 0 else f"signal {-status}".encode())
+    os._exit(0)
+
+
+def serve(door: socket.socket, here: dict[str, str]) -> Request:
+    """For ever; a fork returns with what it is to do."""
+    while True:
+        connection, _ = door.accept()
+        request = None
+        try:
+            request = Request(connection)
+            request.check(here)
+        except (Refused, OSError, ValueError, SystemExit) as why:
+            print("refused:", why, *(request.argv[2:] if request else ()), flush=True)
+        else:
+            print("forked:", *request.argv[2:], flush=True)
+            if os.fork() == 0:
+                door.close()
+                return keep(request)
+        for file in request.files if request else ():
+            os.close(file)
+        connection.close()
+
+
+def main() -> Callable[[], None]:
+    """-> what this process, a fork, is to run."""
+    os.environ.pop("ROOM")
+    die_with_parent()
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    door.bind(sys.argv[1])
+    door.listen(64)
+    before = dict(os.environ)
+    for name in IMPORTED:
+        importlib.import_module(name)
+    threads = len(os.listdir("/proc/self/task"))
+    print(f"imported; {threads} thread(s)", flush=True)
+    made = Made(before)
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # its keepers need no burying
+    request = serve(door, before)
+    return lambda: run(made, request)
+
+
+if __name__ == "__main__":
+    main()()
