@@ -9,11 +9,12 @@ import pwd
 import select
 import socket
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.warm import REAL
 
 from .namespaces import TOOL_PATH, ClusterError, ip_batch, tool, unshare_argv
 from .registry import ProcessId, end_process, identify
@@ -67,7 +68,7 @@ def spawn(node: Node) -> Running:
     try:
         with (node.folder / "boot.log").open("ab") as log:
             process = subprocess.Popen(
-                unshare_argv([sys.executable, "-I", "-S", str(INIT), str(owner)]),
+                unshare_argv([REAL, "-I", "-S", str(INIT), str(owner)]),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

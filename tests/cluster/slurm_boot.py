@@ -7,12 +7,13 @@ import json
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.warm import REAL
 
 from .boot import Node
 from .cluster import Cluster
@@ -42,7 +43,7 @@ def start_head(files: Files, env: Mapping[str, str]) -> Head:
     """munged and slurmctld, in namespaces that end with this process. Raises ClusterError."""
     owner = os.pidfd_open(os.getpid())
     argv = [tool("unshare"), "--mount", "--uts", "--pid", "--propagation", "private", "--fork"]
-    argv += ["--kill-child", "--", sys.executable, "-I", "-S", str(INIT), str(owner)]
+    argv += ["--kill-child", "--", REAL, "-I", "-S", str(INIT), str(owner)]
     try:
         with files.log(HEAD).open("ab") as log:
             process = subprocess.Popen(

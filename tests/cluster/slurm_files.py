@@ -4,10 +4,11 @@ folder."""
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.warm import REAL
 
 from .boot import Node
 from .namespaces import ClusterError, tool
@@ -40,6 +41,9 @@ class Files:
     def socket(self) -> Path:
         return self.folder / "munge.socket"
 
+    def spool(self, node: str) -> Path:
+        return self.folder / "spool" / node
+
     @property
     def stepd(self) -> Path:
         return self.folder / "stepd"
@@ -54,8 +58,11 @@ class Files:
 
 def write_files(files: Files, number: int, address: str, nodes: Sequence[Node]) -> None:
     """Everything that Slurm on these hosts needs. Raises ClusterError where the folder's path is too long."""
-    if len(os.fsencode(files.socket)) > SOCKET_PATH:
-        raise ClusterError(f"{files.socket} is too long for the address of a socket")
+    longest = max((node.name for node in nodes), key=len, default="")
+    step = files.spool(longest) / f"{longest}_9999.4294967295"  # slurmstepd's: job and step
+    for socket in (files.socket, step):
+        if len(os.fsencode(socket)) > SOCKET_PATH:
+            raise ClusterError(f"{socket} is too long for the address of a socket")
     for each in ("state", "spool"):
         (files.folder / each).mkdir(parents=True)
     for index in range(GPUS):  # slurmd counts the files; that they are no devices, it only mentions
@@ -77,7 +84,7 @@ def stepd_text() -> str:
     be one; a subreaper (36 is PR_SET_CHILD_SUBREAPER) inherits it.
     """
     return f"""\
-#!{sys.executable} -IS
+#!{REAL} -IS
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(36, 1)
 os.execv({tool("slurmstepd")!r}, ["slurmstepd", *sys.argv[1:]])
@@ -105,7 +112,7 @@ SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={files.socket}
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool/%n
+SlurmdSpoolDir={files.spool("%n")}
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmdLogFile={folder}/slurmd-%n.log

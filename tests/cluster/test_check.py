@@ -19,7 +19,9 @@ from tests.cluster.fixtures import refuse
 from tests.cluster.namespaces import command, tool
 from tests.support import needs_torch
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(280)]
+pytestmark = [
+    pytest.mark.cluster, pytest.mark.alone, pytest.mark.real_start, pytest.mark.timeout(280),
+]  # fmt: skip
 
 HOSTS = "node1,node2,node3"
 BAD = "node2"

@@ -148,18 +148,19 @@ def test_a_slurmd_that_died_is_started_again(cluster: Cluster, whole_slurm: Slur
     assert done.stdout == "node2\n", done
 
 
-def test_nothing_is_left_after_the_end(cluster: Cluster, slurm: Slurm, tmp_path: Path) -> None:
+def test_nothing_is_left_after_the_end(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Of a Slurm of its own, with a job that is running; the other one goes on."""
-    with Cluster(size=2, base=tmp_path) as own:
+    base = tmp_path_factory.mktemp("own")  # short, for the sockets below it
+    with Cluster(size=2, base=base) as own:
         before = set(own.base.iterdir())
         with Slurm(own) as inner:
-            submit(inner, tmp_path / "job.sh", STUBBORN.format(51), "--nodes=1")
+            submit(inner, base / "job.sh", STUBBORN.format(51), "--nodes=1")
             wait_for("the job", lambda: running(own, "sleep", "513") != [])
             mine = [*daemons(own), *below(inner)]
             assert {name for _, name in mine} >= {"munged", "slurmctld", "slurmd", "slurmstepd"}
         assert [name for process, name in mine if is_alive(process)] == []
         assert all(not running(own, "sleep", f"51{index}") for index in (1, 2, 3))
-        assert set(own.base.iterdir()) - before == {tmp_path / "job.sh", tmp_path / "job.out"}
+        assert set(own.base.iterdir()) - before == {base / "job.sh", base / "job.out"}
         assert own.on_boot == []
         inner.close()
     assert slurm.run(["srun", "--nodes=3", "hostname"]).returncode == 0

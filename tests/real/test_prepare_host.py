@@ -108,7 +108,7 @@ def test_ended_in_the_middle_and_done_again(wheels: list[str], tmp_path: Path) -
 
     for victim in ("controller", "host", "nobody: Ctrl-C"):
         process = start(prepare_argv("local:1", *wheels), tmp_path)
-        assert wait_until(building, 60, every=0.02)
+        assert wait_until(building, 120, every=0.02)
         if victim == "controller":
             process.kill()
             process.communicate()

@@ -202,6 +202,7 @@ class Rank:
 
     def run(self) -> None:
         """In the fork."""
+        os.setsid()  # torchrun signals the group of what it starts
         head, files, _, _ = socket.recv_fds(self.theirs, 4, 2)
         if not head:  # torchrun has ended without it
             os._exit(0)
@@ -211,7 +212,6 @@ class Rank:
             text += self.theirs.recv(size - len(text))
         self.theirs.close()
         asked = json.loads(text)
-        os.setsid()
         for number, file in zip((1, 2), files, strict=True):
             os.dup2(file, number)
             os.close(file)
