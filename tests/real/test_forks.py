@@ -65,7 +65,8 @@ def test_a_fork_is_what_a_new_process_would_be(interpreter: warm.Interpreter, tm
     assert (fork["forked"], new["forked"]) == (True, False)
     assert fork["argv"][1:] == new["argv"][1:] == ["exit", "3"] and fork["cwd"] == new["cwd"]
     assert fork["command"][1:4] == new["command"][1:4] == ["-u", "-m", "tests.warm.rank"]
-    own = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "_", "SHLVL", "PWD", "OLDPWD")  # a shell was on the way
+    own = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE")
+    own += ("_", "SHLVL", "PWD", "OLDPWD")  # a shell was on the way
     both = [{k: v for k, v in each["environ"].items() if k not in own} for each in (fork, new)]
     assert {name: both[0].get(name) for name in both[1]} == both[1]
     assert {"MUSTER_TOKEN=mine", "RANK=1", "SAID=a b\n\u00e9"} <= set(fork["shown"])

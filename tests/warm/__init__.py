@@ -15,6 +15,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -72,10 +73,12 @@ class Interpreter:
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         env |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         env |= {"DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false", "ROOM": "x" * ENVIRONMENT}
-        with (self.folder / "server.log").open("wb") as log:
+        with (self.folder / "server.log").open("wb") as log, socket.socket(socket.AF_UNIX) as door:
+            door.bind(str(self.socket))
+            door.listen(64)
             self.server = subprocess.Popen(
-                [REAL, str(HERE / "server.py"), str(self.socket), "x" * ARGUMENTS],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd="/",
+                [REAL, str(HERE / "server.py"), str(door.fileno()), "x" * ARGUMENTS],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd="/", pass_fds=[door.fileno()],
                 start_new_session=True, preexec_fn=_die_with_parent,
             )  # fmt: skip
 

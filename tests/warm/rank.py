@@ -28,8 +28,12 @@ def seen() -> dict[str, object]:
 
 def main() -> None:
     folder, what = Path(sys.argv[1]), sys.argv[2:]
-    (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(seen()))
+    part = folder / f"rank{os.environ['RANK']}.part"
+    part.write_text(json.dumps(seen()))
+    part.rename(part.with_suffix(".json"))
     print("rank", os.environ["RANK"], "is here", flush=True)
+    while len(list(folder.glob("rank*.json"))) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.02)
     if what == ["wait"]:
         time.sleep(600)
     sys.exit(int(what[1]))

@@ -1,4 +1,4 @@
-"""Imports what ranks import, then forks on request: `python3 server.py SOCKET ROOM` (see __init__.py).
+"""Imports what ranks import, then forks on request: `python3 server.py DESCRIPTOR ROOM` (see __init__.py).
 
 A request becomes three processes: a keeper, which belongs to the server and watches; the fork that was asked
 for, in the namespaces of whoever asked; and, where that one is torchrun, its ranks, which are forked before
@@ -36,7 +36,7 @@ IMPORTED = (
 )  # fmt: skip
 # Variables that are read at an import: a request in which they are not as here is refused.
 READ_ONCE = (
-    "HF_", "HUGGINGFACE", "TRANSFORMERS_", "DATASETS_", "PYTORCH_", "TORCH_", "LD_PRELOAD", "MKL_", "KMP_",
+    "HF_", "HUGGINGFACE", "TRANSFORMERS_", "DATASETS_", "TORCH_", "LD_PRELOAD", "MKL_", "KMP_",
     "OPENBLAS_", "PYTHONHASHSEED", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE",
 )  # fmt: skip
 READ_LATER = ("TORCH_EXTENSIONS_DIR", "TORCH_FR_BUFFER_SIZE", "OPENBLAS_NUM_THREADS")
@@ -324,9 +324,8 @@ def main() -> Callable[[], None]:
     """-> what this process, a fork, is to run."""
     os.environ.pop("ROOM")
     die_with_parent()
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    door.bind(sys.argv[1])
-    door.listen(64)
+    door = socket.socket(fileno=int(sys.argv[1]))
+    door.set_inheritable(False)
     before = dict(os.environ)
     for name in IMPORTED:
         with contextlib.suppress(ModuleNotFoundError):  # not every machine has DeepSpeed
