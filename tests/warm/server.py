@@ -33,6 +33,10 @@ IMPORTED = (
     "transformers.models.t5.modeling_t5", "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.vit.modeling_vit", "transformers.models.opt.modeling_opt",
     "safetensors.torch", "peft", "datasets",
+    # What jobs import on their way.
+    "transformers.training_args_seq2seq", "torch.utils.flop_counter", "torch.utils.cpp_extension",
+    "torch.utils._runtime_estimation", "torch.distributed.checkpoint", "torch.distributed.fsdp",
+    "deepspeed.ops.op_builder.all_ops", "deepspeed.module_inject.auto_ep_layer", "torch._inductor.output_code",
 )  # fmt: skip
 # Variables that are read at an import: a request in which they are not as here is refused.
 READ_ONCE = (
