@@ -36,7 +36,8 @@ IMPORTED = (
     # What jobs import on their way.
     "transformers.training_args_seq2seq", "torch.utils.flop_counter", "torch.utils.cpp_extension",
     "torch.utils._runtime_estimation", "torch.distributed.checkpoint", "torch.distributed.fsdp",
-    "deepspeed.ops.op_builder.all_ops", "deepspeed.module_inject.auto_ep_layer", "torch._inductor.output_code",
+    "deepspeed.ops.op_builder.all_ops", "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.runtime.engine", "torch._inductor.compile_fx",
 )  # fmt: skip
 # Variables that are read at an import: a request in which they are not as here is refused.
 READ_ONCE = (
