@@ -88,7 +88,7 @@ def built(name: str, steps: int, folder: Path) -> tuple[Any, Any]:
 
     context = context_of(name, steps, folder)
     prepare_process(context)
-    workload = load_plugin("muster.worker.workloads", context.recipe.workload)
+    workload = load_plugin("muster.worker.workloads", context.recipe.workload, "train")
     return context, workload.build(context, training_arguments(context))
 
 

@@ -17,10 +17,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from tests.images import write_folder
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # What a command may need that a unit test does not have.
-NEEDS = {"torch", "hosts", "GPUs", "network", "a run", "logs", "Slurm", "minutes", "this check"}
+NEEDS = {
+    "torch", "hosts", "GPUs", "network", "a run", "logs", "Slurm", "minutes", "this check", "this workload"
+}  # fmt: skip
 PROGRAMS = ("muster", "make", "pip", "python", "python3", "deepspeed", "torchrun", "mpirun", "srun")
 
 
@@ -96,6 +100,17 @@ def blocks(page: Path) -> list[Block]:
             body.append(line)
     assert not start, f"{page.name}:{start}: the block is not closed"
     return found
+
+
+def write_files(page: Path, folder: Path) -> None:
+    """The files that a page shows. The few samples of a data file stand for many."""
+    for block in blocks(page):
+        if block.file:
+            head, samples = "", block.text
+            if block.language == "csv":
+                head, _, samples = block.text.partition("\n")
+            often = 50 if Path(block.file).suffix in (".csv", ".jsonl") else 1
+            write_folder(folder, {block.file: (head + "\n" * bool(head) + samples * often).encode()})
 
 
 def prose(page: Path) -> list[tuple[int, str]]:

@@ -24,8 +24,9 @@ from muster.core.inventory import (
     parse_hosts,
     read_inventory,
 )
-from muster.core.recipe import Recipe, TextToSqlRecipe
+from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml, field_paths, load_recipe, merge, parse_override, validate
+from muster.workloads.text2sql.spec import TextToSqlRecipe
 
 # ---- host lists --------------------------------------------------------------------------------------------
 

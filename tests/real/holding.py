@@ -36,7 +36,7 @@ USED = (
     "deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.runtime.zero.stage3", "peft",
     "deepspeed.runtime.zero.stage_1_and_2", "torch.distributed.fsdp", "accelerate.utils.fsdp_utils",
     "transformers.trainer", "transformers.models.opt.modeling_opt", "transformers.models.auto.modeling_auto",
-    "transformers.integrations.deepspeed", "muster.worker.workloads.causal_lm",
+    "transformers.integrations.deepspeed", "muster.workloads.causal_lm.train",
     "muster.engines.deepspeed.runtime", "torch._dynamo", "torch.testing._internal.distributed.fake_pg",
 )  # fmt: skip
 
@@ -119,7 +119,7 @@ def watched(trainer: Any, told: dict[str, Any]) -> Any:
 def hold(folder: Path, asked: dict[str, Any], rank: int) -> dict[str, Any]:
     context = context_of(folder, asked, rank)
     engine = context.engine
-    workload = load_plugin("muster.worker.workloads", context.recipe.workload)
+    workload = load_plugin("muster.worker.workloads", context.recipe.workload, "train")
     join(context, engine, fake="rank" in asked)
     arguments = {**training_arguments(context), **engine.arguments(context)}
     told: dict[str, Any] = {}

@@ -43,11 +43,11 @@ def test_an_engine_has_what_is_promised(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(plugin_names("muster.worker.workloads")))
 def test_a_workload_has_what_is_promised(name: str) -> None:
-    import muster.worker.workloads
+    import muster.workloads
 
-    promises = promised(muster.worker.workloads.__doc__ or "")
+    promises = promised(muster.workloads.__doc__ or "")
     assert set(promises) == {"build", "Answerer"}
-    module = load_plugin("muster.worker.workloads", name)
+    module = load_plugin("muster.worker.workloads", name, "train")
     if hasattr(module, "measure"):  # it trains nothing
         assert list(inspect.signature(module.measure).parameters) == ["context"]
         assert inspect.getdoc(module.measure) and not hasattr(module, "build")
@@ -90,7 +90,7 @@ def test_a_workload_trains_measures_and_answers(
 
     from muster.worker.main import run
 
-    module = load_plugin("muster.worker.workloads", name)
+    module = load_plugin("muster.worker.workloads", name, "train")
     if hasattr(module, "measure"):
         pytest.skip("it trains nothing")
     data = smallest_recipe(name)

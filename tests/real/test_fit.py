@@ -9,7 +9,8 @@ import pytest
 
 from muster.core import families
 from muster.core.trace import TraceRequest
-from muster.planner.memory.activations import Kept, Lengths, layer_bytes, stacks
+from muster.core.workload import Lengths
+from muster.planner.memory.activations import Kept, layer_bytes, stacks
 from muster.planner.memory.fit import Setting, need
 from tests.support import needs_torch
 

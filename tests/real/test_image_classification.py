@@ -106,8 +106,8 @@ def test_the_first_loss_is_that_of_plain_pytorch(alone: Any, monkeypatch: pytest
     import torch
 
     from muster.worker.context import read_context
-    from muster.worker.data.image_sources import read_digits
-    from muster.worker.vision import make_model
+    from muster.workloads.image_classification.images import read_digits
+    from muster.workloads.image_classification.model import make_model
 
     done, _ = alone
     spec = json.loads(next(done.path.glob("hosts/*/spec.json")).read_text())
@@ -115,8 +115,7 @@ def test_the_first_loss_is_that_of_plain_pytorch(alone: Any, monkeypatch: pytest
         monkeypatch.setenv(name, value)
     context = read_context(spec)
     model = make_model(context, [str(digit) for digit in range(10)]).eval()
-    from muster.worker.data.image_sources import load_parts
-    from muster.worker.data.images import Augmentation, EpochSampler
+    from muster.workloads.image_classification.images import Augmentation, EpochSampler, load_parts
 
     seed = context.recipe.train.seed
     rows = load_parts(context.recipe.data, seed, None).train.rows
@@ -197,8 +196,8 @@ def test_ask(learned: tuple[RunFolder, Result]) -> None:
     """Files by their paths, and the held-out set, which gets the answers that the ranks gave."""
     from PIL import Image
 
-    from muster.worker.data.image_sources import read_digits
-    from muster.worker.workloads.image_classification import Answerer
+    from muster.workloads.image_classification.images import read_digits
+    from muster.workloads.image_classification.train import Answerer
 
     done, result = learned
     images, _ = read_digits()
@@ -231,7 +230,7 @@ def test_transformers_takes_grey_models(learned: tuple[RunFolder, Result]) -> No
     """The three lines that load the model name a grey and a coloured image as `muster ask` does."""
     from PIL import Image
 
-    from muster.worker.data.image_sources import read_digits
+    from muster.workloads.image_classification.images import read_digits
 
     done, _ = learned
     images, _ = read_digits()
@@ -286,7 +285,7 @@ def test_it_is_skipped_and_counted_where_the_recipe_says_so(
     colours: Path, learned: Any, tmp_path: Path
 ) -> None:
     """And a trained model takes other classes with a new classifier, and its own way to prepare images."""
-    from muster.worker.data.images import Preparation
+    from muster.workloads.image_classification.images import Preparation
 
     more = settings(colours, learned[0].model)
     done, result = run(tmp_path / "run", "local:2", *more, "data.bad=skip", "evaluate.every=10")
@@ -337,7 +336,7 @@ LABELS = {"num_labels": 2, "id2label": {0: "a", 1: "b"}, "label2id": {"a": 0, "b
     ],
 )
 def test_settings_that_do_not_go_together(made: Recipe, where: str, what: str) -> None:
-    from muster.worker.vision import make_config, preparation_for
+    from muster.workloads.image_classification.model import make_config, preparation_for
 
     with pytest.raises(RecipeError) as caught:
         preparation_for(made, make_config(made, LABELS))
@@ -347,7 +346,7 @@ def test_settings_that_do_not_go_together(made: Recipe, where: str, what: str) -
 
 def test_sizes_are_made_for_the_datas_size() -> None:
     from muster.core import families
-    from muster.worker.vision import make_config, preparation_for, tokens_per_image
+    from muster.workloads.image_classification.model import make_config, preparation_for, tokens_per_image
 
     for name in families.sizes("vit"):
         config = make_config(recipe(name=name), LABELS)
@@ -365,8 +364,8 @@ def test_an_image_that_spoils_later_is_told(colours: Path, monkeypatch: pytest.M
     skipped."""
     from types import SimpleNamespace
 
-    from muster.worker.data.images import FAULTS
-    from muster.worker.workloads.image_classification import _Trainer
+    from muster.workloads.image_classification.images import FAULTS
+    from muster.workloads.image_classification.train import _Trainer
 
     told: list[str] = []
     for bad in ("error", "skip"):

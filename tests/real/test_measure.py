@@ -171,8 +171,8 @@ def test_first_losses_are_those_of_plain_pytorch(
     import torch
 
     from muster.worker.data.sampler import GroupedSampler
-    from muster.worker.data.text2sql import load_pairs
-    from muster.worker.workloads.text2sql import make_model, make_tokenizer
+    from muster.workloads.text2sql.model import make_model
+    from muster.workloads.text2sql.train import load_pairs, make_tokenizer
 
     spec = json.loads(next(stepwise.path.glob("hosts/*/spec.json")).read_text())
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):

@@ -140,7 +140,7 @@ def test_gradient_checkpointing_computes_forward_again(
 def build(done: RunFolder, monkeypatch: pytest.MonkeyPatch, **train: Any) -> Any:
     """The workload of a run, built in this process with other training settings."""
     from muster.worker.main import training_arguments
-    from muster.worker.workloads import text2sql
+    from muster.workloads.text2sql import train as text2sql
 
     recipe = done.read_json(done.job)["recipe"]
     context = context_of(done, monkeypatch, train={**recipe["train"], **train})
@@ -176,7 +176,8 @@ def test_lora(engine: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from safetensors.torch import load_file
     from transformers import AutoTokenizer
 
-    from muster.worker.workloads.text2sql import Answerer, make_model
+    from muster.workloads.text2sql.model import make_model
+    from muster.workloads.text2sql.train import Answerer
 
     settings = ["lora.rank=4", "lora.alpha=8", "train.learning_rate=0.01"]
     answering = ["evaluate.after=true", "evaluate.limit=4", "data.max_target=12"]

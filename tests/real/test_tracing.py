@@ -79,7 +79,7 @@ def test_the_trainer_of_a_run_holds_what_was_traced(tmp_path: Path) -> None:
     from muster.core.recipe import recipe_from
     from muster.worker.context import Context, Emitter
     from muster.worker.main import training_arguments
-    from muster.worker.workloads.causal_lm import build
+    from muster.workloads.causal_lm.train import build
 
     request = asked("gpt2")
     recipe = recipe_from(

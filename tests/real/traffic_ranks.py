@@ -101,7 +101,7 @@ def train(context: Any) -> dict[str, Any]:
 
     from muster.worker.main import training_arguments
     from muster.worker.tracing.tracing import parameters_of
-    from muster.worker.workloads import causal_lm
+    from muster.workloads.causal_lm import train as causal_lm
 
     built = causal_lm.build(context, {**training_arguments(context), **context.engine.arguments(context)})
     marks: list[int] = []

@@ -67,7 +67,7 @@ def main() -> None:
         if not index:
             join_group(context, "gloo")
         try:
-            load_plugin("muster.worker.workloads", workload).build(context, {})
+            load_plugin("muster.worker.workloads", workload, "train").build(context, {})
             said = "nothing"
         except DataError as error:
             said = str(error)

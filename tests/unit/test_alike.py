@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from muster.core.data import Digits, ImageData
 from muster.core.errors import DataError
+from muster.workloads.image_classification.spec import Digits, ImageData
 from tests.images import BLUE, RED, png, write_folder, write_parquet
 
 pytest.importorskip("torch")
@@ -17,10 +17,8 @@ pytest.importorskip("PIL")
 pytest.importorskip("datasets")
 
 from muster.worker import together
-from muster.worker.data.image_digest import digest_of_images
-from muster.worker.data.image_sources import load_parts
-from muster.worker.data.text2sql import QuestionPair
-from muster.worker.workloads.text2sql import digest_of_pairs
+from muster.workloads.image_classification.images import digest_of_images, load_parts
+from muster.workloads.text2sql.train import QuestionPair, digest_of_pairs
 
 
 class Tokens:

@@ -15,22 +15,21 @@ import numpy as np
 
 from muster.core import families
 from muster.core.batch import resolve_batch
-from muster.core.data import TextData
 from muster.core.errors import DataError, RecipeError
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import load_recipe
 from muster.engines.deepspeed.config import deepspeed_config
 from muster.inputs.model import model_config
-from muster.inputs.read import check_sequence, read_inputs
+from muster.inputs.read import read_inputs
 from muster.planner.setting import sequence_of as planned_sequence
 from muster.prepare.warm import warm_recipe
 from muster.worker import together
-from muster.worker.data.packed import Packed
-from muster.worker.data.text import source_of
 from muster.worker.data.tokenizer import TEXT_END, train_text_tokenizer
-from muster.worker.data.tokens import Tokenizing, open_tokens
-from muster.worker.decoders import make_config, positions_of, sequence_of
-from muster.worker.workloads import causal_lm
+from muster.workloads.causal_lm import train as causal_lm
+from muster.workloads.causal_lm.model import make_config, positions_of, sequence_of
+from muster.workloads.causal_lm.sources import source_of
+from muster.workloads.causal_lm.spec import TextData
+from muster.workloads.causal_lm.tokens import Packed, Tokenizing, open_tokens
 
 TEXTS = ["def f(x):\n    return x\n", "Ünïcödé 漢字 🙂 <|endoftext|> 12345\t\r\n"] * 20
 
@@ -122,9 +121,10 @@ def test_everybody_reads_the_same_positions(kind: str, given: dict[str, int], le
     assert found == (config.n_positions if kind == "gpt2" else config.max_position_embeddings)
     if given:
         assert found == 64
-    check_sequence(made, TextData(sequence=found))
+    fields = model_config(made) or {}
+    made.model_copy(update={"data": TextData(sequence=found)}).check_data(None, fields)
     with pytest.raises(RecipeError, match=f"the model has {found:,} positions"):
-        check_sequence(made, TextData(sequence=(found or 0) + 1))
+        made.model_copy(update={"data": TextData(sequence=(found or 0) + 1)}).check_data(None, fields)
 
 
 def test_positions_of_a_model_that_only_transformers_knows() -> None:

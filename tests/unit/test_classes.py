@@ -9,7 +9,7 @@ import pytest
 
 from muster.core import families
 from muster.core.recipe import recipe_from
-from muster.inputs.model import classes_of, parameters, whole_config
+from muster.inputs.model import parameters, whole_config
 from muster.planner.outlook import UserFigures
 from muster.planner.plan import plan_on, recipe_of
 from tests.images import RED, png, write_folder, write_parquet
@@ -36,7 +36,7 @@ def head(recipe: Any) -> int:
 
 
 def test_the_classifier_has_as_many_classes_as_the_data(tmp_path: Path) -> None:
-    assert classes_of(images({"digits": {}})) == 10
+    assert images({"digits": {}}).classes() == 10
     assert head(images({})) == 10 * 193  # the digits, where no source is given
     write_folder(tmp_path / "folders", {f"train/{name}/1.png": IMAGE for name in ("cat", "dog", "emu")})
     assert head(images({"path": str(tmp_path / "folders")})) == 3 * 193
@@ -53,9 +53,9 @@ def test_the_classifier_has_as_many_classes_as_the_data(tmp_path: Path) -> None:
 def test_data_that_changes_is_read_again(tmp_path: Path) -> None:
     write_folder(tmp_path, {"train/cat/1.png": IMAGE, "train/dog/1.png": IMAGE})
     recipe = images({"path": str(tmp_path)})
-    assert classes_of(recipe) == 2
+    assert recipe.classes() == 2
     write_folder(tmp_path, {"train/emu/1.png": IMAGE})
-    assert classes_of(recipe) == 3
+    assert recipe.classes() == 3
 
 
 @pytest.mark.parametrize("number", [None, 9])
@@ -67,7 +67,7 @@ def test_the_ranks_find_as_many(
         pytest.importorskip(module)
     import datasets
 
-    from muster.worker.data.image_sources import load_parts
+    from muster.workloads.image_classification.images import load_parts
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     names = ["a", "b", "c", "d", "e"] if kind == "named" else None
@@ -81,7 +81,7 @@ def test_the_ranks_find_as_many(
         {"digits": {}} if kind == "digits" else {"path": str(tmp_path / "data")},
         config={"num_labels": number} if number else None,
     )
-    assert classes_of(recipe) == len(load_parts(recipe.data, 1, number).names)
+    assert recipe.classes() == len(load_parts(recipe.data, 1, number).names)
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,26 @@ import pytest
 
 from muster.cli import app as cli
 from muster.core.batch import Batch
-from muster.core.data import TextToSqlData
 from muster.core.inventory import read_inventory
-from muster.core.recipe import CausalLmRecipe, ImageRecipe, TextToSqlRecipe
 from muster.core.recipes import load_recipe
 from muster.engines.deepspeed.config import deepspeed_config, fill_auto
+from muster.workloads.causal_lm.spec import CausalLmRecipe
+from muster.workloads.image_classification.spec import ImageRecipe
+from muster.workloads.text2sql.spec import TextToSqlData, TextToSqlRecipe
 from tests.images import png, write_folder
-from tests.pages import NEEDS, PAGES, PROGRAMS, ROOT, Block, argv_of, blocks, offer, paragraphs, prose
+from tests.pages import (
+    NEEDS,
+    PAGES,
+    PROGRAMS,
+    ROOT,
+    Block,
+    argv_of,
+    blocks,
+    offer,
+    paragraphs,
+    prose,
+    write_files,
+)
 from tests.unit.test_peaks import checked, matmul
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -78,15 +91,11 @@ def folder(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write_files(page: Path, folder: Path) -> None:
-    """The files that a page shows. The few samples of a data file stand for many."""
-    for block in blocks(page):
-        if block.file:
-            head, samples = "", block.text
-            if block.language == "csv":
-                head, _, samples = block.text.partition("\n")
-            often = 50 if Path(block.file).suffix in (".csv", ".jsonl") else 1
-            write_folder(folder, {block.file: (head + "\n" * bool(head) + samples * often).encode()})
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the package that a page shows, if it shows one."""
+    if (folder / "pyproject.toml").exists():
+        offer(folder)
+        monkeypatch.syspath_prepend(str(folder))
 
 
 def parsed(words: list[str], *, whole: bool = True) -> Any:
@@ -131,9 +140,7 @@ def test_commands(
     """Each is run, or parsed and tried."""
     assert block.commands and block.needs <= NEEDS, f"{block.where}: needs {block.needs - NEEDS}"
     write_files(block.page, folder)
-    if (folder / "pyproject.toml").exists():
-        offer(folder)
-        monkeypatch.syspath_prepend(str(folder))
+    installed(folder, monkeypatch)
     for command in block.commands:
         variables, words = argv_of(command)
         for name, value in variables.items():
@@ -246,8 +253,10 @@ def test_commands_of_help_texts_and_shipped_files() -> None:
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "yaml"], ids=name_of)
-def test_yaml(block: Block, folder: Path) -> None:
+def test_yaml(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is a recipe can be read as one."""
+    write_files(block.page, folder)
+    installed(folder, monkeypatch)
     if re.search(r"^(inherit|workload):", block.text, re.MULTILINE) and "expect:" not in block.text:
         path = folder / "recipe-of-a-page.yaml"
         path.write_text(block.text)
@@ -347,8 +356,7 @@ def test_the_check_of_ones_own(
 ) -> None:
     """docs/own-check.md, installed as a package: it is listed, asked and judged, and its profile counts."""
     write_files(ROOT / "docs" / "own-check.md", folder)
-    offer(folder)
-    monkeypatch.syspath_prepend(str(folder))
+    installed(folder, monkeypatch)
 
     def check(*words: str) -> str:
         with pytest.raises(SystemExit):

@@ -9,6 +9,7 @@ import pytest
 from muster.core import families
 from muster.core.errors import RecipeError
 from muster.core.families.checking import ACTIVATIONS, FieldSource, check_config
+from muster.core.recipe import recipe_classes
 
 
 def model_of(fields: dict[str, Any]) -> Any:
@@ -20,7 +21,7 @@ def model_of(fields: dict[str, Any]) -> Any:
         "image-classification": transformers.AutoModelForImageClassification,
     }  # fmt: skip
     family = families.family_of(fields)
-    task = next(name for name, trained in families.TRAINED.items() if family in trained)
+    task = next(name for name, kind in recipe_classes().items() if family in kind.families)
     others = {name: value for name, value in fields.items() if name != "model_type"}
     with torch.device("meta"):
         model = kinds[task].from_config(transformers.AutoConfig.for_model(fields["model_type"], **others))

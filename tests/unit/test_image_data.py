@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from muster.core.data import Digits, ImageData
 from muster.core.errors import DataError
+from muster.workloads.image_classification.spec import Digits, ImageData
 from tests.images import BLUE, GREEN, RED, png, png_of, write_folder, write_parquet
 
 torch = pytest.importorskip("torch")
@@ -34,13 +34,13 @@ def images(path: Path, **fields: Any) -> ImageData:
 
 
 def parts(data: ImageData, number: int | None = None) -> Any:
-    from muster.worker.data.image_sources import load_parts
+    from muster.workloads.image_classification.images import load_parts
 
     return load_parts(data, seed=1, number=number)
 
 
 def dataset(part: Any, size: int = 8, *, flip: bool = False, crop: int = 0) -> Any:
-    from muster.worker.data.images import Augmentation, ImageSet, Preparation
+    from muster.workloads.image_classification.images import Augmentation, ImageSet, Preparation
 
     augmentation = Augmentation(flip, crop, 7) if flip or crop else None
     return ImageSet(part.source, part.rows, part.labels, Preparation(size, HALF, HALF), augmentation)
@@ -63,7 +63,7 @@ def jpeg() -> bytes:
 
 def test_what_is_no_image() -> None:
     """Each fault is one line that says what is wrong."""
-    from muster.worker.data.images import UnreadableImage, decode
+    from muster.workloads.image_classification.images import UnreadableImage, decode
 
     noise = png_of([[(i * j % 251, i, j) for i in range(64)] for j in range(64)])
     for content, what in (
@@ -83,7 +83,7 @@ def test_what_is_no_image() -> None:
 
 def test_resizing_and_normalising() -> None:
     """Bilinear with antialiasing, then (value / 255 - mean) / std of each channel."""
-    from muster.worker.data.images import Preparation, decode
+    from muster.workloads.image_classification.images import Preparation, decode
 
     rows = [[((x * 7 + y * 3) % 256, (x * y) % 256, 255 - 4 * x) for x in range(48)] for y in range(32)]
     preparation = Preparation(16, (0.1, 0.2, 0.3), (0.5, 0.25, 0.125))
@@ -102,7 +102,7 @@ def test_resizing_and_normalising() -> None:
 
 
 def test_how_images_are_prepared_is_saved(tmp_path: Path) -> None:
-    from muster.worker.data.images import PREPARATION, Preparation
+    from muster.workloads.image_classification.images import PREPARATION, Preparation
 
     made = Preparation(24, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     made.save_pretrained(str(tmp_path / "model"))
@@ -113,7 +113,7 @@ def test_how_images_are_prepared_is_saved(tmp_path: Path) -> None:
 
 
 def test_augmentation_depends_on_seed_epoch_and_sample_alone() -> None:
-    from muster.worker.data.images import Augmentation
+    from muster.workloads.image_classification.images import Augmentation
 
     pixels = torch.arange(3 * 8 * 8, dtype=torch.uint8).view(3, 8, 8)
     change = Augmentation(flip=True, crop=2, seed=3)
@@ -143,7 +143,7 @@ def test_batches_are_the_same_with_any_number_of_workers_and_ranks() -> None:
     from accelerate.data_loader import BatchSamplerShard
     from torch.utils.data import BatchSampler, DataLoader
 
-    from muster.worker.data.images import EpochSampler, ImageCollator
+    from muster.workloads.image_classification.images import EpochSampler, ImageCollator
 
     train = digits().train.only(range(100))
     seen = {}
@@ -172,7 +172,7 @@ def test_batches_are_the_same_with_any_number_of_workers_and_ranks() -> None:
 
 
 def test_images_are_decoded_once_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from muster.worker.data import images as module
+    from muster.workloads.image_classification import images as module
 
     part = digits().train.only(range(10))
     reads = Counts()
@@ -198,7 +198,7 @@ def test_images_are_decoded_once_where_they_fit(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_unreadable_image_does_not_count(tmp_path: Path) -> None:
-    from muster.worker.data.images import FAULTS, Counter, ImageCollator
+    from muster.workloads.image_classification.images import FAULTS, Counter, ImageCollator
 
     write_folder(tmp_path, {"a/1.png": png(RED), "a/2.png": b"nothing", "b/1.png": png(BLUE)})
     found = parts(images(tmp_path, bad="skip", validation_fraction=0.3)).train
@@ -286,10 +286,10 @@ def test_a_part_is_held_out_where_there_is_none(tmp_path: Path) -> None:
 
 def test_the_digits() -> None:
     """scikit-learn's own file: 1,797 images in ten classes, held out at random, all of them in use."""
-    import muster.worker.data
-    from muster.worker.data.image_sources import read_digits
+    import muster.workloads.image_classification
+    from muster.workloads.image_classification.images import read_digits
 
-    file = Path(muster.worker.data.__file__).parent / "digits.csv.gz"
+    file = Path(muster.workloads.image_classification.__file__).parent / "digits.csv.gz"
     assert hashlib.sha256(file.read_bytes()).hexdigest().startswith("09f66e6debdee2cd")
     pixels, labels = read_digits()
     assert pixels.shape == (1797, 8, 8)

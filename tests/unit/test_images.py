@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from muster.core.data import ImageData
 from muster.core.errors import DataError
 from muster.core.recipe import recipe_from
 from muster.inputs.read import check_data, read_inputs
-from muster.store.images import (
+from muster.workloads.image_classification.files import (
     ImageFolders,
     ParquetFiles,
     classes_of,
@@ -24,8 +23,6 @@ from muster.store.images import (
     label_column,
 )
 from tests.images import BLUE, GREEN, RED, png, write_folder, write_parquet
-
-DATA = ImageData()
 
 
 def folders(path: Path) -> tuple[Any, list[tuple[str, int]], list[tuple[str, int]]]:
@@ -217,12 +214,12 @@ def test_tables_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_usual_names_of_columns() -> None:
-    assert image_column(DATA, ["img", "label"], "x") == "img"
-    assert label_column(DATA, ["img", "coarse_label", "fine_label"], "x") == "fine_label"
-    assert image_column(DATA, ["img", "image"], "x") == "image"
-    assert label_column(ImageData(label="coarse_label"), ["coarse_label", "label"], "x") == "coarse_label"
+    assert image_column("image", ["img", "label"], "x") == "img"
+    assert label_column("label", ["img", "coarse_label", "fine_label"], "x") == "fine_label"
+    assert image_column("image", ["img", "image"], "x") == "image"
+    assert label_column("coarse_label", ["coarse_label", "label"], "x") == "coarse_label"
     with pytest.raises(DataError, match=re.escape("has no column 'nothing'")):
-        label_column(ImageData(label="nothing"), ["label"], "x")
+        label_column("nothing", ["label"], "x")
 
 
 @pytest.mark.parametrize(

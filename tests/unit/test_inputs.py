@@ -20,7 +20,6 @@ from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import load_recipe
 from muster.inputs.read import absolute, check, environment, read_deepspeed_env, read_inputs
 from muster.planner.orders import code
-from muster.planner.outlook import samples_of
 
 GOOD = '{"question": "q", "sql": "s"}\n'
 
@@ -167,11 +166,11 @@ def test_the_samples_of_an_epoch_are_those_that_are_not_held_out(here: Path) -> 
     (here / "data.jsonl").write_text("".join(lines))
     for extra, count in ((["data.validation_fraction=0.25"], 15), (["data.limit=10"], 9)):
         made = read_inputs("demo", "local:2", ["data.path=data.jsonl", *extra]).recipe
-        assert samples_of(made) == count
+        assert made.epoch_samples() == count
     (here / "train.jsonl").write_text("".join(lines))
     (here / "dev.jsonl").write_text(lines[0])
     (here / "data.jsonl").unlink()
-    assert samples_of(read_inputs("demo", "local:2", ["data.path=."]).recipe) == 20
+    assert read_inputs("demo", "local:2", ["data.path=."]).recipe.epoch_samples() == 20
 
 
 def test_too_few_samples_are_told_before_the_start(here: Path) -> None:
@@ -244,10 +243,8 @@ def test_the_code_that_is_sent_is_what_ranks_import() -> None:
         "muster/store/events.py", "muster/worker/__main__.py", "muster/engines/ddp/runtime.py",
     } <= names  # fmt: skip
     rooms = {name.split("/")[1] for name in names if name.count("/") > 1}
-    assert (
-        rooms == {"core", "engines", "failures", "store", "worker"}
-        and "muster/failures/failures.json" in names
-    )
+    assert rooms == {"core", "engines", "failures", "store", "worker", "workloads"}
+    assert "muster/failures/failures.json" in names
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 
 

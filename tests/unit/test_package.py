@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from muster.core.recipe import RECIPES
+from muster.core.recipe import recipe_classes
 from muster.core.recipes import load_recipe, shipped_recipes
 from muster.core.registry import plugin_names
 from muster.schemas.documents import schema_of
@@ -106,7 +106,7 @@ def test_shipped_recipes_are_valid(name: str) -> None:
     """Each loads, with what it inherits."""
     recipe = load_recipe(name)
     assert recipe.workload.replace("-", "_") in plugin_names("muster.worker.workloads")
-    assert type(recipe) is RECIPES[recipe.workload]
+    assert type(recipe) is recipe_classes()[recipe.workload]
 
 
 def test_published_settings_of_the_t5_recipes() -> None:

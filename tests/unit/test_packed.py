@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from muster.worker import loss as losses
-from muster.worker.data.packed import Packed, SyntheticTokens, collate, count_batch
-from muster.worker.data.text import joined
 from muster.worker.heldout import Filled
 from muster.worker.loss import IGNORED, Tally, summed_cross_entropy, token_loss
+from muster.workloads.causal_lm.sources import joined
+from muster.workloads.causal_lm.tokens import Packed, SyntheticTokens, collate, count_batch
 
 
 def packed(folder: Path, tokens: int, sequence: int, limit: int | None = None) -> Packed:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from muster.core.data import TextToSqlData
 from muster.core.errors import DataError
+from muster.workloads.text2sql.spec import TextToSqlData
 from tests.unit.test_records import WIKISQL
 
 pytest.importorskip("torch")
@@ -18,7 +18,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 from pyarrow import Table  # noqa: E402
 
-from muster.worker.data.text2sql import Pairs, load_pairs  # noqa: E402
+from muster.workloads.text2sql.train import Pairs, load_pairs  # noqa: E402
 
 
 @pytest.fixture

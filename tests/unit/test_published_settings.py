@@ -6,9 +6,9 @@ import pytest
 
 from muster.core import families
 from muster.core.batch import Batch
-from muster.core.data import ImageData
 from muster.core.recipes import load_recipe
 from muster.engines.deepspeed.config import deepspeed_config
+from muster.workloads.image_classification.spec import ImageData
 
 # Zhang et al. 2022, table 1, and metaseq's opt_baselines: layers, width, heads.
 OPT = {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.core.data import TextToSqlData
-from muster.store.records import find_data, read_pairs
+from muster.store.records import find_data
+from muster.workloads.text2sql.spec import TextToSqlData, read_pairs
 
 WIKISQL = Path(__file__).resolve().parents[3] / "shared" / "data" / "wikisql"
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from muster.core import families
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError
-from muster.core.recipe import RECIPES, Recipe, TextToSqlRecipe, recipe_class, recipe_from
+from muster.core.recipe import Recipe, recipe_class, recipe_classes, recipe_from
 from muster.core.recipes import (
     _section,
     anchored,
@@ -30,6 +30,7 @@ from muster.core.recipes import (
     shipped_recipes,
     validate,
 )
+from muster.workloads.text2sql.spec import TextToSqlRecipe
 
 
 def write(folder: Path, **files: str) -> None:
@@ -454,7 +455,7 @@ def _takes_text(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
 
 @pytest.mark.parametrize(
     ("workload", "path", "kind"),
-    [(name, *field) for name, each in RECIPES.items() for field in _takes_text(each)],
+    [(name, *field) for name, each in recipe_classes().items() for field in _takes_text(each)],
 )
 def test_a_number_where_text_is_meant_is_read_as_it_was_written(workload: str, path: str, kind: str) -> None:
     for text in ("2222", "0022", "1.10", "0x1f"):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.core.data import TextToSqlData
 from muster.core.errors import DataError
-from muster.store.records import PairRow, find_data, held_out_questions, read_pairs, read_rows
+from muster.store.records import find_data, read_rows
+from muster.workloads.text2sql.spec import PairRow, TextToSqlData, held_out_questions, read_pairs
 
 DATA = TextToSqlData()
 GOOD = '{"question": "how many?", "sql": "SELECT 1", "more": [1]}'

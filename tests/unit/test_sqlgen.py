@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sqlite3
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -13,12 +15,33 @@ from pathlib import Path
 import pytest
 
 from muster.worker.data.sqlexec import run_query, same_result
-from muster.worker.data.sqlgen import SHAPES, build, literals, unseen_share
-from muster.worker.data.sqlgen import generate as generate_module
-from muster.worker.data.sqlgen.schemas import SCHEMAS
+from muster.workloads.text2sql.sqlgen import SHAPES, build
+from muster.workloads.text2sql.sqlgen import generate as generate_module
+from muster.workloads.text2sql.sqlgen.schemas import SCHEMAS
 
 TRAIN, VALIDATION = 4000, 345
+LITERAL = re.compile(r"'([^']*)'|\b(\d+)\b")
+WORD = re.compile(r"\w+")
 Lines = list[dict[str, str]]
+
+
+def literals(sql: str) -> list[str]:
+    """The values in a statement: quoted strings and whole numbers."""
+    return [text or number for text, number in LITERAL.findall(sql)]
+
+
+def unseen_share(train: Iterable[tuple[str, str]], validation: Iterable[tuple[str, str]]) -> float:
+    """Of the validation (question, SQL) pairs that hold a value: the share with one no training pair holds.
+
+    A value of several words ("Red Solwood") is seen when its words are: it counts only with an unseen word.
+    """
+    words: set[str] = set()
+    for question, sql in train:
+        words.update(WORD.findall(question))
+        words.update(WORD.findall(sql))
+    found = [[word for value in literals(sql) for word in WORD.findall(value)] for _, sql in validation]
+    valued = [group for group in found if group]
+    return sum(any(word not in words for word in group) for group in valued) / max(1, len(valued))
 
 
 def read(folder: Path, name: str) -> Lines:

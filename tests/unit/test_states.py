@@ -8,8 +8,8 @@ import pytest
 
 from muster.core import families
 from muster.core.trace import Parameter
+from muster.core.workload import Lengths
 from muster.engines.spread import ModelSpread, NvmeOffload
-from muster.planner.memory.activations import Lengths
 from muster.planner.memory.fit import WORKSPACES
 from muster.planner.memory.states import likely_tensors, states
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from muster.core import families
 from muster.core.trace import Parameter, Pass, Trace
+from muster.core.workload import Lengths
 from muster.engines.spread import ModelSpread
 from muster.engines.states import States
-from muster.planner.memory.activations import Lengths
 from muster.planner.memory.fit import (
     CONTEXT,
     PROCESS,

@@ -18,11 +18,11 @@ pytest.importorskip("transformers")
 
 import numpy as np
 
-from muster.core.data import TextData
 from muster.core.errors import DataError
-from muster.worker.data.text import TextSource, source_of
 from muster.worker.data.tokenizer import TEXT_END, train_text_tokenizer
-from muster.worker.data.tokens import Tokenizing, Tokens, open_tokens
+from muster.workloads.causal_lm.sources import TextSource, source_of
+from muster.workloads.causal_lm.spec import TextData
+from muster.workloads.causal_lm.tokens import Tokenizing, Tokens, open_tokens
 
 HOW = Tokenizing(None, 300, 0.1)
 TEXTS = [f"document {i}: def f{i}(x):\n    return x + {i}\n" for i in range(40)]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from muster.core.errors import JobError, RecipeError
+from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.trace import Parameter, Pass, Trace, TraceRequest, from_json, to_json
 from muster.inputs.model import whole_config
@@ -238,5 +239,5 @@ def test_what_trains_nothing_or_is_not_known_is_not_asked_for() -> None:
     assert asked("fabric") is None
     read = load_recipe("gpt2-micro")
     assert tracing.request_of(read, None, precision="fp32", device="cpu", ranks=1) is None
-    other = read.model_copy(update={"workload": "mine"})
+    other = recipe_from({"workload": "mine"})
     assert tracing.request_of(other, {"model_type": "gpt2"}, precision="fp32", device="cpu", ranks=1) is None

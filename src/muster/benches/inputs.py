@@ -18,7 +18,7 @@ from muster.core.batch import resolve_batch
 from muster.core.errors import MusterError, RecipeError, UsageError
 from muster.core.inventory import Host, Inventory, read_inventory
 from muster.core.near import did_you_mean
-from muster.core.recipe import Recipe, recipe_class, recipe_from
+from muster.core.recipe import Recipe, recipe_class, recipe_classes, recipe_from
 from muster.core.recipes import (
     dump_yaml,
     lay_over,
@@ -37,12 +37,6 @@ AT_ONCE = 64  # jobs at a time unless more are asked for: each has a controller 
 SPARE = 60.0  # seconds beyond its own timeout after which a job ends by itself, should the bench be gone
 _EVERYWHERE = ("launch", "env", "force")  # sections that mean something where nothing is trained
 _OF_ENTRY = re.compile(r"(?P<entry>[A-Za-z0-9][A-Za-z0-9_.\-]*):(?P<rest>[^=]+=.*)", re.DOTALL)
-# A warm-up fills caches (kernels, models, data) and measures nothing.
-WARM_UP = (
-    "train.max_steps=3", "train.max_minutes=null", "evaluate.after=false", "evaluate.every=null",
-    "checkpoint.every=null", "checkpoint.model=false", "measure.profile=none",
-)  # fmt: skip
-WARM_UP_ALONE = ("fabric.seconds=5", "fabric.pairs=sample")  # of what trains nothing
 
 
 @dataclass(frozen=True)
@@ -167,9 +161,7 @@ def limited(recipe: Recipe, timeout: float) -> Recipe:
 
 def warm_up_overrides(recipe: Recipe) -> tuple[str, ...]:
     """What makes a job of this recipe a short one."""
-    if recipe.trains:
-        return WARM_UP
-    return WARM_UP_ALONE if recipe.workload == "fabric" else ()
+    return recipe.short
 
 
 def _with_recipe(suite: Suite, recipe: str) -> Suite:
@@ -213,10 +205,11 @@ def _means_something(change: Mapping[str, Any], recipe: Mapping[str, Any]) -> bo
     kind = recipe_class(recipe.get("workload"))
     section = next(iter(change))
     if kind.trains:
-        return section != "fabric"
+        others = (name for each in recipe_classes().values() for name in each.own_sections())
+        return section in kind.own_sections() or section not in others
     if section == "measure":
         return isinstance(change[section], Mapping) and set(change[section]) == {"hardware_seconds"}
-    return section in (*_EVERYWHERE, str(recipe.get("workload")))
+    return section in (*_EVERYWHERE, *kind.own_sections())
 
 
 def _valid(data: Mapping[str, Any], entry: Entry) -> Recipe:

@@ -52,10 +52,10 @@ def split_words(
     for a word too many.
     """
     from muster.core.errors import UsageError
-    from muster.core.recipe import RECIPES
+    from muster.core.recipe import recipe_classes
     from muster.core.recipes import field_paths
 
-    keys = {path for recipe in RECIPES.values() for path in field_paths(recipe) if "." in path}
+    keys = {path for recipe in recipe_classes().values() for path in field_paths(recipe) if "." in path}
     changes = [word for word in words or [] if "=" in word or word in keys]  # `engine.zero`: told about later
     named = [word for word in words or [] if word not in changes]
     wanted = [name for name in order if name != "HOSTS" or not hosts]

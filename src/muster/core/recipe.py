@@ -8,10 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from muster.core.checkpoints import check_pairs
-from muster.core.data import Data, FabricData, ImageData, TextData, TextToSqlData
+from muster.core.data import Data
+from muster.core.errors import UsageError
 from muster.core.launch import Launch
 from muster.core.measure import Evaluate, Measure
-from muster.core.section import AutoInt, Bytes, Fraction, PositiveInt, Section
+from muster.core.registry import WORKLOADS, load_part, plugin_names
+from muster.core.section import AutoInt, Fraction, PositiveInt, Section
+from muster.core.workload import Workload
 
 WORKLOAD = "What the ranks do: text2sql, causal-lm, image-classification, fabric, or a plug-in's name."
 DATA = "Where the samples come from. At most one source is given; without one, the built-in data is used."
@@ -222,32 +225,8 @@ class Checkpoint(Section):
         return value
 
 
-class Fabric(Section):
-    """What the fabric workload measures."""
-
-    largest: Bytes | None = Field(
-        None,
-        description="Largest message, in bytes or with a unit such as 64MiB. Null: 64 MiB on CPUs, 1 GiB on "
-        "GPUs.",
-    )
-    pairs: Literal["sample", "all"] = Field(
-        "all",
-        description="Pairs of hosts measured point to point. all: every pair. sample: neighbours in a ring.",
-    )
-    matmul: bool = Field(
-        True, description="Also measure matrix products: on each device, and one split over all ranks."
-    )
-    seconds: Annotated[float, Field(gt=0)] = Field(
-        60, description="Seconds of measuring in total, divided among the measurements."
-    )
-
-
-class Recipe(Section):
-    """What to train: everything that decides the result, in one place."""
-
-    trains: ClassVar[bool] = True  # else model, engine, batch and the like mean nothing
-    # Python that loads the trained model from the folder {model} and gives it {question}, for {new} tokens.
-    loading: ClassVar[str] = ""
+class Recipe(Workload, Section):
+    """What to train: everything that decides the result, in one place. A workload's own is in its spec.py."""
 
     workload: str = Field("text2sql", description=WORKLOAD)
     model: Model = Field(default_factory=Model, description="The network: its name, weights and tokenizer.")
@@ -304,6 +283,11 @@ class Recipe(Section):
         description="Start although Muster would refuse: T5 in fp16, too little disk or memory.",
     )
 
+    @classmethod
+    def own_sections(cls) -> tuple[str, ...]:
+        """Sections that this workload's recipe alone has."""
+        return tuple(name for name in cls.model_fields if name not in Recipe.model_fields)
+
     def as_dict(self) -> dict[str, Any]:
         """The recipe as plain data, as it stands in a file."""
         return self.model_dump(mode="json", by_alias=True)
@@ -324,63 +308,21 @@ class Recipe(Section):
         )
 
 
-class TextToSqlRecipe(Recipe):
-    """An encoder-decoder model learns to translate questions."""
-
-    loading: ClassVar[str] = """\
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-words, model = AutoTokenizer.from_pretrained({model}), AutoModelForSeq2SeqLM.from_pretrained({model})
-print(words.decode(model.generate(words({question}, return_tensors="pt").input_ids, max_new_tokens={new})\
-[0], skip_special_tokens=True))"""
-
-    data: TextToSqlData = Field(default_factory=TextToSqlData, description=DATA)
-
-
-class CausalLmRecipe(Recipe):
-    """A language model learns to go on with text."""
-
-    loading: ClassVar[str] = """\
-from transformers import pipeline
-model = pipeline("text-generation", model={model})
-print(model({question}, max_new_tokens={new})[0]["generated_text"])"""
-
-    workload: str = Field("causal-lm", description=WORKLOAD)
-    data: TextData = Field(default_factory=TextData, description=DATA)
-
-
-class ImageRecipe(Recipe):
-    """A vision model learns to name what is on an image."""
-
-    loading: ClassVar[str] = """\
-from transformers import pipeline
-model = pipeline("image-classification", model={model})
-print(model("image.png"))"""
-
-    workload: str = Field("image-classification", description=WORKLOAD)
-    data: ImageData = Field(default_factory=ImageData, description=DATA)
-
-
-class FabricRecipe(Recipe):
-    """The hosts' collectives, links and matrix products are measured; nothing is trained."""
-
-    trains: ClassVar[bool] = False
-
-    workload: str = Field("fabric", description=WORKLOAD)
-    data: FabricData = Field(default_factory=FabricData, description=DATA)
-    fabric: Fabric = Field(default_factory=Fabric, description="What is measured, and for how long.")
-
-
-RECIPES: dict[str, type[Recipe]] = {
-    "text2sql": TextToSqlRecipe,
-    "causal-lm": CausalLmRecipe,
-    "image-classification": ImageRecipe,
-    "fabric": FabricRecipe,
-}
-
-
 def recipe_class(workload: Any) -> type[Recipe]:
-    """What a workload's recipe may hold; a third party's holds what all may."""
-    return RECIPES.get(str(workload or "text2sql").replace("_", "-"), Recipe)
+    """What a workload's recipe may hold and what the workload answers, by its spec.py; one that has none, or
+    is not installed here, holds what all may."""
+    try:
+        spec = load_part(WORKLOADS, str(workload or "text2sql"), "spec")
+    except UsageError:
+        return Recipe
+    kind: type[Recipe] = Recipe if spec is None else spec.RECIPE
+    return kind
+
+
+def recipe_classes() -> dict[str, type[Recipe]]:
+    """Those of all workloads that are installed here, by name."""
+    names = (name.replace("_", "-") for name in plugin_names(WORKLOADS))
+    return {name: recipe_class(name) for name in names}
 
 
 def recipe_from(data: Mapping[str, Any]) -> Recipe:

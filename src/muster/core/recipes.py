@@ -15,12 +15,13 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from muster.core import families
+from muster.core.data import Data
 from muster.core.errors import RecipeError, UsageError
 from muster.core.families.checking import MISSPELT
 from muster.core.near import did_you_mean
 from muster.core.printable import HIDDEN
-from muster.core.recipe import RECIPES, Recipe, recipe_class, recipe_from
-from muster.core.registry import ENGINES, find_plugin, plugin_names
+from muster.core.recipe import Recipe, recipe_class, recipe_classes, recipe_from
+from muster.core.registry import ENGINES, WORKLOADS, find_plugin, plugin_names
 from muster.core.section import Section
 
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
@@ -185,17 +186,16 @@ def _check_workload(workload: Any, where: str) -> None:
     """Raise RecipeError for a misspelt one, whose other keys would be refused as unknown. One that is near to
     none may be a third party's, on the hosts alone."""
     name = str(workload or "text2sql").replace("_", "-")
-    if name in RECIPES or name in (known := workloads()):
-        return
+    known = workloads()
     near = difflib.get_close_matches(name, known, n=1, cutoff=MISSPELT)
-    if near:
+    if near and name not in known:
         what = f"workload: no workload is named {workload!r}"
         raise RecipeError(what, where=where, hint=f"did you mean {near[0]}?")
 
 
 def workloads() -> list[str]:
     """What can be trained by the packages that are installed here."""
-    return [name.replace("_", "-") for name in plugin_names("muster.worker.workloads")]
+    return [name.replace("_", "-") for name in plugin_names(WORKLOADS)]
 
 
 def read_layers(source: str, *, base: Path | None = None, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -273,7 +273,7 @@ def merge(
 ) -> dict[str, Any]:
     """`above` over `below`, key by key, mappings merged; a key of an exclusive set drops its rivals below.
     Pure."""
-    rivals = model.exclusive if model is not None and issubclass(model, Section) else ()
+    rivals = _rivals(model)
     wins = any(above.get(rival) is not None for rival in rivals)
     merged = {key: value for key, value in below.items() if not wins or key not in rivals or key in above}
     for key, value in above.items():
@@ -285,6 +285,17 @@ def merge(
     return merged
 
 
+def _rivals(model: type[BaseModel] | None) -> tuple[str, ...]:
+    """Keys of which at most one is set. Of data, every workload's sources: layers are merged before it is
+    known whose recipe they make."""
+    if model is None or not issubclass(model, Section):
+        return ()
+    if model is not Data:
+        return model.exclusive
+    kinds = (_section(kind, "data") for kind in recipe_classes().values())
+    return tuple({key for kind in kinds if kind and issubclass(kind, Data) for key in kind.exclusive})
+
+
 def begin_anew(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """`below` without what `above` replaces by naming a model, or a configuration of another type. Pure.
 
@@ -294,8 +305,8 @@ def begin_anew(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
     old, new = (layer.get("model") for layer in (below, above))
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return dict(below)
-    workload = str(above.get("workload") or below.get("workload")).replace("_", "-")
-    usual = None if old.get("name") else families.USUAL.get(workload)
+    workload = above.get("workload") or below.get("workload")
+    usual = recipe_class(workload).usual_type() if workload and not old.get("name") else None
     had, wanted = _model_type(old) or usual, _model_type(new)
     named = isinstance(new.get("name"), str) and new["name"] != old.get("name")
     other = had is not None and wanted is not None and had != wanted

@@ -6,6 +6,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
 from types import ModuleType
 
@@ -13,17 +17,20 @@ from muster.core.errors import UsageError
 from muster.core.near import did_you_mean
 
 ENGINES = "muster.worker.engines"
+WORKLOADS = "muster.worker.workloads"
 # Entry-point group -> the package of Muster's own plug-ins of that kind; others have the group's name.
 PACKAGES = {
     "muster.checks": "muster.checks.families",
     "muster.launchers": "muster.fleet.launchers",
     "muster.readers": "muster.judging.readers",
     ENGINES: "muster.engines",
+    WORKLOADS: "muster.workloads",
 }
-FOLDERS = (ENGINES,)  # groups whose plug-ins are folders: what the control side asks them, and what ranks run
+FOLDERS = (ENGINES, WORKLOADS)  # whose plug-ins are folders: what the control side asks, what ranks run
 
 
-def own_plugins(group: str) -> dict[str, str]:
+@cache
+def own_plugins(group: str) -> Mapping[str, str]:
     """Name -> module path of Muster's own plug-ins of `group` (such as muster.launchers), without importing
     them: modules of its package, or folders, whose name does not start with an underscore and is not
     `base`."""
@@ -37,16 +44,24 @@ def own_plugins(group: str) -> dict[str, str]:
 
 
 def plugin_names(group: str) -> dict[str, str]:
-    """The same with those of third parties: entry points of the group whose value is a module."""
-    found = own_plugins(group)
-    for point in entry_points(group=group):
-        found.setdefault(point.name.replace("-", "_"), point.value)
+    """The same with those of third parties: entry points of the group, whose value is a module or folder."""
+    found = dict(own_plugins(group))
+    for name, module in _entry_points(group, tuple(sys.path)):
+        found.setdefault(name, module)
     return found
 
 
-def load_plugin(group: str, name: str) -> ModuleType:
-    """The plug-in's module. `-` and `_` are the same in a name. Raises as `find_plugin`."""
-    return importlib.import_module(find_plugin(group, name))
+@cache
+def _entry_points(group: str, path: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Of every installed distribution, which takes time: once for each state of sys.path."""
+    return tuple((point.name.replace("-", "_"), point.value) for point in entry_points(group=group))
+
+
+def load_plugin(group: str, name: str, part: str | None = None) -> ModuleType:
+    """The plug-in's module; of one that is a folder, its module `part`. `-` and `_` are the same in a name.
+    Raises as `find_plugin`."""
+    inner = load_part(group, name, part) if part else None
+    return inner or importlib.import_module(find_plugin(group, name))
 
 
 def load_part(group: str, name: str, part: str) -> ModuleType | None:
@@ -56,16 +71,16 @@ def load_part(group: str, name: str, part: str) -> ModuleType | None:
     about = importlib.util.find_spec(path)
     if about is None or about.submodule_search_locations is None:
         return None
-    inside = f"{path}.{part}"
-    return importlib.import_module(inside) if importlib.util.find_spec(inside) else None
+    inside = f"{path}.{part}"  # looked for without importing the folder, which may be for ranks alone
+    there = PathFinder.find_spec(inside, about.submodule_search_locations)
+    return importlib.import_module(inside) if there else None
 
 
 def find_plugin(group: str, name: str) -> str:
     """The plug-in's module path. Raises UsageError with near names."""
     key = name.replace("-", "_")
     names = own_plugins(group)
-    if key not in names:
-        names = plugin_names(group)  # looks into every installed distribution
+    names = names if key in names else plugin_names(group)
     if key not in names:
         kind = group.rpartition(".")[2].removesuffix("s")
         known = [known.replace("_", "-") for known in names]

@@ -21,7 +21,7 @@ from muster.core.fabric.result import Copy, Disk, Fabric, FabricHost, MpiHello, 
 from muster.core.inventory import Host, Inventory
 from muster.core.job import Facts, Placement, place
 from muster.core.launch import Launch
-from muster.core.recipe import FabricRecipe, Recipe
+from muster.core.recipe import Recipe
 from muster.fabric.blame import Endings, failures_of
 from muster.fleet.launchers.base import ssh_arguments
 from muster.fleet.shell import Shell
@@ -29,6 +29,7 @@ from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.inputs.read import Inputs
 from muster.planner.decide import decide
 from muster.planner.orders import greeting, rendezvous_address, start_orders, with_code
+from muster.workloads.fabric.spec import FabricRecipe
 
 # ----------------------------------------------------------------------------------------------------
 # MPI hello: one MPI program over all hosts, by mpirun. Each rank says who it is and takes part in a sum.

@@ -5,32 +5,26 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from muster.core import families
-from muster.core.data import ImageData
 from muster.core.errors import RecipeError
 from muster.core.families.checking import (
     MISSPELT,
     FieldSource,
     check_config,
-    check_workload,
     closed_form_missing,
 )
 from muster.core.recipe import Recipe
-from muster.store.image_tables import classes_in
 
 
 def is_t5(recipe: Recipe) -> bool:
     """Whether the model is of the T5 family, as far as can be told without loading it."""
     config = model_config(recipe)
     kind = str((config or {}).get("model_type", "")).lower()
-    return (
-        "t5" in (recipe.model.name or "").lower()
-        or "t5" in kind
-        or (recipe.workload == "text2sql" and not kind)
-    )
+    return "t5" in (recipe.model.name or "").lower() or "t5" in (kind or recipe.usual_type() or "")
 
 
 def model_config(recipe: Recipe) -> dict[str, Any] | None:
@@ -70,29 +64,22 @@ def whole_config(recipe: Recipe) -> dict[str, Any] | None:
         return None
     if is_t5(recipe):
         config = {"vocab_size": recipe.model.vocab_size, **config}
-    if isinstance(recipe.data, ImageData):
-        config |= {"image_size": recipe.data.size} if recipe.data.size else {}
-        classes = classes_of(recipe)
-        config |= {"num_labels": classes} if classes else {}
+    config = {**config, **recipe.config_of_data()}
     filled = families.filled(config)
     return filled if "vocab_size" in config else {k: v for k, v in filled.items() if k != "vocab_size"}
+
+
+def decided_config(recipe: Recipe, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with what a tokenizer that is trained on the data, and the data themselves, decide."""
+    vocabulary = {"vocab_size": recipe.model.vocab_size} if recipe.tokenized else {}
+    return {**vocabulary, **config, **recipe.config_of_data()}
 
 
 def _typed_config(recipe: Recipe) -> dict[str, Any] | None:
     """With a model type: where the configuration says none, the workload's usual one."""
     config = model_config(recipe)
-    usual = "t5" if is_t5(recipe) else families.USUAL.get(recipe.workload.replace("_", "-"))
+    usual = "t5" if is_t5(recipe) else recipe.usual_type()
     return {"model_type": usual, **config} if config is not None and usual else config
-
-
-def classes_of(recipe: Recipe) -> int | None:
-    """How many classes the run's images have, which decides the classifier's size; None: not known here, or
-    there are no images. Raises DataError for images that cannot be read."""
-    if not isinstance(recipe.data, ImageData):
-        return None
-    number = (recipe.model.config or {}).get("num_labels")
-    found = classes_in(recipe.data, number if isinstance(number, int) and number > 0 else None)
-    return found or None
 
 
 def check_model(recipe: Recipe) -> None:
@@ -102,13 +89,24 @@ def check_model(recipe: Recipe) -> None:
     if config is None:
         _check_name(recipe.model.name or "")
         return
-    own, base, elsewhere = recipe.model.config or {}, config_file(recipe), {}
+    own, base, decided = recipe.model.config or {}, config_file(recipe), recipe.config_of_data()
+    elsewhere = {name: key for name, key in recipe.config_keys.items() if name in decided}
     named = "model.name" if recipe.model.name and "model_type" not in own else "model.config.model_type"
-    check_workload(config, recipe.workload, named)
-    if isinstance(recipe.data, ImageData) and recipe.data.size:
-        elsewhere = {"image_size": "data.size"}
-        config |= {"image_size": recipe.data.size}
+    _check_family(recipe, config, named)
+    config |= {name: decided[name] for name in elsewhere}
     check_config(config, FieldSource(own, str(base) if base else None, elsewhere))
+
+
+def _check_family(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
+    """Raise RecipeError for a known family that the workload does not train."""
+    family = families.family_of(config)
+    if family is None or not recipe.families or family in recipe.families:
+        return
+    raise RecipeError(
+        f"{recipe.workload} does not train models of type {config['model_type']}",
+        where=where,
+        hint=f"such as {', '.join(next(iter(each.SIZES)) for each in recipe.families)}",
+    )
 
 
 def _check_name(name: str) -> None:
@@ -126,17 +124,6 @@ def check_closed_form(recipe: Recipe) -> None:
     config = _typed_config(recipe)
     if config is not None and families.family_of(config) is None:
         raise closed_form_missing(config)
-
-
-def model_notes(recipe: Recipe) -> list[str]:
-    """What a plan assumes of the model."""
-    config = whole_config(recipe) if isinstance(recipe.data, ImageData) else None
-    if config is None or classes_of(recipe) or config.get("num_labels"):
-        return []
-    return [
-        f"the number of the images' classes is unknown: {families.vit.labels(config)} are counted; "
-        "model.config.num_labels=N says it"
-    ]
 
 
 def parameters(recipe: Recipe) -> int | None:

@@ -10,8 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from muster.core import families
-from muster.core.data import ImageData, TextData, TextToSqlData
 from muster.core.errors import DataError, RecipeError
 from muster.core.inventory import MOUNTED, Inventory, read_inventory
 from muster.core.job import Decision
@@ -22,10 +20,6 @@ from muster.core.secrets import completed
 from muster.engines.base import spec_of
 from muster.inputs.model import check_model, model_config
 from muster.inputs.peaks import read_peaks
-from muster.store.image_tables import ParquetTable, table_classes
-from muster.store.images import ImageFolders, ParquetFiles, find_images
-from muster.store.records import find_data, held_out_questions, read_pairs
-from muster.store.texts import check_texts
 from muster.store.values import kept
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -114,32 +108,12 @@ def absolute(recipe: Recipe) -> Recipe:
 
 def check_data(recipe: Recipe, *, here: bool) -> None:
     """Read the data where this machine has it. `here`: it must have it. Raises DataError."""
-    if isinstance(recipe.data, TextData):
-        check_sequence(recipe, recipe.data)
-    if not recipe.data.path:
-        return
-    path = Path(recipe.data.path)
-    if not path.exists():
+    path = Path(recipe.data.path) if recipe.data.path else None
+    if path is not None and not path.exists():
         if here:
             raise DataError("no such data", where=str(path), hint="data.path=FILE or FOLDER")
-        return  # on the hosts, whose ranks will say so if it is not
-    if isinstance(recipe.data, TextData):
-        check_text(recipe, recipe.data)
-    if isinstance(recipe.data, ImageData):
-        check_images(recipe, recipe.data)
-    if isinstance(recipe.data, TextToSqlData):
-        _check_pairs(recipe, recipe.data)
-
-
-def _check_pairs(recipe: Recipe, data: TextToSqlData) -> None:
-    """Read the files as the ranks will. Raises DataError."""
-    files = find_data(Path(str(data.path)))
-    questions = {row.question for row in read_pairs(files.train, data, limit=data.limit)}
-    if files.validation:
-        for _ in read_pairs(files.validation, data):
-            pass
-    else:
-        held_out_questions(questions, data, recipe.train.seed)
+        path = None  # on the hosts, whose ranks will say so if it is not
+    recipe.check_data(path, model_config(recipe) or {})
 
 
 def environment(recipe: Recipe) -> tuple[dict[str, str], tuple[Decision, ...]]:
@@ -206,91 +180,9 @@ def read_deepspeed_env(path: Path) -> dict[str, str]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What can be told of an image recipe's data before a host is asked, without decoding an image.
-
-
-def check_images(recipe: Recipe, data: ImageData) -> None:
-    """Look at data.path. Raises DataError with the file, and the row in it.
-
-    What is wrong with single images and labels is an error where data.bad says so.
-    """
-    assert data.path
-    found = find_images(Path(data.path))
-    strict = data.bad == "error"
-    if isinstance(found, ImageFolders):
-        _check_count(len(found.train), len(found.held_out), data)
-        if strict:
-            _check_files(found)
-        return
-    number = (recipe.model.config or {}).get("num_labels")
-    _check_tables(found, data, number if isinstance(number, int) else None, strict=strict)
-
-
-def _check_count(train: int, held_out: int, data: ImageData) -> None:
-    if train + held_out < 2:
-        raise DataError("1 image is too few to hold some out", where=data.path, hint="more images")
-
-
-def _check_files(found: ImageFolders) -> None:
-    for file, _ in (*found.train, *found.held_out):
-        try:
-            size = file.stat().st_size
-        except OSError as error:
-            raise DataError(f"cannot be read: {error.strerror}", where=str(file)) from None
-        if not size:
-            raise DataError("is empty", where=str(file), hint="data.bad=skip leaves such images out")
-
-
-def _check_tables(found: ParquetFiles, data: ImageData, number: int | None, *, strict: bool) -> None:
-    tables = [ParquetTable(file, data) for file in (*found.train, *found.held_out)]
-    classes = table_classes(tables[: len(found.train)], number)
-    trained = sum(table.rows for table in tables[: len(found.train)])
-    _check_count(trained, len(found.held_out), data)
-    for table in tables if strict else ():
-        table.check(classes)
-
-
-# ----------------------------------------------------------------------------------------------------
-# What can be told of a language model's recipe before a host is asked: its text, and its sequences.
-
-CHECKED = 1 << 30  # bytes of text that are read here; the ranks read all of it, and say the same
-
-
-def check_text(recipe: Recipe, data: TextData) -> None:
-    """Read data.path. Raises DataError with the file and the line, or where it cannot fill one sequence."""
-    assert data.path
-    tokens = check_texts(Path(data.path), data.field, data.bad, CHECKED)
-    sequence = data.sequence or families.positions(model_config(recipe) or {})
-    if sequence and tokens < sequence:
-        raise DataError(
-            f"is too short: its text is at most {tokens:,} tokens, and one sequence has {sequence:,}",
-            where=data.path,
-            hint="more text, or a shorter data.sequence",
-        )
-
-
-def check_sequence(recipe: Recipe, data: TextData) -> None:
-    """Raise RecipeError where there is nothing to predict, or where the model is known here and has fewer
-    positions than a sample has tokens."""
-    if data.sequence == 1:
-        raise RecipeError(
-            "is 1, so there is no next token to predict",
-            where="data.sequence",
-            hint="data.sequence=2, or more",
-        )
-    positions = families.positions(model_config(recipe) or {})
-    if data.sequence and positions and data.sequence > positions:
-        raise RecipeError(
-            f"is {data.sequence:,}, and the model has {positions:,} positions",
-            where="data.sequence",
-            hint=f"data.sequence={positions}, or a model from scratch with more of them",
-        )
-
-
-# ----------------------------------------------------------------------------------------------------
 # Fields of a recipe that mean nothing to its workload. Pure.
 
-_MEANINGFUL = ("workload", "fabric", "launch", "env", "force")
+_MEANINGFUL = ("workload", "launch", "env", "force")
 _HINTS = {
     "precision": "every precision that a device supports is measured",
     "measure": "only measure.hardware_seconds means something here",
@@ -302,10 +194,12 @@ def check_idle(recipe: Recipe) -> None:
     ignored."""
     if recipe.trains:
         return
+    own = type(recipe).own_sections()
+    counts = " and ".join(f"{name}.*" for name in (*own, "launch"))
     changed: dict[str, Any] = recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     for section, value in changed.items():
         left = {k: v for k, v in value.items() if k != "hardware_seconds"} if section == "measure" else value
-        if section in _MEANINGFUL or not left:
+        if section in (*_MEANINGFUL, *own) or not left:
             continue
         where = section
         while isinstance(left, dict) and left:
@@ -314,5 +208,5 @@ def check_idle(recipe: Recipe) -> None:
         raise RecipeError(
             f"means nothing to {recipe.workload}, which trains nothing",
             where=where,
-            hint=_HINTS.get(section, "leave it out; fabric.* and launch.* are what counts"),
+            hint=_HINTS.get(section, f"leave it out; {counts} are what counts"),
         )

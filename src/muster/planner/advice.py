@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from muster.core.data import Digits, Generated, Synthetic
 from muster.core.hardware.devices import CPU, Device, driver_device
 from muster.core.hardware.machines import machines_of
 from muster.core.job import FASTEST, SLOWER, Decision, Job
@@ -27,7 +26,6 @@ from muster.planner.time.steptime import Calibration, StepCase, StepWork, case_k
 PUBLISHED = (0.12, 0.35, 0.56)
 NAMED = 8  # hosts that a text names one by one
 ROUND = 10_000  # samples, where nobody here knows how many an epoch has
-DIGITS = 1797
 
 
 def advise(
@@ -137,18 +135,3 @@ def words(
     if other.epoch < chosen.epoch:
         text += f"; {format_seconds(other.epoch)} on {len(other.hosts)} hosts with batch.split=measured"
     return [*made, Decision(FASTEST, names, text)]
-
-
-def epoch_samples(recipe: Recipe) -> int | None:
-    """Training samples of an epoch where the recipe says so."""
-    source = getattr(recipe.data, recipe.data.source or "", None)
-    if isinstance(source, Generated):
-        count: int | None = source.train
-    elif isinstance(source, Digits):
-        count = DIGITS - source.validation
-    elif isinstance(source, Synthetic):
-        count = source.samples
-    else:
-        count = None
-    limit = recipe.data.limit
-    return min(count, limit) if count is not None and limit else count

@@ -28,7 +28,6 @@ from muster.planner.time.learning import (
     link_figures,
     on_host,
     shows_device,
-    varies,
 )
 from muster.planner.time.steptime import Calibration, StepCase, case_key, link_key
 from muster.store.runfolder import RunFolder
@@ -117,7 +116,7 @@ def measured_of(run: RunFolder, link: str | None = None) -> MeasuredRun:
     case = _case(at_mean_lengths(recipe, result), job, slots, _machines(run, result, job, link))
     if case is None:
         raise RunFolderError("trained a model that is not known here", where=run.id)
-    if varies(recipe):
+    if recipe.padding_varies:
         case = _as_counted(case, result, run.id)
     return MeasuredRun(case, _step_seconds(result, job))
 

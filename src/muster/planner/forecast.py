@@ -10,7 +10,6 @@ from typing import Any
 
 from muster.core import families
 from muster.core.batch import resolve_batch
-from muster.core.data import TextToSqlData
 from muster.core.errors import RecipeError, UsageError
 from muster.core.flops import Shape, training
 from muster.core.hardware.devices import driver_device
@@ -199,7 +198,7 @@ def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, m
     assumed = [] if case.work.moved else ["operations only: memory traffic is not counted"]
     if not case.work.moved and case.machines.device.bandwidth:
         notes.append(UNTRACED)
-    if isinstance(recipe.data, TextToSqlData) and recipe.data.padding == "dynamic":
+    if recipe.padding_varies:
         assumed.append("steps are for the longest samples; with dynamic padding they are shorter")
     return made.model_copy(
         update={

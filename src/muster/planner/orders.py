@@ -30,7 +30,7 @@ TRACKERS = {
     "trackio": ("trackio",),
     "wandb": ("wandb",),
 }
-_SHIPPED = ("core", "engines", "failures", "store", "worker")  # what a rank imports
+_SHIPPED = ("core", "engines", "failures", "store", "worker", "workloads")  # what a rank imports
 
 
 def job_of(run_id: str, inputs: Inputs, decided: Decided) -> Job:

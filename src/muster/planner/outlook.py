@@ -13,17 +13,14 @@ from typing import Any
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from muster.core.data import TextToSqlData
 from muster.core.errors import UsageError
 from muster.core.hardware.devices import CPU, Device, plain_name
 from muster.core.hardware.links import Link, LinkFigures, find_link, named
 from muster.core.hardware.machines import Machines, machines_of
 from muster.core.inventory import Host, Inventory
 from muster.core.job import Facts
-from muster.core.recipe import Recipe
 from muster.core.section import Part
 from muster.inputs.read import Inputs
-from muster.planner.advice import epoch_samples
 from muster.planner.choose import Timer
 from muster.planner.forecast import Outlook, link_of, machines_from, slowest_link, timed
 from muster.planner.hosts import by_speed
@@ -31,7 +28,6 @@ from muster.planner.memory.fit import Setting
 from muster.planner.time.mixed import MixedHost
 from muster.planner.time.steptime import Calibration, Step, key
 from muster.store.atomic import write_json
-from muster.store.records import find_data, held_out_questions, read_pairs
 
 CPU_PEAK = 1e11  # operations/s of a thread, nominal: a calibration says which share of it is reached
 
@@ -187,23 +183,6 @@ def _or_none(setting: Setting, outlook: Outlook) -> Step | None:
         return timed(setting, outlook)
     except UsageError:
         return None
-
-
-def samples_of(recipe: Recipe) -> int | None:
-    """Training samples of an epoch, where that can be told here; None: not."""
-    known = epoch_samples(recipe)
-    data = recipe.data
-    if (
-        known is not None
-        or not isinstance(data, TextToSqlData)
-        or not data.path
-        or not Path(data.path).exists()
-    ):
-        return known
-    files = find_data(Path(data.path))
-    questions = [row.question for row in read_pairs(files.train, data, limit=data.limit)]
-    held = set() if files.validation else held_out_questions(questions, data, recipe.train.seed)
-    return sum(question not in held for question in questions)
 
 
 # --- what was learned ------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from muster.core.result import Planned as Promise
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Supervisor
-from muster.inputs.model import check_closed_form, model_notes, whole_config
+from muster.inputs.model import check_closed_form, whole_config
 from muster.inputs.read import Inputs, absolute, check
 from muster.planner.advice import advise
 from muster.planner.choose import Tracer, nothing_traced
@@ -31,10 +31,10 @@ from muster.planner.forecast import Outlook, case_of, global_given, plan_of
 from muster.planner.hosts import Chosen
 from muster.planner.memory.fit import lacking, need
 from muster.planner.orders import greeting
-from muster.planner.outlook import Ground, UserFigures, ground_of, hypothetical, load_calibration, samples_of
+from muster.planner.outlook import Ground, UserFigures, ground_of, hypothetical, load_calibration
 from muster.planner.remedies import remedies
 from muster.planner.resolve import AUTO, Settled, first_hosts, on_hosts, settle, tracer
-from muster.planner.setting import lengths_of, why_unknown
+from muster.planner.setting import why_unknown
 from muster.planner.sizing import said_of
 from muster.planner.time.steptime import Calibration
 
@@ -182,7 +182,7 @@ def _attempt(
     chosen = settled.chosen or chosen
     decided = _with_hosts(settled.decided, chosen)
     # Counting them may mean reading the data, which only a time is worth.
-    samples = told.samples or (samples_of(decided.recipe) if settled.machines is not None else None)
+    samples = told.samples or (decided.recipe.epoch_samples() if settled.machines is not None else None)
     if chosen is None or not chosen.timed:  # else slower hosts were left out already
         advice = _advice(decided, ground, samples)
         decided = replace(decided, decisions=(*decided.decisions, *advice))
@@ -249,7 +249,7 @@ def _tight(decided: Decided) -> bool:
     found = need(setting) if setting is not None else None
     if found is None:
         config = whole_config(decided.recipe)
-        return config is not None and lengths_of(decided.recipe, config) is not None
+        return config is not None and decided.recipe.lengths(config) is not None
     host = sum(found.host.values()) > TIGHT * room.host if room.host else False
     return sum(found.device.values()) > TIGHT * room.device or host
 
@@ -303,7 +303,8 @@ def _notes(decided: Decided, machines: Machines | None) -> list[str]:
         notes.append(
             "what goes to a disk, and its buffers, are counted by DeepSpeed's source, never measured"
         )
-    notes += model_notes(decided.recipe)
+    config = whole_config(decided.recipe)
+    notes += decided.recipe.assumed(config) if config is not None else []
     if decided.recipe.train.compile:
         notes.append(
             "train.compile=true changes nothing in this plan: memory and time are those without torch.compile"

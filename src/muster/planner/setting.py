@@ -7,15 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from muster.core import families
-from muster.core.data import ImageData, TextData, TextToSqlData
-from muster.core.families import vit
 from muster.core.inventory import Host
 from muster.core.job import Facts
 from muster.core.recipe import Recipe
 from muster.core.trace import Trace
 from muster.engines.base import spec_of
-from muster.inputs.model import whole_config
-from muster.planner.memory.activations import Lengths
+from muster.inputs.model import decided_config, whole_config
 from muster.planner.memory.fit import Room, Setting
 from muster.planner.placing import gpus_of
 from muster.planner.remedies import hidden_size
@@ -51,13 +48,10 @@ def setting_of(
 ) -> Setting | None:
     """What decides the memory of a rank, at micro-batch 1; None where model or lengths are not known.
     `trace`: of this recipe's model, where there is one."""
-    lengths = lengths_of(recipe, config)
+    lengths = recipe.lengths(config)
     if config is None or lengths is None:
         return None
-    if isinstance(recipe.data, ImageData):
-        config = {**config, "image_size": recipe.data.size} if recipe.data.size else config
-    else:
-        config = {"vocab_size": recipe.model.vocab_size, **config}  # of a tokenizer trained on the data
+    config = decided_config(recipe, config)
     counted = _counted(recipe, config, trace)
     if counted is None:
         return None
@@ -81,22 +75,10 @@ def setting_of(
     return replace(setting, **spec_of(recipe.engine.name).spread_of(recipe, precision, hidden_size(config)))
 
 
-def lengths_of(recipe: Recipe, config: Mapping[str, Any] | None) -> Lengths | None:
-    """The longest sample, in tokens; None where it is not known."""
-    data = recipe.data
-    if isinstance(data, TextToSqlData):
-        return Lengths(data.max_source, data.max_target)
-    if isinstance(data, ImageData):
-        return None if config is None else _of_image(config)
-    sequence = sequence_of(recipe, config)
-    return None if sequence is None else Lengths(sequence)
-
-
 def sequence_of(recipe: Recipe, config: Mapping[str, Any] | None) -> int | None:
     """Tokens of a packed sequence; None for other data."""
-    if not isinstance(recipe.data, TextData):
-        return None
-    return recipe.data.sequence or (families.positions(config) if config else None)
+    lengths = recipe.lengths(config) if recipe.packed else None
+    return lengths.tokens if lengths else None
 
 
 def why_unknown(recipe: Recipe) -> str:
@@ -104,18 +86,12 @@ def why_unknown(recipe: Recipe) -> str:
     config = whole_config(recipe)
     if config is None:
         return "the model's configuration is unknown"
-    if lengths_of(recipe, config) is None:
+    if recipe.lengths(config) is None:
         return "the length of its samples is unknown (set data.sequence=N)"
     kind = config.get("model_type")
     if families.family_of(config) is not None:
         return f"what a rank holds under {recipe.engine.name} is unknown"
     return f"for models of type {kind} no closed form is known, and it was not traced"
-
-
-def _of_image(config: Mapping[str, Any]) -> Lengths:
-    """ViT's patches and class token; none are known of other families, of which a trace has everything."""
-    vision = families.family_of(config) is vit
-    return Lengths(vit.tokens(families.filled(config)) if vision else 0)
 
 
 def _counted(recipe: Recipe, config: Mapping[str, Any], trace: Trace | None) -> tuple[int, int] | None:

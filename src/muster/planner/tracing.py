@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import inspect
 import json
 import os
 import sys
@@ -16,19 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import muster
-from muster.core import families
-from muster.core.data import ImageData, TextToSqlData
 from muster.core.errors import JobError, RecipeError
-from muster.core.recipe import Recipe
+from muster.core.recipe import Recipe, recipe_class
 from muster.core.trace import Trace, TraceRequest, from_json, to_json
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
-from muster.planner.setting import lengths_of
+from muster.inputs.model import decided_config
 from muster.store.atomic import write_json
 
 NEEDED = ("torch", "transformers")
 DECIDING = ("torch", "transformers", "accelerate", "peft")  # whose versions a trace depends on
-WORKLOADS = ("text2sql", "causal-lm", "image-classification")
 PATIENCE = 600.0  # seconds; OPT-175B takes a tenth of it
 
 
@@ -45,26 +43,18 @@ def request_of(
 
     `config`: the whole one (inputs/model.py: whole_config); `precision`, `device`, `ranks`: as decided.
     """
-    workload = recipe.workload.replace("_", "-")
-    if not recipe.trains or config is None or workload not in WORKLOADS:
+    if not recipe.traced or config is None:
         return None
-    lengths = lengths_of(recipe, config)
+    lengths = recipe.lengths(config)
     if lengths is None:
         return None
     tokens, target = lengths.tokens, lengths.target
-    whole: dict[str, Any] = dict(config)
-    if isinstance(recipe.data, ImageData):
-        whole |= {"image_size": recipe.data.size} if recipe.data.size else {}
-        tokens = 0  # they follow from the configuration
-    else:
-        whole = {"vocab_size": recipe.model.vocab_size, **whole}  # of a tokenizer trained on the data
-    if isinstance(recipe.data, TextToSqlData) and recipe.data.padding == "dynamic" and device == "cuda":
-        tokens, target = -(-tokens // 8) * 8, -(-target // 8) * 8  # as the collator rounds them
-    whole = {"model_type": families.USUAL[workload], **whole}
+    if recipe.padding_varies and device == "cuda":
+        tokens, target = -(-tokens // 8) * 8, -(-target // 8) * 8  # as it is padded there
     return TraceRequest(
-        workload=workload,
-        config=whole,
-        tokens=tokens,
+        workload=recipe.workload.replace("_", "-"),
+        config={"model_type": recipe.usual_type(), **decided_config(recipe, config)},
+        tokens=tokens if recipe.tokenized else 0,  # else they follow from the configuration
         target=target,
         arithmetic=spec_of(recipe.engine.name).arithmetic(precision, ranks),
         device="cuda" if device == "cuda" else "cpu",
@@ -132,11 +122,11 @@ def _traced(request: TraceRequest, shell: Shell) -> Trace:
 def _key(request: TraceRequest) -> str:
     """A name for all that decides a trace: the request, the libraries and the code that builds models."""
     told = json.dumps(asdict(request), sort_keys=True, default=str)
-    return hashlib.sha256(f"{_makers()}{told}".encode()).hexdigest()[:40]
+    return hashlib.sha256(f"{_makers(request.workload)}{told}".encode()).hexdigest()[:40]
 
 
 @cache
-def _makers() -> str:
+def _makers(workload: str) -> str:
     """A digest of the libraries and the code: read once, since a plan asks for many ways' traces."""
     versions = {}
     for name in DECIDING:
@@ -145,6 +135,7 @@ def _makers() -> str:
     told = [versions, list(sys.version_info[:2])]
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
     root = Path(muster.__file__).parent
-    for file in sorted([*root.glob("worker/**/*.py"), root / "core/trace.py"]):
-        digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
+    own = Path(inspect.getfile(recipe_class(workload))).parent
+    for file in sorted([*root.glob("worker/**/*.py"), root / "core/trace.py", *own.glob("**/*.py")]):
+        digest.update(f"{file.name}\0".encode() + file.read_bytes())
     return digest.hexdigest()

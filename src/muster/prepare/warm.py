@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from muster.core import families
-from muster.core.data import TextData, TextToSqlData
 from muster.core.errors import HostError
 from muster.core.inventory import Host
 from muster.core.recipe import Recipe
@@ -68,11 +67,7 @@ def warm_recipe(inputs: Inputs, use: list[str], cache: str, timeout: float) -> d
     data["checkpoint"] |= {"every": None}
     data["measure"] |= {"window": 1, "warmup": 0, "profile": "none"}
     data["data"]["limit"] = min(samples, recipe.data.limit or samples)
-    if isinstance(recipe.data, TextToSqlData) and recipe.data.generated:
-        data["data"]["generated"] |= {"train": samples, "validation": 8}
-    if isinstance(recipe.data, TextData):  # the same kernels, and no text is tokenized for them
-        none = dict.fromkeys(("name", "path", "library", "limit"))
-        data["data"] |= {**none, "synthetic": {"samples": samples, "validation": 1}}
+    data = merge(data, {"data": recipe.short_data(samples)}, type(recipe))
     layers = next((fields for kinds, fields in LAYERS if _kind(recipe) in kinds), None)
     if layers:
         data["model"]["init"] = "random"
@@ -88,8 +83,8 @@ def _kind(recipe: Recipe) -> str:
     """Transformers' name for the model's family; empty where it cannot be told here."""
     if is_t5(recipe):
         return "t5"
-    default = "gpt2" if isinstance(recipe.data, TextData) and not recipe.model.name else ""
-    return str((model_config(recipe) or {}).get("model_type") or default).lower()
+    default = None if recipe.model.name else recipe.usual_type()
+    return str((model_config(recipe) or {}).get("model_type") or default or "").lower()
 
 
 class Warmer:

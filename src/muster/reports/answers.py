@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from muster.reports.rundata import Prediction
 
 SHOWN = 50
+NOTHING: Mapping[str, str] = {}
 MOST_RIGHT = 6
 MOST_SAME = 8
 LONGEST = 600  # characters of an answer
@@ -41,8 +42,6 @@ KINDS = (
     AnswerKind("same", "≈", "other text, same rows", True, lambda p: not p.exact and p.executed is True),
     AnswerKind("exact", "✓", "exact", True, lambda p: p.exact),
 )
-# What a kind is called where answers are not texts: (metric, key) -> name.
-NAMES = {("top-1 accuracy", "text"): "another class", ("top-1 accuracy", "exact"): "the right class"}
 
 
 @dataclass(frozen=True)
@@ -70,10 +69,11 @@ def kind_of(prediction: Prediction) -> AnswerKind:
 
 
 def choose(
-    predictions: Sequence[Prediction], most: int = SHOWN, metric: str = "exact match"
+    predictions: Sequence[Prediction], names: Mapping[str, str] = NOTHING, most: int = SHOWN
 ) -> tuple[list[ShownAnswer], list[Count]]:
-    """All kinds of wrong first, then a few that are right; and the counts of all, shown or not."""
-    kinds = [replace(kind, name=NAMES.get((metric, kind.key), kind.name)) for kind in KINDS]
+    """All kinds of wrong first, then a few that are right; and the counts of all, shown or not. `names`: what
+    kinds are called where answers are not texts."""
+    kinds = [replace(kind, name=names.get(kind.key, kind.name)) for kind in KINDS]
     groups: dict[str, list[Prediction]] = {kind.key: [] for kind in KINDS}
     for each in predictions:
         groups[kind_of(each).key].append(each)

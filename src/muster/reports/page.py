@@ -9,6 +9,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from muster.core.recipe import recipe_class
 from muster.core.units import counted
 from muster.reports import answers, curves, fabric, tables, words
 from muster.reports.charts import Chart, has_points, line_chart, stacked_bar
@@ -29,8 +30,8 @@ class Picture:
 def render(data: RunData) -> str:
     """The report of a run as HTML: the same data gives the same text."""
     figures, measured = data.figures, data.figures.fabric if data.figures else None
-    quality = figures.quality if figures else None
-    shown, counts = answers.choose(data.predictions, metric=quality.metric if quality else "exact match")
+    kind = recipe_class(figures.workload if figures else None)
+    shown, counts = answers.choose(data.predictions, kind.answer_names)
     if figures and measured:
         bar, parts, time_note = fabric.time_parts(figures, measured)
         charts = curves.host_charts(data)

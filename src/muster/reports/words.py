@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from muster.core.recipe import recipe_class
 from muster.core.result import Flops, Result
 from muster.core.units import counted, format_bytes, format_count, format_flops, format_number, format_seconds
 from muster.reports.rundata import RunData
@@ -251,7 +252,8 @@ def _learning(data: RunData, figures: Result) -> list[KeyFigure]:
     first = "" if once else f"{number(figures.loss_first)} at the start"
     held = data.folder.evaluated[-1].step if data.folder.evaluated else None
     quality = figures.quality
-    metric = quality.metric if quality else "exact match"
+    kind = recipe_class(figures.workload)
+    metric = quality.metric if quality else kind.metric
     exact, same = KeyFigure(metric[:1].upper() + metric[1:]), KeyFigure("Execution accuracy")
     if quality is not None:
         asked = f"of {counted(quality.questions, 'question' if metric == 'exact match' else 'sample')}"
@@ -268,7 +270,7 @@ def _learning(data: RunData, figures: Result) -> list[KeyFigure]:
             told = f"{rows:,} of {counted(scored, 'question')}; {interval(quality.execution_match, scored)}"
             same = KeyFigure(same.name, percent(quality.execution_match), "%", told)
     learned = [exact, same] if metric == "exact match" else [exact]
-    if figures.workload == "causal-lm":
+    if kind.metric == "perplexity":
         learned = [
             KeyFigure("Held-out perplexity", number(figures.perplexity), note="exp of the held-out loss")
         ]

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from muster.core import families
 from muster.core.fabric.figures import Event
 from muster.core.fabric.run import make_run
 from muster.core.job import FASTEST, PASSED_OVER, SLOWER, Decision, Job
@@ -355,7 +354,7 @@ def model_name(recipe: Recipe) -> str:
     """What to call the recipe's model."""
     if recipe.model.name:
         return recipe.model.name
-    kind = (recipe.model.config or {}).get("model_type", families.USUAL.get(recipe.workload, "t5"))
+    kind = (recipe.model.config or {}).get("model_type", recipe.usual_type() or "a model")
     return f"{kind} from a configuration"
 
 

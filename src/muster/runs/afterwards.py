@@ -13,7 +13,7 @@ def next_command(run: RunFolder, *, asked: bool = False) -> str:
     """What to type next in the current folder. `asked`: the model has just answered questions."""
     if not run.model.is_dir():
         return f"muster show {run.word}"
-    if asked or getattr(frozen_recipe(run).data, "synthetic", None):
+    if asked or frozen_recipe(run).example(None) is None:
         return f"muster ask {run.word} --evaluate"
     question = _example(run)
     return f"muster ask {run.word}" + (f" {shlex.quote(question)}" if question else "")
@@ -25,10 +25,10 @@ def loading_lines(run: RunFolder) -> str:
     if not run.model.is_dir():
         return ""
     recipe = frozen_recipe(run)
-    if getattr(recipe.data, "synthetic", None):
+    example = recipe.example(_example(run))
+    if example is None:
         return ""
-    question = getattr(recipe.data, "prefix", "") + (_example(run) or "The ")
-    longest: int = getattr(recipe.data, "max_target", 64)
+    question, longest = example
     new = recipe.evaluate.max_new_tokens or longest
     config = run.read_json(run.model / "config.json")
     positions = config.get("n_positions") or config.get("max_position_embeddings")

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from muster.core.data import Data, ImageData, TextData, TextToSqlData
 from muster.core.hardware.devices import largest_memory
 from muster.core.hostlist import fold_hosts
 from muster.core.job import ENGINE_CONFIG, SLOWER, Facts
@@ -34,10 +33,7 @@ from muster.planner.orders import TRACKERS
 from muster.planner.plan import ask, hosts_first
 from muster.planner.resolve import AUTO
 from muster.runs.resolve import Attempt, Ready, agree, needed
-from muster.store.images import ImageFolders, find_images
-from muster.store.records import find_data, names_of
 from muster.store.runfolder import RunFolder
-from muster.store.texts import find_texts
 
 PORT = 29500  # torch's own default, where nobody can say which port will be free
 MOST_HOST = 64 * 2**40  # bytes of memory that x86-64 addresses with four levels of page tables
@@ -223,28 +219,7 @@ def _data(recipe: Recipe) -> str | None:
     path = Path(data.path).expanduser()
     if not path.exists():
         return f"{path}: not on this machine, not looked at"
-    unused: Sequence[Path] = ()
-    if isinstance(data, TextToSqlData):
-        pairs = find_data(path)
-        train, held_out = pairs.train, pairs.validation
-    elif isinstance(data, TextData):
-        texts = find_texts(path)
-        train, held_out, unused = texts.train, texts.validation, texts.unused
-    elif isinstance(data, ImageData):
-        images = find_images(path)
-        if isinstance(images, ImageFolders):
-            held = f"{len(images.held_out):,} held out" if images.held_out else _split(data)
-            return f"{path}: {counted(len(images.train), 'image')} to train on, {held}"
-        train, held_out = images.train, images.held_out
-    else:
-        return str(path)
-    about = f"{path}: train {names_of(train)}; "
-    about += f"held out {names_of(held_out)}" if held_out else _split(data)
-    return about + (f"; not used: {names_of(unused)}" if unused else "")
-
-
-def _split(data: Data) -> str:
-    return f"held out {data.validation_fraction:.3g} of it"
+    return recipe.describe_data(path)
 
 
 def format_dry_run(told: Mapping[str, Any], *, verbose: bool = False) -> str:

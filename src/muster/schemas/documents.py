@@ -12,7 +12,7 @@ from muster.benches.suite import Suite
 from muster.checks.inspection import Inspection
 from muster.checks.profiles import profile_schema
 from muster.checks.registry import checks_of, families
-from muster.core.recipe import RECIPES
+from muster.core.recipe import Recipe, recipe_classes
 from muster.core.registry import ENGINES, own_plugins
 from muster.core.result import Result
 from muster.judging.document import Judged
@@ -44,9 +44,12 @@ def schema_of(what: str) -> dict[str, Any]:
 def recipe_schema() -> dict[str, Any]:
     """The schema of a recipe file: any of the workloads' recipes, each with its own `data`."""
     models: list[tuple[type[BaseModel], Literal["validation"]]]
-    models = [(model, "validation") for model in RECIPES.values()]
+    usual = Recipe.model_fields["workload"].default  # comes first, and what trains nothing last
+    known = sorted(recipe_classes().items(), key=lambda each: (not each[1].trains, each[0] != usual, each[0]))
+    kinds = {name: kind for name, kind in known if kind is not Recipe}
+    models = [(model, "validation") for model in kinds.values()]
     refs, schema = models_json_schema(models, by_alias=True)
-    for workload, model in RECIPES.items():
+    for workload, model in kinds.items():
         properties = schema["$defs"][model.__name__]["properties"]
         properties["workload"] |= {"enum": sorted({workload, workload.replace("-", "_")})}
         properties["inherit"] = {

@@ -4,17 +4,15 @@ out, and their rows, with the place of anything that is wrong."""
 from __future__ import annotations
 
 import csv
-import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.core.data import TextToSqlData
 from muster.core.errors import DataError
 from muster.core.units import counted
-from muster.store.lines import LONGEST_LINE, Skip, parse_object, read_lines, text_of, value_at
+from muster.store.lines import LONGEST_LINE, Skip, parse_object, read_lines
 
 JSON_LINES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".ndjson", ".ndjson.gz")
 TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
@@ -23,8 +21,6 @@ SUFFIXES = (*JSON_LINES, *TABLES, *PARQUET)  # of files whose rows have fields
 TRAIN_NAMES = ("train", "training")
 HELD_OUT_NAMES = ("validation", "valid", "val", "dev", "test", "eval", "heldout")
 ROWS = 1024  # of a Parquet file that are in memory at a time
-# Where data.sql is left at its default: a hub's WikiSQL has the parts of a query, Spider calls it otherwise.
-ANSWERS = ("sql", "sql.human_readable", "query")
 
 csv.field_size_limit(LONGEST_LINE)
 
@@ -35,16 +31,6 @@ class DataFiles:
 
     train: tuple[Path, ...]
     validation: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True)
-class PairRow:
-    """A question and its answer as a row has them. `answer`: the field that the answer is from."""
-
-    question: str
-    sql: str
-    answer: str
-    database: str | None
 
 
 def is_of(file: Path, suffixes: tuple[str, ...]) -> bool:
@@ -98,56 +84,23 @@ def by_part(root: Path, files: Iterable[Path]) -> dict[str, list[Path]]:
     return parts
 
 
-def read_pairs(files: Iterable[Path], data: TextToSqlData, *, limit: int | None = None) -> Iterator[PairRow]:
-    """The questions and answers of files, as data.question and data.sql name them; none is empty.
-
-    Raises DataError with the file and the row.
-    """
-    count, where = 0, ""
-    for file in files:
-        where = str(file)
-        for place, record in read_rows(file, fields=(data.question, data.sql, *ANSWERS, "database")):
-            count += 1
-            yield pair_of(record, data, place)
-            if count == limit:
-                return
-    if not count:
-        raise DataError("has no samples", where=where)
-
-
-def pair_of(record: Mapping[str, Any], data: TextToSqlData, where: str, *, blank: bool = False) -> PairRow:
-    """A row's question and answer. Raises DataError. `blank`: they may be empty."""
-    answer = data.sql
-    if answer == TextToSqlData.model_fields["sql"].default:
-        answer = next((name for name in ANSWERS if isinstance(value_at(record, name), str)), answer)
-    database = record.get("database")
-    return PairRow(
-        text_of(record, data.question, where, "data.question", blank=blank),
-        text_of(record, answer, where, "data.sql", blank=blank),
-        answer,
-        database if isinstance(database, str) else None,
-    )
-
-
-def held_out_questions(questions: Iterable[str], data: TextToSqlData, seed: int) -> set[str]:
-    """Which questions to hold out where a data set has no part for that; equal ones stay together. Raises
-    DataError where none would be left to train on."""
-    different = sorted(set(questions))
-    if len(different) < 2:
-        told = "sample is" if len(different) == 1 else "samples are"
-        raise DataError(
-            f"{len(different)} different {told} too few to hold some out",
-            where=data.path or data.name,
-            hint="more samples, or a validation file beside the train file",
-        )
-    random.Random(seed).shuffle(different)
-    return set(different[: max(1, int(len(different) * data.validation_fraction))])
-
-
 def names_of(files: Sequence[Path]) -> str:
     """Files by name, the first few of many."""
     names = ", ".join(file.name for file in files[:3])
     return names if len(files) <= 3 else f"{names} and {len(files) - 3:,} more"
+
+
+def parts_of(
+    path: Path,
+    train: Sequence[Path],
+    held_out: Sequence[Path],
+    fraction: float,
+    unused: Sequence[Path] = (),
+) -> str:
+    """Which files of `path` are for what, for people. `fraction`: held out where no file is."""
+    told = f"{path}: train {names_of(train)}; held out "
+    told += names_of(held_out) if held_out else f"{fraction:.3g} of it"
+    return told + (f"; not used: {names_of(unused)}" if unused else "")
 
 
 def read_rows(

@@ -64,7 +64,7 @@ def _answer_share(context: Context, workload: Any, share: list[tuple[int, HeldOu
     executed = [each.executed for each in judged if each.executed is not None]
     context.emit(
         events.Answered,
-        metric=getattr(workload, "METRIC", "exact match"),
+        metric=getattr(workload, "METRIC", context.recipe.metric),
         questions=len(judged),
         exact=sum(each.exact for each in judged),
         executed=sum(executed) if executed else None,

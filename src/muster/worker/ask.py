@@ -16,7 +16,7 @@ from typing import Any
 
 from muster.core.errors import DataError, MusterError
 from muster.core.recipe import recipe_from
-from muster.core.registry import load_plugin
+from muster.core.registry import WORKLOADS, load_plugin
 from muster.worker.workloads.base import HeldOut
 
 Say = Callable[..., None]
@@ -51,7 +51,7 @@ class _Model:
         import torch
 
         self.recipe = recipe_from(request["recipe"])
-        self.workload: Any = load_plugin("muster.worker.workloads", self.recipe.workload)
+        self.workload: Any = load_plugin(WORKLOADS, self.recipe.workload, "train")
         self.device = "cuda" if torch.cuda.is_available() and self.recipe.launch.device != "cpu" else "cpu"
         self.cache = Path(request["cache"])
         self.answerer = self.workload.Answerer(Path(request["model"]), self.recipe, self.device)
@@ -90,7 +90,7 @@ class _Model:
             row |= {"expected": each.question.expected, "exact": each.exact}
             row |= {"executed": each.executed, "unscored": each.unscored}
             say(row=row)
-        say(done={"seconds": seconds, "metric": getattr(self.workload, "METRIC", "exact match")})
+        say(done={"seconds": seconds, "metric": getattr(self.workload, "METRIC", self.recipe.metric)})
 
 
 class _Pieces:

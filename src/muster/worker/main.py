@@ -17,7 +17,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from muster.core.errors import MusterError, UsageError, WorkerError
-from muster.core.registry import load_plugin
+from muster.core.registry import WORKLOADS, load_plugin
 from muster.core.schedule import learning_rate
 from muster.engines.base import packages
 from muster.store import events
@@ -229,7 +229,7 @@ def _run(context: Context) -> None:
     from muster.worker.together import leave  # with torch, which may fail to load, and then it is said
 
     prepare_process(context)
-    workload = load_plugin("muster.worker.workloads", context.recipe.workload)
+    workload = load_plugin(WORKLOADS, context.recipe.workload, "train")
     if hasattr(workload, "measure"):  # nothing is trained: it forms its own group, and says what it finds
         workload.measure(context)
         context.emit(events.Done, step=0)

@@ -10,6 +10,7 @@ from muster.checks.base import Answers, Check, Context, Finding
 from muster.checks.families._judging import About, each
 from muster.core import families
 from muster.core.checkpoints import bytes_needed
+from muster.core.recipe import recipe_class
 from muster.core.units import format_bytes
 
 # How the types of file systems begin that several machines may share; the same as in agent/provision.py.
@@ -107,7 +108,7 @@ def checkpoint_bytes(recipe: Mapping[str, Any]) -> int | None:
     base = families.size(model.get("name"))
     if base is None and (model.get("name") or not model.get("config")):
         return None
-    usual = families.USUAL.get(str(recipe.get("workload", "text2sql")).replace("_", "-"))
+    usual = recipe_class(recipe.get("workload")).usual_type()
     kind = {"model_type": usual} if usual else {}
     try:
         count = families.parameters(

@@ -28,14 +28,6 @@ from muster.core.flops import Products, Shape
 
 FAMILIES: tuple[ModuleType, ...] = (t5, gpt2, opt, llama, vit)
 POSITIONS = ("max_position_embeddings", "n_positions")  # of other families; the first that is given
-# A workload's type of model, where a configuration does not say one.
-USUAL = {"text2sql": "t5", "causal-lm": "gpt2", "image-classification": "vit"}
-# What a workload can train of these.
-TRAINED: dict[str, tuple[ModuleType, ...]] = {
-    "text2sql": (t5,),
-    "causal-lm": (gpt2, opt, llama),
-    "image-classification": (vit,),
-}
 OWNERS = ("google-t5", "openai-community", "facebook", "google", "meta-llama")
 
 

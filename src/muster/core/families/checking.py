@@ -72,18 +72,6 @@ def check_config(config: Mapping[str, Any], source: FieldSource) -> None:
         _check_rotary(family.head_width(whole), fields["head_dim"], source)
 
 
-def check_workload(config: Mapping[str, Any], workload: str, where: str) -> None:
-    """Raise RecipeError for a known family that the workload does not train."""
-    family, trained = families.family_of(config), families.TRAINED.get(workload.replace("_", "-"))
-    if family is None or trained is None or family in trained:
-        return
-    raise RecipeError(
-        f"{workload} does not train models of type {config['model_type']}",
-        where=where,
-        hint=f"such as {', '.join(next(iter(each.SIZES)) for each in trained)}",
-    )
-
-
 def closed_form_missing(config: Mapping[str, Any]) -> RecipeError:
     """The error for a model that only a trace knows."""
     kind = str(config.get("model_type") or "")

@@ -14,14 +14,7 @@ from typing import Any
 
 from muster.core import families
 from muster.core.families import llama, t5, vit
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Tokens of a sample, with padding. `target`: the decoder's, where there are two stacks."""
-
-    tokens: int
-    target: int = 0
+from muster.core.workload import Lengths
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from muster.core import families
 from muster.core.families import t5
 from muster.core.trace import AFTER_BLOCKS, BACKWARD, Arithmetic, Pass, Trace
 from muster.core.units import format_bytes
+from muster.core.workload import Lengths
 from muster.engines.base import spec_of
 from muster.engines.spread import NO_DISK, ModelSpread, NvmeOffload, Tensors
 from muster.engines.states import Parts, States, added, elements, largest
-from muster.planner.memory.activations import Kept, Lengths, activation_bytes, logit_bytes, stacks
+from muster.planner.memory.activations import Kept, activation_bytes, logit_bytes, stacks
 from muster.planner.memory.states import likely_tensors, states
 
 MARGIN = 0.06  # of a device's or a host's memory, left free

@@ -12,10 +12,11 @@ from typing import Any
 
 from muster.core import families
 from muster.core.trace import EMBEDDINGS, Parameter
+from muster.core.workload import Lengths
 from muster.engines.base import spec_of
 from muster.engines.spread import ModelSpread, Tensors
 from muster.engines.states import States, elements
-from muster.planner.memory.activations import Lengths, Stack, stacks
+from muster.planner.memory.activations import Stack, stacks
 
 _OUTPUT = "output.weight"
 

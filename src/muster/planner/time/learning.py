@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import mul
 
-from muster.core.data import TextToSqlData
 from muster.core.errors import UsageError
 from muster.core.fabric.result import FabricRun
 from muster.core.hardware.devices import CPU
@@ -274,20 +273,12 @@ def _solve(excess: Callable[[float], float]) -> float | None:
 EXACT = 0.1  # by which operations at the mean lengths may miss those that were counted
 
 
-def varies(recipe: Recipe) -> bool:
-    """Whether batches are of different lengths."""
-    return isinstance(recipe.data, TextToSqlData) and recipe.data.padding == "dynamic"
-
-
 def at_mean_lengths(recipe: Recipe, result: Result) -> Recipe:
     """The recipe with fixed lengths: those that its measured batches had on average, padding included."""
-    data, speed = recipe.data, result.throughput
-    if not isinstance(data, TextToSqlData) or speed is None or not varies(recipe):
+    speed = result.throughput
+    if speed is None or not recipe.padding_varies:
         return recipe
-    tokens = speed.padded_tokens_per_second / speed.samples_per_second
-    share = tokens / (data.max_source + data.max_target)
-    lengths = {name: max(1, round(share * getattr(data, name))) for name in ("max_source", "max_target")}
-    return recipe.model_copy(update={"data": data.model_copy(update={**lengths, "padding": "fixed"})})
+    return recipe.with_tokens(speed.padded_tokens_per_second / speed.samples_per_second)
 
 
 def as_counted(case: StepCase, result: Result) -> StepCase | None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
+
+from muster.core.recipe import Model
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # ids 0, 1, 2, as T5 has them
 LENGTH = 512
@@ -14,6 +17,15 @@ LENGTH = 512
 # before a capitalised word and before a digit: so a value is the same tokens in a question ("in Karburg") and
 # in SQL ("= 'Karburg'"), and a model can copy it. Digits stand alone: unseen numbers are seen digits.
 PIECES = r"\d| ?\p{Lu}{2,}(?!\p{Ll})| ?\p{Ll}+|\p{Lu}\p{Ll}*| ?[^\s\p{L}\p{N}]+|\s|."
+
+
+def named_tokenizer(model: Model) -> str | None:
+    """The tokenizer's hub name or folder: the one that is asked for, or the model's own; None: one is trained
+    on the data."""
+    if model.tokenizer != "auto":
+        return None if model.tokenizer == "train" else model.tokenizer
+    own = model.name and (model.init == "pretrained" or Path(model.name).is_dir())
+    return model.name if own else None
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:

@@ -1,4 +1,5 @@
-"""What each workload trains, made by the workloads' own functions: model, batch and loss, of any depth."""
+"""What a workload trains, made by its own functions (TRACED of its model.py): model, batch and loss, of any
+depth."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 
 from muster.core.batch import Batch
-from muster.core.data import TextData
 from muster.core.errors import MusterError, RecipeError
 from muster.core.recipe import recipe_from
+from muster.core.registry import WORKLOADS, load_plugin
 from muster.core.trace import TraceRequest
 from muster.worker.context import Context, Emitter
 from muster.worker.loss import token_loss
@@ -25,17 +26,19 @@ LONGEST = 200  # characters of somebody else's message
 class TraceTask:
     """How a workload makes its model and its batches.
 
-    `masked`: whether some of a batch is padding, which is what models ask of their masks; `moved`: labels
-    are predicted by the place before.
+    `lengths`: the request's that are a sample's tokens; none where samples are no tokens, and a prediction is
+    one of the configuration's `num_labels`; `masked`: whether some of a batch is padding, which is what
+    models ask of their masks; `moved`: labels are predicted by the place before.
     """
 
     make: Callable[[Context, TraceRequest, dict[str, Any]], Any]
     batch: Callable[[TraceRequest, Any, int], Inputs]
-    masked: bool
-    moved: bool
+    lengths: tuple[str, ...] = ()
+    masked: bool = False
+    moved: bool = False
 
 
-class _Vocabulary:
+class Vocabulary:
     """What building a model asks of a tokenizer."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -47,72 +50,16 @@ class _Vocabulary:
         return self.size
 
 
-def _seq2seq(context: Context, request: TraceRequest, config: dict[str, Any]) -> Any:
-    from muster.worker.workloads.text2sql import make_model
-
-    return make_model(context, _Vocabulary(config))
-
-
-def _causal(context: Context, request: TraceRequest, config: dict[str, Any]) -> Any:
-    from muster.worker.decoders import make_config, make_model, sequence_of
-
-    made = make_config(context.recipe, None)
-    sequence_of(TextData(sequence=request.tokens), made)  # raises where the model has fewer positions
-    return make_model(context, made, None)
-
-
-def _image(context: Context, request: TraceRequest, config: dict[str, Any]) -> Any:
-    from muster.worker.vision import make_model
-
-    classes = int(config.get("num_labels") or len(config.get("id2label") or ()) or 2)
-    return make_model(context, [str(number) for number in range(classes)])
-
-
-def _tokens(samples: int, length: int) -> torch.Tensor:
+def tokens_of(samples: int, length: int) -> torch.Tensor:
+    """A batch of token numbers, (samples, length)."""
     return torch.zeros((samples, length), dtype=torch.long)
 
 
-def _pairs(request: TraceRequest, model: Any, samples: int) -> Inputs:
-    """As data/text2sql.py collates."""
-    return {
-        "input_ids": _tokens(samples, request.tokens),
-        "attention_mask": _tokens(samples, request.tokens),
-        "labels": _tokens(samples, request.target),
-        "decoder_input_ids": _tokens(samples, request.target),
-    }
-
-
-def _packed(request: TraceRequest, model: Any, samples: int) -> Inputs:
-    """As data/packed.py collates."""
-    return {name: _tokens(samples, request.tokens) for name in ("input_ids", "labels")}
-
-
-def _images(request: TraceRequest, model: Any, samples: int) -> Inputs:
-    """As data/images.py collates; DeepSpeed's trainer casts them to the model's type."""
-    # A model that takes any size does not say one; the request has it where the recipe does.
-    size = getattr(model.config, "image_size", None) or request.config.get("image_size") or 224
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    kind = torch.bfloat16 if request.arithmetic == "half" else torch.float32
-    pixels = torch.zeros(
-        (samples, int(getattr(model.config, "num_channels", 3)), int(height), int(width)), dtype=kind
-    )
-    return {"pixel_values": pixels, "labels": torch.zeros(samples, dtype=torch.long)}
-
-
-TASKS = {
-    "text2sql": TraceTask(_seq2seq, _pairs, masked=True, moved=False),
-    "causal-lm": TraceTask(_causal, _packed, masked=False, moved=True),
-    "image-classification": TraceTask(_image, _images, masked=False, moved=False),
-}
-
-
 def task_of(request: TraceRequest) -> TraceTask:
-    """The request's task. Raises RecipeError where its workload is not known here."""
-    found = TASKS.get(request.workload.replace("_", "-"))
-    if found is None:
-        raise RecipeError(
-            f"{request.workload} cannot be traced", where="workload", hint=f"known: {', '.join(TASKS)}"
-        )
+    """The request's task. Raises RecipeError where its workload says none."""
+    found = getattr(load_plugin(WORKLOADS, request.workload, "model"), "TRACED", None)
+    if not isinstance(found, TraceTask):
+        raise RecipeError(f"{request.workload} cannot be traced", where="workload")
     return found
 
 
@@ -185,7 +132,7 @@ def loss_of(request: TraceRequest, outputs: Any, labels: torch.Tensor) -> torch.
 
 def logits_of(request: TraceRequest, model: Any) -> tuple[int, int]:
     """How many classes a prediction has, and how many logits a sample."""
-    if request.workload == "image-classification":
+    if not task_of(request).lengths:
         classes = int(model.config.num_labels)
         return classes, classes
     classes = int(model.get_output_embeddings().weight.shape[0])

@@ -159,8 +159,7 @@ def _divides(config: Mapping[str, Any], whole: str, parts: str) -> None:
 
 
 def _check_numbers(request: TraceRequest) -> None:
-    lengths = {"text2sql": ("tokens", "target"), "causal-lm": ("tokens",)}
-    for name in lengths.get(request.workload.replace("_", "-"), ()):
+    for name in task_of(request).lengths:
         if getattr(request, name) < 1:
             raise RecipeError(
                 f"is {getattr(request, name)}, and a sample has tokens", where=name, hint=f"{name}=1"

@@ -1,6 +1,6 @@
 """What a workload gives to the worker, and what every workload may use.
 
-A workload that trains nothing has `measure(context) -> None` instead of `build`: see workloads/fabric.py.
+A workload that trains nothing has `measure(context) -> None` instead of `build`, as fabric has.
 """
 
 from __future__ import annotations

@@ -12,12 +12,12 @@ from torch.distributed.rendezvous import rendezvous
 from muster.core.errors import WorkerError
 from muster.core.fabric.asked import BESIDE, MIB, PRODUCT, Asked
 from muster.core.fabric.busbw import COLLECTIVES
-from muster.core.recipe import Fabric, FabricRecipe
 from muster.store import events
 from muster.worker.context import Context
 from muster.worker.fabric.place import Place
 from muster.worker.fabric.rank import Round, open_device
 from muster.worker.fabric.rendezvous import Meeting
+from muster.workloads.fabric.spec import Fabric, FabricRecipe
 
 _ARRIVAL = 300.0  # seconds for all ranks to come: Python and torch are slow to load from some disks
 ALONE = 3  # times the part of the time that products have otherwise: one rank has nothing else to measure

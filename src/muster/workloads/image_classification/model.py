@@ -12,12 +12,14 @@ from transformers import AutoConfig, AutoModelForImageClassification
 from transformers.integrations import unset_hf_deepspeed_config
 
 from muster.core import families
-from muster.core.data import ImageData
 from muster.core.errors import RecipeError
 from muster.core.recipe import Recipe
+from muster.core.trace import TraceRequest
 from muster.worker.context import Context
-from muster.worker.data.images import Preparation
 from muster.worker.models import add_lora, config_for, create, load, load_from
+from muster.worker.tracing.tasks import Inputs, TraceTask
+from muster.workloads.image_classification.images import Preparation
+from muster.workloads.image_classification.spec import ImageData
 
 GREY = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R 601, as Pillow does it)
 HEADS = ("classifier", "head", "fc")  # what models call their last layer
@@ -168,3 +170,23 @@ def accept_colour(folder: Path) -> None:
     type(model).from_pretrained(None, config=config, state_dict=weights).save_pretrained(folder)
     own = Preparation.from_saved(folder)
     replace(own, mean=own.mean * len(GREY), std=own.std * len(GREY)).save_pretrained(str(folder))
+
+
+def _traced_model(context: Context, request: TraceRequest, config: dict[str, Any]) -> Any:
+    classes = int(config.get("num_labels") or len(config.get("id2label") or ()) or 2)
+    return make_model(context, [str(number) for number in range(classes)])
+
+
+def _traced_batch(request: TraceRequest, model: Any, samples: int) -> Inputs:
+    """As images.py collates; DeepSpeed's trainer casts them to the model's type."""
+    # A model that takes any size does not say one; the request has it where the recipe does.
+    size = getattr(model.config, "image_size", None) or request.config.get("image_size") or 224
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    kind = torch.bfloat16 if request.arithmetic == "half" else torch.float32
+    pixels = torch.zeros(
+        (samples, int(getattr(model.config, "num_channels", 3)), int(height), int(width)), dtype=kind
+    )
+    return {"pixel_values": pixels, "labels": torch.zeros(samples, dtype=torch.long)}
+
+
+TRACED = TraceTask(_traced_model, _traced_batch)

@@ -9,13 +9,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from muster.core.data import TextData
 from muster.core.errors import DataError
 from muster.core.units import counted, format_bytes
 from muster.store.lines import text_of
 from muster.store.records import names_of
-from muster.store.texts import Document, Skipped, cut, documents, find_texts, library_files
 from muster.worker.data.hub import hub_parts
+from muster.workloads.causal_lm.spec import TextData
+from muster.workloads.causal_lm.texts import Document, Skipped, cut, documents, find_texts, library_files
 
 
 @dataclass(frozen=True)

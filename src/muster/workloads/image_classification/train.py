@@ -15,9 +15,11 @@ from muster.core.errors import DataError
 from muster.core.recipe import Recipe
 from muster.store import events
 from muster.worker.context import Context
-from muster.worker.data.image_digest import digest_of_images
-from muster.worker.data.image_sources import Shard, load_parts
-from muster.worker.data.images import (
+from muster.worker.models import to_answer
+from muster.worker.together import check_alike, first_on_disk, gather
+from muster.worker.trainer import Trainer, wired
+from muster.worker.workloads.base import Built, HeldOut
+from muster.workloads.image_classification.images import (
     FAULTS,
     Augmentation,
     Counter,
@@ -25,18 +27,23 @@ from muster.worker.data.images import (
     ImageCollator,
     ImageSet,
     Preparation,
+    Shard,
     UnreadableImage,
     decode,
+    digest_of_images,
+    load_parts,
 )
-from muster.worker.models import to_answer
-from muster.worker.together import check_alike, first_on_disk, gather
-from muster.worker.trainer import Trainer, wired
-from muster.worker.vision import accept_colour, data_of, make_model, preparation_for, tokens_per_image
-from muster.worker.workloads.base import Built, HeldOut
+from muster.workloads.image_classification.model import (
+    accept_colour,
+    data_of,
+    make_model,
+    preparation_for,
+    tokens_per_image,
+)
+from muster.workloads.image_classification.spec import number_of_classes
 
 EVALUATION_SAMPLES = 2000  # for the loss during training, which wants to be cheap
 CHECKED = 50_000  # images that a rank decodes before the training, to find those that cannot be read
-METRIC = "top-1 accuracy"  # what the share of right answers is called
 
 
 class _Trainer(Trainer):
@@ -97,12 +104,6 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     skipped = bad + bad_held_out + len(parts.train.faults) + len(parts.held_out.faults)
     counter = Counter(tokens_per_image(model.config))
     return Built(trainer, counter, len(train), _questions(held_out, parts.names), skipped=skipped)
-
-
-def number_of_classes(recipe: Recipe) -> int | None:
-    """What the recipe says of it."""
-    number = (recipe.model.config or {}).get("num_labels")
-    return int(number) if number else None
 
 
 def _some(part: Shard, limit: int | None) -> Shard:

@@ -1,6 +1,6 @@
 """Text on disk: which files are for training and which are held out, and their documents, piece by piece.
 
-A document is a plain text file, or a row of a file whose rows have fields (store/records.py).
+A document is a plain text file, or a row of a file whose rows have fields (muster/store/records.py).
 """
 
 from __future__ import annotations

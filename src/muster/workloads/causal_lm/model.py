@@ -8,11 +8,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from muster.core import families
-from muster.core.data import TextData
 from muster.core.errors import RecipeError
 from muster.core.recipe import Recipe
+from muster.core.trace import TraceRequest
 from muster.worker.context import Context
 from muster.worker.models import add_lora, config_for, create, fit_vocabulary, load, load_from, without_cache
+from muster.worker.tracing.tasks import Inputs, TraceTask, tokens_of
+from muster.workloads.causal_lm.spec import TextData
 
 
 def make_config(recipe: Recipe, tokenizer: Any) -> Any:
@@ -88,3 +90,17 @@ def sequence_of(data: TextData, config: Any) -> int:
     if sequence < 2:
         raise RecipeError("is 1, so there is no next token to predict", where="data.sequence")
     return sequence
+
+
+def _traced_model(context: Context, request: TraceRequest, config: dict[str, Any]) -> Any:
+    made = make_config(context.recipe, None)
+    sequence_of(TextData(sequence=request.tokens), made)  # raises where the model has fewer positions
+    return make_model(context, made, None)
+
+
+def _traced_batch(request: TraceRequest, model: Any, samples: int) -> Inputs:
+    """As tokens.py collates."""
+    return {name: tokens_of(samples, request.tokens) for name in ("input_ids", "labels")}
+
+
+TRACED = TraceTask(_traced_model, _traced_batch, lengths=("tokens",), moved=True)

@@ -10,20 +10,31 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
-from muster.core.data import TextData
 from muster.core.errors import DataError, RecipeError, UsageError
 from muster.core.recipe import Recipe
 from muster.worker.context import Context
-from muster.worker.data.packed import Packed, SyntheticTokens, collate, count_batch
-from muster.worker.data.text import source_of
-from muster.worker.data.tokens import Tokenizing, Tokens, open_tokens
-from muster.worker.decoders import make_config, make_model, positions_of, sequence_of
+from muster.worker.data.tokenizer import named_tokenizer
 from muster.worker.heldout import perplexity
 from muster.worker.loss import Tally, token_loss
-from muster.worker.models import load_from, to_answer
+from muster.worker.models import (
+    load_from,
+    to_answer,
+)
 from muster.worker.together import check_alike
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built
+from muster.workloads.causal_lm.model import make_config, make_model, positions_of, sequence_of
+from muster.workloads.causal_lm.sources import source_of
+from muster.workloads.causal_lm.spec import TextData
+from muster.workloads.causal_lm.tokens import (
+    Packed,
+    SyntheticTokens,
+    Tokenizing,
+    Tokens,
+    collate,
+    count_batch,
+    open_tokens,
+)
 
 NEW_TOKENS = 64  # that `muster ask` adds to a text where the recipe does not say
 Rows = Packed | SyntheticTokens
@@ -84,14 +95,11 @@ def _tokens(context: Context) -> Tokens:
 def tokenizing(recipe: Recipe) -> Tokenizing:
     """The recipe's tokenizer: the model's own, a named one, or one that is trained on the text."""
     model, fraction = recipe.model, recipe.data.validation_fraction
-    choice = model.tokenizer
-    if choice == "auto":
-        own = model.name if model.name and (model.init == "pretrained" or Path(model.name).is_dir()) else None
-        choice = own or "train"
-    if choice == "train":
+    name = named_tokenizer(model)
+    if name is None:
         return Tokenizing(None, model.vocab_size, fraction)
     where = "model.tokenizer" if model.tokenizer != "auto" else "model.name"
-    return Tokenizing(load_from(AutoTokenizer.from_pretrained, choice, where), 0, fraction)
+    return Tokenizing(load_from(AutoTokenizer.from_pretrained, name, where), 0, fraction)
 
 
 def cache_folder(recipe: Recipe) -> Path:

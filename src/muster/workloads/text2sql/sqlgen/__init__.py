@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .generate import SHAPES, build
-from .unseen import literals, unseen_share
+from .generate import build
+from .shapes import SHAPES
 
-__all__ = ["SHAPES", "build", "literals", "unseen_share"]
+__all__ = ["SHAPES", "build"]

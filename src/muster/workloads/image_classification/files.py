@@ -1,6 +1,7 @@
 """Image data on disk: Parquet files, or a folder of images per class; and which labels there may be.
 
-Standard library alone: the control side checks with it what the ranks read with it.
+The control side checks with it what the ranks read with it, and decodes no image. It asks Parquet files by
+DuckDB, which ranks need not have.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
-from muster.core.data import ImageData
 from muster.core.errors import DataError, refused
 from muster.store.records import HELD_OUT_NAMES, TRAIN_NAMES
 
 PARQUET = ".parquet"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 METADATA = "huggingface"
+LOOKED_AT = 1 << 30  # bytes of a Parquet file up to which the images' lengths are read too
 LAYOUT = "train/CLASS/*.png and validation/CLASS/*.png, or train*.parquet and test*.parquet"
+# The first one is the recipe's default.
 IMAGE_COLUMNS = ("image", "img", "picture", "jpg", "png")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "cls")
 
@@ -40,6 +44,16 @@ class ImageFolders:
     names: tuple[str, ...]
     train: tuple[tuple[Path, int], ...]
     held_out: tuple[tuple[Path, int], ...]
+
+    def check(self) -> None:
+        """Raise DataError for the first file that cannot be read, or is empty."""
+        for file, _ in (*self.train, *self.held_out):
+            try:
+                size = file.stat().st_size
+            except OSError as error:
+                raise DataError(f"cannot be read: {error.strerror}", where=str(file)) from None
+            if not size:
+                raise DataError("is empty", where=str(file), hint="data.bad=skip leaves such images out")
 
 
 def find_images(path: Path) -> ParquetFiles | ImageFolders:
@@ -144,21 +158,20 @@ def _image_files(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def image_column(data: ImageData, names: Sequence[str], where: str) -> str:
+def image_column(wanted: str, names: Sequence[str], where: str) -> str:
     """The column with the images: the recipe's, or where that is the default a usual name."""
-    return _column("image", data.image, IMAGE_COLUMNS, names, where)
+    return _column(wanted, IMAGE_COLUMNS, names, where)
 
 
-def label_column(data: ImageData, names: Sequence[str], where: str) -> str:
+def label_column(wanted: str, names: Sequence[str], where: str) -> str:
     """The column with the classes: the recipe's, or where that is the default a usual name."""
-    return _column("label", data.label, LABEL_COLUMNS, names, where)
+    return _column(wanted, LABEL_COLUMNS, names, where)
 
 
-def _column(field: str, wanted: str, usual: Sequence[str], names: Sequence[str], where: str) -> str:
+def _column(wanted: str, usual: Sequence[str], names: Sequence[str], where: str) -> str:
     if wanted in names:
         return wanted
-    default = ImageData.model_fields[field].default
-    found = next((name for name in usual if name in names), None) if wanted == default else None
+    found = next((name for name in usual if name in names), None) if wanted == usual[0] else None
     if found is None:
         raise DataError(
             f"has no column {wanted!r}",
@@ -229,3 +242,120 @@ def classes_of(labels: Iterable[object], names: Sequence[str] | None, number: in
         while number in found:
             number += 1
     return Classes(tuple(str(each) for each in range(number)), texts=False)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Parquet files as the control side asks them: columns, labels, and how many classes there are.
+
+
+def table_classes(training: Sequence[ParquetTable], number: int | None) -> Classes:
+    """The classes of Parquet files, by the training images' labels, or as the first file names them."""
+    labels = {label for table in training for label in table.labels()}
+    return classes_of(labels, training[0].names(), number)
+
+
+def classes_at(path: Path, image: str, label: str, number: int | None) -> int:
+    """How many classes a training part has. `number`: as Classes take it. Raises DataError for data that
+    cannot be read."""
+    return _counted(path, image, label, number, _stamp(path))
+
+
+@lru_cache(maxsize=16)
+def _counted(path: Path, image: str, label: str, number: int | None, stamp: tuple[int, ...]) -> int:
+    """Read once for each state of the data: a plan asks for it with each of its ways."""
+    found = find_images(path)
+    if isinstance(found, ImageFolders):
+        return len(found.names)
+    return len(table_classes([ParquetTable(file, image, label) for file in found.train], number).names)
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What changes with the data: of a file, or of a folder and what is in it, one folder deep."""
+    entries = [path, *sorted(path.iterdir())] if path.is_dir() else [path]
+    return tuple(entry.stat().st_mtime_ns for entry in entries if entry.exists())
+
+
+class ParquetTable:
+    """A Parquet file, asked by DuckDB. Raises DataError where it is none, is empty, or lacks a column."""
+
+    def __init__(self, file: Path, image: str, label: str) -> None:
+        import duckdb
+
+        self.file, self.where = file, str(file)
+        self.base = duckdb.connect()
+        described = self.ask("DESCRIBE SELECT * FROM read_parquet($file)")
+        types = {name: kind for name, kind, *_ in described}
+        self.image = image_column(image, list(types), self.where)
+        self.label = label_column(label, list(types), self.where)
+        self.bytes = _content(self.image, types[self.image])
+        if self.bytes is None:
+            kind = f"column {self.image!r} holds {types[self.image]}, not images"
+            hint = "a struct of bytes and path, or bytes; data.image=COLUMN"
+            raise DataError(kind, where=self.where, hint=hint)
+        self.rows = int(self.ask("SELECT count(*) FROM read_parquet($file)")[0][0])
+        if not self.rows:
+            raise DataError("has no rows", where=self.where)
+
+    def ask(self, statement: str) -> list[Any]:
+        """The rows of a statement over $file."""
+        import duckdb
+
+        try:
+            return list(self.base.execute(statement, {"file": self.where}).fetchall())
+        except duckdb.Error as error:
+            reason = str(error).strip().splitlines()[0]
+            what = f"is not a Parquet file that can be read: {reason}"
+            raise DataError(what, where=self.where) from None
+
+    def labels(self) -> list[Any]:
+        """The labels that occur."""
+        return [row[0] for row in self.ask(f"SELECT DISTINCT {_quoted(self.label)} FROM read_parquet($file)")]
+
+    def names(self) -> list[str] | None:
+        """The names of the classes, where the file says them."""
+        kept = self.ask(f"SELECT value FROM parquet_kv_metadata($file) WHERE key = '{METADATA}'")
+        return class_names(bytes(kept[0][0]) if kept else None, self.label)
+
+    def check(self, classes: Classes) -> None:
+        """Raise DataError for the first row without a usable label, or without an image's bytes."""
+        label = _quoted(self.label)
+        bad = [each for each in self.labels() if classes.number(each) is None]
+        if bad:
+            row, value = self._first(label, f"value IS NULL OR value IN ({_listed(bad)})")
+            fault = classes.fault(value)
+            raise DataError(fault.what, where=row_of(self.file, row), hint=fault.hint)
+        if self.file.stat().st_size > LOOKED_AT:
+            return
+        size = f"coalesce(octet_length({self.bytes}), 0)"
+        if self.bytes != _quoted(self.image):  # an image may lie beside, in a file
+            size += f" + coalesce(length({_quoted(self.image)}.path), 0)"
+        found = self._first(size, "value = 0")
+        if found:
+            raise DataError("is empty", where=row_of(self.file, found[0]), hint="data.bad=skip leaves it out")
+
+    def _first(self, value: str, condition: str) -> Any:
+        """(row, value) of the first row whose value meets the condition, or None."""
+        source = "read_parquet($file, file_row_number = true)"
+        inner = f"SELECT file_row_number AS row, {value} AS value FROM {source}"
+        rows = self.ask(f"SELECT row, value FROM ({inner}) WHERE {condition} ORDER BY 1 LIMIT 1")
+        return rows[0] if rows else None
+
+
+def _content(column: str, kind: str) -> str | None:
+    """The expression for an image's bytes; None where a column of this type holds none."""
+    if kind == "BLOB":
+        return _quoted(column)
+    if kind.startswith("STRUCT(") and "bytes" in kind and "BLOB" in kind:
+        return f"{_quoted(column)}.bytes"
+    return None
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _listed(values: list[Any]) -> str:
+    """Labels as SQL: numbers and texts."""
+    known = [value for value in values if value is not None]
+    texts = ["'" + str(value).replace("'", "''") + "'" for value in known]
+    return ", ".join(texts) or "NULL"

@@ -1,0 +1,95 @@
+"""What a workload answers for itself and for a recipe of it: the base of all recipes, with usual answers.
+
+A workload's own recipe (spec.py in its folder) gives others where they differ. Whoever checks, plans,
+prepares or reports asks here, and never which workload it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# What makes a training a short one: it fills caches (kernels, models, data) and measures nothing.
+SHORT_TRAINING = (
+    "train.max_steps=3", "train.max_minutes=null", "evaluate.after=false", "evaluate.every=null",
+    "checkpoint.every=null", "checkpoint.model=false", "measure.profile=none",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of a sample, with padding. `target`: the decoder's, where there are two stacks."""
+
+    tokens: int
+    target: int = 0
+
+
+class Workload:
+    """The questions, answered as most workloads would."""
+
+    trains: ClassVar[bool] = True  # else model, engine, batch and the like mean nothing
+    families: ClassVar[tuple[ModuleType, ...]] = ()  # of models that it trains, the usual one first; (): any
+    tokenized: ClassVar[bool] = True  # samples become tokens: the model has a vocabulary
+    packed: ClassVar[bool] = False  # each sample is one full sequence of tokens
+    traced: ClassVar[bool] = False  # its model.py says how (TRACED)
+    # Fields of the model's configuration that another key of the recipe sets: image_size -> data.size.
+    config_keys: ClassVar[Mapping[str, str]] = {}
+    metric: ClassVar[str] = "exact match"  # what its answers to held-out samples are judged by
+    # What kinds of answers are called where they are not texts: by the names of reports/answers.py.
+    answer_names: ClassVar[Mapping[str, str]] = {}
+    short: ClassVar[tuple[str, ...]] = SHORT_TRAINING  # changes of a recipe that make its job a short one
+    # Python that loads the trained model from the folder {model} and gives it {question}, for {new} tokens.
+    loading: ClassVar[str] = ""
+
+    @classmethod
+    def usual_type(cls) -> str | None:
+        """Transformers' type of the model where its configuration does not say one."""
+        return str(cls.families[0].MODEL_TYPES[0]) if cls.families else None
+
+    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
+        """Look at what can be told of the data before a host is asked. `path`: data.path, where this machine
+        has it; `config`: of the model, as far as it is known here. Raises DataError and RecipeError."""
+
+    def describe_data(self, path: Path) -> str:
+        """What of data.path is trained on and what is held out, for people. Raises DataError."""
+        return str(path)
+
+    def short_data(self, samples: int) -> dict[str, Any]:
+        """Changes of `data` for a job of so many samples that loads what every job loads."""
+        return {}
+
+    def epoch_samples(self) -> int | None:
+        """Training samples of an epoch, where that can be told here; it may mean reading the data."""
+        return None
+
+    def config_of_data(self) -> dict[str, Any]:
+        """Fields of the model's configuration that the data decide. Raises DataError."""
+        return {}
+
+    def assumed(self, config: Mapping[str, Any]) -> list[str]:
+        """What a plan for a model of this configuration assumes of the data, for people."""
+        return []
+
+    def lengths(self, config: Mapping[str, Any] | None) -> Lengths | None:
+        """The longest sample, for a model of this configuration; None: not known."""
+        return None
+
+    @property
+    def padding_varies(self) -> bool:
+        """Whether each batch is padded to its own longest sample, on GPUs to a multiple of 8 tokens."""
+        return False
+
+    def with_tokens(self, tokens: float) -> Self:
+        """With every sample padded to so many tokens, target included; where padding varies."""
+        return self
+
+    def example(self, question: str | None) -> tuple[str, int] | None:
+        """A question as the trained model reads it, and the most tokens that it answers with; None: it reads
+        no text. `question`: None for any."""
+        return question or "The ", 64

@@ -1,0 +1,137 @@
+"""Causal language modelling, as the control side knows it: its data and recipe, and what can be told before
+ranks start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from muster.core import families
+from muster.core.data import Data
+from muster.core.errors import DataError, RecipeError
+from muster.core.families import gpt2, llama, opt
+from muster.core.recipe import DATA, WORKLOAD, Recipe
+from muster.core.section import PositiveInt, Section
+from muster.core.workload import Lengths
+from muster.store.records import parts_of
+from muster.workloads.causal_lm.texts import OnBad, check_texts, find_texts
+
+CHECKED = 1 << 30  # bytes of text that are read before ranks start; they read all of it, and say the same
+
+
+class Library(Section):
+    """The Python standard library's own sources."""
+
+    megabytes: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Use at most this many megabytes of source text. Null: all of it."
+    )
+
+
+class Synthetic(Section):
+    """Random tokens that need no input: the same for the same seed, on any number of ranks."""
+
+    samples: PositiveInt | None = Field(
+        None, description="Number of training samples. Null: as many as the run's steps use."
+    )
+    validation: PositiveInt = Field(16, description="Number of held-out samples.")
+    vocab_size: PositiveInt | None = Field(
+        None, description="Number of different tokens. Null: the model's vocabulary size."
+    )
+    seed: int = Field(0, description="Seed of the random tokens.")
+
+
+class TextData(Data):
+    """Text, packed to full sequences."""
+
+    exclusive: ClassVar[tuple[str, ...]] = (*Data.exclusive, "library", "synthetic")
+    embedded: ClassVar[str | None] = "library"
+
+    library: Library | None = Field(
+        None, description="The Python standard library's sources; the built-in data of this workload."
+    )
+    synthetic: Synthetic | None = Field(None, description="Random tokens, for benchmarks.")
+    field: str = Field(
+        "text",
+        description="Name or dotted path of the field that holds the text; plain text files have none.",
+    )
+    sequence: PositiveInt | None = Field(
+        None, description="Tokens per sample. Null: as many positions as the model has."
+    )
+    bad: OnBad = Field(
+        "error", description="What to do with a text that cannot be read: error, or skip and count it."
+    )
+
+
+class CausalLmRecipe(Recipe):
+    """A language model learns to go on with text."""
+
+    families: ClassVar[tuple[ModuleType, ...]] = (gpt2, opt, llama)
+    packed: ClassVar[bool] = True
+    traced: ClassVar[bool] = True
+    metric: ClassVar[str] = "perplexity"
+    loading: ClassVar[str] = """\
+from transformers import pipeline
+model = pipeline("text-generation", model={model})
+print(model({question}, max_new_tokens={new})[0]["generated_text"])"""
+
+    workload: str = Field("causal-lm", description=WORKLOAD)
+    data: TextData = Field(default_factory=TextData, description=DATA)
+
+    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
+        """Whether sequences fit the model, and the text fills one. Raises RecipeError, or DataError with the
+        file and the line."""
+        data = self.data
+        if data.sequence == 1:
+            raise RecipeError(
+                "is 1, so there is no next token to predict",
+                where="data.sequence",
+                hint="data.sequence=2, or more",
+            )
+        positions = families.positions(config)
+        if data.sequence and positions and data.sequence > positions:
+            raise RecipeError(
+                f"is {data.sequence:,}, and the model has {positions:,} positions",
+                where="data.sequence",
+                hint=f"data.sequence={positions}, or a model from scratch with more of them",
+            )
+        if path is None:
+            return
+        tokens = check_texts(path, data.field, data.bad, CHECKED)
+        sequence = data.sequence or positions
+        if sequence and tokens < sequence:
+            raise DataError(
+                f"is too short: its text is at most {tokens:,} tokens, and one sequence has {sequence:,}",
+                where=data.path,
+                hint="more text, or a shorter data.sequence",
+            )
+
+    def describe_data(self, path: Path) -> str:
+        """Files by name, those that are left out as well."""
+        found, data = find_texts(path), self.data
+        return parts_of(path, found.train, found.validation, data.validation_fraction, found.unused)
+
+    def short_data(self, samples: int) -> dict[str, Any]:
+        """Synthetic tokens: the same kernels, and no text is tokenized for them."""
+        none = dict.fromkeys(("name", "path", "library", "limit"))
+        return {**none, "synthetic": {"samples": samples, "validation": 1}}
+
+    def epoch_samples(self) -> int | None:
+        """Of synthetic tokens, as the recipe says; how many sequences a text makes, its tokenizer decides."""
+        count = self.data.synthetic.samples if self.data.synthetic else None
+        return min(count, self.data.limit or count) if count is not None else None
+
+    def lengths(self, config: Mapping[str, Any] | None) -> Lengths | None:
+        """The recipe's sequence, or as many positions as the model has."""
+        sequence = self.data.sequence or (families.positions(config) if config else None)
+        return None if sequence is None else Lengths(sequence)
+
+    def example(self, question: str | None) -> tuple[str, int] | None:
+        """A text to go on with; synthetic tokens are none."""
+        return None if self.data.synthetic else super().example(question)
+
+
+RECIPE = CausalLmRecipe

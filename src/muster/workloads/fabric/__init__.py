@@ -1,0 +1,1 @@
+"""The fabric: collectives, links and matrix products between real ranks. Nothing is trained."""

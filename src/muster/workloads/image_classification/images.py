@@ -1,0 +1,603 @@
+"""Images: where they come from (Parquet, folders, a hub data set, scikit-learn's digits), and as models want
+them: decoded, resized, augmented, batched, normalised.
+
+Resizing is Pillow's, bilinear with antialiasing, as torchvision's Resize does it to a Pillow image.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import mmap
+import random
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch.utils.data import Dataset
+
+from muster.core.errors import DataError
+from muster.worker.data.digest import short_digest
+from muster.worker.data.hub import hub_parts, load
+from muster.worker.data.sampler import GroupedSampler
+from muster.worker.loss import IGNORED
+from muster.worker.workloads.base import Counts
+from muster.workloads.image_classification.files import (
+    METADATA,
+    Classes,
+    ImageFolders,
+    ParquetFiles,
+    class_names,
+    classes_of,
+    find_images,
+    image_column,
+    label_column,
+    row_of,
+)
+from muster.workloads.image_classification.spec import Digits, ImageData
+
+KEPT_BYTES = 512 << 20  # decoded and resized images that a rank keeps in memory
+PREPARATION = "preprocessor_config.json"  # Transformers' name for how images are prepared
+FAULTS = "faults"  # the key of a batch's unreadable images
+
+
+class UnreadableImage(Exception):
+    """An image that cannot be read."""
+
+
+class ImageSource(Protocol):
+    """Where images come from."""
+
+    def read(self, row: int) -> Image.Image:
+        """The image of a row, decoded. Raises UnreadableImage."""
+
+    def place(self, row: int) -> str:
+        """What to call the row: a file, or a file with a row."""
+
+
+def decode(data: bytes | Path) -> Image.Image:
+    """An image file's content. Raises UnreadableImage with what is wrong with it."""
+    try:
+        content = data.read_bytes() if isinstance(data, Path) else data
+        if not content:
+            raise UnreadableImage("is empty")
+        image = Image.open(io.BytesIO(content))
+        image.load()
+    except UnidentifiedImageError:
+        raise UnreadableImage(f"is not an image that can be read: it begins with {content[:8]!r}") from None
+    except OSError as error:  # Pillow's word for broken content, and the system's for files
+        raise UnreadableImage(f"cannot be read: {error.strerror or error}") from None
+    except (SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        raise UnreadableImage(f"cannot be decoded: {error}") from None
+    return image
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How an image becomes a model's input; saved beside the model as Transformers' image processors are."""
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def channels(self) -> int:
+        """1 (grey) or 3 (red, green, blue)."""
+        return len(self.mean)
+
+    def pixels(self, image: Image.Image) -> torch.Tensor:
+        """-> (channels, size, size), uint8."""
+        image = image.convert("L" if self.channels == 1 else "RGB")
+        if image.size != (self.size, self.size):
+            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+        array = np.array(image, dtype=np.uint8).reshape(self.size, self.size, self.channels)
+        return torch.from_numpy(array).permute(2, 0, 1)
+
+    def normalise(self, pixels: torch.Tensor) -> torch.Tensor:
+        """(batch, channels, size, size) uint8 -> float32: (value / 255 - mean) / std per channel."""
+        mean = torch.tensor(self.mean).view(1, -1, 1, 1)
+        scale = 1 / (255 * torch.tensor(self.std).view(1, -1, 1, 1))
+        return pixels.float().mul_(scale).sub_(255 * mean * scale)
+
+    def save_pretrained(self, folder: str, **_: Any) -> None:
+        """Write it so that Transformers' AutoImageProcessor reads it too."""
+        content = {
+            "image_processor_type": "ViTImageProcessor",
+            "do_resize": True,
+            "size": {"height": self.size, "width": self.size},
+            "resample": int(Image.Resampling.BILINEAR),
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": list(self.mean),
+            "image_std": list(self.std),
+        }
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / PREPARATION).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_saved(cls, folder: Path) -> Preparation:
+        """Of a trained model. Raises DataError."""
+        try:
+            content = json.loads((folder / PREPARATION).read_text(encoding="utf-8"))
+            return cls(
+                int(content["size"]["height"]), tuple(content["image_mean"]), tuple(content["image_std"])
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"cannot be read: {error}", where=str(folder / PREPARATION)) from None
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Changes to training images that depend on seed, epoch and sample alone: not on ranks or workers."""
+
+    flip: bool
+    crop: int
+    seed: int
+
+    def __call__(self, pixels: torch.Tensor, epoch: int, index: int) -> torch.Tensor:
+        """(channels, size, size) -> the same shape: mirrored or not, and moved by at most `crop` pixels."""
+        chance = random.Random(f"{self.seed}/{epoch}/{index}")
+        if self.flip and chance.random() < 0.5:
+            pixels = pixels.flip(-1)
+        if self.crop:
+            top, left = chance.randint(0, 2 * self.crop), chance.randint(0, 2 * self.crop)
+            size = pixels.shape[-1]
+            padded = torch.nn.functional.pad(pixels, (self.crop,) * 4)
+            pixels = padded[:, top : top + size, left : left + size]
+        return pixels
+
+
+class ImageSet(Dataset[dict[str, Any]]):  # type: ignore[misc]
+    """Images of a source with the numbers of their classes, prepared.
+
+    A key is epoch x len + index (`EpochSampler`), so that loader processes know the epoch too. Decoded
+    and resized images are kept where they take less than KEPT_BYTES, in memory that forked loader
+    processes share. An image that cannot be read comes as an IGNORED label and its fault.
+    """
+
+    def __init__(
+        self,
+        source: ImageSource,
+        rows: Sequence[int],
+        labels: Sequence[int],
+        preparation: Preparation,
+        augmentation: Augmentation | None = None,
+    ) -> None:
+        self.source, self.rows, self.labels = source, list(rows), list(labels)
+        self.preparation, self.augmentation = preparation, augmentation
+        self.kept: torch.Tensor | None = None
+        self.there: torch.Tensor | None = None
+        shape = (preparation.channels, preparation.size, preparation.size)
+        each = shape[0] * shape[1] * shape[2]
+        if 0 < len(self.rows) * (each + 1) <= KEPT_BYTES:
+            memory = mmap.mmap(-1, len(self.rows) * (each + 1))  # anonymous and shared with forks
+            whole = torch.frombuffer(memory, dtype=torch.uint8)
+            self.kept = whole[: len(self.rows) * each].view(len(self.rows), *shape)
+            self.there = whole[len(self.rows) * each :]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "kept": None, "there": None}  # a spawned loader process keeps nothing
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: int) -> dict[str, Any]:
+        epoch, index = divmod(key, len(self.rows))
+        try:
+            pixels = self.pixels(index)
+        except UnreadableImage as fault:
+            blank = torch.zeros(
+                self.preparation.channels, self.preparation.size, self.preparation.size, dtype=torch.uint8
+            )
+            return {"pixels": blank, "label": IGNORED, "fault": (self.place(index), str(fault))}
+        if self.augmentation:
+            pixels = self.augmentation(pixels, epoch, index)
+        return {"pixels": pixels, "label": self.labels[index], "fault": None}
+
+    def place(self, index: int) -> str:
+        """What to call a sample."""
+        return self.source.place(self.rows[index])
+
+    def pixels(self, index: int) -> torch.Tensor:
+        """(channels, size, size), uint8, without augmentation. Raises UnreadableImage."""
+        if self.kept is None or self.there is None:
+            return self.preparation.pixels(self.source.read(self.rows[index]))
+        if not self.there[index]:
+            self.kept[index] = self.preparation.pixels(self.source.read(self.rows[index]))
+            self.there[index] = 1
+        return self.kept[index]
+
+    def faults(self, first: int, step: int, most: int) -> Iterator[tuple[int, str, str]]:
+        """(index, place, what) of unreadable ones of samples first, first + step, ...: `most` are read."""
+        for index in range(first, min(len(self.rows), first + step * most), step):
+            try:
+                self.pixels(index)
+            except UnreadableImage as fault:
+                yield index, self.place(index), str(fault)
+
+    def without(self, indices: set[int]) -> ImageSet:
+        """The same without some samples."""
+        kept = [index for index in range(len(self.rows)) if index not in indices]
+        return self.only(kept) if indices else self
+
+    def only(self, indices: Sequence[int]) -> ImageSet:
+        """Some of the samples."""
+        return ImageSet(
+            self.source,
+            [self.rows[index] for index in indices],
+            [self.labels[index] for index in indices],
+            self.preparation,
+            self.augmentation,
+        )
+
+
+class EpochSampler(GroupedSampler):
+    """The same order in all kinds of jobs; each number tells the epoch as well (see ImageSet)."""
+
+    def __iter__(self) -> Iterator[int]:
+        start = self.epoch() * len(self.lengths)
+        return (start + index for index in super().__iter__())
+
+
+@dataclass(frozen=True)
+class ImageCollator:
+    """Samples -> {"pixel_values": (batch, channels, size, size) float32, "labels": (batch,)}.
+
+    FAULTS is there where an image cannot be read: a list of (place, what). A sample that only fills up a
+    batch (data/packed.py: Filled) has an IGNORED label.
+    """
+
+    preparation: Preparation
+
+    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        batch: dict[str, Any] = {
+            "pixel_values": self.preparation.normalise(torch.stack([each["pixels"] for each in samples])),
+            "labels": torch.tensor([IGNORED if "ignored" in each else each["label"] for each in samples]),
+        }
+        faults = [each["fault"] for each in samples if each["fault"]]
+        return {**batch, FAULTS: faults} if faults else batch
+
+
+@dataclass(frozen=True)
+class Counter:
+    """Counts a batch: images that can be read, and the tokens that the model makes of them."""
+
+    tokens_per_image: int
+
+    def __call__(self, inputs: Mapping[str, Any]) -> Counts:
+        samples = int(inputs["labels"].shape[0])
+        read = samples - len(inputs.get(FAULTS, ()))
+        return Counts(read, read * self.tokens_per_image, samples * self.tokens_per_image)
+
+
+# ----------------------------------------------------------------------------------------------------
+# scikit-learn's digits, which come with Muster.
+
+MOST_SIZES = 100_000  # image files that are asked for their size; of more, evenly spread ones
+DIGITS = "digits"  # what the embedded images are called
+
+
+@dataclass(frozen=True)
+class DigitsSource:
+    """(images, 8, 8) uint8, 0 to 255."""
+
+    images: Any
+
+    def read(self, row: int) -> Image.Image:
+        """See ImageSource."""
+        return Image.fromarray(self.images[row])
+
+    def place(self, row: int) -> str:
+        """digits[row]."""
+        return row_of(DIGITS, row)
+
+
+def read_digits() -> tuple[Any, list[int]]:
+    """scikit-learn's digits: (1797, 8, 8) uint8, whose 0..16 become 0..255, and what each of them is.
+
+    The file is scikit-learn's own (digits.csv.gz): the test part of E. Alpaydin and C. Kaynak, Optical
+    Recognition of Handwritten Digits (1998), UCI Machine Learning Repository, CC BY 4.0.
+    """
+    packed = resources.files("muster.workloads.image_classification").joinpath("digits.csv.gz").read_bytes()
+    text = io.StringIO(gzip.decompress(packed).decode("ascii"))
+    rows = np.array([[float(value) for value in line] for line in csv.reader(text)])
+    images = np.rint(rows[:, :64] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8)
+    return images, [int(label) for label in rows[:, 64]]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Where images come from: Parquet, folders, a hub data set, the digits.
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of a data set: its source, and the rows in use with their class numbers.
+
+    `faults`: (place, error) of rows without a usable label, which are not in use.
+    """
+
+    source: ImageSource
+    rows: list[int]
+    labels: list[int]
+    faults: list[DataError] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def only(self, indices: Sequence[int]) -> Shard:
+        """Some of the rows in use."""
+        return Shard(
+            self.source, [self.rows[i] for i in indices], [self.labels[i] for i in indices], self.faults
+        )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Training and held-out images and the names of their classes."""
+
+    train: Shard
+    held_out: Shard
+    names: tuple[str, ...]
+
+
+def load_parts(data: ImageData, seed: int, number: int | None) -> Parts:
+    """The recipe's images. `number`: of classes, where the recipe says it. Raises DataError.
+
+    With data.bad = skip, rows without a usable label are left out and counted in `faults`.
+    """
+    if data.path:
+        found = find_images(Path(data.path).expanduser())
+        parts = _folders(found) if isinstance(found, ImageFolders) else _parquet(found, data, number)
+    elif data.name:
+        parts = _hub(data, number)
+    else:
+        parts = _digits(data.digits or Digits())
+    for part in (parts.train, parts.held_out):
+        if part.faults and data.bad == "error":
+            raise part.faults[0]
+    train, held_out = parts.train, parts.held_out
+    if not len(held_out):
+        train, held_out = _split(train, data.validation_fraction, seed)
+    if not len(train):
+        raise DataError("has no images to train on", where=data.path or data.name)
+    return Parts(train.only(range(len(train))[: data.limit]), held_out, parts.names)
+
+
+def _split(part: Shard, fraction: float, seed: int) -> tuple[Shard, Shard]:
+    """Hold out a random part, at least one image; the rest stays in its order."""
+    order = list(range(len(part)))
+    random.Random(seed).shuffle(order)
+    count = max(1, int(len(order) * fraction))
+    if len(order) < 2:
+        raise DataError(f"{len(order)} images are too few to hold some out")
+    held_out = replace(part.only(sorted(order[:count])), faults=[])  # the whole's: counted once
+    return part.only(sorted(order[count:])), held_out
+
+
+# --- folders ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Image files."""
+
+    files: Sequence[Path]
+
+    def read(self, row: int) -> Image.Image:
+        """See ImageSource."""
+        return decode(self.files[row])
+
+    def place(self, row: int) -> str:
+        """The file."""
+        return str(self.files[row])
+
+
+def _folders(found: ImageFolders) -> Parts:
+    def part(files: Sequence[tuple[Path, int]]) -> Shard:
+        source = FileSource([file for file, _ in files])
+        return Shard(source, list(range(len(files))), [number for _, number in files])
+
+    return Parts(part(found.train), part(found.held_out), found.names)
+
+
+# --- tables ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """A column of encoded images, memory-mapped: a struct of bytes and path, or bytes.
+
+    parts: (name, rows) of the files that it was made from, in their order.
+    """
+
+    column: Any
+    parts: Sequence[tuple[str, int]]
+
+    def read(self, row: int) -> Image.Image:
+        """See ImageSource."""
+        value = self.column[row].as_py()
+        if value is None:
+            raise UnreadableImage("is missing")
+        if isinstance(value, dict):
+            content, path = value.get("bytes"), value.get("path")
+            if content is None and path:
+                return decode(Path(self.parts[0][0]).parent / path)
+            value = content or b""
+        return decode(value)
+
+    def place(self, row: int) -> str:
+        """File[row of this file]."""
+        ends = list(accumulate(rows for _, rows in self.parts))
+        which = min(bisect_right(ends, row), len(ends) - 1)
+        return row_of(self.parts[which][0], row - (ends[which] - self.parts[which][1]))
+
+
+def _parquet(found: ParquetFiles, data: ImageData, number: int | None) -> Parts:
+    """By way of the datasets library, whose cache on this machine the ranks share and map into memory."""
+    about = {str(file): _about(file) for file in (*found.train, *found.held_out)}
+    tables = {}
+    for name, files in (("train", found.train), ("held_out", found.held_out)):
+        if files:
+            tables[name] = (_read(files), files)
+    first, _ = tables["train"]
+    where = str(found.train[0])
+    image = image_column(data.image, first.column_names, where)
+    label = label_column(data.label, first.column_names, where)
+    classes = classes_of(_distinct(first, label), class_names(about[where][1], label), number)
+    parts = {
+        name: _table_part(table, image, label, classes, [(str(f), about[str(f)][0]) for f in files])
+        for name, (table, files) in tables.items()
+    }
+    return Parts(parts["train"], _held_out(parts, "held_out"), classes.names)
+
+
+def _held_out(parts: Mapping[Any, Shard], *names: str) -> Shard:
+    """The first of the parts that has rows, be they usable or not; an empty one where none has."""
+    known = [parts[name] for name in names if name in parts]
+    return next((part for part in known if len(part) or part.faults), _nothing(parts["train"]))
+
+
+def _about(file: Path) -> tuple[int, bytes | None]:
+    """A Parquet file's rows, and what the datasets library wrote about it. Raises DataError."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        metadata = pyarrow.parquet.ParquetFile(file).metadata
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DataError(f"is not a Parquet file that can be read: {reason}", where=str(file)) from None
+    if not metadata.num_rows:
+        raise DataError("has no rows", where=str(file))
+    return int(metadata.num_rows), (metadata.metadata or {}).get(METADATA.encode())
+
+
+def _nothing(part: Shard) -> Shard:
+    return Shard(part.source, [], [])
+
+
+def _read(files: Sequence[Path]) -> Any:
+    """Parquet files as one table; the library calls all files of one list train."""
+    return load("parquet", str(files[0].parent), data_files=[str(file) for file in files], split="train")
+
+
+def _distinct(table: Any, column: str) -> list[object]:
+    return list(table.data.table.column(column).unique().to_pylist())
+
+
+def _table_part(
+    table: Any, image: str, label: str, classes: Classes, files: Sequence[tuple[str, int]]
+) -> Shard:
+    missing = [name for name in (image, label) if name not in table.column_names]
+    if missing:
+        raise DataError(
+            f"has no column {missing[0]!r}",
+            where=files[0][0],
+            hint=f"its columns: {', '.join(table.column_names)}; the training images have this one",
+        )
+    source = TableSource(table.data.table.column(image), files)
+    values = table.data.table.column(label).to_pylist()
+    known: dict[object, int | None] = {value: classes.number(value) for value in set(values)}
+    rows, labels, faults = [], [], []
+    for row, value in enumerate(values):
+        found = known[value]
+        if found is None:
+            fault = classes.fault(value)
+            faults.append(DataError(fault.what, where=source.place(row), hint=fault.hint))
+        else:
+            rows.append(row)
+            labels.append(found)
+    return Shard(source, rows, labels, faults)
+
+
+def _hub(data: ImageData, number: int | None) -> Parts:
+    where = f"data.name={data.name}"
+    loaded = hub_parts(str(data.name), data.subset)
+    train = loaded["train"]
+    image = image_column(data.image, train.column_names, where)
+    label = label_column(data.label, train.column_names, where)
+    classes = classes_of(_distinct(train, label), getattr(train.features[label], "names", None), number)
+    parts = {
+        name: _table_part(loaded[name], image, label, classes, [(f"{data.name}/{name}", len(loaded[name]))])
+        for name in ("train", "validation", "test")
+        if name in loaded
+    }
+    return Parts(parts["train"], _held_out(parts, "validation", "test"), classes.names)
+
+
+# --- the embedded default --------------------------------------------------------------------------------
+
+
+def _digits(digits: Digits) -> Parts:
+    images, labels = read_digits()
+    source = DigitsSource(images)
+    if digits.validation >= len(labels):
+        raise DataError(
+            f"holds out {digits.validation} of {len(labels)} digits", where="data.digits.validation"
+        )
+    order = list(range(len(labels)))
+    random.Random(digits.seed).shuffle(order)
+    held_out, train = order[: digits.validation], order[digits.validation :]
+    return Parts(
+        Shard(source, train, [labels[row] for row in train]),
+        Shard(source, held_out, [labels[row] for row in held_out]),
+        tuple(str(digit) for digit in range(10)),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# What tells a host's images from another's, without reading them.
+
+
+def digest_of_images(parts: Parts, root: str | None) -> str:
+    """Of names, sizes and labels in their order, and of the classes. `root`: the folder that they are in,
+    which hosts may have in different places. Images of one size that differ in content are not told apart."""
+    train, held_out = (_of_part(part, root) for part in (parts.train, parts.held_out))
+    return (
+        f"{len(parts.train):,} to train on ({train}) and {len(parts.held_out):,} held out ({held_out}), "
+        f"{len(parts.names):,} classes ({short_digest(parts.names)})"
+    )
+
+
+def _of_part(part: Shard, root: str | None) -> str:
+    numbers = [np.array(part.rows, dtype=np.int64), np.array(part.labels, dtype=np.int64)]
+    names: list[str] = []
+    if isinstance(part.source, FileSource):
+        files = [part.source.files[row] for row in part.rows]
+        apart = -(-len(files) // MOST_SIZES) or 1
+        folder = str(Path(root).expanduser()) if root else ""
+        names = [str(file).removeprefix(folder) for file in files]
+        numbers[0] = np.array([_size(file) for file in files[::apart]], dtype=np.int64)
+    elif isinstance(part.source, TableSource):
+        names = [f"{Path(name).name} {rows}" for name, rows in part.source.parts]
+        numbers.append(_lengths(part.source.column))
+    return short_digest(names, *numbers)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return -1  # it cannot be read either, which is told elsewhere
+
+
+def _lengths(column: Any) -> Any:
+    """The bytes of each image of a table's column, without reading them; -1 where it has none."""
+    import pyarrow
+    import pyarrow.compute
+
+    if pyarrow.types.is_struct(column.type):
+        column = pyarrow.compute.struct_field(column, "bytes")
+    if pyarrow.types.is_null(column.type):
+        return np.array([len(column)])
+    return pyarrow.compute.binary_length(column).fill_null(-1).to_numpy().astype(np.int64)

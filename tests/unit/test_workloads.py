@@ -1,0 +1,151 @@
+"""What every workload answers before its ranks start, whichever there are: those of tomorrow too.
+
+Its ranks' half is held to its promises by tests/real/test_contracts_worker.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.core.data import Data
+from muster.core.errors import DataError
+from muster.core.recipe import Recipe, recipe_class, recipe_classes, recipe_from
+from muster.core.recipes import lay_over, load_recipe, merge, shipped_recipes, validate
+from muster.core.registry import WORKLOADS, load_part, own_plugins, plugin_names
+from muster.core.workload import Lengths, Workload
+from muster.inputs.model import whole_config
+from muster.inputs.read import absolute, check_data
+from tests.images import write_folder
+from tests.unit.test_contracts import HEAVY
+
+NAMES = sorted(name.replace("_", "-") for name in own_plugins(WORKLOADS))
+
+
+def shipped(workload: str, *overrides: str) -> Recipe:
+    """A recipe of the workload that comes with Muster."""
+    name = next(name for name in shipped_recipes() if load_recipe(name).workload == workload)
+    return absolute(load_recipe(name, overrides))
+
+
+def data_class(workload: str) -> type[Data]:
+    kind = recipe_class(workload).model_fields["data"].annotation
+    assert isinstance(kind, type) and issubclass(kind, Data)
+    return kind
+
+
+def test_no_spec_needs_torch() -> None:
+    code = (
+        "import sys; from muster.core.recipe import recipe_classes;"
+        "print(*recipe_classes()); print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    names, modules = subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()
+    assert set(NAMES) <= set(names.split())
+    assert not HEAVY & set(modules.split())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_workload_is_a_folder_with_a_spec_and_a_ranks_half(name: str) -> None:
+    spec = load_part(WORKLOADS, name, "spec")
+    assert spec is not None and spec.RECIPE is recipe_class(name)
+    assert issubclass(spec.RECIPE, Recipe) and inspect.getdoc(spec.RECIPE)
+    assert spec.RECIPE().workload == name
+    folder = Path(inspect.getfile(spec)).parent
+    assert (folder / "train.py").is_file() and (folder / "model.py").is_file() == spec.RECIPE.traced
+    asked = {key for key in vars(Workload) if not key.startswith("_")}
+    for key in asked & set(vars(spec.RECIPE)):  # with the parameters of the question
+        question, answer = getattr(Workload, key), getattr(spec.RECIPE, key)
+        if inspect.isfunction(question):
+            assert list(inspect.signature(answer).parameters) == list(inspect.signature(question).parameters)
+            assert inspect.getdoc(answer)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_data_have_sources_of_which_one_is_given(name: str) -> None:
+    kind = data_class(name)
+    assert set(Data.exclusive) <= set(kind.exclusive) <= set(kind.model_fields)
+    assert kind.embedded is None or kind.embedded in kind.exclusive
+    if kind.embedded:
+        given, built_in = {"data": {"path": "some"}}, {"data": {kind.embedded: {}}}
+        assert lay_over(given, [built_in]) == built_in  # a later layer's takes the place of an earlier one's
+        assert lay_over(built_in, [given]) == given
+        for other in NAMES:  # whosever it is
+            source = {"workload": other, "data": {data_class(other).embedded or "name": {}}}
+            assert lay_over(source, [{"workload": name, **built_in}]) == {"workload": name, **built_in}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_recipe_stays_the_same_as_data(name: str) -> None:
+    recipe = shipped(name)
+    assert type(recipe) is recipe_class(name)
+    assert recipe_from(recipe.as_dict()) == recipe
+    assert recipe.trains or not recipe.families
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_short_job_and_a_warm_up_are_recipes_too(name: str) -> None:
+    recipe = shipped(name)
+    assert recipe.short and shipped(name, *recipe.short) != recipe
+    changed = merge(recipe.as_dict(), {"data": recipe.short_data(32)}, type(recipe))
+    short = validate(changed, where="warm-up").epoch_samples()
+    assert short is None or recipe.epoch_samples() is None or short <= 32 or not recipe.short_data(32)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_plan_asks(name: str) -> None:
+    recipe = shipped(name)
+    if not recipe.trains:
+        return
+    assert recipe.usual_type()
+    config = whole_config(recipe) or {}
+    lengths = recipe.lengths(config)
+    assert isinstance(lengths, Lengths) and lengths.tokens > 0
+    assert not recipe.packed or lengths.target == 0
+    assert all(field in config for field in recipe.config_keys)
+    assert all(isinstance(note, str) for note in recipe.assumed(config))
+    fixed = recipe.with_tokens(0.5 * (lengths.tokens + lengths.target))
+    assert not fixed.padding_varies
+    if recipe.padding_varies:
+        shorter = fixed.lengths(config)
+        assert shorter is not None and 0 < shorter.tokens < lengths.tokens
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bad_data_is_told_before_the_start(name: str, tmp_path: Path) -> None:
+    if not recipe_class(name).trains:
+        return
+    write_folder(tmp_path, {"nothing.bin": b"\0"})
+    recipe = shipped(name, f"data.path={tmp_path}")
+    with pytest.raises(DataError):
+        check_data(recipe, here=True)
+    with pytest.raises(DataError):
+        recipe.describe_data(tmp_path)
+    check_data(shipped(name), here=True)  # its built-in data, or those of a hub
+
+
+# --- third parties ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["ranks_alone.py", "ranks_alone/__init__.py"])
+def test_one_that_ranks_alone_know_has_what_all_recipes_have(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single module, which may need torch: the control side does not import it."""
+    about: dict[str, Any] = {
+        file: "raise RuntimeError('this runs in ranks')\n",
+        "ranks_alone-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: ranks-alone\nVersion: 1.0\n",
+        "ranks_alone-1.0.dist-info/entry_points.txt": f"[{WORKLOADS}]\nranks-alone = ranks_alone\n",
+    }
+    write_folder(tmp_path, {name: text.encode() for name, text in about.items()})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert plugin_names(WORKLOADS)["ranks_alone"] == "ranks_alone"
+    assert recipe_class("ranks-alone") is recipe_classes()["ranks-alone"] is Recipe
+    recipe = recipe_from({"workload": "ranks-alone", "data": {"options": {"depth": 3}}})
+    assert recipe.data.options == {"depth": 3}
+    assert recipe.lengths({}) is None and recipe.epoch_samples() is None and not recipe.families
+    check_data(recipe, here=True)
