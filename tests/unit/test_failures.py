@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from muster.failures.table import (
     why_lost,
 )
 from muster.judging.readers._failures import weight_of
+from muster.schemas.documents import schema_of
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "muster"
 PHRASES = [(entry, phrase) for entry in known_failures().values() for phrase in entry.says]
@@ -59,6 +61,15 @@ def test_a_phrase_is_what_a_tool_printed_and_nobody_before_claims_it(
     assert found.phrase.pattern == phrase.pattern
     assert (phrase.of == "log") == bool(phrase.hint)  # most lines of a log need no expression
     assert phrase.of != "ssh" or phrase.problem
+
+
+def test_remedies_name_keys_that_recipes_have() -> None:
+    schema = json.dumps(schema_of("recipe"))
+    for entry, phrase in PHRASES:
+        for section, key in re.findall(
+            r"\b(batch|checkpoint|engine|launch|model|train)\.([a-z]\w*)", entry.remedy + phrase.remedy
+        ):
+            assert f'"{section}": {{' in schema and f'"{key}": {{' in schema, (entry.id, section, key)
 
 
 def test_ids_that_code_names_are_in_the_table() -> None:

@@ -85,6 +85,11 @@ class Recognised(NamedTuple):
     phrase: Phrase
     line: str
 
+    @property
+    def remedy(self) -> str:
+        """For people who see on which host it was."""
+        return self.phrase.remedy.replace("{host}", "HOST")
+
 
 @cache
 def known_failures() -> Mapping[str, KnownFailure]:
@@ -114,6 +119,12 @@ def find(text: str, *sources: Source) -> Recognised | None:
         if phrase.hint in text and phrase.expression.search(text):
             return Recognised(entry, phrase, text)
     return None
+
+
+def id_of(text: str, *sources: Source) -> str | None:
+    """The id of the failure that claims a text, as `find` does."""
+    found = find(text, *sources)
+    return found.failure.id if found else None
 
 
 def find_ssh(lines: Sequence[str]) -> Recognised | None:

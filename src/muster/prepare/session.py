@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from muster.core.errors import HostError, MusterError
 from muster.core.job import Placement
 from muster.core.launch import Launch
-from muster.failures.table import find, why_lost
+from muster.failures.table import id_of, why_lost
 from muster.fleet.agents import Fleet
 from muster.fleet.connection import Connection
 from muster.fleet.messages import of_provision
@@ -102,9 +102,8 @@ class Remote:
             yield
         reply = self.replies.pop(number)
         if "error" in reply:
-            known = find(str(reply["error"]))
-            failure = known.failure.id if known else None
-            raise HostError(str(reply["error"]), host=self.host, hint=reply.get("hint"), failure=failure)
+            error = str(reply["error"])
+            raise HostError(error, host=self.host, hint=reply.get("hint"), failure=id_of(error))
         return reply
 
     def send(self, tree: Tree, what: str) -> Steps[Copied]:

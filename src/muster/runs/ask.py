@@ -218,7 +218,7 @@ def check_model(run: RunFolder) -> None:
 def _explain(complaints: Sequence[str]) -> JobError:
     last = next((line for line in reversed(complaints) if line), "no reason given")
     known = find(last, "log", "error")
-    hint, failure = (known.phrase.remedy, known.failure.id) if known else (None, None)
+    hint, failure = (known.remedy, known.failure.id) if known else (None, None)
     return JobError(f"the model failed: {last}", hint=hint, failure=failure)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from muster.core.errors import InventoryError, JobError, RecipeError
 from muster.core.secrets import masked_words
 from muster.core.slurm import SlurmAsk
-from muster.failures.table import find
+from muster.failures.table import id_of
 from muster.fleet.launchers.slurm import BatchJob, batch_script
 from muster.fleet.shell import Shell
 from muster.inputs.read import Inputs
@@ -105,12 +105,11 @@ def submit(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> str:
         shutil.rmtree(run.path, ignore_errors=True)
         words = err.decode("utf-8", "replace").strip().splitlines() or [f"ended with exit code {code}"]
         asked = " ".join(masked_words(argv[:-1]))
-        known = find(words[-1])
         raise JobError(
             words[-1],
             where="sbatch",
             hint=f"sinfo shows what there is; asked: {asked}",
-            failure=known.failure.id if known else None,
+            failure=id_of(words[-1]),
         )
     write_json(run.submission, {**note, "job": job, "cluster": cluster or None})
     return job

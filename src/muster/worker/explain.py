@@ -21,7 +21,7 @@ def explain(error: Exception) -> MusterError:
     known = known_error(error)
     if known is None:
         return WorkerError(f"{type(error).__name__}: {first}")
-    hint, failure = known.phrase.remedy, known.failure.id
+    hint, failure = known.remedy, known.failure.id
     if failure == "hf_ds_mismatch":  # "- ds KEY=VALUE vs hf NAME=VALUE" lines follow
         found = [line[len("- ds ") :] for line in text.splitlines() if line.startswith("- ds ")]
         what = "; ".join(found).replace(" vs hf ", ", but here ")

@@ -69,7 +69,7 @@ def _told(error: Exception) -> dict[str, Any]:
     if isinstance(error, MusterError):
         return {"what": str(error), "hint": error.hint, "id": error.failure}
     known = known_error(error)
-    hint, failure = (known.phrase.remedy, known.failure.id) if known else (None, None)
+    hint, failure = (known.remedy, known.failure.id) if known else (None, None)
     return {"what": first_line(error), "hint": hint, "id": failure}
 
 

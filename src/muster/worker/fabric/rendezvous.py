@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from muster.core.errors import WorkerError
-from muster.failures.table import find
+from muster.failures.table import id_of
 from muster.worker.fabric.place import Place
 
 
@@ -45,12 +45,11 @@ class Meeting:
             self.store = self.open_store()
         except Exception as error:
             reason = self._reason(error)
-            known = find(reason, "log", "error")
             raise WorkerError(
                 f"the rendezvous at {place.address}:{place.port} cannot be reached: {reason}",
                 hint="a firewall, a wrong route, or an address that only the first host knows "
                 "(launch.address=ADDRESS, launch.port=PORT)",
-                failure=known.failure.id if known else None,
+                failure=id_of(reason, "log", "error"),
             ) from None
 
     def open_store(self) -> Any:
