@@ -77,3 +77,14 @@ def _fold_one(head: str, width: int, tail: str, numbers: list[int]) -> str:
 def _natural(name: str) -> str:
     """Sorts node2 before node10."""
     return re.sub(r"[0-9]+", lambda match: match[0].zfill(20), name)
+
+
+def split_outside(brackets: str, text: str) -> list[str]:
+    """Split at commas, but not at those inside a pair of `brackets`: `node[1-3,7]` with "[]"."""
+    items, depth, start = [], 0, 0
+    for position, letter in enumerate(text):
+        depth += (letter == brackets[0]) - (letter == brackets[1])
+        if letter == "," and depth == 0:
+            items.append(text[start:position])
+            start = position + 1
+    return [*items, text[start:]]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.core.errors import InventoryError
+from muster.core.hostlist import split_outside
 from muster.core.slurm import SlurmAsk, allocation, parse_ask
 
 MOUNTED = Path("/job/hostfile")  # DeepSpeed's default: schedulers of containers put the job's hosts there
@@ -117,7 +118,7 @@ def parse_hosts(text: str, env: Mapping[str, str] | None = None) -> Inventory:
     if local:
         return _parse_local(text, local["a"], local["b"])
     hosts = []
-    for item in _split_outside_brackets(text):
+    for item in split_outside("[]", text):
         name, slots = _split_slots(item, where=text)
         hosts += [Host(each, slots) for each in _unfold(name, where=text)]
     return _checked(hosts, launcher="ssh", source=text)
@@ -213,7 +214,7 @@ def _slurm(text: str, env: Mapping[str, str]) -> Inventory:
     given = allocation(env)
     if given is None:
         return Inventory((), "slurm", text, ask)
-    parts = _split_outside_brackets(given.nodelist)
+    parts = split_outside("[]", given.nodelist)
     names = [name for part in parts for name in _unfold(part, where="SLURM_JOB_NODELIST")]
     if ask.nodes is not None and ask.nodes > len(names):
         raise InventoryError(
@@ -277,17 +278,6 @@ def _slots(text: str, *, where: str) -> int:
             hint="slots is the number of ranks on a host, as in node1:8 or `node1 slots=8`",
         )
     return int(text)
-
-
-def _split_outside_brackets(text: str) -> list[str]:
-    """Split at commas, but not at those inside `node[1-3,7]`."""
-    items, depth, start = [], 0, 0
-    for position, letter in enumerate(text):
-        depth += (letter == "[") - (letter == "]")
-        if letter == "," and depth == 0:
-            items.append(text[start:position])
-            start = position + 1
-    return [*items, text[start:]]
 
 
 def _unfold(name: str, *, where: str) -> list[str]:

@@ -10,13 +10,12 @@ import asyncio
 import contextlib
 import os
 import re
-import resource
 import selectors
 import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial as bind
@@ -30,7 +29,7 @@ from muster.fleet.addresses import own_addresses
 from muster.fleet.handshake import answer
 from muster.fleet.interrupts import Wish, interrupts
 from muster.fleet.listener import Door, Guest
-from muster.fleet.shell import Shell
+from muster.fleet.shell import Shell, more_files
 from muster.gather.gathered import Gathered
 from muster.gather.members import Applicant, Member, by_name, candidates, name_members, read_applicant
 
@@ -235,21 +234,6 @@ def hang_up(connection: socket.socket) -> None:
         while connection.recv(4096):
             pass
     connection.close()
-
-
-@contextlib.contextmanager
-def many_files() -> Iterator[None]:
-    """A thousand machines are more connections than the usual soft limit allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = hard if hard != resource.RLIM_INFINITY else 65536
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(most, 65536)), hard))
-    except (OSError, ValueError):
-        pass
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -480,7 +464,8 @@ def gather(
     if not 1 <= wanted <= MOST:
         raise UsageError(f"cannot wait for {wanted} machines", hint=f"a number from 1 to {MOST}")
     check_seconds(timeout, "--timeout")
-    with interrupts() as wish, many_files(), Door(token, address=address, port=port) as door:
+    more_files(2 * MOST)  # a thousand machines are more connections than the usual soft limit allows
+    with interrupts() as wish, Door(token, address=address, port=port) as door:
         gathering = _Gathering(door, wanted, shell or Shell(), watch, own_addresses(()))
         with contextlib.closing(gathering):
             over = "closed: the head has ended"

@@ -18,6 +18,7 @@ from muster.core.errors import UsageError
 from muster.core.hardware.devices import CPU, Device, find_device
 from muster.core.hardware.links import Link, find_link
 from muster.core.hardware.links import named as named_link
+from muster.core.hostlist import split_outside
 
 MOST = 100_000  # hosts, and devices of a host
 MOST_RANKS = 1_000_000
@@ -135,13 +136,7 @@ def _twice(what: str, text: str) -> UsageError:
 
 def _split(text: str) -> list[str]:
     """At commas outside braces."""
-    items, depth, start = [], 0, 0
-    for position, letter in enumerate(text):
-        depth += (letter == "{") - (letter == "}")
-        if letter == "," and depth == 0:
-            items.append(text[start:position])
-            start = position + 1
-    items.append(text[start:])
-    if depth != 0 or not items[0].strip():
+    items = split_outside("{}", text)
+    if text.count("{") != text.count("}") or not items[0].strip():
         raise UsageError("is not a device with its numbers", where=f"--on {text!r}", hint=_EXAMPLE)
     return [item.strip() for item in items]
