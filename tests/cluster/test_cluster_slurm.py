@@ -223,10 +223,10 @@ def test_a_killed_owner_leaves_no_daemon(able: None, slurm: Slurm) -> None:
 
 
 def test_a_start_that_fails_leaves_nothing(
-    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: Slurm, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """munged that makes no socket, then a slurmd that does not start."""
-    with Cluster(size=1, base=tmp_path) as own:
+    with Cluster(size=1, base=tmp_path_factory.mktemp("own")) as own:
         before = {process for process, name in everyone() if name in DAEMONS}
         with monkeypatch.context() as patch:
             patch.setattr(slurm_boot, "START_SECONDS", 1.0)

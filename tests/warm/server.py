@@ -42,7 +42,7 @@ IMPORTED = (
 # Variables that are read at an import: a request in which they are not as here is refused.
 READ_ONCE = (
     "HF_", "HUGGINGFACE", "TRANSFORMERS_", "DATASETS_", "TORCH_", "LD_PRELOAD", "MKL_", "KMP_",
-    "OPENBLAS_", "PYTHONHASHSEED", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE",
+    "OPENBLAS_", "PYTHONHASHSEED", "PYTHONHOME",
 )  # fmt: skip
 READ_LATER = ("TORCH_EXTENSIONS_DIR", "TORCH_FR_BUFFER_SIZE", "OPENBLAS_NUM_THREADS")
 NAMESPACES = ("ipc", "uts", "net", "mnt")  # which a process can enter by itself; "pid" is for its children
@@ -179,6 +179,7 @@ class Made:
         os.environ.update({**self.set_by_imports, **env})
         self.room.write(argv, env)
         sys.orig_argv = list(argv)
+        sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
         torch.set_num_threads(int(env.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
         numpy.random.seed(None)
         given = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
