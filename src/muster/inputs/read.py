@@ -100,10 +100,14 @@ def with_values(recipe: Recipe) -> Recipe:
 
 def absolute(recipe: Recipe) -> Recipe:
     """The recipe with paths that do not depend on where it was started, and a data source."""
-    data = anchored(recipe.as_dict(), Path.cwd())
+    before = recipe.as_dict()
+    made = anchored(before, Path.cwd())
     if recipe.data.source is None and recipe.data.embedded:
-        data["data"][recipe.data.embedded] = {}
-    return validate(data, where="recipe")
+        made["data"] = {**made["data"], recipe.data.embedded: {}}
+    sections = {name: part for name, part in made.items() if part != before[name]}  # the others were checked
+    return recipe.model_copy(
+        update={name: type(getattr(recipe, name)).model_validate(part) for name, part in sections.items()}
+    )
 
 
 def check_data(recipe: Recipe, *, here: bool) -> None:
