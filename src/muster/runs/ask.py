@@ -124,7 +124,7 @@ class TrainedModel:
             if "error" in message:
                 problem = message["error"]
                 kind = UsageError if problem.pop("code") == 2 else JobError
-                raise kind(**problem)
+                raise kind(failure=problem.pop("id"), **problem)
             yield message
         self._reader.join(5)
         raise _explain(self._complaints)
