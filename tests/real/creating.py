@@ -98,7 +98,7 @@ def part(context: Any, engine: Any, asked: dict[str, Any]) -> dict[str, Any]:
         said: dict[str, Any] = {"added": status("VmHWM") - before}
     sums = {}
     for name, parameter in model.named_parameters():
-        with gathered([parameter]):
+        with gathered(context, parameter):
             sums[name] = parameter.detach().double().abs().sum().item()
     said |= {"sums": sums, "next": float(torch.rand(1))}
     if asked["step"]:

@@ -210,7 +210,7 @@ def spec_of(name: str) -> EngineSpec:
 
 def runtime_of(name: str) -> ModuleType:
     """What ranks run of it. Raises UsageError with near names."""
-    return load_part(ENGINES, name, "runtime") or load_plugin(ENGINES, name)
+    return load_plugin(ENGINES, name, "runtime")
 
 
 def own_specs() -> list[EngineSpec]:

@@ -11,7 +11,7 @@ the same numbers.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -119,18 +119,12 @@ def _tight_heap() -> Iterator[None]:
         library.mallopt(_TRIM_THRESHOLD, 64 << 20)
 
 
-@contextmanager
-def gathered(parameters: Iterable[Any]) -> Iterator[bool]:
-    """Whole parameters to change in place, also where they are in shards. Yields whether this rank is one
-    that changes them: the first one, where its values are then the others' as well."""
-    parts = [each for each in parameters if hasattr(each, "ds_id")]
-    if not parts:
-        yield True
-        return
-    import deepspeed
-
-    with deepspeed.zero.GatheredParameters(parts, modifier_rank=0):
-        yield deepspeed.comm.get_rank() == 0
+def gathered(context: Context, parameter: Any) -> AbstractContextManager[bool]:
+    """A whole parameter to change in place, also where it is in shards. Yields whether this rank is one that
+    changes it: the first one, where its values are then the others' as well."""
+    whole = getattr(context.engine, "gathered", None)
+    made: AbstractContextManager[bool] = whole(parameter) if whole else nullcontext(True)
+    return made
 
 
 def fit_vocabulary(context: Context, model: Any, tokenizer: Any) -> None:

@@ -95,6 +95,18 @@ def sharded(context: Context) -> Iterator[None]:
     del known
 
 
+@contextmanager
+def gathered(parameter: Any) -> Iterator[bool]:
+    """A parameter whole; the first rank changes it for all."""
+    if not hasattr(parameter, "ds_id"):
+        yield True
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+        yield deepspeed.comm.get_rank() == 0
+
+
 def skipped_steps(trainer: Any) -> int | None:
     """As its engine counts them, those before a checkpoint included; None: there is no engine yet."""
     count: int | None = getattr(trainer.deepspeed, "skipped_steps", None)

@@ -33,7 +33,7 @@ def make_model(context: Context, tokenizer: Any) -> Any:
         config = make_config(context, tokenizer)
         kind = type_of(config)
         model = create(context, lambda: kind._from_config(config, dtype=torch.float32))
-        spread_positions(model, recipe.model.position_std)
+        spread_positions(context, model, recipe.model.position_std)
     fit_vocabulary(context, model, tokenizer)
     if recipe.lora:
         model = add_lora(context, model, "SEQ_2_SEQ_LM")
@@ -41,7 +41,7 @@ def make_model(context: Context, tokenizer: Any) -> Any:
     return model
 
 
-def spread_positions(model: Any, std: float | None) -> None:
+def spread_positions(context: Context, model: Any, std: float | None) -> None:
     """Draw T5's relative position biases from N(0, std) where the recipe says so.
 
     Transformers draws them like weights (std d_model^-0.5), so a small model takes long to learn word order,
@@ -52,7 +52,7 @@ def spread_positions(model: Any, std: float | None) -> None:
         return
     for name, parameter in model.named_parameters():
         if "relative_attention_bias" in name:
-            with gathered([parameter]) as mine:
+            with gathered(context, parameter) as mine:
                 if mine:
                     torch.nn.init.normal_(parameter, 0.0, std)
 
