@@ -5,7 +5,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Tests that share a file stay on one of pytest's workers (tests/conftest.py).
-WORKERS := -n $(shell $(PYTHON) -c 'import os; print(max(2, min(8, len(os.sched_getaffinity(0)))))') --no-loadscope-reorder
+CORES := $(shell $(PYTHON) -c 'import os; print(max(2, min(8, len(os.sched_getaffinity(0)))))')
+WORKERS := -n $(CORES) --no-loadscope-reorder
+# Half of a slow test's time is waiting: for a rank's end, a lease, a timeout.
+MORE := -n $(shell expr $(CORES) + 1) --no-loadscope-reorder
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 .PHONY: demo test fast slow check picture wheel clean
@@ -22,7 +25,7 @@ fast: $(VENV)/.dev
 # Last, one after the other, those that measure time, or promise an end within some.
 slow: $(VENV)/.dev $(VENV)/.adam
 	$(BIN)/python -m compileall -q src
-	$(BIN)/python -m pytest -q $(WORKERS) -m "not alone" --durations=30 tests/processes tests/real tests/cluster
+	$(BIN)/python -m pytest -q $(MORE) -m "not alone" --durations=30 tests/processes tests/real tests/cluster
 	$(BIN)/python -m pytest -q -m alone tests/processes tests/real tests/cluster
 
 check: $(VENV)/.dev

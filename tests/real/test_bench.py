@@ -12,7 +12,7 @@ import pytest
 
 from muster.benches.document import Bench
 from muster.benches.folder import BenchFolder
-from muster.runs.listing import ls
+from muster.store.queries import runs_table
 from tests.support import needs_torch, wait_until
 from tests.unit.benches import write_suite
 
@@ -102,7 +102,7 @@ def test_a_bench_is_interrupted_and_gone_on_with(tmp_path: Path) -> None:
 
     rows = folder.table.read_text().splitlines()
     assert len(rows) == 6 and any(row.startswith('"local1,local2",') for row in rows)
-    states = {row["id"]: row["status"] for row in ls(folder.runs)}
+    states = {row["id"]: row["status"] for row in runs_table(folder.runs)}
     assert states[running.id] == "stopped" and states[f"{running.id}.again1"] == "succeeded"
     third = begun("--continue", str(folder.path))
     out, _ = third.communicate(timeout=60)

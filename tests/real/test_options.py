@@ -92,7 +92,7 @@ def test_a_users_deepspeed_file(tmp_path: Path) -> None:
     assert "auto" not in json.dumps(shown)
     assert shown["scheduler"]["params"]["total_num_steps"] == total
     assert done.read_json(done.job)["recipe"]["engine"]["zero"] == 2
-    assert json.loads(done.deepspeed_given.read_text()) == content
+    assert json.loads(done.engine_config_given.read_text()) == content
     assert decided["train.warmup"] == warmup
     rates = [log.learning_rate for log in said(done, events.Log)]
     expected = [peak * min(step / warmup, (total - step) / (total - warmup)) for step in range(total)]

@@ -12,7 +12,7 @@ import torch
 
 from muster.core.batch import Batch
 from muster.core.errors import MusterError, RecipeError
-from muster.core.recipe import recipe_from
+from muster.core.recipe import recipe_classes, recipe_from
 from muster.core.registry import WORKLOADS, load_plugin
 from muster.core.trace import TraceRequest
 from muster.worker.context import Context, Emitter
@@ -59,7 +59,10 @@ def task_of(request: TraceRequest) -> TraceTask:
     """The request's task. Raises RecipeError where its workload says none."""
     found = getattr(load_plugin(WORKLOADS, request.workload, "model"), "TRACED", None)
     if not isinstance(found, TraceTask):
-        raise RecipeError(f"{request.workload} cannot be traced", where="workload")
+        known = [name for name, each in recipe_classes().items() if each.traced]
+        raise RecipeError(
+            f"{request.workload} cannot be traced", where="workload", hint=f"known: {', '.join(known)}"
+        )
     return found
 
 
