@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -117,6 +118,45 @@ def test_all_reduces_that_vary_are_no_measurement() -> None:
     assert all(found.left[host] for job in shaky for host in job.hosts)
     others = [job for job in found.jobs if "local0" not in job.hosts]
     assert all(job.slower == pytest.approx(0, abs=1e-6) and not job.notes for job in others)
+
+
+@pytest.mark.parametrize("times", [[], [math.nan, 1e-3, 1e-3], [1e-3, math.nan, 1e-3], [math.inf] * 3])
+def test_an_all_reduce_without_times_is_no_measurement(times: list[float]) -> None:
+    """Wherever it stands in a damaged record, a time that is none is not passed over."""
+
+    def result(task: Task) -> Result:
+        found = swept(task.hosts, dict.fromkeys(SIZES, 1e-3))
+        assert found.fabric is not None
+        if "local0" in task.hosts:
+            for place, each in enumerate(found.fabric.sweeps):
+                time = each.time.model_copy(update={"seconds": times})
+                found.fabric.sweeps[place] = each.model_copy(update={"time": time})
+        return found
+
+    found = fold_bench(ended(suite_of({"recipe": "fabric", "groups": [2]}), "local:12x1", result))
+    assert all(job.judged is ("local0" not in job.hosts) for job in found.jobs)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0])
+def test_a_figure_that_is_no_number_is_unknown(value: float) -> None:
+    def trained(task: Task) -> Result:
+        found = made(list(task.hosts))
+        assert found.throughput is not None
+        odd = {"local0": {"samples_per_second": value}, "local1": {"variation": value}}
+        told = found.throughput.model_copy(update=odd.get(task.hosts[0], {}))
+        return found.model_copy(update={"throughput": told})
+
+    def multiplied(task: Task) -> Result:
+        found = fabric_result(list(task.hosts), {})
+        assert found.fabric is not None
+        if task.hosts[0] == "local0":
+            found.fabric.matmul[-1] = found.fabric.matmul[-1].model_copy(update={"sustained": value})
+        return found
+
+    for suite, result in ((suite_of({"groups": [1]}), trained), (suite_of({"recipe": "fabric"}), multiplied)):
+        found = fold_bench(ended(suite, "local:6x1", result))
+        assert all(job.slower is None for job in found.jobs if job.hosts == ["local0"])
+        assert {each.verdict for each in found.hosts if each.host in ("local2", "local3")} == {"fit"}
 
 
 def measured(products: Sequence[Matmul]) -> Callable[[Task], Result]:

@@ -237,3 +237,53 @@ def test_what_was_cancelled_for_a_reason_that_slurm_names_elsewhere() -> None:
     limit = failed(cancelled, LIMIT)
     assert limit.outcome == "timeout" and "TIME LIMIT" in (limit.reason or "")
     assert failed(cancelled).outcome == "timeout"
+
+
+NANO = [f"iter {step}: loss 4.1, time 250.{step:02d}ms, mfu 30.00%" for step in range(30)]
+HARMLESS = [
+    "Prompt: Why does my server say 'No space left on device'?",
+    "sample 3: 'RuntimeError: CUDA out of memory' means that the GPU is full",
+    '{"question": "ssh says Permission denied (publickey). What can I do?", "label": 1}',
+    "[rank0] generated: BrokenPipeError: [Errno 32] Broken pipe is raised when nobody reads",
+    "Q1 user: what is STEP 7.0 ON n1 CANCELLED AT 2024-07-08T05:52:10 DUE TO TIME LIMIT ***",
+    "x.py:7: UserWarning: No space left on device would be raised if the cache grew",
+    "wandb: WARNING Connection reset by peer; retrying (1/7)",
+    "[W socket.cpp:426] [c10d] The server socket has failed to bind (errno: 98 - Address already in use).",
+    "Terminated early: the loss does not change",
+    "KeyboardInterrupt is handled: press Ctrl-C to stop",
+]
+
+
+@pytest.mark.parametrize("line", HARMLESS)
+def test_words_of_a_failure_in_data_and_warnings_are_none(line: str) -> None:
+    """Also at the end of a log in a format that does not say when a job is over."""
+    assert one([*NANO, line], "node07.log").outcome == "succeeded"
+    assert one(["a line", line], "node07.log").outcome == "unreadable"
+    assert one([*chat_log(["n1"], ends=False), line]).outcome == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("line", "outcome", "failure"),
+    [
+        (
+            "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB for sample 3: too long",
+            "failed",
+            "cuda_oom",
+        ),
+        ('{"level": "error", "msg": "CUDA out of memory"}', "failed", "cuda_oom"),
+        ("@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @", "failed", "ssh_host_key"),
+        ("[W902 agent/api.py:7] Received 15 death signal, shutting down workers", "timeout", None),
+        ("KeyboardInterrupt", "timeout", None),
+    ],
+)
+def test_what_a_program_says_of_itself_counts_beside_data_and_as_a_warning(
+    line: str, outcome: str, failure: str | None
+) -> None:
+    found = one([*NANO, line], "node07.log")
+    assert (found.outcome, found.failure) == (outcome, failure)
+
+
+@pytest.mark.parametrize("name", ["results.csv", "node07.json", "README.md", "train.py"])
+def test_a_table_or_a_program_that_names_a_failure_is_no_job(name: str) -> None:
+    """Such as the results of an earlier `muster judge --output`, in the folder of the logs."""
+    assert one(["job,reason", "node07,RuntimeError: CUDA out of memory"], name).outcome == "unreadable"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,14 +76,16 @@ def steady_sweeps(record: JobRecord) -> dict[int, Sweep]:
     """A job's all-reduces by their size in bytes, those that were steady."""
     fabric = record.result.fabric if record.result and record.outcome == "succeeded" else None
     found = fabric.of("all-reduce") if fabric else []
-    return {each.bytes: each for each in found if each.time.median > 0 and varied(each.time) <= UNSTEADY}
+    return {each.bytes: each for each in found if varied(each.time) <= UNSTEADY}
 
 
 def varied(time: Spread) -> float:
     """By how much repeats differ, whatever one of them took: 1.4826 times the median deviation from the
-    median, which is the standard deviation where they are normal."""
-    off = [abs(seconds - time.median) for seconds in time.seconds]
-    return MAD * statistics.median(off) / time.median
+    median, which is the standard deviation where they are normal. Infinite where there are none, or one has
+    no time."""
+    if not time.seconds or not all(0 < each < math.inf for each in (time.median, *time.seconds)):
+        return math.inf
+    return MAD * statistics.median(abs(seconds - time.median) for seconds in time.seconds) / time.median
 
 
 def _exchanges(record: JobRecord) -> Iterable[str]:

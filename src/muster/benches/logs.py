@@ -131,7 +131,7 @@ def _logs(
             *(log for log in products if log.measured),
         ]
     speed, measured = result.throughput, None
-    if speed is not None and result.global_batch and speed.samples_per_second > 0 and speed.measured_steps:
+    if speed and 0 < speed.samples_per_second < math.inf and result.global_batch and speed.measured_steps:
         samples = float(speed.measured_steps * result.global_batch)
         seconds = samples / speed.samples_per_second
         tokens = speed.tokens_per_second * seconds or None
@@ -221,9 +221,9 @@ def _product_logs(base: JobLog, products: Sequence[Matmul]) -> list[JobLog]:
         by_host.setdefault(each.host, []).append(each)
     logs = []
     for host, mine in by_host.items():
-        slowest = min(mine, key=lambda each: each.sustained)
-        if not slowest.sustained > 0:
+        if not all(0 < each.sustained < math.inf for each in mine):
             continue
+        slowest = min(mine, key=lambda each: each.sustained)
         varied = slowest.variation
         shaky = varied is not None and varied > UNSTEADY
         note = f"the matrix products of {host} varied by {varied:.0%}: not a measurement" if shaky else ""
@@ -249,8 +249,10 @@ def _product_logs(base: JobLog, products: Sequence[Matmul]) -> list[JobLog]:
 
 
 def _error(variation: float | None, windows: int) -> float | None:
-    """The relative standard error of a mean of so many windows."""
-    return None if variation is None or windows < 1 else variation / math.sqrt(windows)
+    """The relative standard error of a mean of so many windows; None: it is not known."""
+    if variation is None or not 0 <= variation < math.inf or windows < 1:
+        return None
+    return variation / math.sqrt(windows)
 
 
 def _products(fabric: FabricRun, recipes: Mapping[str, Recipe]) -> list[Matmul]:

@@ -41,7 +41,8 @@ _CRASH = re.compile(
 _EXTERNAL = re.compile(
     r"Main process received SIG(?:TERM|INT), exiting|got signal: (?:15|2)\b|killed by signal: Terminated|"
     r"CANCELLED AT \S+ \*\*\*|timeout: sending signal|"
-    r"Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|^(?:Terminated|KeyboardInterrupt)\b"
+    r"Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|"
+    r"^(?:Terminated|KeyboardInterrupt)(?:: |  |\s*$)"
 )
 # Hosts that a line itself names: "srun: error: node07: task 3: ...", "srun: error: Node failure on node07",
 # "pdsh@head: node07: ssh exited ...", "ssh: connect to host node07 port 22: ...", Open MPI's "on node n7".
@@ -50,6 +51,16 @@ _WHO = re.compile(
     r"pdsh@\S+: (?P<pdsh>[\w.-]+): ssh exited|ssh: connect to host (?P<ssh>\S+) port|"
     r"on node (?P<mpi>\S+) exited on signal"
 )
+# Where a line begins to show what somebody asks or a model answers, or a record of data.
+_DATA = re.compile(
+    r"(?:^|[\s\])|>-])(?:prompt|question|instruction|answer|response|completion|generated|generation|sample|"
+    r"example|predicted|user|assistant|human)s?[\s#\d\[\]()]*: |"
+    r"[\"'](?:prompt|question|instruction|answer|response|completion|chosen|rejected|content|text)"
+    r"[\"']: ?[\"'\[]",
+    re.IGNORECASE,
+)
+# A warning: the program goes on.
+_WARNING = re.compile(r"\b[A-Z]\w*Warning: |\bWARNING\b|(?:^|\[)W\d* ")
 _ELASTIC = re.compile(r"\s+host +: (\S+)")  # torchrun's account of a process: its host, then its exit code
 _ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_args(Weight))}
 # Ways to end that one host does not cause in another: a host with one of them failed by itself.
@@ -82,11 +93,11 @@ class Signs:
     elastic: str | None = None  # the host of the process that torchrun gives account of
 
     def line(self, text: str, host: str | None) -> None:
-        """Look at a line, without its host's prefix."""
-        for hint in HINTS:
-            if hint in text:
-                self._look(text, host)
-                return
+        """Look at a line, without its host's prefix. What it quotes of others says nothing of this job."""
+        if any(hint in text for hint in HINTS):
+            if quoted := _DATA.search(text):
+                text = text[: quoted.start()]
+            self._look(text, host)
 
     def progress(self) -> None:
         """Another step was done."""
@@ -152,6 +163,12 @@ class Signs:
             if not {"cause", "exception", "crash", "killed"} & said:
                 self._add("external", None, text, hosts)
             return
+        if (
+            known
+            and known.phrase.weight in ("cause", "symptom")
+            and not _WARNING.search(known.phrase.example)
+        ):
+            known = None if _WARNING.search(text) else known
         if known and known.phrase.weight != "notice":
             # Slurm says on which host the step was, and not which failed.
             nobody = known.phrase.weight == "scheduler" and "CANCELLED" in text

@@ -30,6 +30,8 @@ MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
 STAMPED = 10_000  # lines at the beginning and at the end, in which time stamps are looked for
 BATCH = 512  # lines at a time, where they come one by one
+# Tables, documents and programs: what they say of failures, as results of earlier jobs do, is no job's end.
+_NO_LOG = re.compile(r"\.(?:csv|tsv|json|md|rst|html?|ya?ml|toml|ini|cfg|py|ipynb|sh)$", re.IGNORECASE)
 _MADE = Callable[[Frame, Sequence[Mapping]], LineReader]
 
 
@@ -130,7 +132,9 @@ def _unread(path: str, frame: Frame, whole: _Whole, mappings: Sequence[Mapping])
     """The job of a log that no reader knows: one that failed, or nobody knows."""
     decisive = frame.signs.decisive()
     recent = decisive and any(decisive.text in line for line in islice(whole.backwards(), RECENT))
-    if whole.broken is None and decisive and recent:  # it failed before anything that could be recognised
+    if (
+        whole.broken is None and decisive and recent and not _NO_LOG.search(path)
+    ):  # it failed before anything that could be recognised
         return _ended(JobLog(path, "failed"), frame, decisive)
     return JobLog(path, "unreadable", whole.broken or _unknown(path, whole.first, whole.last, mappings))
 
