@@ -12,9 +12,14 @@ from typing import Any
 
 import pytest
 
+from muster.core.inventory import Inventory
+from muster.core.job import Facts
+from muster.core.recipe import Recipe
+from muster.core.registry import load_plugin
 from muster.core.result import Result
-from muster.inputs.read import read_inputs
+from muster.inputs.read import Inputs, read_inputs
 from muster.planner import orders
+from muster.planner.decide import Decided, decide
 from muster.runs.afterwards import loading_lines
 from muster.runs.train import train
 from muster.store import events
@@ -35,6 +40,18 @@ TINY = [
     "evaluate.after=false",
     "measure.hardware_seconds=1",
 ]
+
+
+def on_hosts(
+    recipe: Recipe, inventory: Inventory, facts: Facts, *, one_machine: bool = False, **how: Any
+) -> Decided:
+    """A recipe as it is decided on these hosts. Raises UsageError where it does not fit."""
+    name = "local" if one_machine else "ssh"
+    inputs = Inputs(recipe, inventory, load_plugin("muster.launchers", name), name, {})
+    made = decide(inputs, facts, **how)
+    if made.refused is not None:
+        raise made.refused
+    return made
 
 
 def needs_torch() -> None:

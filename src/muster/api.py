@@ -79,8 +79,11 @@ def plan(
         raise UsageError("either hosts or on is needed", hint='on="h200:8x4,10Gbit", or hosts="node[1-4]"')
     told = UserFigures(samples, price)
     if on:
-        return plan_on(recipe_of(recipe, _words(overrides)), on, told, traced=traced).plan
-    return plan_hosts(read_inputs(recipe, hosts, _words(overrides)), told, traced=traced).plan
+        made = plan_on(recipe_of(recipe, _words(overrides)), on, told, traced=traced).plan
+    else:
+        made = plan_hosts(read_inputs(recipe, hosts, _words(overrides)), told, traced=traced).plan
+    assert made is not None  # what trains nothing is refused
+    return made
 
 
 def train(

@@ -20,9 +20,11 @@ from muster.core.inventory import parse_hosts
 from muster.core.job import Job, Placement, place
 from muster.core.launch import Launch
 from muster.core.recipe import Recipe, recipe_from
+from muster.core.registry import load_plugin
 from muster.core.slurm import parse_ask
 from muster.fleet.launchers import local, openmpi, pdsh, slurm, ssh
 from muster.fleet.launchers.base import Home, Request, agent_source
+from muster.inputs.read import Inputs
 from muster.planner.decide import Decided
 from muster.planner.orders import greeting, orders, torchrun_argv
 
@@ -175,9 +177,13 @@ def test_torchrun() -> None:
 def test_the_orders_of_a_job() -> None:
     made = job("node1:2,node2:3")
     recipe = recipe_from({"engine": {"name": "deepspeed", "zero": 3, "offload": "optimizer+param"}})
-    decided = Decided((2, 3), "cuda", "fp32", made.batch, (8, 4), ((0, 1), None), (), recipe)
-    facts = {"node1": HERE, "node2": HERE}
-    told = orders(made, recipe, decided, {"NCCL_DEBUG": "INFO"}, facts, address="10.0.0.1", port=29500)
+    decided = Decided(made, recipe, (8, 4), ((0, 1), None))
+    here = {**HERE, "address": "10.0.0.1", "port": 29500}
+    env = {"NCCL_DEBUG": "INFO"}
+    inputs = Inputs(
+        recipe, parse_hosts("node1:2,node2:3"), load_plugin("muster.launchers", "ssh"), "ssh", env
+    )
+    told = orders(inputs, decided, {"node1": here, "node2": here})
     for order in told.values():
         order["job"] = {"deepspeed": order["job"]["deepspeed"]}  # the recipe's defaults have their own tests
     same_as_golden("orders.json", json.dumps(told, indent=1))

@@ -18,8 +18,8 @@ from muster.core.checkpoints import UNKNOWN, bytes_needed, due, most_on_disk, sc
 from muster.core.errors import RecipeError, UsageError
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
-from muster.planner.decide import disk_needed
 from muster.runs.checkpoints import Start, WantedCheckpoint, choose
+from muster.runs.requirements import disk_needed
 from muster.store import events, sealed
 from muster.store.runfolder import RunFolder
 from muster.store.sealed import what_is_missing, what_is_wrong

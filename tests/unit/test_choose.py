@@ -15,10 +15,11 @@ from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.trace import Parameter, Pass, Trace
 from muster.inputs.read import check
-from muster.planner.decide import Decided, decide
+from muster.planner.decide import Decided
 from muster.planner.memory.fit import lacking, need
 from muster.planner.outlook import Ground, hypothetical
 from muster.planner.time.steptime import Calibration
+from tests.support import on_hosts
 
 OPEN = ("engine.zero=auto", "train.gradient_checkpointing=auto")
 
@@ -30,7 +31,7 @@ def decided_on(machines: str, *overrides: str, timed: bool = True, host_memory: 
     inventory, facts, by_host = hypothetical([found], machines, host_memory)
     ground = Ground(facts, inventory.hosts, Calibration(), by_host)
     clock = ground.clock if timed else None
-    return decide(recipe, inventory, facts, one_machine=False, clock=clock)
+    return on_hosts(recipe, inventory, facts, clock=clock)
 
 
 def test_the_fastest_that_fits_is_chosen_and_nothing_is_left_open() -> None:
@@ -48,7 +49,7 @@ def test_the_fastest_that_fits_is_chosen_and_nothing_is_left_open() -> None:
         recipe.engine.stage,
         recipe.train.checkpointing,
     )
-    told = {each.field: each for each in decided.decisions}
+    told = {each.field: each for each in decided.job.decisions}
     assert told["engine.zero"].value == recipe.engine.stage
     assert "the fastest of" in told["engine.zero"].why
 
@@ -80,7 +81,7 @@ def test_what_lacks_has_its_own_figures() -> None:
 def test_without_speeds_the_mildest_that_fits() -> None:
     decided = decided_on("a100-80gb:8x2,100Gbit", "model.name=opt-125m", timed=False)
     assert (decided.recipe.engine.stage, decided.recipe.train.checkpointing) == (0, False)
-    assert "some speeds are unknown" in next(d.why for d in decided.decisions if d.field == "engine.zero")
+    assert "some speeds are unknown" in next(d.why for d in decided.job.decisions if d.field == "engine.zero")
 
 
 def test_nothing_fits_is_refused_with_what_would() -> None:
@@ -121,7 +122,7 @@ def test_auto_is_for_deepspeed() -> None:
 def test_gradient_checkpointing_alone_can_be_open() -> None:
     about: dict[str, Any] = {"cores": 8, "gpus": [], "memory_total": 64 * 10**9}
     recipe = load_recipe("digits", ["train.gradient_checkpointing=auto"])
-    decided = decide(recipe, parse_hosts("node1"), {"node1": about}, one_machine=False)
+    decided = on_hosts(recipe, parse_hosts("node1"), {"node1": about})
     assert decided.recipe.train.checkpointing is False
     assert [each.changes["train.gradient_checkpointing"] for each in decided.candidates] == ["false", "true"]
 
@@ -147,7 +148,7 @@ def of_no_known_family(memory: int, *, traces: bool) -> Decided:
         "data": {"synthetic": {}, "sequence": 8}, "train": {"gradient_checkpointing": "auto"},
     })  # fmt: skip
     about = {"node1": {"cores": 8, "gpus": [], "memory_total": memory}}
-    return decide(recipe, parse_hosts("node1"), about, one_machine=False, tracer=tracer)
+    return on_hosts(recipe, parse_hosts("node1"), about, tracer=tracer)
 
 
 def test_a_way_that_could_not_be_counted_does_not_fit() -> None:
@@ -180,7 +181,7 @@ def test_the_largest_of_unequal_shares_counts() -> None:
     about: dict[str, Any] = {"cores": 8, "gpus": [], "memory_total": 64 * 10**9}
     hosts = {"node1": about, "node2": about}
     recipe = load_recipe("digits", ["batch.split=[24,40]", "batch.micro=32"])
-    decided = decide(recipe, parse_hosts("node1,node2"), hosts, one_machine=False)
+    decided = on_hosts(recipe, parse_hosts("node1,node2"), hosts)
     assert decided.setting is not None
     assert decided.setting.micro == 40
 
@@ -208,7 +209,7 @@ def sized_on(machines: str, *overrides: str) -> tuple[list[tuple[int, bool]], De
     recipe = load_recipe("opt-benchmark", [*OPEN, *overrides])
     found = parse_machines(machines)
     inventory, facts, _ = hypothetical([found], machines, None)
-    return asked, decide(recipe, inventory, facts, one_machine=False, tracer=tracer)
+    return asked, on_hosts(recipe, inventory, facts, tracer=tracer)
 
 
 def test_each_way_is_sized_once() -> None:
@@ -223,6 +224,6 @@ def test_force_goes_on_with_the_smallest_and_says_so_once() -> None:
     assert decided.recipe.force is True
     chosen = next(each for each in decided.candidates if each.chosen)
     assert chosen.memory == min(each.memory for each in decided.candidates)
-    forced = [each for each in decided.decisions if each.field == "force"]
+    forced = [each for each in decided.job.decisions if each.field == "force"]
     assert len(forced) == 1
     assert "opt-66b needs about" in forced[0].why

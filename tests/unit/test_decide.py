@@ -14,7 +14,9 @@ from muster.core.inventory import Inventory, parse_hosts
 from muster.core.job import Decision
 from muster.core.recipe import recipe_from
 from muster.inputs.model import parameters
-from muster.planner.decide import Decided, check_disk, decide, disk_needed
+from muster.planner.decide import Decided
+from muster.runs.requirements import check_disk, disk_needed
+from tests.support import on_hosts
 
 H100, A100, T4, P100 = (9, 0), (8, 0), (7, 5), (6, 0)
 
@@ -34,11 +36,11 @@ def on(
     about: dict[str, dict[str, Any]], *, hosts: str | None = None, one_machine: bool = False, **recipe: Any
 ) -> Decided:
     inventory: Inventory = parse_hosts(hosts or ",".join(about))
-    return decide(recipe_from(recipe), inventory, about, one_machine=one_machine)
+    return on_hosts(recipe_from(recipe), inventory, about, one_machine=one_machine)
 
 
 def why(decided: Decided, field: str) -> str:
-    found = [d.why for d in decided.decisions if d.field == field]
+    found = [d.why for d in decided.job.decisions if d.field == field]
     assert len(found) == 1
     return found[0]
 
@@ -80,7 +82,7 @@ def test_auto_precision_is_what_every_host_can_do(
     gpus: dict[str, Any], recipe: dict[str, Any], precision: str, reason: str
 ) -> None:
     decided = on(facts(**gpus), **recipe)
-    assert decided.precision == precision
+    assert decided.job.precision == precision
     assert reason in why(decided, "precision")
 
 
@@ -115,7 +117,7 @@ def test_a_precision_is_refused_unless_forced(
     assert what in caught.value.what
     assert caught.value.hint
     decided = on(facts(**gpus), **recipe, force=True)
-    assert decided.precision == recipe["precision"]
+    assert decided.job.precision == recipe["precision"]
     assert why(decided, "precision").startswith("forced, although: ")
 
 
@@ -125,8 +127,8 @@ def test_a_precision_is_refused_unless_forced(
 )
 def test_a_precision_that_was_asked_for_needs_no_reason(gpus: dict[str, Any], precision: str) -> None:
     decided = on(facts(**gpus), precision=precision)
-    assert decided.precision == precision
-    assert "precision" not in [d.field for d in decided.decisions]
+    assert decided.job.precision == precision
+    assert "precision" not in [d.field for d in decided.job.decisions]
 
 
 def own(tmp_path: Path, content: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +138,7 @@ def own(tmp_path: Path, content: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_users_file_decides_the_precision(tmp_path: Path) -> None:
     engine = own(tmp_path, {"bf16": {"enabled": True}})
-    assert on(facts(a=[]), engine=engine).precision == "bf16"
+    assert on(facts(a=[]), engine=engine).job.precision == "bf16"
     with pytest.raises(RecipeError, match=r"precision: is fp32, but .* switches bf16 on"):
         on(facts(a=[]), engine=engine, precision="fp32")
 
@@ -149,16 +151,16 @@ def test_a_users_fp16_is_refused_for_t5_like_any_other(tmp_path: Path) -> None:
 def test_a_users_file_decides_the_batch(tmp_path: Path) -> None:
     engine = own(tmp_path, {"train_micro_batch_size_per_gpu": 4, "train_batch_size": "auto"})
     decided = on(facts(a=[], b=[]), engine=engine, batch={"global": 24})
-    assert (decided.batch.micro, decided.batch.accumulation, decided.batch.global_) == (4, 3, 24)
-    assert on(facts(a=[]), engine=engine, batch={"micro": 4}).batch.micro == 4
+    assert (decided.job.batch.micro, decided.job.batch.accumulation, decided.job.batch.global_) == (4, 3, 24)
+    assert on(facts(a=[]), engine=engine, batch={"micro": 4}).job.batch.micro == 4
     with pytest.raises(RecipeError, match=r"batch\.micro: is 8, but .* says 4"):
         on(facts(a=[]), engine=engine, batch={"micro": 8})
 
 
 def test_derived_batch_numbers_have_their_reason() -> None:
     decided = on(facts(a=[], b=[]), batch={"micro": 4, "global": 24})
-    assert Decision("batch.accumulation", 3, "4 x 3 x 2 ranks = 24") in decided.decisions
-    assert not {"batch.micro", "batch.global"} & {d.field for d in decided.decisions}
+    assert Decision("batch.accumulation", 3, "4 x 3 x 2 ranks = 24") in decided.job.decisions
+    assert not {"batch.micro", "batch.global"} & {d.field for d in decided.job.decisions}
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_device_and_slots(
     visible: tuple[tuple[int, ...] | None, ...],
 ) -> None:
     decided = on(facts(**gpus), hosts=hosts)
-    assert (decided.device, decided.slots, decided.visible_gpus) == (device, slots, visible)
+    assert (decided.job.device, decided.slots, decided.visible_gpus) == (device, slots, visible)
 
 
 def test_gpus_that_no_rank_uses_decide_nothing() -> None:
@@ -187,17 +189,17 @@ def test_gpus_that_no_rank_uses_decide_nothing() -> None:
     for index, memory in enumerate((48, 4, 2)):
         about["a"]["gpus"][index]["memory_total"] = memory * 10**9
     alone = on(about, hosts="a:1")
-    assert (alone.precision, alone.room.device) == ("bf16", 48 * 10**9)
-    assert on(about, hosts="a:1", precision="bf16", **OTHER).precision == "bf16"
+    assert (alone.job.precision, alone.room.device) == ("bf16", 48 * 10**9)
+    assert on(about, hosts="a:1", precision="bf16", **OTHER).job.precision == "bf16"
     two = on(about, hosts="a:2")
-    assert (two.precision, two.room.device) == ("fp32", 4 * 10**9)
+    assert (two.job.precision, two.room.device) == ("fp32", 4 * 10**9)
     here = {"local0": about["a"], "local1": about["a"]}
     shared = on(here, hosts="local:2x1", one_machine=True)
     assert shared.visible_gpus == ((0,), (1,))
-    assert (shared.precision, shared.room.device) == ("fp32", 4 * 10**9)
+    assert (shared.job.precision, shared.room.device) == ("fp32", 4 * 10**9)
     assert "GPU of local1 has compute capability 6.0" in why(shared, "precision")
     separate = on({"a": about["a"], "b": about["a"]}, hosts="a:1,b:1")
-    assert (separate.precision, separate.room.device) == ("bf16", 48 * 10**9)
+    assert (separate.job.precision, separate.room.device) == ("bf16", 48 * 10**9)
 
 
 def test_pretend_hosts_share_the_machines_gpus_and_cores() -> None:
@@ -233,7 +235,7 @@ def test_hosts_without_the_gpus_are_bad_input(
     assert (caught.value.host, caught.value.what) == (host, what)
     assert "launch.device=cpu" in (caught.value.hint or "")
     cpu = on(facts(**gpus), hosts=hosts, launch={"device": "cpu"})
-    assert cpu.device == "cpu"
+    assert cpu.job.device == "cpu"
 
 
 @pytest.mark.parametrize(

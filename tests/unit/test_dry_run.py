@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from muster.cli import main
-from muster.planner.choose import nothing_traced
 from tests.support import TINY
 
 
 @pytest.fixture(autouse=True)
 def _closed_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `plan --quick`: tracing a model takes seconds, and has tests of its own."""
-    monkeypatch.setattr("muster.planner.plan.tracer", nothing_traced)
+    monkeypatch.setattr("muster.planner.plan.tracer", lambda *_: None)
 
 
 def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, *argv: str) -> tuple[int, str, str]:

@@ -65,7 +65,7 @@ def test_no_engine_is_named_outside_of_its_folder() -> None:
     quoted = re.compile(rf"[\"']({'|'.join(OWN)})[\"']")
     files = [path for path in source.rglob("*.py") if quoted.search(path.read_text(encoding="utf-8"))]
     outside = {str(path.relative_to(source)) for path in files if source / "engines" not in path.parents}
-    assert outside <= {"agent/agent.py", "core/job.py", "core/recipe.py", "runs/resolve.py"}
+    assert outside <= {"agent/agent.py", "core/job.py", "core/recipe.py", "runs/requirements.py"}
 
 
 def test_a_recipe_can_name_it(spec: EngineSpec) -> None:

@@ -23,7 +23,6 @@ from muster.core.recipes import load_recipe
 from muster.core.result import Failure, Result
 from muster.fabric.run import judged
 from muster.inputs.read import check_idle
-from muster.planner.decide import decide
 from muster.planner.time.collective import CALL
 from muster.planner.time.learning import link_figures
 from muster.reports import fabric as page
@@ -32,6 +31,7 @@ from muster.reports.fabric_tables import files, pair_rows, summary, sweep_rows
 from muster.reports.rundata import RunData
 from muster.results.fold import Folder, fold, make_result
 from muster.store import events
+from tests.support import on_hosts
 from tests.unit.test_report import HOSTILE, check
 
 MIB = 1 << 20
@@ -391,6 +391,6 @@ def test_sizes_that_are_none(value: str) -> None:
 def test_nothing_is_decided_about_a_batch() -> None:
     inventory = parse_hosts("a:2,b:2")
     facts = {host.label: {"gpus": [], "cores": 4} for host in inventory.hosts}
-    decided = decide(load_recipe("fabric"), inventory, facts, one_machine=False)
-    assert {each.field for each in decided.decisions} == {"launch.device"}
+    decided = on_hosts(load_recipe("fabric"), inventory, facts)
+    assert {each.field for each in decided.job.decisions} == {"launch.device"}
     assert decided.slots == (2, 2) and decided.threads == (2, 2)

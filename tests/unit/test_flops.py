@@ -20,7 +20,7 @@ from muster.core.recipe import recipe_from
 from muster.core.result import Flops
 from muster.core.units import format_flops
 from muster.results.fold import fold, make_result
-from muster.runs.resolve import check_hosts, check_profile
+from muster.runs.requirements import check_hosts, check_profile
 from muster.store import events
 from muster.store.windows import measured
 

@@ -12,15 +12,14 @@ import pytest
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError, UsageError
 from muster.core.inventory import Host, parse_hosts
+from muster.core.job import Job, place
 from muster.core.recipes import load_recipe
 from muster.inputs.read import Inputs, check
-from muster.planner.choose import nothing_traced
 from muster.planner.decide import Decided
 from muster.planner.document import Candidate, Plan
 from muster.planner.hosts import HostTrial, by_speed, first, numbers, pick
 from muster.planner.outlook import Ground, UserFigures, ground_of
-from muster.planner.plan import plan_on, recipe_of
-from muster.planner.resolve import Settled, settle
+from muster.planner.plan import plan_on, recipe_of, settle
 from muster.planner.time.steptime import Calibration
 
 HOSTS = parse_hosts("node[1-4]").hosts
@@ -38,17 +37,16 @@ def trial(count: int, speed: float | None, *, fits: bool = True) -> HostTrial:
     best = Candidate(
         changes={}, fits=fits, memory=10**9, samples_per_second=speed, chosen=True, why="the only way"
     )
-    decided = Decided(
-        (1,) * count, "cuda", "fp32", Batch(64 // count, 1, 64), (1,) * count, (None,) * count, (), recipe,
-        candidates=(best,),
-    )  # fmt: skip
+    places = place([(host, 1) for host in HOSTS[:count]])
+    job = Job("", "ssh", places, Batch(64 // count, 1, 64), "fp32", "cuda", {})
     refused = None if fits else UsageError("too little memory", where="memory")
-    return HostTrial(HOSTS[:count], decided, refused)
+    decided = Decided(job, recipe, (1,) * count, (None,) * count, candidates=(best,), refused=refused)
+    return HostTrial(HOSTS[:count], decided)
 
 
 def test_the_most_samples_per_second_win_and_the_others_say_by_how_much() -> None:
     taken, chosen = pick([trial(1, 100), trial(2, 147), trial(3, 152), trial(4, 120)], HOSTS)
-    assert len(taken.hosts) == len(chosen.hosts) == 3  # 147 is less than 98 % of 152
+    assert len(taken.slots) == len(chosen.hosts) == 3  # 147 is less than 98 % of 152
     assert [host.name for host in chosen.idle] == ["node4"]
     assert chosen.decision.value == 3
     assert chosen.decision.why == (
@@ -79,7 +77,9 @@ def test_where_it_does_not_fit_speed_counts_for_nothing() -> None:
     _, chosen = pick([trial(1, 500, fits=False), trial(2, 80), trial(3, 100)], HOSTS[:3])
     assert len(chosen.hosts) == 3
     assert "1 host does not fit" in chosen.why
-    forced = replace(trial(1, 500, fits=False), refused=None)  # force=true refuses nothing
+    forced = trial(1, 500, fits=False)
+    assert forced.decided is not None
+    forced = replace(forced, decided=replace(forced.decided, refused=None))  # force=true refuses nothing
     _, chosen = pick([forced, trial(2, 80)], HOSTS[:2])
     assert len(chosen.hosts) == 2
 
@@ -87,7 +87,7 @@ def test_where_it_does_not_fit_speed_counts_for_nothing() -> None:
 def test_without_speeds_all_that_work() -> None:
     cannot = HostTrial(HOSTS, None, RecipeError("a global batch of 6", where="batch.global"))
     taken, chosen = pick([trial(1, 10), trial(2, None), trial(3, None), cannot], HOSTS)
-    assert (len(taken.hosts), chosen.timed) == (3, False)
+    assert (len(taken.slots), chosen.timed) == (3, False)
     assert chosen.why == "the largest number that works: their speed is unknown"
     assert chosen.candidates[3].why == "cannot: a global batch of 6"
     _, chosen = pick([trial(1, None), trial(2, None)], HOSTS[:2])
@@ -99,7 +99,7 @@ def test_nothing_works() -> None:
     with pytest.raises(RecipeError, match="2 ranks"):
         pick([HostTrial(HOSTS[: i + 1], None, error) for i, error in enumerate(errors)], HOSTS[:2])
     taken, chosen = pick([trial(1, 5, fits=False), trial(2, 4, fits=False)], HOSTS[:2])
-    assert len(taken.hosts) == 2
+    assert len(taken.slots) == 2
     assert taken.refused is not None
     assert chosen.why == "it does not fit on any number of them"
 
@@ -238,11 +238,11 @@ def about(gpu: str, megabits: int | None = 10_000, count: int = 1) -> dict[str, 
     return {"gpus": gpus, "cores": 8, "memory_total": 64 * 10**9, "network": {"megabits": megabits}}
 
 
-def settled(hosts: str, facts: Mapping[str, Mapping[str, Any]], *overrides: str) -> tuple[Inputs, Settled]:
+def settled(hosts: str, facts: Mapping[str, Mapping[str, Any]], *overrides: str) -> tuple[Inputs, Decided]:
     recipe = recipe_of("text2sql-t5-small", ["precision=fp32", "launch.hosts=auto", *overrides])
     inputs = check(recipe, parse_hosts(hosts))
     ground = ground_of(inputs, facts, UserFigures(), Calibration())
-    return inputs, settle(inputs, ground, nothing_traced)
+    return inputs, settle(inputs, ground, None)
 
 
 V100 = "Tesla V100-SXM2-16GB"
@@ -256,7 +256,7 @@ def test_of_unlike_hosts_the_fastest_are_taken() -> None:
     assert [host.name for host in found.chosen.idle] == ["slow"]
     assert found.chosen.skips
     assert "the fastest hosts are a,b" in found.chosen.why
-    assert found.decided.recipe.launch.hosts == 2
+    assert found.recipe.launch.hosts == 2
     assert found.reach == 2  # the curve is not of the third, which is unlike them
 
 

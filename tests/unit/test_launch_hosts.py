@@ -14,9 +14,9 @@ from muster.core.inventory import Host
 from muster.core.recipes import load_recipe
 from muster.inputs.read import Inputs, read_inputs
 from muster.planner.document import Plan
+from muster.planner.hosts import first_hosts
 from muster.planner.outlook import UserFigures
 from muster.planner.plan import plan_on, recipe_of
-from muster.planner.resolve import first_hosts
 from muster.runs.dry_run import dry_run
 from muster.runs.submit import script, submit
 from muster.store.runfolder import RunFolder

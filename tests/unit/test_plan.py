@@ -218,12 +218,12 @@ def test_train_traces_and_refuses_a_model_without_closed_forms(monkeypatch: pyte
         plan_first(inputs, about)
     assert refused.value.where == "memory"
     forced = check(recipe_of("causal-lm", [*words, "force=true"]), parse_hosts("w:1"))
-    _, made = plan_first(forced, about)
+    made = plan_first(forced, about).plan
     assert made is not None and made.memory is not None
     assert (made.memory.basis, made.memory.lacking) == ("traced", "device")
     silent = {"w": {"cores": 8, "gpus": [{"name": "NVIDIA A10", "capability": [8, 6]}]}}
     monkeypatch.setattr("muster.planner.plan.tracer", None)  # not called: there is nothing to check against
-    _, made = plan_first(inputs, silent)
+    made = plan_first(inputs, silent).plan
     assert made is not None and made.memory is None
 
 

@@ -28,12 +28,11 @@ from muster.core.secrets import masked_override
 from muster.inputs.read import check as check_inputs
 from muster.inputs.read import read_inputs
 from muster.planner.decide import decide
-from muster.planner.orders import job_of, orders
+from muster.planner.orders import orders
 from muster.reports import answers, charts, tables, words
 from muster.reports.page import render
 from muster.reports.rundata import Prediction, RunData, gather, read_stream
 from muster.results.fold import Folder
-from muster.runs.resolve import Ready
 from muster.runs.resume import frozen_inventory, frozen_recipe
 from muster.runs.train import freeze
 from muster.store import events
@@ -424,13 +423,12 @@ def frozen(folder, overrides) -> RunFolder:
     """A run as it was written down before its start."""
     inputs = read_inputs("digits", "local:2", overrides)
     facts = {host.label: {"gpus": [], "cores": 2} for host in inputs.inventory.hosts}
-    decided = decide(inputs.recipe, inputs.inventory, facts, one_machine=True)
+    decided = decide(inputs, facts)
     run = RunFolder(folder)
     run.create()
-    job = job_of(run.id, inputs, decided)
-    places = {host: {**about, "python": "python3", "torchrun_folder": "/x"} for host, about in facts.items()}
-    told = orders(job, decided.recipe, decided, inputs.env, places, address="127.0.0.1", port=1)
-    freeze(run, Ready(job, decided, told, None), inputs)
+    here = {"python": "python3", "torchrun_folder": "/x", "port": 1}
+    told = orders(inputs, decided, {host: {**about, **here} for host, about in facts.items()})
+    freeze(run, inputs, replace(decided, orders=told))
     return run
 
 

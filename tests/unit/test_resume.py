@@ -22,7 +22,7 @@ from muster.runs import train as stage
 from muster.runs.ask import ask
 from muster.runs.checkpoints import Start, WantedCheckpoint
 from muster.runs.continuing import continued, divided, on_other_hosts, same_batch, without
-from muster.runs.resolve import Attempt, agree
+from muster.runs.train import Attempt, agree
 from muster.store import events
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder
@@ -166,8 +166,8 @@ def test_hosts_are_asked_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="would go on on 2 ranks"):
         agree(inputs, run, {"local": about([100])}, Attempt(2, resume=True), start=Start(100))
     assert run.job.read_text() == before
-    ready = agree(inputs, run, {"local": about([])}, Attempt(2, resume=True), start=Start())
-    assert ready.job.resume_step is None
+    decided = agree(inputs, run, {"local": about([])}, Attempt(2, resume=True), start=Start())
+    assert decided.job.resume_step is None
 
 
 # --- other hosts ------------------------------------------------------------------------------------------

@@ -15,15 +15,13 @@ from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
 from muster.core.secrets import completed, masked, masked_setup, masked_words, scrubber
 from muster.inputs.read import Inputs, check, read_inputs
-from muster.planner.decide import decide
-from muster.planner.orders import job_of, orders
 from muster.reports.page import report
 from muster.runs.dry_run import dry_run, format_dry_run
 from muster.runs.recorder import Recorder
-from muster.runs.resolve import Ready
+from muster.runs.requirements import needed
 from muster.runs.resume import frozen_inventory, frozen_recipe
 from muster.runs.submit import submit
-from muster.runs.train import freeze
+from muster.runs.train import Attempt, agree, freeze
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from muster.store.values import forget
@@ -66,10 +64,8 @@ def written(inputs: Inputs, folder: Path) -> tuple[RunFolder, dict]:
     run = RunFolder(folder)
     run.create()
     made = decided(inputs)
-    job = job_of(run.id, inputs, made)
-    told = orders_of(inputs)
-    freeze(run, Ready(job, made, told, None), inputs)
-    return run, told["n1"]
+    freeze(run, inputs, made)
+    return run, made.orders["n1"]
 
 
 def holders(folder: Path) -> dict[str, list[str]]:
@@ -102,11 +98,7 @@ def test_a_resumed_run_has_them_again(
         return check(frozen_recipe(run), frozen_inventory(run.read_json(run.job)))
 
     assert (again().env, again().recipe.launch) == (inputs.env, inputs.recipe.launch)
-    freeze(
-        run,
-        Ready(job_of(run.id, again(), decided(again())), decided(again()), orders_of(again()), None),
-        again(),
-    )
+    freeze(run, again(), decided(again()))
     assert frozen_recipe(run).env_kept == key and again().env == inputs.env  # and a third attempt
 
     forget(key)  # another machine
@@ -121,20 +113,15 @@ def test_a_resumed_run_has_them_again(
 
 
 def decided(inputs: Inputs):  # type: ignore[no-untyped-def]
-    return decide(inputs.recipe, inputs.inventory, facts_of(inputs), one_machine=False)
+    """With its start orders."""
+    return agree(inputs, RunFolder(Path("run")), facts_of(inputs), Attempt())
 
 
 def facts_of(inputs: Inputs) -> dict:
     """What hosts without GPUs say of themselves."""
-    about = {"gpus": [], "cores": 2, "python": "python3", "torchrun_folder": "/x"}
+    about = {"gpus": [], "cores": 2, "python": "python3", "torchrun_folder": "/x", "address": "n1", "port": 1}
+    about |= {"shared": True, "versions": dict.fromkeys(needed(inputs.recipe), "1")}
     return {host.label: about for host in inputs.inventory.hosts}
-
-
-def orders_of(inputs: Inputs) -> dict:
-    """The start orders."""
-    made = decided(inputs)
-    job = job_of("run", inputs, made)
-    return orders(job, made.recipe, made, inputs.env, facts_of(inputs), address="n1", port=1)
 
 
 def test_a_variable_without_a_value_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

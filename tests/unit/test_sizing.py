@@ -14,9 +14,10 @@ from muster.core.inventory import parse_hosts
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
 from muster.inputs.model import whole_config
-from muster.planner.decide import Decided, decide
+from muster.planner.decide import Decided
 from muster.planner.memory.fit import Setting, need
 from muster.planner.setting import setting_of
+from tests.support import on_hosts
 
 TABLE = {  # size: (learning rate, tokens per update in units of 2^20)
     "opt-8m": (1e-3, 0.125), "opt-125m": (6e-4, 0.5), "opt-350m": (3e-4, 0.5), "opt-760m": (2.5e-4, 0.5),
@@ -35,11 +36,11 @@ def gpus(count: int, memory: float = 85.9, *, host: float = 2000, name: str = "A
 def benchmark(hosts: dict[str, Any], *overrides: str, one_machine: bool = False) -> Decided:
     """The shipped recipe on these hosts."""
     recipe = load_recipe("opt-benchmark", overrides)
-    return decide(recipe, parse_hosts(",".join(hosts)), hosts, one_machine=one_machine)
+    return on_hosts(recipe, parse_hosts(",".join(hosts)), hosts, one_machine=one_machine)
 
 
 def why(decided: Decided, field: str) -> str:
-    return next(d.why for d in decided.decisions if d.field == field)
+    return next(d.why for d in decided.job.decisions if d.field == field)
 
 
 @pytest.mark.parametrize("size", TABLE)
@@ -50,7 +51,7 @@ def test_the_benchmark_takes_learning_rate_and_batch_from_the_table(size: str) -
         hosts, f"model.name={size}", *(["engine.zero=3"] if size[-3:] in ("30b", "66b", "75b") else [])
     )
     assert decided.recipe.train.rate == rate
-    batch = decided.batch
+    batch = decided.job.batch
     wanted = millions * 2**20 / 2048
     assert batch.global_ == (wanted if wanted >= 128 else 128)  # no rank can have less than one sequence
     assert batch.micro * batch.accumulation * 128 == batch.global_
@@ -92,9 +93,9 @@ def test_the_batch_nearest_to_what_was_asked_for(
     ranks: int, overrides: list[str], batch: tuple[int, int, int], words: str
 ) -> None:
     decided = benchmark({"a": gpus(ranks)}, *overrides)
-    made = decided.batch
+    made = decided.job.batch
     assert (made.micro, made.accumulation, made.global_) == batch
-    assert words in "; ".join(d.why for d in decided.decisions)
+    assert words in "; ".join(d.why for d in decided.job.decisions)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_the_batch_nearest_to_what_was_asked_for(
 )  # fmt: skip
 def test_auto_where_nothing_is_published(recipe: dict[str, Any], where: str, what: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        decide(
+        on_hosts(
             recipe_from({"workload": "causal-lm", **recipe}),
             parse_hosts("a"),
             {"a": gpus(0)},
@@ -148,35 +149,35 @@ def test_the_micro_batch_is_the_largest_that_the_smallest_device_holds() -> None
     large, small = gpus(8), gpus(8, 24, name="RTX")
     alone = benchmark({"a": large, "b": large}, "model.name=opt-1.3b")
     mixed = benchmark({"a": large, "b": small}, "model.name=opt-1.3b")
-    assert (alone.batch.micro, mixed.batch.micro) == (32, 4)
-    assert alone.batch.global_ == mixed.batch.global_ == 512
+    assert (alone.job.batch.micro, mixed.job.batch.micro) == (32, 4)
+    assert alone.job.batch.global_ == mixed.job.batch.global_ == 512
     assert "is the largest that fits" in why(mixed, "batch.micro")
     assert "of 24.0 GB for each" in why(mixed, "memory of a rank")
     divisors = benchmark({"a": small}, "model.name=opt-1.3b", "batch.global=384")  # 48 a rank
-    assert (divisors.batch.micro, divisors.batch.accumulation) == (6, 8)
+    assert (divisors.job.batch.micro, divisors.job.batch.accumulation) == (6, 8)
 
 
 def test_on_cpus_the_micro_batch_stays_small_and_shrinks_where_memory_is_short() -> None:
     def host(memory: float) -> dict[str, Any]:
         return {"a": {"cores": 8, "gpus": [], "memory_total": int(memory * GB)}}
 
-    assert benchmark(host(1000), "model.name=opt-8m").batch.micro == 8
-    assert benchmark(host(8), "model.name=opt-8m").batch.micro == 2
+    assert benchmark(host(1000), "model.name=opt-8m").job.batch.micro == 8
+    assert benchmark(host(8), "model.name=opt-8m").job.batch.micro == 2
     limited = {"a": {**host(1000)["a"], "memory_limit": 8 * GB}}
-    assert benchmark(limited, "model.name=opt-8m").batch.micro == 2
+    assert benchmark(limited, "model.name=opt-8m").job.batch.micro == 2
     plain = {"workload": "causal-lm", "model": {"name": "opt-8m", "init": "random"}}
-    assert decide(recipe_from(plain), parse_hosts("a"), host(1000), one_machine=False).batch.micro == 8
-    short = decide(recipe_from(plain), parse_hosts("a:4"), host(32), one_machine=False).batch
+    assert on_hosts(recipe_from(plain), parse_hosts("a"), host(1000)).job.batch.micro == 8
+    short = on_hosts(recipe_from(plain), parse_hosts("a:4"), host(32)).job.batch
     assert (short.micro, short.accumulation, short.global_) == (2, 4, 32)  # the same samples a step
     pretend = {f"local{i}": host(32)["a"] for i in range(4)}  # one machine's memory, shared by all of them
-    decided = decide(recipe_from(plain), parse_hosts("local:4x1"), pretend, one_machine=True)
-    assert decided.batch.micro == 2
+    decided = on_hosts(recipe_from(plain), parse_hosts("local:4x1"), pretend, one_machine=True)
+    assert decided.job.batch.micro == 2
 
 
 def test_hosts_that_do_not_tell_their_memory_refuse_nothing() -> None:
     decided = benchmark({"a": {"cores": 8, "gpus": []}}, "model.name=opt-175b")
-    assert decided.batch.micro == 8
-    assert "memory of a rank" not in [d.field for d in decided.decisions]
+    assert decided.job.batch.micro == 8
+    assert "memory of a rank" not in [d.field for d in decided.job.decisions]
 
 
 def test_what_cannot_fit_is_refused_with_what_would() -> None:
@@ -186,12 +187,12 @@ def test_what_cannot_fit_is_refused_with_what_would() -> None:
     assert "A100 of a has 85.9 GB" in caught.value.what
     assert "engine.zero=3 on 64 such ranks; or model.name=opt-13b" in (caught.value.hint or "")
     forced = benchmark({"a": gpus(8)}, "model.name=opt-175b", "force=true")
-    assert forced.batch.micro == 1
+    assert forced.job.batch.micro == 1
     assert why(forced, "force").startswith("although opt-175b needs about")
 
 
 def test_a_micro_batch_that_was_asked_for_is_kept_or_refused() -> None:
-    assert benchmark({"a": gpus(8)}, "batch.micro=16").batch.micro == 16
+    assert benchmark({"a": gpus(8)}, "batch.micro=16").job.batch.micro == 16
     with pytest.raises(UsageError) as caught:
         benchmark({"a": gpus(2, 24)}, "batch.micro=64")
     assert "at micro-batch 64" in caught.value.what

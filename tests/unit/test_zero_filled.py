@@ -14,8 +14,7 @@ from muster.engines.deepspeed.config import fill_auto, given_stage, user_decisio
 from muster.inputs.read import read_inputs
 from muster.planner.remedies import hidden_size
 from muster.runs.dry_run import dry_run, open_values
-from muster.runs.resolve import Attempt, agree
-from muster.runs.train import freeze
+from muster.runs.train import Attempt, agree, freeze
 from muster.store.runfolder import RunFolder
 
 ALL_AUTO: dict[str, Any] = {
@@ -81,8 +80,8 @@ def test_a_run_folder_shows_what_runs_and_keeps_what_was_given(file: Path, tmp_p
     run = RunFolder(tmp_path / "run")
     run.create()
     for number in (1, 2):
-        ready = agree(inputs, run, {"local0": about, "local1": about}, Attempt(number))
-        freeze(run, ready, inputs)
+        decided = agree(inputs, run, {"local0": about, "local1": about}, Attempt(number))
+        freeze(run, inputs, decided)
         job = run.read_json(run.job)
         assert job["recipe"]["engine"]["zero"] == 3
         assert run.read_json(run.engine_config) == job["deepspeed"]

@@ -81,22 +81,23 @@ def plan(
     told = _told(samples, price, link, host_memory)
     with Waiting(err_console()) as line:
         if on:
-            planned = plan_on(recipe_of(recipe, changes), on, told, traced=not quick, say=line.now)
+            decided = plan_on(recipe_of(recipe, changes), on, told, traced=not quick, say=line.now)
         else:
             inputs = read_inputs(recipe, hosts, changes)
-            planned = plan_hosts(inputs, told, traced=not quick, say=line.now)
+            decided = plan_hosts(inputs, told, traced=not quick, say=line.now)
+    plan = decided.plan
+    assert plan is not None  # what trains nothing is refused
     if json:
-        print_json(planned.plan.model_dump(mode="json"))
+        print_json(plan.model_dump(mode="json"))
     else:
-        print_plan(planned.plan)
+        print_plan(plan)
     if write is not None:
-        for file in write_plan(planned.decided, write):
+        for file in write_plan(decided, write):
             err_console().print(f"written     {file}")
-        if planned.chosen is not None and planned.chosen.skips:
-            names = ",".join(host.name for host in planned.chosen.hosts)
+        if decided.chosen is not None and decided.chosen.skips:
+            names = ",".join(host.name for host in decided.chosen.hosts)
             err_console().print(f"            for --hosts {names}")
-    memory = planned.plan.memory
-    return 1 if memory is not None and memory.lacking else 0
+    return 1 if plan.memory is not None and plan.memory.lacking else 0
 
 
 def _told(samples: int | None, price: float | None, link: str, host_memory: str) -> UserFigures:

@@ -20,6 +20,10 @@ class Batch:
     accumulation: int
     global_: int
 
+    def as_dict(self) -> dict[str, int]:
+        """Plain data, by a recipe's names."""
+        return {"micro": self.micro, "accumulation": self.accumulation, "global": self.global_}
+
 
 def resolve_batch(
     micro: int | None,
@@ -41,26 +45,16 @@ def resolve_batch(
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, not {world_size}")
     if global_ is None:
-        chosen_micro = micro or largest
-        chosen_accumulation = accumulation or 1
-        return Batch(chosen_micro, chosen_accumulation, chosen_micro * chosen_accumulation * world_size)
-    if global_ % world_size:
+        micro, accumulation = micro or largest, accumulation or 1
+        return Batch(micro, accumulation, micro * accumulation * world_size)
+    share, rest = divmod(global_, world_size)  # samples per rank and optimizer step
+    part = (micro or 1) * (accumulation or 1)
+    if rest or share % part or (micro is not None and accumulation is not None and part != share):
         raise _impossible(micro, accumulation, global_, world_size)
-    share = global_ // world_size  # samples per rank and optimizer step
-    if micro is not None and accumulation is not None:
-        if micro * accumulation != share:
-            raise _impossible(micro, accumulation, global_, world_size)
-        return Batch(micro, accumulation, global_)
-    if micro is not None:
-        if share % micro:
-            raise _impossible(micro, accumulation, global_, world_size)
-        return Batch(micro, share // micro, global_)
-    if accumulation is not None:
-        if share % accumulation:
-            raise _impossible(micro, accumulation, global_, world_size)
-        return Batch(share // accumulation, accumulation, global_)
-    chosen_micro = next(size for size in range(min(largest, share), 0, -1) if share % size == 0)
-    return Batch(chosen_micro, share // chosen_micro, global_)
+    if micro is None and accumulation is None:
+        micro = next(size for size in range(min(largest, share), 0, -1) if share % size == 0)
+    micro = micro or share // part
+    return Batch(micro, share // micro, global_)
 
 
 def _divisors(number: int) -> list[int]:

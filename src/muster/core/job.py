@@ -68,10 +68,7 @@ class Job:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for job.json."""
-        data = asdict(self)
-        data["batch"]["global"] = data["batch"].pop("global_")
-        data["world_size"] = self.world_size
-        return data
+        return {**asdict(self), "batch": self.batch.as_dict(), "world_size": self.world_size}
 
 
 def place(hosts: list[tuple[Host, int]]) -> tuple[Placement, ...]:

@@ -28,7 +28,7 @@ from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.inputs.read import Inputs
 from muster.planner.decide import decide
-from muster.planner.orders import greeting, rendezvous_address, start_orders, with_code
+from muster.planner.orders import greeting, start_orders, with_code
 from muster.workloads.fabric.spec import FabricRecipe
 
 # ----------------------------------------------------------------------------------------------------
@@ -327,21 +327,21 @@ def measure(
     with Supervisor(places, launcher, launch, job_id, shell) as supervisor:
         facts = supervisor.greet(_greeting(bare, places, job_id))
         _check_torch(facts)
-        decided = decide(bare, inventory, facts, one_machine=launcher.ONE_MACHINE)
-        places = place(list(zip(inventory.hosts, decided.slots, strict=True)))
-        address = launch.address or rendezvous_address(inputs, facts[places[0].host], places[0])
-        port = int(facts[places[0].host]["port"])
-        patient = asked.grown(sum(decided.slots)) if decided.device == "cuda" else asked
-        hosts = [[each.host, each.first_rank, each.slots] for each in places]
-        device = decided.device
+        decided = decide(inputs, facts)
+        job = decided.job
+        patient = asked.grown(job.world_size) if job.device == "cuda" else asked
+        hosts = [[each.host, each.first_rank, each.slots] for each in job.placements]
+        common = {"asked": patient.as_dict(), "hosts": hosts, "device": job.device}
 
-        def one(index: int, where: Placement) -> tuple[dict[str, Any], list[str]]:
-            told = {"asked": patient.as_dict(), "hosts": hosts, "host": index, "device": device}
-            told |= {"address": address, "port": port}
+        def one(index: int, where: Placement, address: str, port: int) -> tuple[dict[str, Any], list[str]]:
+            told = {**common, "host": index, "address": address, "port": port}
             return told, [facts[where.host]["python"], "-m", WORKER]
 
-        orders = start_orders(places, decided, inputs.env, one, address=address, port=port, seconds=60)
-        collector = Collector(places, patient, device, name, address, port, watch)
+        orders = start_orders(inputs, decided, facts, one, seconds=60)
+        first = orders[job.placements[0].host]
+        collector = Collector(
+            job.placements, patient, job.device, name, first["address"], first["port"], watch
+        )
 
         def tick() -> str | None:
             if time.monotonic() - began > patient.limit + launch.connect_timeout:

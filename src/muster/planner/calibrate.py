@@ -17,7 +17,6 @@ from muster.core.result import Result
 from muster.inputs.model import whole_config
 from muster.planner.forecast import case_of
 from muster.planner.outlook import Ground, load_calibration, save_calibration
-from muster.planner.resolve import tracer
 from muster.planner.setting import setting_of
 from muster.planner.time.learning import (
     MeasuredRun,
@@ -30,6 +29,7 @@ from muster.planner.time.learning import (
     shows_device,
 )
 from muster.planner.time.steptime import Calibration, StepCase, case_key, link_key
+from muster.planner.tracing import tracer
 from muster.store.runfolder import RunFolder
 
 

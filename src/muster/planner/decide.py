@@ -1,103 +1,295 @@
-"""Decide what a recipe leaves open: slots, device, precision, batch, threads. Pure; every choice has its
-reason."""
+"""Decide what a recipe leaves open: slots, device, precision, ZeRO's stage, recomputation, batch, threads.
+
+Of the ways that are open the fastest that fits is taken; where speeds are not known, the mildest that fits.
+Pure; every choice has its reason.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from muster.core.batch import Batch
-from muster.core.checkpoints import bytes_needed
 from muster.core.errors import RecipeError, UsageError
 from muster.core.hardware.devices import driver_device
-from muster.core.inventory import Inventory
-from muster.core.job import Decision
+from muster.core.hardware.machines import Machines
+from muster.core.hostlist import fold_hosts
+from muster.core.inventory import Host
+from muster.core.job import Decision, Facts, Job, place
 from muster.core.recipe import Recipe
+from muster.core.secrets import shareable
 from muster.core.shares import check_given_shares
-from muster.core.units import format_bytes
+from muster.core.trace import Trace
+from muster.core.units import format_number
 from muster.engines.base import spec_of
-from muster.inputs.model import is_t5, parameters, whole_config
-from muster.planner.choose import Timer, Tracer, Where, choose, not_timed, nothing_traced
-from muster.planner.document import Candidate
-from muster.planner.memory.fit import Room, Setting
+from muster.inputs.model import is_t5, whole_config
+from muster.inputs.read import Inputs
+from muster.planner.document import Candidate, Plan
+from muster.planner.memory.fit import Room, Setting, Shortage, lacking, need
 from muster.planner.placing import device_and_slots, gpu_numbers, gpus_of
+from muster.planner.remedies import refusal
 from muster.planner.setting import room_of
-from muster.planner.sizing import Sized
+from muster.planner.sizing import Sized, Where, said_of, size
+from muster.planner.time.steptime import Step
 
+FIELD = "launch.hosts"
 NOWHERE = Room(None, None)
+Tracer = Callable[[Recipe, str, str, int], "Trace | None"]  # recipe, precision, device, ranks
+Timer = Callable[[Setting], "Step | None"]
 Clock = Callable[[Sequence[int], str], Timer]
 Gpus = Mapping[str, Sequence[Mapping[str, Any]]]  # by host
-CPU_FACTS: dict[str, Any] = {"gpus": [], "cores": None}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The hosts that a job runs on, those given that it leaves idle, and why. `candidates`: what was
+    compared, where the plan chose; `timed`: by predicted speeds; `skips`: they are not the first ones."""
+
+    hosts: tuple[Host, ...]
+    idle: tuple[Host, ...]
+    why: str
+    candidates: tuple[Candidate, ...] = ()
+    timed: bool = False
+    skips: bool = False
+
+    @property
+    def decision(self) -> Decision:
+        """How many, why, and which hosts are left."""
+        one = len(self.idle) == 1
+        names = fold_hosts(host.label for host in self.idle)
+        left = f"; {names} stay{'s' if one else ''} idle" if self.idle else ""
+        return Decision(FIELD, len(self.hosts), f"{self.why}{left}")
 
 
 @dataclass(frozen=True)
 class Decided:
-    """Everything that the hosts had to be asked for."""
+    """A job as it is decided, with everything that hosts had to be asked for. `decide` makes it, and it
+    travels whole: the plan and the run add what they know, to the job as well (its id, its attempt)."""
 
-    slots: tuple[int, ...]
-    device: str
-    precision: str
-    batch: Batch
+    job: Job
+    recipe: Recipe  # with what was auto in its model and training
     threads: tuple[int, ...]
     visible_gpus: tuple[tuple[int, ...] | None, ...]  # numbers within CUDA_VISIBLE_DEVICES; None: as it is
-    decisions: tuple[Decision, ...]
-    recipe: Recipe  # with what was auto in its model and training
     setting: Setting | None = None  # None: the model is not known here
     room: Room = NOWHERE
     candidates: tuple[Candidate, ...] = ()  # ways that were compared
+    refused: UsageError | None = None  # it does not fit
+    chosen: Chosen | None = None  # None: all hosts given are used
+    machines: Machines | None = None  # that its time rests on; None: not known
+    reach: int = 0  # hosts that there are like them
+    plan: Plan | None = None  # None: nothing is trained
+    orders: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # what each host is to start
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Ranks of each host."""
+        return tuple(place.slots for place in self.job.placements)
+
+    def saying(self, *decisions: Decision) -> Decided:
+        """With these decisions and no others."""
+        return replace(self, job=replace(self.job, decisions=decisions))
 
 
 def decide(
-    recipe: Recipe,
-    inventory: Inventory,
-    facts: Mapping[str, Mapping[str, Any]],
-    *,
-    one_machine: bool,
-    tracer: Tracer = nothing_traced,
-    clock: Clock | None = None,
+    inputs: Inputs, facts: Facts, *, tracer: Tracer | None = None, clock: Clock | None = None
 ) -> Decided:
-    """The recipe's open values for these hosts. `clock`: from slots and device to how steps are predicted.
+    """The recipe's open values for these hosts. `tracer`: of real models, where closed forms will not do;
+    `clock`: from slots and device to how steps are predicted.
 
-    Raises RecipeError and InventoryError where nothing can work.
+    Raises RecipeError and InventoryError where nothing can work. What does not fit is decided nevertheless,
+    and `refused` says why.
     """
     decisions: list[Decision] = []
-    device, slots = device_and_slots(recipe, inventory, facts, one_machine, decisions)
+    recipe, hosts, one_machine = inputs.recipe, inputs.inventory.hosts, inputs.launcher.ONE_MACHINE
+    device, slots = device_and_slots(recipe, inputs.inventory, facts, one_machine, decisions)
     world_size = sum(slots)
-    gpus = gpus_of(facts, inventory.hosts, slots, shared=one_machine)
     # What trains nothing has neither: the values below are shown nowhere.
-    precision = decide_precision(recipe, device, gpus, decisions) if recipe.trains else "fp32"
+    precision, refused = "fp32", None
     sized, candidates, room = Sized(Batch(1, 1, world_size), recipe), list[Candidate](), NOWHERE
     if recipe.trains:
-        room = room_of(facts, inventory.hosts, slots, device, shared=one_machine)
+        gpus = gpus_of(facts, hosts, slots, shared=one_machine)
+        precision = decide_precision(recipe, device, gpus, decisions)
+        room = room_of(facts, hosts, slots, device, shared=one_machine)
         where = Where(precision, device, slots, room)
-        timer = clock(slots, device) if clock else not_timed
-        sized, candidates = choose(recipe, whole_config(recipe), where, decisions, tracer, timer)
-    recipe, batch = sized.recipe, sized.batch
-    if isinstance(recipe.batch.split, list) and recipe.trains:
-        check_given_shares(recipe.batch.split, world_size=world_size, micro=batch.micro)
+        timer = clock(slots, device) if clock else None
+        sized, candidates, refused = _choose(recipe, where, decisions, tracer, timer)
+        if isinstance(recipe.batch.split, list):
+            check_given_shares(recipe.batch.split, world_size=world_size, micro=sized.batch.micro)
+    recipe = sized.recipe
     decisions.extend(spec_of(recipe.engine.name).decisions(recipe))
-    sharing = sum(slots) if one_machine else None
+    sharing = world_size if one_machine else None
     threads = []
-    for host, count in zip(inventory.hosts, slots, strict=True):
+    for host, count in zip(hosts, slots, strict=True):
         cores = facts[host.label].get("cores") or 1
         threads.append(recipe.launch.threads or max(1, int(cores) // (sharing or count)))
     visible: list[tuple[int, ...] | None] = [None] * len(slots)
     if device == "cuda" and one_machine and len(slots) > 1:
         visible = [tuple(numbers) for numbers in gpu_numbers(slots, shared=True)]
-    return Decided(
-        tuple(slots),
-        device,
-        precision,
-        batch,
-        tuple(threads),
-        tuple(visible),
-        tuple(decisions),
-        recipe,
-        sized.setting,
-        room,
-        tuple(candidates),
+    job = Job(
+        id="",  # the run's, later
+        launcher=inputs.launcher_name,
+        placements=place(list(zip(hosts, slots, strict=True))),
+        batch=sized.batch,
+        precision=precision,
+        device=device,
+        recipe=shareable(recipe.as_dict())[0],
+        decisions=tuple(decisions),
     )
+    return Decided(
+        job, recipe, tuple(threads), tuple(visible), sized.setting, room, tuple(candidates), refused
+    )
+
+
+def _choose(
+    recipe: Recipe, where: Where, decisions: list[Decision], tracer: Tracer | None, timer: Timer | None
+) -> tuple[Sized, list[Candidate], UsageError | None]:
+    """The recipe with everything decided, the ways that were compared, the chosen one among them, and why it
+    does not fit.
+
+    Raises RecipeError for numbers that contradict each other.
+    """
+    config = whole_config(recipe)
+    tried = []
+    refused: RecipeError | None = None
+    for way, made in _ways(recipe):
+        try:
+            tried.append(_try(way, made, config, where, tracer, timer))
+        except RecipeError as error:  # what the recipe wants does not go this way (model.create=sharded)
+            refused = error
+    if not tried:
+        assert refused is not None
+        raise refused
+    best, reason = _best(tried)
+    chosen = tried[best]
+    decisions.extend([*chosen.decisions, *_told(chosen, reason)])
+    made = chosen.sized.recipe.model_copy(update={"force": recipe.force})
+    candidates = [_as_candidate(each, chosen, reason, index == best) for index, each in enumerate(tried)]
+    too_much = None if recipe.force else _does_not_fit(chosen, config, where.room)
+    return replace(chosen.sized, recipe=made), candidates, too_much
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A way, what it comes to, and what was decided on it. `setting`: None where its memory is not known,
+    and so whether it fits."""
+
+    way: dict[str, str]
+    sized: Sized
+    decisions: Sequence[Decision]
+    setting: Setting | None
+    memory: int
+    lacks: Shortage | None
+    step: Step | None
+
+    @property
+    def fits(self) -> bool:
+        return self.setting is not None and self.lacks is None
+
+
+def _ways(recipe: Recipe) -> list[tuple[dict[str, str], Recipe]]:
+    """Every combination of what is open, mildest first: without recomputation, at low stages."""
+    stages = spec_of(recipe.engine.name).open_stages(recipe)
+    again = recipe.train.gradient_checkpointing
+    found = []
+    for checkpointing, stage in itertools.product([False, True] if again == "auto" else [again], stages):
+        way = {"engine.zero": str(stage)} if recipe.engine.zero == "auto" else {}
+        way |= {"train.gradient_checkpointing": str(checkpointing).lower()} if again == "auto" else {}
+        found.append((way, recipe.choosing(zero=stage, checkpointing=checkpointing)))
+    return found
+
+
+def _try(
+    way: dict[str, str],
+    recipe: Recipe,
+    config: Mapping[str, Any] | None,
+    where: Where,
+    tracer: Tracer | None,
+    timer: Timer | None,
+) -> _Tried:
+    """A way as it would be, whether it fits or not. Raises RecipeError where it cannot be gone."""
+    decisions = list[Decision]()
+    trace = tracer(recipe, where.precision, where.device, sum(where.slots)) if tracer else None
+    forced = recipe.model_copy(update={"force": True})  # not refused
+    sized = size(forced, config, where, decisions, trace)
+    setting = sized.setting
+    found = need(setting) if setting is not None else None
+    if setting is None or found is None:
+        return _Tried(way, sized, decisions, None, 0, None, None)
+    return _Tried(
+        {**way, "batch.micro": str(setting.micro)} if way else way,
+        sized,
+        decisions,
+        setting,
+        sum(found.device.values()),
+        lacking(found, setting, where.room),
+        timer(setting) if timer else None,
+    )
+
+
+def _does_not_fit(chosen: _Tried, config: Mapping[str, Any] | None, room: Room) -> UsageError | None:
+    """The error, with what would fit, where even the chosen way does not."""
+    setting = chosen.setting
+    found = need(setting) if setting is not None and chosen.lacks and room.device is not None else None
+    if setting is None or found is None:
+        return None
+    name = chosen.sized.recipe.model.name or "the model"
+    return refusal(setting, room, found, name, said_of(chosen.sized.recipe, config))
+
+
+def _best(tried: Sequence[_Tried]) -> tuple[int, str]:
+    """Which way, and why: of those that fit the fastest; the mildest where one's speed is not known. None
+    fits: the smallest. A way of which nobody knows what it needs is taken only where that is so of all."""
+    known = [index for index, each in enumerate(tried) if each.setting is not None]
+    if not known:
+        return 0, "the mildest: whether it fits is unknown"
+    fitting = [index for index in known if tried[index].fits]
+    among = f"of {len(fitting)} settings that fit (of {len(tried)})"
+    if not fitting:
+        return min(known, key=lambda index: tried[index].memory), "needs the least memory, and does not fit"
+    if any(tried[index].step is None for index in fitting):
+        return fitting[0], f"the mildest {among}; some speeds are unknown"
+    best = max(fitting, key=lambda index: (_speed(tried[index]), -index))
+    return best, f"the fastest {among}: {format_number(_speed(tried[best]))} samples/s predicted"
+
+
+def _speed(tried: _Tried) -> float:
+    return tried.step.samples_per_second if tried.step else 0.0
+
+
+def _told(chosen: _Tried, reason: str) -> list[Decision]:
+    """Why what was open came to what it is."""
+    return [
+        Decision(name, int(value) if value.isdigit() else value == "true", reason)
+        for name, value in chosen.way.items()
+        if name != "batch.micro"
+    ]
+
+
+def _as_candidate(tried: _Tried, chosen: _Tried, reason: str, is_chosen: bool) -> Candidate:
+    step = tried.step
+    return Candidate(
+        changes=tried.way,
+        fits=None if tried.setting is None else tried.fits,
+        memory=tried.memory,
+        step=step.seconds if step else None,
+        samples_per_second=step.samples_per_second if step else None,
+        chosen=is_chosen,
+        why=reason if is_chosen else _lost(tried, chosen),
+    )
+
+
+def _lost(tried: _Tried, chosen: _Tried) -> str:
+    """Why a way was not chosen."""
+    if tried.setting is None:
+        return "whether it fits is unknown"
+    if not tried.fits:
+        return f"does not fit: {tried.lacks}"
+    if tried.step is None or chosen.step is None:
+        return "fits as well; costs more computation or communication"
+    slower = 1 - _speed(tried) / _speed(chosen)
+    return f"{slower:.0%} slower" if slower > 0.005 else "as fast, but not milder"
 
 
 def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[Decision]) -> str:
@@ -195,28 +387,3 @@ def _refusal(
             hint="precision=auto chooses what every host supports",
         )
     return None
-
-
-def check_disk(recipe: Recipe, facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise UsageError where checkpoints and the model cannot fit on a host's disk."""
-    count = parameters(recipe)
-    if count is None or recipe.force:
-        return
-    for host, about in facts.items():
-        need = disk_needed(count, recipe, present=len(about.get("checkpoints") or []))
-        free = about.get("disk_free")
-        if free is not None and free < need:
-            raise UsageError(
-                f"{format_bytes(free)} free where the run is kept, and checkpoints and model need about "
-                f"{format_bytes(need)}",
-                host=host,
-                where=str(about.get("base")),
-                hint="make room, lower checkpoint.keep, save less often, or choose another --output or "
-                "launch.workdir",
-            )
-
-
-def disk_needed(count: int, recipe: Recipe, *, present: int = 0) -> int:
-    """Bytes for the model and as many checkpoints as will lie there at once, less those that do already."""
-    kept, steps = recipe.checkpoint, recipe.train.max_steps
-    return bytes_needed(count, kept.every, kept.keep, steps, present=present, model=kept.model)

@@ -7,57 +7,37 @@ of hosts is taken at its best, with all else that a recipe leaves to the plan.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
 from muster.core.batch import resolve_batch
-from muster.core.errors import RecipeError, UsageError
+from muster.core.errors import RecipeError
 from muster.core.hardware.devices import driver_device
 from muster.core.hostlist import fold_hosts
 from muster.core.inventory import Host
-from muster.core.job import Decision, Facts
+from muster.core.job import Facts
 from muster.core.recipe import Recipe
 from muster.core.units import format_number
-from muster.planner.decide import Decided
+from muster.inputs.read import Inputs
+from muster.planner.decide import FIELD, Chosen, Decided
 from muster.planner.document import Candidate
 from muster.planner.forecast import link_of
 from muster.planner.memory.fit import lacking, need
 from muster.planner.placing import ranks_of
 
-FIELD = "launch.hosts"
 HARDLY = 0.02  # of speed: fewer hosts are taken where more would gain less
+AUTO = "auto"
 MOST = 12  # numbers of hosts that are tried, beside powers of two
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The hosts that a job runs on, those given that it leaves idle, and why. `candidates`: what was
-    compared, where the plan chose; `timed`: by predicted speeds; `skips`: they are not the first ones."""
-
-    hosts: tuple[Host, ...]
-    idle: tuple[Host, ...]
-    why: str
-    candidates: tuple[Candidate, ...] = ()
-    timed: bool = False
-    skips: bool = False
-
-    @property
-    def decision(self) -> Decision:
-        """How many, why, and which hosts are left."""
-        one = len(self.idle) == 1
-        names = fold_hosts(host.label for host in self.idle)
-        left = f"; {names} stay{'s' if one else ''} idle" if self.idle else ""
-        return Decision(FIELD, len(self.hosts), f"{self.why}{left}")
-
-
-@dataclass(frozen=True)
 class HostTrial:
-    """A job on some of its hosts. `refused`: why it does not fit there, or (nothing decided) work at all."""
+    """A job on some of its hosts. `error`: why it does not work there, where nothing is decided."""
 
     hosts: tuple[Host, ...]
     decided: Decided | None
-    refused: UsageError | None = None
+    error: RecipeError | None = None
 
     @property
     def best(self) -> Candidate | None:
@@ -68,7 +48,8 @@ class HostTrial:
     @property
     def works(self) -> bool:
         """Whether it fits there, as far as that is known."""
-        return self.refused is None and self.best is not None and self.best.fits is not False
+        refused = self.decided is None or self.decided.refused is not None
+        return not refused and self.best is not None and self.best.fits is not False
 
     @property
     def speed(self) -> float | None:
@@ -84,6 +65,30 @@ def first(hosts: Sequence[Host], wanted: int) -> Chosen:
             f"is {wanted}, and {given}", where=FIELD, hint=f"at most {len(hosts)}, auto, or more hosts"
         )
     return Chosen(tuple(hosts[:wanted]), tuple(hosts[wanted:]), "as the recipe says")
+
+
+def first_hosts(inputs: Inputs) -> tuple[Inputs, Chosen | None]:
+    """With the hosts that the recipe's number leaves; the others are not even asked.
+
+    Raises RecipeError where they are too few, or where there is nothing to choose a number by.
+    """
+    wanted = inputs.recipe.launch.hosts
+    if wanted == AUTO and not inputs.recipe.trains:
+        raise RecipeError(
+            f"is auto, and {inputs.recipe.workload} trains nothing that could be faster",
+            where=FIELD,
+            hint="a number, or null for all hosts given",
+        )
+    if not isinstance(wanted, int):
+        return inputs, None
+    chosen = first(inputs.inventory.hosts, wanted)
+    return on_hosts(inputs, chosen.hosts), chosen if chosen.idle else None
+
+
+def on_hosts(inputs: Inputs, hosts: tuple[Host, ...]) -> Inputs:
+    """The same recipe on these of its hosts."""
+    recipe = inputs.recipe.choosing(hosts=len(hosts))
+    return replace(inputs, recipe=recipe, inventory=replace(inputs.inventory, hosts=hosts))
 
 
 def by_speed(
@@ -145,7 +150,7 @@ def _works_out(recipe: Recipe, ranks: int) -> bool:
     return True
 
 
-def pick(trials: Sequence[HostTrial], given: Sequence[Host]) -> tuple[HostTrial, Chosen]:
+def pick(trials: Sequence[HostTrial], given: Sequence[Host]) -> tuple[Decided, Chosen]:
     """The number of hosts with most samples/s; of those that are nearly as fast, the fewest hosts. Where not
     all speeds are known, the most hosts that work. `trials`: with ever more hosts.
 
@@ -155,31 +160,32 @@ def pick(trials: Sequence[HostTrial], given: Sequence[Host]) -> tuple[HostTrial,
     if not working:
         decided = [each for each in trials if each.decided is not None]
         if not decided:
-            assert trials[-1].refused is not None
-            raise trials[-1].refused
-        return decided[-1], _as_chosen(decided[-1], trials, given, "it does not fit on any number of them")
+            assert trials[-1].error is not None
+            raise trials[-1].error
+        return _taken(decided[-1], trials, given, "it does not fit on any number of them")
     if any(each.speed is None for each in working):
         why = "their speed is unknown"
         which = "all of them" if len(working[-1].hosts) == len(given) else "the largest number that works"
-        return working[-1], _as_chosen(working[-1], trials, given, f"{which}: {why}")
+        return _taken(working[-1], trials, given, f"{which}: {why}")
     top = max(_speed(each) for each in working)
     chosen = next(each for each in working if _speed(each) >= (1 - HARDLY) * top)
     words = f"{'the fastest' if _speed(chosen) == top else 'as good as the fastest'} of those tried"
     words += f": {format_number(_speed(chosen))} samples/s predicted"
     others = [f"{_count(each)} {_lost(each, chosen)}" for each in trials if each is not chosen]
-    return chosen, _as_chosen(chosen, trials, given, "; ".join([words, *others]), timed=True)
+    return _taken(chosen, trials, given, "; ".join([words, *others]), timed=True)
 
 
-def _as_chosen(
-    chosen: HostTrial, trials: Sequence[HostTrial], given: Sequence[Host], why: str, *, timed: bool = False
-) -> Chosen:
-    used = set(chosen.hosts)
-    skips = chosen.hosts != tuple(given[: len(used)])
+def _taken(
+    trial: HostTrial, trials: Sequence[HostTrial], given: Sequence[Host], why: str, *, timed: bool = False
+) -> tuple[Decided, Chosen]:
+    assert trial.decided is not None
+    used = set(trial.hosts)
+    skips = trial.hosts != tuple(given[: len(used)])
     if skips:
-        why += f"; the fastest hosts are {fold_hosts(host.label for host in chosen.hosts)}"
-    compared = [row for each in trials for row in _rows(each, chosen, why)] if len(trials) > 1 else []
+        why += f"; the fastest hosts are {fold_hosts(host.label for host in trial.hosts)}"
+    compared = [row for each in trials for row in _rows(each, trial, why)] if len(trials) > 1 else []
     idle = tuple(host for host in given if host not in used)
-    return Chosen(chosen.hosts, idle, why, tuple(compared), timed, skips)
+    return trial.decided, Chosen(trial.hosts, idle, why, tuple(compared), timed, skips)
 
 
 def _rows(trial: HostTrial, chosen: HostTrial, why: str) -> list[Candidate]:
@@ -188,7 +194,7 @@ def _rows(trial: HostTrial, chosen: HostTrial, why: str) -> list[Candidate]:
     decided, best = trial.decided, trial.best
     if decided is None or best is None:
         return [Candidate(changes=count, fits=False, memory=0, why=_lost(trial, chosen))]
-    micro = {} if decided.recipe.batch.micro else {"batch.micro": str(decided.batch.micro)}
+    micro = {} if decided.recipe.batch.micro else {"batch.micro": str(decided.job.batch.micro)}
     taken = trial is chosen
     rows = []
     for each in decided.candidates if taken else (best,):
@@ -208,7 +214,7 @@ def _lost(trial: HostTrial, chosen: HostTrial) -> str:
     """Why another number of hosts was not chosen."""
     decided = trial.decided
     if decided is None:
-        return f"cannot: {trial.refused.what}" if trial.refused else "cannot"
+        return f"cannot: {trial.error.what}" if trial.error else "cannot"
     if not trial.works:
         return f"does not fit{_too_little(decided)}"
     if trial.speed is None or chosen.speed is None:

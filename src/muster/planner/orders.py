@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from muster.core.errors import UsageError
-from muster.core.job import ENGINE_CONFIG, Job, Placement, place
+from muster.core.job import ENGINE_CONFIG, Facts, Job, Placement
 from muster.core.recipe import Recipe
-from muster.core.secrets import shareable
 from muster.engines.base import spec_of
 from muster.inputs.model import whole_config
 from muster.inputs.read import Inputs
@@ -31,20 +30,6 @@ TRACKERS = {
     "wandb": ("wandb",),
 }
 _SHIPPED = ("core", "engines", "failures", "store", "worker", "workloads")  # what a rank imports
-
-
-def job_of(run_id: str, inputs: Inputs, decided: Decided) -> Job:
-    """The job as it was decided, on the hosts in their order."""
-    return Job(
-        id=run_id,
-        launcher=inputs.launcher_name,
-        placements=place(list(zip(inputs.inventory.hosts, decided.slots, strict=True))),
-        batch=decided.batch,
-        precision=decided.precision,
-        device=decided.device,
-        recipe=shareable(decided.recipe.as_dict())[0],
-        decisions=(*inputs.env_files, *decided.decisions),
-    )
 
 
 def greeting(
@@ -84,46 +69,38 @@ def greeting(
     }
 
 
-def orders(
-    job: Job,
-    recipe: Recipe,
-    decided: Decided,
-    env: Mapping[str, str],
-    facts: Mapping[str, Mapping[str, Any]],
-    *,
-    address: str,
-    port: int,
-) -> dict[str, dict[str, Any]]:
-    """Per host, the start order: what torchrun is called with, its environment, and what the ranks read.
-    `facts`: of each host, its interpreter and the folder of its part of the run."""
+def orders(inputs: Inputs, decided: Decided, facts: Facts) -> dict[str, dict[str, Any]]:
+    """Per host, the start order of a job: what torchrun is called with, its environment, and what the ranks
+    read. `facts`: of each host, its interpreter, a free port and the folder of its part of the run. Raises
+    UsageError."""
+    job, recipe = decided.job, decided.recipe
     engine = spec_of(recipe.engine.name)
     config = engine.config(recipe, job.batch, job.precision)
     if config is not None:
         config = engine.filled(config, recipe, hidden_size(whole_config(recipe) or {}))
     content = {"job": job.as_dict(), ENGINE_CONFIG: config}
 
-    def one(index: int, place: Placement) -> tuple[dict[str, Any], list[str]]:
+    def one(index: int, place: Placement, address: str, port: int) -> tuple[dict[str, Any], list[str]]:
         return content, torchrun_argv(job, index, address, port, facts[place.host])
 
-    seconds = recipe.measure.hardware_seconds
-    return start_orders(job.placements, decided, env, one, address=address, port=port, seconds=seconds)
+    return start_orders(inputs, decided, facts, one, recipe.measure.hardware_seconds)
 
 
 def start_orders(
-    places: tuple[Placement, ...],
+    inputs: Inputs,
     decided: Decided,
-    env: Mapping[str, str],
-    one: Callable[[int, Placement], tuple[dict[str, Any], list[str]]],
-    *,
-    address: str,
-    port: int,
+    facts: Facts,
+    one: Callable[[int, Placement, str, int], tuple[dict[str, Any], list[str]]],
     seconds: float,
 ) -> dict[str, dict[str, Any]]:
-    """Per host, the start order. `one`: what a host's ranks read, and its command; `seconds`: between two
-    samples of its hardware."""
+    """Per host, the start order of any ranks. `one`: what a host's ranks read, and its command, where they
+    meet at this address and port; `seconds`: between two samples of its hardware. Raises UsageError."""
+    places = decided.job.placements
+    about = facts[places[0].host]
+    address, port = inputs.recipe.launch.address or rendezvous_address(inputs, about), int(about["port"])
     made = {}
     for index, where in enumerate(places):
-        content, argv = one(index, where)
+        content, argv = one(index, where, address, port)
         made[where.host] = {
             "nodes": len(places),
             "address": address,
@@ -135,8 +112,8 @@ def start_orders(
                 "threads": decided.threads[index],
                 "visible_gpus": decided.visible_gpus[index],
                 "used_gpus": list(range(where.slots)),
-                "device": decided.device,
-                "env": dict(env),
+                "device": decided.job.device,
+                "env": dict(inputs.env),
                 "hardware_seconds": seconds,
             },
         }
@@ -187,15 +164,16 @@ def _add(archive: zipfile.ZipFile, path: Path, name: str) -> None:
     archive.writestr(info, path.read_bytes(), compress_type=zipfile.ZIP_DEFLATED)
 
 
-def rendezvous_address(inputs: Inputs, facts: Mapping[str, Any], first: Placement) -> str:
-    """Where ranks meet: this machine, or the first host's address as it was reached."""
+def rendezvous_address(inputs: Inputs, about: Mapping[str, Any]) -> str:
+    """Where ranks meet: this machine, or the first host's address as it was reached. `about`: its facts."""
     if inputs.launcher.ONE_MACHINE:
         return "127.0.0.1"
-    address = facts.get("address") or first.host
+    first = inputs.inventory.hosts[0].label
+    address = str(about.get("address") or first)
     if len(inputs.inventory.hosts) > 1 and (address.startswith("127.") or address == "::1"):
         raise UsageError(
             f"it was reached at {address} (a forwarded port?), where the other hosts cannot meet it",
-            host=first.host,
+            host=first,
             hint="launch.address=ADDRESS of the first host as the others see it",
         )
     return address

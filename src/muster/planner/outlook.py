@@ -21,7 +21,7 @@ from muster.core.inventory import Host, Inventory
 from muster.core.job import Facts
 from muster.core.section import Part
 from muster.inputs.read import Inputs
-from muster.planner.choose import Timer
+from muster.planner.decide import Timer
 from muster.planner.forecast import Outlook, link_of, machines_from, slowest_link, timed
 from muster.planner.hosts import by_speed
 from muster.planner.memory.fit import Setting

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,32 +24,23 @@ from muster.fleet.supervisor import Supervisor
 from muster.inputs.model import check_closed_form, whole_config
 from muster.inputs.read import Inputs, absolute, check
 from muster.planner.advice import advise
-from muster.planner.choose import Tracer, nothing_traced
-from muster.planner.decide import Decided, decide
+from muster.planner.decide import Chosen, Decided, Tracer, decide
 from muster.planner.document import Plan
 from muster.planner.forecast import Outlook, case_of, global_given, plan_of
-from muster.planner.hosts import Chosen
+from muster.planner.hosts import AUTO, HostTrial, by_speed, first_hosts, numbers, on_hosts, pick
 from muster.planner.memory.fit import lacking, need
 from muster.planner.orders import greeting
 from muster.planner.outlook import Ground, UserFigures, ground_of, hypothetical, load_calibration
+from muster.planner.placing import ranks_of
 from muster.planner.remedies import remedies
-from muster.planner.resolve import AUTO, Settled, first_hosts, on_hosts, settle, tracer
 from muster.planner.setting import why_unknown
 from muster.planner.sizing import said_of
 from muster.planner.time.steptime import Calibration
+from muster.planner.tracing import once, tracer
 
 Say = Callable[[str], None]
 HOPELESS = 2.0  # times a rank's room: what needs more by closed forms does not fit, whatever a trace finds
 TIGHT = 0.5  # of a rank's room: closed forms, which miss by up to 37 %, will do for what needs less
-
-
-@dataclass(frozen=True)
-class PlannedJob:
-    """A plan, and the decisions that it shows. `chosen`: None where all hosts given are used."""
-
-    plan: Plan
-    decided: Decided
-    chosen: Chosen | None = None
 
 
 def recipe_of(source: str, overrides: list[str]) -> Recipe:
@@ -57,16 +48,9 @@ def recipe_of(source: str, overrides: list[str]) -> Recipe:
     return absolute(load_recipe(source, overrides))
 
 
-def _tracer(traced: bool, say: Say | None) -> Tracer:
-    """Tracing, or closed forms alone."""
-    if not traced:
-        return nothing_traced
-    return partial(tracer, say=say) if say is not None else tracer
-
-
 def plan_on(
     recipe: Recipe, on: str, told: UserFigures, *, traced: bool = True, say: Say | None = None
-) -> PlannedJob:
+) -> Decided:
     """A recipe on machines that are not there. `say`: what is done that takes seconds. Raises UsageError for
     what is not understood."""
     check_plannable(recipe)
@@ -75,7 +59,7 @@ def plan_on(
     if not traced:
         check_closed_form(recipe)
     ground = Ground(facts, inventory.hosts, load_calibration(), machines).of(inputs.inventory.hosts)
-    return _attempt(inputs, ground, told, _tracer(traced, say), chosen, on)[0]
+    return _attempt(inputs, ground, told, partial(tracer, say=say) if traced else None, chosen, on)
 
 
 def plan_hosts(
@@ -85,7 +69,7 @@ def plan_hosts(
     traced: bool = True,
     shell: Shell | None = None,
     say: Say | None = None,
-) -> PlannedJob:
+) -> Decided:
     """A recipe on hosts, which are asked what they are. `say`: as in plan_on. Raises UsageError."""
     check_plannable(inputs.recipe)
     if not traced:
@@ -97,7 +81,7 @@ def plan_hosts(
     ground = ground_of(inputs, ask(inputs, shell or Shell()), told, known)
     if say is not None:
         say("planning")
-    return _attempt(inputs, ground, told, _tracer(traced, say), chosen)[0]
+    return _attempt(inputs, ground, told, partial(tracer, say=say) if traced else None, chosen)
 
 
 def check_plannable(recipe: Recipe) -> None:
@@ -130,33 +114,76 @@ def hosts_first(inputs: Inputs, asking: Callable[[Inputs], Facts]) -> tuple[Inpu
     if inputs.recipe.launch.hosts != AUTO:
         return inputs, chosen
     ground = ground_of(inputs, asking(inputs), UserFigures(), _calibration([]))
-    settled = settle(inputs, ground, nothing_traced)
-    if settled.refused or _tight(settled.decided) or settled.machines is not None:
-        settled = settle(inputs, ground, tracer)
-    assert settled.chosen is not None
-    return on_hosts(inputs, settled.chosen.hosts), settled.chosen
+    decided = settle(inputs, ground, None)
+    if decided.refused or _tight(decided) or decided.machines is not None:
+        decided = settle(inputs, ground, tracer)
+    assert decided.chosen is not None
+    return on_hosts(inputs, decided.chosen.hosts), decided.chosen
 
 
-def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> tuple[Decided, Plan | None]:
-    """What `train` does before it starts: everything decided, and the plan. None: nothing is trained.
+def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> Decided:
+    """What `train` does before it starts: everything decided, with the plan where something is trained.
 
     Tracing takes seconds: it is done where memory is tight by the closed forms, where there are none for the
     model, and where a time can be told. `chosen`: the hosts, of more that were given. Raises UsageError where
     nothing can work, or the job cannot fit.
     """
     if not inputs.recipe.trains:
-        one_machine = inputs.launcher.ONE_MACHINE
-        decided = decide(inputs.recipe, inputs.inventory, facts, one_machine=one_machine)
-        return _with_hosts(decided, chosen), None
+        return _with_hosts(decide(inputs, facts), chosen)
     notes: list[str] = []
     ground, told = ground_of(inputs, facts, UserFigures(), _calibration(notes)), UserFigures()
-    planned, refused = _attempt(inputs, ground, told, nothing_traced, chosen)
-    hopeless = refused is not None and not inputs.recipe.force and _hopeless(planned.decided)
-    if not hopeless and (refused or _tight(planned.decided) or planned.plan.time is not None):
-        planned, refused = _attempt(inputs, ground, told, tracer, chosen)
-    if refused and not inputs.recipe.force:
-        raise refused
-    return planned.decided, planned.plan.model_copy(update={"notes": [*planned.plan.notes, *notes]})
+    decided = _attempt(inputs, ground, told, None, chosen)
+    assert decided.plan is not None
+    hopeless = decided.refused is not None and _hopeless(decided)
+    if not hopeless and (decided.refused or _tight(decided) or decided.plan.time is not None):
+        decided = _attempt(inputs, ground, told, tracer, chosen)
+    if decided.refused:
+        raise decided.refused
+    return _noted(decided, *notes)
+
+
+def settle(inputs: Inputs, ground: Ground, tracer: Tracer | None) -> Decided:
+    """Everything that was open, the number of hosts among it. Raises RecipeError and InventoryError where
+    nothing can work."""
+    tracer = once(tracer) if tracer else None
+    given = inputs.inventory.hosts
+    if inputs.recipe.launch.hosts != AUTO:
+        decided = decide(inputs, ground.facts, tracer=tracer, clock=ground.clock)
+        machines = ground.on(decided.slots, decided.job.device, decided.job.precision)
+        return replace(decided, machines=machines, reach=len(given))
+    device = inputs.recipe.launch.device
+    ordered = by_speed(given, ground.facts, device, ground.env, inputs.recipe.precision)
+    ranks = [ranks_of(host, ground.facts[host.label], device) for host in ordered]
+    trials = []
+    for number in numbers(inputs.recipe, ranks):
+        labels = {host.label for host in ordered[:number]}
+        some = tuple(host for host in given if host.label in labels)
+        there = ground.of(some)
+        try:
+            decided = decide(on_hosts(inputs, some), there.facts, tracer=tracer, clock=there.clock)
+            trials.append(HostTrial(some, decided))
+        except RecipeError as error:
+            if not (error.where or "").startswith("batch."):  # what no number of hosts would change
+                raise
+            trials.append(HostTrial(some, None, error))
+    decided, chosen = pick(trials, given)
+    job = decided.job
+    machines = ground.of(chosen.hosts).on(decided.slots, job.device, job.precision)
+    in_order = [ranks_of(host, ground.facts[host.label], device) for host in given]
+    machines, reach = _beside(machines, ground.on(in_order, job.device, job.precision))
+    return replace(decided, machines=machines, reach=reach, chosen=chosen)
+
+
+def _beside(machines: Machines | None, whole: Machines | None) -> tuple[Machines | None, int]:
+    """The chosen machines as a part of all, and how many hosts there are like them: none but themselves where
+    the others are slower, or not all have as many slots. A single host has the link to the others that it
+    leaves idle."""
+    if machines is None:
+        return None, 1
+    alike = whole is not None and replace(whole, hosts=machines.hosts, link=machines.link) == machines
+    if whole is None or not alike or (machines.hosts > 1 and whole.link != machines.link):
+        return machines, machines.hosts
+    return whole.on(machines.hosts), whole.hosts
 
 
 def _calibration(notes: list[str]) -> Calibration:
@@ -172,32 +199,29 @@ def _attempt(
     inputs: Inputs,
     ground: Ground,
     told: UserFigures,
-    with_tracer: Tracer,
+    tracer: Tracer | None,
     chosen: Chosen | None = None,
     words: str | None = None,
-) -> tuple[PlannedJob, UsageError | None]:
-    """A plan, and the error where it does not fit. `chosen`: the hosts, where that was done before; `words`:
-    what to call the machines."""
-    settled = settle(inputs, ground, with_tracer)
-    chosen = settled.chosen or chosen
-    decided = _with_hosts(settled.decided, chosen)
+) -> Decided:
+    """Everything decided, with a plan, whether it fits or not. `chosen`: the hosts, where that was done
+    before; `words`: what to call the machines."""
+    decided = settle(inputs, ground, tracer)
+    decided = _with_hosts(decided, decided.chosen or chosen)
+    job, chosen, machines = decided.job, decided.chosen, decided.machines
     # Counting them may mean reading the data, which only a time is worth.
-    samples = told.samples or (decided.recipe.epoch_samples() if settled.machines is not None else None)
+    samples = told.samples or (decided.recipe.epoch_samples() if machines is not None else None)
     if chosen is None or not chosen.timed:  # else slower hosts were left out already
-        advice = _advice(decided, ground, samples)
-        decided = replace(decided, decisions=(*decided.decisions, *advice))
-    start = _begun(inputs, settled, decided, chosen, words or inputs.inventory.source)
-    alike = settled.machines is None or len(ground.hosts) != len(decided.slots)
-    fewer = None if alike else ground.fewer(decided.slots, decided.device, decided.precision)
+        decided = decided.saying(*job.decisions, *_advice(decided, ground, samples))
+    start = _begun(inputs, decided, words or inputs.inventory.source)
+    alike = machines is None or len(ground.hosts) != len(decided.slots)
+    fewer = None if alike else ground.fewer(decided.slots, job.device, job.precision)
     if fewer is not None:
-        note = "hosts differ: the slowest sets the pace, and fewer hosts are the fastest of them"
-        start = start.model_copy(update={"notes": [*start.notes, note]})
-    outlook = Outlook(settled.machines, ground.known, samples, told.price, settled.reach, fewer)
-    if decided.device == "cpu" and any(about.get("gpus") for about in ground.facts.values()):
-        note = "the hosts' GPUs are not used: the recipe says launch.device=cpu"
-        start = start.model_copy(update={"notes": [*start.notes, note]})
+        start.notes.append("hosts differ: the slowest sets the pace, and fewer hosts are the fastest of them")
+    outlook = Outlook(machines, ground.known, samples, told.price, decided.reach, fewer)
+    if job.device == "cpu" and any(about.get("gpus") for about in ground.facts.values()):
+        start.notes.append("the hosts' GPUs are not used: the recipe says launch.device=cpu")
     made = plan_of(decided.recipe, decided.setting, decided.room, outlook, start)
-    return PlannedJob(_with_cost_note(made, told), decided, chosen), settled.refused
+    return _with_cost_note(replace(decided, plan=made), told)
 
 
 def _advice(decided: Decided, ground: Ground, samples: int | None) -> list[Decision]:
@@ -205,30 +229,40 @@ def _advice(decided: Decided, ground: Ground, samples: int | None) -> list[Decis
     recipe, setting = decided.recipe, decided.setting
     if ground.one_machine or setting is None or len(ground.hosts) != len(decided.slots):
         return []
-    members = ground.members(decided.slots, decided.device, decided.precision)
+    members = ground.members(decided.slots, decided.job.device, decided.job.precision)
     case = case_of(setting, members[0].machines) if members else None
     if case is None or members is None:
         return []
-    batch = decided.batch.global_ if global_given(recipe) else None
+    batch = decided.job.batch.global_ if global_given(recipe) else None
     try:
         return advise(recipe, case, members, ground.known, batch=batch, samples=samples)
     except UsageError:  # a figure is missing, as the plan says
         return []
 
 
-def _with_cost_note(made: Plan, told: UserFigures) -> Plan:
+def _with_cost_note(decided: Decided, told: UserFigures) -> Decided:
     """Why there is no cost, where a price was given."""
-    if told.price is None or (made.time is not None and made.time.cost is not None):
-        return made
+    time = decided.plan.time if decided.plan else None
+    if told.price is None or (time is not None and time.cost is not None):
+        return decided
     why = "that needs a time, which is unknown"
-    if made.time is not None:
+    if time is not None:
         why = "the number of samples per epoch is unknown; give it with --samples N"
-    return made.model_copy(update={"notes": [*made.notes, f"no cost: {why}"]})
+    return _noted(decided, f"no cost: {why}")
+
+
+def _noted(decided: Decided, *notes: str) -> Decided:
+    """With more notes in its plan."""
+    assert decided.plan is not None
+    plan = decided.plan.model_copy(update={"notes": [*decided.plan.notes, *notes]})
+    return replace(decided, plan=plan)
 
 
 def _with_hosts(decided: Decided, chosen: Chosen | None) -> Decided:
     """With the choice of hosts as its first decision."""
-    return replace(decided, decisions=(chosen.decision, *decided.decisions)) if chosen else decided
+    if chosen is None:
+        return decided
+    return replace(decided.saying(chosen.decision, *decided.job.decisions), chosen=chosen)
 
 
 def _hopeless(decided: Decided) -> bool:
@@ -268,33 +302,34 @@ def ask(inputs: Inputs, shell: Shell, *, into: Path | None = None) -> Facts:
             return supervisor.greet(specs)
 
 
-def _begun(inputs: Inputs, settled: Settled, decided: Decided, chosen: Chosen | None, words: str) -> Plan:
+def _begun(inputs: Inputs, decided: Decided, words: str) -> Plan:
     """The plan without memory and time."""
-    recipe, setting, batch = decided.recipe, decided.setting, decided.batch
+    recipe, setting, chosen, job = decided.recipe, decided.setting, decided.chosen, decided.job
     name = recipe.model.name or "the model"
     ways = []
-    if settled.refused and setting:
+    if decided.refused and setting:
         ways = remedies(setting, decided.room, name, said_of(recipe, whole_config(recipe)))
     compared = chosen.candidates if chosen and chosen.candidates else decided.candidates
     return Plan(
         model=recipe.model.name,
         engine=spec_of(recipe.engine.name).label(setting.stage) if setting else recipe.engine.name,
-        precision=decided.precision,
-        device=decided.device,
+        precision=job.precision,
+        device=job.device,
         machines=words,
         hosts=len(decided.slots),
         idle=[host.label for host in chosen.idle] if chosen else [],
-        ranks=sum(decided.slots),
-        batch={"micro": batch.micro, "accumulation": batch.accumulation, "global": batch.global_},
+        ranks=job.world_size,
+        batch=job.batch.as_dict(),
         candidates=list(compared) if len(compared) > 1 else [],
-        decisions=[{"field": d.field, "value": d.value, "why": d.why} for d in decided.decisions],
+        decisions=[{"field": d.field, "value": d.value, "why": d.why} for d in job.decisions],
         would_fit=ways,
-        notes=_notes(decided, settled.machines),
+        notes=_notes(decided),
     )
 
 
-def _notes(decided: Decided, machines: Machines | None) -> list[str]:
-    setting, device, notes = decided.setting, decided.device, []
+def _notes(decided: Decided) -> list[str]:
+    setting, device, machines = decided.setting, decided.job.device, decided.machines
+    notes = []
     if setting is None or need(setting) is None:
         notes.append(f"{why_unknown(decided.recipe)}: neither memory nor time can be predicted")
     elif setting.trace is None:

@@ -25,6 +25,16 @@ WHOLE_AT_MOST = 0.25
 
 
 @dataclass(frozen=True)
+class Where:
+    """What a job runs on, and in what precision."""
+
+    precision: str
+    device: str
+    slots: Sequence[int]
+    room: Room
+
+
+@dataclass(frozen=True)
 class Sized:
     """The batch, and the recipe with what was `auto` in its model and training. `setting`: what decides the
     memory of a rank; None where model or lengths are not known here."""
@@ -37,10 +47,7 @@ class Sized:
 def size(
     recipe: Recipe,
     config: Mapping[str, Any] | None,
-    precision: str,
-    device: str,
-    slots: Sequence[int],
-    room: Room,
+    where: Where,
     decisions: list[Decision],
     trace: Trace | None = None,
 ) -> Sized:
@@ -50,9 +57,10 @@ def size(
     Raises RecipeError for numbers that contradict each other, UsageError for what cannot fit.
     """
     recipe = _learning_rate(recipe, decisions)
-    setting = setting_of(recipe, config, precision, device, slots, trace)
+    room = where.room
+    setting = setting_of(recipe, config, where.precision, where.device, where.slots, trace)
     recipe, setting = _creation(recipe, setting, room, decisions)
-    batch = _batch(recipe, config, sum(slots), setting, room, decisions)
+    batch = _batch(recipe, config, sum(where.slots), setting, room, decisions)
     if setting is not None:
         split = recipe.batch.split if isinstance(recipe.batch.split, list) else [batch.micro]
         most = max(split)  # of any rank

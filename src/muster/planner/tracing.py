@@ -22,7 +22,8 @@ from muster.core.recipe import Recipe, recipe_class
 from muster.core.trace import Trace, TraceRequest, from_json, to_json
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
-from muster.inputs.model import decided_config
+from muster.inputs.model import decided_config, whole_config
+from muster.planner.decide import Tracer
 from muster.store.atomic import write_json
 
 NEEDED = ("torch", "transformers")
@@ -139,3 +140,35 @@ def _makers(workload: str) -> str:
     for file in sorted([*root.glob("worker/**/*.py"), root / "core/trace.py", *own.glob("**/*.py")]):
         digest.update(f"{file.name}\0".encode() + file.read_bytes())
     return digest.hexdigest()
+
+
+def tracer(
+    recipe: Recipe, precision: str, device: str, ranks: int, *, say: Callable[[str], None] | None = None
+) -> Trace | None:
+    """The recipe's real model, traced here or remembered; None where that cannot be done. `say`: what takes
+    seconds."""
+    request = request_of(recipe, whole_config(recipe), precision=precision, device=device, ranks=ranks)
+
+    def starting() -> None:
+        if say is not None:
+            again = " with gradient checkpointing" if recipe.train.checkpointing else ""
+            name = recipe.model.name or "the model"
+            say(f"tracing {name} in {precision}{again}, without its weights (once; about 10 s)")
+
+    try:
+        return None if request is None else trace(request, starting=starting)
+    except JobError:
+        return None  # closed forms will do, and the plan says so
+
+
+def once(tracer: Tracer) -> Tracer:
+    """Each trace is asked for once: numbers of hosts and stages of ZeRO need the same ones."""
+    known: dict[tuple[bool, str, str, bool], Trace | None] = {}
+
+    def found(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace | None:
+        key = (recipe.train.checkpointing, precision, device, ranks > 1)
+        if key not in known:
+            known[key] = tracer(recipe, precision, device, ranks)
+        return known[key]
+
+    return found

@@ -13,15 +13,14 @@ from muster.store.values import recipe_file
 
 def write_plan(decided: Decided, file: Path) -> list[Path]:
     """The decided recipe, which `muster train` takes as it is. -> what was written. Raises UsageError."""
-    recipe, batch = decided.recipe, decided.batch
+    recipe, job = decided.recipe, decided.job
     data = recipe.as_dict()
-    data["precision"] = decided.precision
-    data["batch"] |= {"micro": batch.micro, "accumulation": batch.accumulation, "global": batch.global_}
-    data["batch"]["tokens"] = None
+    data["precision"] = job.precision
+    data["batch"] |= {**job.batch.as_dict(), "tokens": None}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, recipe_file(data))
-        config = spec_of(recipe.engine.name).config(recipe, batch, decided.precision)
+        config = spec_of(recipe.engine.name).config(recipe, job.batch, job.precision)
         if config is None or recipe.engine.config:  # whose own file it is
             return [file]
         beside = file.with_suffix(f".{recipe.engine.name}.json")

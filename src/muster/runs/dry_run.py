@@ -28,11 +28,12 @@ from muster.fleet.shell import Shell
 from muster.inputs.hub import check_names
 from muster.inputs.read import Inputs
 from muster.planner.decide import Decided
+from muster.planner.hosts import AUTO
 from muster.planner.memory.fit import Room, lacking, need
 from muster.planner.orders import TRACKERS
 from muster.planner.plan import ask, hosts_first
-from muster.planner.resolve import AUTO
-from muster.runs.resolve import Attempt, Ready, agree, needed
+from muster.runs.requirements import needed
+from muster.runs.train import Attempt, agree
 from muster.store.runfolder import RunFolder
 
 PORT = 29500  # torch's own default, where nobody can say which port will be free
@@ -53,11 +54,11 @@ def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[
         inputs = replace(inputs, recipe=_without_peaks(inputs))
     inputs, chosen = hosts_first(inputs, asking)
     facts = {host: {**about, "shared": True} for host, about in asking(inputs).items()}
-    ready = agree(inputs, run, facts, Attempt(), chosen)
-    if not here and _fits_nowhere(ready.decided):  # as it is; what the recipe leaves open may change that
-        ready = agree(inputs, run, _with_most(facts), Attempt(), chosen)
+    decided = agree(inputs, run, facts, Attempt(), chosen)
+    if not here and _fits_nowhere(decided):  # as it is; what the recipe leaves open may change that
+        decided = agree(inputs, run, _with_most(facts), Attempt(), chosen)
         listed.append("as much memory as any host has: with less, it fits in no way")
-    told = _document(inputs, run, ready)
+    told = _document(inputs, run, decided)
     left = open_values(told[ENGINE_CONFIG] or {})
     if left:
         called = spec_of(inputs.recipe.engine.name).called
@@ -144,7 +145,7 @@ def _fits_nowhere(decided: Decided) -> bool:
     if setting is None or found is None:
         return False
     share, (_, memory) = MOST_HOST // setting.ranks_per_host, largest_memory()
-    room = Room(memory, share) if decided.device == "cuda" else Room(share, None)
+    room = Room(memory, share) if decided.job.device == "cuda" else Room(share, None)
     return lacking(found, setting, room) is not None
 
 
@@ -158,9 +159,9 @@ def _with_most(facts: Facts) -> Facts:
     }
 
 
-def _document(inputs: Inputs, run: RunFolder, ready: Ready) -> dict[str, Any]:
+def _document(inputs: Inputs, run: RunFolder, decided: Decided) -> dict[str, Any]:
     """Everything, as plain data; secrets are hidden."""
-    job, decided, told, plan = ready.job, ready.decided, ready.orders, ready.plan
+    job, told, plan = decided.job, decided.orders, decided.plan
     recipe, first = decided.recipe, job.placements[0]
     home = Home((recipe.launch.home or "this-machine",), "PORT", "SECRET")  # made at the start
     data = job.as_dict()

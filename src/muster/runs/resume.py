@@ -19,8 +19,7 @@ from muster.results.fold import fold
 from muster.runs.checkpoints import WantedCheckpoint
 from muster.runs.continuing import on_other_hosts, without
 from muster.runs.recorder import Watcher
-from muster.runs.resolve import Attempt
-from muster.runs.train import nobody, train
+from muster.runs.train import Attempt, nobody, train
 from muster.store import events
 from muster.store.runfolder import RunFolder
 

@@ -15,7 +15,7 @@ from muster.failures.table import id_of
 from muster.fleet.launchers.slurm import BatchJob, batch_script
 from muster.fleet.shell import Shell
 from muster.inputs.read import Inputs
-from muster.planner.hosts import FIELD
+from muster.planner.decide import FIELD
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder
 from muster.store.values import recipe_file

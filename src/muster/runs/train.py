@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,14 +35,16 @@ from muster.fleet.launchers.slurm import TICKET
 from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.inputs.hub import check_names
+from muster.inputs.peaks import peaks_of
 from muster.inputs.read import Inputs
-from muster.planner.orders import greeting, with_code
-from muster.planner.plan import ask, hosts_first, promised
+from muster.planner.decide import Chosen, Decided
+from muster.planner.orders import greeting, orders, with_code
+from muster.planner.plan import ask, hosts_first, plan_first, promised
 from muster.results.fold import make_result
-from muster.runs.checkpoints import BEGINNING, choose
-from muster.runs.continuing import same_batch
+from muster.runs.checkpoints import BEGINNING, Start, WantedCheckpoint, choose
+from muster.runs.continuing import continued, same_batch
 from muster.runs.recorder import Recorder, Watcher
-from muster.runs.resolve import Attempt, Ready, agree
+from muster.runs.requirements import check_disk, check_hosts, check_profile, check_sharing
 from muster.store import events, sealed
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder, new_mark
@@ -54,6 +56,15 @@ ROOM = 1 << 18  # bytes that are held for the result, should the disk be full by
 
 def nobody(event: object) -> None:
     """A watcher that does not look."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A run's first try, or one that goes on from a checkpoint."""
+
+    number: int = 1
+    resume: bool = False
+    wanted: WantedCheckpoint = field(default_factory=WantedCheckpoint)
 
 
 def train(
@@ -110,14 +121,47 @@ def train(
                     watch(events.Phase(time=time.time(), rank=0, name="verify"))
                 copy = partial(_copy, inputs, places, facts, supervisor, shell, watch)
                 start = choose(run, inputs.recipe, supervisor, facts, attempt.wanted, copy)
-            ready = supervisor.meanwhile(partial(agree, inputs, run, facts, attempt, chosen, start))
+            decided = supervisor.meanwhile(partial(agree, inputs, run, facts, attempt, chosen, start))
             if not attempt.resume:
                 run.create(ticket, mark)
             with claim or run.claim(os.environ.get("SLURM_JOB_ID")) as held:
                 note_batch_job(run, ticket)
-                return _run(inputs, run, held, supervisor, ready, facts, watch, announce, shell)
+                return _run(inputs, run, held, supervisor, decided, facts, watch, announce, shell)
     finally:
         sign.unlink(missing_ok=True)
+
+
+def agree(
+    inputs: Inputs,
+    run: RunFolder,
+    facts: Facts,
+    attempt: Attempt,
+    chosen: Chosen | None = None,
+    start: Start | None = None,
+) -> Decided:
+    """Decide everything that was open, from what the hosts are, and make the run's job and start orders of
+    it. `chosen`: these, of more that were given; `start`: where it goes on. Raises UsageError."""
+    start = start or Start()
+    recipe = inputs.recipe
+    check_hosts(facts, recipe)
+    decided = plan_first(inputs, facts, chosen)
+    check_disk(recipe, facts)
+    check_sharing(recipe, facts)
+    check_profile(recipe, decided.job.world_size)
+    threads = decided.threads if decided.job.device == "cpu" else None
+    peaks, unmeasured = peaks_of(recipe.measure.peaks, decided.job.placements, facts, threads)
+    job = replace(
+        decided.job,
+        id=run.id,
+        attempt=attempt.number,
+        resume_step=start.step,
+        decisions=(*inputs.env_files, *decided.job.decisions, *unmeasured, *start.said),
+        peaks=peaks,
+    )
+    if start.step is not None:
+        job = continued(run, job)
+    decided = replace(decided, job=job)
+    return replace(decided, orders=orders(inputs, decided, facts))
 
 
 def _copy(
@@ -160,7 +204,7 @@ def _run(
     run: RunFolder,
     claim: Claim,
     supervisor: Supervisor,
-    ready: Ready,
+    decided: Decided,
     facts: Facts,
     watch: Watcher,
     announce: Callable[[Job], None],
@@ -170,11 +214,11 @@ def _run(
     if not os.environ.get(TICKET):  # a job that Slurm starts again obeys what was asked of its first start
         run.stop_request.unlink(missing_ok=True)
     try:
-        freeze(run, ready, inputs)
+        freeze(run, inputs, decided)
         run.room.write_bytes(bytes(ROOM))
     except OSError as error:
         raise disk_full(error, run.path) or error from None
-    job, launch = ready.job, inputs.recipe.launch
+    job, launch = decided.job, inputs.recipe.launch
     announce(job)
     deadline = time.monotonic() + launch.timeout if launch.timeout else None
     scrub = scrubber(inputs.env)
@@ -196,7 +240,7 @@ def _run(
             for host, about in facts.items():
                 recorder.host_facts(host, {k: v for k, v in about.items() if k != "port"})
             listener = Listener(recorder.event, recorder.log, recorder.hardware, tick)
-            outcome = supervisor.run(with_code(ready.orders), listener)
+            outcome = supervisor.run(with_code(decided.orders), listener)
             result = _conclude(inputs, run, job, recorder, outcome, facts, shell)
             recorder.state("end", status=result.status)
             _write_predictions(run, result)
@@ -302,16 +346,16 @@ def _write_predictions(run: RunFolder, result: Result) -> None:
 # Writes down what is fixed, before anything starts: recipe.yaml, plan.json, env.json, job.json.
 
 
-def freeze(run: RunFolder, ready: Ready, inputs: Inputs) -> None:
+def freeze(run: RunFolder, inputs: Inputs, decided: Decided) -> None:
     """Everything that hosts have agreed to."""
-    job, orders = ready.job, ready.orders
+    job, told = decided.job, decided.orders
     recipe = inputs.recipe.as_dict()
     shown = inputs.recipe.env_show
     own, given = inputs.recipe.engine.config, run.engine_config_given
     if own and not given.exists():
         write_text(given, Path(own).expanduser().read_text(encoding="utf-8"))
         recipe["engine"]["config"] = str(given)  # a resumed run reads what this one read
-    config = next(iter(orders.values()))["job"][ENGINE_CONFIG]
+    config = next(iter(told.values()))["job"][ENGINE_CONFIG]
     if config:
         write_json(run.engine_config, config)
     if job.peaks and not run.peaks.exists():
@@ -323,7 +367,7 @@ def freeze(run: RunFolder, ready: Ready, inputs: Inputs) -> None:
     key = inputs.recipe.env_kept if run.recipe.exists() else None  # a resumed run's own, or a new one
     write_text(run.recipe, recipe_file(recipe, key))
     decisions = [{"field": d.field, "value": d.value, "why": d.why} for d in job.decisions]
-    plan = ready.plan.model_dump(mode="json") if ready.plan else {}
+    plan = decided.plan.model_dump(mode="json") if decided.plan else {}
     write_json(run.plan, scrubbed_data({**plan, "decisions": decisions}))
     write_json(
         run.env,
@@ -337,7 +381,7 @@ def freeze(run: RunFolder, ready: Ready, inputs: Inputs) -> None:
             "rank_environment": masked(inputs.env, shown),
         },
     )
-    hosts = {host: _recorded(order, shown) for host, order in orders.items()}
+    hosts = {host: _recorded(order, shown) for host, order in told.items()}
     inventory = inputs.inventory
     source = {
         "launcher": inventory.launcher,

@@ -1,82 +1,18 @@
-"""Agree: what the hosts are decides everything that a recipe left open, before anything starts."""
+"""What must be there before a job starts: packages, room on disks, a shared folder, ranks to profile."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
-
+from muster.core.checkpoints import bytes_needed
 from muster.core.errors import RecipeError, UsageError
-from muster.core.job import Facts, Job
+from muster.core.job import Facts
 from muster.core.recipe import Recipe
+from muster.core.units import format_bytes
 from muster.engines.base import spec_of
-from muster.inputs.peaks import peaks_of
-from muster.inputs.read import Inputs
-from muster.planner.decide import Decided, check_disk
-from muster.planner.document import Plan
-from muster.planner.hosts import Chosen
-from muster.planner.orders import TRACKERS, job_of, orders, rendezvous_address
-from muster.planner.plan import plan_first
-from muster.runs.checkpoints import Start, WantedCheckpoint
-from muster.runs.continuing import continued
-from muster.store.runfolder import RunFolder
+from muster.inputs.model import parameters
+from muster.planner.orders import TRACKERS
 
 NEEDED = ("torch", "transformers", "accelerate", "pydantic")
 PROFILER = "deepspeed"  # has the one of measure.profile=flops
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A run's first try, or one that goes on from a checkpoint."""
-
-    number: int = 1
-    resume: bool = False
-    wanted: WantedCheckpoint = field(default_factory=WantedCheckpoint)
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A job that hosts have agreed to."""
-
-    job: Job
-    decided: Decided
-    orders: dict[str, dict[str, Any]]
-    plan: Plan | None  # None: nothing is trained
-
-
-def agree(
-    inputs: Inputs,
-    run: RunFolder,
-    facts: Facts,
-    attempt: Attempt,
-    chosen: Chosen | None = None,
-    start: Start | None = None,
-) -> Ready:
-    """Decide everything that was open, from what the hosts are. `chosen`: these, of more that were given;
-    `start`: where it goes on. Raises UsageError."""
-    start = start or Start()
-    recipe = inputs.recipe
-    check_hosts(facts, recipe)
-    decided, plan = plan_first(inputs, facts, chosen)
-    check_disk(recipe, facts)
-    check_sharing(recipe, facts)
-    check_profile(recipe, sum(decided.slots))
-    job = job_of(run.id, inputs, decided)
-    threads = decided.threads if decided.device == "cpu" else None
-    peaks, unmeasured = peaks_of(recipe.measure.peaks, job.placements, facts, threads)
-    job = replace(
-        job,
-        attempt=attempt.number,
-        resume_step=start.step,
-        decisions=(*job.decisions, *unmeasured, *start.said),
-        peaks=peaks,
-    )
-    if start.step is not None:
-        job = continued(run, job)
-    first = job.placements[0]
-    address = recipe.launch.address or rendezvous_address(inputs, facts[first.host], first)
-    port = int(facts[first.host]["port"])
-    told = orders(job, decided.recipe, decided, inputs.env, facts, address=address, port=port)
-    return Ready(job, decided, told, plan)
 
 
 def needed(recipe: Recipe) -> list[str]:
@@ -147,3 +83,28 @@ def check_profile(recipe: Recipe, world_size: int) -> None:
             where="measure.profile_step",
             hint=f"at most {last}, or more train.max_steps",
         )
+
+
+def check_disk(recipe: Recipe, facts: Facts) -> None:
+    """Raise UsageError where checkpoints and the model cannot fit on a host's disk."""
+    count = parameters(recipe)
+    if count is None or recipe.force:
+        return
+    for host, about in facts.items():
+        need = disk_needed(count, recipe, present=len(about.get("checkpoints") or []))
+        free = about.get("disk_free")
+        if free is not None and free < need:
+            raise UsageError(
+                f"{format_bytes(free)} free where the run is kept, and checkpoints and model need about "
+                f"{format_bytes(need)}",
+                host=host,
+                where=str(about.get("base")),
+                hint="make room, lower checkpoint.keep, save less often, or choose another --output or "
+                "launch.workdir",
+            )
+
+
+def disk_needed(count: int, recipe: Recipe, *, present: int = 0) -> int:
+    """Bytes for the model and as many checkpoints as will lie there at once, less those that do already."""
+    kept, steps = recipe.checkpoint, recipe.train.max_steps
+    return bytes_needed(count, kept.every, kept.keep, steps, present=present, model=kept.model)
