@@ -69,10 +69,10 @@ def read_line(sock: socket.socket) -> bytes:
     """One line, and not a byte more: what follows may be another's to read. Raises OSError."""
     line = b""
     while not line.endswith(b"\n"):
-        byte = sock.recv(1)
-        if not byte or len(line) >= MAX_LINE:
+        seen = sock.recv(MAX_LINE - len(line), socket.MSG_PEEK)
+        if not seen:
             raise OSError("the other side closed the connection")
-        line += byte
+        line += sock.recv(seen.find(b"\n") + 1 or len(seen))
     return line[:-1]
 
 
