@@ -5,6 +5,7 @@ MusterError                exit code
 │   ├── InventoryError         a host list
 │   ├── RecipeError            a recipe or an override
 │   ├── DataError              a data file (with its line)
+│   ├── BrokenPluginError      a third party's plug-in that cannot be loaded
 │   └── RunFolderError         a run folder that is missing, taken or unfinished
 └── JobError               1   something failed after the start
     ├── HostError              a host: unreachable, lost, unfit
@@ -68,6 +69,10 @@ class InventoryError(UsageError):
 
 class RecipeError(UsageError):
     """A recipe, an override or a combination of settings that cannot be used."""
+
+
+class BrokenPluginError(UsageError):
+    """A third party's plug-in that is installed and cannot be loaded, or does not hold what it has to."""
 
 
 class DataError(UsageError):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from muster.core.checkpoints import check_pairs
 from muster.core.data import Data
-from muster.core.errors import UsageError
+from muster.core.errors import BrokenPluginError, UsageError
 from muster.core.launch import Launch
 from muster.core.measure import Evaluate, Measure
-from muster.core.registry import WORKLOADS, load_part, plugin_names
+from muster.core.registry import WORKLOADS, declared, plugin_names
 from muster.core.section import AutoInt, Fraction, PositiveInt, Section
 from muster.core.workload import Workload
 
@@ -310,19 +311,22 @@ class Recipe(Workload, Section):
 
 def recipe_class(workload: Any) -> type[Recipe]:
     """What a workload's recipe may hold and what the workload answers, by its spec.py; one that has none, or
-    is not installed here, holds what all may."""
+    is not installed here, holds what all may. Raises BrokenPluginError."""
     try:
-        spec = load_part(WORKLOADS, str(workload or "text2sql"), "spec")
+        return declared(WORKLOADS, str(workload or "text2sql"), "RECIPE", Recipe)
+    except BrokenPluginError:
+        raise
     except UsageError:
         return Recipe
-    kind: type[Recipe] = Recipe if spec is None else spec.RECIPE
-    return kind
 
 
 def recipe_classes() -> dict[str, type[Recipe]]:
-    """Those of all workloads that are installed here, by name."""
-    names = (name.replace("_", "-") for name in plugin_names(WORKLOADS))
-    return {name: recipe_class(name) for name in names}
+    """Those of all workloads that are installed here and can be loaded, by name."""
+    found = {}
+    for name in plugin_names(WORKLOADS):
+        with suppress(BrokenPluginError):
+            found[name.replace("_", "-")] = recipe_class(name)
+    return found
 
 
 def recipe_from(data: Mapping[str, Any]) -> Recipe:

@@ -33,6 +33,7 @@ NAMES = (
     ("model", "name"), ("model", "tokenizer"), ("data", "name"),
     ("launch", "setup"),  # else a line of bash, which may begin like a path
 )  # fmt: skip
+NAME = re.compile(r"[a-zA-Z][\w-]*")  # of a plug-in
 WORDS = ("auto", "train")  # of model.tokenizer: never a folder of that name
 
 
@@ -174,9 +175,10 @@ def validate(data: Mapping[str, Any], *, where: str) -> Recipe:
     _check_workload(data.get("workload"), where)
     try:
         recipe = recipe_from(data)
-        find_plugin(ENGINES, recipe.engine.name)
     except ValidationError as error:
         raise _explain(error, where, recipe_class(data.get("workload"))) from None
+    try:
+        find_plugin(ENGINES, recipe.engine.name)
     except UsageError as error:
         raise RecipeError(f"engine.name: {error.what}", where=where, hint=error.hint) from None
     return recipe
@@ -184,9 +186,12 @@ def validate(data: Mapping[str, Any], *, where: str) -> Recipe:
 
 def _check_workload(workload: Any, where: str) -> None:
     """Raise RecipeError for a misspelt one, whose other keys would be refused as unknown. One that is near to
-    none may be a third party's, on the hosts alone."""
-    name = str(workload or "text2sql").replace("_", "-")
+    none may be a third party's, on the hosts alone, if it is a name at all."""
+    name = str("text2sql" if workload is None else workload).replace("_", "-")
     known = workloads()
+    if isinstance(workload, str | int) and not NAME.fullmatch(name):
+        hint = f"known here: {', '.join(sorted(known))}"
+        raise RecipeError(f"workload: {workload!r} is not a workload's name", where=where, hint=hint)
     near = difflib.get_close_matches(name, known, n=1, cutoff=MISSPELT)
     if near and name not in known:
         what = f"workload: no workload is named {workload!r}"
@@ -384,6 +389,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return data
 
 
+def _of_others(location: str, model: type[Recipe]) -> str | None:
+    """A hint where others have the key, and the recipe's workload is unknown here or has no own keys."""
+    if model is not Recipe:
+        return None
+    having = [name for name, each in recipe_classes().items() if location in field_paths(each)]
+    return f"it is a key of {', '.join(having)}; this workload is none that is known here" if having else None
+
+
 def _explain(error: ValidationError, where: str, model: type[Recipe]) -> RecipeError:
     """pydantic's first complaint as one line with the field's full path and, where it helps, a hint."""
     first = error.errors(include_url=False)[0]
@@ -393,7 +406,8 @@ def _explain(error: ValidationError, where: str, model: type[Recipe]) -> RecipeE
         siblings = [p for p in known if p.rpartition(".")[0] == location.rpartition(".")[0]]
         elsewhere = [p for p in known if not location.startswith(f"{p}.")]
         hint = (
-            _other_name(location, known)
+            _of_others(location, model)
+            or _other_name(location, known)
             or did_you_mean(location, siblings)
             or did_you_mean(location, elsewhere)
         )

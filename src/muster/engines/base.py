@@ -13,7 +13,7 @@ from muster.core.batch import Batch
 from muster.core.errors import RecipeError
 from muster.core.job import Decision, Facts, Job, Placement
 from muster.core.recipe import Engine, Recipe
-from muster.core.registry import ENGINES, load_part, load_plugin, own_plugins
+from muster.core.registry import ENGINES, declared, load_plugin, own_plugins
 from muster.core.trace import Arithmetic, Parameter
 from muster.engines.spread import ModelSpread, Tensors
 from muster.engines.states import States
@@ -202,10 +202,8 @@ class EngineSpec:
 
 @cache
 def spec_of(name: str) -> EngineSpec:
-    """What the engine of this name answers. Raises UsageError with near names."""
-    module = load_part(ENGINES, name, "spec")
-    made: EngineSpec = (module.SPEC if module else EngineSpec)(name)
-    return made
+    """What the engine of this name answers. Raises UsageError with near names, and BrokenPluginError."""
+    return declared(ENGINES, name, "SPEC", EngineSpec)(name)
 
 
 def runtime_of(name: str) -> ModuleType:
