@@ -196,6 +196,7 @@ def test_ids_and_states_are_never_cut(
 ) -> None:
     made(tmp_path / LONG, RESULT)
     monkeypatch.setattr("muster.cli.output.terminal_width", lambda **_: width)
+    monkeypatch.setattr("muster.cli.ls.terminal_width", lambda **_: width)
     code, out, err = typed(capsys, "ls", "--runs", str(tmp_path))
     head, line = out.splitlines()
     assert code == 0

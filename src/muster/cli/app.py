@@ -13,6 +13,8 @@ import click
 from muster import __version__
 from muster.cli.output import fail
 from muster.cli.parameters import command
+from muster.core.errors import MusterError, UsageError
+from muster.core.near import did_you_mean
 
 VERBS = (
     "demo",
@@ -64,9 +66,6 @@ class _Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The verb that was typed. Raises UsageError with near names."""
         if args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
-            from muster.core.errors import UsageError
-            from muster.core.near import did_you_mean
-
             hint = did_you_mean(args[0], VERBS) or "`muster --help` lists the verbs"
             raise UsageError("no such verb", where=args[0] or "''", hint=hint)
         return super().resolve_command(ctx, args)
@@ -99,7 +98,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _call(arguments: list[str]) -> int:
-    from muster.core.errors import MusterError
 
     wants_json = "--json" in arguments
     try:

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from muster.cli.options import Json, Root, Run
+from muster.cli.output import err_console, out_console, print_json, say
 from muster.cli.parameters import Argument, Option
+from muster.core.errors import DataError, UsageError, refused
+from muster.core.units import counted, format_seconds
 
 if TYPE_CHECKING:
     from muster.runs.ask import Answers, TrainedModel
@@ -43,7 +46,6 @@ def ask(
     json: Json = False,
 ) -> int:
     """Ask a trained model, or score it on the held-out set."""
-    from muster.cli.output import err_console
     from muster.cli.views.results import print_afterwards
     from muster.cli.views.waiting import waiting
     from muster.runs.ask import TrainedModel, check_questions, check_trained
@@ -69,7 +71,6 @@ def ask(
 
 
 def _lines(file: Path) -> list[str]:
-    from muster.core.errors import DataError, refused
 
     with refused(DataError, "read", file):
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
@@ -79,9 +80,6 @@ def _lines(file: Path) -> list[str]:
 def _talk(model: TrainedModel) -> None:
     """One question after the other, until the end of the input or Ctrl-C."""
     import readline  # noqa: F401  (input() then has a history and can be edited)
-
-    from muster.cli.output import err_console, say
-    from muster.core.errors import UsageError
 
     err_console().print(f"the model is loaded ({model.device}); an empty line asks nothing, Ctrl-D ends")
     while True:
@@ -101,8 +99,6 @@ def _talk(model: TrainedModel) -> None:
 
 def _say(model: TrainedModel, question: str) -> Answers:
     """Print the answer to one question as it grows."""
-    from muster.cli.output import say
-
     streamed = []
 
     def said(piece: str) -> None:
@@ -129,11 +125,9 @@ def _answer(
     """Answer all questions, or the held-out set, and print everything."""
     from rich.markup import escape
 
-    from muster.cli.output import err_console, print_json
     from muster.cli.views.results import print_answers
     from muster.cli.views.waiting import waiting
     from muster.core.result import unscored_words
-    from muster.core.units import counted
 
     if len(questions) == 1 and not evaluate and not json:
         answers = _say(model, questions[0])
@@ -172,9 +166,6 @@ def _answer(
 
 def _print_score(answers: Answers, *, as_json: bool) -> None:
     """How well a language model predicts the held-out text."""
-    from muster.cli.output import out_console, print_json
-    from muster.core.units import format_seconds
-
     if as_json:
         print_json({**answers.figures, "seconds": answers.seconds, "device": answers.device})
         return

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from muster.cli.options import EXIT_CODES, Hosts, Json, Root, split_words
+from muster.cli.output import err_console, print_json
 from muster.cli.parameters import Argument, Option
-
-if TYPE_CHECKING:
-    from muster.benches.bench import Surroundings
-    from muster.benches.document import Bench
-    from muster.benches.folder import BenchFolder
-    from muster.benches.inputs import BenchInputs
-    from muster.cli.views.bench import BenchView
+from muster.core.errors import UsageError
 
 EXAMPLES = f"""Examples:
 
@@ -65,11 +60,16 @@ def bench(
     json: Json = False,
 ) -> int:
     """Run many jobs on groups of hosts: find slow hosts, measure scaling, compare recipes."""
+    from muster.benches.bench import Surroundings, continue_bench
+    from muster.benches.bench import bench as run_bench
+    from muster.benches.bench import dry_run as schedule
     from muster.benches.folder import BenchFolder, new_bench_folder
     from muster.benches.inputs import read_bench
-    from muster.core.errors import UsageError
+    from muster.cli.views.bench import BenchView
+    from muster.cli.views.benches import print_bench, print_schedule
 
     hosts, _, changes = split_words(words, hosts)
+    inputs = None
     if go_on is not None:
         told = {
             "SUITE": suite,
@@ -78,74 +78,31 @@ def bench(
             "--output": output,
             "--dry-run": dry_run,
         }
-        extra = next((name for name, value in told.items() if value), None)
-        if extra:
+        if extra := next((name for name, value in told.items() if value), None):
             hint = f"muster bench --continue {go_on}"
             raise UsageError("cannot be changed in a bench that is continued", where=extra, hint=hint)
-        return _go_on(BenchFolder(go_on.absolute()), at_once, baseline, every=every, json=json)
-    if not suite:
+        folder = BenchFolder(go_on.absolute())
+    elif not suite:
         raise UsageError("no suite was given", hint="muster bench acceptance --hosts node[01-64]")
-    inputs = read_bench(suite, hosts, changes, recipe=recipe, at_once=at_once)
-    folder = BenchFolder(output.absolute()) if output else new_bench_folder(root, inputs.name)
-    if dry_run:
-        return _dry_run(inputs, folder, every=every, json=json)
-    return _begin(inputs, folder, baseline, every=every, json=json)
-
-
-def _begin(
-    inputs: BenchInputs, folder: BenchFolder, baseline: Path | None, *, every: bool, json: bool
-) -> int:
-    from muster.benches.bench import bench as run_bench
-    from muster.cli.output import err_console
-    from muster.cli.views.bench import BenchView
-
-    with BenchView(err_console()) as view:
-        found = run_bench(inputs, folder, _around(view, baseline))
-    return _finish(found, folder, every=every, json=json)
-
-
-def _go_on(
-    folder: BenchFolder, at_once: int | None, baseline: Path | None, *, every: bool, json: bool
-) -> int:
-    from muster.benches.bench import continue_bench
-    from muster.cli.output import err_console
-    from muster.cli.views.bench import BenchView
-
-    with BenchView(err_console()) as view:
-        found = continue_bench(folder, _around(view, baseline), at_once=at_once)
-    return _finish(found, folder, every=every, json=json)
-
-
-def _around(view: BenchView, baseline: Path | None) -> Surroundings:
-    from muster.benches.bench import Surroundings
-
-    return Surroundings(view, view.announce, view.progress, baseline=baseline)
-
-
-def _finish(found: Bench, folder: BenchFolder, *, every: bool, json: bool) -> int:
-    """Print what was found. -> the exit code: `Gate`."""
-    from muster.cli.output import err_console, print_json
-    from muster.cli.views.benches import print_bench
-
+    else:
+        inputs = read_bench(suite, hosts, changes, recipe=recipe, at_once=at_once)
+        folder = BenchFolder(output.absolute()) if output else new_bench_folder(root, inputs.name)
+        if dry_run:
+            plan = schedule(inputs, folder)
+            print_json(plan) if json else print_schedule(plan, every=every)
+            return 0
+    console = err_console()
+    with BenchView(console) as view:
+        around = Surroundings(view, view.announce, view.progress, baseline=baseline)
+        if inputs is None:
+            found = continue_bench(folder, around, at_once=at_once)
+        else:
+            found = run_bench(inputs, folder, around)
     if json:
         print_json(found.model_dump(mode="json"))
     else:
         print_bench(found, every=every)
-    console = err_console()
     console.print(f"results     {folder.bench}\ntable       {folder.table}")
     if not found.complete:
         console.print(f"continue    muster bench --continue {folder.path}")
     return found.gate
-
-
-def _dry_run(inputs: BenchInputs, folder: BenchFolder, *, every: bool, json: bool) -> int:
-    from muster.benches.bench import dry_run
-    from muster.cli.output import print_json
-    from muster.cli.views.benches import print_schedule
-
-    plan = dry_run(inputs, folder)
-    if json:
-        print_json(plan)
-    else:
-        print_schedule(plan, every=every)
-    return 0

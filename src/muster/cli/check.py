@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from muster.cli.options import Hosts, Json, Words, split_words
+from muster.cli.output import err_console, print_json
 from muster.cli.parameters import Option
+from muster.core.errors import UsageError
 
 if TYPE_CHECKING:
     from muster.checks.inspection import Inspection
@@ -52,7 +54,6 @@ def check(
     """Check hosts: list what is wrong on which host, with evidence and a remedy."""
     from muster.checks.check import WantedChecks, save_inventory, settings_of
     from muster.checks.check import check as inspect
-    from muster.cli.output import err_console, print_json
     from muster.cli.views.inspection import ProgressLine, print_checks, print_inspection
     from muster.core.inventory import read_inventory
     from muster.gather.gathered import check_outputs
@@ -77,8 +78,6 @@ def check(
 
 def _gpus(text: str) -> int | None:
     """--expect-gpus: none is 0, and None is not given."""
-    from muster.core.errors import UsageError
-
     if not text:
         return None
     if text == "none":
@@ -89,7 +88,6 @@ def _gpus(text: str) -> int | None:
 
 
 def _save(count: int, path: Path, found: Inspection) -> None:
-    from muster.cli.output import err_console
 
     if count:
         err_console().print(f"{count} of {len(found.hosts)} hosts written to {path}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from muster.cli.output import say
 from muster.cli.parameters import Argument
 
 EXAMPLES = """Examples:
@@ -20,7 +21,6 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Argument(help="W
     from click.shell_completion import get_completion_class
 
     from muster.cli.app import app
-    from muster.cli.output import say
 
     made = get_completion_class(shell)
     assert made is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from muster.cli.options import Hosts, Json, Root, Words, split_words
+from muster.cli.output import err_console
 
 EXAMPLES = """Examples:
 
@@ -20,7 +21,6 @@ def demo(
     json: Json = False,
 ) -> int:
     """End-to-end demo on this machine: data, two pretend hosts, training, answers. No GPU, no network."""
-    from muster.cli.output import err_console
     from muster.cli.train import finish
     from muster.cli.views.progress import ProgressView
     from muster.cli.views.results import print_answers

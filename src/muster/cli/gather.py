@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from muster.cli.options import Json
+from muster.cli.output import err_console, print_json, say
 from muster.cli.parameters import Argument, Option
+from muster.core.hostlist import fold_hosts
+from muster.core.units import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +49,6 @@ def gather(
     """Wait for machines that register themselves with `muster join`, and write an inventory of them."""
     from functools import partial as bind
 
-    from muster.cli.output import err_console
     from muster.gather.gather import gather as run_gather
     from muster.gather.gathered import check_outputs, save
     from muster.gather.token import head_token
@@ -86,7 +88,6 @@ def _invitation(address: str, port: int, token: Token) -> str:
 
 
 def _conclude(gathered: Gathered, outputs: list[Path], json: bool, console: Console) -> None:
-    from muster.cli.output import print_json, say
     from muster.core.inventory import format_hostfile
     from muster.gather.gathered import config_of, document
     from muster.gather.members import as_hosts
@@ -110,9 +111,6 @@ def _conclude(gathered: Gathered, outputs: list[Path], json: bool, console: Cons
 
 def _remarks(gathered: Gathered) -> list[str]:
     """The summary, one line for each thing worth knowing."""
-    from muster.core.hostlist import fold_hosts
-    from muster.core.units import counted
-
     slots = sum(member.slots for member in gathered.members)
     lines = [f"{len(gathered.members)} of {gathered.wanted} machines, {counted(slots, 'slot')}"]
     lines += [f"not usable: {name}: {why}" for name, why in gathered.unusable.items()]

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 from muster.cli.options import Json
+from muster.cli.output import err_console, print_json, say
 from muster.cli.parameters import Argument, Option
+from muster.core.errors import UsageError
 
 EXAMPLES = """Examples:
 
@@ -36,8 +38,6 @@ def join(
     json: Json = False,
 ) -> int:
     """Register this machine with a head that runs `muster gather`, and wait until all machines are there."""
-    from muster.cli.output import err_console, print_json, say
-    from muster.core.errors import UsageError
     from muster.gather.join import join as run_join
     from muster.gather.join import script as script_text
     from muster.gather.token import member_token

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from muster.cli.options import EXIT_CODES, Json
+from muster.cli.output import err_console, out_console, print_json
 from muster.cli.parameters import Argument, Option
+from muster.core.hostlist import fold_hosts
+from muster.core.units import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,8 +87,6 @@ def judge(
     json: Json = False,
 ) -> int:
     """Judge hosts by the logs of other tools: which are slow or fail, with the evidence."""
-    from muster.cli.output import err_console, print_json
-    from muster.core.units import counted
     from muster.gather.gathered import check_outputs
     from muster.judging.logs import judge as judge_logs
     from muster.judging.logs import save_csv
@@ -128,9 +129,7 @@ def _print(found: Judged, *, every: bool) -> None:
     """The answer, the count, why, the jobs that did not end well, what is normal."""
     from rich.markup import escape
 
-    from muster.cli.output import err_console, out_console
     from muster.cli.views.verdicts import COLOURS, drift_notes, print_answer, print_hosts, print_normal
-    from muster.core.units import counted
 
     console = out_console()
     print_answer(console, found)
@@ -158,7 +157,6 @@ def _named(outcome: str) -> str:
 def _print_jobs(console: Console, found: Judged, *, every: bool) -> None:
     """Those that did not end well, and why; those that were compared with nothing."""
     from muster.cli.views.verdicts import block, say, speed_words
-    from muster.core.hostlist import fold_hosts
 
     bad = [job for job in found.jobs if job.outcome != "succeeded"]
     for job in bad if every else bad[:JOBS]:

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from muster.cli.options import Json, Root
+from muster.cli.output import print_columns, print_json, say, terminal_width
 from muster.cli.parameters import Option
+from muster.core.units import format_number, format_seconds
 
 EXAMPLES = """Examples:
 
@@ -35,7 +37,6 @@ def ls(
 ) -> int:
     """List runs and benches."""
     from muster.benches.listing import benches
-    from muster.cli.output import print_json, say
     from muster.store.queries import runs_table
 
     rows = runs_table(root, where)
@@ -62,8 +63,6 @@ def ls(
 
 def _table(rows: list[dict[str, Any]]) -> None:
     """As many columns as the terminal has room for. Ids are never cut."""
-    from muster.cli.output import print_columns, say, terminal_width
-
     written = {name: [_word(row[key], form) for row in rows] for name, (key, form) in _SHOWN.items()}
     names = [name for name, words in written.items() if any(words)]
     widths = {name: max(len(word) for word in (name, *written[name])) for name in names}
@@ -79,7 +78,6 @@ def _table(rows: list[dict[str, Any]]) -> None:
 
 
 def _word(value: Any, form: str) -> str:
-    from muster.core.units import format_number, format_seconds
 
     try:
         if value is None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from muster.cli.parameters import Argument, Option
+from muster.core.errors import UsageError
 
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 Root = Annotated[Path, Option("--runs", help="Folder of the runs.")]
@@ -51,7 +52,6 @@ def split_words(
     The words without `=` come in this `order`; HOSTS is left out where --hosts gave them. Raises UsageError
     for a word too many.
     """
-    from muster.core.errors import UsageError
     from muster.core.recipe import recipe_classes
     from muster.core.recipes import field_paths
 

@@ -12,6 +12,7 @@ from muster.core.printable import clean, scrubbed_data, spelt_out
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 
 def err_console() -> Console:
@@ -77,6 +78,28 @@ def print_row(console: Console, name: str, value: str, *, style: str = "dim", wi
     begin = " " * (width + 3)
     text = f"\n{begin}".join(wrapped(value, len(begin)))
     console.print(f"  [{style}]{name:<{width}}[/{style}] {escape(text)}")
+
+
+def table(*heads: str, **how: Any) -> Table:
+    """An empty one without borders. Columns whose head begins with `>` have figures, to the right."""
+    from rich.table import Table
+
+    made = Table(**{"box": None, "title_justify": "left", **how})
+    for head in heads:
+        right = head.startswith(">")
+        made.add_column(head.removeprefix(">"), no_wrap=True, justify="right" if right else "left")
+    return made
+
+
+def print_table(console: Console, made: Table) -> None:
+    """A pipe has no width to fit into. In a narrow terminal words are broken, and figures never cut."""
+    if not console.is_terminal:
+        console.width = 1000
+    for column in made.columns:
+        if column.justify != "right":
+            column.no_wrap, column.overflow = False, "fold"
+    if made.row_count:
+        console.print(made)
 
 
 def print_columns(rows: list[list[str]], *, right: frozenset[int] = frozenset()) -> None:

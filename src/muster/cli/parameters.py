@@ -24,32 +24,19 @@ def candidates(names: Names, begun: str, root: Path) -> list[str]:
     """Names that begin like this, and files where a file can be given. Wherever `=` stands, nothing."""
     if "=" in begun:
         return []
-    known = {"runs": _runs, "recipes": _recipes, "suites": _suites, "hosts": _hosts}[names](root)
     files = [] if names == "runs" and not begun.startswith((".", "/", "~")) else _files(begun, names)
-    return [name for name in known if name.startswith(begun)] + files
+    return [name for name in _known(names, root) if name.startswith(begun)] + files
 
 
-def _runs(root: Path) -> list[str]:
-    from muster.store.runfolder import list_runs
+def _known(names: Names, root: Path) -> list[str]:
+    if names == "hosts":
+        return ["local:2", "local:2x1", "localhost", "slurm:"]
+    if names == "runs":
+        from muster.store.runfolder import list_runs
 
-    return ["last", *(run.id for run in reversed(list_runs(root)[-_KEPT:]))]
-
-
-def _recipes(root: Path) -> list[str]:
-    return _stems("recipes")
-
-
-def _suites(root: Path) -> list[str]:
-    return _stems("suites")
-
-
-def _hosts(root: Path) -> list[str]:
-    return ["local:2", "local:2x1", "localhost", "slurm:"]
-
-
-def _stems(folder: str) -> list[str]:
+        return ["last", *(run.id for run in reversed(list_runs(root)[-_KEPT:]))]
     package = Path(__file__).resolve().parent.parent
-    return sorted(path.stem for path in (package / folder).glob("*.yaml"))
+    return sorted(path.stem for path in (package / names).glob("*.yaml"))
 
 
 def _files(begun: str, names: Names) -> list[str]:

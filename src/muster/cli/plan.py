@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from muster.cli.options import Hosts, Json, Recipe, Root, Words, split_words
+from muster.cli.output import err_console, print_json
 from muster.cli.parameters import Option
+from muster.core.errors import UsageError
+from muster.core.units import parse_bytes
 
 if TYPE_CHECKING:
     from muster.planner.outlook import UserFigures
@@ -60,10 +63,8 @@ def plan(
         if not recipe:
             return 0
     hosts, _, changes = split_words(words, hosts)
-    from muster.cli.output import err_console, print_json
     from muster.cli.views.plans import print_plan
     from muster.cli.views.waiting import Waiting
-    from muster.core.errors import UsageError
     from muster.inputs.read import read_inputs
     from muster.planner.plan import plan_hosts, plan_on, recipe_of
     from muster.planner.write import write_plan
@@ -103,8 +104,6 @@ def plan(
 def _told(samples: int | None, price: float | None, link: str, host_memory: str) -> UserFigures:
     import math
 
-    from muster.core.errors import UsageError
-    from muster.core.units import parse_bytes
     from muster.planner.outlook import UserFigures
 
     if price is not None and not math.isfinite(price):
@@ -119,7 +118,6 @@ def _calibrate(names: list[str], root: Path, link: str | None, *, as_json: bool)
     """Learn from runs, and say what was learned."""
     from dataclasses import asdict
 
-    from muster.cli.output import err_console, print_json
     from muster.planner.calibrate import calibrate
     from muster.store.runfolder import find_run
 

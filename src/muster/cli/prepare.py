@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from muster.cli.options import Hosts, Json, split_words
+from muster.cli.output import err_console, out_console, print_json, say
 from muster.cli.parameters import Argument, Option
+from muster.core.errors import JobError, UsageError
+from muster.core.units import check_seconds, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from muster.inputs.read import Inputs
@@ -71,9 +74,6 @@ def prepare(
     The environment is what `pip install 'passmuster[train]'` needs, in the versions that are installed here.
     Run it again after an interruption or for new hosts: finished work is not repeated.
     """
-    from muster.cli.output import say
-    from muster.core.errors import UsageError
-    from muster.core.units import check_seconds
     from muster.inputs.read import read_inputs
     from muster.prepare.plan import Options, make_plan, plan_as_dict, plan_text
 
@@ -110,8 +110,6 @@ def prepare(
 
 
 def _run(inputs: Inputs, options: Options, json: bool) -> int:
-    from muster.cli.output import err_console, print_json
-    from muster.core.errors import JobError
     from muster.prepare.prepare import provision
 
     try:
@@ -171,8 +169,6 @@ def _print(done: Provisioned) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from muster.cli.output import err_console, out_console
-
     table = Table()
     for name in ("host", "environment", "copied", "warm", ""):
         table.add_column(name, overflow="fold")
@@ -199,7 +195,6 @@ def _print(done: Provisioned) -> None:
 
 
 def _environment(report: PreparedHost) -> str:
-    from muster.core.units import format_seconds
 
     about = report.environment
     if not about:
@@ -209,7 +204,6 @@ def _environment(report: PreparedHost) -> str:
 
 
 def _copied(report: PreparedHost) -> str:
-    from muster.core.units import format_bytes, format_seconds
 
     lines = []
     for each in report.copied:
@@ -222,7 +216,6 @@ def _copied(report: PreparedHost) -> str:
 
 
 def _warm(report: PreparedHost) -> str:
-    from muster.core.units import format_seconds
 
     if not report.warm:
         return ""

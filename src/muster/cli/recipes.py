@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from muster.cli.options import Json
+from muster.cli.output import print_columns, print_json
 
 EXAMPLES = """Examples:
 
@@ -13,7 +14,6 @@ EXAMPLES = """Examples:
 
 def recipes(json: Json = False) -> int:
     """List the recipes that come with Muster."""
-    from muster.cli.output import print_columns, print_json
     from muster.core.recipes import shipped_about
 
     known = shipped_about()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from muster.cli.options import Json, Root, Run
+from muster.cli.output import print_json, say
 from muster.cli.parameters import Option
 
 EXAMPLES = """Examples:
@@ -25,7 +26,6 @@ def report(
 ) -> int:
     """Write a run's page, or a bench's: one HTML file that opens offline."""
     from muster.benches.folder import BenchFolder, find
-    from muster.cli.output import print_json, say
     from muster.cli.views.benches import bench_page
     from muster.reports.page import report as run_report
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from muster.cli.options import Json, Root, Run
+from muster.cli.output import err_console
 from muster.cli.parameters import Option
 
 EXAMPLES = """Examples:
@@ -40,7 +41,6 @@ def resume(
     json: Json = False,
 ) -> int:
     """Resume a run from its newest checkpoint that is complete on every host."""
-    from muster.cli.output import err_console
     from muster.cli.train import finish
     from muster.cli.views.progress import ProgressView
     from muster.runs.checkpoints import WantedCheckpoint

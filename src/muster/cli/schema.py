@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
+from muster.cli.output import print_json, say
 from muster.cli.parameters import Argument
 
 EXAMPLES = """Examples:
@@ -18,7 +19,6 @@ What = Literal["recipe", "result", "event", "inspection", "plan", "judged", "ben
 
 def schema(what: Annotated[What, Argument(help="The document.")] = "recipe") -> int:
     """Print the JSON Schema of a file that you write (recipe, suite, profile) or that Muster writes."""
-    from muster.cli.output import print_json, say
 
     shipped = Path(__file__).resolve().parent.parent / "schemas" / f"{what}.schema.json"
     text = shipped.read_text(encoding="utf-8")

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 from muster.cli.options import Json, Root, Run
+from muster.cli.output import print_json, say
 from muster.cli.parameters import Option
+from muster.core.errors import UsageError
 
 EXAMPLES = """Examples:
 
@@ -32,7 +34,6 @@ def show(
 ) -> int:
     """Show a run or a bench: its result, or its progress."""
     from muster.benches.folder import BenchFolder, find
-    from muster.core.errors import UsageError
 
     if csv and (follow or json):
         raise UsageError("goes with neither --follow nor --json", where="--csv")
@@ -45,7 +46,6 @@ def show(
         from muster.cli.views.benches import show_bench
 
         return show_bench(folder, json=json)
-    from muster.cli.output import print_json, say
     from muster.cli.views.results import print_afterwards, print_result
     from muster.runs.listing import metrics, queued
     from muster.runs.listing import show as run_show

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from muster.cli.options import Json, Root, Run
+from muster.cli.output import err_console, print_json, say
 
 EXAMPLES = """Examples:
 
@@ -15,7 +16,6 @@ def stop(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
     """Stop a running job, or all jobs of a bench, on all hosts. Other jobs there are not touched."""
     from muster.benches.folder import BenchFolder, find
     from muster.benches.listing import stop_bench
-    from muster.cli.output import err_console, print_json, say
     from muster.runs.listing import stop as run_stop
 
     folder = find(run, root)

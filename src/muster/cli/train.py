@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from muster.cli.options import Hosts, Json, Recipe, Root, Words, split_words
+from muster.cli.output import err_console, print_json, say
 from muster.cli.parameters import Option
+from muster.core.errors import UsageError
 
 if TYPE_CHECKING:
     from muster.core.result import Result
@@ -40,7 +42,9 @@ def train(
     json: Json = False,
 ) -> int:
     """Run a recipe on hosts: one command, all hosts, one result."""
+    from muster.cli.views.progress import ProgressView
     from muster.inputs.read import read_inputs
+    from muster.runs.train import train as run_train
 
     hosts, _, changes = split_words(words, hosts)
     inputs = read_inputs(recipe, hosts, changes, waits=True)
@@ -49,11 +53,13 @@ def train(
         return _submit(inputs, run, detach=detach, dry_run=dry_run, json=json)
     if dry_run:
         return _dry_run(inputs, run, json=json, verbose=verbose)
-    return launch(inputs, run, json=json)
+    with ProgressView(err_console()) as view:
+        view.now("asking the hosts, and planning")
+        result = run_train(inputs, run, watch=view, announce=view.announce)
+    return finish(result, run, json=json)
 
 
 def _folder(inputs: Inputs, output: Path | None, name: str, root: Path) -> RunFolder:
-    from muster.core.errors import UsageError
     from muster.store.runfolder import RunFolder, named_run_folder, run_folder_of
 
     if output and name:
@@ -67,7 +73,6 @@ def _folder(inputs: Inputs, output: Path | None, name: str, root: Path) -> RunFo
 
 def _submit(inputs: Inputs, run: RunFolder, *, detach: bool, dry_run: bool, json: bool) -> int:
     """Hand the job to Slurm, and watch it unless it is detached."""
-    from muster.cli.output import err_console, print_json, say
     from muster.cli.views.progress import watch
     from muster.runs.submit import script, submit
 
@@ -85,22 +90,8 @@ def _submit(inputs: Inputs, run: RunFolder, *, detach: bool, dry_run: bool, json
     return 0
 
 
-def launch(inputs: Inputs, run: RunFolder, *, json: bool) -> int:
-    """Train with live progress, then print the result. -> exit code."""
-    from muster.cli.output import err_console
-    from muster.cli.views.progress import ProgressView
-    from muster.runs.train import train as run_train
-
-    console = err_console()
-    with ProgressView(console) as view:
-        view.now("asking the hosts, and planning")
-        result = run_train(inputs, run, watch=view, announce=view.announce)
-    return finish(result, run, json=json)
-
-
 def finish(result: Result, run: RunFolder, *, json: bool) -> int:
     """Write the report and print the result. -> exit code: 0 succeeded, 1 failed."""
-    from muster.cli.output import err_console, print_json
     from muster.cli.views.results import print_afterwards, print_result
     from muster.reports.page import report
 
@@ -120,7 +111,6 @@ def finish(result: Result, run: RunFolder, *, json: bool) -> int:
 
 
 def _dry_run(inputs: Inputs, run: RunFolder, *, json: bool, verbose: bool) -> int:
-    from muster.cli.output import err_console, print_json, say
     from muster.cli.views.waiting import waiting
     from muster.runs.dry_run import dry_run, format_dry_run
 

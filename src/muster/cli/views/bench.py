@@ -16,6 +16,7 @@ from muster.benches.bench import Spectator
 from muster.benches.child import Child
 from muster.benches.document import JobRecord
 from muster.benches.schedule import Task
+from muster.cli.output import table
 from muster.core.hostlist import fold_hosts
 from muster.core.units import format_number, format_seconds
 
@@ -91,9 +92,7 @@ class BenchView(Spectator):
     ) -> Group:
         """Running jobs; hosts by what they do and how their jobs ended; the count."""
         now = time.monotonic()
-        jobs = Table(box=None, padding=(0, 2, 0, 0))
-        for name in ("job", "hosts", "time", "of", ""):
-            jobs.add_column(name, justify="right" if name in ("time", "of") else "left", no_wrap=True)
+        jobs = table("job", "hosts", ">time", ">of", "", padding=(0, 2, 0, 0))
         for child in children[:SHOWN]:
             limit = format_seconds(child.task.timeout)
             took = format_seconds(now - child.begun)
@@ -119,7 +118,7 @@ class BenchView(Spectator):
             if (record := done.get(task.id)) and record.outcome != "succeeded"
             for host in ([record.failed_host] if record.failed_host else task.hosts)
         }
-        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        rows = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
         for name, colour, members in (
             ("working", "cyan", busy),
             ("waiting", "dim", due - busy),
@@ -127,10 +126,10 @@ class BenchView(Spectator):
             ("in failed jobs", "red", bad),
         ):
             if members:
-                table.add_row(
+                rows.add_row(
                     f"[{colour}]{name}[/{colour}]", f"{len(members)}", escape(fold_hosts(members)[:100])
                 )
-        return table
+        return rows
 
 
 def _speed(record: JobRecord) -> str:

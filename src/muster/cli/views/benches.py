@@ -14,8 +14,8 @@ from rich.table import Table
 from muster.benches.document import Bench, BenchJob, Comparison, Curve
 from muster.benches.folder import BenchFolder
 from muster.cli.console import SafeConsole
-from muster.cli.output import err_console, out_console
-from muster.cli.views.verdicts import COLOURS, drift_notes, print_answer, print_hosts, print_table, signed
+from muster.cli.output import err_console, out_console, print_table, table
+from muster.cli.views.verdicts import COLOURS, drift_notes, print_answer, print_hosts, signed
 from muster.core.hostlist import fold_hosts
 from muster.core.units import counted, format_bytes, format_flops, format_seconds
 
@@ -120,18 +120,15 @@ def figure_words(name: str, value: float | None) -> str:
 
 def _jobs(found: Bench, *, every: bool) -> Table:
     """A row per job; of many, those that did not end well, or missed a threshold."""
-    table = Table(box=None)
+    made = table("job", "hosts", "outcome", "result", ">memory", ">time", ">peers", "why")
     shown = found.jobs
     if not every and len(shown) > SHOWN:
         shown = [job for job in shown if job.outcome != "succeeded" or job.misses][:SHOWN]
-        table.caption = f"{len(found.jobs) - len(shown)} jobs that succeeded are not shown; --all shows them"
-    for name in ("job", "hosts", "outcome", "result", "memory", "time", "peers", "why"):
-        right = name in ("memory", "time", "peers")
-        table.add_column(name, no_wrap=name != "why", justify="right" if right else "left")
+        made.caption = f"{len(found.jobs) - len(shown)} jobs that succeeded are not shown; --all shows them"
     for job in shown:
         colour = _OUTCOMES[job.outcome]
         took = job.ended - job.started if job.ended and job.started else None
-        table.add_row(
+        made.add_row(
             escape(job.job),
             escape(fold_hosts(job.hosts)),
             f"[{colour}]{job.outcome}[/{colour}]",
@@ -141,7 +138,7 @@ def _jobs(found: Bench, *, every: bool) -> Table:
             "" if job.slower is None else signed(job.slower),
             escape(_why(job)),
         )
-    return table
+    return made
 
 
 def _result(job: BenchJob) -> str:
@@ -167,44 +164,34 @@ def _why(job: BenchJob) -> str:
 
 
 def _curve(curve: Curve) -> Table:
-    table = Table(box=None, title=f"{curve.entry}: {curve.kind} scaling", title_justify="left")
-    for name in ("hosts", "ranks", "jobs", "samples/s", "spread", "speed-up", "efficiency"):
-        table.add_column(name, justify="right", no_wrap=True)
+    heads = (">hosts", ">ranks", ">jobs", ">samples/s", ">spread", ">speed-up", ">efficiency")
+    made = table(*heads, title=f"{curve.entry}: {curve.kind} scaling")
     for point in curve.points:
-        table.add_row(
-            str(point.hosts),
-            str(point.ranks),
-            str(point.jobs),
+        efficiency = "" if point.efficiency is None else f"{point.efficiency:.1%}"
+        made.add_row(
+            *map(str, (point.hosts, point.ranks, point.jobs)),
             f"{point.samples_per_second:,.1f}",
             "" if point.variation is None else f"{point.variation:.1%}",
             "" if point.speedup is None else f"{point.speedup:.2f}",
-            "not a measurement"
-            if point.not_measured
-            else ""
-            if point.efficiency is None
-            else f"{point.efficiency:.1%}",
+            "not a measurement" if point.not_measured else efficiency,
         )
-    return table
+    return made
 
 
 def _comparison(console: Console, found: Comparison) -> None:
     """Entries beside each other; then what else differs."""
-    table = Table(box=None, title="comparison", title_justify="left")
     paths = dict.fromkeys(path for row in found.rows for path in row.settings)
     settings = [path for path in paths if path.count(".") <= 1 and not path.endswith(".options")][:5]
     present = [each for each in _COMPARED if any(each[0] in row.figures for row in found.rows)]
-    for name in ("entry", "hosts", *settings):
-        table.add_column(name, no_wrap=True)
-    for _, heading in present:
-        table.add_column(heading, justify="right", no_wrap=True)
+    made = table("entry", "hosts", *settings, *(f">{heading}" for _, heading in present), title="comparison")
     for row in found.rows:
-        table.add_row(
+        made.add_row(
             escape(row.entry),
             str(row.hosts),
             *(escape(row.settings.get(path, "")) for path in settings),
             *(figure_words(name, row.figures.get(name)) for name, _ in present),
         )
-    print_table(console, table)
+    print_table(console, made)
     for path, values in found.confounded_by.items():
         told = ", ".join(f"{name}: {value}" for name, value in values.items())
         console.print(f"[yellow]confounded[/yellow] {escape(path)} differs as well ({escape(told)})")
@@ -213,18 +200,15 @@ def _comparison(console: Console, found: Comparison) -> None:
 def _published(found: Bench) -> Table:
     """What others published of the same recipes; where they had another device or number of ranks, that is
     said, and the figure is scaled by the ranks."""
-    table = Table(box=None, title="beside published figures", title_justify="left")
-    names = ("entry", "ranks", "samples/s", "published", "ratio", "memory", "published", "published on")
-    for place, name in enumerate(names):
-        right = name not in ("entry", "published on")
-        table.add_column(name, no_wrap=place < len(names) - 1, justify="right" if right else "left")
+    heads = ("entry", ">ranks", ">samples/s", ">published", ">ratio", ">memory", ">published", "published on")
+    made = table(*heads, title="beside published figures")
     for each in found.published:
         where = f"{each.published_ranks} x {each.published_on}, {each.source}"
         if each.published_ranks != each.ranks:
             where += "; scaled by the ranks"
         if not each.same_device:
             where += f"; measured on {', '.join(each.devices) or 'an unknown device'}"
-        table.add_row(
+        made.add_row(
             escape(each.entry),
             str(each.ranks),
             f"{each.samples_per_second:,.2f}",
@@ -235,8 +219,8 @@ def _published(found: Bench) -> Table:
             escape(where),
         )
     if found.overrides:
-        table.caption = f"with changes: {escape(' '.join(found.overrides))}"
-    return table
+        made.caption = f"with changes: {escape(' '.join(found.overrides))}"
+    return made
 
 
 def _count(found: Bench) -> str:
@@ -264,22 +248,15 @@ def print_schedule(plan: Mapping[str, Any], *, every: bool) -> None:
     checks = "inspected first; unfit ones take no part" if plan["check"] else "not inspected"
     console.print(f"{counted(len(plan['hosts']), 'host')} ({escape(fold_hosts(plan['hosts']))}), {checks}")
     jobs = {job["id"]: job for job in plan["jobs"]}
-    table = Table(box=None)
-    for name in ("wave", "job", "hosts", "timeout", ""):
-        table.add_column(name, no_wrap=True, justify="right" if name in ("wave", "timeout") else "left")
+    made = table(">wave", "job", "hosts", ">timeout", "")
     for number, wave in enumerate(plan["waves"], 1):
         for identity in wave if every else wave[:SHOWN]:
             job = jobs[identity]
-            table.add_row(
-                str(number),
-                escape(identity),
-                escape(fold_hosts(job["hosts"])),
-                format_seconds(job["timeout"]),
-                _remark(job),
-            )
+            hosts, timeout = escape(fold_hosts(job["hosts"])), format_seconds(job["timeout"])
+            made.add_row(str(number), escape(identity), hosts, timeout, _remark(job))
         if len(wave) > SHOWN and not every:
-            table.add_row(str(number), f"and {len(wave) - SHOWN} more (--all)", "", "", "")
-    print_table(console, table)
+            made.add_row(str(number), f"and {len(wave) - SHOWN} more (--all)", "", "", "")
+    print_table(console, made)
     for note in plan["notes"]:
         console.print(f"[yellow]note[/yellow] {escape(note)}")
     most = format_seconds(plan["at_most_seconds"])

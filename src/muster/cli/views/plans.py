@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from muster.cli.output import out_console, print_row
+from muster.cli.output import out_console, print_row, table
 from muster.core.hostlist import fold_hosts
 from muster.core.job import FASTEST, SLOWER
 from muster.core.units import counted, format_bytes, format_count, format_number, format_seconds
@@ -80,7 +80,7 @@ def _memory(console: Console, memory: MemoryPlan, device: str) -> None:
     console.print(
         f"\n  [bold]Memory of a rank[/bold]  {verdict}  (activations: {memory.basis}; peak: {memory.moment})"
     )
-    table = Table(box=None, padding=(0, 2), show_header=False)
+    made = Table(box=None, padding=(0, 2), show_header=False)
     places = [
         ("host" if device == "cpu" else "device", memory.device, memory.device_bytes, memory.device_room)
     ]
@@ -88,10 +88,10 @@ def _memory(console: Console, memory: MemoryPlan, device: str) -> None:
         places.append(("host", memory.host, memory.host_bytes, memory.host_room))
     for place, parts, total, room in places:
         for name, value in _large(parts, total):
-            table.add_row("", name, f"[default]{format_bytes(value)}")
+            made.add_row("", name, f"[default]{format_bytes(value)}")
         has = f" of {format_bytes(room)}, {memory.margin:.0%} kept free" if room else ""
-        table.add_row(place, "[bold]all", f"[bold]{format_bytes(total)}[/bold]{has}")
-    console.print(table)
+        made.add_row(place, "[bold]all", f"[bold]{format_bytes(total)}[/bold]{has}")
+    console.print(made)
 
 
 def _large(parts: Mapping[str, int], total: int) -> list[tuple[str, int]]:
@@ -123,32 +123,31 @@ def _time(console: Console, time: TimePlan) -> None:
 
 
 def _candidates(console: Console, plan: Plan) -> None:
-    table = Table(box=None, padding=(0, 2), title="Compared settings", title_justify="left")
+    made = Table(box=None, padding=(0, 2), title="Compared settings", title_justify="left")
     for name in ("", "memory", "samples/s", ""):
-        table.add_column(name, justify="right" if name else "left")
+        made.add_column(name, justify="right" if name else "left")
     for each in sorted(plan.candidates, key=lambda each: (not each.fits, -(each.samples_per_second or 0))):
         words = " ".join(f"{SHORT.get(key, key)}={value}" for key, value in each.changes.items())
         speed = format_number(each.samples_per_second) if each.samples_per_second else ""
         style = "bold green" if each.chosen else "" if each.fits else "dim"
         memory = format_bytes(each.memory) if each.memory else ""
-        table.add_row(words, memory, speed, each.why, style=style)
+        made.add_row(words, memory, speed, each.why, style=style)
     console.print()
-    console.print(table)
+    console.print(made)
 
 
 def _scaling(console: Console, plan: Plan) -> None:
-    table = Table(box=None, padding=(0, 2), title="Other numbers of hosts", title_justify="left")
     priced = any(each.cost is not None for each in plan.scaling)
-    for name in (
-        "hosts",
-        "ranks",
-        "step",
-        "samples/s",
-        "efficiency",
-        "total",
-        *(["cost"] if priced else []),
-    ):
-        table.add_column(name, justify="right")
+    heads = (
+        ">hosts",
+        ">ranks",
+        ">step",
+        ">samples/s",
+        ">efficiency",
+        ">total",
+        *((">cost",) if priced else ()),
+    )
+    made = table(*heads, padding=(0, 2), title="Other numbers of hosts")
     for each in plan.scaling:
         row = [
             str(each.hosts),
@@ -160,8 +159,8 @@ def _scaling(console: Console, plan: Plan) -> None:
         ]
         style = "bold" if each.hosts == plan.fastest_hosts else ""
         cost = [f"{each.cost:,.2f}"] if priced and each.cost is not None else []
-        table.add_row(*row, *cost, style=style)
+        made.add_row(*row, *cost, style=style)
     console.print()
-    console.print(table)
+    console.print(made)
     if plan.fastest_hosts is not None and plan.fastest_hosts < plan.scaling[-1].hosts:
         console.print(f"  most samples/s on {counted(plan.fastest_hosts, 'host')}")

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from muster.cli.output import err_console, out_console, print_row
+from muster.cli.output import err_console, out_console, print_row, table
 from muster.core.fabric.result import FabricRun
 from muster.core.result import Attention, Flops, Quality, Result
 from muster.core.units import (
@@ -177,12 +177,12 @@ def flops_words(flops: Flops) -> str:
 def print_answers(rows: list[dict[str, Any]], limit: int | None = None) -> None:
     """Questions, predictions and what was expected, as a table."""
     judged = bool(rows) and "expected" in rows[0]
-    table = Table(show_lines=True)
-    table.add_column("question", ratio=2, overflow="fold")
-    table.add_column("prediction", ratio=3, overflow="fold")
+    made = Table(show_lines=True)
+    made.add_column("question", ratio=2, overflow="fold")
+    made.add_column("prediction", ratio=3, overflow="fold")
     if judged:
-        table.add_column("expected", ratio=3, overflow="fold")
-        table.add_column("", no_wrap=True)
+        made.add_column("expected", ratio=3, overflow="fold")
+        made.add_column("", no_wrap=True)
     for row in rows[:limit]:
         cells = [escape(row["question"]), escape(row["predicted"])]
         if judged:
@@ -196,8 +196,8 @@ def print_answers(rows: list[dict[str, Any]], limit: int | None = None) -> None:
                 else "[red]wrong[/red]"
             )
             cells += [escape(row["expected"]), mark]
-        table.add_row(*cells)
-    out_console(soft_wrap=False).print(table)
+        made.add_row(*cells)
+    out_console(soft_wrap=False).print(made)
 
 
 def fabric_rows(result: Result, fabric: FabricRun) -> list[tuple[str, str]]:
@@ -222,10 +222,9 @@ def print_tables(console: Console, fabric: FabricRun) -> None:
 
 
 def _table(console: Console, title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 2))
-    for index, name in enumerate(columns):
-        table.add_column(escape(name), justify="right" if index else "left", no_wrap=True)
+    first, *others = map(escape, columns)
+    made = table(first, *(f">{name}" for name in others), title=title, padding=(0, 2, 0, 2))
     for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
+        made.add_row(*map(escape, row))
     console.print()
-    console.print(table)
+    console.print(made)

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from muster.benches.document import Bench, HostVerdict
+from muster.cli.output import print_table, table
 from muster.core.hostlist import fold_hosts
 from muster.core.units import counted, format_number, format_seconds, format_slower
 from muster.judging.document import Drift, Evidence, JobEntry, Judged, Peers, Subject, Verdict
@@ -196,17 +197,6 @@ def print_normal(console: Console, peers: Sequence[Peers], slow: float) -> None:
         )
     if peers:
         say(console, "slower: by so much more time for a step; 100% slower is half the speed", style="dim")
-
-
-def print_table(console: Console, table: Table) -> None:
-    """A pipe has no width to fit into. In a narrow terminal words are broken, and figures never cut."""
-    if not console.is_terminal:
-        console.width = 1000
-    for column in table.columns:
-        if column.justify != "right":
-            column.no_wrap, column.overflow = False, "fold"
-    if table.row_count:
-        console.print(table)
 
 
 class _Told:
@@ -395,21 +385,18 @@ def _table(found: _Found, rows: Sequence[HostVerdict]) -> Table:
     """A row per host: how much slower it was in its slowest work, by the size of the group."""
     means = means_of(found.jobs)
     sizes = sorted({size for _, size in means})[:6]
-    table = Table(box=None)
-    for name in ("host", "verdict", *(counted(size, "host") for size in sizes), "why"):
-        right = name[0].isdigit()
-        table.add_column(name, no_wrap=True, justify="right" if right else "left")
+    made = table("host", "verdict", *(f">{counted(size, 'host')}" for size in sizes), "why")
     for row in rows:
         own = [means.get((row.host, size)) for size in sizes]
         looked = _looked([row])
         why = ", ".join(looked) if row.verdict == "fit" and looked else row.reason
-        table.add_row(
+        made.add_row(
             escape(row.host),
             f"[{COLOURS[row.verdict]}]{row.verdict}[/{COLOURS[row.verdict]}]",
             *("" if mean is None else signed(mean) for mean in own),
             escape(why),
         )
-    return table
+    return made
 
 
 def _beside(row: HostVerdict, name: str) -> float | None:
