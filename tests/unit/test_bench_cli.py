@@ -13,7 +13,7 @@ from rich.console import Console
 
 from muster.benches.child import Child
 from muster.benches.fold import fold_bench
-from muster.benches.inputs import read_bench, warm_up_overrides
+from muster.benches.inputs import read_bench
 from muster.benches.schedule import Task
 from muster.cli import main
 from muster.cli.views.bench import BenchView
@@ -155,7 +155,7 @@ def test_warm_ups_are_valid_for_every_recipe_of_a_suite() -> None:
         "text2sql-t5-small-zero3-offload",
     ):
         recipe = load_recipe(name)
-        short = load_recipe(name, warm_up_overrides(recipe))
+        short = load_recipe(name, recipe.short)
         assert not recipe.trains or short.train.max_steps == 3
         assert recipe.trains or short.as_dict()["fabric"]["seconds"] == 5
 

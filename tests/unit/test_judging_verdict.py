@@ -242,14 +242,6 @@ def test_different_work_is_not_compared() -> None:
     assert not judge([*book.jobs, *other], FLEET).accused
 
 
-def test_speeds_are_as_good_as_times() -> None:
-    book = Book()
-    book.ring(0, bad="n05")
-    book.ring(1, bad="n05")
-    speeds = [Observation.of_speed(e.job, e.hosts, 940.0 / float(e.seconds or 1)) for e in book.jobs]
-    assert [each.subject for each in judge(speeds, FLEET).accused] == [("n05",)]
-
-
 def test_same_input_same_output() -> None:
     book = Book()
     book.ring(0, bad="n05")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import re
 import selectors
@@ -25,7 +23,6 @@ from muster.benches.inputs import (
     freeze_bench,
     reread,
     started_of,
-    warm_up_overrides,
     write_schedule,
 )
 from muster.benches.logs import logs_of, observed
@@ -42,7 +39,7 @@ from muster.core.units import counted
 from muster.fleet.interrupts import interrupts
 from muster.fleet.shell import Shell, more_files
 from muster.judging import Baseline, Class, Settings, localise, next_wave
-from muster.judging.logs import load_baselines
+from muster.judging.logs import COLUMNS, csv_text, load_baselines
 from muster.runs.listing import stop
 from muster.store.runfolder import RunFolder
 
@@ -104,7 +101,11 @@ class Jobs:
                         continue  # what waited for a job that cannot be started may start
                     if not self.children and (wish.stop or not self._due()):
                         return wish.stop
-                    self._turn()
+                    self._listen()
+                    for child in list(self.children):
+                        if child.process.poll() is not None:
+                            self._reap(child)
+                    self.spectator.turn(self.children, self.tasks, self.done)
             finally:
                 self._leave()
 
@@ -169,13 +170,6 @@ class Jobs:
         for child in self.children:
             child.tick()
 
-    def _turn(self) -> None:
-        self._listen()
-        for child in list(self.children):
-            if child.process.poll() is not None:
-                self._reap(child)
-        self.spectator.turn(self.children, self.tasks, self.done)
-
     def _reap(self, child: Child) -> None:
         for pipe in child.pipes:
             with suppress(KeyError, ValueError):
@@ -184,23 +178,17 @@ class Jobs:
         self.children.remove(child)
         if (child.process.poll() or 0) < 0:
             self.lingering.append((time.monotonic() + LINGER, child.task))
-        record = finished(child, self._relative(child.run))
+        record = finished(child, self.folder.relative(child.run))
         child.close()
-        self._over(child.task, record)
-
-    def _over(self, task: Task, record: JobRecord | None) -> None:
         if record is not None:
             self.folder.write_record(record)
-            self.done[task.id] = record
-        self.spectator.ended(task, record)
-
-    def _relative(self, run: RunFolder) -> str:
-        return str(run.path.relative_to(self.folder.path))
+            self.done[record.job] = record
+        self.spectator.ended(child.task, record)
 
 
 def command(file: Path, hosts: Path, run: RunFolder, task: Task, recipe: Recipe) -> list[str]:
     """What starts a job."""
-    more = warm_up_overrides(recipe) if task.warm_up else ()
+    more = recipe.short if task.warm_up else ()
     train = [sys.executable, "-m", "muster", "train", str(file), "--hosts", str(hosts)]
     return [*train, "--output", str(run.path), "--json", *more]
 
@@ -218,7 +206,7 @@ def settle_unfinished(folder: BenchFolder, tasks: Iterable[Task], done: dict[str
         if last.state() in ("running", "elsewhere"):
             _stopped(last, task)
             notes.append(f"{task.id} was still running, and was stopped")
-        record = adopted(task, last, str(last.path.relative_to(folder.path)))
+        record = adopted(task, last, folder.relative(last))
         if record is not None:
             folder.write_record(record)
             done[task.id] = record
@@ -307,12 +295,8 @@ class Growth:
         self, tasks: Sequence[Task], done: Mapping[str, JobRecord], unstarted: Collection[str]
     ) -> list[Task]:
         """A job that was refused as bad input would be refused elsewhere."""
-        failed = {
-            task.id
-            for task in tasks
-            if task.warm_up
-            and (task.id in unstarted or ((record := done.get(task.id)) and _of_hosts(record)))
-        }
+        bad = {job for job, record in done.items() if record.outcome != "succeeded" and not record.usage}
+        failed = {task.id for task in tasks if task.warm_up and task.id in bad | set(unstarted)}
         made, notes = warmed_again(tasks, failed)
         self._note(notes)
         return made
@@ -380,11 +364,6 @@ def _way(task: Task, record: JobRecord) -> str:
     for host in task.hosts:
         words = re.sub(rf"\b{re.escape(host)}\b", "HOST", words)
     return re.sub(r"[0-9]+", "N", words)
-
-
-def _of_hosts(record: JobRecord) -> bool:
-    """Whether it ended badly, for a reason that may lie with its hosts."""
-    return record.outcome != "succeeded" and not record.usage
 
 
 @dataclass
@@ -505,13 +484,12 @@ def _inspection(inputs: BenchInputs, around: Surroundings) -> Inspection:
 
 def _dropped(found: Inspection) -> dict[str, str]:
     """Hosts that are unfit, with everything that failed on them."""
-    dropped = {}
-    for host in found.hosts:
-        if host.verdict in ("fit", "warning"):
-            continue
-        failed = [f"{each.check}: {each.problem}" for each in host.checks if each.level == "fail"]
-        dropped[host.host] = "; ".join(failed) or host.verdict
-    return dropped
+    failed = {
+        host.host: [f"{each.check}: {each.problem}" for each in host.checks if each.level == "fail"]
+        for host in found.hosts
+    }
+    left = [host for host in found.hosts if host.verdict not in ("fit", "warning")]
+    return {host.host: "; ".join(failed[host.host]) or host.verdict for host in left}
 
 
 def _jobs(
@@ -573,17 +551,17 @@ def _jobs(
 def table_of(found: Bench) -> str:
     """A row per job as CSV: the columns of the benchmark that this one stands in for first."""
     verdicts = {each.host: each.verdict for each in found.hosts}
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
     extra = sorted({name for job in found.jobs for name in job.figures} - {"samples_per_second", "memory"})
-    rows.writerow(
-        ["Hostnames", "Throughput (samples/sec)", "Status", "job", "recipe", "group", "seconds", "reason",
-         "memory", "spread", "slower", "steps", "skipped", "verdicts", "entry", "repeat", "warm_up",
-         "world_size", "misses", "run", *(f"figure.{name}" for name in extra)]
-    )  # fmt: skip
-    for job in found.jobs:
-        rows.writerow("" if value is None else value for value in _row(job, verdicts, extra))
-    return text.getvalue()
+    more = (
+        "entry",
+        "repeat",
+        "warm_up",
+        "world_size",
+        "misses",
+        "run",
+        *(f"figure.{name}" for name in extra),
+    )
+    return csv_text((*COLUMNS, *more), [_row(job, verdicts, extra) for job in found.jobs])
 
 
 def _row(job: BenchJob, verdicts: Mapping[str, str], extra: Sequence[str]) -> list[Any]:

@@ -81,6 +81,10 @@ class BenchFolder:
         name = f"{job}-{self.mark}" if self.mark else job
         return RunFolder(self.runs / (name if number == 1 else f"{name}.again{number - 1}"))
 
+    def relative(self, run: RunFolder) -> str:
+        """A run folder's path in this one."""
+        return str(run.path.relative_to(self.path))
+
     def marked(self) -> BenchFolder:
         """With the mark that it was begun with. Raises RunFolderError where this is no bench's folder."""
         return replace(self, mark=str(self.read_schedule().get("mark", "")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 from muster.benches.folder import BenchFolder
 from muster.benches.schedule import Impossible, Schedule, make_schedule, read_task
-from muster.benches.suite import Entry, Suite, load_suite, suite_from
+from muster.benches.suite import Suite, load_suite, suite_from
 from muster.benches.switches import check_switches, switches_of
 from muster.core.batch import resolve_batch
 from muster.core.errors import MusterError, RecipeError, UsageError
@@ -127,7 +128,7 @@ def _indivisible(entry: str, recipe: Recipe, slots: Sequence[int | None]) -> str
 
 def _checked(recipe: Recipe, inventory: Inventory, suite: Suite) -> Recipe:
     """As `muster train` checks it; with all hosts of its group, and ended at last by itself."""
-    recipe = absolute(_all_hosts(recipe))
+    recipe = absolute(_launched(recipe, hosts=None))  # how many hosts a job has is the suite's to say
     made = check(recipe, inventory)
     if made.launcher.ONE_MACHINE:
         recipe = _with_equal_threads(recipe, inventory)
@@ -145,23 +146,17 @@ def _with_equal_threads(recipe: Recipe, inventory: Inventory) -> Recipe:
     machine's cores, and sizes are compared."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = recipe.launch.threads or max(1, cores // sum(host.slots or 1 for host in inventory.hosts))
-    return recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"threads": threads})})
+    return _launched(recipe, threads=threads)
 
 
-def _all_hosts(recipe: Recipe) -> Recipe:
-    """How many hosts a job has is the suite's to say."""
-    return recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"hosts": None})})
+def _launched(recipe: Recipe, **changes: Any) -> Recipe:
+    """With another `launch`."""
+    return recipe.model_copy(update={"launch": recipe.launch.model_copy(update=changes)})
 
 
 def limited(recipe: Recipe, timeout: float) -> Recipe:
     """With an end of its own, for the case that nobody is there to end it."""
-    limit = min(recipe.launch.timeout or timeout + SPARE, timeout + SPARE)
-    return recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"timeout": limit})})
-
-
-def warm_up_overrides(recipe: Recipe) -> tuple[str, ...]:
-    """What makes a job of this recipe a short one."""
-    return recipe.short
+    return _launched(recipe, timeout=min(recipe.launch.timeout or math.inf, timeout + SPARE))
 
 
 def _with_recipe(suite: Suite, recipe: str) -> Suite:
@@ -181,9 +176,7 @@ def _with_recipe(suite: Suite, recipe: str) -> Suite:
 
 def _recipes(suite: Suite, overrides: Iterable[str]) -> dict[str, Recipe]:
     """Each entry's recipe: the file, the suite's changes, the user's."""
-    merged = {}
-    for entry in suite.jobs:
-        merged[entry.name] = lay_over(read_layers(entry.recipe), [entry.set])
+    merged = {each.name: lay_over(read_layers(each.recipe), [each.set]) for each in suite.jobs}
     changes: dict[str, list[dict[str, Any]]] = {name: [] for name in merged}
     for override in overrides:
         named = _OF_ENTRY.fullmatch(override)
@@ -197,7 +190,12 @@ def _recipes(suite: Suite, overrides: Iterable[str]) -> dict[str, Recipe]:
             raise RecipeError("means nothing to any entry of the suite", where=override)
         for name in told:
             changes[name].append(change)
-    return {each.name: _valid(lay_over(merged[each.name], changes[each.name]), each) for each in suite.jobs}
+    return {
+        each.name: validate_recipe(
+            lay_over(merged[each.name], changes[each.name]), where=f"{each.name} ({Path(each.recipe).name})"
+        )
+        for each in suite.jobs
+    }
 
 
 def _means_something(change: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
@@ -210,10 +208,6 @@ def _means_something(change: Mapping[str, Any], recipe: Mapping[str, Any]) -> bo
     if section == "measure":
         return isinstance(change[section], Mapping) and set(change[section]) == {"hardware_seconds"}
     return section in (*_EVERYWHERE, *kind.own_sections())
-
-
-def _valid(data: Mapping[str, Any], entry: Entry) -> Recipe:
-    return validate_recipe(data, where=f"{entry.name} ({Path(entry.recipe).name})")
 
 
 def freeze_bench(folder: BenchFolder, inputs: BenchInputs) -> None:

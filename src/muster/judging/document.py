@@ -75,7 +75,7 @@ class Evidence(Part):
     """A job that speaks for or against."""
 
     job: str
-    peers: list[str]
+    peers: tuple[str, ...]
     slower: float | None = Field(description="share of a healthy step's time; None: it failed")
     what: Literal["step", "computing", "failed"] = Field(
         "step", description="what was read: the job's step, or what this host did by itself, or its end"

@@ -36,6 +36,11 @@ MANY = 8  # jobs, of which some should share a host
 DRIFTED = 3.0  # standard errors by which a whole fleet differs from its baseline, at least
 ALONE = "it is not known what its jobs trained (--workload NAME says it), so they are compared with no others"
 UNPLACED = "it is not known on which hosts its jobs ran, so they are no evidence"
+# What a job's entry has as its log tells it.
+_SAME = (
+    "outcome", "reason", "failure", "format", "hosts_from", "world_size", "workload", "steps", "step_seconds",
+    "memory", "loss",
+)  # fmt: skip
 SILENT = "the logs of its jobs have neither step times nor a failure"
 
 
@@ -222,25 +227,16 @@ def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
             "tokens_per_second": tokens_of(figures),
         }
     return document.JobEntry(
+        **{name: getattr(log, name) for name in _SAME},
+        **measured,
         job=log.path,
-        outcome=log.outcome,
-        reason=log.reason,
-        failure=log.failure,
         failed_host=next(iter(log.failed_hosts), None),
         failed_hosts=list(log.failed_hosts),
-        format=log.format,
         hosts=list(log.hosts),
-        hosts_from=log.hosts_from,
-        world_size=log.world_size,
-        workload=log.workload,
         work=job.work if log.outcome != "unreadable" else "",
-        steps=log.steps,
         skipped_steps=log.skipped,
         samples_per_second=log.rate if log.unit == "samples" else None,
         reported=log.reported if log.unit == "samples" or log.measured else None,
-        step_seconds=log.step_seconds,
-        memory=log.memory,
-        loss=log.loss,
         slower=slower,
         judged=told is not None,
         notes=[
@@ -248,7 +244,6 @@ def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
             *(note for note in (log.alone, log.unplaced) if note),
             *([f"another log of the same job as {job.of}, which is used instead"] if job.of else []),
         ],
-        **measured,
     )
 
 
@@ -293,26 +288,13 @@ def tokens_of(figures: MeasuredWindows) -> float | None:
 
 def _verdict(each: Verdict, silent: str | None = None) -> document.Verdict:
     """`silent`: why there is no observation of the host."""
+    same = ("condition", "kind", "slower", "within", "at_most", "confidence", "settle")
     return document.Verdict(
         hosts=list(each.subject),
-        condition=each.condition,
-        kind=each.kind,
-        slower=each.slower,
-        within=each.within,
-        at_most=each.at_most,
-        confidence=each.confidence,
         reason=silent or each.reason,
-        evidence=[
-            document.Evidence(
-                job=one.job, peers=list(one.peers), slower=one.slower, what=one.what, work=one.work
-            )
-            for one in each.evidence
-        ],
-        subjects=[
-            document.Subject(name=one.name, condition=one.condition, jobs=one.jobs, at_most=one.at_most)
-            for one in each.subjects
-        ],
-        settle=each.settle,
+        evidence=list(each.evidence),
+        subjects=list(each.subjects),
+        **{name: getattr(each, name) for name in same},
     )
 
 

@@ -9,7 +9,7 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +31,11 @@ from muster.judging.readers.base import JobLog
 from muster.store.atomic import write_text
 from muster.store.logfiles import LogFile, blocks_of, find_logs, members_of
 
+# Of a row per job.
+COLUMNS = (
+    "Hostnames", "Throughput (samples/sec)", "Status", "job", "recipe", "group", "seconds", "reason",
+    "memory", "spread", "slower", "steps", "skipped", "verdicts",
+)  # fmt: skip
 MANY, LARGE = 64, 64 << 20  # files, bytes: from there on, several processes read
 Progress = Callable[[int, int], None]
 _NAMED = re.compile(r"\(\?P<host>")
@@ -138,25 +143,26 @@ def save_csv(found: Judged, path: Path) -> None:
     Raises JobError where it cannot be written.
     """
     condition = {each.hosts[0]: each.condition for each in found.hosts}
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(
-        ["Hostnames", "Throughput (samples/sec)", "Status", "job", "recipe", "group", "seconds", "reason",
-         "memory", "spread", "slower", "steps", "skipped", "verdicts"]
-    )  # fmt: skip
+    rows: list[list[Any]] = []
     for job in found.jobs:
         verdicts = dict.fromkeys(condition.get(host, "unknown") for host in job.hosts)
-        values: list[Any] = [
+        rows.append([
             ",".join(job.hosts), _figure(job.samples_per_second, ".4f"), job.outcome, job.job, job.workload,
             len(job.hosts) or None, _figure(job.measured_seconds, ".3f"), job.reason, job.memory,
             _figure(job.variation, ".6f"), _figure(job.slower, ".6f"), job.steps, job.skipped_steps,
             " ".join(verdicts),
-        ]  # fmt: skip
-        rows.writerow(["" if value is None else value for value in values])
+        ])  # fmt: skip
     try:
-        write_text(path, text.getvalue())
+        write_text(path, csv_text(COLUMNS, rows))
     except OSError as error:
         raise JobError(f"cannot be written: {error.strerror}", where=str(path)) from None
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table as CSV; None is an empty cell."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    return text.getvalue()
 
 
 def _figure(value: float | None, form: str) -> str | None:

@@ -65,13 +65,6 @@ class Observation:
                 hint="give one per host in their order, or none",
             )
 
-    @classmethod
-    def of_speed(cls, job: str, hosts: Group, speed: float, work: str = "") -> Observation:
-        """From a throughput, say samples per second: only ratios of times count."""
-        if not (speed > 0 and math.isfinite(speed)):
-            raise UsageError(f"a speed must be above 0, not {speed}", where=job)
-        return cls(job, hosts, 1.0 / speed, work=work)
-
 
 @dataclass(frozen=True)
 class Topology:

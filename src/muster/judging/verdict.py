@@ -10,6 +10,7 @@ from typing import Literal
 from muster.core.units import format_slower
 from muster.judging.ask import next_wave
 from muster.judging.baseline import FLOOR, Baseline, Class
+from muster.judging.document import Evidence, Subject
 from muster.judging.explain import Component, Explanation, blamed
 from muster.judging.faults import COST, OF_HOSTS, OF_SWITCHES, Fault, Fit, Kind
 from muster.judging.localise import State, localise
@@ -17,37 +18,8 @@ from muster.judging.observation import Group, Observation, Settings, Topology
 from muster.judging.readings import APART, FAILED, STANDS_OUT, Readings, own_share, smallest
 
 Condition = Literal["fit", "differs", "probably fit", "slow", "failing", "unknown"]
-Reading = Literal["step", "computing", "failed"]
 SHOWN = 6  # readings given as evidence
 PROBABLY = 0.25  # of a host that is bad with no more than this probability: probably fit
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """One reading that speaks for or against: of which job, with which peers, and how much slower than a
-    healthy one it was (None: it failed). `what` was read: the job's step, or what the host computed in it by
-    itself. `work`: the observation's."""
-
-    job: str
-    peers: tuple[str, ...]
-    slower: float | None
-    what: Reading = "step"
-    work: str = ""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What of a host was looked at: what it computes by itself, its card (what it exchanges with others), or
-    its links (to the hosts that it exchanged with as neighbours).
-
-    `condition`: unknown where no reading told of it; `jobs`: readings that did; `at_most`: it is no slower
-    than that, in any work that ran (two deviations).
-    """
-
-    name: Literal["compute", "card", "links"]
-    condition: Condition
-    jobs: int = 0
-    at_most: float | None = None
 
 
 @dataclass(frozen=True)
@@ -191,9 +163,11 @@ def _one(state: State, row: int, about: set[str]) -> Evidence:
     readings = state.case.readings
     job = state.observations[readings.source[row]]
     peers = tuple(host for host in job.hosts if host not in about)
-    what: Reading = "failed" if readings.failed(row) else "computing" if readings.hint[row] else "step"
-    slower = None if what == "failed" else round(math.expm1(readings.value[row]), 5)
-    return Evidence(job.job, peers, slower, what, job.work)
+    if readings.failed(row):
+        return Evidence(job=job.job, peers=peers, slower=None, what="failed", work=job.work)
+    slower = round(math.expm1(readings.value[row]), 5)
+    what: Literal["computing", "step"] = "computing" if readings.hint[row] else "step"
+    return Evidence(job=job.job, peers=peers, slower=slower, what=what, work=job.work)
 
 
 def _size(state: State, fit: Fit) -> tuple[Condition, float | None, float | None]:
@@ -285,21 +259,21 @@ class _Hosts:
         met = any(not readings.alone[row] for row in rows)
         found = [self._subject("compute", alone or training, len(alone) + len(training))]
         if met:
-            found.append(self._subject("card", groups, len(groups)))
-            card = found[-1]
-            found.append(Subject("links", card.condition, len(links), card.at_most))
+            card = self._subject("card", groups, len(groups))
+            found.append(card)
+            found.append(card.model_copy(update={"name": "links", "jobs": len(links)}))
         return tuple(found)
 
     def _subject(self, name: Literal["compute", "card"], rows: Sequence[int], jobs: int) -> Subject:
         readings, settings = self.readings, self.state.settings
         if not rows:
-            return Subject(name, "unknown", 0)
+            return Subject(name=name, condition="unknown")
         bound, good = 0.0, True
         for own in _by_kind(readings, rows):
             here = _at_most(readings, own)
             bound = max(bound, here)
             good = good and here <= 2 * math.expm1(smallest(readings, own, settings))
-        return Subject(name, "fit" if good else "unknown", jobs, bound)
+        return Subject(name=name, condition="fit" if good else "unknown", jobs=jobs, at_most=bound)
 
     def _never_good(self, host: int, rows: Sequence[int]) -> str:
         """What is not known of a host whose jobs were slow, or differ too much, alone or in groups or in some

@@ -6,7 +6,7 @@ A value that is missing, NaN or infinite leaves a gap; it never appears in the S
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
@@ -85,17 +85,11 @@ def line_chart(chart: Chart) -> Markup:
         return Markup('<p class="nothing">{}</p>').format(chart.nothing)
     lines = [ChartSeries(each.name, thin(each.points), each.style) for each in chart.series]
     x, x_ticks, y, y_ticks = _axes(chart, lines)
-    parts = [
-        Markup('<svg class="chart" viewBox="0 0 {:.0f} {:.0f}" role="img" aria-label="{}">').format(
-            WIDTH, HEIGHT, describe(chart)
-        )
-    ]
+    parts = []
     for edges in chart.shade:
         left, right = (min(max(x.at(edge), LEFT), WIDTH - RIGHT) for edge in edges)
         parts.append(
-            Markup('<rect class="shade" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
-                left, TOP, right - left, HEIGHT - TOP - BOTTOM
-            )
+            element("rect", "shade", x=left, y=TOP, width=right - left, height=HEIGHT - TOP - BOTTOM)
         )
     parts += _grid(chart, x, x_ticks, y, y_ticks)
     parts += _band(chart, x, y)
@@ -105,7 +99,21 @@ def line_chart(chart: Chart) -> Markup:
     if dots <= MOST_DOTS * 2:
         for each in lines:
             parts += _hover(chart, each, x, y)
-    return Markup("").join([*parts, Markup("</svg>")])
+    box = f"0 0 {WIDTH:.0f} {HEIGHT:.0f}"
+    return element("svg", "chart", parts, viewBox=box, role="img", aria_label=describe(chart))
+
+
+def element(tag: str, style: str, inner: Iterable[str] | str = (), **attributes: float | str) -> Markup:
+    """An element of class `style`, escaped but for what is Markup. Figures have one decimal."""
+    told = [
+        Markup(' {}="{}"').format(
+            name.replace("_", "-"), f"{value:.1f}" if isinstance(value, float) else value
+        )
+        for name, value in attributes.items()
+    ]
+    begin = Markup('<{} class="{}"{}').format(tag, style, Markup("").join(told))
+    text = escape(inner) if isinstance(inner, str) else Markup("").join(inner)
+    return Markup("{}>{}</{}>").format(begin, text, tag) if text else begin + Markup("/>")
 
 
 def describe(chart: Chart) -> str:
@@ -170,21 +178,20 @@ def stacked_bar(parts: Sequence[tuple[str, float, str]]) -> Markup:
     if not total:
         return Markup("")
     words = ", ".join(f"{name} {100 * amount / total:.0f} %" for name, amount, _ in amounts)
-    drawn = [
-        Markup(
-            '<svg class="bar" viewBox="0 0 1000 24" preserveAspectRatio="none" role="img" aria-label="{}">'
-        ).format(words)
-    ]
-    left = 0.0
+    drawn, left = [], 0.0
     for name, amount, style in amounts:
         width = 1000 * amount / total
-        drawn.append(
-            Markup(
-                '<rect class="fill {}" x="{:.2f}" y="0" width="{:.2f}" height="24"><title>{}</title></rect>'
-            ).format(style, left, max(width - 1.5, 0.5), f"{name}: {100 * amount / total:.1f} %")
-        )
+        title = titled(f"{name}: {100 * amount / total:.1f} %")
+        place = {"x": f"{left:.2f}", "y": "0", "width": f"{max(width - 1.5, 0.5):.2f}", "height": "24"}
+        drawn.append(element("rect", f"fill {style}", title, **place))
         left += width
-    return Markup("").join([*drawn, Markup("</svg>")])
+    box = {"viewBox": "0 0 1000 24", "preserveAspectRatio": "none"}
+    return element("svg", "bar", drawn, **box, role="img", aria_label=words)
+
+
+def titled(text: str) -> Markup:
+    """What is said where the element that it is in is pointed at."""
+    return Markup("<title>{}</title>").format(text)
 
 
 def _axes(chart: Chart, lines: Sequence[ChartSeries]) -> tuple[Scale, list[float], Scale, list[float]]:
@@ -215,21 +222,13 @@ def _grid(
     step = y_ticks[1] - y_ticks[0] if len(y_ticks) > 1 else None
     for value in y_ticks:
         at = y.at(value)
-        yield Markup('<line class="grid" x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>').format(
-            LEFT, WIDTH - RIGHT, at, at
-        )
-        yield Markup('<text class="y" x="{:.1f}" y="{:.1f}">{}</text>').format(
-            LEFT - 8, at + 4, short(value, step)
-        )
+        yield element("line", "grid", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at)
+        yield element("text", "y", short(value, step), x=LEFT - 8, y=at + 4)
     x_step = x_ticks[1] - x_ticks[0] if len(x_ticks) > 1 else None
     for value, name in chart.x_names or [(value, short(value, x_step)) for value in x_ticks]:
-        yield Markup('<text class="x" x="{:.1f}" y="{:.1f}">{}</text>').format(
-            x.at(value), HEIGHT - BOTTOM + 17, name
-        )
-    yield Markup('<text class="unit" x="{:.1f}" y="14">{}</text>').format(0, chart.unit)
-    yield Markup('<text class="unit end" x="{:.1f}" y="{:.1f}">{}</text>').format(
-        WIDTH - RIGHT, HEIGHT - 5, chart.x_label
-    )
+        yield element("text", "x", name, x=x.at(value), y=HEIGHT - BOTTOM + 17)
+    yield element("text", "unit", chart.unit, x=0.0, y=14)
+    yield element("text", "unit end", chart.x_label, x=WIDTH - RIGHT, y=HEIGHT - 5)
 
 
 def _band(chart: Chart, x: Scale, y: Scale) -> list[Markup]:
@@ -238,11 +237,7 @@ def _band(chart: Chart, x: Scale, y: Scale) -> list[Markup]:
         return []
     upper = [f"{x.at(at):.1f},{y.at(high):.1f}" for at, _, high in edges]
     lower = [f"{x.at(at):.1f},{y.at(low):.1f}" for at, low, _ in reversed(edges)]
-    return [
-        Markup('<polygon class="band {}" points="{}"/>').format(
-            chart.series[0].style, " ".join(upper + lower)
-        )
-    ]
+    return [element("polygon", f"band {chart.series[0].style}", points=" ".join(upper + lower))]
 
 
 def _line(series: ChartSeries, x: Scale, y: Scale) -> Iterator[Markup]:
@@ -253,16 +248,11 @@ def _line(series: ChartSeries, x: Scale, y: Scale) -> Iterator[Markup]:
             stretch.append(f"{x.at(at):.1f} {y.at(value):.1f}")
             continue
         if len(stretch) > 1:
-            yield Markup('<path class="line {}" d="M{}"/>').format(series.style, "L".join(stretch))
-        elif stretch:
-            left, top = stretch[0].split()
-            yield Markup('<circle class="fill {}" cx="{}" cy="{}" r="3.2"/>').format(series.style, left, top)
-        if len(stretch) > 1 and len(series.points) <= FEW:
-            for point in stretch:
-                left, top = point.split()
-                yield Markup('<circle class="fill {}" cx="{}" cy="{}" r="2.4"/>').format(
-                    series.style, left, top
-                )
+            yield element("path", f"line {series.style}", d="M" + "L".join(stretch))
+        if len(stretch) == 1 or len(series.points) <= FEW:
+            for left, top in (point.split() for point in stretch):
+                radius = "3.2" if len(stretch) == 1 else "2.4"
+                yield element("circle", f"fill {series.style}", cx=left, cy=top, r=radius)
         stretch = []
 
 
@@ -271,7 +261,5 @@ def _hover(chart: Chart, series: ChartSeries, x: Scale, y: Scale) -> Iterator[Ma
     for at, value in series.points:
         if value is not None:
             where = dict(chart.x_names).get(at) or short(at)
-            words = escape(f"{series.name}: {short(value)} {chart.unit} at {chart.x_label} {where}")
-            yield Markup(
-                '<circle class="touch" cx="{:.1f}" cy="{:.1f}" r="7"><title>{}</title></circle>'
-            ).format(x.at(at), y.at(value), words)
+            title = titled(f"{series.name}: {short(value)} {chart.unit} at {chart.x_label} {where}")
+            yield element("circle", "touch", title, cx=x.at(at), cy=y.at(value), r=7)

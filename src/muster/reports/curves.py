@@ -35,7 +35,18 @@ def charts(data: RunData) -> list[Chart]:
 def host_charts(data: RunData) -> list[Chart]:
     """What the hosts were doing, whatever ran on them."""
     clock = clock_of(data)
-    return [host_memory(data, clock), cpu_use(data, clock), gpu_use(data, clock)]
+    axis = clock.axis
+    memory = _samples(data, clock, lambda sample: sample.memory_used)
+    cpu = _samples(data, clock, lambda sample: sample.cpu_percent)
+    gpu = _samples(data, clock, gpu_percent)
+    none, no_cpu = "No host reported its memory.", "No host reported its CPU use."
+    return [
+        memory_chart("Memory in use per host", memory, axis, "hosts", none),
+        lines_chart("CPU use per host", "% of all cores", cpu, axis, "hosts", no_cpu, top=100.0),
+        lines_chart(
+            "GPU use per host", "%, mean of its GPUs", gpu, axis, "hosts", "No GPUs found.", top=100.0
+        ),
+    ]
 
 
 def clock_of(data: RunData) -> Clock:
@@ -173,23 +184,15 @@ def attention(data: RunData) -> list[Chart]:
 def rank_memory(data: RunData, windows: Sequence[Sequence[events.Window]], clock: Clock) -> list[Chart]:
     """The peaks that each rank reported: its process's, and its GPU's where it has one."""
     wanted: list[tuple[str, Callable[[events.Window], int | None], str]] = [
+        ("GPU memory per rank (allocator's peak)", lambda each: each.allocator_peak, "No rank used a GPU."),
         (
             "Host memory per rank (peak so far)",
-            lambda window: window.resident_peak,
+            lambda each: each.resident_peak,
             "No rank reported its memory.",
-        )
+        ),
     ]
-    if data.job.get("device") != "cpu":
-        wanted.insert(
-            0,
-            (
-                "GPU memory per rank (allocator's peak)",
-                lambda window: window.allocator_peak,
-                "No rank used a GPU.",
-            ),
-        )
     made = []
-    for title, figure, nothing in wanted:
+    for title, figure, nothing in wanted[data.job.get("device") == "cpu" :]:
         lines: dict[str, list[Point]] = defaultdict(list)
         attempts: dict[str, int] = {}
         for each in windows:
@@ -198,40 +201,6 @@ def rank_memory(data: RunData, windows: Sequence[Sequence[events.Window]], clock
                 _add(lines[name], attempts, name, window.attempt, clock.at(window.time), figure(window))
         made.append(memory_chart(title, lines, clock.axis, "ranks", nothing))
     return made
-
-
-def host_memory(data: RunData, clock: Clock) -> Chart:
-    """What is in use on each host, by everything on it."""
-    lines = _samples(data, clock, lambda sample: sample.memory_used)
-    return memory_chart("Memory in use per host", lines, clock.axis, "hosts", "No host reported its memory.")
-
-
-def cpu_use(data: RunData, clock: Clock) -> Chart:
-    """Per cent of all cores of a host."""
-    lines = _samples(data, clock, lambda sample: sample.cpu_percent)
-    return lines_chart(
-        "CPU use per host",
-        "% of all cores",
-        lines,
-        clock.axis,
-        "hosts",
-        "No host reported its CPU use.",
-        top=100.0,
-    )
-
-
-def gpu_use(data: RunData, clock: Clock) -> Chart:
-    """Per cent of time in which a GPU of the host worked: the mean of its GPUs."""
-    lines = _samples(data, clock, gpu_percent)
-    return lines_chart(
-        "GPU use per host",
-        "%, mean of its GPUs",
-        lines,
-        clock.axis,
-        "hosts",
-        "No GPUs found.",
-        top=100.0,
-    )
 
 
 def gpu_percent(sample: events.Hardware) -> float | None:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from muster.core.fabric.result import FabricRun, Matmul, PairMatrix
 from muster.core.result import Result
 from muster.core.units import counted, format_bytes
-from muster.reports.charts import COLOURS, Chart, ChartSeries, style_of
+from muster.reports.charts import COLOURS, Chart, ChartSeries, element, style_of, titled
 from muster.reports.fabric_tables import gbit, micro, slowest_words, sweep_rows, tflops
 from muster.reports.tables import TimeSlice
 from muster.reports.words import KeyFigure, moment, number, seconds
@@ -238,45 +238,26 @@ def heat_map(pairs: PairMatrix) -> Markup:
     cell = min(LARGEST, max(SMALLEST, SIDE / len(pairs.names)))
     width, height = LEFT + cell * len(pairs.names) + 4, TOP + cell * len(pairs.names) + 4
     words = f"Bandwidth of each pair of hosts: from {gbit(min(known))} to {gbit(high)}, median {gbit(middle)}"
-    parts = [
-        Markup(
-            '<svg class="heat" viewBox="0 0 {:.0f} {:.0f}" width="{:.0f}" role="img" aria-label="{}">'
-        ).format(width, height, width, words),
-        *_names(pairs.names, cell),
-    ]
+    parts = list(_names(pairs.names, cell))
     for row, rates in enumerate(pairs.bandwidth):
         for column, rate in enumerate(rates):
             if rate is not None:
                 slow = rate < limit
                 shade = 1.0 if slow else 0.12 + 0.68 * rate / high
-                parts += _cell(pairs, row, column, Look(cell, "slow" if slow else "fast", shade))
-    return Markup("").join([*parts, Markup("</svg>")])
-
-
-@dataclass(frozen=True)
-class Look:
-    """A cell's side, class and opacity."""
-
-    side: float
-    kind: str
-    shade: float
-
-
-def _cell(pairs: PairMatrix, row: int, column: int, look: Look) -> Iterator[Markup]:
-    rate, latency = pairs.bandwidth[row][column], pairs.latency[row][column]
-    assert rate is not None
-    side, left, top = look.side, LEFT + look.side * column, TOP + look.side * row
-    more = f", {micro(latency)}" if latency is not None else ""
-    words = f"{pairs.names[row]} to {pairs.names[column]}: {gbit(rate)}{more}"
-    gap = 2 if side > SMALLEST else 1
-    yield Markup(
-        '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill-opacity="{:.2f}">'
-        "<title>{}</title></rect>"
-    ).format(look.kind, left, top, side - gap, side - gap, look.shade, words)
-    if len(pairs.names) <= FEW:
-        yield Markup('<text class="in {}" x="{:.1f}" y="{:.1f}">{}</text>').format(
-            f"on-{look.kind}", left + side / 2 - 1, top + side / 2 + 4, number(rate * 8 / 1e9, 3)
-        )
+                latency = pairs.latency[row][column]
+                more = f", {micro(latency)}" if latency is not None else ""
+                title = titled(f"{pairs.names[row]} to {pairs.names[column]}: {gbit(rate)}{more}")
+                kind, left, top = "slow" if slow else "fast", LEFT + cell * column, TOP + cell * row
+                side = cell - (2 if cell > SMALLEST else 1)
+                place = {"x": left, "y": top, "width": side, "height": side}
+                parts.append(element("rect", kind, title, **place, fill_opacity=f"{shade:.2f}"))
+                if len(pairs.names) <= FEW:
+                    text, middle = number(rate * 8 / 1e9, 3), cell / 2
+                    parts.append(
+                        element("text", f"in on-{kind}", text, x=left + middle - 1, y=top + middle + 4)
+                    )
+    box = {"viewBox": f"0 0 {width:.0f} {height:.0f}", "width": f"{width:.0f}"}
+    return element("svg", "heat", parts, **box, role="img", aria_label=words)
 
 
 def _names(names: Sequence[str], cell: float) -> Iterator[Markup]:
@@ -284,10 +265,7 @@ def _names(names: Sequence[str], cell: float) -> Iterator[Markup]:
     for index in range(0, len(names), math.ceil(LINE / cell)):
         middle = cell * (index + 0.5)
         name = names[index] if len(names[index]) <= 16 else f"{names[index][:15]}…"
-        yield Markup('<text class="y" x="{:.1f}" y="{:.1f}">{}</text>').format(
-            LEFT - 8, TOP + middle + 3, name
-        )
+        yield element("text", "y", name, x=LEFT - 8, y=TOP + middle + 3)
         if len(names) <= FEW:
-            yield Markup('<text class="x" x="{:.1f}" y="{:.1f}">{}</text>').format(
-                LEFT + middle - 1, TOP - 10, name if len(name) <= 8 else f"…{name[-7:]}"
-            )
+            short = name if len(name) <= 8 else f"…{name[-7:]}"
+            yield element("text", "x", short, x=LEFT + middle - 1, y=TOP - 10)
