@@ -213,6 +213,11 @@ def test_data_must_be_here_unless_it_may_be_on_the_hosts(here: Path) -> None:
         (["engine.zero=2", "engine.offload=optimizer+param"], "engine.offload", "by ZeRO-3 only"),
         (["engine.config=nowhere.json"], None, "no such DeepSpeed configuration"),
         (["engine.options={quux: 1}"], "engine.options", "'quux' is not a key that DeepSpeed knows"),
+        (
+            ["engine.name=fsdp", "engine.zero=0", "engine.options={zero_optimization: {}}"],
+            "engine.options",
+            "zero_optimization in it is DeepSpeed's",
+        ),
         (["launch.launcher=ssh"], "launch.launcher", "pretend hosts on this machine"),
     ],
 )

@@ -102,6 +102,11 @@ def test_another_type_of_model_begins_a_new_configuration(recipe: str, overrides
     assert (model.config, model.name, model.init) == (WHOLE, None, "random")
 
 
+def test_another_engine_leaves_the_options_of_the_first() -> None:
+    assert load_recipe("gpt2-micro", ["engine.zero=1"]).engine.options
+    assert load_recipe("gpt2-micro", ["engine.zero=0", "engine.name=ddp"]).engine.options == {}
+
+
 def test_an_inheriting_recipe_with_another_type_of_model(tmp_path: Path) -> None:
     write(
         tmp_path,

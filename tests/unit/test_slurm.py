@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from muster.core.errors import InventoryError, JobError, RecipeError, RunFolderError
 from muster.core.inventory import parse_hosts, read_inventory
 from muster.core.slurm import SlurmAsk, allocation, parse_ask
+from muster.fleet.shell import NotStarted
 from muster.inputs.read import read_inputs
 from muster.runs.follow import follow
 from muster.runs.listing import stop
@@ -176,6 +177,16 @@ def test_a_job_that_is_gone_without_a_result(outside: None, tmp_path: Path) -> N
     silent = answering(squeue=(1, "", "slurm_load_jobs error: Unable to contact slurm controller\n"))
     with pytest.raises(JobError, match="Unable to contact"):
         whereabouts(run, silent)
+
+
+def test_where_sbatch_cannot_start_no_folder_is_left(outside: None, tmp_path: Path) -> None:
+    def missing(argv: Sequence[str]) -> tuple[int, bytes, bytes]:
+        raise NotStarted("no sbatch here")
+
+    run = RunFolder(tmp_path / "one")
+    with pytest.raises(NotStarted):
+        submit(read_inputs("demo", "slurm:/2", TINY, waits=True), run, FakeShell(answer_run=missing))
+    assert not run.path.exists()
 
 
 def test_silence_keeps_the_folder(outside: None, tmp_path: Path) -> None:

@@ -302,11 +302,20 @@ def _rivals(model: type[BaseModel] | None) -> tuple[str, ...]:
 
 
 def begin_anew(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`below` without what `above` replaces by naming a model, or a configuration of another type. Pure.
+    """`below` without what `above` replaces by naming an engine, a model, or a configuration of another type.
+    Pure.
 
-    A name replaces the shape: of the configuration below, SETTINGS alone stay. Another type replaces all of
-    it, since one type's fields mean nothing to another, and the name of a known size.
+    Options are an engine's own. A model's name replaces the shape: of the configuration below, SETTINGS alone
+    stay. Another type replaces all of it, since one type's fields mean nothing to another, and the name of a
+    known size.
     """
+    old, new = (layer.get("engine") for layer in (below, above))
+    if (
+        isinstance(old, Mapping)
+        and isinstance(new, Mapping)
+        and new.get("name", old.get("name")) != old.get("name")
+    ):
+        below = {**below, "engine": {key: value for key, value in old.items() if key != "options"}}
     old, new = (layer.get("model") for layer in (below, above))
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return dict(below)

@@ -85,6 +85,7 @@ class EngineSpec:
         for key, asked, what in (
             ("config", engine.config, "is"),
             ("zero", engine.zero, f"ZeRO-{engine.zero} is"),
+            ("options", engine.options, f"{', '.join(engine.options)} in it is"),
         ):
             if asked and not self.stages:
                 able = next(each for each in own_specs() if each.stages)

@@ -17,6 +17,10 @@ from muster.core.errors import JobError
 Process = subprocess.Popen[bytes]  # a started process with byte pipes
 
 
+class NotStarted(JobError):
+    """A program that the system could not start."""
+
+
 class Shell:
     """Starts the system's processes."""
 
@@ -73,8 +77,8 @@ _HINTS = {
 }
 
 
-def _cannot_start(program: str, error: OSError) -> JobError:
-    return JobError(
+def _cannot_start(program: str, error: OSError) -> NotStarted:
+    return NotStarted(
         f"cannot start {program}: {error.strerror}",
         hint=_HINTS.get(error.errno or 0),
         failure={errno.ENOENT: "launcher_not_installed", errno.EMFILE: "nofile"}.get(error.errno or 0),

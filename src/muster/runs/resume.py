@@ -13,6 +13,7 @@ from muster.core.job import Job
 from muster.core.recipe import Recipe
 from muster.core.recipes import read_yaml, validate
 from muster.core.result import Result
+from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.inputs.read import Inputs, check
 from muster.results.fold import fold
@@ -82,6 +83,9 @@ def _inputs(run: RunFolder, job: dict[str, Any], hosts: str | None, leave: Seque
     if hosts or leave:
         before, inventory = inventory, without(read_inventory(hosts) if hosts else inventory, leave)
         recipe = on_other_hosts(recipe, before, inventory)
+    if recipe.engine.options and not spec_of(recipe.engine.name).stages:  # which earlier versions passed over
+        engine = recipe.engine.model_copy(update={"options": {}})
+        recipe = recipe.model_copy(update={"engine": engine})
     return check(recipe, inventory)
 
 

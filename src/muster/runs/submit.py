@@ -13,7 +13,7 @@ from muster.core.secrets import masked_words
 from muster.core.slurm import SlurmAsk
 from muster.failures.table import id_of
 from muster.fleet.launchers.slurm import BatchJob, batch_script
-from muster.fleet.shell import Shell
+from muster.fleet.shell import NotStarted, Shell
 from muster.inputs.read import Inputs
 from muster.planner.decide import FIELD
 from muster.store.atomic import write_json, write_text
@@ -96,9 +96,8 @@ def submit(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> str:
     argv = ["sbatch", "--parsable", *launch.options, str(run.batch_script)]
     try:
         code, out, err = shell.run(argv, timeout=_PATIENCE)
-    except JobError as error:  # Slurm may have taken the job all the same
-        if "cannot start" in error.what:
-            shutil.rmtree(run.path, ignore_errors=True)
+    except NotStarted:  # whatever else fails, Slurm may have taken the job all the same
+        shutil.rmtree(run.path, ignore_errors=True)
         raise
     job, _, cluster = out.decode("utf-8", "replace").strip().partition(";")
     if code != 0 or not job.isdigit():
