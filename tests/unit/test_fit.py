@@ -224,7 +224,7 @@ def test_what_the_first_host_needs_besides_is_named_by_its_cause(engine: str, de
 def test_which_memory_is_too_small_and_by_how_much(device: str, room: Room, short: Shortage | None) -> None:
     needs = Need(device={"weights": 50}, host={"process": 10}, first={"the whole model": 100})
     setting = tiny(device=device)
-    assert lacking(needs, setting, room) == short
+    assert lacking(setting, room, needs) == short
     told = memory_plan(setting, room, needs)
     assert told.lacking == (short.place if short else None)
     assert (told.device_bytes, told.host_bytes) == ((75, 10) if device == "cpu" else (50, 35))
@@ -321,7 +321,7 @@ A100, ROOMY = Room(85_899_345_920, 250_000_000_000, "A100 of a", "a"), 1 << 50
 
 def test_a_refusal_says_what_is_needed_and_what_would_fit() -> None:
     setting = big("opt-175b")
-    error = refusal(setting, A100, needed(setting), "opt-175b")
+    error = refusal(setting, A100, "opt-175b")
     assert isinstance(error, UsageError)
     assert error.where == "memory"
     assert error.what.startswith("opt-175b needs about 819.")
@@ -433,8 +433,8 @@ def test_what_needs_twice_what_a_host_has_is_not_traced(share: float, hopeless: 
 
 def test_host_memory_is_too_little_for_eight_ranks_that_make_the_model_whole() -> None:
     setting, room = big("opt-13b"), Room(85_899_345_920, 32_000_000_000, "A100 of a", "a")
-    short = lacking(needed(setting), setting, room)
+    short = lacking(setting, room)
     assert short is not None and short.place == "host"
-    error = refusal(setting, room, needed(setting), "opt-13b")
+    error = refusal(setting, room, "opt-13b")
     assert "of host memory per rank" in error.what and "a has 32.0 GB" in error.what
     assert (error.hint or "").startswith("would fit: engine.zero=3;")  # which is made in shards

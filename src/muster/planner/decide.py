@@ -223,19 +223,17 @@ def _try(
         decisions,
         setting,
         sum(found.device.values()),
-        lacking(found, setting, where.room),
+        lacking(setting, where.room, found),
         timer(setting) if timer else None,
     )
 
 
 def _does_not_fit(chosen: _Tried, config: Mapping[str, Any] | None, room: Room) -> UsageError | None:
     """The error, with what would fit, where even the chosen way does not."""
-    setting = chosen.setting
-    found = need(setting) if setting is not None and chosen.lacks and room.device is not None else None
-    if setting is None or found is None:
+    if chosen.setting is None or chosen.lacks is None or room.device is None:
         return None
     name = chosen.sized.recipe.model.name or "the model"
-    return refusal(setting, room, found, name, said_of(chosen.sized.recipe, config))
+    return refusal(chosen.setting, room, name, said_of(chosen.sized.recipe, config))
 
 
 def _best(tried: Sequence[_Tried]) -> tuple[int, str]:

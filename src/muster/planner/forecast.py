@@ -137,7 +137,7 @@ def memory_plan(setting: Setting, room: Room, found: Need) -> MemoryPlan:
     device = dict(found.device)
     for name, size in found.first.items():
         (device if setting.device == "cpu" else host)[name] = size // setting.ranks_per_host
-    short = lacking(found, setting, room)
+    short = lacking(setting, room, found)
     return MemoryPlan(
         device=device,
         host=host,

@@ -23,7 +23,7 @@ from muster.inputs.read import Inputs
 from muster.planner.decide import FIELD, Chosen, Decided
 from muster.planner.document import Candidate
 from muster.planner.forecast import link_of
-from muster.planner.memory.fit import lacking, need
+from muster.planner.memory.fit import lacking
 from muster.planner.placing import ranks_of
 
 HARDLY = 0.02  # of speed: fewer hosts are taken where more would gain less
@@ -216,20 +216,14 @@ def _lost(trial: HostTrial, chosen: HostTrial) -> str:
     if decided is None:
         return f"cannot: {trial.error.what}" if trial.error else "cannot"
     if not trial.works:
-        return f"does not fit{_too_little(decided)}"
+        short = lacking(decided.setting, decided.room)
+        return f"does not fit: {short}" if short else "does not fit"
     if trial.speed is None or chosen.speed is None:
         return "also works"
     slower = 1 - trial.speed / chosen.speed
     if slower >= 0:
         return f"{slower:.0%} slower" if slower > 0.005 else "as fast"
     return f"{-slower:.1%} faster, which is not worth more hosts"
-
-
-def _too_little(decided: Decided) -> str:
-    setting, room = decided.setting, decided.room
-    found = need(setting) if setting is not None else None
-    short = lacking(found, setting, room) if setting is not None and found is not None else None
-    return f": {short}" if short else ""
 
 
 def _speed(trial: HostTrial) -> float:

@@ -267,20 +267,17 @@ def _with_hosts(decided: Decided, chosen: Chosen | None) -> Decided:
 
 def _hopeless(decided: Decided) -> bool:
     """Whether a rank needs so much more than there is that no trace could find it to fit."""
-    found = need(decided.setting) if decided.setting is not None else None
-    if found is None or decided.setting is None:
-        return False
-    short = lacking(found, decided.setting, decided.room)
+    short = lacking(decided.setting, decided.room)
     return short is not None and short.needed > HOPELESS * short.has
 
 
 def _tight(decided: Decided) -> bool:
     """Whether a rank needs so much of its room that a closed form is not enough, or there is none and the
     model can be traced."""
-    setting, room = decided.setting, decided.room
+    room = decided.room
     if room.device is None:
         return False
-    found = need(setting) if setting is not None else None
+    found = need(decided.setting) if decided.setting is not None else None
     if found is None:
         config = whole_config(decided.recipe)
         return config is not None and decided.recipe.lengths(config) is not None

@@ -12,7 +12,7 @@ from muster.core.batch import resolve_batch
 from muster.core.errors import RecipeError, UsageError
 from muster.core.units import format_bytes
 from muster.engines.base import own_specs, spec_of
-from muster.planner.memory.fit import Need, Room, Setting, lacking, need
+from muster.planner.memory.fit import Room, Setting, fits, lacking, need
 
 MOST_RANKS = 65536
 Change = tuple[dict[str, str], Setting]  # overrides of the recipe, and what they come to
@@ -33,12 +33,10 @@ class OpenChoices:
 NOTHING_SAID = OpenChoices()
 
 
-def refusal(
-    setting: Setting, room: Room, found: Need, model: str, said: OpenChoices = NOTHING_SAID
-) -> UsageError:
+def refusal(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHING_SAID) -> UsageError:
     """The error for a job that does not fit: what it needs, what there is, and what would fit."""
-    short = lacking(found, setting, room)
-    assert short is not None
+    short, found = lacking(setting, room), need(setting)
+    assert short is not None and found is not None
     parts = found.device if short.place == "device" else found.host
     name = room.device_name if parts is found.device and not short.cpu else room.host_name
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
@@ -113,8 +111,7 @@ def changes(setting: Setting, said: OpenChoices = NOTHING_SAID) -> Iterator[Chan
 def _fits(setting: Setting, room: Room) -> bool:
     """What cannot be counted, as a model without closed forms in other ways than it was traced, is not
     offered."""
-    found = need(setting)
-    return found is not None and not lacking(found, setting, room)
+    return need(setting) is not None and fits(setting, room)
 
 
 def _below(setting: Setting, said: OpenChoices) -> list[int]:

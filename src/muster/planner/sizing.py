@@ -287,9 +287,8 @@ def _check_fit(
     found = need(setting)
     if found is None or room.device is None:
         return
-    if lacking(found, setting, room):
-        said = said_of(recipe, config)
-        error = refusal(setting, room, found, recipe.model.name or "the model", said)
+    if lacking(setting, room, found):
+        error = refusal(setting, room, recipe.model.name or "the model", said_of(recipe, config))
         if not recipe.force:
             raise error
         decisions.append(Decision("force", True, f"although {error.what}"))

@@ -7,7 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from muster.core.fabric.figures import Event
 from muster.core.fabric.run import make_run
@@ -245,13 +245,9 @@ class Folder:
         self.evaluated = [each for each in self.evaluated if each.step <= resume]
         self.saved = [each for each in self.saved if each.step is not None and each.step <= resume]
         self.profiled = [each for each in self.profiled if each.last_step <= resume]
-        self.failed.clear()
-        self.noted.clear()
-        self.measured.clear()
+        for told in (self.failed, self.noted, self.measured, self.done, self.answered, self.unscored):
+            told.clear()
         self.split = None
-        self.done.clear()
-        self.answered.clear()
-        self.unscored.clear()
 
     def ordered_windows(self) -> list[list[events.Window]]:
         """Windows in the order of steps, each with what every rank said of it."""
@@ -414,9 +410,6 @@ def _quality(folder: Folder) -> Quality | None:
 
 # ----------------------------------------------------------------------------------------------------
 # Where a run's time went, from its events. Pure.
-
-if TYPE_CHECKING:
-    from muster.results.fold import Folder
 
 
 def spent(folder: Folder, total: float) -> Seconds:

@@ -29,7 +29,7 @@ from muster.inputs.hub import check_names
 from muster.inputs.read import Inputs
 from muster.planner.decide import Decided
 from muster.planner.hosts import AUTO
-from muster.planner.memory.fit import Room, lacking, need
+from muster.planner.memory.fit import Room, fits
 from muster.planner.orders import TRACKERS
 from muster.planner.plan import ask, hosts_first
 from muster.runs.requirements import needed
@@ -140,13 +140,11 @@ def _without_peaks(inputs: Inputs) -> Any:
 
 def _fits_nowhere(decided: Decided) -> bool:
     """Whether a rank needs more than the largest device that is known, or the largest possible host, has."""
-    setting = decided.setting
-    found = need(setting) if setting is not None else None
-    if setting is None or found is None:
+    if decided.setting is None:
         return False
-    share, (_, memory) = MOST_HOST // setting.ranks_per_host, largest_memory()
+    share, (_, memory) = MOST_HOST // decided.setting.ranks_per_host, largest_memory()
     room = Room(memory, share) if decided.job.device == "cuda" else Room(share, None)
-    return lacking(found, setting, room) is not None
+    return not fits(decided.setting, room)
 
 
 def _with_most(facts: Facts) -> Facts:

@@ -41,42 +41,30 @@ class Board:
 
     def add(self, event: events.Event) -> None:
         """Events with a step become scalars; hardware samples go by their time."""
+        found: dict[str, float | None] = {}
+        step = getattr(event, "step", None) or 0
         if isinstance(event, events.Log):
-            for name, value in (
-                ("train/loss", event.loss),
-                ("train/learning_rate", event.learning_rate),
-                ("train/gradient_norm", event.gradient_norm),
-            ):
-                if value is not None:
-                    self.writer.add_scalar(name, value, event.step, event.time)
+            found = {
+                "train/loss": event.loss,
+                "train/learning_rate": event.learning_rate,
+                "train/gradient_norm": event.gradient_norm,
+            }
         elif isinstance(event, events.Evaluated):
-            self.writer.add_scalar("held_out/loss", event.loss, event.step, event.time)
-            if event.perplexity is not None:
-                self.writer.add_scalar("held_out/perplexity", event.perplexity, event.step, event.time)
+            found = {"held_out/loss": event.loss, "held_out/perplexity": event.perplexity}
         elif isinstance(event, events.Attention):
-            self._attention(event)
+            for end, values in (("max", event.largest), ("min", event.smallest)):  # under Mistral's names
+                for layer, value in zip(event.layers, values, strict=False):
+                    found[f"activations/{layer.replace('.', '_')}_attention_weight_{end}"] = value
         elif isinstance(event, events.Window) and event.seconds > 0:
-            rank = f"rank{event.rank}"
-            self.writer.add_scalar(
-                f"samples_per_second/{rank}", event.samples / event.seconds, event.step, event.time
-            )
-            self.writer.add_scalar(
-                f"tokens_per_second/{rank}", event.tokens / event.seconds, event.step, event.time
-            )
+            found[f"samples_per_second/rank{event.rank}"] = event.samples / event.seconds
+            found[f"tokens_per_second/rank{event.rank}"] = event.tokens / event.seconds
         elif isinstance(event, events.Hardware):
-            second = int(event.time)
-            if event.cpu_percent is not None:
-                self.writer.add_scalar(f"cpu_percent/{event.host}", event.cpu_percent, second, event.time)
-            if event.memory_used is not None:
-                self.writer.add_scalar(f"memory_used/{event.host}", event.memory_used, second, event.time)
-
-    def _attention(self, event: events.Attention) -> None:
-        """Under Mistral's names: activations/layer0_attention_weight_max."""
-        for end, values in (("max", event.largest), ("min", event.smallest)):
-            for layer, value in zip(event.layers, values, strict=False):
-                if value is not None:
-                    name = f"activations/{layer.replace('.', '_')}_attention_weight_{end}"
-                    self.writer.add_scalar(name, value, event.step, event.time)
+            step = int(event.time)
+            found[f"cpu_percent/{event.host}"] = event.cpu_percent
+            found[f"memory_used/{event.host}"] = event.memory_used
+        for name, value in found.items():
+            if value is not None:
+                self.writer.add_scalar(name, value, step, event.time)
 
     def close(self) -> None:
         """Write what is left."""

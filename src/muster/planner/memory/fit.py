@@ -196,8 +196,7 @@ def _with_overhead(
 
 def fits(setting: Setting, room: Room) -> bool:
     """Whether a rank's need is within its room, less the margin. What is not known is taken to fit."""
-    found = need(setting)
-    return found is None or not lacking(found, setting, room)
+    return lacking(setting, room) is None
 
 
 @dataclass(frozen=True)
@@ -216,8 +215,11 @@ class Shortage:
         return f"{format_bytes(self.needed)} of {format_bytes(self.has)} of {kind}{tight}"
 
 
-def lacking(found: Need, setting: Setting, room: Room) -> Shortage | None:
-    """What there is too little of; None: it fits."""
+def lacking(setting: Setting | None, room: Room, found: Need | None = None) -> Shortage | None:
+    """What there is too little of; None: it fits, or what a rank needs is not known. `found`: its need, where
+    that was computed before."""
+    if setting is None or (found := found or need(setting)) is None:
+        return None
     first = found.first_host // setting.ranks_per_host
     cpu = setting.device == "cpu"
     device = sum(found.device.values()) + (first if cpu else 0)
