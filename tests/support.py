@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from muster.core.hardware.machines import Machines, parse_parts
 from muster.core.inventory import Inventory
 from muster.core.job import Facts
 from muster.core.recipe import Recipe
@@ -52,6 +53,12 @@ def on_hosts(
     if made.refused is not None:
         raise made.refused
     return made
+
+
+def parse_machines(text: str) -> Machines:
+    """Hosts that are all alike, as a user gives them as --on."""
+    (machines,) = parse_parts(text)
+    return machines
 
 
 def needs_torch() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from muster.core.hardware.machines import parse_machines
 from muster.core.recipe import recipe_from
 from muster.core.trace import Parameter
 from muster.engines.traffic import Call
@@ -21,7 +20,7 @@ from muster.planner.forecast import case_of
 from muster.planner.setting import setting_of
 from muster.planner.time.collective import ring
 from muster.planner.time.steptime import traffic_of
-from tests.support import needs_torch, torchrun
+from tests.support import needs_torch, parse_machines, torchrun
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(960)]
 

@@ -14,7 +14,6 @@ from muster.core.batch import Batch
 from muster.core.errors import RunFolderError
 from muster.core.flops import Shape, training
 from muster.core.hardware.links import LinkFigures
-from muster.core.hardware.machines import parse_machines
 from muster.core.inventory import Host, parse_hosts
 from muster.core.job import Job, place
 from muster.core.recipes import load_recipe
@@ -38,6 +37,7 @@ from muster.planner.time.steptime import (
     predict,
 )
 from muster.store.runfolder import RunFolder
+from tests.support import parse_machines
 from tests.unit.benches import made
 
 A100, ROME, MILAN = "NVIDIA A100-PCIE-40GB", "AMD EPYC 7742", "AMD EPYC 7763"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from muster.core.errors import RecipeError, UsageError
-from muster.core.hardware.machines import parse_machines
 from muster.core.inventory import parse_hosts
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import load_recipe
@@ -19,7 +18,7 @@ from muster.planner.decide import Decided
 from muster.planner.memory.fit import lacking, need
 from muster.planner.outlook import Ground, hypothetical
 from muster.planner.time.steptime import Calibration
-from tests.support import on_hosts
+from tests.support import on_hosts, parse_machines
 
 OPEN = ("engine.zero=auto", "train.gradient_checkpointing=auto")
 

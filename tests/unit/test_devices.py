@@ -17,8 +17,8 @@ from muster.core.hardware.devices import (
 )
 from muster.core.hardware.links import between_hosts, ethernet, find_link
 from muster.core.hardware.links import names as link_names
-from muster.core.hardware.machines import parse_machines
 from muster.core.hardware.peaks import stated_peak
+from tests.support import parse_machines
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 
 from muster.core import families
 from muster.core.flops import Shape, training
-from muster.core.hardware.machines import parse_machines
 from muster.engines.spread import ModelSpread
 from muster.planner.forecast import CaseOn, Length, curve, point, say
 from muster.planner.time.learning import MeasuredRun, errors, learn
@@ -24,6 +23,7 @@ from muster.planner.time.steptime import (
     lump,
     predict,
 )
+from tests.support import parse_machines
 
 # T5 on WikiSQL, fp32, 32 x (96, 96) tokens; A100-PCIE-40GB, one per host. The single-GPU run was
 # checkpointed.

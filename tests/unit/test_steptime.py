@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from muster.core.errors import UsageError
 from muster.core.hardware.links import LinkFigures, between_hosts, find_link
-from muster.core.hardware.machines import parse_machines
 from muster.core.trace import Pass
 from muster.engines.deepspeed.spec import HOOKS
 from muster.engines.spread import ModelSpread, NvmeOffload
@@ -39,6 +38,7 @@ from muster.planner.time.steptime import (
     work_of,
 )
 from muster.planner.time.update import HOST_BANDWIDTH, MEMORY, UPDATE, update
+from tests.support import parse_machines
 
 PSI = 60_000_000
 WORK = StepWork(samples=32, forward=4e11, flops=12e11, moved=30e9)

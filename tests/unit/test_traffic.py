@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from muster.core.errors import UsageError
 from muster.core.hardware.links import SharedLink, find_link
-from muster.core.hardware.machines import parse_machines
 from muster.core.trace import Parameter
 from muster.engines.ddp.spec import FIRST_BUCKET, DdpSpec
 from muster.engines.deepspeed.spec import buckets
@@ -18,6 +17,7 @@ from muster.engines.spread import ModelSpread
 from muster.engines.traffic import Call, Segment, Traffic
 from muster.planner.time.collective import CALL, ring, seconds, tree
 from muster.planner.time.steptime import OverlapPace, lump, traffic_of, waited
+from tests.support import parse_machines
 
 MIB = 2**20
 WIDTH, LAYERS = 1024, 8

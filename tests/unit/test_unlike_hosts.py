@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from muster.core.errors import UsageError
-from muster.core.hardware.machines import Machines, parse_machines, parse_parts
+from muster.core.hardware.machines import Machines, parse_parts
 from muster.core.inventory import parse_hosts
 from muster.core.job import SLOWER
 from muster.inputs.read import check
@@ -20,6 +20,7 @@ from muster.planner.hosts import by_speed
 from muster.planner.outlook import Ground, UserFigures, hypothetical
 from muster.planner.plan import plan_hosts, plan_on, recipe_of
 from muster.planner.time.steptime import Calibration
+from tests.support import parse_machines
 
 A10, H100, L40S = "NVIDIA A10", "NVIDIA H100 PCIe", "NVIDIA L40S"
 SAMPLES = 96_000

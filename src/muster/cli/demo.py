@@ -25,7 +25,7 @@ def demo(
     from muster.cli.views.progress import ProgressView
     from muster.cli.views.results import print_answers
     from muster.inputs.read import read_inputs
-    from muster.runs.demo import answers_of
+    from muster.runs.afterwards import answers_of
     from muster.runs.train import train
     from muster.store.runfolder import new_run_folder
 

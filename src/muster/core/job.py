@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from muster.core.batch import Batch
-from muster.core.hardware.peaks import MeasuredPeaks, read_measured
+from muster.core.hardware.peaks import MeasuredPeaks
 from muster.core.inventory import Host
 
 Facts = Mapping[str, Mapping[str, Any]]  # host -> what its agent says of it, by the names of its greeting
@@ -84,22 +86,10 @@ def place(hosts: list[tuple[Host, int]]) -> tuple[Placement, ...]:
 def read_job(data: dict[str, Any]) -> Job | None:
     """job.json as the job that it was written from; None where it is not one."""
     try:
-        batch = data["batch"]
-        return Job(
-            id=data["id"],
-            launcher=data["launcher"],
-            placements=tuple(
-                Placement(each["host"], each["address"], each["slots"], each["first_rank"])
-                for each in data["placements"]
-            ),
-            batch=Batch(micro=batch["micro"], accumulation=batch["accumulation"], global_=batch["global"]),
-            precision=data["precision"],
-            device=data["device"],
-            recipe=data["recipe"],
-            attempt=data["attempt"],
-            resume_step=data["resume_step"],
-            decisions=tuple(Decision(d["field"], d["value"], d["why"]) for d in data["decisions"]),
-            peaks=read_measured(data["peaks"]) if data.get("peaks") else None,
-        )
+        batch = {**data["batch"], "global_": data["batch"]["global"]}
+        return _JOB.validate_python({**data, "batch": batch})
     except (KeyError, TypeError, ValueError):
         return None
+
+
+_JOB = TypeAdapter(Job)

@@ -61,8 +61,8 @@ for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
-class _Int(int):
-    """A whole number that, where text is meant, is read as it was written: 0022."""
+class _Written:
+    """A number that, where text is meant, is read as it was written: 0022, 1.10."""
 
     written: str
 
@@ -70,13 +70,12 @@ class _Int(int):
         return self.written
 
 
-class _Float(float):
-    """A number that, where text is meant, is read as it was written: 1.10."""
+class _Int(_Written, int):
+    pass
 
-    written: str
 
-    def __str__(self) -> str:
-        return self.written
+class _Float(_Written, float):
+    pass
 
 
 def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict, TypeAdapter
 
 Arithmetic = Literal["fp32", "half", "autocast"]
 FORWARD, BACKWARD = "forward", "backward"  # how the names of parts of a pass begin
@@ -100,6 +102,8 @@ class Trace:
     CPUs, where it is no point of the others' line if a view of it does for what is a copy of several.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
     parameters: tuple[Parameter, ...]
     passes: tuple[Pass, Pass]
     buffers: int  # bytes of the model's buffers
@@ -164,28 +168,9 @@ def to_json(trace: Trace) -> dict[str, Any]:
     return asdict(trace)
 
 
-def from_json(found: dict[str, Any]) -> Trace:
-    """What `to_json` made. Raises KeyError, TypeError or ValueError for something else."""
-    parameters = tuple(
-        Parameter(each["name"], tuple(each["shape"]), each["trained"], each["unit"])
-        for each in found["parameters"]
-    )
-    beyond, single = found.get("beyond"), found.get("single")
-    changed: dict[str, Any] = {
-        "parameters": parameters,
-        "passes": _pair(found["passes"]),
-        "layers": tuple(found["layers"]),
-        "beyond": None if beyond is None else _pair(beyond),
-        "single": None if single is None else _pass(single),
-    }
-    return Trace(**{**found, **changed})
+def from_json(found: Any) -> Trace:
+    """What `to_json` made. Raises ValueError for something else."""
+    return _TRACE.validate_python(found)
 
 
-def _pair(found: Any) -> tuple[Pass, Pass]:
-    small, large = map(_pass, found)
-    return small, large
-
-
-def _pass(found: Any) -> Pass:
-    peaks = {part: (pair[0], pair[1]) for part, pair in found.get("peaks", {}).items()}
-    return Pass(**{**found, "peaks": peaks})
+_TRACE = TypeAdapter(Trace)

@@ -101,7 +101,7 @@ def _remembered(file: Path) -> Trace | None:
     """A trace that was made before; None where there is none, or what lies there is none."""
     try:
         return from_json(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError):
         return None
 
 

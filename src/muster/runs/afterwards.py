@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from typing import Any
 
 from muster.runs.resume import frozen_recipe
 from muster.store.runfolder import RunFolder, from_here
@@ -39,6 +40,14 @@ def loading_lines(run: RunFolder) -> str:
         question=json.dumps(question, ensure_ascii=False),
         new=new,
     )
+
+
+def answers_of(run: RunFolder, count: int) -> list[dict[str, Any]]:
+    """A few held-out answers, spread over the set so that they show different kinds of questions."""
+    if not run.predictions.exists():
+        return []
+    rows = [json.loads(line) for line in run.predictions.read_text(encoding="utf-8").splitlines()]
+    return rows[:: max(1, len(rows) // count)][:count]
 
 
 def _example(run: RunFolder) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster.core.errors import UsageError
-from muster.core.job import PASSED_OVER, Decision
+from muster.core.job import PASSED_OVER, Decision, Facts
 from muster.core.recipe import Recipe
 from muster.engines.base import spec_of
 from muster.fleet.supervisor import Supervisor
@@ -16,7 +16,6 @@ from muster.store import events
 from muster.store.runfolder import RunFolder
 from muster.store.sealed import UNFINISHED
 
-Facts = Mapping[str, Mapping[str, Any]]
 Copy = Callable[[int, str, str], None]  # a step's checkpoint, from one host to another
 BEGINNING = 0
 SHOWN = 4  # checkpoints of those that cannot be used

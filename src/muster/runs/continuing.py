@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from muster.core.batch import Batch
 from muster.core.errors import InventoryError, UsageError
 from muster.core.inventory import Inventory
-from muster.core.job import Decision, Job, place, read_job
+from muster.core.job import Decision, Facts, Job, place, read_job
 from muster.core.recipe import BatchSpec, Recipe
 from muster.engines.base import spec_of
 from muster.inputs.read import Inputs
 from muster.planner.placing import device_and_slots
 from muster.store.runfolder import RunFolder
-
-Facts = Mapping[str, Mapping[str, Any]]
 
 
 def without(inventory: Inventory, hosts: Sequence[str]) -> Inventory:

@@ -72,14 +72,6 @@ def machines_of(
     return Machines(device, per_host, hosts, link, inner or usual, bus)
 
 
-def parse_machines(text: str) -> Machines:
-    """What a user gives as --on, where all hosts are alike. Raises UsageError."""
-    first, *others = parse_parts(text)
-    if others:
-        raise UsageError("names more than one kind of host", where=f"--on {text}", hint=_EXAMPLE)
-    return first
-
-
 def parse_parts(text: str) -> tuple[Machines, ...]:
     """What a user gives as --on: one or more kinds of hosts, all over the same links. Raises UsageError
     saying which part is not understood."""

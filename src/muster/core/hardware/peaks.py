@@ -81,11 +81,6 @@ class MeasuredPeaks:
 _MEASURED = TypeAdapter(MeasuredPeaks)
 
 
-def read_measured(data: Mapping[str, Any]) -> MeasuredPeaks:
-    """Plain data, as in job.json. Raises ValueError."""
-    return _MEASURED.validate_python(data)
-
-
 def peaks_in(document: Mapping[str, Any]) -> MeasuredPeaks:
     """The figures of a check's document, of a fabric run's result, or of a run that froze them.
 
@@ -94,7 +89,7 @@ def peaks_in(document: Mapping[str, Any]) -> MeasuredPeaks:
     """
     if "source" in document and "figures" in document:
         try:
-            return read_measured(document)
+            return _MEASURED.validate_python(document)
         except ValidationError:
             raise ValueError("has figures that this version of muster cannot read") from None
     if "summary" in document and "group" in document:
