@@ -18,7 +18,6 @@ from muster.benches.schedule import Task, make_schedule
 from muster.benches.suite import Suite, suite_from
 from muster.core.fabric.result import FabricRun, Latency, Matmul, Sweep, spread
 from muster.core.inventory import read_inventory
-from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml, load_recipe
 from muster.core.result import Failure, HostReport, Memory, Result, Seconds, Throughput
 from muster.fleet.shell import Process
@@ -138,20 +137,15 @@ def suite_of(*jobs: dict[str, Any], **fields: Any) -> Suite:
 
 def ended(suite: Suite, hosts: str, result: Callable[[Task], Result], **fields: Any) -> Ended:
     """A bench of which every job came to `result(task)`."""
-    names = read_inventory(hosts).names
-    schedule = make_schedule(suite, names)
-    recipes: dict[str, Recipe] = {each.name: load_recipe(each.recipe) for each in suite.jobs}
+    inventory = read_inventory(hosts)
+    schedule = make_schedule(suite, inventory.names)
+    recipes = fields.pop("recipes", {each.name: load_recipe(each.recipe) for each in suite.jobs})
     records = {task.id: recorded(task, result(task)) for task in schedule.tasks}
     return Ended(
         **{
             "id": "bench",
-            "name": "test",
-            "suite": suite,
-            "source": hosts,
-            "overrides": (),
-            "hosts": names,
+            "inputs": BenchInputs("test", suite, inventory, recipes),
             "dropped": {},
-            "recipes": recipes,
             "tasks": schedule.tasks,
             "records": records,
             "notes": schedule.notes,

@@ -216,7 +216,7 @@ def test_failures_of_a_host_and_of_bad_input() -> None:
             told = {"reason": failure.what, "failed_host": failure.host, "usage": failure.usage}
             told |= {"failure": failure.id}
             records[task.id] = records[task.id].model_copy(update=told)
-    found = fold_bench(ended(bench.suite, "local:12x1", result, records=records))
+    found = fold_bench(ended(bench.inputs.suite, "local:12x1", result, records=records))
     named = verdicts(found)
     assert named["local2"] == "failing" and "errors that name this host" in found.hosts[2].reason
     assert named.pop("local3") in ("fit", "unknown")  # no pair of its own was good

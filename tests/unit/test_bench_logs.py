@@ -189,8 +189,8 @@ def test_products_are_of_the_arithmetic_that_trainings_use(training: str, slow: 
     """On CPUs that is fp32 unless a recipe says otherwise: bf16 varied threefold there, with nobody bad."""
     suite = suite_of({"recipe": "fabric", "groups": ["all"], "repeats": 4}, {"groups": ["all"]})
     bench = ended(suite, "local:6x1", measured([product("fp32"), product("bf16")]))
-    recipes = {**bench.recipes, "digits": load_recipe("digits", [f"precision={training}"])}
-    found = fold_bench(replace(bench, recipes=recipes))
+    recipes = {**bench.inputs.recipes, "digits": load_recipe("digits", [f"precision={training}"])}
+    found = fold_bench(replace(bench, inputs=replace(bench.inputs, recipes=recipes)))
     assert {each.host for each in found.hosts if each.verdict == "slow"} == slow
 
 

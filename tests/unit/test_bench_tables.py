@@ -130,7 +130,7 @@ def test_a_comparison_names_what_else_differs() -> None:
     assert [row.figures["samples_per_second"] for row in found.rows] == [200.0, 180.0]
     bench = ended(suite, "local:3x1", result)
     recipes = {
-        **bench.recipes,
+        **bench.inputs.recipes,
         "no-zero": load_recipe("text2sql-t5-small", ["train.gradient_checkpointing=true"]),
     }
     confounded = fold_bench(ended(suite, "local:3x1", result, recipes=recipes)).comparison

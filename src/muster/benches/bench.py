@@ -33,7 +33,7 @@ from muster.checks.check import check as inspect
 from muster.checks.inspection import Inspection
 from muster.checks.survey import Progress
 from muster.core.errors import JobError, MusterError, UsageError
-from muster.core.inventory import Host, Inventory
+from muster.core.inventory import Host
 from muster.core.recipe import Recipe
 from muster.core.units import counted
 from muster.fleet.interrupts import interrupts
@@ -73,14 +73,12 @@ class Jobs:
     `unstarted`: those that could not be started, and why. A bench that goes on tries them again."""
 
     folder: BenchFolder
-    inventory: Inventory
-    recipes: Mapping[str, Recipe]
+    inputs: BenchInputs
     tasks: list[Task]
     done: dict[str, JobRecord]
-    at_once: int
     shell: Shell
     spectator: Spectator
-    grown: Grown | None = None
+    grown: Grown
     unstarted: dict[str, MusterError] = field(default_factory=dict)
     children: list[Child] = field(default_factory=list)
     lingering: list[tuple[float, Task]] = field(default_factory=list)  # until when
@@ -111,13 +109,12 @@ class Jobs:
 
     def _start(self) -> bool:
         """Whatever may start now. -> whether a job could not be started."""
-        if self.grown:
-            self.tasks = self.grown(self.done, self.unstarted)
+        self.tasks = self.grown(self.done, self.unstarted)
         now, before = time.monotonic(), len(self.unstarted)
         self.lingering = [(until, task) for until, task in self.lingering if now < until]
         running = [*(child.task for child in self.children), *(task for _, task in self.lingering)]
         over = {*self.done, *self.unstarted}
-        for task in startable(self.tasks, over, running, self.at_once):
+        for task in startable(self.tasks, over, running, self.inputs.at_once):
             run = self.folder.next_attempt(task.id)
             child = self._child(task, run)
             if child is None:
@@ -136,9 +133,10 @@ class Jobs:
     def _child(self, task: Task, run: RunFolder) -> Child | None:
         """None: it cannot be started, say for want of processes here. That is this job's alone; where files
         of the bench cannot be written, all has an end: JobError."""
-        by_label = {host.label: host for host in self.inventory.hosts}
-        hosts = self.folder.write_hosts(task.id, [by_label[label] for label in task.hosts], self.inventory)
-        argv = command(self.folder.recipe(task.entry), hosts, run, task, self.recipes[task.entry])
+        inventory = self.inputs.inventory
+        by_label = {host.label: host for host in inventory.hosts}
+        hosts = self.folder.write_hosts(task.id, [by_label[label] for label in task.hosts], inventory)
+        argv = command(self.folder.recipe(task.entry), hosts, run, task, self.inputs.recipes[task.entry])
         more_files(8 * (len(self.children) + 2))
         log = self.folder.open_log(task.id)
         try:
@@ -507,28 +505,13 @@ def _jobs(
         around.announce(note)
     if done:
         around.announce(f"{len(done)} jobs are over already")
-    jobs = Jobs(
-        folder,
-        inputs.inventory,
-        inputs.recipes,
-        tasks,
-        done,
-        inputs.at_once,
-        around.shell,
-        around.spectator,
-        growth.grown,
-    )
+    jobs = Jobs(folder, inputs, tasks, done, around.shell, around.spectator, growth.grown)
     stopped = jobs.run()
     found = fold_bench(
         Ended(
             id=folder.id,
-            name=inputs.name,
-            suite=inputs.suite,
-            source=inputs.inventory.source,
-            overrides=inputs.overrides,
-            hosts=inputs.inventory.names,
+            inputs=inputs,
             dropped=dropped,
-            recipes=inputs.recipes,
             tasks=jobs.tasks,
             records=jobs.done,
             notes=[

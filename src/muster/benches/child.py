@@ -43,9 +43,8 @@ class Child:
     used: list[tuple[float, float]] = field(default_factory=list)  # when, core-seconds by then
     _sampled: float = field(default=0.0, init=False)
     _rest: bytes = field(default=b"", init=False)
-    _next: tuple[float, int] | None = field(
-        default=None, init=False
-    )  # when, and which signal, if it is not gone by then
+    # When, and which signal, if it is not gone by then.
+    _next: tuple[float, int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.used.append((self.started, 0.0))
@@ -90,7 +89,7 @@ class Child:
         """Ask it to end cleanly; `tick` sees to it that it does."""
         if self.stopped is None and self.process.poll() is None:
             self.stopped = why
-            self._signal(signal.SIGINT)
+            self.process.send_signal(signal.SIGINT)
             self._next = (time.monotonic() + ASKED, signal.SIGTERM)
 
     def tick(self) -> None:
@@ -105,7 +104,7 @@ class Child:
             self.stop(f"timeout of {self.task.timeout:g} s")
         if self._next and now > self._next[0] and self.process.poll() is None:
             last = self._next[1] == signal.SIGTERM
-            self._signal(self._next[1])
+            self.process.send_signal(self._next[1])
             self._next = (now + TOLD, signal.SIGKILL) if last else None
 
     def kill(self) -> None:
@@ -120,15 +119,6 @@ class Child:
         for pipe in (*self.pipes, self.log):
             with suppress(OSError):
                 pipe.close()
-
-    def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            if number == signal.SIGTERM:
-                self.process.terminate()
-            elif number == signal.SIGKILL:
-                self.process.kill()
-            else:
-                os.kill(self.process.pid, number)
 
 
 def processor_seconds(pid: int) -> float | None:

@@ -23,6 +23,7 @@ from muster.benches.document import (
     Verdict,
 )
 from muster.benches.doubts import UNSTEADY, Doubts, doubts_of
+from muster.benches.inputs import BenchInputs
 from muster.benches.logs import figures_of, logs_of
 from muster.benches.schedule import Task
 from muster.benches.suite import Suite, Threshold
@@ -45,13 +46,8 @@ class Ended:
     """A bench as it stands: all that the document is made of."""
 
     id: str
-    name: str
-    suite: Suite
-    source: str
-    overrides: tuple[str, ...]
-    hosts: tuple[str, ...]  # that take part
-    dropped: Mapping[str, str]  # that do not, and why
-    recipes: Mapping[str, Recipe]
+    inputs: BenchInputs  # its hosts are those that take part
+    dropped: Mapping[str, str]  # those that do not, and why
     tasks: Sequence[Task]
     records: Mapping[str, JobRecord]
     notes: Sequence[str]
@@ -63,10 +59,10 @@ class Ended:
 
 def fold_bench(bench: Ended) -> Bench:
     """The document."""
-    told = logs_of(bench.tasks, bench.records, bench.recipes)
+    told = logs_of(bench.tasks, bench.records, bench.inputs.recipes)
     logs = [log for each in told.values() for log in each]
-    settings = Settings(slow=bench.suite.slow)
-    found = judged(bench.name, logs, settings, bench.stored, switches_of(bench.suite))
+    settings = Settings(slow=bench.inputs.suite.slow)
+    found = judged(bench.inputs.name, logs, settings, bench.stored, switches_of(bench.inputs.suite))
     entries = {each.job: each for each in found.jobs}
     doubts = doubts_of(bench.records)
     jobs = [
@@ -74,7 +70,7 @@ def fold_bench(bench: Ended) -> Bench:
         for task in bench.tasks
         if task.id in bench.records
     ]
-    jobs = with_misses(jobs, bench.suite, found.peers)
+    jobs = with_misses(jobs, bench.inputs.suite, found.peers)
     hosts = _hosts(bench, jobs, found)
     verdicts = Counter(each.verdict for each in hosts)
     outcomes = Counter(bench.records[job.job].outcome for job in jobs)
@@ -83,10 +79,10 @@ def fold_bench(bench: Ended) -> Bench:
     measured = [job for job in well if not job.not_measured]
     return Bench(
         id=bench.id,
-        suite=bench.name,
-        about=bench.suite.about,
-        source=bench.source,
-        overrides=list(bench.overrides),
+        suite=bench.inputs.name,
+        about=bench.inputs.suite.about,
+        source=bench.inputs.inventory.source,
+        overrides=list(bench.inputs.overrides),
         complete=not bench.unfinished and all(task.id in bench.records for task in bench.tasks),
         started=bench.started,
         ended=bench.ended,
@@ -105,10 +101,10 @@ def fold_bench(bench: Ended) -> Bench:
         ],
         peers=_peers(found.peers, bench),
         jobs=jobs,
-        curves=curves_of(bench.suite, well),
-        comparison=comparison_of(bench.suite, bench.recipes, measured),
+        curves=curves_of(bench.inputs.suite, well),
+        comparison=comparison_of(bench.inputs.suite, bench.inputs.recipes, measured),
         published=beside_published(
-            bench.suite, measured, {name: record.devices for name, record in bench.records.items()}
+            bench.inputs.suite, measured, {name: record.devices for name, record in bench.records.items()}
         ),
         notes=[*bench.notes, *found.notes],
     )
@@ -118,7 +114,7 @@ def _peers(peers: Sequence[document.Peers], bench: Ended) -> list[document.Peers
     """By entry and size. What measures the fabric has no samples."""
     made = []
     for each in sorted(peers, key=lambda one: (one.work.partition(",")[0], one.hosts, one.work)):
-        recipe = bench.recipes.get(each.work.partition(",")[0])
+        recipe = bench.inputs.recipes.get(each.work.partition(",")[0])
         nothing = recipe is not None and not recipe.trains
         made.append(each.model_copy(update={"samples_per_second": None}) if nothing else each)
     return made
@@ -134,7 +130,7 @@ def _entry(task: Task, entries: Mapping[str, document.JobEntry]) -> document.Job
 
 
 def _job(bench: Ended, task: Task, entry: document.JobEntry | None, doubts: Doubts) -> BenchJob:
-    record, recipe = bench.records[task.id], bench.recipes[task.entry]
+    record, recipe = bench.records[task.id], bench.inputs.recipes[task.entry]
     told = entry or document.JobEntry(job=task.id, outcome=record.outcome, reason=record.reason, hosts=[])
     fields = dict(told)
     if not recipe.trains:  # its time is an all-reduce's: no samples
@@ -149,7 +145,7 @@ def _job(bench: Ended, task: Task, entry: document.JobEntry | None, doubts: Doub
             "world_size": result.world_size if result else None,
         },
         entry=task.entry,
-        recipe=next(each.recipe for each in bench.suite.jobs if each.name == task.entry),
+        recipe=next(each.recipe for each in bench.inputs.suite.jobs if each.name == task.entry),
         size=len(task.hosts),
         repeat=task.repeat,
         warm_up=task.warm_up,
@@ -159,7 +155,7 @@ def _job(bench: Ended, task: Task, entry: document.JobEntry | None, doubts: Doub
         run=record.run,
         started=record.started,
         ended=record.ended,
-        figures=figures_of(record, bench.recipes),
+        figures=figures_of(record, bench.inputs.recipes),
         not_measured=[] if task.warm_up else list(doubts.all),
     )
 
@@ -222,12 +218,15 @@ def _hosts(bench: Ended, jobs: Sequence[BenchJob], found: document.Judged) -> li
     counted = [job for job in jobs if not job.warm_up]
     bounded = {
         each.name
-        for each in bench.suite.jobs
-        if any(bound.per != "fleet" and bound.figure in SPEEDS for bound in bench.suite.of(each).thresholds)
+        for each in bench.inputs.suite.jobs
+        if any(
+            bound.per != "fleet" and bound.figure in SPEEDS
+            for bound in bench.inputs.suite.of(each).thresholds
+        )
     }
     made = [
         _host(host, beside.get(host), [job for job in counted if host in job.hosts], bounded)
-        for host in bench.hosts
+        for host in bench.inputs.inventory.names
     ]
     known_bad = {each.host for each in made if each.verdict in ("slow", "failing", "below")}
     made = [_in_doubt(each, counted, known_bad) for each in made]

@@ -223,18 +223,11 @@ class Suite(Section):
 
     def of(self, entry: Entry) -> EntrySettings:
         """An entry with what the suite says for all."""
-
-        def own(value: Any, general: Any) -> Any:
-            return general if value is None else value
-
-        return EntrySettings(
-            groups=own(entry.groups, self.groups),
-            cover=own(entry.cover, self.cover),
-            repeats=own(entry.repeats, self.repeats),
-            timeout=own(entry.timeout, self.timeout),
-            warm_up=own(entry.warm_up, self.warm_up),
-            thresholds=[*self.thresholds, *entry.thresholds],
-        )
+        told: dict[str, Any] = {}
+        for name in ("groups", "cover", "repeats", "timeout", "warm_up"):
+            own = getattr(entry, name)
+            told[name] = getattr(self, name) if own is None else own
+        return EntrySettings(**told, thresholds=[*self.thresholds, *entry.thresholds])
 
 
 class EntrySettings(Section):
