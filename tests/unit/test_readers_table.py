@@ -76,6 +76,26 @@ def test_rates_alone_tell_no_time() -> None:
     assert (entry.step_seconds, entry.measured_seconds, entry.measured_samples) == (None, None, None)
 
 
+def test_rows_whose_steps_are_not_numbered_may_be_of_several() -> None:
+    """Then the tool's own rate tells how many samples there were, unless they are counted."""
+    columns = {"seconds": "t", "batch": "size", "samples_per_second": "speed"}
+    lines = ["t,size,speed,done"] + [f"{4 * n},40,100,{400 * n}" for n in range(1, 30)]
+    assert mapped(lines, columns=columns)[0].rate == pytest.approx(100)
+    slow = [line.replace(",100,", ",99,") for line in lines]
+    assert mapped(slow, columns={**columns, "samples": "done"})[0].rate == pytest.approx(100)
+
+
+def test_a_rate_of_a_step_that_was_skipped_tells_no_time() -> None:
+    """And does not keep others from telling theirs."""
+    lines = ["n,speed,skipped"] + [f"{n},160,{min(n, 3)}" for n in range(1, 40)]
+    columns = {"step": "n", "samples_per_second": "speed", "skipped": "skipped"}
+    (job,) = mapped(lines, columns=columns, batch=32)
+    assert job.step_seconds == pytest.approx(0.2) and job.skipped == 3
+    line = r"(?P<step>\d+) at (?P<samples_per_second>\d+), (?P<skipped>\d)"
+    (job,) = mapped([f"{n} at 160, {n < 4:d}" for n in range(1, 40)], line=line, batch=32)
+    assert job.step_seconds == pytest.approx(0.2) and job.skipped == 3
+
+
 def test_a_header_and_nothing_below_it() -> None:
     """A mapping names its columns: what is missing are rows."""
     for rows in ([], ["1,"], ["x,y"]):

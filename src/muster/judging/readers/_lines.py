@@ -35,6 +35,7 @@ _MOST_SETTINGS = 32
 _A_DATE = 1e8  # seconds since 1970; less is a time of day
 _LEAST = 20  # times as long as a clock's resolution is what is told from it
 _LARGEST_STEP = 10**12
+_MOST_PLACES = 20_000  # hosts and jobs of a file
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class Steps:
         self.recent: tuple[int, ...] = ()  # numbers of the last two steps
         self.facts: dict[str, float] = {}  # what holds from step to step
         self.begun = self.steps = 0
+        self.numbered = False  # lines say which step they are of
         self.span: tuple[float, float] | None = None
         self.skipped: int | None = None
         self.memory = 0.0
@@ -125,7 +127,7 @@ class Steps:
         self.other = rank not in (None, self.rank)
         if self.other:
             return
-        self.begun += 1
+        self.begun, self.numbered = self.begun + 1, told is not None
         step = self.begun if told is None else int(told)  # without numbers, each line is a step
         step += int(number(groups.get("epoch")) or 0) * int(number(groups.get("total")) or 0)
         if not 0 <= step <= _LARGEST_STEP:
@@ -240,7 +242,7 @@ class Steps:
         samples = used * told["batch"] if "batch" in told else None
         seconds = self._seconds(last, now, steps)
         rate, tokens_rate = told.get("samples_per_second"), told.get("tokens_per_second")
-        if seconds is None and rate and samples:
+        if seconds is None and rate and samples is not None:  # of no used step: no time, so it is left out
             seconds = samples / rate
         if seconds is None and tokens_rate and "step_tokens" in told:
             seconds = used * told["step_tokens"] / tokens_rate
@@ -248,7 +250,7 @@ class Steps:
             amount = rate or tokens_rate
             kind: Unit = "samples" if rate else "tokens"
             return self._add(kind, False, LogWindow(steps, lost, amount, 1.0)) if amount else None
-        if samples is None and rate:
+        if rate and (samples is None or (since is None and not self.numbered)):  # it may be of several steps
             samples = rate * seconds
         tokens = _since(last, now, "tokens")
         if tokens is None and "step_tokens" in told:
@@ -283,23 +285,41 @@ class Steps:
         return None
 
 
-def of_jobs(found: Dict[tuple[str, str], Reading], mapping: Mapping) -> list[Reading]:
-    """Of each job and host -> one for each job, on all its hosts and at the pace of the slowest; where no job
-    is named, one for each host."""
-    jobs: dict[str, dict[str, Reading]] = {}
-    for (job, host), reading in found.items():
-        jobs.setdefault(job or host, {})[host] = reading
-    return [
-        replace(
-            min(hosts.values(), key=_pace),
-            hosts=tuple(host for host in hosts if host),
-            part=part,
-            workload=mapping.workload,
-            recipe=mapping.work,
-            complete=True,
-        )
-        for part, hosts in jobs.items()
-    ]
+class MappedSteps:
+    """The steps of each job and host that the lines, or rows, of a mapping name."""
+
+    def __init__(self, form: LineFormat, frame: Frame, mapping: Mapping) -> None:
+        self.form, self.frame, self.mapping = form, frame, mapping
+        self.places: dict[tuple[str, str], Steps] = {}  # by job and host
+
+    def begin(self, groups: Dict[str, str | None], at: float | None) -> None:
+        """A line or row."""
+        job, host = ((groups.get(name) or "").strip() for name in ("job", "host"))
+        if (job, host) not in self.places and len(self.places) < _MOST_PLACES:
+            steps = self.places[job, host] = Steps(self.form, self.frame)
+            if self.mapping.batch:
+                steps.facts["batch"] = self.mapping.batch
+        if (job, host) in self.places:
+            self.places[job, host].begin(groups, at)
+
+    def readings(self) -> list[Reading]:
+        """One for each job, on all its hosts and at the pace of the slowest; where no job is named, one for
+        each host."""
+        jobs: dict[str, dict[str, Reading]] = {}
+        for (job, host), steps in self.places.items():
+            for reading in steps.readings():
+                jobs.setdefault(job or host, {})[host] = reading
+        return [
+            replace(
+                min(hosts.values(), key=_pace),
+                hosts=tuple(host for host in hosts if host),
+                part=part,
+                workload=self.mapping.workload,
+                recipe=self.mapping.work,
+                complete=True,
+            )
+            for part, hosts in jobs.items()
+        ]
 
 
 def _pace(reading: Reading) -> float:
