@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
-from muster.judging.readers._mapping import load_mappings
-from muster.judging.readers._read import read_log
+from muster.judging.readers._mapping import Mapping, load_mappings
+from muster.judging.readers._read import read_blocks
 from muster.judging.readers.base import JobLog
+from muster.store.logfiles import BrokenFile
 
 MAPPINGS = load_mappings()
 START = datetime(2024, 7, 8, 5, 52, 0)
 ARGUMENTS = "--model_name_or_path facebook/opt-350m --per_device_train_batch_size 24 --max_seq_len 512"
+
+
+def read_log(
+    path: str,
+    lines: Iterable[str],
+    mappings: Sequence[Mapping] = (),
+    named: re.Pattern[str] | None = None,
+) -> list[JobLog]:
+    """The jobs of lines that come one by one."""
+
+    def blocks() -> Iterator[list[str]]:
+        block: list[str] = []
+        try:
+            for line in lines:
+                block += line.split("\n")
+        except BrokenFile:
+            yield block
+            raise
+        yield block
+
+    return read_blocks(path, blocks(), mappings, named)
 
 
 def one(lines: Sequence[str], path: str = "job.log") -> JobLog:

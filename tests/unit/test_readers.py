@@ -16,8 +16,8 @@ from muster.core.registry import plugin_names
 from muster.judging.readers._frame import Frame, stamp
 from muster.judging.readers._mapping import Mapping
 from muster.judging.readers._paths import hosts_of_path, place_of
-from muster.judging.readers._read import Sieve, read_log
-from tests.unit.logs import LIGHTNING, MAPPINGS, chat_log, metaseq_log, one, trainer_log
+from muster.judging.readers._read import Sieve
+from tests.unit.logs import LIGHTNING, MAPPINGS, chat_log, metaseq_log, one, read_log, trainer_log
 from tests.unit.test_readers_lines import ALL as LINES
 
 READERS = sorted(plugin_names("muster.readers"))

@@ -8,10 +8,9 @@ import pytest
 
 from muster.judging import Settings
 from muster.judging.joblogs import culprits_of, judged
-from muster.judging.readers._read import read_log
 from muster.judging.readers.base import JobLog
 from muster.store.logfiles import BrokenFile
-from tests.unit.logs import chat_log, one
+from tests.unit.logs import chat_log, one, read_log
 
 
 def test_a_log_that_stops_without_a_word() -> None:

@@ -10,9 +10,8 @@ from muster.judging import Settings
 from muster.judging.joblogs import judged
 from muster.judging.logs import judge
 from muster.judging.readers._paths import hosts_of_path
-from muster.judging.readers._read import read_log
 from muster.judging.readers.base import JobLog
-from tests.unit.logs import chat_log, metaseq_log, one
+from tests.unit.logs import chat_log, metaseq_log, one, read_log
 
 
 @pytest.mark.parametrize(

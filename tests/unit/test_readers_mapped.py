@@ -13,9 +13,8 @@ from muster.judging import Settings
 from muster.judging.joblogs import judged
 from muster.judging.logs import judge
 from muster.judging.readers._mapping import LONGEST, Mapping, load_mapping
-from muster.judging.readers._read import read_log
 from muster.judging.readers.base import JobLog
-from tests.unit.logs import metaseq_log
+from tests.unit.logs import metaseq_log, read_log
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "judge.md"
 OWN = r"it=(?P<step>\d+) loss=(?P<loss>\S+) dt=(?P<seconds>[\d.]+)"

@@ -11,9 +11,8 @@ from muster.core.errors import UsageError
 from muster.judging import Settings
 from muster.judging.joblogs import judged
 from muster.judging.readers._mapping import Mapping, load_mapping
-from muster.judging.readers._read import read_log
 from muster.judging.readers.base import JobLog
-from tests.unit.logs import LIGHTNING, MAPPINGS, one
+from tests.unit.logs import LIGHTNING, MAPPINGS, one, read_log
 
 
 def test_lightnings_metrics() -> None:

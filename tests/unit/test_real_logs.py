@@ -16,9 +16,9 @@ from muster.judging import Settings
 from muster.judging.document import Gate
 from muster.judging.joblogs import judged
 from muster.judging.logs import judge
-from muster.judging.readers._read import read_log
 from muster.judging.readers.base import JobLog
 from muster.store.logfiles import find_logs, members_of
+from tests.unit.logs import read_log
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 LOGS = DATA / "real_logs" / "opt-350m-h100-64nodes.tar.xz"

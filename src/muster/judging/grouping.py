@@ -55,19 +55,13 @@ def notes_of(files: Sequence[File]) -> list[str]:
     copied = sum(each.copied for each in files)
     count = sum(each.of is not None for each in files) - copied
     are = "1 log is a copy of another" if copied == 1 else f"{copied} logs are copies of others"
-    belong = (
-        "1 log belongs to another rank or stream"
-        if count == 1
-        else f"{count} logs belong to other ranks or streams"
-    )
-    return [
-        *([f"{are}: each job counts once"] if copied else []),
-        *(
-            [f"{belong} of a job that is already counted: each job counts once, by its slowest file"]
-            if count
-            else []
-        ),
-    ]
+    belong = f"{count} logs belong to other ranks or streams"
+    if count == 1:
+        belong = "1 log belongs to another rank or stream"
+    notes = [f"{are}: each job counts once"] if copied else []
+    if count:
+        notes.append(f"{belong} of a job that is already counted: each job counts once, by its slowest file")
+    return notes
 
 
 def _copies(logs: Sequence[JobLog]) -> dict[int, int]:

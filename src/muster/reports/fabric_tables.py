@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from muster.core.fabric.result import Beside, FabricRun, PairMatrix, Slowest
@@ -18,35 +19,20 @@ def files(fabric: FabricRun) -> dict[str, str]:
     """File name -> text. Figures in bytes, seconds, bytes/s and FLOP/s; an unknown one is an empty cell."""
     found = {}
     if fabric.sweeps:
-        found["sweep.csv"] = _csv(
-            ("operation", "bytes", "seconds", "seconds_best", "variation", "algbw", "busbw", "method"),
-            (
-                (
-                    s.operation,
-                    s.bytes,
-                    s.time.median,
-                    s.time.best,
-                    s.time.variation,
-                    s.algbw,
-                    s.busbw,
-                    s.method,
-                )
-                for s in fabric.sweeps
-            ),
+        names = ("operation", "bytes", "seconds", "seconds_best", "variation", "algbw", "busbw", "method")
+        of = attrgetter(
+            "operation", "bytes", "time.median", "time.best", "time.variation", "algbw", "busbw", "method"
         )
+        found["sweep.csv"] = _csv(names, map(of, fabric.sweeps))
     if fabric.pairs:
         found |= {
             "bandwidth.csv": _matrix(fabric.pairs, fabric.pairs.bandwidth, "bytes/s from row to column"),
             "latency.csv": _matrix(fabric.pairs, fabric.pairs.latency, "seconds"),
         }
     if fabric.matmul:
-        found["matmul.csv"] = _csv(
-            ("host", "rank", "device", "precision", "n", "best", "sustained", "peak"),
-            (
-                (m.host, m.rank, m.device, m.precision, m.n, m.best, m.sustained, m.peak)
-                for m in sorted(fabric.matmul, key=lambda each: (each.precision, each.rank))
-            ),
-        )
+        names = ("host", "rank", "device", "precision", "n", "best", "sustained", "peak")
+        ordered = sorted(fabric.matmul, key=attrgetter("precision", "rank"))
+        found["matmul.csv"] = _csv(names, map(attrgetter(*names), ordered))
     if fabric.products:
         found["product.csv"] = _csv(
             ("n", "rank", "compute", "total", "communication", "flops"),
@@ -60,17 +46,13 @@ def files(fabric: FabricRun) -> dict[str, str]:
 
 
 def _matrix(pairs: PairMatrix, cells: Sequence[Sequence[float | None]], corner: str) -> str:
-    return _csv(
-        (corner, *pairs.names),
-        ((name, *row) for name, row in zip(pairs.names, cells, strict=True)),
-    )
+    rows = ((name, *row) for name, row in zip(pairs.names, cells, strict=True))
+    return _csv((corner, *pairs.names), rows)
 
 
 def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(rows)
+    csv.writer(file, lineterminator="\n").writerows([head, *rows])
     return file.getvalue()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,47 +86,34 @@ def host_table(data: RunData) -> HostTable:
     versions = {each.host: _versions(each) for each in hosts}
     names = sorted({name for found in versions.values() for name in found})
     differ = [name for name in names if len({found.get(name) for found in versions.values()}) > 1]
-    split = any(each.share is not None for each in hosts)
-    forward = any(each.forward_seconds is not None for each in hosts)
-    rows = tuple(
-        (
-            each.host,
-            ranges(each.ranks),
-            _fact(each, "cores"),
-            _bytes(each.facts.get("memory_total")),
-            gpus(each.facts.get("gpus")),
-            _percent(each.cpu_percent_mean),
-            _percent(each.gpu_percent_mean),
-            _bytes(each.memory_used_peak),
-            *((seconds(each.forward_seconds),) if forward else ()),
-            *(_split(each) if split else ()),
-            *(versions[each.host].get(name) or UNKNOWN for name in differ),
-        )
-        for each in hosts
-    )
-    columns = (
-        "Host",
-        "Ranks",
-        "Cores",
-        "Memory",
-        "GPUs",
-        "CPU, mean",
-        "GPU, mean",
-        "Memory used, peak",
-        *((FORWARD,) if forward else ()),
-        *(SPLIT if split else ()),
-        *differ,
-    )
+    columns: list[tuple[str, Callable[[HostReport], str]]] = [
+        ("Host", lambda each: each.host),
+        ("Ranks", lambda each: ranges(each.ranks)),
+        ("Cores", lambda each: _fact(each, "cores")),
+        ("Memory", lambda each: _bytes(each.facts.get("memory_total"))),
+        ("GPUs", lambda each: gpus(each.facts.get("gpus"))),
+        ("CPU, mean", lambda each: _percent(each.cpu_percent_mean)),
+        ("GPU, mean", lambda each: _percent(each.gpu_percent_mean)),
+        ("Memory used, peak", lambda each: _bytes(each.memory_used_peak)),
+    ]
+    if any(each.forward_seconds is not None for each in hosts):
+        columns.append((FORWARD, lambda each: seconds(each.forward_seconds)))
+    if any(each.share is not None for each in hosts):
+        columns += zip(SPLIT, (_share, _speed), strict=True)
+    own = tuple(tuple(cell(each) for _, cell in columns) for each in hosts)
+    rows = tuple((*row, *(versions[row[0]].get(name) or UNKNOWN for name in differ)) for row in own)
     notes = [_same_machine(hosts)]
     if len(hosts) > 1 and not differ:
         notes.append("All hosts have the same versions; they are listed below.")
-    return HostTable(columns, rows, tuple(note for note in notes if note))
+    return HostTable((*(head for head, _ in columns), *differ), rows, tuple(note for note in notes if note))
 
 
-def _split(host: HostReport) -> tuple[str, str]:
-    """The host's part of every micro-step, and its own speed before the training."""
-    share = UNKNOWN if host.share is None else str(host.share)
-    return share, UNKNOWN if host.speed is None else f"{number(host.speed, 4)} samples/s"
+def _share(host: HostReport) -> str:
+    return UNKNOWN if host.share is None else str(host.share)
+
+
+def _speed(host: HostReport) -> str:
+    return UNKNOWN if host.speed is None else f"{number(host.speed, 4)} samples/s"
 
 
 def gpus(found: Any) -> str:

@@ -29,7 +29,6 @@ TABLE, MAPPED = "table", "mapped lines"  # formats that mappings tell
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
 STAMPED = 10_000  # lines at the beginning and at the end, in which time stamps are looked for
-BATCH = 512  # lines at a time, where they come one by one
 # Tables, documents and programs: what they say of failures, as results of earlier jobs do, is no job's end.
 _NO_LOG = re.compile(r"\.(?:csv|tsv|json|md|rst|html?|ya?ml|toml|ini|cfg|py|ipynb|sh)$", re.IGNORECASE)
 _MADE = Callable[[Frame, Sequence[Mapping]], LineReader]
@@ -47,31 +46,6 @@ def _sieve() -> Sieve:
     """For the frame (FOR_FACTS, FOR_SIGNS), then for each reader that does not want every line."""
     some = [hints for hints, _ in _readers() if "" not in hints]
     return Sieve([FRAME_HINTS, SIGN_HINTS, *some])
-
-
-def read_log(
-    path: str,
-    lines: Iterable[str],
-    mappings: Sequence[Mapping] = (),
-    named: re.Pattern[str] | None = None,
-) -> list[JobLog]:
-    """As `read_blocks`, from lines that come one by one."""
-    return read_blocks(path, _batches(lines), mappings, named)
-
-
-def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
-    """So many at a time; where there comes no other for a reason, those before it come all the same."""
-    batch: list[str] = []
-    try:
-        for line in lines:
-            batch += line.split("\n")
-            if len(batch) >= BATCH:
-                yield batch
-                batch = []
-    except BrokenFile:
-        yield batch
-        raise
-    yield batch
 
 
 def read_blocks(
