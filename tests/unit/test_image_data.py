@@ -43,7 +43,7 @@ def dataset(part: Any, size: int = 8, *, flip: bool = False, crop: int = 0) -> A
     from muster.workloads.image_classification.images import Augmentation, ImageSet, Preparation
 
     augmentation = Augmentation(flip, crop, 7) if flip or crop else None
-    return ImageSet(part.source, part.rows, part.labels, Preparation(size, HALF, HALF), augmentation)
+    return ImageSet(part, Preparation(size, HALF, HALF), augmentation)
 
 
 def digits() -> Any:

@@ -14,9 +14,9 @@ import pytest
 from muster.core.errors import DataError
 from muster.core.recipe import recipe_from
 from muster.inputs.read import check_data, read_inputs
+from muster.store.records import DataFiles
 from muster.workloads.image_classification.files import (
     ImageFolders,
-    ParquetFiles,
     classes_of,
     find_images,
     image_column,
@@ -141,8 +141,8 @@ def test_the_parts_of_a_folder(
 ) -> None:
     write_folder(tmp_path, dict.fromkeys(there, b"x"))
     found = find_images(tmp_path)
-    assert isinstance(found, ParquetFiles)
-    for files, expected in ((found.train, train), (found.held_out, held_out)):
+    assert isinstance(found, DataFiles)
+    for files, expected in ((found.train, train), (found.validation, held_out)):
         assert [file.relative_to(tmp_path).as_posix() for file in files] == expected
 
 

@@ -27,7 +27,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A held-out question with its expected answer; `database` is a SQLite file or None."""
+    """A question with its expected answer; `database`: a SQLite file that can run both, or None."""
 
     question: str
     expected: str

@@ -16,10 +16,7 @@ from muster.worker.context import Context
 from muster.worker.data.tokenizer import named_tokenizer
 from muster.worker.heldout import perplexity
 from muster.worker.loss import Tally, token_loss
-from muster.worker.models import (
-    load_from,
-    to_answer,
-)
+from muster.worker.models import load_from, to_answer
 from muster.worker.together import check_alike
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.core.errors import DataError, refused
-from muster.store.records import HELD_OUT_NAMES, TRAIN_NAMES
+from muster.store.records import HELD_OUT_NAMES, TRAIN_NAMES, DataFiles, by_part
 
 PARQUET = ".parquet"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -27,14 +26,6 @@ LAYOUT = "train/CLASS/*.png and validation/CLASS/*.png, or train*.parquet and te
 # The first one is the recipe's default.
 IMAGE_COLUMNS = ("image", "img", "picture", "jpg", "png")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "cls")
-
-
-@dataclass(frozen=True)
-class ParquetFiles:
-    """The parts of a data set in Parquet; `held_out` is empty where it must be split off."""
-
-    train: tuple[Path, ...]
-    held_out: tuple[Path, ...]
 
 
 @dataclass(frozen=True)
@@ -56,12 +47,12 @@ class ImageFolders:
                 raise DataError("is empty", where=str(file), hint="data.bad=skip leaves such images out")
 
 
-def find_images(path: Path) -> ParquetFiles | ImageFolders:
-    """What is in a file or folder. Raises DataError, which names the file or folder."""
+def find_images(path: Path) -> DataFiles | ImageFolders:
+    """What is in a file or folder: Parquet, or a folder for each class. Raises DataError with its name."""
     if path.is_file():
         if path.suffix.lower() != PARQUET:
             raise DataError("is not a Parquet file", where=str(path), hint=f"or a folder: {LAYOUT}")
-        return ParquetFiles((path,), ())
+        return DataFiles((path,))
     if not path.is_dir():
         raise DataError("no such data", where=str(path), hint=f"a Parquet file, or a folder: {LAYOUT}")
     train = _part(path, TRAIN_NAMES)
@@ -93,20 +84,15 @@ def _part(path: Path, names: Sequence[str]) -> Path | None:
     return next((by_name[name] for name in names if name in by_name), None)
 
 
-def _parquet(path: Path, files: list[Path]) -> ParquetFiles:
-    """By the first word of a file's name (train-00000-of-00001), else by its folder's name."""
-    parts: dict[str, list[Path]] = {}
-    for file in files:
-        word = re.split(r"[-_.]", file.stem)[0].lower()
-        known = word in (*TRAIN_NAMES, *HELD_OUT_NAMES)
-        parts.setdefault(word if known else file.parent.name.lower(), []).append(file)
+def _parquet(path: Path, files: list[Path]) -> DataFiles:
+    parts = by_part(path.parent, files)
     train = next((parts[name] for name in TRAIN_NAMES if name in parts), None)
     held_out = next((parts[name] for name in HELD_OUT_NAMES if name in parts), [])
     if train is None and not held_out:
         train = files
     if train is None:
         raise DataError("has no train*.parquet", where=str(path), hint=f"expected {LAYOUT}")
-    return ParquetFiles(tuple(train), tuple(held_out))
+    return DataFiles(tuple(train), tuple(held_out))
 
 
 def _image_folders(train: Path, held_out: Path | None) -> ImageFolders:

@@ -26,6 +26,7 @@ from PIL import Image, UnidentifiedImageError
 from torch.utils.data import Dataset
 
 from muster.core.errors import DataError
+from muster.store.records import DataFiles
 from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import hub_parts, load
 from muster.worker.data.sampler import GroupedSampler
@@ -35,7 +36,6 @@ from muster.workloads.image_classification.files import (
     METADATA,
     Classes,
     ImageFolders,
-    ParquetFiles,
     class_names,
     classes_of,
     find_images,
@@ -167,78 +167,66 @@ class ImageSet(Dataset[dict[str, Any]]):  # type: ignore[misc]
 
     def __init__(
         self,
-        source: ImageSource,
-        rows: Sequence[int],
-        labels: Sequence[int],
+        part: Shard,
         preparation: Preparation,
         augmentation: Augmentation | None = None,
     ) -> None:
-        self.source, self.rows, self.labels = source, list(rows), list(labels)
-        self.preparation, self.augmentation = preparation, augmentation
+        self.part, self.preparation, self.augmentation = part, preparation, augmentation
         self.kept: torch.Tensor | None = None
         self.there: torch.Tensor | None = None
         shape = (preparation.channels, preparation.size, preparation.size)
         each = shape[0] * shape[1] * shape[2]
-        if 0 < len(self.rows) * (each + 1) <= KEPT_BYTES:
-            memory = mmap.mmap(-1, len(self.rows) * (each + 1))  # anonymous and shared with forks
+        count = len(part)
+        if 0 < count * (each + 1) <= KEPT_BYTES:
+            memory = mmap.mmap(-1, count * (each + 1))  # anonymous and shared with forks
             whole = torch.frombuffer(memory, dtype=torch.uint8)
-            self.kept = whole[: len(self.rows) * each].view(len(self.rows), *shape)
-            self.there = whole[len(self.rows) * each :]
+            self.kept = whole[: count * each].view(count, *shape)
+            self.there = whole[count * each :]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "kept": None, "there": None}  # a spawned loader process keeps nothing
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.part)
 
     def __getitem__(self, key: int) -> dict[str, Any]:
-        epoch, index = divmod(key, len(self.rows))
+        epoch, index = divmod(key, len(self))
         try:
             pixels = self.pixels(index)
         except UnreadableImage as fault:
             blank = torch.zeros(
                 self.preparation.channels, self.preparation.size, self.preparation.size, dtype=torch.uint8
             )
-            return {"pixels": blank, "label": IGNORED, "fault": (self.place(index), str(fault))}
+            return {"pixels": blank, "label": IGNORED, "fault": (self.part.place(index), str(fault))}
         if self.augmentation:
             pixels = self.augmentation(pixels, epoch, index)
-        return {"pixels": pixels, "label": self.labels[index], "fault": None}
-
-    def place(self, index: int) -> str:
-        """What to call a sample."""
-        return self.source.place(self.rows[index])
+        return {"pixels": pixels, "label": self.part.labels[index], "fault": None}
 
     def pixels(self, index: int) -> torch.Tensor:
         """(channels, size, size), uint8, without augmentation. Raises UnreadableImage."""
         if self.kept is None or self.there is None:
-            return self.preparation.pixels(self.source.read(self.rows[index]))
+            return self.preparation.pixels(self.part.read(index))
         if not self.there[index]:
-            self.kept[index] = self.preparation.pixels(self.source.read(self.rows[index]))
+            self.kept[index] = self.preparation.pixels(self.part.read(index))
             self.there[index] = 1
         return self.kept[index]
 
     def faults(self, first: int, step: int, most: int) -> Iterator[tuple[int, str, str]]:
         """(index, place, what) of unreadable ones of samples first, first + step, ...: `most` are read."""
-        for index in range(first, min(len(self.rows), first + step * most), step):
+        for index in range(first, min(len(self), first + step * most), step):
             try:
                 self.pixels(index)
             except UnreadableImage as fault:
-                yield index, self.place(index), str(fault)
+                yield index, self.part.place(index), str(fault)
 
     def without(self, indices: set[int]) -> ImageSet:
         """The same without some samples."""
-        kept = [index for index in range(len(self.rows)) if index not in indices]
+        kept = [index for index in range(len(self)) if index not in indices]
         return self.only(kept) if indices else self
 
     def only(self, indices: Sequence[int]) -> ImageSet:
         """Some of the samples."""
-        return ImageSet(
-            self.source,
-            [self.rows[index] for index in indices],
-            [self.labels[index] for index in indices],
-            self.preparation,
-            self.augmentation,
-        )
+        return ImageSet(self.part.only(indices), self.preparation, self.augmentation)
 
 
 class EpochSampler(GroupedSampler):
@@ -334,11 +322,18 @@ class Shard:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def read(self, index: int) -> Image.Image:
+        """The image of a row in use, decoded. Raises UnreadableImage."""
+        return self.source.read(self.rows[index])
+
+    def place(self, index: int) -> str:
+        """What to call a row in use."""
+        return self.source.place(self.rows[index])
+
     def only(self, indices: Sequence[int]) -> Shard:
         """Some of the rows in use."""
-        return Shard(
-            self.source, [self.rows[i] for i in indices], [self.labels[i] for i in indices], self.faults
-        )
+        rows, labels = [self.rows[i] for i in indices], [self.labels[i] for i in indices]
+        return Shard(self.source, rows, labels, self.faults)
 
 
 @dataclass(frozen=True)
@@ -442,11 +437,11 @@ class TableSource:
         return row_of(self.parts[which][0], row - (ends[which] - self.parts[which][1]))
 
 
-def _parquet(found: ParquetFiles, data: ImageData, number: int | None) -> Parts:
+def _parquet(found: DataFiles, data: ImageData, number: int | None) -> Parts:
     """By way of the datasets library, whose cache on this machine the ranks share and map into memory."""
-    about = {str(file): _about(file) for file in (*found.train, *found.held_out)}
+    about = {str(file): _about(file) for file in (*found.train, *found.validation)}
     tables = {}
-    for name, files in (("train", found.train), ("held_out", found.held_out)):
+    for name, files in (("train", found.train), ("held_out", found.validation)):
         if files:
             tables[name] = (_read(files), files)
     first, _ = tables["train"]

@@ -97,10 +97,10 @@ print(model("image.png"))"""
             if strict:
                 found.check()
             return
-        tables = [ParquetTable(file, data.image, data.label) for file in (*found.train, *found.held_out)]
+        tables = [ParquetTable(file, data.image, data.label) for file in (*found.train, *found.validation)]
         training = tables[: len(found.train)]
         classes = table_classes(training, number_of_classes(self))
-        self._check_count(sum(table.rows for table in training), len(found.held_out))
+        self._check_count(sum(table.rows for table in training), len(found.validation))
         for table in tables if strict else ():
             table.check(classes)
 
@@ -112,7 +112,7 @@ print(model("image.png"))"""
         """Numbers of images, or files by name."""
         found, fraction = find_images(path), self.data.validation_fraction
         if not isinstance(found, ImageFolders):
-            return parts_of(path, found.train, found.held_out, fraction)
+            return parts_of(path, found.train, found.validation, fraction)
         held = f"{len(found.held_out):,} held out" if found.held_out else f"held out {fraction:.3g} of it"
         return f"{path}: {counted(len(found.train), 'image')} to train on, {held}"
 

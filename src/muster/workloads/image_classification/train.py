@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,8 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     preparation = preparation_for(recipe, model.config)
     augmentation = Augmentation(data.flip, data.crop, recipe.train.seed) if data.flip or data.crop else None
     limited = _some(parts.held_out, recipe.evaluate.limit)
-    train = _set_of(parts.train, preparation, augmentation)
-    held_out = _set_of(limited, preparation, None)
+    train = ImageSet(parts.train, preparation, augmentation)
+    held_out = ImageSet(limited, preparation)
     (train, bad), (held_out, bad_held_out) = _readable(context, train), _readable(context, held_out)
     if not len(train):
         raise DataError("no training image can be read", where=data.path or data.name)
@@ -103,7 +104,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     trainer.context, trainer.told = context, set()
     skipped = bad + bad_held_out + len(parts.train.faults) + len(parts.held_out.faults)
     counter = Counter(tokens_per_image(model.config))
-    return Built(trainer, counter, len(train), _questions(held_out, parts.names), skipped=skipped)
+    return Built(trainer, counter, len(train), _questions(held_out.part, parts.names), skipped=skipped)
 
 
 def _some(part: Shard, limit: int | None) -> Shard:
@@ -113,10 +114,6 @@ def _some(part: Shard, limit: int | None) -> Shard:
 def spread(count: int, limit: int) -> list[int]:
     """At most `limit` of `count` indices, drawn once and for all: data are often sorted by class."""
     return sorted(random.Random(count).sample(range(count), min(limit, count)))
-
-
-def _set_of(part: Shard, preparation: Preparation, augmentation: Augmentation | None) -> ImageSet:
-    return ImageSet(part.source, part.rows, part.labels, preparation, augmentation)
 
 
 def _readable(context: Context, images: ImageSet) -> tuple[ImageSet, int]:
@@ -132,8 +129,8 @@ def _readable(context: Context, images: ImageSet) -> tuple[ImageSet, int]:
     return images.without({index for index, _, _ in faults}), len(faults)
 
 
-def _questions(images: ImageSet, names: Sequence[str]) -> list[HeldOut]:
-    return [HeldOut(images.place(index), names[label]) for index, label in enumerate(images.labels)]
+def _questions(part: Shard, names: Sequence[str]) -> list[HeldOut]:
+    return [HeldOut(part.place(index), names[label]) for index, label in enumerate(part.labels)]
 
 
 def saved(folder: Path) -> None:
@@ -150,15 +147,12 @@ def questions(recipe: Recipe, cache: Path) -> list[HeldOut]:
     held_out = parts.held_out
     if data_of(recipe).bad == "skip":
         held_out = held_out.only([i for i in range(len(held_out)) if _can_be_read(held_out, i)])
-    return [
-        HeldOut(held_out.source.place(row), parts.names[label])
-        for row, label in zip(held_out.rows, held_out.labels, strict=True)
-    ]
+    return _questions(held_out, parts.names)
 
 
 def _can_be_read(part: Shard, index: int) -> bool:
     try:
-        part.source.read(part.rows[index])
+        part.read(index)
     except UnreadableImage:
         return False
     return True
@@ -172,7 +166,6 @@ class Answerer:
         self.preparation = Preparation.from_saved(folder)
         self.model = to_answer(AutoModelForImageClassification, folder, device)
         self.device = self.model.device
-        self.held_out: tuple[Shard, dict[str, int]] | None = None
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def answer(self, questions: Sequence[str]) -> tuple[list[str], float]:
@@ -192,16 +185,19 @@ class Answerer:
         try:
             if Path(question).is_file():
                 return self.preparation.pixels(decode(Path(question)))
-            part, rows = self._held_out()
-            if question not in rows:
+            if question not in self._places:
                 raise DataError("no such image", where=question, hint="an image file")
-            return self.preparation.pixels(part.source.read(rows[question]))
+            return self.preparation.pixels(self._held_out.read(self._places[question]))
         except UnreadableImage as fault:
             raise DataError(str(fault), where=question) from None
 
-    def _held_out(self) -> tuple[Shard, dict[str, int]]:
-        if self.held_out is None:
-            parts = load_parts(data_of(self.recipe), self.recipe.train.seed, number_of_classes(self.recipe))
-            part = parts.held_out
-            self.held_out = part, {part.source.place(row): row for row in part.rows}
-        return self.held_out
+    @cached_property
+    def _held_out(self) -> Shard:
+        """The recipe's held-out images."""
+        recipe = self.recipe
+        return load_parts(data_of(recipe), recipe.train.seed, number_of_classes(recipe)).held_out
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """What each of them is called, and its number."""
+        return {self._held_out.place(index): index for index in range(len(self._held_out))}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,7 @@ from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import hub_parts
 from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer
 from muster.worker.loss import IGNORED
-from muster.worker.models import (
-    load_from,
-    to_answer,
-)
+from muster.worker.models import load_from, to_answer
 from muster.worker.together import check_alike, first_on_disk
 from muster.worker.trainer import Common, wired
 from muster.worker.workloads.base import Built, Counts, HeldOut
@@ -65,7 +62,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     limit = recipe.evaluate.limit
     held = held[:limit]
     notes = [pairs.about] if pairs.about else []
-    notes += cover_characters(tokenizer, [pair.sql for pair in train])
+    notes += cover_characters(tokenizer, [pair.expected for pair in train])
     model = make_model(context, tokenizer)
     encoded = Encoded(train, tokenizer, data)
     encoded_held = Encoded(held[:EVALUATION_SAMPLES], tokenizer, data)
@@ -89,13 +86,13 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         grouped=data.padding == "dynamic",
     )
     cut = encoded.cut + encoded_held.cut
-    return Built(trainer, count_batch, len(encoded), held_out(held), cut, notes=notes)
+    return Built(trainer, count_batch, len(encoded), held, cut, notes=notes)
 
 
-def digest_of_pairs(train: Sequence[QuestionPair], held_out: Sequence[QuestionPair], tokenizer: Any) -> str:
+def digest_of_pairs(train: Sequence[HeldOut], held_out: Sequence[HeldOut], tokenizer: Any) -> str:
     """Of questions and SQL in their order, and of the tokens' numbers."""
     digests = [
-        short_digest(text for pair in part for text in (pair.question, pair.sql))
+        short_digest(text for pair in part for text in (pair.question, pair.expected))
         for part in (train, held_out)
     ]
     vocabulary = sorted(tokenizer.get_vocab().items())
@@ -106,7 +103,7 @@ def digest_of_pairs(train: Sequence[QuestionPair], held_out: Sequence[QuestionPa
     )
 
 
-def make_tokenizer(context: Context, train: Sequence[QuestionPair]) -> Any:
+def make_tokenizer(context: Context, train: Sequence[HeldOut]) -> Any:
     """The model's own tokenizer, or one trained on the data (the same on every rank: same data, no
     chance)."""
     model = context.recipe.model
@@ -114,7 +111,7 @@ def make_tokenizer(context: Context, train: Sequence[QuestionPair]) -> Any:
     if name is None:
         prefix = data_of(context.recipe).prefix
         return train_tokenizer(
-            (text for pair in train for text in (prefix + pair.question, pair.sql)), model.vocab_size
+            (text for pair in train for text in (prefix + pair.question, pair.expected)), model.vocab_size
         )
     return load_from(AutoTokenizer.from_pretrained, name, "model.tokenizer")
 
@@ -134,8 +131,7 @@ def cover_characters(tokenizer: Any, texts: Sequence[str]) -> list[str]:
 
 def questions(recipe: Recipe, cache: Path) -> list[HeldOut]:
     """All held-out questions. Raises DataError."""
-    pairs = load_pairs(data_of(recipe), cache, may_write=True, seed=recipe.train.seed)
-    return held_out(pairs.held_out)
+    return load_pairs(data_of(recipe), cache, may_write=True, seed=recipe.train.seed).held_out
 
 
 class Answerer:
@@ -182,20 +178,11 @@ class Answerer:
 
 
 @dataclass(frozen=True)
-class QuestionPair:
-    """A question, its SQL, and the database that can run it."""
-
-    question: str
-    sql: str
-    database: str | None = None
-
-
-@dataclass(frozen=True)
 class Pairs:
     """The training and the held-out pairs, and a note that says where they are from."""
 
-    train: list[QuestionPair]
-    held_out: list[QuestionPair]
+    train: list[HeldOut]
+    held_out: list[HeldOut]
     about: str = ""
 
 
@@ -233,7 +220,7 @@ def _generate(generated: Generated, folder: Path) -> None:
 
 def _from_files(
     files: Sequence[Path], data: TextToSqlData, limit: int | None, missing: set[str]
-) -> tuple[list[QuestionPair], str]:
+) -> tuple[list[HeldOut], str]:
     """Pairs, and the field that the answers are from. `missing` gains databases that are not there."""
     pairs, field = [], data.sql
     for row in read_pairs(files, data, limit=limit):
@@ -241,16 +228,16 @@ def _from_files(
         known = str(beside) if beside is not None and beside.is_file() else None
         if row.database and known is None:
             missing.add(row.database)
-        pairs.append(QuestionPair(row.question, row.sql, known))
+        pairs.append(HeldOut(row.question, row.sql, known))
         field = row.answer
     return pairs, field
 
 
-def _from_hub(data: TextToSqlData) -> tuple[list[QuestionPair], list[QuestionPair], str]:
+def _from_hub(data: TextToSqlData) -> tuple[list[HeldOut], list[HeldOut], str]:
     assert data.name
     loaded = hub_parts(data.name, data.subset)
     held_name = next((name for name in ("validation", "test") if name in loaded and len(loaded[name])), None)
-    parts: dict[str, list[QuestionPair]] = {}
+    parts: dict[str, list[HeldOut]] = {}
     field = data.sql
     for name in ("train", held_name):
         if name is None:
@@ -260,7 +247,7 @@ def _from_hub(data: TextToSqlData) -> tuple[list[QuestionPair], list[QuestionPai
         rows, parts[name] = rows.select_columns(used) if used else rows, []
         for number, record in enumerate(rows):
             row = pair_of(record, data, f"data.name={data.name}, {name}[{number}]", blank=True)
-            parts[name].append(QuestionPair(row.question, row.sql))
+            parts[name].append(HeldOut(row.question, row.sql))
             field = row.answer
     about = f"questions: {data.name}" + (f", held out its part {held_name}" if held_name else "")
     held_out = parts[held_name] if held_name else []
@@ -276,13 +263,13 @@ def _roots(data: TextToSqlData) -> set[str]:
 class Encoded(Dataset[dict[str, list[int]]]):  # type: ignore[misc]
     """Pairs as token numbers, cut to the recipe's lengths. `cut` counts the pairs that lost something."""
 
-    def __init__(self, pairs: Sequence[QuestionPair], tokenizer: Any, data: TextToSqlData) -> None:
+    def __init__(self, pairs: Sequence[HeldOut], tokenizer: Any, data: TextToSqlData) -> None:
         self.cut = 0
         self.rows: list[tuple[list[int], list[int]]] = []
         for start in range(0, len(pairs), 10_000):
             part = pairs[start : start + 10_000]
             sources = tokenizer([data.prefix + pair.question for pair in part])["input_ids"]
-            targets = tokenizer([pair.sql for pair in part])["input_ids"]
+            targets = tokenizer([pair.expected for pair in part])["input_ids"]
             for source, target in zip(sources, targets, strict=True):
                 self.cut += len(source) > data.max_source or len(target) > data.max_target
                 self.rows.append((_cut(source, data.max_source), _cut(target, data.max_target)))
@@ -343,8 +330,3 @@ def count_batch(inputs: Mapping[str, Any]) -> Counts:
     labels, mask = inputs["labels"], inputs["attention_mask"]
     real = mask.sum() + (labels != IGNORED).sum()
     return Counts(int(labels.shape[0]), real, mask.numel() + labels.numel())
-
-
-def held_out(pairs: Iterable[QuestionPair]) -> list[HeldOut]:
-    """Pairs as questions to answer."""
-    return [HeldOut(pair.question, pair.sql, pair.database) for pair in pairs]
