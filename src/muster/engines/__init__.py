@@ -10,8 +10,9 @@ runtime.py, in the rank:
 join(context)                the ranks meet
 arguments(context) -> dict   the keyword arguments of Transformers' TrainingArguments that make it so
 
-and, where it needs them: `adapt` (a model before it is spread over several ranks), `sharded` (a context in
-which a model is cut as it is made), `gathered` (one with a parameter whole), `readable` (a context with a
-checkpoint as these ranks can load it), `complete` (writes what a disk lacks that the first rank does not
-see), `skipped_steps` (that the engine's own loss scaler skipped).
+and, where it needs them: `before_trainer` (called when there are TrainingArguments, no trainer yet), `adapt`
+(a model before it is spread over several ranks), `sharded` (a context in which a model is cut as it is made),
+`gathered` (one with a parameter whole), `readable` (a context with a checkpoint as these ranks can load it),
+`complete` (writes what a disk lacks that the first rank does not see), `skipped_steps` (that the engine's own
+loss scaler skipped).
 """

@@ -21,8 +21,7 @@ def has_adapters(trainer: Any) -> bool:
 def save_merged(trainer: Any, folder: Path, *, main: bool) -> None:
     """Every rank takes part, since parameters may be sharded; the main one writes."""
     trainer.save_model(str(folder / "adapter"))
-    sharded = trainer.deepspeed if trainer.is_deepspeed_enabled else trainer.model
-    weights = trainer.accelerator.get_state_dict(sharded)
+    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if not main:
         return
     from peft import get_peft_model

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from accelerate.state import DistributedType, PartialState
 from torch.utils.data import DataLoader, Sampler
 from transformers.trainer_utils import IntervalStrategy, seed_worker
 
-from muster.core.errors import WorkerError
 from muster.worker.context import Context
 from muster.worker.data.sampler import Dealt, GroupedSampler
 from muster.worker.heldout import ExactHeldOut, Filled
@@ -28,20 +26,22 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class ConvertedWeights:
-    """Goes before a Transformers trainer among the base classes.
+    """Goes before a Transformers trainer among the base classes. Set `in_shards` where each rank has a part
+    of the weights, which its engine loads.
 
     save_pretrained of Transformers 5 gives some models' weights (ViT's, for one) the names that earlier
-    versions had, and from_pretrained takes them back. The trainer, when it resumes without DeepSpeed and
-    FSDP, loads the file as it is and passes over names that do not fit: the run would go on from first
+    versions had, and from_pretrained takes them back. The trainer, when it resumes a model that every rank
+    has whole, loads the file as it is and passes over names that do not fit: the run would go on from first
     weights, with a warning (transformers 5.23, trainer.py: _load_from_checkpoint).
     """
+
+    in_shards = False
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
         target = model or self.model  # type: ignore[attr-defined]
         names = saved_names(Path(resume_from_checkpoint))
-        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled  # type: ignore[attr-defined]
-        if sharded or hasattr(target, "peft_config") or names <= set(target.state_dict()):
+        if self.in_shards or hasattr(target, "peft_config") or names <= set(target.state_dict()):
             return
         whole = type(target).from_pretrained(resume_from_checkpoint, config=target.config, dtype=target.dtype)
         target.load_state_dict(whole.state_dict())
@@ -111,19 +111,6 @@ class Common(ConvertedWeights, ExactHeldOut, OrderedSamples):
         else:
             super()._run_epoch(*args, **kwargs)  # type: ignore[misc]
 
-    def create_accelerator_and_postprocess(self) -> None:
-        """Shard on CPUs as well: accelerate 1.15 (state.py, AcceleratorState) looks for FSDP's plugin under
-        MULTI_GPU alone, and would train with DDP without a word. Raises WorkerError where it does so.
-        """
-        args: Any = self.args  # type: ignore[attr-defined]
-        sharded = args.fsdp_plugin_args is not None
-        if sharded and args.use_cpu and PartialState().distributed_type == DistributedType.MULTI_CPU:
-            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-        super().create_accelerator_and_postprocess()  # type: ignore[misc]
-        made = self.accelerator.distributed_type  # type: ignore[attr-defined]
-        if sharded and made != DistributedType.FSDP:
-            raise WorkerError(f"accelerate chose {made} where FSDP was asked for", where="engine.name")
-
 
 class Trainer(Common, transformers.Trainer):  # type: ignore[misc]
     """Transformers' trainer with what Muster adds."""
@@ -153,6 +140,8 @@ def wired(
     if not len(held_out):
         arguments.eval_strategy = IntervalStrategy.NO  # Transformers refuses any other without data
     recipe, tally = context.recipe, Tally()
+    if hasattr(context.engine, "before_trainer"):
+        context.engine.before_trainer()
     unit = arguments.per_device_eval_batch_size * context.world_size
     trainer = kind(
         model=model,
@@ -166,6 +155,7 @@ def wired(
         ),
     )
     trainer.tally = tally
+    trainer.in_shards = context.spec.shards_weights(recipe.engine.stage, context.world_size)
     # Models that take **kwargs (T5) average their own loss over a micro-batch: with the loss above, which is
     # the whole of it, the trainer must not hand them a token count as well.
     trainer.model_accepts_loss_kwargs = False

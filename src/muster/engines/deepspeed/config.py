@@ -37,6 +37,7 @@ _SCHEDULERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "WarmupCosineLR": ("then cosine", ("warmup_num_steps", "total_num_steps")),
 }
 REDUCE_BUCKET = 500_000_000  # elements, of stages 1 and 2
+_BUCKET = "reduce_bucket_size"
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 
 
@@ -87,7 +88,7 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Those numbers of the file win, since a recipe's own always have a value.
     """
-    optimizer, scheduler = (_part(_part(config, key), "params") for key in ("optimizer", "scheduler"))
+    optimizer, scheduler = (section(section(config, key), "params") for key in ("optimizer", "scheduler"))
     beta1, beta2 = _pair(optimizer.get("betas", "auto"))
     found = {
         "learning_rate": optimizer.get("lr", "auto"),
@@ -117,13 +118,13 @@ def given_config(recipe: Recipe) -> dict[str, Any]:
 def user_schedule(config: Mapping[str, Any]) -> tuple[str, str] | None:
     """The scheduler that a user's configuration has: (what it does, what it leaves to Muster); None: the
     recipe's schedule. Raises RecipeError for a warm-up that DeepSpeed does not know."""
-    scheduler = _part(config, "scheduler")
+    scheduler = section(config, "scheduler")
     name = scheduler.get("type")
     if not name:
         return None
     if name not in _SCHEDULERS:
         return f"{name} of DeepSpeed", ""
-    kind = _part(scheduler, "params").get("warmup_type", "auto")
+    kind = section(scheduler, "params").get("warmup_type", "auto")
     if kind not in ("auto", *_WARMUPS):
         raise RecipeError(
             f"warmup_type {kind!r} is none of {', '.join(_WARMUPS)}, and DeepSpeed would take log",
@@ -152,10 +153,10 @@ def user_decisions(recipe: Recipe) -> list[Decision]:
 def _complete_scheduler(config: dict[str, Any]) -> None:
     """What a scheduler of DeepSpeed leaves out becomes the recipe's, where DeepSpeed has a default of its
     own: a logarithmic warm-up, 1000 steps of it, a rate of 0.001."""
-    scheduler = _part(config, "scheduler")
+    scheduler = section(config, "scheduler")
     if scheduler.get("type") not in _SCHEDULERS:
         return
-    params = _part(scheduler, "params")
+    params = section(scheduler, "params")
     for name in _SCHEDULERS[scheduler["type"]][1]:
         params.setdefault(name, "auto")
     if params.get("warmup_type", "auto") == "auto":
@@ -169,7 +170,7 @@ def _pair(value: Any) -> tuple[Any, Any]:
 
 def user_precision(config: Mapping[str, Any]) -> str | None:
     """fp16 or bf16 where a user's file switches one on. Raises RecipeError where it switches both on."""
-    on = {key for key in ("fp16", "bf16", "bfloat16") if _part(config, key).get("enabled") is True}
+    on = {key for key in ("fp16", "bf16", "bfloat16") if section(config, key).get("enabled") is True}
     if "fp16" in on and len(on) > 1:
         raise RecipeError("fp16 and bf16 are both enabled", where="the DeepSpeed configuration")
     return None if not on else "fp16" if "fp16" in on else "bf16"
@@ -191,14 +192,14 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
     config["train_batch_size"] = batch.global_
     config.setdefault("gradient_clipping", recipe.train.clip)
     config.pop("bfloat16", None)
-    config["bf16"] = {**_part(config, "bf16"), "enabled": precision == "bf16"}
-    fp16 = {**_part(config, "fp16"), "enabled": precision == "fp16"}
+    config["bf16"] = {**section(config, "bf16"), "enabled": precision == "bf16"}
+    fp16 = {**section(config, "fp16"), "enabled": precision == "fp16"}
     if precision == "fp16" and recipe.loss_scale is not None:
         fp16["loss_scale"] = 0  # dynamic, from this power of two
         fp16["initial_scale_power"] = max(0, round(recipe.loss_scale).bit_length() - 1)
     config["fp16"] = fp16
     config.setdefault("steps_per_print", 1_000_000_000)
-    zero = _part(config, "zero_optimization")
+    zero = section(config, "zero_optimization")
     if zero.get("stage") == 3 and "stage3_gather_fp16_weights_on_model_save" not in zero:  # its old name
         if zero.setdefault(_GATHER, True) is False:
             raise RecipeError(
@@ -225,37 +226,29 @@ def fill_auto(config: Mapping[str, Any], recipe: Recipe, width: int | None) -> d
         steps["warmup_num_steps"] = max(1, math.ceil(train.max_steps * warmup))
     made = copy.deepcopy(dict(config))
     _fill(made, {"gradient_clipping": train.clip})
-    _fill(
-        _inside(made, "optimizer", "params"),
-        {
-            "lr": rate,
-            "betas": [train.beta1, train.beta2],
-            "eps": train.epsilon,
-            "weight_decay": train.weight_decay,
-        },
-    )
+    adam = {"betas": [train.beta1, train.beta2], "eps": train.epsilon, "weight_decay": train.weight_decay}
+    _fill(_inside(made, "optimizer", "params"), {"lr": rate, **adam})
     _fill(_inside(made, "scheduler", "params"), {"warmup_min_lr": 0, "warmup_max_lr": rate, **steps})
-    zero = _inside(made, "zero_optimization")
+    zero, sizes = _inside(made, "zero_optimization"), by_width(width or 0)
     if width:
-        _fill(zero, {"reduce_bucket_size": width**2})
-        if zero.get("stage") == 3:
-            _fill(
-                zero,
-                {
-                    "stage3_prefetch_bucket_size": int(0.9 * width**2),
-                    "stage3_param_persistence_threshold": 10 * width,
-                },
-            )
-    for key in [key for key, value in zero.items() if value == "auto" and (width or key not in _BY_WIDTH)]:
+        _fill(zero, {key: value for key, value in sizes.items() if zero.get("stage") == 3 or key == _BUCKET})
+    for key in [key for key, value in zero.items() if value == "auto" and (width or key not in sizes)]:
         del zero[key]  # DeepSpeed takes it for not given
     return made
 
 
-_BY_WIDTH = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+def by_width(width: int) -> dict[str, int]:
+    """What Transformers makes of sizes that are "auto", by the model's hidden size: all of stage 3, and the
+    bucket of any stage."""
+    return {
+        _BUCKET: width**2,
+        "stage3_prefetch_bucket_size": int(0.9 * width**2),
+        "stage3_param_persistence_threshold": 10 * width,
+    }
 
 
-def _fill(section: dict[str, Any], values: Mapping[str, Any]) -> None:
-    section.update({key: value for key, value in values.items() if section.get(key) == "auto"})
+def _fill(there: dict[str, Any], values: Mapping[str, Any]) -> None:
+    there.update({key: value for key, value in values.items() if there.get(key) == "auto"})
 
 
 def _inside(config: dict[str, Any], *path: str) -> dict[str, Any]:
@@ -268,7 +261,7 @@ def _inside(config: dict[str, Any], *path: str) -> dict[str, Any]:
 
 def given_stage(recipe: Recipe) -> int | None:
     """The stage that the user's own DeepSpeed configuration says; None: the recipe's counts."""
-    zero = _part(given_config(recipe), "zero_optimization")
+    zero = section(given_config(recipe), "zero_optimization")
     stage = zero.get("stage", 0 if recipe.engine.config else None)
     return stage if isinstance(stage, int) else None
 
@@ -282,7 +275,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
                 f"{key} is decided by the recipe's batch", where="engine.options", hint=f"batch.{name}=..."
             )
     for key in ("fp16", "bf16", "bfloat16"):
-        if "enabled" in _part(options, key):
+        if "enabled" in section(options, key):
             raise RecipeError(
                 f"{key}.enabled is decided by the recipe's precision",
                 where="engine.options",
@@ -298,7 +291,7 @@ def open_stages(recipe: Recipe) -> list[int]:
     engine = recipe.engine
     if engine.zero != "auto":
         return [engine.zero]
-    if "stage" in _part(engine.options, "zero_optimization"):
+    if "stage" in section(engine.options, "zero_optimization"):
         raise RecipeError(
             "is auto, but engine.options gives a stage",
             where="engine.zero",
@@ -321,14 +314,9 @@ def _own_config(recipe: Recipe) -> dict[str, Any]:
         )
     zero: dict[str, Any] = {"stage": engine.stage}
     if engine.stage in (1, 2):
-        zero |= {"reduce_bucket_size": REDUCE_BUCKET, "contiguous_gradients": True}
+        zero |= {_BUCKET: REDUCE_BUCKET, "contiguous_gradients": True}
     if engine.stage == 3:
-        zero |= {
-            "reduce_bucket_size": "auto",
-            "stage3_prefetch_bucket_size": "auto",
-            "stage3_param_persistence_threshold": "auto",
-            _GATHER: True,
-        }
+        zero |= {**dict.fromkeys(by_width(0), "auto"), _GATHER: True}
     config: dict[str, Any] = {"zero_optimization": zero, "zero_allow_untested_optimizer": True}
     if "optimizer" in engine.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
@@ -363,6 +351,7 @@ def _lay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _part(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+def section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A copy of a section of a configuration; empty where it is none."""
     value = config.get(key)
     return dict(value) if isinstance(value, Mapping) else {}

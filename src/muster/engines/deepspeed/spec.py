@@ -59,7 +59,7 @@ class DeepSpeedSpec(EngineSpec):
     def given(self, recipe: Recipe) -> Fixed:
         """By the user's own file, with engine.options laid over it."""
         engine, found = recipe.engine, self.fixed(configuration.given_config(recipe))
-        decided = _section(engine.options, "zero_optimization").keys() & _SPREAD
+        decided = configuration.section(engine.options, "zero_optimization").keys() & _SPREAD
         return replace(found, spread=bool(engine.config or decided))
 
     def fixed(self, config: Mapping[str, Any]) -> Fixed:
@@ -95,11 +95,11 @@ class DeepSpeedSpec(EngineSpec):
         whole = configuration.deepspeed_config(recipe, Batch(1, 1, 1), precision)
         zero = whole.get("zero_optimization") or {}
         stage = int(zero.get("stage", 0))
-        offloads = {name: _section(zero, f"offload_{name}") for name in ("optimizer", "param")}
+        offloads = {name: configuration.section(zero, f"offload_{name}") for name in ("optimizer", "param")}
         offload, disk = _offloads(stage, offloads)
         found: dict[str, Any] = {"stage": stage, "offload": offload, "disk": disk, **self.sizes(stage, width)}
         if zero.get("reduce_bucket_size") == "auto":  # of any stage: Transformers'
-            found["bucket"] = width**2
+            found["bucket"] = configuration.by_width(width)["reduce_bucket_size"]
         given = {field: zero.get(key, default) for key, (field, default) in _SIZES.items()}
         found |= {field: int(value) for field, value in given.items() if isinstance(value, int | float)}
         found["pins"] = all(each.get("pin_memory", True) for each in offloads.values())
@@ -112,8 +112,8 @@ class DeepSpeedSpec(EngineSpec):
         (transformers/integrations/deepspeed.py, trainer_config_finalize)."""
         if stage < 3:
             return {"bucket": configuration.REDUCE_BUCKET if stage else 0}
-        by_width = {"bucket": width**2, "prefetch": int(0.9 * width**2), "persistence": 10 * width}
-        return {**by_width, "overlap": True}
+        sizes = configuration.by_width(width).items()
+        return {**{_SIZES[key][0]: value for key, value in sizes}, "overlap": True}
 
     def lighter(self, stage: int, offload: str) -> Iterator[dict[str, str]]:
         """Higher stages; then offload, from the present stage on."""
@@ -227,11 +227,6 @@ def _offloads(stage: int, asked: Mapping[str, Mapping[str, Any]]) -> tuple[str, 
         kept=_number(values, "max_in_cpu", 1_000_000_000),
     )
     return "+".join(moved), disk
-
-
-def _section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = config.get(key)
-    return value if isinstance(value, Mapping) else {}
 
 
 def _number(config: Mapping[str, Any], key: str, default: int) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from accelerate.state import AcceleratorState, DistributedType, PartialState
 from torch import nn
 
+from muster.core.errors import WorkerError
 from muster.worker.context import Context
 from muster.worker.together import backend, join_group
 
@@ -39,14 +41,24 @@ def arguments(context: Context) -> dict[str, Any]:
     }
 
 
+def before_trainer() -> None:
+    """Shard on CPUs as well: accelerate 1.15 (state.py, AcceleratorState) looks for FSDP's plugin under
+    MULTI_GPU alone, and would train with DDP without a word."""
+    if PartialState().distributed_type == DistributedType.MULTI_CPU:
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
 def adapt(model: Any) -> None:
-    """Make of a model what accelerate can shard.
+    """Make of a model what accelerate can shard. Raises WorkerError where it would not.
 
     Modules with one and the same weight become one and the same module (T5's embeddings of both stacks): a
     shared parameter may be visible to one FSDP group alone (torch 2.13), and accelerate 1.15 groups the
     input and the output embeddings, not others that are tied to them. States have each of them once, since
     torch's distributed checkpoints visit a module by its first name only.
     """
+    made = AcceleratorState().distributed_type
+    if made != DistributedType.FSDP:
+        raise WorkerError(f"accelerate chose {made} where FSDP was asked for", where="engine.name")
     whole: Any = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     _part(model, whole)
     if not isinstance(whole, nn.Embedding):
