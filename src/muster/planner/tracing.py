@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import muster
 from muster.core.errors import JobError, RecipeError
 from muster.core.recipe import Recipe, recipe_class
 from muster.core.trace import Trace, TraceRequest, from_json, to_json
+from muster.core.versions import versions_of
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.inputs.model import decided_config, whole_config
@@ -129,11 +129,7 @@ def _key(request: TraceRequest) -> str:
 @cache
 def _makers(workload: str) -> str:
     """A digest of the libraries and the code: read once, since a plan asks for many ways' traces."""
-    versions = {}
-    for name in DECIDING:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    told = [versions, list(sys.version_info[:2])]
+    told = [versions_of(DECIDING), list(sys.version_info[:2])]
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
     root = Path(muster.__file__).parent
     own = Path(inspect.getfile(recipe_class(workload))).parent

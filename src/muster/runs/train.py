@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from muster.core.recipes import read_yaml
 from muster.core.result import Failure, Result
 from muster.core.secrets import masked, masked_override, scrubber
 from muster.core.slurm import allocation
+from muster.core.versions import versions_of
 from muster.engines.base import packages
 from muster.fabric.run import judged, write_tables
 from muster.failures.table import disk_full
@@ -399,10 +399,5 @@ def _recorded(order: Mapping[str, Any], shown: Sequence[str]) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for name in ("torch", "transformers", *packages(), "accelerate", "pydantic", "duckdb"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
+    names = ("torch", "transformers", *packages(), "accelerate", "pydantic", "duckdb")
+    return {**dict.fromkeys(names), **versions_of(names)}

@@ -50,17 +50,8 @@ def _answer_share(context: Context, workload: Any, share: list[tuple[int, HeldOu
     answerer = workload.Answerer(context.model, context.recipe, context.device)
     answers, seconds = answerer.answer([question.question for _, question in share])
     judged = judge([question for _, question in share], answers)
-    for (index, question), each in zip(share, judged, strict=True):
-        context.emit(
-            events.Answer,
-            index=index,
-            question=question.question,
-            predicted=each.predicted,
-            expected=question.expected,
-            exact=each.exact,
-            executed=each.executed,
-            unscored=each.unscored,
-        )
+    for (index, _), each in zip(share, judged, strict=True):
+        context.emit(events.Answer, index=index, **vars(each))
     executed = [each.executed for each in judged if each.executed is not None]
     context.emit(
         events.Answered,

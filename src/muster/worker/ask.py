@@ -86,10 +86,7 @@ class _Model:
             raise DataError("has no held-out questions", where="data")
         answers, seconds = self.answerer.answer([each.question for each in held])
         for each in judge(held, answers):
-            row: dict[str, Any] = {"question": each.question.question, "predicted": each.predicted}
-            row |= {"expected": each.question.expected, "exact": each.exact}
-            row |= {"executed": each.executed, "unscored": each.unscored}
-            say(row=row)
+            say(row=vars(each))
         say(done={"seconds": seconds, "metric": getattr(self.workload, "METRIC", self.recipe.metric)})
 
 

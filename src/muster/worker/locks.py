@@ -22,6 +22,7 @@ from pathlib import Path
 
 from muster.store import events
 from muster.worker.context import Context
+from muster.worker.mounts import file_system
 
 OLD = 600.0  # seconds; a lock that is younger may belong to a builder that cannot be seen
 FIRST_PID_NAMESPACE = "pid:[4026531836]"  # Linux, proc_ns.h: from there every process can be seen
@@ -104,17 +105,3 @@ def _seen_open(path: Path) -> bool:
         except OSError:  # it is closed by now, or another user's
             continue
     return False
-
-
-def file_system(path: Path) -> str:
-    """The type of the file system that holds `path`, by the longest mount point; "" where unknown."""
-    real, best, kind = path.resolve(), Path(), ""
-    try:
-        for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
-            words = line.split(" ")
-            point = Path(words[1].encode().decode("unicode_escape"))
-            if real.is_relative_to(point) and len(point.parts) >= len(best.parts):
-                best, kind = point, words[2]
-    except (OSError, IndexError, ValueError):
-        pass
-    return kind

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import platform
 import random
 import shutil
 import time
 import traceback
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformers import TrainerCallback
 from muster.core.errors import MusterError, UsageError, WorkerError
 from muster.core.registry import WORKLOADS, load_plugin
 from muster.core.schedule import learning_rate
+from muster.core.versions import versions_of
 from muster.engines.base import packages
 from muster.store import events
 from muster.store.sealed import files_of, hashes
@@ -44,7 +45,7 @@ def started(context: Context, built: Any) -> None:
         trainable=sum(count for count, trained in parameters if trained),
         arithmetic=_arithmetic(context),
         total_steps=_total_steps(context, built.train_samples),
-        versions=_versions(),
+        versions={"python": platform.python_version(), **versions_of(PACKAGES)},
         notes=built.notes,
     )
     if context.main:
@@ -82,18 +83,6 @@ def _arithmetic(context: Context) -> str:
 
     forced = {"0": "fp32", "1": "tf32"}.get(os.environ.get("NVIDIA_TF32_OVERRIDE", ""))
     return forced or ("fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32")
-
-
-def _versions() -> dict[str, str]:
-    import platform
-
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -324,7 +313,6 @@ def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
     from muster.worker.instruments.logbook import Logbook
     from muster.worker.instruments.meter import Meter
     from muster.worker.instruments.profile import Profiler
-    from muster.worker.main import ScheduleWatch
 
     recipe, measure = context.recipe, context.recipe.measure
     trainer = built.trainer

@@ -15,8 +15,9 @@ class Graded:
     """One answer beside what was expected. `executed`: whether it gives the same rows; None where the
     expected ones cannot be had, and `unscored` says why (None: the question has no database)."""
 
-    question: HeldOut
+    question: str
     predicted: str
+    expected: str
     exact: bool
     executed: bool | None
     unscored: str | None = None
@@ -38,5 +39,5 @@ def judge(questions: list[HeldOut], answers: list[str]) -> list[Graded]:
                 executed = exact or same_result(database, answer, question.expected)
             except (QueryFailed, OSError) as error:
                 unscored = str(error)[:LONGEST_REASON]
-        judged.append(Graded(question, answer, exact, executed, unscored))
+        judged.append(Graded(question.question, answer, question.expected, exact, executed, unscored))
     return judged

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from muster.core import families
@@ -55,58 +56,39 @@ class Stack:
 _ACTIVATIONS = {"relu": 1, "gelu": 2, "gelu_new": 5, "gelu_pytorch_tanh": 2, "silu": 2, "swish": 2, "tanh": 1}
 
 
-def _plain(**fields: Any) -> Stack:
-    """A block with two LayerNorms (input and output of each are kept) and one attention."""
-    common = {"norm": 2, "norm_bytes": 4, "upcast": True, **fields}
-    return Stack(query=common["width"], keys=common["width"], **common)
+# Families whose blocks have two LayerNorms (input and output of each are kept) and one attention: the keys of
+# layers, width, heads, inner, activation, dropout and the attention's dropout.
+_PLAIN = {
+    "opt": (
+        "num_hidden_layers", "hidden_size", "num_attention_heads", "ffn_dim", "activation_function",
+        "dropout", "attention_dropout",
+    ),
+    "gpt2": ("n_layer", "n_embd", "n_head", "n_inner", "activation_function", "resid_pdrop", "attn_pdrop"),
+    "vit": (
+        "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "hidden_act",
+        "hidden_dropout_prob", "attention_probs_dropout_prob",
+    ),
+}  # fmt: skip
 
 
-def _opt(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
-    kind = str(config["activation_function"])
-    width = int(config["hidden_size"])
-    stack = _plain(
-        layers=int(config["num_hidden_layers"]),
-        tokens=lengths.tokens,
-        attentions=(lengths.tokens,),
-        width=width,
-        heads=int(config["num_attention_heads"]),
-        inner=int(config["ffn_dim"]),
-        per_inner=_ACTIVATIONS.get(kind, 5),
-        dropout=float(config["dropout"]),
-        attention_dropout=float(config["attention_dropout"]),
-    )
-    return [stack]
-
-
-def _gpt2(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
-    width = int(config["n_embd"])
-    stack = _plain(
-        layers=int(config["n_layer"]),
-        tokens=lengths.tokens,
-        attentions=(lengths.tokens,),
-        width=width,
-        heads=int(config["n_head"]),
-        inner=int(config.get("n_inner") or 4 * width),
-        per_inner=_ACTIVATIONS.get(str(config["activation_function"]), 5),
-        upcast=False,
-        dropout=float(config["resid_pdrop"]),
-        attention_dropout=float(config["attn_pdrop"]),
-    )
-    return [stack]
-
-
-def _vit(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
-    tokens = vit.tokens(config)
-    stack = _plain(
-        layers=int(config["num_hidden_layers"]),
+def _plain(kind: str, config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
+    tokens = vit.tokens(config) if kind == "vit" else lengths.tokens
+    layers, width, heads, inner, activation, dropout, attention_dropout = map(config.get, _PLAIN[kind])
+    stack = Stack(
+        layers=int(layers),
         tokens=tokens,
         attentions=(tokens,),
-        width=int(config["hidden_size"]),
-        heads=int(config["num_attention_heads"]),
-        inner=int(config["intermediate_size"]),
-        per_inner=_ACTIVATIONS.get(str(config["hidden_act"]), 5),
-        dropout=float(config["hidden_dropout_prob"]),
-        attention_dropout=float(config["attention_probs_dropout_prob"]),
+        width=int(width),
+        heads=int(heads),
+        query=int(width),
+        keys=int(width),
+        inner=int(inner or 4 * width),
+        per_inner=_ACTIVATIONS.get(str(activation), 5),
+        norm=2,
+        norm_bytes=4,
+        upcast=kind != "gpt2",
+        dropout=float(dropout),
+        attention_dropout=float(attention_dropout),
     )
     return [stack]
 
@@ -161,7 +143,7 @@ def _t5(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
     ]
 
 
-_FORMS = {"opt": _opt, "gpt2": _gpt2, "vit": _vit, "llama": _llama, "t5": _t5}
+_FORMS = {"llama": _llama, "t5": _t5, **{kind: partial(_plain, kind) for kind in _PLAIN}}
 
 
 def stacks(config: Mapping[str, Any], lengths: Lengths) -> list[Stack] | None:

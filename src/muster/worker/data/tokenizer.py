@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -34,24 +35,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     The texts should be what the model will see: prefixed questions and SQL. The same texts give the same
     tokenizer.
     """
-    smallest = 3 + len(pre_tokenizers.ByteLevel.alphabet())
-    if vocab_size < smallest:
-        raise ValueError(f"a byte-level vocabulary needs at least {smallest} tokens, not {vocab_size}")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    pieces = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[PAD, END, UNKNOWN],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer = _byte_level(texts, vocab_size, pieces, [PAD, END, UNKNOWN])
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {END}", pair=f"$A {END} $B {END}", special_tokens=[(END, tokenizer.token_to_id(END))]
     )
@@ -75,23 +65,26 @@ def train_text_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTok
     Entry 0 is `<|endoftext|>`, which joins documents. The same texts give the same tokenizer. There are fewer
     entries than `vocab_size` where the texts have no more pairs to merge.
     """
-    smallest = 1 + len(pre_tokenizers.ByteLevel.alphabet())
-    if vocab_size < smallest:
-        raise ValueError(f"a byte-level vocabulary needs at least {smallest} tokens, not {vocab_size}")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[TEXT_END],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=_byte_level(texts, vocab_size, pieces, [TEXT_END]),
         bos_token=TEXT_END,
         eos_token=TEXT_END,
         clean_up_tokenization_spaces=False,
         split_special_tokens=True,  # "<|endoftext|>" in a text is text
     )
+
+
+def _byte_level(texts: Iterable[str], vocab_size: int, pieces: Any, special: list[str]) -> Tokenizer:
+    """A trained byte-level BPE. `pieces`: how a text is split first; `special`: the first entries."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    smallest = len(special) + len(alphabet)
+    if vocab_size < smallest:
+        raise ValueError(f"a byte-level vocabulary needs at least {smallest} tokens, not {vocab_size}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pieces, decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer

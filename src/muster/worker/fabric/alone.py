@@ -16,6 +16,7 @@ from muster.core.errors import WorkerError
 from muster.core.fabric.asked import MIB
 from muster.worker.fabric.place import Place, Voice
 from muster.worker.fabric.rendezvous import Team
+from muster.worker.mounts import file_system
 
 # ----------------------------------------------------------------------------------------------------
 # Matrix products on one device: FLOP/s, best and sustained, and whether exact products are exact.
@@ -194,7 +195,7 @@ def _measure_disk(path: Path, folder: Path, blocks: int, say: Voice, budget: flo
         write_seconds=writing,
         read_seconds=reading,
         method="O_DIRECT" if direct else "page cache, fsync, then dropped",
-        cached=not dropped or _in_memory(folder),
+        cached=not dropped or file_system(folder) in ("tmpfs", "ramfs"),  # which have no disk
         right=right,
     )
 
@@ -245,18 +246,3 @@ def _read(descriptor: int, block: mmap.mmap, blocks: int, pattern: bytes) -> tup
         intact = count == _BLOCK and int.from_bytes(block[:8], "little") == number
         right = right and intact and block[8:] == pattern
     return right, seconds
-
-
-def _in_memory(folder: Path) -> bool:
-    """Whether the folder lies on a file system that has no disk (tmpfs, ramfs)."""
-    real = str(folder.resolve())
-    best, kind = "", ""
-    try:
-        for line in Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
-            words = line.split()
-            mount = words[1].encode().decode("unicode_escape")
-            if len(mount) >= len(best) and (real == mount or real.startswith(mount.rstrip("/") + "/")):
-                best, kind = mount, words[2]
-    except (OSError, IndexError):
-        return False
-    return kind in ("tmpfs", "ramfs")

@@ -109,18 +109,12 @@ class Operation:
     whole: Callable[[Buffers], torch.Tensor]  # the tensor whose size is the message size
 
 
-OPERATIONS = dict(
-    zip(
-        COLLECTIVES,
-        (
-            Operation(_in_place, _all_reduce, lambda buffers: buffers.target),
-            Operation(_gathering, _all_gather, lambda buffers: buffers.target),
-            Operation(_scattering, _reduce_scatter, lambda buffers: buffers.source),
-            Operation(_in_place, _broadcast, lambda buffers: buffers.target),
-        ),
-        strict=True,
-    )
-)
+OPERATIONS = {
+    "all-reduce": Operation(_in_place, _all_reduce, lambda buffers: buffers.target),
+    "all-gather": Operation(_gathering, _all_gather, lambda buffers: buffers.target),
+    "reduce-scatter": Operation(_scattering, _reduce_scatter, lambda buffers: buffers.source),
+    "broadcast": Operation(_in_place, _broadcast, lambda buffers: buffers.target),
+}
 
 
 def sweep(team: Team, say: Voice, name: str, budget: float) -> None:
@@ -182,11 +176,6 @@ def latency(team: Team, say: Voice, budget: float) -> None:
         say("latency", operation="all-reduce", bytes=_SMALL_BYTES, **figures)
 
 
-def broadcast_from(root: int) -> Callable[[Team, Buffers], Any]:
-    """A broadcast from another rank than 0."""
-    return lambda team, buffers: _broadcast(team, buffers, root)
-
-
 # ----------------------------------------------------------------------------------------------------
 # Whether collectives give the right values: every element, at odd sizes, against a computed expectation.
 
@@ -218,14 +207,13 @@ def check_values(team: Team, say: Voice) -> None:
                 found = wrong_elements(trial, dtype)
                 wrong += found[0]
                 shown += found[1]
-        say(
-            "values",
-            operation=name,
-            method=method,
-            elements=elements,
-            wrong=wrong,
-            shown=shown[:_SHOWN],
-        )
+        _tell_values(say, name, method, elements, wrong, shown[:_SHOWN])
+
+
+def _tell_values(
+    say: Voice, operation: str, method: str, elements: int, wrong: int, shown: list[dict[str, Any]]
+) -> None:
+    say("values", operation=operation, method=method, elements=elements, wrong=wrong, shown=shown)
 
 
 def _trials(team: Team, name: str, dtype: torch.dtype) -> Iterator[ValueTrial]:
@@ -257,14 +245,14 @@ def _sum(team: Team, first: int, count: int, dtype: torch.dtype) -> torch.Tensor
 
 def _all_reduced(team: Team, count: int, dtype: torch.dtype) -> ValueTrial:
     tensor = pattern(team.rank, 0, count, dtype, team.device)
-    method = OPERATIONS["all-reduce"].run(team, Buffers(tensor, tensor))
+    method = _all_reduce(team, Buffers(tensor, tensor))
     return ValueTrial(tensor, _sum(team, 0, count, dtype), method)
 
 
 def _all_gathered(team: Team, count: int, dtype: torch.dtype) -> ValueTrial:
     gathered = torch.zeros(count * team.world_size, dtype=dtype, device=team.device)
     mine = pattern(team.rank, 0, count, dtype, team.device)
-    method = OPERATIONS["all-gather"].run(team, Buffers(mine, gathered))
+    method = _all_gather(team, Buffers(mine, gathered))
     parts = [pattern(rank, 0, count, dtype, team.device) for rank in range(team.world_size)]
     return ValueTrial(gathered, torch.cat(parts), method, part=count)
 
@@ -272,13 +260,13 @@ def _all_gathered(team: Team, count: int, dtype: torch.dtype) -> ValueTrial:
 def _reduce_scattered(team: Team, count: int, dtype: torch.dtype) -> ValueTrial:
     whole = pattern(team.rank, 0, count * team.world_size, dtype, team.device)
     share = torch.zeros(count, dtype=dtype, device=team.device)
-    method = OPERATIONS["reduce-scatter"].run(team, Buffers(whole, share))
+    method = _reduce_scatter(team, Buffers(whole, share))
     return ValueTrial(share, _sum(team, team.rank * count, count, dtype), method)
 
 
 def _broadcasts(team: Team, count: int, dtype: torch.dtype, root: int) -> ValueTrial:
     tensor = pattern(team.rank, 0, count, dtype, team.device)
-    method = broadcast_from(root)(team, Buffers(tensor, tensor))
+    method = _broadcast(team, Buffers(tensor, tensor), root)
     return ValueTrial(tensor, pattern(root, 0, count, dtype, team.device), method, source=root)
 
 
@@ -430,11 +418,8 @@ class _Pair:
     def _compare(self, payload: torch.Tensor) -> None:
         count = payload.numel()
         right = pattern(self.other, 0, count, torch.float32, self.team.device)
-        trial = ValueTrial(payload, right, "native", source=self.other)
-        wrong, shown = wrong_elements(trial, torch.float32)
-        self.say(
-            "values", operation=POINT_TO_POINT, method="native", elements=count, wrong=wrong, shown=shown
-        )
+        trial = ValueTrial(payload, right, NATIVE, source=self.other)
+        _tell_values(self.say, POINT_TO_POINT, NATIVE, count, *wrong_elements(trial, torch.float32))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -505,7 +490,9 @@ def check_product(team: Team, say: Voice, budget: float) -> None:
         for _ in range(_PRODUCTS):
             one, method = _multiply(team, matrices)
             took.append(one)
-        _tell_values(team, say, matrices.compare(method))
+        trial = matrices.compare(method)
+        found = wrong_elements(trial, torch.float64)
+        _tell_values(say, PRODUCT, trial.method, trial.result.numel(), *found)
     if team.rank == 0:
         say(
             PRODUCT,
@@ -546,7 +533,7 @@ def _multiply(team: Team, matrices: Matrices) -> tuple[Took, str]:
         dist.broadcast(matrices.right, src=0)
 
     def collect() -> None:
-        method[0] = OPERATIONS["all-gather"].run(team, gather)
+        method[0] = _all_gather(team, gather)
 
     matrices.whole.zero_()
     team.barrier()
@@ -568,12 +555,6 @@ def _product_timed(team: Team, work: Callable[[], object]) -> float:
     work()
     team.sync()
     return time.perf_counter() - began
-
-
-def _tell_values(team: Team, say: Voice, trial: ValueTrial) -> None:
-    wrong, shown = wrong_elements(trial, torch.float64)
-    count = trial.result.numel()
-    say("values", operation=PRODUCT, method=trial.method, elements=count, wrong=wrong, shown=shown)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -626,7 +607,7 @@ def check_beside(team: Team, say: Voice, budget: float) -> None:
         (alone,) = team.agree(unit.seconds(part))
         message, exchange = _message(team, part)
         times = max(_FEWEST_MEETINGS, min(_MOST, int(part / exchange)))
-        (exchange,) = team.agree(_exchange(team, message, times))
+        (exchange,) = team.agree(_timed(team, OPERATIONS["all-reduce"], message, times))
         computed, together = _together(team, unit, message, times)
         meeting = _meeting(team, unit, alone, part)
     (longest,) = team.agree(together)
@@ -651,20 +632,10 @@ def _message(team: Team, span: float) -> tuple[Buffers, float]:
     while True:
         buffers = operation.buffers(team, max(1, size // 4), torch.float32)
         operation.run(team, buffers)
-        (took,) = team.agree(_exchange(team, buffers, 1))
+        (took,) = team.agree(_timed(team, operation, buffers, 1))
         if size * 4 > largest or 4 * took * _FEWEST_MEETINGS > span:
             return buffers, max(took, 1e-7)
         size *= 4
-
-
-def _exchange(team: Team, buffers: Buffers, times: int) -> float:
-    """Seconds of one all-reduce alone."""
-    team.barrier()
-    began = time.perf_counter()
-    for _ in range(times):
-        dist.all_reduce(buffers.target)
-    team.sync()
-    return (time.perf_counter() - began) / times
 
 
 def _together(team: Team, unit: Unit, buffers: Buffers, times: int) -> tuple[float, float]:
@@ -687,7 +658,7 @@ def _meeting(team: Team, unit: Unit, alone: float, span: float) -> float:
     tensor = torch.zeros(2, device=team.device)
     units = max(1, round(_APART / alone))
     count = max(_MEETINGS[0], min(_MEETINGS[1], int(span / (units * alone))))
-    (bare,) = team.agree(_exchange(team, Buffers(tensor, tensor), 2 * count))
+    (bare,) = team.agree(_timed(team, OPERATIONS["all-reduce"], Buffers(tensor, tensor), 2 * count))
     team.barrier()
     began = time.perf_counter()
     for _ in range(count):

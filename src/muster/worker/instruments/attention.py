@@ -13,7 +13,6 @@ sees whole activations, also where parameters are sharded.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +23,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from muster.store import events
 from muster.worker.context import Emitter
+from muster.worker.instruments.clock import DeviceClock
 from muster.worker.together import initialised
 
 CHUNK = 1 << 22  # logits that are held at once, in fp32: 16 MiB
@@ -36,7 +36,7 @@ class AttentionMonitor(TrainerCallback):  # type: ignore[misc]
         self.emit = emit
         self.main = main
         self.window = window
-        self.device = device
+        self.device, self.clock = device, DeviceClock(device)
         self.trainer: Any = None
         self.places: dict[int, int] = {}  # a module's id -> its place in the model
         self.names: list[str] = []  # of all modules, by their place
@@ -79,22 +79,14 @@ class AttentionMonitor(TrainerCallback):  # type: ignore[misc]
         def attention(module: Any, query: Any, key: Any, *rest: Any, **named: Any) -> Any:
             place = self.places.get(id(module))
             if place is not None:
-                begin = self.mark()
+                begin = self.clock.now()
                 found = extremes(query, key, named.get("scaling"), named.get("position_bias"))
                 before = self.found.get(place)
                 self.found[place] = found if before is None else torch.maximum(before, found)
-                self.marks.append((begin, self.mark()))
+                self.marks.append((begin, self.clock.now()))
             return function(module, query, key, *rest, **named)
 
         return attention
-
-    def mark(self) -> Any:
-        """A moment, on the device's clock."""
-        if self.device != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The model is complete now."""
@@ -112,10 +104,10 @@ class AttentionMonitor(TrainerCallback):  # type: ignore[misc]
         if not self.wanted:
             return
         self.wanted = False
-        seconds = self.seconds()
+        self.clock.wait()
         # A column per module, so that ranks agree on it whatever each has seen; the last is for the seconds.
         table = torch.full((3, len(self.names) + 1), -math.inf, device=self.device)
-        table[0, -1] = seconds
+        table[0, -1] = sum(self.clock.seconds(*pair) for pair in self.marks)  # of the measurements
         for place, found in self.found.items():
             table[:2, place] = found
             table[2, place] = 1.0
@@ -125,13 +117,6 @@ class AttentionMonitor(TrainerCallback):  # type: ignore[misc]
         self.marks.clear()
         if self.main:
             self.tell(state.global_step, *table.tolist())
-
-    def seconds(self) -> float:
-        """What the measurements of this step took, on the device's clock."""
-        if self.device != "cuda":
-            return float(sum(end - begin for begin, end in self.marks))
-        torch.cuda.synchronize()
-        return float(sum(begin.elapsed_time(end) for begin, end in self.marks)) / 1000
 
     def tell(self, step: int, largest: list[float], negated: list[float], seen: list[float]) -> None:
         """The event; or, once, that there is nothing to see."""

@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 
+from muster.worker.instruments.clock import DeviceClock
+
 
 class Computing:
     """The instrument. `attach` to a model, `take` at the end of a window."""
 
     def __init__(self, device: str) -> None:
-        self.cuda = device == "cuda"
+        self.clock = DeviceClock(device)
         self.passes: list[tuple[Any, Any]] = []  # events of a GPU, not waited for yet
         self.seconds = 0.0
         self.count = 0
@@ -34,7 +36,7 @@ class Computing:
             model.register_forward_pre_hook(self._begin),
             model.register_forward_hook(self._end),
         ]
-        if not self.cuda and torch.distributed.is_available() and self.wait is None:
+        if not self.clock.cuda and torch.distributed.is_available() and self.wait is None:
             work = torch.distributed.distributed_c10d.Work
             self.wait = original = work.wait
 
@@ -62,7 +64,7 @@ class Computing:
         """Mean seconds of the passes since it was asked last; None: there were none. On a GPU call it when
         the device was waited for."""
         for begin, end in self.passes:
-            self.seconds += begin.elapsed_time(end) / 1000
+            self.seconds += self.clock.seconds(begin, end)
         self.passes.clear()
         mean = self.seconds / self.count if self.count else None
         self.seconds, self.count = 0.0, 0
@@ -72,23 +74,15 @@ class Computing:
         if not (model.training and torch.is_grad_enabled()):
             return
         self.waited = 0.0
-        self.began = self._now()
+        self.began = self.clock.now()
 
     def _end(self, model: Any, *_: Any) -> None:
         if self.began is None:
             return
         begin, self.began = self.began, None
-        end = self._now()
+        end = self.clock.now()
         self.count += 1
-        if self.cuda:
+        if self.clock.cuda:
             self.passes.append((begin, end))
         else:
             self.seconds += end - begin - self.waited
-
-    def _now(self) -> Any:
-        """A moment, on the device's clock."""
-        if not self.cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event

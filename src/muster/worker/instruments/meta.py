@@ -25,7 +25,7 @@ def double(model: Any) -> Any:
     Plain attention is counted in full, whatever kernel the model itself uses. Call it before an engine wraps
     the model.
     """
-    made = copy.deepcopy(model, _tensors(model))
+    made = copy.deepcopy(model, {id(tensor): _shape_of(tensor) for _, _, tensor in held_tensors(model)})
     made.train()
     config: Any = getattr(made, "config", None)
     if getattr(config, "use_cache", None):
@@ -35,15 +35,13 @@ def double(model: Any) -> Any:
     return made
 
 
-def _tensors(model: Any) -> dict[int, Any]:
-    """For deepcopy: what stands for every tensor that a module holds, registered or not."""
-    stands: dict[int, Any] = {}
+def held_tensors(model: Any) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
+    """Every tensor that a module holds, registered or not: (where, its name there, the tensor)."""
     for module in model.modules():
         for held in (module._parameters, module._buffers, vars(module)):
-            for tensor in held.values():
+            for name, tensor in held.items():
                 if isinstance(tensor, torch.Tensor):
-                    stands[id(tensor)] = _shape_of(tensor)
-    return stands
+                    yield held, name, tensor
 
 
 def _shape_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,48 +18,36 @@ from transformers import TrainerCallback
 
 from muster.store import events
 from muster.worker.context import Emitter
+from muster.worker.instruments.clock import DeviceClock
 from muster.worker.instruments.computing import Computing
 from muster.worker.instruments.flops import FlopsCounter
 from muster.worker.workloads.base import Counts
 
 
-class StepClock:
+class StepClock(DeviceClock):
     """Marks of the ends of steps, in seconds of the device; pauses between two stretches do not count."""
 
     def __init__(self, device: str) -> None:
-        self.cuda = device == "cuda"
+        super().__init__(device)
         self.stretches: list[list[Any]] = [[]]
 
     def mark(self) -> None:
         """Record now, without waiting for the device."""
-        if self.cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self.stretches[-1].append(event)
-        else:
-            self.stretches[-1].append(time.perf_counter())
+        self.stretches[-1].append(self.now())
 
     def restart(self) -> None:
         """A pause is over: what was between the last mark and now is nobody's time."""
         self.stretches.append([])
         self.mark()
 
-    def synchronise(self) -> float:
-        """Wait for the device; the host's time then."""
-        if self.cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
     def intervals(self) -> list[float]:
-        """Seconds between consecutive marks of a stretch, in order. Call after `synchronise`.
+        """Seconds between consecutive marks of a stretch, in order. Call after `wait`.
 
         Starts over from the last mark.
         """
         pairs = [pair for marks in self.stretches for pair in itertools.pairwise(marks)]
         self.stretches = [self.stretches[-1][-1:]]
-        if self.cuda:
-            return [a.elapsed_time(b) / 1000 for a, b in pairs]
-        return [b - a for a, b in pairs]
+        return [self.seconds(*pair) for pair in pairs]
 
 
 class Meter(TrainerCallback):  # type: ignore[misc]
@@ -168,7 +156,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
 
     def _resume(self) -> float:
         """Seconds since the last step's end, which the clock does not count. Starts the clock again."""
-        now = self.clock.synchronise()
+        now = self.clock.wait()
         pause, self.last_end = now - self.last_end, now
         if self.window_steps == 0:
             self.began = now
@@ -178,7 +166,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         return pause
 
     def _open(self) -> None:
-        self.began = self.last_end = self.clock.synchronise()
+        self.began = self.last_end = self.clock.wait()
         if not self.clock.stretches[-1]:
             self.clock.mark()
         self.window_steps = 0
@@ -187,7 +175,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.paused = 0.0
 
     def _close(self, step: int) -> None:
-        now = self.clock.synchronise()
+        now = self.clock.wait()
         intervals = self.clock.intervals()
         lost = sum(intervals[i] for i in self.skips if i < len(intervals))
         seconds = now - self.began - self.paused - lost

@@ -275,8 +275,8 @@ def _marked(model: Any, ledger: Ledger) -> Iterator[None]:
     for stack, blocks in stacks.items():
         for index, (_, block) in enumerate(blocks):
             place = "first" if index == 0 else "last" if index == len(blocks) - 1 else "middle"
-            handles.append(block.register_forward_pre_hook(_Before(ledger, stack, place)))
-            handles.append(block.register_forward_hook(_After(ledger, stack, place)))
+            handles.append(block.register_forward_pre_hook(partial(_before, ledger, stack, place)))
+            handles.append(block.register_forward_hook(partial(_after, ledger, stack, place)))
     try:
         yield
     finally:
@@ -284,33 +284,21 @@ def _marked(model: Any, ledger: Ledger) -> Iterator[None]:
             handle.remove()
 
 
-class _Before:
-    """Called before a block runs."""
-
-    def __init__(self, ledger: Ledger, stack: str, place: str) -> None:
-        self.ledger, self.stack, self.place = ledger, stack, place
-
-    def __call__(self, module: Any, args: tuple[Any, ...]) -> None:
-        if self.ledger.returning:  # computed again
-            return
-        self.ledger.mark(f"{FORWARD}: {self.stack} {self.place}")
-        first = args[0] if args else None
-        if self.place == "first" and isinstance(first, torch.Tensor) and first.requires_grad:
-            part = f"{BACKWARD}: before {self.stack}"
-            first.register_hook(lambda _: self.ledger.mark(part))
+def _before(ledger: Ledger, stack: str, place: str, module: Any, args: tuple[Any, ...]) -> None:
+    """A block is about to run."""
+    if ledger.returning:  # computed again
+        return
+    ledger.mark(f"{FORWARD}: {stack} {place}")
+    first = args[0] if args else None
+    if place == "first" and isinstance(first, torch.Tensor) and first.requires_grad:
+        first.register_hook(lambda _: ledger.mark(f"{BACKWARD}: before {stack}"))
 
 
-class _After:
-    """Called after a block ran; its output's gradient is where its backward pass begins."""
-
-    def __init__(self, ledger: Ledger, stack: str, place: str) -> None:
-        self.ledger, self.stack, self.place = ledger, stack, place
-
-    def __call__(self, module: Any, args: tuple[Any, ...], output: Any) -> None:
-        if self.ledger.returning:
-            return
-        hidden = output[0] if isinstance(output, tuple | list) else output
-        self.ledger.mark(f"{FORWARD}: after {self.stack} {self.place}")
-        if isinstance(hidden, torch.Tensor) and hidden.requires_grad:
-            part = f"{BACKWARD}: {self.stack} {self.place}"
-            hidden.register_hook(lambda _: self.ledger.mark(part))
+def _after(ledger: Ledger, stack: str, place: str, module: Any, args: tuple[Any, ...], output: Any) -> None:
+    """A block has run; its output's gradient is where its backward pass begins."""
+    if ledger.returning:
+        return
+    hidden = output[0] if isinstance(output, tuple | list) else output
+    ledger.mark(f"{FORWARD}: after {stack} {place}")
+    if isinstance(hidden, torch.Tensor) and hidden.requires_grad:
+        hidden.register_hook(lambda _: ledger.mark(f"{BACKWARD}: {stack} {place}"))

@@ -16,6 +16,7 @@ from muster.core.recipe import recipe_classes, recipe_from
 from muster.core.registry import WORKLOADS, load_plugin
 from muster.core.trace import TraceRequest
 from muster.worker.context import Context, Emitter
+from muster.worker.instruments.meta import held_tensors
 from muster.worker.loss import token_loss
 
 Inputs = dict[str, torch.Tensor]
@@ -93,17 +94,13 @@ def replace_tensors(model: Any, change: Callable[[torch.Tensor], torch.Tensor]) 
     """Put another tensor in the place of every one that a module holds, registered or not. What is tied stays
     tied, and a parameter a parameter."""
     made: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        for held in (module._parameters, module._buffers, vars(module)):
-            for name, each in held.items():
-                if not isinstance(each, torch.Tensor):
-                    continue
-                if id(each) not in made:
-                    new = change(each.detach())
-                    if isinstance(each, torch.nn.Parameter):
-                        new = torch.nn.Parameter(new, requires_grad=each.requires_grad)
-                    made[id(each)] = new
-                held[name] = made[id(each)]
+    for held, name, each in held_tensors(model):
+        if id(each) not in made:
+            new = change(each.detach())
+            if isinstance(each, torch.nn.Parameter):
+                new = torch.nn.Parameter(new, requires_grad=each.requires_grad)
+            made[id(each)] = new
+        held[name] = made[id(each)]
 
 
 def _half(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from muster.core.errors import RecipeError
 from muster.core.families import family_of, gpt2, llama, opt, t5, vit
 from muster.core.near import did_you_mean
 from muster.core.trace import EMBEDDINGS, FIGURES, Parameter, Pass, Trace, TraceRequest, line, with_peaks
+from muster.core.versions import versions_of
 from muster.worker import loss as losses
 from muster.worker.instruments.meta import set_checkpointing
 from muster.worker.tracing import passes
@@ -174,7 +174,7 @@ def _check_numbers(request: TraceRequest) -> None:
 # ----------------------------------------------------------------------------------------------------
 # The whole trace of a request: parameters of the model as it is, passes over a model of few layers.
 
-PACKAGES = ("torch", "transformers", "accelerate", "peft")
+PACKAGES = ("torch", "transformers", "accelerate", "peft")  # which decide what a model keeps
 MANY = 4096  # samples that no micro-batch has
 
 
@@ -205,7 +205,7 @@ def trace(request: TraceRequest) -> Trace:
         device=request.device,
         checkpointing=request.checkpointing,
         layers=max(layers),
-        versions=versions(),
+        versions=versions_of(PACKAGES),
         seconds=round(time.perf_counter() - began, 3),
         most=most if beyond else None,
         beyond=(found[-2], found[-1]) if beyond else None,
@@ -309,14 +309,3 @@ def _alone(model: Any) -> str | None:
     if weight is not None and weight is getattr(outputs, "weight", None):
         return None
     return next((name for name, module in model.named_modules() if module is inputs), None)
-
-
-def versions() -> dict[str, str]:
-    """What decides what a model keeps."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

@@ -1,0 +1,17 @@
+"""Versions of installed packages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+
+
+def versions_of(names: Iterable[str]) -> dict[str, str]:
+    """Name -> version of those that are installed here."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
