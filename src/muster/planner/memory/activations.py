@@ -8,7 +8,7 @@ kernels (SDPA). tests/real/test_fit.py holds the forms against what real models 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -73,7 +73,8 @@ _PLAIN = {
 
 def _plain(kind: str, config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
     tokens = vit.tokens(config) if kind == "vit" else lengths.tokens
-    layers, width, heads, inner, activation, dropout, attention_dropout = map(config.get, _PLAIN[kind])
+    values: list[Any] = [config.get(key) for key in _PLAIN[kind]]
+    layers, width, heads, inner, activation, dropout, attention_dropout = values
     stack = Stack(
         layers=int(layers),
         tokens=tokens,
@@ -143,7 +144,11 @@ def _t5(config: Mapping[str, Any], lengths: Lengths) -> list[Stack]:
     ]
 
 
-_FORMS = {"llama": _llama, "t5": _t5, **{kind: partial(_plain, kind) for kind in _PLAIN}}
+_FORMS: dict[str, Callable[..., list[Stack]]] = {
+    "llama": _llama,
+    "t5": _t5,
+    **{kind: partial(_plain, kind) for kind in _PLAIN},
+}
 
 
 def stacks(config: Mapping[str, Any], lengths: Lengths) -> list[Stack] | None:

@@ -24,7 +24,7 @@ class DeviceClock:
 
     def seconds(self, begin: Any, end: Any) -> float:
         """Between two moments; on a GPU, when it was waited for."""
-        return begin.elapsed_time(end) / 1000 if self.cuda else end - begin
+        return float(begin.elapsed_time(end) / 1000 if self.cuda else end - begin)
 
     def wait(self) -> float:
         """Until the device has done all that it was told. -> the host's time then."""
