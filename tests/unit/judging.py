@@ -46,7 +46,7 @@ def context(**changes: Any) -> Context:
 def judged(family: str, answers: Any, *, peers: Any = None, **changes: Any) -> dict[tuple[str, str], Finding]:
     """(check's last word, host) -> its Finding; exactly one for each host and check of the family."""
     module = importlib.import_module(f"muster.checks.families.{family}")
-    findings = module.judge(answers, peers or {}, context(**changes))
+    findings = family_of(family, module).judge(answers, peers or {}, context(**changes))
     found = {(each.check.partition(".")[2], each.host): each for each in findings}
     assert len(found) == len(findings), "a host has two findings of one check"
     checks = {check.name.partition(".")[2] for check in module.CHECKS}

@@ -109,7 +109,7 @@ def test_two_hosts_have_no_peer() -> None:
     found = group(2, pairs=links(2, 1, {}))
     assert level(judged(found, "fabric.bandwidth")) == {}
     assert level(judged(found, "fabric.bandwidth", at_least_gbit=5)) == {"n0": "fail", "n1": "fail"}
-    assert level(judged(found, "fabric.bandwidth", at_least_gbit="0.5")) == {}  # a number in quotes
+    assert level(judged(found, "fabric.bandwidth", at_least_gbit=0.5)) == {}
 
 
 def test_noise_is_no_finding() -> None:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.checks.families._judging import (
-    Differ,
-    _near,
-    differing,
-    majority,
-    number,
-    version_key,
-    world_size,
-)
+from muster.checks.base import Finding
+from muster.checks.kinds import Differ, _near, majority, version_key, world_size
+from muster.checks.kinds import differing as differing_by_host
 from tests.unit.judging import FAIL, PASS, WARN, context
+
+
+def differing(check: str, values: Mapping[str, Any], differ: Differ) -> list[Finding]:
+    found = differing_by_host(check, values, differ)
+    assert all(found[host].host == host for host in values)
+    return list(found.values())
+
 
 DIFFER = Differ("another size than most hosts")
 
@@ -94,18 +97,6 @@ def test_every_host_has_one_finding_and_the_majority_passes(
         assert {each.host for each in found if each.level == PASS} == {
             host for host, value in values.items() if value == majority(values.values())
         }
-
-
-@pytest.mark.parametrize(
-    ("value", "figure"),
-    [("98", 98.0), (228, 228.0), ("26.562", 26.562), ("N/A", None), (True, None), (None, None)],
-)
-def test_number(value: object, figure: float | None) -> None:
-    assert number(value) == figure
-
-
-def test_98_is_less_than_228_as_it_is_not_as_text() -> None:
-    assert (number("98") or 0) < (number("228") or 0)
 
 
 @pytest.mark.parametrize(

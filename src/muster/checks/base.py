@@ -5,7 +5,8 @@
     probe_peers(ask) -> dict                  the same, in the second round, among hosts that stay connected;
                                               optional
     judge(answers, peers, context)            pure: what the hosts said -> one Finding per host and check;
-                                              without a probe each host's answer is empty
+                                              without a probe each host's answer is empty. Not needed where
+                                              every check has a judge of its own (see kinds.py)
     SECONDS: float                            for the first round's probe, where the usual time (15) is too
                                               short; optional
     judge_group(data, context)                pure, optional: the same for what real ranks on the hosts
@@ -42,7 +43,7 @@ what muster.agent.probe ships with it, by these names:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -68,6 +69,7 @@ class Check:
     asks: str  # what is looked at, one sentence
     why: str  # what happens to a job otherwise
     expects: Mapping[str, Any] = field(default_factory=dict)
+    judge: Callable[[Answers, Answers, Context], list[Finding]] | None = None  # None: its family judges
 
 
 @dataclass(frozen=True)

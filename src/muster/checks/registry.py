@@ -6,10 +6,12 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from muster.checks.base import Answers, Check, Context, Finding
+from muster.checks.kinds import judge_each
 from muster.core.registry import plugin_names
 
 PACKAGE = "muster.checks"
@@ -40,11 +42,12 @@ def family_of(name: str, module: ModuleType) -> Family:
     """A module as a family. Raises AttributeError where it is none."""
     probes = [getattr(module, probe, None) for probe in ("probe", "probe_peers")]
     texts = [inspect.getsource(probe) for probe in probes if probe is not None]
+    own = all(check.judge for check in module.CHECKS)
     source = "\n".join(["from __future__ import annotations\n", *texts]) if texts else ""
     return Family(
         name=name,
         checks=module.CHECKS,
-        judge=module.judge,
+        judge=module.judge if hasattr(module, "judge") or not own else partial(judge_each, module.CHECKS),
         source=source,
         asks=probes[0] is not None,
         meets=probes[1] is not None,

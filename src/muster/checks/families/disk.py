@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.agent.probe import text
-from muster.checks.base import Answers, Check, Context, Finding
-from muster.checks.families._judging import About, each
+from muster.checks.base import Answers, Context, Finding
+from muster.checks.kinds import Case, Judge, group_check, host_check
 from muster.core import families
 from muster.core.checkpoints import bytes_needed
 from muster.core.recipe import recipe_class
@@ -18,34 +18,6 @@ _NETWORK = (
     "nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "9p", "afs", "gluster", "pvfs2",
     "orangefs", "panfs", "weka", "virtiofs", "fuse.gluster", "fuse.sshfs", "fuse.ceph", "fuse.juicefs",
 )  # fmt: skip
-_KERNEL_VARIABLES = ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
-
-CHECKS = (
-    Check(
-        "disk.space",
-        "Free bytes where checkpoints, caches and temporary files go, against the recipe's checkpoints and "
-        "model where their size is known.",
-        "A run that fills the disk fails while it saves, and leaves a broken checkpoint.",
-        {"at_least": 512 << 20},
-    ),
-    Check(
-        "disk.inodes",
-        "Free inodes: the number of files that can still be created there.",
-        "A disk without free inodes is full, however many bytes are free.",
-        {"at_least": 10_000},
-    ),
-    Check(
-        "disk.writable",
-        "The folders' file systems are mounted for writing, and the user may write there.",
-        "A disk that the kernel has remounted read-only after an error looks healthy until the first write.",
-    ),
-    Check(
-        "disk.kernel_cache",
-        "Compiled kernels (Triton, torch extensions) are kept on a disk of the host's own.",
-        "On a shared one, hosts that start together build the same kernel at once and wait for each other's "
-        "locks: the first GPU idles, the others spin.",
-    ),
-)
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,17 +62,6 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     return {"folders": found}
 
 
-def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
-    """The tightest folder of each host decides."""
-    many = len(answers) > 1
-    return [
-        *each("disk.space", answers, lambda at, a: _space(at, a, context)),
-        *each("disk.inodes", answers, lambda at, a: _inodes(at, a, context)),
-        *each("disk.writable", answers, _writable),
-        *each("disk.kernel_cache", answers, lambda at, a: _kernels(at, a, context, many)),
-    ]
-
-
 def checkpoint_bytes(recipe: Mapping[str, Any]) -> int | None:
     """Bytes for the model in fp32 and the checkpoints that lie beside each other, as the planner counts them;
     None: the model's size cannot be told here, or there is no recipe."""
@@ -123,78 +84,106 @@ def checkpoint_bytes(recipe: Mapping[str, Any]) -> int | None:
     return bytes_needed(count, kept.get("every"), kept.get("keep", 2), steps, model=model)
 
 
-def _data(answer: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    return [each for each in answer["folders"] if each["use"] != "kernels" and each.get(key) is not None]
+def _data(case: Case, key: str) -> list[Mapping[str, Any]]:
+    return [each for each in case.answer["folders"] if each["use"] != "kernels" and each.get(key) is not None]
 
 
-def _space(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
-    folders = _data(answer, "free")
+@host_check(
+    "disk.space",
+    "Free bytes where checkpoints, caches and temporary files go, against the recipe's checkpoints and model "
+    "where their size is known.",
+    "A run that fills the disk fails while it saves, and leaves a broken checkpoint.",
+    at_least=512 << 20,
+)
+def space(case: Case) -> Finding:
+    """Every folder has its own need; the tightest is named."""
+    folders = _data(case, "free")
     if not folders:
-        return about.unknown("the free space could not be read")
-    need = int(context.expect(about.check, "at_least"))
-    computed = checkpoint_bytes(context.recipe) or 0
+        return case.unknown("the free space could not be read")
+    need = int(case.expect("at_least"))
+    computed = max(need, checkpoint_bytes(case.context.recipe) or 0)
     short = []
     for folder in folders:
-        wanted = need if folder["use"] == "temporary" else max(need, computed)
+        wanted = need if folder["use"] == "temporary" else computed
         if folder["free"] < wanted:
-            short.append(
-                f"{format_bytes(folder['free'])} free at {folder['path']}, {format_bytes(wanted)} needed"
-            )
+            free = format_bytes(folder["free"])
+            short.append(f"{free} free at {folder['path']}, {format_bytes(wanted)} needed")
     if short:
-        return about.fail(
+        return case.fail(
             "too little free space for checkpoints, caches or temporary files",
             "; ".join(short),
             "make room there, or launch.workdir=FOLDER, --output FOLDER or TMPDIR=FOLDER on a larger disk",
         )
     least = min(folders, key=lambda folder: int(folder["free"]))
-    return about.passed(f"{format_bytes(least['free'])} free at {least['path']}")
+    return case.passed(f"{format_bytes(least['free'])} free at {least['path']}")
 
 
-def _inodes(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
-    folders = _data(answer, "inodes")
+@host_check(
+    "disk.inodes",
+    "Free inodes: the number of files that can still be created there.",
+    "A disk without free inodes is full, however many bytes are free.",
+    at_least=10_000,
+)
+def inodes(case: Case) -> Finding:
+    """The tightest folder decides."""
+    folders = _data(case, "inodes")
     if not folders:
-        return about.not_applicable("the file systems do not limit the number of files")
+        return case.not_applicable("the file systems do not limit the number of files")
     least = min(folders, key=lambda folder: int(folder["inodes"]))
     evidence = f"{least['inodes']} more files at {least['path']}"
-    if least["inodes"] >= context.expect(about.check, "at_least"):
-        return about.passed(evidence)
-    return about.fail(
-        "almost no free inodes",
-        evidence,
-        "remove many small files there: find FOLDER -xdev -printf '%h\\n' | sort | uniq -c | sort -n",
-    )
+    if least["inodes"] >= case.expect("at_least"):
+        return case.passed(evidence)
+    remedy = "remove many small files there: find FOLDER -xdev -printf '%h\\n' | sort | uniq -c | sort -n"
+    return case.fail("almost no free inodes", evidence, remedy)
 
 
-def _writable(about: About, answer: Mapping[str, Any]) -> Finding:
-    broken = [folder for folder in answer["folders"] if folder.get("error")]
+@host_check(
+    "disk.writable",
+    "The folders' file systems are mounted for writing, and the user may write there.",
+    "A disk that the kernel has remounted read-only after an error looks healthy until the first write.",
+)
+def writable(case: Case) -> Finding:
+    """The kernel's folders too."""
+    folders = case.answer["folders"]
+    broken = [f"{folder['path']}: {folder['error']}" for folder in folders if folder.get("error")]
     if broken:
-        evidence = f"{broken[0]['path']}: {broken[0]['error']}"
-        return about.fail("a file system does not respond", evidence, "umount -l and mount it again")
-    fixed = [folder["path"] for folder in answer["folders"] if folder.get("read_only")]
+        return case.fail("a file system does not respond", broken[0], "umount -l and mount it again")
+    fixed = [folder["path"] for folder in folders if folder.get("read_only")]
     if fixed:
-        return about.fail(
-            "a folder is on a file system that is mounted read-only",
-            ", ".join(fixed),
-            "sudo dmesg | grep -i remount; then sudo mount -o remount,rw MOUNTPOINT",
-        )
-    barred = [folder["path"] for folder in answer["folders"] if not folder.get("writable")]
+        remedy = "sudo dmesg | grep -i remount; then sudo mount -o remount,rw MOUNTPOINT"
+        return case.fail("a folder is on a file system that is mounted read-only", ", ".join(fixed), remedy)
+    barred = [folder["path"] for folder in folders if not folder.get("writable")]
     if barred:
-        return about.fail("the user may not write to a folder", ", ".join(barred), "sudo chown $USER FOLDER")
-    return about.passed()
+        return case.fail("the user may not write to a folder", ", ".join(barred), "sudo chown $USER FOLDER")
+    return case.passed()
 
 
-def _kernels(about: About, answer: Mapping[str, Any], context: Context, many: bool) -> Finding:
-    env = context.recipe.get("env") or {}
-    if all(name in env for name in _KERNEL_VARIABLES):
-        return about.passed("the recipe sets the folders")
-    folders = [folder for folder in answer["folders"] if folder["use"] == "kernels"]
-    shared = [folder for folder in folders if (folder.get("kind") or "").startswith(_NETWORK)]
-    if not any(folder.get("kind") for folder in folders):
-        return about.unknown("the kinds of file systems could not be read")
-    if not shared or not many:
-        return about.passed(", ".join(sorted({str(folder.get("kind")) for folder in folders})))
-    return about.warn(
-        "compiled kernels are kept on a network disk",
-        ", ".join(f"{folder['path']} ({folder['kind']})" for folder in shared),
-        "env.TRITON_CACHE_DIR=/tmp/muster-triton env.TORCH_EXTENSIONS_DIR=/tmp/muster-torch",
-    )
+@group_check(
+    "disk.kernel_cache",
+    "Compiled kernels (Triton, torch extensions) are kept on a disk of the host's own.",
+    "On a shared one, hosts that start together build the same kernel at once and wait for each other's "
+    "locks: the first GPU idles, the others spin.",
+)
+def kernel_cache(answers: Answers, peers: Answers, context: Context) -> Judge:
+    """One host has nobody to wait for."""
+
+    def judge(case: Case) -> Finding:
+        env = context.recipe.get("env") or {}
+        if "TRITON_CACHE_DIR" in env and "TORCH_EXTENSIONS_DIR" in env:
+            return case.passed("the recipe sets the folders")
+        folders = [folder for folder in case.answer["folders"] if folder["use"] == "kernels"]
+        shared = [folder for folder in folders if (folder.get("kind") or "").startswith(_NETWORK)]
+        if not any(folder.get("kind") for folder in folders):
+            return case.unknown("the kinds of file systems could not be read")
+        if not shared or len(answers) < 2:
+            return case.passed(", ".join(sorted({str(folder.get("kind")) for folder in folders})))
+        return case.warn(
+            "compiled kernels are kept on a network disk",
+            ", ".join(f"{folder['path']} ({folder['kind']})" for folder in shared),
+            "env.TRITON_CACHE_DIR=/tmp/muster-triton env.TORCH_EXTENSIONS_DIR=/tmp/muster-torch",
+        )
+
+    return judge
+
+
+CHECKS = (space, inodes, writable, kernel_cache)

@@ -6,19 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.agent.probe import at_end
-from muster.checks.base import Answers, Check, Context, Finding
-from muster.checks.families._judging import About, absent, each
+from muster.checks.base import Answers, Context, Finding
+from muster.checks.kinds import Case, Judge, absent, group_check
 from muster.core.hostlist import fold_hosts
-
-CHECKS = (
-    Check(
-        "firewall.ports",
-        "A TCP connection to a new port of each sampled peer (all pairs of up to 16 hosts, six peers each "
-        "of more), answered by the right host.",
-        "Rendezvous, gloo and NCCL use ports that the kernel picks: if one host drops them, the job "
-        "waits until it times out.",
-    ),
-)
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,59 +108,52 @@ def probe_peers(ask: Mapping[str, Any]) -> dict[str, Any]:
     return {"reached": {label: results.get(label, "no answer in time") for label in targets}}
 
 
-def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
+@group_check(
+    "firewall.ports",
+    "A TCP connection to a new port of each sampled peer (all pairs of up to 16 hosts, six peers each of "
+    "more), answered by the right host.",
+    "Rendezvous, gloo and NCCL use ports that the kernel picks: if one host drops them, the job waits "
+    "until it times out.",
+)
+def ports(answers: Answers, peers: Answers, context: Context) -> Judge:
     """Tell a host that nobody reaches from one that reaches nobody and from a single bad pair."""
-    check = "firewall.ports"
-    if context.one_machine or len(answers) < 2:
-        return each(check, answers, lambda at, a: at.not_applicable("one host has no peers"))
-    tries = {
-        (source, target): wrong
-        for source, answer in peers.items()
-        for target, wrong in (answer.get("reached") or {}).items()
-    }
-    deaf = {
-        target
-        for target in answers
-        if (wrongs := [wrong for (_, to), wrong in tries.items() if to == target]) and all(wrongs)
-    }
-    mute = {
-        source
-        for source in answers
-        if (wrongs := [w for (of, to), w in tries.items() if of == source and to not in deaf]) and all(wrongs)
-    }
-    return each(
-        check,
-        answers,
-        lambda at, a: _reach(at, tries, deaf, mute) if at.host in peers or at.host in deaf else absent(at, a),
-    )
+    # Host -> {peer: None where it answered, else what went wrong}.
+    out = {host: dict(answer.get("reached") or {}) for host, answer in peers.items()}
+    into: dict[str, dict[str, str | None]] = {}
+    for source, reached in out.items():
+        for target, wrong in reached.items():
+            into.setdefault(target, {})[source] = wrong
+    deaf = {host for host in answers if into.get(host) and all(into[host].values())}
+
+    def judge(case: Case) -> Finding:
+        if context.one_machine or len(answers) < 2:
+            return case.not_applicable("one host has no peers")
+        if case.host in deaf:
+            remedy = "allow the cluster: sudo ufw allow from NETWORK, "
+            remedy += "or sudo iptables -I INPUT -s NETWORK -j ACCEPT"
+            return case.fail("peers cannot connect to the host", _first("from", into[case.host]), remedy)
+        if case.host not in peers:
+            return absent(case)
+        tried = out[case.host]
+        hearing = {target: wrong for target, wrong in tried.items() if target not in deaf}
+        lost = {target: wrong for target, wrong in hearing.items() if wrong}
+        if lost and len(lost) == len(hearing):
+            wrongs = {target: wrong for target, wrong in tried.items() if wrong}
+            remedy = "ip route; sudo iptables -L OUTPUT -n; sudo nft list ruleset"
+            return case.fail("the host cannot connect to any peer", _first("to", wrongs), remedy)
+        if lost:
+            remedy = "ip route get ADDRESS on both hosts; sudo nft list ruleset"
+            return case.fail("the host cannot connect to some of its peers", _first("to", lost), remedy)
+        if not tried:
+            return case.not_applicable("one host has no peers")
+        answered = sum(not wrong for wrong in tried.values())
+        return case.passed(f"{answered} of {len(tried)} peers reached")
+
+    return judge
 
 
-def _reach(
-    about: About, tries: Mapping[tuple[str, str], str | None], deaf: set[str], mute: set[str]
-) -> Finding:
-    host = about.host
-    into = {source: wrong for (source, target), wrong in tries.items() if target == host and wrong}
-    out = {target: wrong for (source, target), wrong in tries.items() if source == host and wrong}
-    tried = [target for source, target in tries if source == host]
-    if host in deaf:
-        return about.fail(
-            "peers cannot connect to the host",
-            f"from {fold_hosts(into)}: {next(iter(into.values()))}",
-            "allow the cluster: sudo ufw allow from NETWORK, or sudo iptables -I INPUT -s NETWORK -j ACCEPT",
-        )
-    if host in mute:
-        return about.fail(
-            "the host cannot connect to any peer",
-            f"to {fold_hosts(out)}: {next(iter(out.values()))}",
-            "ip route; sudo iptables -L OUTPUT -n; sudo nft list ruleset",
-        )
-    pairs = {target: wrong for target, wrong in out.items() if target not in deaf}
-    if pairs:
-        return about.fail(
-            "the host cannot connect to some of its peers",
-            f"to {fold_hosts(pairs)}: {next(iter(pairs.values()))}",
-            "ip route get ADDRESS on both hosts; sudo nft list ruleset",
-        )
-    if not tried:
-        return about.not_applicable("one host has no peers")
-    return about.passed(f"{len(tried) - len(out)} of {len(tried)} peers reached")
+def _first(way: str, wrongs: Mapping[str, str | None]) -> str:
+    return f"{way} {fold_hosts(wrongs)}: {next(iter(wrongs.values()))}"
+
+
+CHECKS = (ports,)

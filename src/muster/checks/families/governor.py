@@ -6,18 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.agent.probe import text
-from muster.checks.base import Answers, Check, Context, Finding
-from muster.checks.families._judging import About, each
-
-CHECKS = (
-    Check(
-        "governor.policy",
-        "The frequency governor of every core, where the kernel has one.",
-        "With powersave, cores that launch kernels and load data speed up slowly: steps get "
-        "longer and unsteady.",
-        {"wanted": "performance"},
-    ),
-)
+from muster.checks.base import Finding
+from muster.checks.kinds import Case, host_check
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,23 +23,24 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     return {"governors": counts}
 
 
-def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
+@host_check(
+    "governor.policy",
+    "The frequency governor of every core, where the kernel has one.",
+    "With powersave, cores that launch kernels and load data speed up slowly: steps get longer and unsteady.",
+    wanted="performance",
+)
+def policy(case: Case) -> Finding:
     """Anything but the wanted governor is a warning."""
-    return each("governor.policy", answers, lambda at, a: _policy(at, a, context))
-
-
-def _policy(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
-    counts = answer.get("governors") or {}
-    wanted = str(context.expect(about.check, "wanted"))
+    counts, wanted = case.answer.get("governors") or {}, case.expect("wanted")
     if not counts:
-        return about.not_applicable("the kernel does not control the frequency")
+        return case.not_applicable("the kernel does not control the frequency")
     evidence = ", ".join(f"{count} x {name}" for name, count in sorted(counts.items()))
     if set(counts) <= {wanted}:
-        return about.passed(evidence)
+        return case.passed(evidence)
     if set(counts) == {"unknown"}:
-        return about.unknown("the governor could not be read")
-    return about.warn(
-        "the frequency governor saves power",
-        evidence,
-        f"echo {wanted} | sudo tee /sys/devices/system/cpu/cpufreq/policy*/scaling_governor",
-    )
+        return case.unknown("the governor could not be read")
+    remedy = f"echo {wanted} | sudo tee /sys/devices/system/cpu/cpufreq/policy*/scaling_governor"
+    return case.warn("the frequency governor saves power", evidence, remedy)
+
+
+CHECKS = (policy,)

@@ -6,29 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.agent.probe import text
-from muster.checks.base import Answers, Check, Context, Finding, Level
-from muster.checks.families._judging import About, Differ, differing, each
-
-CHECKS = (
-    Check(
-        "infiniband.ports",
-        "Number of active ports: at_least, and as many as on most hosts.",
-        "A host with fewer active ports slows the job; one without any falls back to TCP.",
-        {"at_least": 0},
-    ),
-    Check(
-        "infiniband.rate",
-        "The slowest active port's rate in Gbit/s: at_least, and the same on every host.",
-        "A port that runs at half its rate halves the job's bandwidth.",
-        {"at_least": 0},
-    ),
-    Check(
-        "infiniband.errors",
-        "How often the link of an active port went down since the counters were reset.",
-        "A link that flaps ends NCCL with a transport retry error.",
-        {"at_most": 10},
-    ),
-)
+from muster.checks.base import Answers, Context, Finding, Level
+from muster.checks.kinds import Case, Differ, host_check, judge_each, same_check
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,88 +35,90 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     return {"ports": ports}
 
 
-def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
-    """Ports and rates against the profile and the other hosts."""
-    ports = {host: answer.get("ports") or [] for host, answer in answers.items()}
-    active = {host: [port for port in found if port["state"] == "active"] for host, found in ports.items()}
-    wanted = int(context.expect("infiniband.ports", "at_least"))
-    if not any(ports.values()) and not wanted:
-        return [
-            About(check.name, host).not_applicable("no InfiniBand on any host")
-            for check in CHECKS
-            for host in answers
-        ]
-    return [
-        *_ports(answers, ports, active, wanted),
-        *_rates(active, float(context.expect("infiniband.rate", "at_least"))),
-        *each("infiniband.errors", answers, lambda at, a: _errors(at, active[at.host], context)),
-    ]
+def _active(case: Case) -> list[Mapping[str, Any]]:
+    return [port for port in case.answer.get("ports") or [] if port["state"] == "active"]
 
 
-def _ports(
-    answers: Answers, ports: Mapping[str, list[Any]], active: Mapping[str, list[Any]], wanted: int
-) -> list[Finding]:
-    check, remedy = (
-        "infiniband.ports",
-        "ibstat; check the cable and the subnet manager: sudo systemctl status opensm",
-    )
-    findings = []
-    enough = {}
-    for host in answers:
-        down = [
-            f"{port['port']} {port['state']} ({port['physical']})"
-            for port in ports[host]
-            if port not in active[host]
-        ]
-        evidence = f"{len(active[host])} active" + (f"; {', '.join(down)}" if down else "")
-        if len(active[host]) < wanted:
-            problem = "fewer InfiniBand ports are active than expected"
-            findings.append(About(check, host).fail(problem, f"{evidence}; {wanted} expected", remedy))
-        else:
-            enough[host] = len(active[host])
-    differ = Differ(
+_IBSTAT = "ibstat; check the cable and the subnet manager: sudo systemctl status opensm"
+_IBPORTSTATE = "ibstat; sudo ibportstate -D 0 PORT  # then another cable or port"
+
+
+@same_check(
+    "infiniband.ports",
+    "Number of active ports: at_least, and as many as on most hosts.",
+    "A host with fewer active ports slows the job; one without any falls back to TCP.",
+    Differ(
         "the number of active InfiniBand ports differs from most hosts",
         Level.FAIL,
-        remedy,
-        show=lambda n: f"{n} active",
-    )
-    return findings + differing(check, enough, differ)
+        _IBSTAT,
+        "{} active".format,
+    ),
+    at_least=0,
+)
+def ports(case: Case) -> Finding | int:
+    """How many are active."""
+    active, wanted = _active(case), int(case.expect("at_least"))
+    if len(active) >= wanted:
+        return len(active)
+    down = [
+        f"{port['port']} {port['state']} ({port['physical']})"
+        for port in case.answer.get("ports") or []
+        if port not in active
+    ]
+    evidence = f"{len(active)} active" + (f"; {', '.join(down)}" if down else "") + f"; {wanted} expected"
+    return case.fail("fewer InfiniBand ports are active than expected", evidence, _IBSTAT)
 
 
-def _rates(active: Mapping[str, list[Any]], least: float) -> list[Finding]:
-    check, remedy = "infiniband.rate", "ibstat; sudo ibportstate -D 0 PORT  # then another cable or port"
-    findings = []
-    rates = {}
-    for host, ports in active.items():
-        known = [port["gbit"] for port in ports if port.get("gbit")]
-        if not known:
-            findings.append(About(check, host).not_applicable("no active port"))
-        elif min(known) < least:
-            evidence = f"{min(known):g} Gbit/s, {least:g} expected"
-            findings.append(
-                About(check, host).fail("an InfiniBand port is slower than expected", evidence, remedy)
-            )
-        else:
-            rates[host] = min(known)
-    differ = Differ(
-        "the InfiniBand rate differs from most hosts",
-        Level.WARN,
-        remedy,
-        show=lambda rate: f"{rate:g} Gbit/s",
-    )
-    return findings + differing(check, rates, differ)
+@same_check(
+    "infiniband.rate",
+    "The slowest active port's rate in Gbit/s: at_least, and the same on every host.",
+    "A port that runs at half its rate halves the job's bandwidth.",
+    Differ("the InfiniBand rate differs from most hosts", remedy=_IBPORTSTATE, show="{:g} Gbit/s".format),
+    at_least=0,
+)
+def rate(case: Case) -> Finding | float:
+    """Gbit/s."""
+    known = [float(port["gbit"]) for port in _active(case) if port.get("gbit")]
+    if not known:
+        return case.not_applicable("no active port")
+    slowest, least = min(known), case.expect("at_least")
+    if slowest >= least:
+        return slowest
+    evidence = f"{slowest:g} Gbit/s, {least:g} expected"
+    return case.fail("an InfiniBand port is slower than expected", evidence, _IBPORTSTATE)
 
 
-def _errors(about: About, ports: list[Any], context: Context) -> Finding:
-    counts = {port["port"]: port["downed"] for port in ports if port.get("downed") is not None}
-    if not ports:
-        return about.not_applicable("no active port")
+@host_check(
+    "infiniband.errors",
+    "How often the link of an active port went down since the counters were reset.",
+    "A link that flaps ends NCCL with a transport retry error.",
+    at_most=10,
+)
+def errors(case: Case) -> Finding:
+    """The ports that did so too often."""
+    active = _active(case)
+    counts = {port["port"]: port["downed"] for port in active if port.get("downed") is not None}
+    if not active:
+        return case.not_applicable("no active port")
     if not counts:
-        return about.unknown("the ports' counters could not be read")
-    bad = {port: count for port, count in counts.items() if count > context.expect(about.check, "at_most")}
+        return case.unknown("the ports' counters could not be read")
+    bad = {port: count for port, count in counts.items() if count > case.expect("at_most")}
     evidence = ", ".join(f"{port}: {count}" for port, count in (bad or counts).items())
     if not bad:
-        return about.passed(evidence)
-    return about.warn(
-        "an InfiniBand link keeps going down", evidence, "sudo perfquery -R  # resets; clean the cable"
-    )
+        return case.passed(evidence)
+    remedy = "sudo perfquery -R  # resets; clean the cable"
+    return case.warn("an InfiniBand link keeps going down", evidence, remedy)
+
+
+CHECKS = (ports, rate, errors)
+
+
+def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
+    """Not applicable where no host has a port, and none is expected."""
+    if any(answer.get("ports") for answer in answers.values()) or context.expect(ports.name, "at_least"):
+        return judge_each(CHECKS, answers, peers, context)
+    return [
+        Case(check.name, host, context).not_applicable("no InfiniBand on any host")
+        for check in CHECKS
+        for host in answers
+    ]

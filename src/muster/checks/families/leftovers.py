@@ -5,22 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from muster.checks.base import Answers, Check, Context, Finding
-from muster.checks.families._judging import About, each
-
-CHECKS = (
-    Check(
-        "leftovers.processes",
-        "Processes of other jobs: those that Muster started, and launchers of torch and DeepSpeed.",
-        "They hold GPUs, memory and ports, so that the job is slow or runs out of memory.",
-    ),
-    Check(
-        "leftovers.port",
-        "The rendezvous port (launch.port, else torch's usual 29500) is free.",
-        "A process that an earlier job left holds it: the job fails with 'address already in use', or joins "
-        "the wrong store.",
-    ),
-)
+from muster.checks.base import Finding
+from muster.checks.kinds import Case, host_check
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,44 +45,50 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     for kind, any_address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:  # reading /proc/net/tcp would cost twenty times as much
             with socket.socket(kind, socket.SOCK_STREAM) as trial:
-                trial.setsockopt(
-                    socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-                )  # then only a listener is in the way
+                # Then only a listener is in the way.
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 trial.bind((any_address, port))
         except OSError as error:
             taken = taken or error.errno == errno.EADDRINUSE
     return {"processes": found[:200], "port": port, "taken": taken, "proc": os.path.isdir("/proc")}
 
 
-def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
-    """Warnings with process ids: somebody may still want them."""
-    return [
-        *each("leftovers.processes", answers, _processes),
-        *each("leftovers.port", answers, lambda at, a: _port(at, a, context)),
-    ]
-
-
-def _processes(about: About, answer: Mapping[str, Any]) -> Finding:
-    if not answer.get("proc"):
-        return about.unknown("the process table could not be read")
-    found = sorted(answer.get("processes") or [], key=lambda one: int(one["pid"]))
+@host_check(
+    "leftovers.processes",
+    "Processes of other jobs: those that Muster started, and launchers of torch and DeepSpeed.",
+    "They hold GPUs, memory and ports, so that the job is slow or runs out of memory.",
+)
+def processes(case: Case) -> Finding:
+    """A warning with process ids: somebody may still want them."""
+    if not case.answer.get("proc"):
+        return case.unknown("the process table could not be read")
+    found = sorted(case.answer.get("processes") or [], key=lambda one: int(one["pid"]))
     if not found:
-        return about.passed("none")
+        return case.passed("none")
     shown = ", ".join(str(one["pid"]) for one in found[:12]) + (" ..." if len(found) > 12 else "")
-    return about.warn(
+    return case.warn(
         "processes of other jobs run on the host",
         f"{len(found)}: pid {shown}, such as {found[0]['args'] or 'unnamed'!r}",
         "`muster stop RUN` where it is one of your runs (muster ls); else look first: ps -fp PID",
     )
 
 
-def _port(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
-    given, port = (context.recipe.get("launch") or {}).get("port"), answer["port"]
-    if not answer["taken"]:
-        return about.passed(f"{port} is free")
-    remedy = f"sudo ss -ltnp 'sport = :{port}'"
-    if given:
-        return about.fail(
-            "the recipe's rendezvous port is in use", f"port {port}", f"{remedy}; or leave launch.port out"
-        )
-    return about.warn("torch's usual rendezvous port is in use", f"port {port}", remedy)
+@host_check(
+    "leftovers.port",
+    "The rendezvous port (launch.port, else torch's usual 29500) is free.",
+    "A process that an earlier job left holds it: the job fails with 'address already in use', or joins the "
+    "wrong store.",
+)
+def port(case: Case) -> Finding:
+    """Fails where the recipe names the port."""
+    number = case.answer["port"]
+    if not case.answer["taken"]:
+        return case.passed(f"{number} is free")
+    evidence, remedy = f"port {number}", f"sudo ss -ltnp 'sport = :{number}'"
+    if (case.context.recipe.get("launch") or {}).get("port"):
+        remedy += "; or leave launch.port out"
+        return case.fail("the recipe's rendezvous port is in use", evidence, remedy)
+    return case.warn("torch's usual rendezvous port is in use", evidence, remedy)
+
+
+CHECKS = (processes, port)

@@ -8,59 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.agent.probe import text
-from muster.checks.base import Answers, Check, Context, Finding
-from muster.checks.families._judging import About, each, host_slots, world_size
+from muster.checks.base import Answers, Context, Finding
+from muster.checks.kinds import Case, Judge, group_check, host_check, world_size
 from muster.core.units import format_bytes
-
-CHECKS = (
-    Check(
-        "limits.open_files",
-        "Open files that a rank may have (ulimit -n), against 512 + 4 per rank of the job.",
-        "Rank 0's store, gloo's mesh and NCCL's bootstrap each hold sockets to every rank: with 1024, a "
-        "job of 256 ranks has started and a larger one has not, which is 4 per rank; 512 are for "
-        "libraries, devices, data files and loader pipes.",
-        {"base": 512, "per_rank": 4},
-    ),
-    Check(
-        "limits.processes",
-        "Threads and processes of the user (ulimit -u), against 512 + 256 per rank of the host.",
-        "A rank starts its OpenMP, autograd, NCCL and data loader threads; each counts.",
-        {"base": 512, "per_rank": 256},
-    ),
-    Check(
-        "limits.cgroup_processes",
-        "Threads and processes that the control group still allows, against 128 + 256 per rank of the host.",
-        "A container's or a session's pids limit ends a rank with 'Resource temporarily unavailable'.",
-        {"base": 128, "per_rank": 256},
-    ),
-    Check(
-        "limits.locked_memory",
-        "Locked memory (ulimit -l), where there are GPUs and InfiniBand.",
-        "InfiniBand locks the memory that it moves: NCCL fails with 'Cannot allocate memory'. A limit below "
-        "fail_below bytes fails, any other finite one warns.",
-        {"fail_below": 1 << 30},
-    ),
-    Check(
-        "limits.map_count",
-        "Memory maps per process (vm.max_map_count), against 32768 + 8 per rank of the job.",
-        "NCCL maps buffers per peer, allocators and data files map segments: beyond it mmap fails "
-        "though memory is free.",
-        {"base": 32768, "per_rank": 8},
-    ),
-    Check(
-        "limits.memory",
-        "The lowest memory limit of the control groups, per rank of the host. Bytes.",
-        "Beyond it the kernel kills a rank with signal 9; torch, its libraries and a CUDA context alone take "
-        "most of 1 GiB.",
-        {"per_rank": 1 << 30},
-    ),
-    Check(
-        "limits.cores",
-        "Cores that a rank may use (affinity and control group), against the ranks of the host.",
-        "Ranks that share a core slow each other down, and the whole job with them.",
-        {"per_rank": 1},
-    ),
-)
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,26 +85,8 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
-    """Each limit against the job's need."""
-    ranks = world_size(context, answers)
-
-    def slots(host: str, answer: Mapping[str, Any]) -> int:
-        return host_slots(context, host, answer.get("gpus"))
-
-    return [
-        *each("limits.open_files", answers, lambda at, a: _open_files(at, a, context, ranks)),
-        *each("limits.processes", answers, lambda at, a: _processes(at, a, context, slots(at.host, a))),
-        *each("limits.cgroup_processes", answers, lambda at, a: _pids(at, a, context, slots(at.host, a))),
-        *each("limits.locked_memory", answers, lambda at, a: _locked(at, a, context)),
-        *each("limits.map_count", answers, lambda at, a: _maps(at, a, context, ranks)),
-        *each("limits.memory", answers, lambda at, a: _memory(at, a, context, slots(at.host, a))),
-        *each("limits.cores", answers, lambda at, a: _cores(at, a, context, slots(at.host, a))),
-    ]
-
-
-def _need(context: Context, check: str, ranks: int) -> int:
-    return int(context.expect(check, "base") + context.expect(check, "per_rank") * ranks)
+def _need(case: Case, ranks: int) -> int:
+    return int(case.expect("base") + case.expect("per_rank") * ranks)
 
 
 def _where(context: Context, key: str, value: str) -> str:
@@ -172,118 +104,179 @@ def _where(context: Context, key: str, value: str) -> str:
     return f"printf '{lines}' | sudo tee /etc/security/limits.d/muster.conf  # new logins have it"
 
 
-def _open_files(about: About, answer: Mapping[str, Any], context: Context, ranks: int) -> Finding:
-    pair = answer.get("open_files")
-    if not pair:
-        return about.unknown("the limit of open files could not be read")
-    soft, hard = pair
-    need = _need(context, about.check, ranks)
+def _count(value: int) -> str:
+    return "unlimited" if value < 0 else str(value)
+
+
+@group_check(
+    "limits.open_files",
+    "Open files that a rank may have (ulimit -n), against 512 + 4 per rank of the job.",
+    "Rank 0's store, gloo's mesh and NCCL's bootstrap each hold sockets to every rank: with 1024, a job of "
+    "256 ranks has started and a larger one has not, which is 4 per rank; 512 are for libraries, devices, "
+    "data files and loader pipes.",
+    base=512,
+    per_rank=4,
+)
+def open_files(answers: Answers, peers: Answers, context: Context) -> Judge:
+    """Every rank of the job counts."""
+    ranks = world_size(context, answers)
+
+    def judge(case: Case) -> Finding:
+        if not case.answer.get("open_files"):
+            return case.unknown("the limit of open files could not be read")
+        soft, hard = case.answer["open_files"]
+        need = _need(case, ranks)
+        if soft < 0 or soft >= need:
+            return case.passed(f"{_count(soft)}, and {ranks} ranks need {need}")
+        return case.fail(
+            "the limit of open files is too low for this many ranks",
+            f"{soft} (hard limit {_count(hard)}), and {ranks} ranks need {need}",
+            _where(context, "nofile", "1048576"),
+        )
+
+    return judge
+
+
+@host_check(
+    "limits.processes",
+    "Threads and processes of the user (ulimit -u), against 512 + 256 per rank of the host.",
+    "A rank starts its OpenMP, autograd, NCCL and data loader threads; each counts.",
+    base=512,
+    per_rank=256,
+)
+def processes(case: Case) -> Finding:
+    """The soft limit, which root does not have where it has the powers of root."""
+    if not case.answer.get("processes"):
+        return case.unknown("the limit of processes could not be read")
+    soft, need = case.answer["processes"][0], _need(case, case.slots)
+    evidence = f"{_count(soft)}, and {case.slots} ranks need {need}"
     if soft < 0 or soft >= need:
-        return about.passed(f"{_count(soft)}, and {ranks} ranks need {need}")
-    return about.fail(
-        "the limit of open files is too low for this many ranks",
-        f"{soft} (hard limit {_count(hard)}), and {ranks} ranks need {need}",
-        _where(context, "nofile", "1048576"),
-    )
+        return case.passed(evidence)
+    if case.answer.get("root") and case.answer.get("unbound"):
+        return case.passed(f"{soft}, which does not apply to root")
+    problem = "the limit of processes and threads is too low for the host's ranks"
+    return case.fail(problem, evidence, _where(case.context, "nproc", "unlimited"))
 
 
-def _processes(about: About, answer: Mapping[str, Any], context: Context, slots: int) -> Finding:
-    pair = answer.get("processes")
-    if not pair:
-        return about.unknown("the limit of processes could not be read")
-    need = _need(context, about.check, slots)
-    if pair[0] < 0 or pair[0] >= need:
-        return about.passed(f"{_count(pair[0])}, and {slots} ranks need {need}")
-    if answer.get("root") and answer.get("unbound"):
-        return about.passed(f"{pair[0]}, which does not apply to root")
-    return about.fail(
-        "the limit of processes and threads is too low for the host's ranks",
-        f"{pair[0]}, and {slots} ranks need {need}",
-        _where(context, "nproc", "unlimited"),
-    )
-
-
-def _pids(about: About, answer: Mapping[str, Any], context: Context, slots: int) -> Finding:
-    pair = answer.get("pids")
-    if not pair:
-        return about.passed("no limit")
-    need, left = _need(context, about.check, slots), pair[0] - pair[1]
-    if left >= need:
-        return about.passed(f"{left} of {pair[0]} left, and {slots} ranks need {need}")
-    return about.fail(
+@host_check(
+    "limits.cgroup_processes",
+    "Threads and processes that the control group still allows, against 128 + 256 per rank of the host.",
+    "A container's or a session's pids limit ends a rank with 'Resource temporarily unavailable'.",
+    base=128,
+    per_rank=256,
+)
+def cgroup_processes(case: Case) -> Finding:
+    """What is left of the limit."""
+    if not case.answer.get("pids"):
+        return case.passed("no limit")
+    most, used = case.answer["pids"]
+    need = _need(case, case.slots)
+    evidence = f"{most - used} of {most} left, and {case.slots} ranks need {need}"
+    if most - used >= need:
+        return case.passed(evidence)
+    return case.fail(
         "the control group's limit of processes and threads is too low for the host's ranks",
-        f"{left} of {pair[0]} left, and {slots} ranks need {need}",
+        evidence,
         "docker run --pids-limit=-1 ...; systemd: sudo systemctl set-property user-.slice TasksMax=infinity",
     )
 
 
-def _locked(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
-    env = context.recipe.get("env") or {}
+@host_check(
+    "limits.locked_memory",
+    "Locked memory (ulimit -l), where there are GPUs and InfiniBand.",
+    "InfiniBand locks the memory that it moves: NCCL fails with 'Cannot allocate memory'. A limit below "
+    "fail_below bytes fails, any other finite one warns.",
+    fail_below=1 << 30,
+)
+def locked_memory(case: Case) -> Finding:
+    """Only where the ranks use InfiniBand."""
+    answer, recipe = case.answer, case.context.recipe
     if not answer.get("infiniband"):
-        return about.not_applicable("no InfiniBand, so no locked memory is needed")
-    if str(env.get("NCCL_IB_DISABLE", "0")) == "1":
-        return about.not_applicable("the recipe switches InfiniBand off")
-    device = (context.recipe.get("launch") or {}).get("device")
-    if not answer.get("gpus") or device == "cpu" or context.gpus_expected is False:
-        return about.not_applicable("no GPUs, so NCCL and InfiniBand are not used")
-    pair = answer.get("locked_memory")
-    if not pair:
-        return about.unknown("the limit of locked memory could not be read")
-    if pair[0] < 0:
-        return about.passed("unlimited")
+        return case.not_applicable("no InfiniBand, so no locked memory is needed")
+    if str((recipe.get("env") or {}).get("NCCL_IB_DISABLE", "0")) == "1":
+        return case.not_applicable("the recipe switches InfiniBand off")
+    on_cpu = (recipe.get("launch") or {}).get("device") == "cpu" or case.context.gpus_expected is False
+    if on_cpu or not answer.get("gpus"):
+        return case.not_applicable("no GPUs, so NCCL and InfiniBand are not used")
+    if not answer.get("locked_memory"):
+        return case.unknown("the limit of locked memory could not be read")
+    soft = answer["locked_memory"][0]
+    if soft < 0:
+        return case.passed("unlimited")
     if answer.get("may_lock"):
-        return about.passed(f"{format_bytes(pair[0])}, which does not apply to this user (CAP_IPC_LOCK)")
-    evidence = f"{format_bytes(pair[0])}, and InfiniBand wants it unlimited"
-    remedy = _where(context, "memlock", "unlimited")
-    if pair[0] < context.expect(about.check, "fail_below"):
-        return about.fail("the limit of locked memory is too low for InfiniBand", evidence, remedy)
-    return about.warn("locked memory is limited, and InfiniBand may need more", evidence, remedy)
+        return case.passed(f"{format_bytes(soft)}, which does not apply to this user (CAP_IPC_LOCK)")
+    evidence = f"{format_bytes(soft)}, and InfiniBand wants it unlimited"
+    remedy = _where(case.context, "memlock", "unlimited")
+    if soft < case.expect("fail_below"):
+        return case.fail("the limit of locked memory is too low for InfiniBand", evidence, remedy)
+    return case.warn("locked memory is limited, and InfiniBand may need more", evidence, remedy)
 
 
-def _maps(about: About, answer: Mapping[str, Any], context: Context, ranks: int) -> Finding:
-    count = answer.get("map_count")
-    if count is None:
-        return about.unknown("vm.max_map_count could not be read")
-    need = _need(context, about.check, ranks)
-    if count >= need:
-        return about.passed(f"{count}, and {ranks} ranks need {need}")
-    return about.warn(
-        "the limit of memory maps is too low for this many ranks",
-        f"{count}, and {ranks} ranks need {need}",
-        "echo vm.max_map_count=1048576 | sudo tee /etc/sysctl.d/90-muster.conf; sudo sysctl --system",
-    )
+@group_check(
+    "limits.map_count",
+    "Memory maps per process (vm.max_map_count), against 32768 + 8 per rank of the job.",
+    "NCCL maps buffers per peer, allocators and data files map segments: beyond it mmap fails though memory "
+    "is free.",
+    base=32768,
+    per_rank=8,
+)
+def map_count(answers: Answers, peers: Answers, context: Context) -> Judge:
+    """Every rank of the job counts."""
+    ranks = world_size(context, answers)
+
+    def judge(case: Case) -> Finding:
+        count = case.answer.get("map_count")
+        if count is None:
+            return case.unknown("vm.max_map_count could not be read")
+        need = _need(case, ranks)
+        evidence = f"{count}, and {ranks} ranks need {need}"
+        if count >= need:
+            return case.passed(evidence)
+        remedy = "echo vm.max_map_count=1048576 | sudo tee /etc/sysctl.d/90-muster.conf; sudo sysctl --system"
+        return case.warn("the limit of memory maps is too low for this many ranks", evidence, remedy)
+
+    return judge
 
 
-def _memory(about: About, answer: Mapping[str, Any], context: Context, slots: int) -> Finding:
-    pair = answer.get("memory")
-    if not pair:
-        return about.passed("no limit")
-    need = slots * int(context.expect(about.check, "per_rank"))
-    evidence = f"{format_bytes(pair[0])}, and {slots} ranks need {format_bytes(need)}"
-    if pair[0] >= need:
-        return about.passed(evidence)
-    return about.fail(
+@host_check(
+    "limits.memory",
+    "The lowest memory limit of the control groups, per rank of the host. Bytes.",
+    "Beyond it the kernel kills a rank with signal 9; torch, its libraries and a CUDA context alone take "
+    "most of 1 GiB.",
+    per_rank=1 << 30,
+)
+def memory(case: Case) -> Finding:
+    """What is used counts for nothing: it is partly cache."""
+    if not case.answer.get("memory"):
+        return case.passed("no limit")
+    limit, need = case.answer["memory"][0], case.slots * int(case.expect("per_rank"))
+    evidence = f"{format_bytes(limit)}, and {case.slots} ranks need {format_bytes(need)}"
+    if limit >= need:
+        return case.passed(evidence)
+    return case.fail(
         "the control group's memory limit is too low for the host's ranks",
         evidence,
         "docker run without --memory ...; srun --mem=0 for a whole node",
     )
 
 
-def _cores(about: About, answer: Mapping[str, Any], context: Context, slots: int) -> Finding:
-    bounds = {"affinity": answer.get("affinity"), "control group": answer.get("quota")}
-    known = {name: value for name, value in bounds.items() if value}
-    if not known and not answer.get("cores"):
-        return about.unknown("the number of cores could not be read")
-    usable = min([float(value) for value in known.values()] or [float(answer["cores"])])
-    shares = f"{usable:g} of {answer.get('cores')} cores for {slots} ranks"
-    if usable >= slots * context.expect(about.check, "per_rank") or context.one_machine:
-        return about.passed(shares)
-    return about.warn(
-        "ranks have to share cores",
-        shares,
-        f"slots={max(1, math.floor(usable))}, or more cores: srun --cpus-per-task, docker run --cpus",
-    )
+@host_check(
+    "limits.cores",
+    "Cores that a rank may use (affinity and control group), against the ranks of the host.",
+    "Ranks that share a core slow each other down, and the whole job with them.",
+    per_rank=1,
+)
+def cores(case: Case) -> Finding:
+    """Pretend hosts of one machine share its cores: that is no finding."""
+    bounds = [float(value) for key in ("affinity", "quota") if (value := case.answer.get(key))]
+    if not bounds and not case.answer.get("cores"):
+        return case.unknown("the number of cores could not be read")
+    usable = min(bounds or [float(case.answer["cores"])])
+    shares = f"{usable:g} of {case.answer.get('cores')} cores for {case.slots} ranks"
+    if usable >= case.slots * case.expect("per_rank") or case.context.one_machine:
+        return case.passed(shares)
+    remedy = f"slots={max(1, math.floor(usable))}, or more cores: srun --cpus-per-task, docker run --cpus"
+    return case.warn("ranks have to share cores", shares, remedy)
 
 
-def _count(value: int) -> str:
-    return "unlimited" if value < 0 else str(value)
+CHECKS = (open_files, processes, cgroup_processes, locked_memory, map_count, memory, cores)

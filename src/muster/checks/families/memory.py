@@ -6,43 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.agent.probe import text
-from muster.checks.base import Answers, Check, Context, Finding, Level
-from muster.checks.families._judging import About, Differ, differing, each, host_slots
+from muster.checks.base import Finding
+from muster.checks.kinds import Case, Differ, host_check, same_check
 from muster.core.units import format_bytes
-
-CHECKS = (
-    Check(
-        "memory.total",
-        "Main memory in bytes: at_least, and within 3 % of most hosts'.",
-        "A host with a dead memory module is slower, and runs out first where states are offloaded.",
-        {"at_least": 0, "tolerance": 0.03},
-    ),
-    Check(
-        "memory.available",
-        "The part of main memory that is free or can be freed.",
-        "Without free memory, loading and offloading fail: the kernel kills ranks.",
-        {"at_least": 0.2},
-    ),
-    Check(
-        "memory.shm",
-        "Free bytes of /dev/shm per rank of the host: per_gpu_rank where there are GPUs, per_cpu_rank where "
-        "not, and per_worker for each data loader process.",
-        "NCCL's transport within a host and data loader workers use it; Docker's 64 MiB are too little, "
-        "and ranks die with a bus error.",
-        {"per_gpu_rank": 1 << 30, "per_cpu_rank": 16 << 20, "per_worker": 256 << 20},
-    ),
-    Check(
-        "memory.oom_kills",
-        "Processes that the kernel killed since boot because memory ran out.",
-        "A host where that happens often has less memory than its jobs need.",
-        {"at_most": 100},
-    ),
-    Check(
-        "memory.huge_pages",
-        "Transparent huge pages, set the same way on every host.",
-        "Steps with offloading differ by several per cent.",
-    ),
-)
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,100 +36,111 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
-    """Sizes against the need, and against the other hosts."""
-    pages = {h: a["huge_pages"] for h, a in answers.items() if a.get("huge_pages")}
-    differ = Differ(
-        "transparent huge pages are not set as on most hosts",
-        Level.WARN,
-        "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
-    )
-    return [
-        *_total(answers, context),
-        *each("memory.available", answers, lambda at, a: _available(at, a, context)),
-        *each("memory.shm", answers, lambda at, a: _shm(at, a, context)),
-        *each("memory.oom_kills", answers, lambda at, a: _kills(at, a, context)),
-        *differing("memory.huge_pages", pages, differ),
-        *[
-            About("memory.huge_pages", host).not_applicable("the kernel has none")
-            for host in answers
-            if host not in pages
-        ],
-    ]
+_UNREADABLE = "/proc/meminfo could not be read"
 
 
-def _total(answers: Answers, context: Context) -> list[Finding]:
-    check = "memory.total"
-    least = float(context.expect(check, "at_least"))
-    known = {host: answer["MemTotal"] for host, answer in answers.items() if answer.get("MemTotal")}
-    findings = [
-        About(check, host).unknown("/proc/meminfo could not be read") for host in answers if host not in known
-    ]
-    for host, value in known.items():
-        if value < least:
-            evidence = f"{format_bytes(value)}, and {format_bytes(least)} are expected"
-            findings.append(
-                About(check, host).fail(
-                    "main memory is less than expected", evidence, "sudo dmidecode -t memory"
-                )
-            )
-    enough = {host: value for host, value in known.items() if value >= least}
-    differ = Differ(
+@same_check(
+    "memory.total",
+    "Main memory in bytes: at_least, and within 3 % of most hosts'.",
+    "A host with a dead memory module is slower, and runs out first where states are offloaded.",
+    Differ(
         "main memory differs from most hosts",
-        Level.WARN,
-        "sudo dmidecode -t memory  # modules that are missing or not recognised",
-        float(context.expect(check, "tolerance")),
-        format_bytes,
-    )
-    return findings + differing(check, enough, differ)
+        remedy="sudo dmidecode -t memory  # modules that are missing or not recognised",
+        show=format_bytes,
+    ),
+    at_least=0,
+    tolerance=0.03,
+)
+def total(case: Case) -> Finding | int:
+    """Bytes."""
+    value, least = case.answer.get("MemTotal"), case.expect("at_least")
+    if not value:
+        return case.unknown(_UNREADABLE)
+    if value < least:
+        evidence = f"{format_bytes(value)}, and {format_bytes(least)} are expected"
+        return case.fail("main memory is less than expected", evidence, "sudo dmidecode -t memory")
+    return int(value)
 
 
-def _available(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
-    total, free = answer.get("MemTotal"), answer.get("MemAvailable")
+@host_check(
+    "memory.available",
+    "The part of main memory that is free or can be freed.",
+    "Without free memory, loading and offloading fail: the kernel kills ranks.",
+    at_least=0.2,
+)
+def available(case: Case) -> Finding:
+    """As a share of the whole."""
+    total, free = case.answer.get("MemTotal"), case.answer.get("MemAvailable")
     if not total or free is None:
-        return about.unknown("/proc/meminfo could not be read")
+        return case.unknown(_UNREADABLE)
     evidence = f"{format_bytes(free)} of {format_bytes(total)}"
-    if free >= total * float(context.expect(about.check, "at_least")):
-        return about.passed(evidence)
-    return about.warn(
-        "other programs use most of the memory", evidence, "ps -eo rss,pid,user,args --sort -rss | head"
-    )
+    if free >= total * case.expect("at_least"):
+        return case.passed(evidence)
+    remedy = "ps -eo rss,pid,user,args --sort -rss | head"
+    return case.warn("other programs use most of the memory", evidence, remedy)
 
 
-def _shm(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
+@host_check(
+    "memory.shm",
+    "Free bytes of /dev/shm per rank of the host: per_gpu_rank where there are GPUs, per_cpu_rank where not, "
+    "and per_worker for each data loader process.",
+    "NCCL's transport within a host and data loader workers use it; Docker's 64 MiB are too little, and "
+    "ranks die with a bus error.",
+    per_gpu_rank=1 << 30,
+    per_cpu_rank=16 << 20,
+    per_worker=256 << 20,
+)
+def shm(case: Case) -> Finding:
+    """Files that NCCL has left there are named where they are in the way."""
+    answer, context = case.answer, case.context
     if not answer.get("shm"):
-        return about.unknown("/dev/shm could not be read")
+        return case.unknown("/dev/shm could not be read")
     free, size = answer["shm"]
-    gpus = answer.get("gpus") or 0
-    slots = host_slots(context, about.host, gpus)
     workers = int((context.recipe.get("train") or {}).get("workers") or 0)
-    kind = "per_gpu_rank" if gpus and context.gpus_expected is not False else "per_cpu_rank"
-    need = slots * (
-        int(context.expect(about.check, kind)) + workers * int(context.expect(about.check, "per_worker"))
-    )
+    kind = "per_gpu_rank" if answer.get("gpus") and context.gpus_expected is not False else "per_cpu_rank"
+    need = case.slots * (int(case.expect(kind)) + workers * int(case.expect("per_worker")))
     evidence = (
-        f"{format_bytes(free)} free of {format_bytes(size)}, and {slots} ranks need {format_bytes(need)}"
+        f"{format_bytes(free)} free of {format_bytes(size)}, and {case.slots} ranks need {format_bytes(need)}"
     )
     if free >= need:
-        return about.passed(evidence)
+        return case.passed(evidence)
     if answer.get("stale"):
-        return about.warn(
-            "files of earlier NCCL jobs fill /dev/shm",
-            f"{evidence}; {answer['stale']} files nccl-*",
-            "rm /dev/shm/nccl-*  # when no job runs",
-        )
+        evidence += f"; {answer['stale']} files nccl-*"
+        remedy = "rm /dev/shm/nccl-*  # when no job runs"
+        return case.warn("files of earlier NCCL jobs fill /dev/shm", evidence, remedy)
     remedy = f"sudo mount -o remount,size={-(-2 * need >> 30) or 1}G /dev/shm, or docker run --ipc=host"
-    return about.warn("/dev/shm is too small for the ranks of the host", evidence, remedy)
+    return case.warn("/dev/shm is too small for the ranks of the host", evidence, remedy)
 
 
-def _kills(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
-    count = answer.get("oom_kills")
+@host_check(
+    "memory.oom_kills",
+    "Processes that the kernel killed since boot because memory ran out.",
+    "A host where that happens often has less memory than its jobs need.",
+    at_most=100,
+)
+def oom_kills(case: Case) -> Finding:
+    """Whose memory that was does not matter."""
+    count = case.answer.get("oom_kills")
     if count is None:
-        return about.unknown("the kernel does not count them")
-    if count <= float(context.expect(about.check, "at_most")):
-        return about.passed(f"{count}")
-    return about.warn(
-        "the kernel often kills processes because memory runs out",
-        f"{count} since boot",
-        "sudo dmesg -T | grep -i oom",
-    )
+        return case.unknown("the kernel does not count them")
+    if count <= case.expect("at_most"):
+        return case.passed(f"{count}")
+    problem = "the kernel often kills processes because memory runs out"
+    return case.warn(problem, f"{count} since boot", "sudo dmesg -T | grep -i oom")
+
+
+@same_check(
+    "memory.huge_pages",
+    "Transparent huge pages, set the same way on every host.",
+    "Steps with offloading differ by several per cent.",
+    Differ(
+        "transparent huge pages are not set as on most hosts",
+        remedy="echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
+    ),
+)
+def huge_pages(case: Case) -> Finding | str:
+    """The setting."""
+    return case.answer.get("huge_pages") or case.not_applicable("the kernel has none")
+
+
+CHECKS = (total, available, shm, oom_kills, huge_pages)

@@ -5,35 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from muster.checks.base import Answers, Check, Context, Finding
-from muster.checks.families._judging import About, absent, each, loopback, majority
+from muster.checks.base import Answers, Context, Finding
+from muster.checks.kinds import Case, Judge, absent, group_check, host_check, loopback, majority
 from muster.core.hostlist import fold_hosts
 
 _HOSTS_FILE = "the same lines in /etc/hosts on every host: echo 'ADDRESS NAME' | sudo tee -a /etc/hosts"
-
 _LOOPBACK_LINE = (
     "take the peers' names off the lines of 127.* in /etc/hosts (images keep that of the host that they were "
     f"made on); then {_HOSTS_FILE}"
-)
-
-CHECKS = (
-    Check(
-        "names.own",
-        "The host's own name resolves there to one of its addresses.",
-        "gloo and MPI look their own host up and tell peers the address. loopback: allowed, since Muster "
-        "names the interface to gloo itself; forbidden for jobs that others start.",
-        {"loopback": "allowed"},
-    ),
-    Check(
-        "names.reverse",
-        "The reverse lookup of the host's address gives a name that resolves to that address.",
-        "sshd, MPI and Slurm compare the two, wait for the lookup, and log the wrong name.",
-    ),
-    Check(
-        "names.peers",
-        "The hosts' names resolve to the same addresses on every host (a sample that includes the first).",
-        "A rank connects to the wrong host, or waits for the rendezvous until it times out.",
-    ),
 )
 
 
@@ -112,61 +91,62 @@ def probe_peers(ask: Mapping[str, Any]) -> dict[str, Any]:
     return {"views": dict(views), "slow": looking.is_alive()}
 
 
-def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
-    """Own name, the way back, and whether all hosts see their peers at the same addresses."""
-    return [
-        *each("names.own", answers, lambda at, a: _own(at, a, context)),
-        *each("names.reverse", answers, lambda at, a: _reverse(at, a, context)),
-        *_views(answers, peers, context),
-    ]
-
-
-def _own(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
-    addresses, name = answer.get("addresses"), answer.get("name")
+@host_check(
+    "names.own",
+    "The host's own name resolves there to one of its addresses.",
+    "gloo and MPI look their own host up and tell peers the address. loopback: allowed, since Muster names "
+    "the interface to gloo itself; forbidden for jobs that others start.",
+    loopback="allowed",
+)
+def own(case: Case) -> Finding:
+    """What may be called its own are addresses that a socket can be bound to."""
+    addresses, name = case.answer.get("addresses"), f"{case.answer.get('name')}"
     if addresses is None:
-        return about.warn(
-            "looking up the host's own name times out",
-            f"{name}",
-            "getent hosts $(hostname); cat /etc/resolv.conf",
-        )
+        remedy = "getent hosts $(hostname); cat /etc/resolv.conf"
+        return case.warn("looking up the host's own name times out", name, remedy)
     if not addresses:
-        return about.warn("the host cannot resolve its own name", f"{name}", _HOSTS_FILE)
+        return case.warn("the host cannot resolve its own name", name, _HOSTS_FILE)
     evidence = f"{name} is {', '.join(addresses)}"
-    if not answer.get("own"):
-        return about.warn(
-            "the host's own name resolves to an address that it does not have", evidence, _HOSTS_FILE
-        )
-    outside = [address for address in answer["own"] if not loopback(address)]
-    if outside or context.one_machine or context.expect(about.check, "loopback") == "allowed":
-        return about.passed(evidence)
-    return about.warn("the host's own name resolves to loopback", evidence, _HOSTS_FILE)
+    if not case.answer.get("own"):
+        problem = "the host's own name resolves to an address that it does not have"
+        return case.warn(problem, evidence, _HOSTS_FILE)
+    inside = all(map(loopback, case.answer["own"]))
+    if inside and not case.context.one_machine and case.expect("loopback") != "allowed":
+        return case.warn("the host's own name resolves to loopback", evidence, _HOSTS_FILE)
+    return case.passed(evidence)
 
 
-def _reverse(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
-    if context.one_machine:
-        return about.not_applicable("pretend hosts of one machine")
-    if not answer.get("done"):
-        return about.unknown("name servers time out")
-    if not answer.get("reverse"):
-        return about.unknown("no address to look up")
-    address, name, back = answer["reverse"]
+@host_check(
+    "names.reverse",
+    "The reverse lookup of the host's address gives a name that resolves to that address.",
+    "sshd, MPI and Slurm compare the two, wait for the lookup, and log the wrong name.",
+)
+def reverse(case: Case) -> Finding:
+    """The address that the connection used, else the first one of the host's name."""
+    if case.context.one_machine:
+        return case.not_applicable("pretend hosts of one machine")
+    if not case.answer.get("done"):
+        return case.unknown("name servers time out")
+    if not case.answer.get("reverse"):
+        return case.unknown("no address to look up")
+    address, name, back = case.answer["reverse"]
     if not name:
-        return about.not_applicable("the address has no reverse name")
+        return case.not_applicable("the address has no reverse name")
     if address in back or loopback(address):
-        return about.passed(f"{address} is {name}")
-    return about.warn(
-        "the address's name resolves to another address",
-        f"{address} is {name}, which is {', '.join(back) or 'unknown'}",
-        _HOSTS_FILE,
-    )
+        return case.passed(f"{address} is {name}")
+    evidence = f"{address} is {name}, which is {', '.join(back) or 'unknown'}"
+    return case.warn("the address's name resolves to another address", evidence, _HOSTS_FILE)
 
 
-def _views(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
-    check = "names.peers"
-    if context.one_machine or len(answers) < 2:
-        return each(check, answers, lambda at, a: at.not_applicable("one host has no peers"))
+@group_check(
+    "names.peers",
+    "The hosts' names resolve to the same addresses on every host (a sample that includes the first).",
+    "A rank connects to the wrong host, or waits for the rendezvous until it times out.",
+)
+def peers(answers: Answers, peers: Answers, context: Context) -> Judge:
+    """Each host's view of the others against what most see."""
     views = {host: answer.get("views") or {} for host, answer in peers.items()}
-    usual: dict[str, Any] = {}
+    usual: dict[str, tuple[str, ...]] = {}
     apart: set[str] = set()  # names of which two views share nothing
     for target in {target for view in views.values() for target in view}:
         # A host's view of itself does not count: loopback is usual there. Nor does one that takes a peer for
@@ -180,38 +160,47 @@ def _views(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
             usual[target] = majority(seen) or ()
             if any(not set(one) & set(other) for one in seen for other in seen):
                 apart.add(target)
-    return each(
-        check,
-        answers,
-        lambda at, a: _view(at, peers[at.host], usual, apart) if at.host in peers else absent(at, a),
-    )
+
+    def judge(case: Case) -> Finding:
+        if context.one_machine or len(answers) < 2:
+            return case.not_applicable("one host has no peers")
+        if case.host not in peers:
+            return absent(case)
+        return _view(case, views[case.host], bool(peers[case.host].get("slow")), usual, apart)
+
+    return judge
 
 
 def _view(
-    about: About, answer: Mapping[str, Any], usual: Mapping[str, tuple[str, ...]], apart: set[str]
+    case: Case,
+    seen: Mapping[str, list[str]],
+    slow: bool,
+    usual: Mapping[str, tuple[str, ...]],
+    apart: set[str],
 ) -> Finding:
-    views = {target: view for target, view in (answer.get("views") or {}).items() if target != about.host}
-    if not answer.get("views") and not answer.get("slow"):
-        return about.not_applicable("the hosts are given by address")
+    """`seen`: what names mean here; `usual`: on most hosts."""
+    if not seen and not slow:
+        return case.not_applicable("the hosts are given by address")
+    views = {target: view for target, view in seen.items() if target != case.host}
     selves = [target for target, view in views.items() if view and all(map(loopback, view))]
     if selves:
         words = f"{fold_hosts(selves)}: {', '.join(views[selves[0]])}"
-        return about.warn("names of peers resolve to this host itself", words, _LOOPBACK_LINE)
+        return case.warn("names of peers resolve to this host itself", words, _LOOPBACK_LINE)
     lost = [target for target, view in views.items() if target in usual and not view]
     if lost:
-        return about.warn("names of peers do not resolve here", fold_hosts(lost), _HOSTS_FILE)
+        return case.warn("names of peers do not resolve here", fold_hosts(lost), _HOSTS_FILE)
     odd = [t for t, view in views.items() if t in apart and not set(view) & set(usual[t])]
     if odd:
-        words = f"{odd[0]} is {', '.join(views[odd[0]])} here"
-        if usual[odd[0]]:
-            return about.warn(
-                "names of peers resolve to other addresses than on most hosts",
-                f"{words}, and {', '.join(usual[odd[0]])} on most hosts",
-                _HOSTS_FILE,
-            )
-        return about.warn("the hosts resolve a peer's name to different addresses", words, _HOSTS_FILE)
-    if answer.get("slow"):
-        return about.warn("name servers time out", f"{len(views)} names in the time", "cat /etc/resolv.conf")
+        words, most = f"{odd[0]} is {', '.join(views[odd[0]])} here", ", ".join(usual[odd[0]])
+        if not most:
+            return case.warn("the hosts resolve a peer's name to different addresses", words, _HOSTS_FILE)
+        problem = "names of peers resolve to other addresses than on most hosts"
+        return case.warn(problem, f"{words}, and {most} on most hosts", _HOSTS_FILE)
+    if slow:
+        return case.warn("name servers time out", f"{len(views)} names in the time", "cat /etc/resolv.conf")
     if not any(target in usual for target in views):
-        return about.not_applicable("only the connection knows the names (ssh_config)")
-    return about.passed(f"{len(views)} names resolve as on the other hosts")
+        return case.not_applicable("only the connection knows the names (ssh_config)")
+    return case.passed(f"{len(views)} names resolve as on the other hosts")
+
+
+CHECKS = (own, reverse, peers)

@@ -2,66 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from muster.agent.probe import text
-from muster.checks.base import Answers, Check, Context, Finding, Level
-from muster.checks.families._judging import About, Differ, differing, each, loopback
+from muster.checks.base import Check, Finding
+from muster.checks.kinds import Case, Differ, host_check, loopback, same_check
 from muster.core.hostlist import fold_hosts
 
 # Bridges and tunnels of containers and virtual machines, which lead to no other host.
-_INSIDE = (
-    "docker",
-    "br-",
-    "veth",
-    "virbr",
-    "cni",
-    "flannel",
-    "cali",
-    "podman",
-    "lxc",
-    "lxdbr",
-    "ifb",
-    "dummy",
-)
-
-CHECKS = (
-    Check(
-        "network.route",
-        "The interface used to reach the peers is not loopback or a container's bridge.",
-        "Ranks announce an address that other hosts cannot reach, and all wait for ever.",
-    ),
-    Check(
-        "network.speed",
-        "That interface's speed in Mbit/s: at_least, and the same on every host.",
-        "All-reduce is as fast as the slowest link: one port that fell back to 1 Gbit/s slows the whole job.",
-        {"at_least": 0},
-    ),
-    Check(
-        "network.duplex",
-        "That interface runs in full duplex.",
-        "Half duplex comes from a failed negotiation: collisions, and a tenth of the speed.",
-    ),
-    Check(
-        "network.mtu",
-        "That interface's MTU: at_least, and the same on every host.",
-        "Large packets to a host with a smaller MTU are lost: small messages work, training hangs.",
-        {"at_least": 0},
-    ),
-    Check(
-        "network.errors",
-        "The share of that interface's packets with errors since boot.",
-        "A bad cable or port costs retransmissions.",
-        {"at_most": 1e-4, "packets": 10_000},
-    ),
-    Check(
-        "network.variables",
-        "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME of the recipe and of the host name interfaces that are "
-        "there, up and with an address.",
-        "NCCL finds no socket interface and gives up; gloo fails to resolve its address.",
-    ),
-)
+_INSIDE = re.compile("docker|br-|veth|virbr|cni|flannel|cali|podman|lxc|lxdbr|ifb|dummy|lo$")
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,9 +41,8 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for name in sorted(os.listdir(root))[:200] if os.path.isdir(root) else []:
             try:
-                packed = fcntl.ioctl(
-                    control.fileno(), 0x8915, struct.pack("256s", name.encode()[:15])
-                )  # SIOCGIFADDR
+                request = struct.pack("256s", name.encode()[:15])
+                packed = fcntl.ioctl(control.fileno(), 0x8915, request)  # SIOCGIFADDR
                 addresses = [socket.inet_ntoa(packed[20:24])]
             except OSError:
                 addresses = []
@@ -142,119 +92,138 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
-    """The way to the peers, and what it is like compared with the other hosts'."""
-    routes = {host: dict(answer.get("route") or {}) for host, answer in answers.items()}
-    real = {host: route for host, route in routes.items() if _leads_out(route) and not context.one_machine}
-    findings = each("network.route", answers, lambda at, a: _route(at, routes[at.host], context))
-    for key, unit, remedy in (
-        ("speed", "Mbit/s", "ethtool INTERFACE; try another cable or port where it has fallen back"),
-        ("mtu", "bytes", "sudo ip link set dev INTERFACE mtu 9000  # the same on all hosts and switches"),
-    ):
-        known = {host: route[key] for host, route in real.items() if (route.get(key) or 0) > 0}
-        findings += _measure(f"network.{key}", key, unit, remedy, known, context)
-        findings += _others(f"network.{key}", answers, known, routes, "the interface does not report this")
-    findings += each("network.duplex", answers, lambda at, a: _duplex(at, real.get(at.host)))
-    findings += each("network.errors", answers, lambda at, a: _errors(at, real.get(at.host), context))
-    return findings + each("network.variables", answers, lambda at, a: _variables(at, a, context))
+def _way_out(case: Case) -> Mapping[str, Any]:
+    """The route to the peers, where it leaves the host; else empty."""
+    route: Mapping[str, Any] = case.answer.get("route") or {}
+    interface = route.get("interface")
+    leads_out = interface and not _INSIDE.match(interface) and not case.context.one_machine
+    return route if leads_out else {}
 
 
-def _leads_out(route: Mapping[str, Any]) -> bool:
-    return (
-        bool(route.get("interface"))
-        and route["interface"] != "lo"
-        and not route["interface"].startswith(_INSIDE)
-    )
+_SILENT = "the interface does not report this"
 
 
-def _route(about: About, route: Mapping[str, Any], context: Context) -> Finding:
-    if context.one_machine:
-        return about.not_applicable("pretend hosts of one machine")
-    if not route:
-        return about.unknown("the route to the peers could not be read")
-    asked, to = route.get("asked"), route["to"]
+@host_check(
+    "network.route",
+    "The interface used to reach the peers is not loopback or a container's bridge.",
+    "Ranks announce an address that other hosts cannot reach, and all wait for ever.",
+)
+def route(case: Case) -> Finding:
+    """Hosts given as loopback addresses are this machine's own; a name that means one is an error."""
+    if case.context.one_machine:
+        return case.not_applicable("pretend hosts of one machine")
+    way = case.answer.get("route")
+    if not way:
+        return case.unknown("the route to the peers could not be read")
+    asked, to = way.get("asked"), way["to"]
     shown = to if asked in (None, to) else f"{to}, which {asked} means here"
-    evidence = f"{route['interface']} ({route['address']}) to {shown}"
-    # Hosts that are given as loopback addresses are this machine's own; a name that means one is an error.
-    if _leads_out(route) or loopback(str(route.get("asked"))):
-        return about.passed(evidence)
-    return about.warn(
-        "the route to the peers reaches no other host",
-        evidence,
-        "ip route get ADDRESS-OF-A-PEER; fix the route, or the peer's name in /etc/hosts",
-    )
+    evidence = f"{way['interface']} ({way['address']}) to {shown}"
+    if _way_out(case) or loopback(str(asked)):
+        return case.passed(evidence)
+    remedy = "ip route get ADDRESS-OF-A-PEER; fix the route, or the peer's name in /etc/hosts"
+    return case.warn("the route to the peers reaches no other host", evidence, remedy)
 
 
-def _others(
-    check: str, answers: Answers, known: Mapping[str, Any], routes: Mapping[str, Any], why: str
-) -> list[Finding]:
-    return [About(check, host).not_applicable(why) for host in answers if host not in known]
+def _same(key: str, word: str, unit: str, asks: str, why: str, remedy: str) -> Check:
+    """A figure of the interface: at_least, and the same on every host."""
+    differ = Differ(f"another {key} than most hosts", remedy=remedy, show=lambda value: f"{value} {unit}")
+
+    @same_check(f"network.{key}", f"{asks}: at_least, and the same on every host.", why, differ, at_least=0)
+    def check(case: Case) -> Finding | int:
+        value: int = _way_out(case).get(key) or 0
+        if value <= 0:
+            return case.not_applicable(_SILENT)
+        if value < case.expect("at_least"):
+            return case.fail(f"the interface's {word} is lower than expected", f"{value} {unit}", remedy)
+        return value
+
+    return check
 
 
-def _measure(
-    check: str, key: str, unit: str, remedy: str, known: Mapping[str, int], context: Context
-) -> list[Finding]:
-    least = float(context.expect(check, "at_least"))
-    word = {"mtu": "MTU"}.get(key, key)
-    low = {host: value for host, value in known.items() if value < least}
-    findings = [
-        About(check, host).fail(f"the interface's {word} is lower than expected", f"{value} {unit}", remedy)
-        for host, value in low.items()
-    ]
-    enough = {host: value for host, value in known.items() if host not in low}
-    differ = Differ(
-        f"another {key} than most hosts", Level.WARN, remedy, 0.0, lambda value: f"{value} {unit}"
-    )
-    return findings + differing(check, enough, differ)
+speed = _same(
+    "speed",
+    "speed",
+    "Mbit/s",
+    "That interface's speed in Mbit/s",
+    "All-reduce is as fast as the slowest link: one port that fell back to 1 Gbit/s slows the whole job.",
+    "ethtool INTERFACE; try another cable or port where it has fallen back",
+)
+mtu = _same(
+    "mtu",
+    "MTU",
+    "bytes",
+    "That interface's MTU",
+    "Large packets to a host with a smaller MTU are lost: small messages work, training hangs.",
+    "sudo ip link set dev INTERFACE mtu 9000  # the same on all hosts and switches",
+)
 
 
-def _duplex(about: About, route: Mapping[str, Any] | None) -> Finding:
-    duplex = (route or {}).get("duplex")
-    if duplex not in ("full", "half"):
-        return about.not_applicable("the interface does not report this")
-    if duplex == "full":
-        return about.passed()
-    return about.fail(
-        "the interface runs in half duplex",
-        str((route or {}).get("interface")),
-        "sudo ethtool -s INTERFACE autoneg on",
-    )
+@host_check(
+    "network.duplex",
+    "That interface runs in full duplex.",
+    "Half duplex comes from a failed negotiation: collisions, and a tenth of the speed.",
+)
+def duplex(case: Case) -> Finding:
+    """Interfaces without a cable do not tell."""
+    way = _way_out(case)
+    if way.get("duplex") not in ("full", "half"):
+        return case.not_applicable(_SILENT)
+    if way["duplex"] == "full":
+        return case.passed()
+    remedy = "sudo ethtool -s INTERFACE autoneg on"
+    return case.fail("the interface runs in half duplex", str(way["interface"]), remedy)
 
 
-def _errors(about: About, route: Mapping[str, Any] | None, context: Context) -> Finding:
-    counts = [(route or {}).get(key) for key in ("rx_packets", "tx_packets", "rx_errors", "tx_errors")]
-    if any(count is None for count in counts):
-        return about.not_applicable("the interface does not report this")
+@host_check(
+    "network.errors",
+    "The share of that interface's packets with errors since boot.",
+    "A bad cable or port costs retransmissions.",
+    at_most=1e-4,
+    packets=10_000,
+)
+def errors(case: Case) -> Finding:
+    """Of packets received and sent."""
+    way = _way_out(case)
+    counts = [way.get(key) for key in ("rx_packets", "tx_packets", "rx_errors", "tx_errors")]
+    if None in counts:
+        return case.not_applicable(_SILENT)
     received, sent, bad_in, bad_out = (int(count or 0) for count in counts)
     packets, bad = received + sent, bad_in + bad_out
     evidence = f"{bad} of {packets} packets"
-    if packets < context.expect(about.check, "packets") or bad <= packets * context.expect(
-        about.check, "at_most"
-    ):
-        return about.passed(evidence)
-    return about.warn(
+    if packets < case.expect("packets") or bad <= packets * case.expect("at_most"):
+        return case.passed(evidence)
+    return case.warn(
         "the interface loses packets", evidence, "ethtool -S INTERFACE; try another cable or port"
     )
 
 
-def _variables(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
-    given = {**(answer.get("env") or {}), **(context.recipe.get("env") or {})}
+@host_check(
+    "network.variables",
+    "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME of the recipe and of the host name interfaces that are there, "
+    "up and with an address.",
+    "NCCL finds no socket interface and gives up; gloo fails to resolve its address.",
+)
+def variables(case: Case) -> Finding:
+    """The recipe's win over the host's own."""
+    given = {**(case.answer.get("env") or {}), **(case.context.recipe.get("env") or {})}
     wanted = {
         name: str(given[name]) for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if given.get(name)
     }
     if not wanted:
-        return about.not_applicable("neither is set")
-    usable = [
-        name for name, one in (answer.get("interfaces") or {}).items() if one["up"] and one["addresses"]
-    ]
+        return case.not_applicable("neither is set")
+    interfaces = case.answer.get("interfaces") or {}
+    usable = [name for name, one in interfaces.items() if one["up"] and one["addresses"]]
     bad = [f"{name}={value}" for name, value in wanted.items() if not matching(name, value, usable)]
     if not bad:
-        return about.passed(", ".join(f"{name}={value}" for name, value in wanted.items()))
-    return about.fail(
+        return case.passed(", ".join(f"{name}={value}" for name, value in wanted.items()))
+    return case.fail(
         "a variable names no interface that is up here",
         f"{', '.join(bad)}; up with an address: {fold_hosts(usable) or 'none'}",
         "env.NCCL_SOCKET_IFNAME=^docker,lo, or a list that has every host's: NCCL_SOCKET_IFNAME=eno1,eth0",
     )
+
+
+CHECKS = (route, speed, duplex, mtu, errors, variables)
 
 
 def matching(variable: str, value: str, interfaces: list[str]) -> list[str]:

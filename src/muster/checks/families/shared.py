@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from muster.agent.probe import at_end
-from muster.checks.base import Answers, Check, Context, Finding
-from muster.checks.families._judging import About, absent, each, engine
+from muster.checks.base import Answers, Context, Finding
+from muster.checks.kinds import Case, Judge, absent, engine, group_check
 from muster.core.hostlist import fold_hosts
-
-CHECKS = (
-    Check(
-        "shared.folders",
-        "The folders of runs and caches are shared by all hosts, or by none.",
-        "Where most hosts share a folder, one that does not has probably lost a mount. FSDP's checkpoints "
-        "need a "
-        "shared folder. required: true fails hosts where not all share every folder.",
-        {"required": False},
-    ),
-)
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,60 +76,70 @@ def probe_peers(ask: Mapping[str, Any]) -> dict[str, Any]:
     return {"sees": sees}
 
 
-def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
-    """Groups of hosts that share, per folder."""
-    check = "shared.folders"
-    if context.one_machine or len(answers) < 2:
-        return each(check, answers, lambda at, a: at.not_applicable("there is only one host"))
-    folders = sorted({folder for answer in peers.values() for folder in answer.get("sees") or {}})
-    return each(check, answers, lambda at, a: _shares(at, folders, answers, peers, context))
+@group_check(
+    "shared.folders",
+    "The folders of runs and caches are shared by all hosts, or by none.",
+    "Where most hosts share a folder, one that does not has probably lost a mount. FSDP's checkpoints need a "
+    "shared folder. required: true fails hosts where not all share every folder.",
+    required=False,
+)
+def folders(answers: Answers, peers: Answers, context: Context) -> Judge:
+    """Groups of hosts that share, per folder: each is known by its first host."""
+    views = {host: answer.get("sees") or {} for host, answer in peers.items()}
+    groups: dict[str, dict[str, list[str]]] = {}  # folder -> first host -> those that share it
+    for host, seen in views.items():
+        for folder, found in seen.items():
+            group = groups.setdefault(folder, {})
+            if found:
+                group.setdefault(found[0], []).append(host)
+
+    def judge(case: Case) -> Finding:
+        if context.one_machine or len(answers) < 2:
+            return case.not_applicable("there is only one host")
+        if case.host not in peers:
+            return absent(case)
+        if not views[case.host]:
+            wrote = case.answer.get("wrote") or {}
+            return case.unknown(
+                "no folder is writable", ", ".join(f"{path}: {why}" for path, why in wrote.items())
+            )
+        return _shares(case, views[case.host], groups)
+
+    return judge
 
 
-def _shares(about: About, folders: list[str], answers: Answers, peers: Answers, context: Context) -> Finding:
-    if about.host not in peers:
-        return absent(about, answers[about.host])
-    mine = peers[about.host].get("sees") or {}
-    if not mine:
-        words = ", ".join(f"{path}: {why}" for path, why in (answers[about.host].get("wrote") or {}).items())
-        return about.unknown("no folder is writable", words)
+def _shares(case: Case, mine: Mapping[str, Any], groups: Mapping[str, Mapping[str, list[str]]]) -> Finding:
     apart, alone, together = [], [], []
-    for folder in folders:
-        leaders = {host: (answer.get("sees") or {}).get(folder) for host, answer in peers.items()}
-        groups = Counter(seen[0] for seen in leaders.values() if seen)
+    for folder in sorted(groups):
+        most = max(groups[folder], key=lambda first: len(groups[folder][first]))
         seen = mine.get(folder)
-        if len(groups) == 1 and seen:
+        if seen and len(groups[folder]) == 1:
             together.append(folder)
-        elif seen and max(groups.values()) == 1:
+        elif seen and len(groups[folder][most]) == 1:
             alone.append(folder)
-        else:
-            most = groups.most_common(1)[0][0]
-            same = [host for host, other in leaders.items() if other and other[0] == most]
-            if not seen or seen[0] != most:
-                apart.append(f"{folder} is shared by {fold_hosts(same)}, and not with this host")
+        elif not seen or seen[0] != most:
+            apart.append(f"{folder} is shared by {fold_hosts(groups[folder][most])}, and not with this host")
     if apart:
-        return about.warn(
-            "the host does not share a folder that the others share",
-            "; ".join(apart),
-            "mount | grep nfs; sudo mount -a",
-        )
-    kind = engine(context)
-    needs = kind.one_disk and (context.recipe.get("checkpoint") or {}).get("every")
+        problem = "the host does not share a folder that the others share"
+        return case.warn(problem, "; ".join(apart), "mount | grep nfs; sudo mount -a")
     words = "; ".join(
-        text
-        for text in (
-            f"shared by all: {', '.join(together)}" if together else "",
-            f"each host has its own: {', '.join(alone)}" if alone else "",
-        )
-        if text
+        f"{what}: {', '.join(paths)}"
+        for what, paths in (("shared by all", together), ("each host has its own", alone))
+        if paths
     )
-    if alone and context.expect(about.check, "required"):
-        return about.fail(
-            "a folder is not shared by the hosts", words, "mount a network file system on every host"
-        )
-    if alone and not together and needs:
-        return about.warn(
-            f"{kind.called}'s checkpoints need a folder that all hosts share",
-            words,
-            "--output on a shared disk",
-        )
-    return about.passed(words)
+    if alone and case.expect("required"):
+        remedy = "mount a network file system on every host"
+        return case.fail("a folder is not shared by the hosts", words, remedy)
+    kind = engine(case.context)
+    if (
+        alone
+        and not together
+        and kind.one_disk
+        and (case.context.recipe.get("checkpoint") or {}).get("every")
+    ):
+        problem = f"{kind.called}'s checkpoints need a folder that all hosts share"
+        return case.warn(problem, words, "--output on a shared disk")
+    return case.passed(words)
+
+
+CHECKS = (folders,)

@@ -2,58 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from muster.agent.probe import text
-from muster.checks.base import Answers, Check, Context, Finding, Level
-from muster.checks.families._judging import About, Differ, differing
-
-_SLOWEST = "The slowest host sets the speed of the job; one that is set up differently is often the slowest."
-
-CHECKS = (
-    Check(
-        "system.os",
-        "The operating system's name and version, the same on every host.",
-        "Libraries, limits and defaults differ between systems.",
-    ),
-    Check("system.kernel", "The kernel's release, the same on every host.", _SLOWEST),
-    Check("system.cpu", "The processor's model and the number of cores, the same on every host.", _SLOWEST),
-    Check("system.numa", "The number of NUMA nodes with memory, the same on every host.", _SLOWEST),
-    Check(
-        "system.hyperthreading",
-        "Simultaneous multithreading, on or off, the same on every host.",
-        "Thread counts that suit one host are wrong for another.",
-    ),
-)
-
-_QUESTIONS = (
-    (
-        "system.os",
-        "os",
-        "the operating system differs from most hosts",
-        "install the same system on all hosts",
-    ),
-    (
-        "system.kernel",
-        "kernel",
-        "the kernel differs from most hosts",
-        "install the same updates everywhere, then reboot",
-    ),
-    ("system.cpu", "cpu", "the processor differs from most hosts", "train on hosts of one kind"),
-    (
-        "system.numa",
-        "numa",
-        "the number of NUMA nodes differs from most hosts",
-        "use the same BIOS settings (NPS, SNC)",
-    ),
-    (
-        "system.hyperthreading",
-        "smt",
-        "hyperthreading is not set as on most hosts",
-        "echo on | sudo tee /sys/devices/system/cpu/smt/control",
-    ),
-)
+from muster.checks.base import Check
+from muster.checks.kinds import Case, Differ, same_check
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,20 +37,65 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
-    """Differences between hosts: warnings, with the majority."""
-    findings = []
-    for check, key, problem, remedy in _QUESTIONS:
-        known = {host: answer[key] for host, answer in answers.items() if answer.get(key) is not None}
-        differ = Differ(problem, Level.WARN, remedy, show=_smt if key == "smt" else str)
-        findings += differing(check, known, differ)
-        findings += [
-            About(check, host).not_applicable("the kernel does not report this")
-            for host in answers
-            if host not in known
-        ]
-    return findings
+def _same(
+    key: str, name: str, asks: str, why: str, problem: str, remedy: str, show: Callable[[Any], str] = str
+) -> Check:
+    """What the answer has by this key is the same on every host that tells it."""
+
+    @same_check(name, f"{asks}, the same on every host.", why, Differ(problem, remedy=remedy, show=show))
+    def check(case: Case) -> Any:
+        value = case.answer.get(key)
+        return case.not_applicable("the kernel does not report this") if value is None else value
+
+    return check
 
 
-def _smt(value: Any) -> str:
+def _on_or_off(value: Any) -> str:
     return "on" if str(value) == "1" else "off"
+
+
+_SLOWEST = "The slowest host sets the speed of the job; one that is set up differently is often the slowest."
+
+CHECKS = (
+    _same(
+        "os",
+        "system.os",
+        "The operating system's name and version",
+        "Libraries, limits and defaults differ between systems.",
+        "the operating system differs from most hosts",
+        "install the same system on all hosts",
+    ),
+    _same(
+        "kernel",
+        "system.kernel",
+        "The kernel's release",
+        _SLOWEST,
+        "the kernel differs from most hosts",
+        "install the same updates everywhere, then reboot",
+    ),
+    _same(
+        "cpu",
+        "system.cpu",
+        "The processor's model and the number of cores",
+        _SLOWEST,
+        "the processor differs from most hosts",
+        "train on hosts of one kind",
+    ),
+    _same(
+        "numa",
+        "system.numa",
+        "The number of NUMA nodes with memory",
+        _SLOWEST,
+        "the number of NUMA nodes differs from most hosts",
+        "use the same BIOS settings (NPS, SNC)",
+    ),
+    _same(
+        "smt",
+        "system.hyperthreading",
+        "Simultaneous multithreading, on or off",
+        "Thread counts that suit one host are wrong for another.",
+        "hyperthreading is not set as on most hosts",
+        "echo on | sudo tee /sys/devices/system/cpu/smt/control",
+        _on_or_off,
+    ),
+)

@@ -6,18 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.agent.probe import text
-from muster.checks.base import Answers, Check, Context, Finding
-from muster.checks.families._judging import About, each
+from muster.checks.base import Finding
+from muster.checks.kinds import Case, host_check
 from muster.core.units import format_seconds
-
-CHECKS = (
-    Check(
-        "uptime.since_boot",
-        "Seconds since the host was started: at_least and at_most (0: not asked).",
-        "A host that restarted by itself may do so again; one that has been up for a year lacks updates.",
-        {"at_least": 0, "at_most": 0},
-    ),
-)
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,23 +17,27 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     return {"seconds": float(words[0]) if words else None}
 
 
-def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
+@host_check(
+    "uptime.since_boot",
+    "Seconds since the host was started: at_least and at_most (0: not asked).",
+    "A host that restarted by itself may do so again; one that has been up for a year lacks updates.",
+    at_least=0,
+    at_most=0,
+)
+def since_boot(case: Case) -> Finding:
     """Against the profile's bounds."""
-    return each("uptime.since_boot", answers, lambda at, a: _since(at, a, context))
-
-
-def _since(about: About, answer: Mapping[str, Any], context: Context) -> Finding:
-    seconds = answer.get("seconds")
+    seconds = case.answer.get("seconds")
     if seconds is None:
-        return about.unknown("the time since boot could not be read")
-    least, most = (float(context.expect(about.check, key)) for key in ("at_least", "at_most"))
+        return case.unknown("the time since boot could not be read")
+    least, most = case.expect("at_least"), case.expect("at_most")
     evidence = f"up for {format_seconds(seconds)}"
     if seconds < least:
-        return about.warn(
-            "the host was restarted recently", evidence, "last -x reboot | head; journalctl -b -1 -e"
-        )
+        remedy = "last -x reboot | head; journalctl -b -1 -e"
+        return case.warn("the host was restarted recently", evidence, remedy)
     if most and seconds > most:
-        return about.warn(
-            "the host has not been restarted for a long time", evidence, "sudo reboot, when no job runs"
-        )
-    return about.passed(evidence)
+        remedy = "sudo reboot, when no job runs"
+        return case.warn("the host has not been restarted for a long time", evidence, remedy)
+    return case.passed(evidence)
+
+
+CHECKS = (since_boot,)

@@ -2,90 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from muster.agent.probe import run, text
 from muster.checks.base import Answers, Check, Context, Finding, Level
-from muster.checks.families._judging import (
+from muster.checks.kinds import (
     NO_MAJORITY,
-    About,
+    Case,
     Differ,
+    Judge,
     differing,
-    each,
     engine,
+    group_check,
+    host_check,
     majority,
+    same_check,
     version_key,
 )
 from muster.core.hostlist import fold_hosts
 from muster.engines.base import packages
-
-# ----------------------------------------------------------------------------------------------------
-# Judging what DeepSpeed compiles its operators with at first use. Pure.
-
-TOOLCHAIN = (
-    Check(
-        "versions.compiler",
-        "A C++ compiler and ninja, where DeepSpeed compiles operators (engine.offload, engine.config).",
-        "Without them the first step fails while it builds CPU Adam, with a long traceback.",
-    ),
-    Check(
-        "versions.nvcc",
-        "The CUDA compiler there, of the major version that torch was built for.",
-        "DeepSpeed refuses to build operators with a CUDA of another major version.",
-    ),
-)
-
-
-def judge_toolchain(answers: Answers, context: Context) -> list[Finding]:
-    """Both questions; not applicable to recipes that compile nothing."""
-    builds = engine(context).compiles(context.recipe.get("engine") or {})
-    return [
-        *each("versions.compiler", answers, lambda at, a: _compiler(at, a, builds)),
-        *each("versions.nvcc", answers, lambda at, a: _nvcc(at, a, builds)),
-    ]
-
-
-def _compiler(about: About, answer: Mapping[str, Any], builds: bool) -> Finding:
-    tools = answer.get("tools") or {}
-    missing = [name for name, key in (("a C++ compiler", "c++"), ("ninja", "ninja")) if not tools.get(key)]
-    if not builds:
-        return about.not_applicable("this recipe compiles nothing")
-    if missing:
-        return about.warn(
-            "DeepSpeed cannot compile its operators",
-            f"no {' and no '.join(missing)}",
-            "sudo apt-get install g++ ninja-build, or engine.offload=none",
-        )
-    return about.passed(f"{tools['c++']}, {tools['ninja']}")
-
-
-def _nvcc(about: About, answer: Mapping[str, Any], builds: bool) -> Finding:
-    cuda = answer.get("cuda")
-    if not builds or not cuda or cuda == "none":
-        return about.not_applicable("this recipe compiles nothing for CUDA")
-    tools = answer.get("tools") or {}
-    if not tools.get("nvcc"):
-        return about.warn(
-            "there is no CUDA compiler (nvcc)",
-            f"torch is built for CUDA {cuda}",
-            "install the CUDA toolkit of that version and set env.CUDA_HOME=/usr/local/cuda",
-        )
-    version = tools.get("nvcc_version")
-    if not version:
-        return about.unknown("nvcc's version could not be read")
-    evidence = f"nvcc {version} at {tools['nvcc']}, torch for CUDA {cuda}"
-    if version_key(version)[:1] == version_key(cuda)[:1]:
-        return about.passed(evidence)  # a minor difference is accepted
-    return about.fail(
-        "nvcc and torch have different major CUDA versions",
-        evidence,
-        "env.CUDA_HOME=/usr/local/cuda-VERSION of torch's major version",
-    )
-
-
-# ----------------------------------------------------------------------------------------------------
-# The versions of the ranks' interpreter and packages.
 
 # What ranks' messages, checkpoints and numbers depend on: a difference breaks a job, or spoils it.
 _ALL = ("torch", "transformers", "accelerate")
@@ -93,58 +30,12 @@ _MUST = (_ALL[0], *packages(), *_ALL[1:])
 # What hosts are asked for.
 PACKAGES = (
     *_MUST,
-    "numpy",
-    "datasets",
-    "tokenizers",
-    "peft",
-    "safetensors",
-    "sentencepiece",
-    "pydantic",
-    "triton",
-    "trl",
+    *("numpy", "datasets", "tokenizers", "peft", "safetensors", "sentencepiece", "pydantic", "triton", "trl"),
 )
 # The oldest Linux driver for a CUDA major version (CUDA Compatibility, minor version compatibility).
 _DRIVERS = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
 _SAME = "muster prepare HOSTS RECIPE  # the same environment everywhere"
-
-CHECKS = (
-    Check(
-        "versions.python",
-        "The ranks' Python exists, and its major.minor version is the same on every host.",
-        "Pickles, wheels and compiled operators do not work across minor versions.",
-        {"at_least": "3.8"},
-    ),
-    *(
-        Check(
-            f"versions.{name}",
-            f"{name}'s version, the same on every host.",
-            "Ranks with different versions hang, or fail with errors about shapes, keys or pickles.",
-        )
-        for name in _MUST
-    ),
-    Check(
-        "versions.cuda",
-        "The CUDA version that torch was built for, the same on every host.",
-        "Kernels and collectives of different builds do not work together.",
-    ),
-    Check(
-        "versions.nccl",
-        "NCCL's version, the same on every host.",
-        "Different versions of NCCL refuse to work together, or hang.",
-    ),
-    Check(
-        "versions.packages",
-        "numpy, datasets, tokenizers, peft, safetensors, triton and what else a job uses, the same on "
-        "every host.",
-        "Data and numbers may differ between ranks.",
-    ),
-    Check(
-        "versions.driver",
-        "The NVIDIA driver's version against what torch's CUDA needs, and against the other hosts.",
-        "torch finds no GPU where the driver is too old for its CUDA; one such host stops the job.",
-    ),
-    *TOOLCHAIN,
-)
+_SILENT = "the ranks' Python does not respond"
 
 
 def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,135 +123,217 @@ def probe(ask: Mapping[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def judge(answers: Answers, peers: Answers, context: Context) -> list[Finding]:
-    """One Finding per host and check: what is missing, and which hosts differ from most."""
-    findings = _python(answers, context)
-    able = {host: answer for host, answer in answers.items() if answer.get("python")}
-    for name in _MUST:
-        values = {host: answer["packages"].get(name) for host, answer in able.items()}
-        findings += _package(f"versions.{name}", name, values, context)
-    for check, key, words in (
-        ("versions.cuda", "cuda", "torch built for another CUDA"),
-        ("versions.nccl", "nccl", "another version of NCCL"),
-    ):
-        values = {host: answer.get(key) for host, answer in able.items()}
-        if any(value not in (None, "none") for value in values.values()):
-            findings += differing(check, values, Differ(f"{words} than most hosts", Level.FAIL, _SAME))
-        else:
-            findings += [About(check, host).not_applicable("torch is not built for CUDA") for host in values]
-    findings += _rest(able)
-    for check in ("packages", "cuda", "nccl", *_MUST):
-        findings += [
-            About(f"versions.{check}", host).unknown("the ranks' Python does not respond")
-            for host in answers
-            if host not in able
-        ]
-    return [*findings, *_driver(answers), *judge_toolchain(answers, context)]
+# ----------------------------------------------------------------------------------------------------
+# The interpreter and its packages.
 
 
-def _python(answers: Answers, context: Context) -> list[Finding]:
-    least = str(context.expect("versions.python", "at_least"))
-    findings = []
-    fine: dict[str, Any] = {}
-    for host, answer in answers.items():
-        about = About("versions.python", host)
-        hint = "muster prepare HOSTS RECIPE, or launch.python=PATH"
-        if answer.get("missing"):
-            findings.append(about.fail("the ranks' Python is missing", str(answer["missing"]), hint))
-        elif not answer.get("python"):
-            evidence = str(answer.get("interpreter"))
-            findings.append(about.fail("the ranks' Python does not run", evidence, hint))
-        elif version_key(answer["python"])[:2] < version_key(least)[:2]:
-            evidence = f"{answer['python']} at {answer.get('interpreter')}, and {least} is needed"
-            findings.append(about.fail("the ranks' Python is too old", evidence, hint))
-        else:
-            fine[host] = ".".join(answer["python"].split(".")[:2])
-    differ = Differ("the version of Python differs from most hosts", Level.FAIL, _SAME)
-    return findings + differing("versions.python", fine, differ)
+@same_check(
+    "versions.python",
+    "The ranks' Python exists, and its major.minor version is the same on every host.",
+    "Pickles, wheels and compiled operators do not work across minor versions.",
+    Differ("the version of Python differs from most hosts", Level.FAIL, _SAME),
+    at_least="3.8",
+)
+def python(case: Case) -> Finding | str:
+    """major.minor"""
+    answer, least = case.answer, case.expect("at_least")
+    hint = "muster prepare HOSTS RECIPE, or launch.python=PATH"
+    if answer.get("missing"):
+        return case.fail("the ranks' Python is missing", str(answer["missing"]), hint)
+    version, interpreter = answer.get("python"), answer.get("interpreter")
+    if not version:
+        return case.fail("the ranks' Python does not run", str(interpreter), hint)
+    if version_key(version)[:2] < version_key(least)[:2]:
+        evidence = f"{version} at {interpreter}, and {least} is needed"
+        return case.fail("the ranks' Python is too old", evidence, hint)
+    return ".".join(version.split(".")[:2])
 
 
-def _package(check: str, name: str, values: Mapping[str, str | None], context: Context) -> list[Finding]:
+def _package(package: str) -> Check:
     """A package that all must have in one version. Missing everywhere is no difference."""
-    differ = Differ(f"the version of {name} differs from most hosts", Level.FAIL, _SAME)
-    have = {host: value for host, value in values.items() if value is not None}
-    if have and name in _needed(context):
-        return differing(check, values, differ)
-    if have:
-        evidence = f"{fold_hosts(have)} {'has' if len(have) == 1 else 'have'} it"
-        return differing(check, have, differ) + [
-            About(check, host).warn(f"{name} is installed on other hosts only", evidence, _SAME)
-            for host in values
-            if host not in have
-        ]
-    if context.recipe and name in _needed(context):
-        evidence = f"no {name} for the ranks' Python"
-        return [
-            About(check, host).warn("what the recipe needs is not installed", evidence, _SAME)
-            for host in values
-        ]
-    return [About(check, host).not_applicable("installed on no host") for host in values]
+    name = f"versions.{package}"
+
+    @group_check(
+        name,
+        f"{package}'s version, the same on every host.",
+        "Ranks with different versions hang, or fail with errors about shapes, keys or pickles.",
+    )
+    def check(answers: Answers, peers: Answers, context: Context) -> Judge:
+        values = {
+            host: answer["packages"].get(package) for host, answer in answers.items() if answer.get("python")
+        }
+        have = {host: version for host, version in values.items() if version is not None}
+        # What a recipe's ranks import; without a recipe, what those of any do.
+        needed = package in (*_ALL, *engine(context).packages)
+        differ = Differ(f"the version of {package} differs from most hosts", Level.FAIL, _SAME)
+        compared = differing(name, values if have and needed else have, differ)
+
+        def judge(case: Case) -> Finding:
+            if case.host not in values:
+                return case.unknown(_SILENT)
+            if case.host in compared:
+                return compared[case.host]
+            if have:
+                evidence = f"{fold_hosts(have)} {'has' if len(have) == 1 else 'have'} it"
+                return case.warn(f"{package} is installed on other hosts only", evidence, _SAME)
+            if context.recipe and needed:
+                evidence = f"no {package} for the ranks' Python"
+                return case.warn("what the recipe needs is not installed", evidence, _SAME)
+            return case.not_applicable("installed on no host")
+
+        return judge
+
+    return check
 
 
-def _needed(context: Context) -> tuple[str, ...]:
-    """What a recipe's ranks import; without a recipe, what those of any do."""
-    return (*_ALL, *engine(context).packages)
+def _built_for(key: str, asks: str, why: str, problem: str) -> Check:
+    """What the answer has by this key is the same on all hosts, where torch is built for CUDA on any."""
+    name = f"versions.{key}"
+
+    @group_check(name, f"{asks}, the same on every host.", why)
+    def check(answers: Answers, peers: Answers, context: Context) -> Judge:
+        values = {host: answer.get(key) for host, answer in answers.items() if answer.get("python")}
+        compared = differing(name, values, Differ(f"{problem} than most hosts", Level.FAIL, _SAME))
+        anywhere = any(value not in (None, "none") for value in values.values())
+
+        def judge(case: Case) -> Finding:
+            if case.host not in values:
+                return case.unknown(_SILENT)
+            return compared[case.host] if anywhere else case.not_applicable("torch is not built for CUDA")
+
+        return judge
+
+    return check
 
 
-def _rest(able: Answers) -> list[Finding]:
-    """Packages that may differ: one Finding per host that names those that do."""
-    most = {}
-    for name in sorted({name for answer in able.values() for name in answer["packages"]} - set(_MUST)):
-        values = [answer["packages"].get(name) for answer in able.values()]
-        if len(set(values)) > 1:
-            most[name] = majority(values)
-    findings = []
-    for host, answer in able.items():
-        about = About("versions.packages", host)
-        odd = []
-        tie = False
-        for name, usual in most.items():
-            mine = answer["packages"].get(name)
-            split = usual is None and _tied([a["packages"].get(name) for a in able.values()])
-            if mine != usual or split:
-                tie = tie or split
-                odd.append(f"{name} {mine or 'not installed'}" + ("" if split else f" (most: {usual})"))
-        if odd:
-            problem = "versions of packages differ from most hosts" + (NO_MAJORITY if tie else "")
-            findings.append(about.warn(problem, ", ".join(odd), _SAME))
-        else:
-            findings.append(about.passed())
-    return findings
+@group_check(
+    "versions.packages",
+    "numpy, datasets, tokenizers, peft, safetensors, triton and what else a job uses, the same on every "
+    "host.",
+    "Data and numbers may differ between ranks.",
+)
+def others(answers: Answers, peers: Answers, context: Context) -> Judge:
+    """One Finding per host that names all those that differ."""
+    able = [answer["packages"] for answer in answers.values() if answer.get("python")]
+    usual: dict[str, Any] = {}
+    tied = set()
+    for name in sorted({name for installed in able for name in installed} - set(_MUST)):
+        counts = Counter(installed.get(name) for installed in able).most_common(2)
+        if len(counts) > 1:
+            usual[name] = counts[0][0]
+            if counts[0][1] == counts[1][1]:
+                tied.add(name)
+
+    def judge(case: Case) -> Finding:
+        if not case.answer.get("python"):
+            return case.unknown(_SILENT)
+        mine = {name: case.answer["packages"].get(name) for name in usual}
+        odd = [name for name in usual if name in tied or mine[name] != usual[name]]
+        words = ", ".join(
+            f"{name} {mine[name] or 'not installed'}" + ("" if name in tied else f" (most: {usual[name]})")
+            for name in odd
+        )
+        problem = "versions of packages differ from most hosts" + (NO_MAJORITY if tied else "")
+        return case.warn(problem, words, _SAME) if odd else case.passed()
+
+    return judge
 
 
-def _tied(values: list[Any]) -> bool:
-    counts = sorted((values.count(value) for value in set(values)), reverse=True)
-    return len(counts) > 1 and counts[0] == counts[1]
+@group_check(
+    "versions.driver",
+    "The NVIDIA driver's version against what torch's CUDA needs, and against the other hosts.",
+    "torch finds no GPU where the driver is too old for its CUDA; one such host stops the job.",
+)
+def driver(answers: Answers, peers: Answers, context: Context) -> Judge:
+    """Fails where it is too old, warns where it differs."""
+    usual = majority(answer["driver"] for answer in answers.values() if answer.get("driver"))
 
-
-def _driver(answers: Answers) -> list[Finding]:
-    have = {host: answer["driver"] for host, answer in answers.items() if answer.get("driver")}
-    usual = majority(have.values())
-
-    def one(about: About, answer: Mapping[str, Any]) -> Finding:
-        driver, cuda = answer.get("driver"), answer.get("cuda")
+    def judge(case: Case) -> Finding:
+        driver, cuda = case.answer.get("driver"), case.answer.get("cuda")
         if not driver:
-            return about.not_applicable("no NVIDIA driver")
-        need = _DRIVERS.get((version_key(cuda) or (0,))[0]) if cuda else None
+            return case.not_applicable("no NVIDIA driver")
+        need = _DRIVERS.get((version_key(cuda) or (0,))[0])
         if need and version_key(driver) < need:
-            words = ".".join(str(part) for part in need)
-            return about.fail(
+            return case.fail(
                 "the driver is too old for torch's CUDA",
-                f"driver {driver}, and CUDA {cuda} needs {words}",
+                f"driver {driver}, and CUDA {cuda} needs {'.'.join(map(str, need))}",
                 "install a newer driver, or torch for an older CUDA: pip install torch --index-url "
                 "https://download.pytorch.org/whl/cu126",
             )
         if driver != usual:
             others = f"most hosts have {usual}" if usual else "no value has a majority"
-            return about.warn(
-                "the driver differs from most hosts",
-                f"{driver}; {others}",
-                "install the same driver everywhere: sudo apt-get install nvidia-driver-VERSION",
-            )
-        return about.passed(f"{driver}" + (f" for CUDA {cuda}" if need else ""))
+            remedy = "install the same driver everywhere: sudo apt-get install nvidia-driver-VERSION"
+            return case.warn("the driver differs from most hosts", f"{driver}; {others}", remedy)
+        return case.passed(f"{driver}" + (f" for CUDA {cuda}" if need else ""))
 
-    return each("versions.driver", answers, one)
+    return judge
+
+
+# ----------------------------------------------------------------------------------------------------
+# What DeepSpeed compiles its operators with at first use.
+
+
+def _builds(case: Case) -> bool:
+    return engine(case.context).compiles(case.context.recipe.get("engine") or {})
+
+
+@host_check(
+    "versions.compiler",
+    "A C++ compiler and ninja, where DeepSpeed compiles operators (engine.offload, engine.config).",
+    "Without them the first step fails while it builds CPU Adam, with a long traceback.",
+)
+def compiler(case: Case) -> Finding:
+    """Both are needed."""
+    if not _builds(case):
+        return case.not_applicable("this recipe compiles nothing")
+    tools = case.answer.get("tools") or {}
+    missing = [name for name, key in (("a C++ compiler", "c++"), ("ninja", "ninja")) if not tools.get(key)]
+    if missing:
+        remedy = "sudo apt-get install g++ ninja-build, or engine.offload=none"
+        return case.warn("DeepSpeed cannot compile its operators", f"no {' and no '.join(missing)}", remedy)
+    return case.passed(f"{tools['c++']}, {tools['ninja']}")
+
+
+@host_check(
+    "versions.nvcc",
+    "The CUDA compiler there, of the major version that torch was built for.",
+    "DeepSpeed refuses to build operators with a CUDA of another major version.",
+)
+def nvcc(case: Case) -> Finding:
+    """A minor difference is accepted."""
+    cuda, tools = case.answer.get("cuda"), case.answer.get("tools") or {}
+    if not _builds(case) or cuda in (None, "", "none"):
+        return case.not_applicable("this recipe compiles nothing for CUDA")
+    if not tools.get("nvcc"):
+        remedy = "install the CUDA toolkit of that version and set env.CUDA_HOME=/usr/local/cuda"
+        return case.warn("there is no CUDA compiler (nvcc)", f"torch is built for CUDA {cuda}", remedy)
+    version = tools.get("nvcc_version")
+    if not version:
+        return case.unknown("nvcc's version could not be read")
+    evidence = f"nvcc {version} at {tools['nvcc']}, torch for CUDA {cuda}"
+    if version_key(version)[:1] == version_key(cuda)[:1]:
+        return case.passed(evidence)
+    remedy = "env.CUDA_HOME=/usr/local/cuda-VERSION of torch's major version"
+    return case.fail("nvcc and torch have different major CUDA versions", evidence, remedy)
+
+
+CHECKS = (
+    python,
+    *(_package(name) for name in _MUST),
+    _built_for(
+        "cuda",
+        "The CUDA version that torch was built for",
+        "Kernels and collectives of different builds do not work together.",
+        "torch built for another CUDA",
+    ),
+    _built_for(
+        "nccl",
+        "NCCL's version",
+        "Different versions of NCCL refuse to work together, or hang.",
+        "another version of NCCL",
+    ),
+    others,
+    driver,
+    compiler,
+    nvcc,
+)
