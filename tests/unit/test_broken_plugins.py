@@ -84,6 +84,25 @@ def test_its_ranks_half_and_a_launcher_too(broken: Path) -> None:
             load_plugin(group, name, part)
 
 
+@pytest.mark.parametrize("text", ["import nothing_like_this", "NAME = 1"])
+@pytest.mark.parametrize(
+    ("group", "words"), [("muster.checks", ["check", "local:1"]), ("muster.readers", ["judge", "."])]
+)
+def test_a_broken_check_or_reader_is_named(
+    group: str, words: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_module.py").write_text(text)
+    (tmp_path / "node1.log").write_text("step 1 loss 2.0\n")
+    info = tmp_path / "theirs-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\ntheirs = their_module\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    done = muster(*words)
+    assert done.returncode == 2 and "theirs: cannot be loaded" in done.stderr
+
+
 @pytest.mark.parametrize("setting", ["workload=lacking", "engine.name=raising"])
 def test_the_command_says_one_line_and_a_hint(broken: Path, setting: str) -> None:
     done = muster("plan", "demo", "local:1", "--quick", setting)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 from muster.checks.base import Answers, Check, Context, Finding
 from muster.checks.kinds import judge_each
-from muster.core.registry import plugin_names
+from muster.core.registry import load_plugin, loading, plugin_names
 
 PACKAGE = "muster.checks"
 
@@ -32,10 +31,12 @@ class Family:
 
 
 def families() -> tuple[Family, ...]:
-    """All families, by name: Muster's and those of third parties."""
-    return tuple(
-        family_of(name, importlib.import_module(path)) for name, path in sorted(plugin_names(PACKAGE).items())
-    )
+    """All families, by name: Muster's and those of third parties. Raises BrokenPluginError."""
+    found = []
+    for name in sorted(plugin_names(PACKAGE)):
+        with loading(PACKAGE, name):
+            found.append(family_of(name, load_plugin(PACKAGE, name)))
+    return tuple(found)
 
 
 def family_of(name: str, module: ModuleType) -> Family:

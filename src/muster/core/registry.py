@@ -66,7 +66,7 @@ def load_plugin(group: str, name: str, part: str | None = None) -> ModuleType:
     Raises UsageError with near names, and BrokenPluginError for a third party's that cannot be imported."""
     inner = load_part(group, name, part) if part else None
     path = find_plugin(group, name)
-    with _importing(group, name):
+    with loading(group, name):
         return inner or importlib.import_module(path)
 
 
@@ -74,7 +74,7 @@ def load_part(group: str, name: str, part: str) -> ModuleType | None:
     """The module `part` of a plug-in that is a folder; None: it has no such part, or is one module, which is
     not imported. Raises as `load_plugin`."""
     path = find_plugin(group, name)
-    with _importing(group, name):
+    with loading(group, name):
         about = importlib.util.find_spec(path)
         if about is None:
             raise ModuleNotFoundError(f"No module named {path!r}")
@@ -98,10 +98,12 @@ def declared(group: str, name: str, attribute: str, kind: type[T]) -> type[T]:
 
 
 @contextmanager
-def _importing(group: str, name: str) -> Iterator[None]:
-    """Whatever a third party's modules raise inside, as one error."""
+def loading(group: str, name: str) -> Iterator[None]:
+    """What a third party's modules raise inside, and what they lack, as one error."""
     try:
         yield
+    except BrokenPluginError:
+        raise
     except Exception as error:
         if name.replace("-", "_") in own_plugins(group):
             raise

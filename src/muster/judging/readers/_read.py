@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +10,7 @@ from collections.abc import Mapping as Dict
 from dataclasses import replace
 from itertools import accumulate, chain, islice
 
-from muster.core.registry import plugin_names
+from muster.core.registry import load_plugin, loading, plugin_names
 from muster.core.units import counted
 from muster.judging.readers._failures import HINTS as SIGN_HINTS
 from muster.judging.readers._failures import Sign, shortened
@@ -37,8 +36,12 @@ _MADE = Callable[[Frame, Sequence[Mapping]], LineReader]
 @functools.cache
 def _readers() -> tuple[tuple[tuple[str, ...], _MADE], ...]:
     """(hints, reader) of every format, by name."""
-    modules = [importlib.import_module(path) for _, path in sorted(plugin_names(PACKAGE).items())]
-    return tuple((module.HINTS, module.Reader) for module in modules)
+    found = []
+    for name in sorted(plugin_names(PACKAGE)):
+        with loading(PACKAGE, name):
+            module = load_plugin(PACKAGE, name)
+            found.append((module.HINTS, module.Reader))
+    return tuple(found)
 
 
 @functools.cache
