@@ -377,7 +377,7 @@ FINDINGS = st.lists(
 
 @given(FINDINGS)
 def test_folding_loses_no_host_and_counts_right(findings: list[Finding]) -> None:
-    found = troubles(findings, {})
+    found = troubles(findings, {}, {})
     for each in found:
         same = {
             one.host

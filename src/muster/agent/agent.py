@@ -33,9 +33,8 @@ from typing import Any, Deque, Dict, List, Optional, Set, Tuple
 TICK = 0.1  # seconds between two looks at everything
 BEAT = 1.0  # seconds between signs of life
 GRACE = 1.5  # seconds between SIGTERM and SIGKILL
-OUT_LIMIT = (
-    1 << 20
-)  # bytes waiting to be sent above which files are not read further: they keep what is unsent
+# Bytes waiting to be sent above which files are not read further: they keep what is unsent.
+OUT_LIMIT = 1 << 20
 ORDERLY = ("stopped", "deadline")  # ends of a job whose controller is still there
 LEAST_ROOM = 1 << 20  # free bytes below which a disk counts as full
 # What mpirun and srun tell the one process that they started: its ranks are others.
@@ -301,11 +300,8 @@ def cpu_times(path: str = "/proc/stat") -> Optional[List[float]]:
 
 def meminfo() -> Dict[str, int]:
     """/proc/meminfo in bytes; empty where there is none."""
-    try:
-        with open("/proc/meminfo") as file:
-            return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file if "kB" in line}
-    except (OSError, ValueError):
-        return {}
+    lines = (read_text("/proc/meminfo") or "").splitlines()
+    return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if "kB" in line}
 
 
 def processor(path: str = "/proc/cpuinfo") -> Optional[str]:
@@ -318,28 +314,25 @@ def processor(path: str = "/proc/cpuinfo") -> Optional[str]:
         return None
 
 
+def memory_groups(root: str, own: str, first: str, second: str) -> List[str]:
+    """Files of this process's control groups for memory and of those above them, the innermost first. Version
+    1 calls the file `first`, version 2 `second`."""
+    found = []
+    groups = [line.split(":", 2) for line in (read_text(own) or "").splitlines()]
+    for _, controllers, path in (group for group in groups if len(group) == 3):
+        if not controllers or "memory" in controllers.split(","):
+            top, name = (root + "/memory", first) if controllers else (root, second)
+            parts = [part for part in path.split("/") if part]
+            found += [os.path.join(top, *parts[:depth], name) for depth in range(len(parts), -1, -1)]
+    return found
+
+
 def memory_limit(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> Optional[int]:
     """The least memory that this process's control groups, or those above them, allow; None: no limit."""
-    found = []
-    try:
-        with open(own) as file:
-            groups = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        return None
-    for _, controllers, path in (group for group in groups if len(group) == 3):
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top, name = (root + "/memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
-        parts = [part for part in path.split("/") if part]
-        for depth in range(len(parts) + 1):
-            try:
-                with open(os.path.join(top, *parts[:depth], name)) as file:
-                    text = file.read().strip()
-            except OSError:
-                continue
-            if text.isdigit() and int(text) < 1 << 60:  # version 1 says so where there is none
-                found.append(int(text))
-    return min(found) if found else None
+    files = memory_groups(root, own, "memory.limit_in_bytes", "memory.max")
+    texts = [(read_text(file) or "").strip() for file in files]
+    # Version 1 says 1 << 60 or more where there is no limit.
+    return min((int(text) for text in texts if text.isdigit() and int(text) < 1 << 60), default=None)
 
 
 class KernelWatch:
@@ -351,7 +344,7 @@ class KernelWatch:
 
     def __init__(self, root: str = "/sys/fs/cgroup", proc: str = "/proc", log: str = "/dev/kmsg") -> None:
         self.counters = {
-            "group": (group_counter(root, os.path.join(proc, "self/cgroup"))),
+            "group": group_counter(root, os.path.join(proc, "self/cgroup")),
             "machine": os.path.join(proc, "vmstat"),
         }
         self.before = self.counts()
@@ -396,16 +389,10 @@ class KernelWatch:
 
 def group_counter(root: str, own: str) -> Optional[str]:
     """The file in which this process's control group counts what the out-of-memory killer ended."""
-    groups = [line.rstrip("\n").split(":", 2) for line in (read_text(own) or "").splitlines()]
-    for _, controllers, path in (group for group in groups if len(group) == 3):
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top, name = (root + "/memory", "memory.oom_control") if controllers else (root, "memory.events")
-        for folder in (os.path.join(top, path.lstrip("/")), top):  # a container may see its own as the top
-            file = os.path.join(folder, name)
-            if oom_kills(file) is not None:
-                return file
-    return None
+    files = memory_groups(root, own, "memory.oom_control", "memory.events")
+    return next(
+        (file for file in files if oom_kills(file) is not None), None
+    )  # a container may see the top only
 
 
 def oom_kills(path: str) -> Optional[int]:

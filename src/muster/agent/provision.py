@@ -678,9 +678,7 @@ class Provision:
         finally:
             self.pulse = None
             lock.drop()
-        seconds = time.monotonic() - began
-        python = path + "/bin/python"
-        return dict(found, path=path, python=python, status="built", seconds=seconds, changed={})
+        return dict(found, status="built", seconds=time.monotonic() - began, changed={})
 
     def found(self, path: str, done: dict[str, Any], key: str) -> Step:
         """A whole environment: is it the one that is wanted, and still as it was built?"""
@@ -688,11 +686,15 @@ class Provision:
             raise Problem(
                 "%s holds an environment of other requirements" % path, "choose another --venv, or remove it"
             )
-        found = yield from self.packages(path + "/bin/python")
+        found = yield from self.installed(path)
         was, now = done.get("packages", {}), found["about"]["packages"]
         changed = {n: [was.get(n), now.get(n)] for n in {**was, **now} if was.get(n) != now.get(n)}
+        return dict(found, status="present", seconds=0, changed=changed)
+
+    def installed(self, path: str) -> Step:
+        """What an environment has."""
         python = path + "/bin/python"
-        return dict(found, path=path, python=python, status="present", seconds=0, changed=changed)
+        return dict((yield from self.packages(python)), path=path, python=python)
 
     def claim(self, path: str, lock: Lock) -> Step:
         """Make the folder ours to build in. Returns False where it has to be looked at again."""
@@ -774,7 +776,7 @@ class Provision:
         code, lines = yield from self.program(argv, env=env, say=True)
         if code != 0:
             raise Problem("pip: %s" % last_words(lines), pip_hint(lines, message))
-        return (yield from self.packages(path + "/bin/python"))
+        return (yield from self.installed(path))
 
     # --- trees of files ------------------------------------------------------------------------------------
 

@@ -265,7 +265,7 @@ def inspection(
         world_size=None if None in usable else sum(slots or 0 for slots in usable),
         summary={name: sum(host.verdict == name for host in hosts) for name in names},
         hosts=hosts,
-        troubles=_troubles(inventory, findings, why),
+        troubles=troubles(findings, why, {host.label: host.address for host in inventory.hosts}),
     )
 
 
@@ -374,22 +374,6 @@ def _gpus(answer: Mapping[str, Any]) -> int | None:
     return (min(len(gpus), mask) if isinstance(mask, int) else len(gpus)) or None
 
 
-def _troubles(inventory: Inventory, findings: Sequence[Finding], why: Mapping[str, str]) -> list[Trouble]:
-    """As folded, with the hosts put into the remedies of those that were not reached."""
-    addresses = {host.label: host.address for host in inventory.hosts}
-    lost: dict[tuple[str, str | None], list[str]] = {}
-    for each in findings:
-        if each.check == REACHED.name and each.remedy:
-            lost.setdefault((each.problem, each.remedy), []).append(addresses[each.host])
-    found = troubles(findings, why)
-    return [
-        each.model_copy(update={"remedy": remedy_for(each.remedy, lost[each.problem, each.remedy])})
-        if each.check == REACHED.name and each.remedy
-        else each
-        for each in found
-    ]
-
-
 # ----------------------------------------------------------------------------------------------------
 # From findings to verdicts and to one entry per kind of trouble. Pure.
 
@@ -402,9 +386,12 @@ def verdict(findings: Iterable[Finding]) -> Verdict:
     return "unfit" if Level.FAIL in levels else "warning" if Level.WARN in levels else "fit"
 
 
-def troubles(findings: Iterable[Finding], why: Mapping[str, str]) -> list[Trouble]:
+def troubles(
+    findings: Iterable[Finding], why: Mapping[str, str], addresses: Mapping[str, str]
+) -> list[Trouble]:
     """One entry per check, level, problem and remedy, whatever the number of hosts; worst first, then by how
-    many hosts have it. `why`: check -> what happens to a job otherwise."""
+    many hosts have it. `why`: check -> what happens to a job otherwise; `addresses`: host -> its own, for
+    remedies."""
     groups: dict[tuple[Level, str, str, str | None], list[Finding]] = {}
     for each in findings:
         if each.level in _WORST:
@@ -413,6 +400,8 @@ def troubles(findings: Iterable[Finding], why: Mapping[str, str]) -> list[Troubl
     found = []
     for (level, check, problem, remedy), members in ranked:
         hosts = list(dict.fromkeys(each.host for each in members))
+        if check == REACHED.name and remedy:
+            remedy = remedy_for(remedy, [addresses[host] for host in hosts])
         found.append(
             Trouble(
                 check=check,

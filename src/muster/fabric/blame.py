@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +23,10 @@ class Endings:
 
     places: tuple[Placement, ...]
     events: list[tuple[str, Mapping[str, Any]]]
-    logs: dict[str, list[str]]
+    logs: Mapping[str, Iterable[str]]  # host -> its last words
 
     def of(self, kind: str) -> list[tuple[str, Mapping[str, Any]]]:
-        """The events of one kind."""
+        """The events of one kind, in the order of their arrival."""
         return [(host, event) for host, event in self.events if event["kind"] == kind]
 
     def host_of(self, rank: int) -> str:

@@ -151,16 +151,16 @@ class Collector:
         port: int,
         watch: Callable[[str, Event], None],
     ) -> None:
-        self.places = places
+        self.logs: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=_WORDS))
+        self.told = Endings(places, [], self.logs)
+        self.places, self.world_size = places, sum(each.slots for each in places)
         self.asked = asked
         self.device = device
         self.launcher = launcher
         self.address, self.port = address, port
         self.watch = watch
-        self.events: list[tuple[str, Event]] = []
         self.notes: list[str] = []
         self.heard = time.monotonic()
-        self.logs: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=_WORDS))
 
     def event(self, host: str, line: str) -> None:
         """A rank's line. One that a dying rank left unfinished is noted, not believed."""
@@ -176,7 +176,7 @@ class Collector:
             self.notes.append(f"{host}: unreadable line: {line[:200]}")
             return
         self.heard = time.monotonic()
-        self.events.append((host, event))
+        self.told.events.append((host, event))
         self.watch(host, event)
 
     def log(self, host: str, rank: int | None, lines: list[str]) -> None:
@@ -188,32 +188,18 @@ class Collector:
 
         Sooner where the others have missed them already.
         """
-        over = {event["rank"] for kind in ("done", "ended") for _, event in self.of(kind)}
+        over = {event["rank"] for kind in ("done", "ended") for _, event in self.told.of(kind)}
         left = set(range(self.world_size)) - over
-        missed = {rank for _, event in self.of("missing") for rank in event["ranks"]}
+        missed = {rank for _, event in self.told.of("missing") for rank in event["ranks"]}
         patience = 0.0 if left <= missed else max(self.asked.arrival, self.asked.patience, self.asked.seconds)
         if not over or not left or time.monotonic() - self.heard < patience + _GRACE:
             return None
-        hosts = sorted({self.host_of(rank) for rank in left})
+        hosts = sorted({self.told.host_of(rank) for rank in left})
         return f"timeout: no more messages from {', '.join(hosts)}"
-
-    @property
-    def world_size(self) -> int:
-        """Ranks on all hosts."""
-        return sum(each.slots for each in self.places)
-
-    def host_of(self, rank: int) -> str:
-        """The label of a rank's host."""
-        return next(each.host for each in self.places if rank in each.ranks)
-
-    def of(self, kind: str) -> list[tuple[str, Event]]:
-        """The events of one kind, in the order of their arrival."""
-        return [(host, event) for host, event in self.events if event["kind"] == kind]
 
     def result(self, outcome: Outcome, seconds: float, hello: MpiHello | None) -> Fabric:
         """Everything together. An event of another shape than expected is noted and left out."""
-        told = Endings(self.places, self.events, {host: list(words) for host, words in self.logs.items()})
-        read = Reader(self.places, self.device, self.events)
+        read = Reader(self.places, self.device, self.told.events)
         return Fabric(
             hosts=[self._host(each, read) for each in self.places],
             world_size=self.world_size,
@@ -222,19 +208,19 @@ class Collector:
             launcher=self.launcher,
             seconds=seconds,
             asked=list(self.asked.questions),
-            rendezvous=self._rendezvous(told),
+            rendezvous=self._rendezvous(),
             **read.figures(),
             pairs=read.pairs(),
             copies=read.each("copy", self._copy),
             disks=read.each("disk", self._disk),
             mpi=hello,
-            failures=failures_of(told, outcome),
+            failures=failures_of(self.told, outcome),
             notes=[*self.notes, *read.notes, *read.curtailed()],
             stopped=outcome.stopped,
         )
 
     def _host(self, where: Placement, read: Reader) -> FabricHost:
-        ready = {event["rank"]: event for host, event in self.of("ready") if host == where.host}
+        ready = {event["rank"]: event for host, event in self.told.of("ready") if host == where.host}
         first = next(iter(ready.values()), {})
         return FabricHost(
             host=where.host,
@@ -244,13 +230,13 @@ class Collector:
             torch=first.get("torch"),
         )
 
-    def _rendezvous(self, told: Endings) -> Rendezvous:
+    def _rendezvous(self) -> Rendezvous:
         connect: dict[str, float] = {}
-        for host, event in self.of("met"):
+        for host, event in self.told.of("met"):
             connect[host] = max(connect.get(host, 0.0), float(event["connect"]))
         alone = self.world_size == 1
         absent = set() if alone else {each.host for each in self.places} - set(connect)
-        missing = absent | told.accused("rendezvous")
+        missing = absent | self.told.accused("rendezvous")
         return Rendezvous(
             address=self.address,
             port=self.port,
