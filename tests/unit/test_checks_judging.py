@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.checks.base import Finding
-from muster.checks.kinds import Differ, _near, majority, version_key, world_size
+from muster.checks.kinds import Case, Differ, _near, host_check, majority, same_check, version_key, world_size
 from muster.checks.kinds import differing as differing_by_host
-from tests.unit.judging import FAIL, PASS, WARN, context
+from muster.checks.registry import family_of
+from tests.unit.judging import FAIL, PASS, UNKNOWN, WARN, context
 
 
 def differing(check: str, values: Mapping[str, Any], differ: Differ) -> list[Finding]:
@@ -112,3 +115,30 @@ def test_the_world_is_the_plan_or_the_slots_or_the_gpus() -> None:
     assert world_size(context(world_size=32), answers) == 32
     assert world_size(context(slots={"n1": 2, "n2": None}), answers) == 3
     assert world_size(context(), answers) == 9
+
+
+@same_check("own.size", "A size.", "Why.", DIFFER, at_least=0, tolerance=0.1)
+def size(case: Case) -> Finding | float:
+    told: float | None = case.answer.get("size")
+    if told is None:
+        return case.unknown("not told")
+    return told if told >= case.expect("at_least") else case.fail("too small", f"{told}")
+
+
+@host_check("own.name", "A name.", "Why.")
+def name(case: Case) -> Finding:
+    return case.passed(case.host)
+
+
+def test_checks_with_judges_of_their_own_make_a_family() -> None:
+    """A host that is settled alone, or tells nothing, does not count in the comparison of the others."""
+    module = ModuleType("own")
+    module.CHECKS = (size, name)  # type: ignore[attr-defined]
+    answers = {"n1": {"size": 100}, "n2": {"size": 95}, "n3": {"size": 50}, "n4": {}, "n5": {"size": 3}}
+    told = replace(context(), expects={"own.size": {"at_least": 10, "tolerance": 0.1}, "own.name": {}})
+    found = family_of("own", module).judge(answers, {}, told)
+    assert [(each.check, each.host, each.level) for each in found] == [
+        *(("own.size", f"n{at}", level) for at, level in enumerate((PASS, PASS, WARN, UNKNOWN, FAIL), 1)),
+        *(("own.name", host, PASS) for host in answers),
+    ]
+    assert "n5" not in found[2].evidence
