@@ -18,7 +18,7 @@ from muster.core.hostlist import fold_hosts
 from muster.core.inventory import Host
 from muster.core.job import Facts
 from muster.core.recipe import Recipe
-from muster.core.units import format_number
+from muster.core.units import counted, format_number
 from muster.inputs.read import Inputs
 from muster.planner.decide import FIELD, Chosen, Decided
 from muster.planner.document import Candidate
@@ -171,7 +171,9 @@ def pick(trials: Sequence[HostTrial], given: Sequence[Host]) -> tuple[Decided, C
     chosen = next(each for each in working if _speed(each) >= (1 - HARDLY) * top)
     words = f"{'the fastest' if _speed(chosen) == top else 'as good as the fastest'} of those tried"
     words += f": {format_number(_speed(chosen))} samples/s predicted"
-    others = [f"{_count(each)} {_lost(each, chosen)}" for each in trials if each is not chosen]
+    others = [
+        f"{counted(len(each.hosts), 'host')} {_lost(each, chosen)}" for each in trials if each is not chosen
+    ]
     return _taken(chosen, trials, given, "; ".join([words, *others]), timed=True)
 
 
@@ -228,7 +230,3 @@ def _lost(trial: HostTrial, chosen: HostTrial) -> str:
 
 def _speed(trial: HostTrial) -> float:
     return trial.speed or 0.0
-
-
-def _count(trial: HostTrial) -> str:
-    return f"{len(trial.hosts):,} host{'' if len(trial.hosts) == 1 else 's'}"

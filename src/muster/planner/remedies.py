@@ -10,7 +10,7 @@ from typing import Any
 from muster.core import families
 from muster.core.batch import resolve_batch
 from muster.core.errors import RecipeError, UsageError
-from muster.core.units import format_bytes
+from muster.core.units import counted, format_bytes
 from muster.engines.base import own_specs, spec_of
 from muster.planner.memory.fit import Room, Setting, fits, lacking, need
 
@@ -44,8 +44,8 @@ def refusal(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHIN
     kind = "of memory" if parts is found.device else "of host memory"
     what = (
         f"{model} needs about {format_bytes(short.needed)} {kind} per rank with {engine_words(setting)} on "
-        f"{setting.ranks:,} rank{'' if setting.ranks == 1 else 's'} at micro-batch "
-        f"{setting.micro} ({words}), and {name} has {format_bytes(short.has)} for each"
+        f"{counted(setting.ranks, 'rank')} at micro-batch {setting.micro} ({words}), and {name} has "
+        f"{format_bytes(short.has)} for each"
     )
     ways = remedies(setting, room, model, said)
     hint = f"would fit: {'; or '.join(ways)}; " if ways else "no change that was tried would fit; "
@@ -198,12 +198,10 @@ def hidden_size(config: Mapping[str, Any]) -> int:
     not known."""
     for name in ("hidden_size", "d_model", "n_embd", "hidden_sizes", "text_config"):
         found = config.get(name)
+        if isinstance(found, Mapping):
+            return hidden_size(found)
         if found:
-            return (
-                hidden_size(found)
-                if isinstance(found, Mapping)
-                else int(max(found) if isinstance(found, list | tuple) else found)
-            )
+            return int(max(found) if isinstance(found, list | tuple) else found)
     return 0
 
 

@@ -44,31 +44,27 @@ def likely_tensors(
     narrow = int(config.get("word_embed_proj_dim") or width)
     vocabulary = (int(config.get("vocab_size", 0)), narrow)
     tied = families.filled(config).get("tie_word_embeddings", True)
-    made = [_parameter("embeddings.weight", vocabulary, not frozen, "" if tied else EMBEDDINGS)]
+    made = [Parameter("embeddings.weight", vocabulary, not frozen, "" if tied else EMBEDDINGS)]
     layers = [(stack, f"layers.{at}.{i}") for at, stack in enumerate(found) for i in range(stack.layers)]
     for stack, name in layers:
         shapes = enumerate(_matrices(stack))
-        made += [_parameter(f"{name}.m{i}.weight", shape, not frozen, name) for i, shape in shapes]
-    made += [] if tied else [_parameter(_OUTPUT, vocabulary, not frozen, "")]
+        made += [Parameter(f"{name}.m{i}.weight", shape, not frozen, name) for i, shape in shapes]
+    made += [] if tied else [Parameter(_OUTPUT, vocabulary, not frozen, "")]
     made = [each for each in made if each.numel]
     rest = total - elements(made)
     if rest < 0:  # smaller than its layers: the same tensors in proportion
         made = _shrunk(made, total)
         rest = total - elements(made)
     for (_, name), share in zip(layers, _dealt(rest, len(layers)), strict=True):
-        made.append(_parameter(f"{name}.rest", (share,), not frozen, name))
+        made.append(Parameter(f"{name}.rest", (share,), not frozen, name))
     if not layers:
-        made.append(_parameter("rest", (rest,), not frozen, ""))
+        made.append(Parameter("rest", (rest,), not frozen, ""))
     if frozen:
         names = [name for _, name in layers] or [""]
         for name, share in zip(names, _dealt(trainable, len(names)), strict=True):
-            made.append(_parameter(f"{name}.adapter", (share, 1), True, name))
+            made.append(Parameter(f"{name}.adapter", (share, 1), True, name))
     made.sort(key=lambda each: each.name == _OUTPUT)  # the last one in every model
     return tuple(each for each in made if each.numel)
-
-
-def _parameter(name: str, shape: tuple[int, ...], trained: bool, unit: str) -> Parameter:
-    return Parameter(name, shape, trained, unit)
 
 
 def _matrices(stack: Stack) -> list[tuple[int, int]]:

@@ -459,7 +459,7 @@ def _parquet(found: DataFiles, data: ImageData, number: int | None) -> Parts:
 def _held_out(parts: Mapping[Any, Shard], *names: str) -> Shard:
     """The first of the parts that has rows, be they usable or not; an empty one where none has."""
     known = [parts[name] for name in names if name in parts]
-    return next((part for part in known if len(part) or part.faults), _nothing(parts["train"]))
+    return next((part for part in known if len(part) or part.faults), Shard(parts["train"].source, [], []))
 
 
 def _about(file: Path) -> tuple[int, bytes | None]:
@@ -475,10 +475,6 @@ def _about(file: Path) -> tuple[int, bytes | None]:
     if not metadata.num_rows:
         raise DataError("has no rows", where=str(file))
     return int(metadata.num_rows), (metadata.metadata or {}).get(METADATA.encode())
-
-
-def _nothing(part: Shard) -> Shard:
-    return Shard(part.source, [], [])
 
 
 def _read(files: Sequence[Path]) -> Any:
