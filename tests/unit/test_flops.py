@@ -98,7 +98,6 @@ def test_three_products_for_each_and_two_for_what_is_frozen() -> None:
     assert training(some) == MatmulWork(220, 650, 650)  # the data needs no gradient
     assert training(some, checkpointing=True) == MatmulWork(220, 650, 650 + 180)
     assert training(Products(100, 10), frozen=True) == MatmulWork(220, 460, 460)
-    assert training(Products(100, 10), frozen=True, adapters=3) == MatmulWork(226, 478, 478)
 
 
 def test_families_without_a_formula_have_none() -> None:

@@ -55,19 +55,16 @@ class MatmulWork:
     hardware: int
 
 
-def training(
-    products: Products, *, checkpointing: bool = False, frozen: bool = False, adapters: int = 0
-) -> MatmulWork:
+def training(products: Products, *, checkpointing: bool = False, frozen: bool = False) -> MatmulWork:
     """A forward and backward pass: every product has a gradient for each of its two sides, so three in all.
 
-    frozen: the model's own matrices need none (LoRA), so theirs are two; `adapters`: multiply-accumulates
-    of a forward pass through adapters, which are trained. checkpointing: every transformer block is computed
-    twice (an upper bound: PyTorch stops where nothing more is needed, which saves a block's last product
-    where no dropout follows it).
+    frozen: the model's own matrices need none (LoRA), so theirs are two. checkpointing: every transformer
+    block is computed twice (an upper bound: PyTorch stops where nothing more is needed, which saves a block's
+    last product where no dropout follows it).
     """
-    forward = products.forward + 2 * adapters
+    forward = products.forward
     times = 2 if frozen else 3
-    model = 2 * (times * products.weights - products.entry + 3 * products.attention + 3 * adapters)
+    model = 2 * (times * products.weights - products.entry + 3 * products.attention)
     again = forward - 2 * products.outside if checkpointing else 0
     return MatmulWork(forward, model, model + again)
 

@@ -163,11 +163,15 @@ def _choose(
         raise refused
     best, reason = _best(tried)
     chosen = tried[best]
-    decisions.extend([*chosen.decisions, *_told(chosen, reason)])
-    made = chosen.sized.recipe.model_copy(update={"force": recipe.force})
+    decisions.extend(chosen.decisions)
+    too_much = None
+    if chosen.setting is not None and chosen.lacks is not None and where.room.device is not None:
+        name, said = recipe.model.name or "the model", said_of(chosen.sized.recipe, config)
+        too_much = refusal(chosen.setting, where.room, name, said)
+        decisions.append(Decision("force", True, f"although {too_much.what}"))
+    decisions.extend(_told(chosen, reason))
     candidates = [_as_candidate(each, chosen, reason, index == best) for index, each in enumerate(tried)]
-    too_much = None if recipe.force else _does_not_fit(chosen, config, where.room)
-    return replace(chosen.sized, recipe=made), candidates, too_much
+    return chosen.sized, candidates, None if recipe.force else too_much
 
 
 @dataclass(frozen=True)
@@ -211,8 +215,7 @@ def _try(
     """A way as it would be, whether it fits or not. Raises RecipeError where it cannot be gone."""
     decisions = list[Decision]()
     trace = tracer(recipe, where.precision, where.device, sum(where.slots)) if tracer else None
-    forced = recipe.model_copy(update={"force": True})  # not refused
-    sized = size(forced, config, where, decisions, trace)
+    sized = size(recipe, config, where, decisions, trace)
     setting = sized.setting
     found = need(setting) if setting is not None else None
     if setting is None or found is None:
@@ -226,14 +229,6 @@ def _try(
         lacking(setting, where.room, found),
         timer(setting) if timer else None,
     )
-
-
-def _does_not_fit(chosen: _Tried, config: Mapping[str, Any] | None, room: Room) -> UsageError | None:
-    """The error, with what would fit, where even the chosen way does not."""
-    if chosen.setting is None or chosen.lacks is None or room.device is None:
-        return None
-    name = chosen.sized.recipe.model.name or "the model"
-    return refusal(chosen.setting, room, name, said_of(chosen.sized.recipe, config))
 
 
 def _best(tried: Sequence[_Tried]) -> tuple[int, str]:

@@ -123,14 +123,6 @@ def _work(setting: Setting) -> StepWork | None:
     return StepWork(setting.micro, done.forward, done.hardware)
 
 
-def timed(setting: Setting, outlook: Outlook) -> Step | None:
-    """An optimizer step; None where the machines' speed is not known."""
-    if outlook.machines is None:
-        return None
-    case = case_of(setting, outlook.machines)
-    return None if case is None else predict(case, outlook.calibration)
-
-
 def memory_plan(setting: Setting, room: Room, found: Need) -> MemoryPlan:
     """A rank's memory, and whether it fits."""
     host = dict(found.host)

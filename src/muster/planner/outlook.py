@@ -22,11 +22,11 @@ from muster.core.job import Facts
 from muster.core.section import Part
 from muster.inputs.read import Inputs
 from muster.planner.decide import Timer
-from muster.planner.forecast import Outlook, link_of, machines_from, slowest_link, timed
+from muster.planner.forecast import case_of, link_of, machines_from, slowest_link
 from muster.planner.hosts import by_speed
 from muster.planner.memory.fit import Setting
 from muster.planner.time.mixed import MixedHost
-from muster.planner.time.steptime import Calibration, Step, key
+from muster.planner.time.steptime import Calibration, Step, key, predict
 from muster.store.atomic import write_json
 
 CPU_PEAK = 1e11  # operations/s of a thread, nominal: a calibration says which share of it is reached
@@ -131,9 +131,19 @@ class Ground:
         return found
 
     def clock(self, slots: Sequence[int], device: str) -> Timer:
-        """How `decide` learns what a step takes, once it knows slots and device."""
+        """How `decide` learns what a step takes, once it knows slots and device; None: not known, as where a
+        figure is missing (a peak in this precision): other ways may have theirs."""
         on = cache(partial(self.on, slots, device))
-        return lambda setting: _or_none(setting, Outlook(on(setting.precision), self.known))
+
+        def timer(setting: Setting) -> Step | None:
+            machines = on(setting.precision)
+            case = case_of(setting, machines) if machines is not None else None
+            try:
+                return predict(case, self.known) if case is not None else None
+            except UsageError:
+                return None
+
+        return timer
 
 
 def ground_of(inputs: Inputs, facts: Facts, told: UserFigures, known: Calibration) -> Ground:
@@ -175,14 +185,6 @@ def hypothetical(
             hosts.append(host)
             facts[host.label], machines[host.label] = about, part
     return Inventory(tuple(hosts), "ssh", source), facts, machines
-
-
-def _or_none(setting: Setting, outlook: Outlook) -> Step | None:
-    """None where a figure is missing (a peak in this precision): other ways may have theirs."""
-    try:
-        return timed(setting, outlook)
-    except UsageError:
-        return None
 
 
 # --- what was learned ------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 """How much at once: learning rate and batch of a published size, a micro-batch that fits, how the model is
-made; and what cannot fit is refused. Pure."""
+made. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from muster.core.trace import Trace
 from muster.core.units import counted, format_bytes
 from muster.engines.base import spec_of
 from muster.planner.memory.fit import Room, Setting, lacking, largest_micro, need
-from muster.planner.remedies import OpenChoices, refusal
+from muster.planner.remedies import OpenChoices
 from muster.planner.setting import sequence_of, setting_of
 
 # A model is made in shards where the whole of it in fp32 takes more than this of what a rank may use.
@@ -54,7 +54,7 @@ def size(
     """Everything that depends on how large the model is. `config`: None where it is not known here;
     `trace`: of this recipe's model, where there is one.
 
-    Raises RecipeError for numbers that contradict each other, UsageError for what cannot fit.
+    Raises RecipeError for numbers that contradict each other.
     """
     recipe = _learning_rate(recipe, decisions)
     room = where.room
@@ -66,7 +66,7 @@ def size(
         most = max(split)  # of any rank
         share = sum(split) / len(split) / most
         setting = replace(setting, micro=most, share=share, accumulation=batch.accumulation)
-        _check_fit(recipe, config, setting, room, decisions)
+        _tell_need(setting, room, decisions)
     return Sized(batch, recipe, setting)
 
 
@@ -276,22 +276,10 @@ def said_of(recipe: Recipe, config: Mapping[str, Any] | None) -> OpenChoices:
     )
 
 
-def _check_fit(
-    recipe: Recipe,
-    config: Mapping[str, Any] | None,
-    setting: Setting,
-    room: Room,
-    decisions: list[Decision],
-) -> None:
-    """Refuse what cannot fit, and record what is needed. Raises UsageError."""
+def _tell_need(setting: Setting, room: Room, decisions: list[Decision]) -> None:
+    """Record what a rank needs, where it fits."""
     found = need(setting)
-    if found is None or room.device is None:
-        return
-    if lacking(setting, room, found):
-        error = refusal(setting, room, recipe.model.name or "the model", said_of(recipe, config))
-        if not recipe.force:
-            raise error
-        decisions.append(Decision("force", True, f"although {error.what}"))
+    if found is None or room.device is None or lacking(setting, room, found):
         return
     total = sum(found.device.values())
     parts = sorted(found.device.items(), key=lambda part: -part[1])[:3]
