@@ -7,7 +7,6 @@ import io
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -26,6 +25,10 @@ from tests.shell import FakeShell
 
 MARK = b"--- muster: the model follows ---\n"
 NODE = Placement("node1", "me@node1", 1, 0)
+
+
+def remote(place: Placement, argv: list[str]) -> list[str]:
+    return ssh.remote(place, Launch(), argv)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +56,7 @@ def fetch(tmp_path: Path, code: int, out: bytes, err: bytes = b"") -> RunFolder:
     run.create()
     shell = FakeShell(answer_run=lambda argv: (code, out, err))
     try:
-        fetch_model(ssh, NODE, Launch(), "/base with space", run, shell)
+        fetch_model(remote, shell, NODE, "/base with space", run)
     finally:
         assert sorted(path.name for path in run.path.iterdir()) in (["logs"], ["logs", "model"])
         assert "'/base with space'" in shell.started[0][-1]
@@ -99,10 +102,10 @@ def test_a_connection_that_breaks_is_tried_again(broken: int, tmp_path: Path) ->
     shell = FakeShell(answer_run=lambda argv: next(answers))
     if broken == ATTEMPTS:
         with pytest.raises(HostError, match="could not be fetched: Connection closed"):
-            fetch_model(ssh, NODE, Launch(), "/base", run, shell)
+            fetch_model(remote, shell, NODE, "/base", run)
         assert not run.model.exists()
     else:
-        fetch_model(ssh, NODE, Launch(), "/base", run, shell)
+        fetch_model(remote, shell, NODE, "/base", run)
         assert (run.model / "big").read_bytes() == b"data"
     assert len(shell.started) == min(broken + 1, ATTEMPTS)
     assert not list(run.path.glob("model.*"))
@@ -119,10 +122,10 @@ def test_a_model_that_was_fetched_before_is_replaced(whole: bool, tmp_path: Path
         answer_run=lambda argv: (0, MARK + packed(["model/new" if whole else "other/new"]), b"")
     )
     if whole:
-        fetch_model(ssh, NODE, Launch(), "/base", run, shell)
+        fetch_model(remote, shell, NODE, "/base", run)
     else:
         with pytest.raises(HostError, match="could not be fetched: what came has no model"):
-            fetch_model(ssh, NODE, Launch(), "/base", run, shell)
+            fetch_model(remote, shell, NODE, "/base", run)
     assert [path.name for path in run.model.iterdir()] == ["new" if whole else "old"]
     assert len(shell.started) == (1 if whole else ATTEMPTS)
     assert whole != (run.path / "model.before").exists()
@@ -164,7 +167,7 @@ def fetched_profiles(tmp_path: Path, answer: object, *, shared: bool = False) ->
     }
     told = [profiled("node0", 0), profiled("node1", 1)]
     shell = FakeShell(answer_run=lambda argv: answer)  # type: ignore[arg-type, return-value]
-    fetch_profiles(ssh, job, Launch(), facts, run, shell, told)
+    fetch_profiles(remote, shell, job, facts, run, told)
     assert len(shell.started) == (0 if shared else 1)
     assert sorted(path.name for path in run.path.iterdir()) == ["logs", "profile"]
     return run, [event.path for event in told]
@@ -191,9 +194,10 @@ def test_hosts_that_share_the_folder_are_not_asked(tmp_path: Path) -> None:
 
 def test_a_checkpoint_goes_from_one_host_to_another(tmp_path: Path) -> None:
     """With real processes, after a login script's noise; what was there half is replaced, whole."""
-    noisy = SimpleNamespace(
-        remote=lambda place, launch, argv: ["sh", "-c", 'echo hello; exec "$@"', "sh", *argv]
-    )
+
+    def noisy(place: Placement, argv: list[str]) -> list[str]:
+        return ["sh", "-c", 'echo hello; exec "$@"', "sh", *argv]
+
     there, here = tmp_path / "a base", tmp_path / "b" / "checkpoints"
     (there / "checkpoint-4" / "global_step4").mkdir(parents=True)
     content = bytes(range(256)) * 4000
@@ -201,12 +205,12 @@ def test_a_checkpoint_goes_from_one_host_to_another(tmp_path: Path) -> None:
     (here / "checkpoint-4").mkdir(parents=True)
     (here / "checkpoint-4" / "stale").touch()
     ends = (NODE, str(there)), (NODE, str(here))
-    copy_between(noisy, Launch(), *ends, "checkpoint-4", Shell())  # type: ignore[arg-type]
+    copy_between(noisy, Shell(), *ends, "checkpoint-4")
     assert [path.name for path in here.iterdir()] == ["checkpoint-4"]
     assert [path.name for path in (here / "checkpoint-4").iterdir()] == ["global_step4"]
     assert (here / "checkpoint-4" / "global_step4" / "rank0.pt").read_bytes() == content
     with pytest.raises(HostError, match="checkpoint-5 cannot be copied"):
-        copy_between(noisy, Launch(), *ends, "checkpoint-5", Shell())  # type: ignore[arg-type]
+        copy_between(noisy, Shell(), *ends, "checkpoint-5")
 
 
 def test_a_model_that_came_damaged_is_fetched_again(tmp_path: Path) -> None:
@@ -216,5 +220,5 @@ def test_a_model_that_came_damaged_is_fetched_again(tmp_path: Path) -> None:
     came = [packed(["model/a"]).replace(b"data", b"dat_"), packed(["model/a"])]
     shell = FakeShell(answer_run=lambda argv: (0, MARK + came.pop(0), b""))
     files = {"a": {"bytes": 4, "sha256": hashlib.sha256(b"data").hexdigest()}}
-    fetch_model(ssh, NODE, Launch(), "/base", run, shell, files)
+    fetch_model(remote, shell, NODE, "/base", run, files)
     assert (run.model / "a").read_bytes() == b"data" and not came

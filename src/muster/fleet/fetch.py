@@ -7,15 +7,12 @@ import shlex
 import shutil
 import tarfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from types import ModuleType
-from typing import Any
 
 from muster.core.errors import HostError, JobError
-from muster.core.job import Job, Placement
-from muster.core.launch import Launch
+from muster.core.job import Facts, Job, Placement
 from muster.fleet.shell import Process, Shell
 from muster.store import events
 from muster.store.runfolder import RunFolder
@@ -27,17 +24,12 @@ _UNPACK = 'rm -rf "$1/$2.part" && mkdir -p "$1/$2.part" && tar -C "$1/$2.part" -
 mv "$1/$2.part/$2" "$1/$2" && rmdir "$1/$2.part"'
 _HOURS = 6
 ATTEMPTS = 3
+Remote = Callable[[Placement, list[str]], list[str]]  # the command that runs one on a host
 PAUSE = 3.0  # seconds between them
 
 
 def fetch_model(
-    launcher: ModuleType,
-    place: Placement,
-    launch: Launch,
-    base: str,
-    run: RunFolder,
-    shell: Shell,
-    files: Files | None = None,
+    remote: Remote, shell: Shell, place: Placement, base: str, run: RunFolder, files: Files | None = None
 ) -> None:
     """Copy `base`/model into the run folder, by way of a file: models can be large. A training is too dear to
     hang on one connection: it is tried ATTEMPTS times. `files`: what has to come, with hashes. Raises
@@ -45,7 +37,7 @@ def fetch_model(
     hint = f"it is still there: {place.address}:{shlex.quote(base)}/model"
     for left in reversed(range(ATTEMPTS)):
         try:
-            _fetch(launcher, place, launch, base, "model", run, shell)
+            _fetch(remote, shell, place, base, "model", run)
             if files and (wrong := compare(str(run.model), files)[0]):
                 shutil.rmtree(run.model)
                 raise ValueError(wrong)
@@ -60,13 +52,7 @@ def fetch_model(
 
 
 def fetch_profiles(
-    launcher: ModuleType,
-    job: Job,
-    launch: Launch,
-    facts: Mapping[str, Mapping[str, Any]],
-    run: RunFolder,
-    shell: Shell,
-    profiled: list[events.Profiled],
+    remote: Remote, shell: Shell, job: Job, facts: Facts, run: RunFolder, profiled: list[events.Profiled]
 ) -> None:
     """Copy profiles into the run folder. The events' paths become those in it; where a host cannot be asked,
     the place on that host."""
@@ -76,7 +62,7 @@ def fetch_profiles(
             continue
         there = f"{place.address}:"
         try:
-            _fetch(launcher, place, launch, facts[place.host]["base"], "profile", run, shell)
+            _fetch(remote, shell, place, facts[place.host]["base"], "profile", run)
             there = ""
         except (JobError, tarfile.TarError, OSError, ValueError):
             pass  # the run is what it is without it; the note says where it lies
@@ -87,21 +73,16 @@ def fetch_profiles(
 
 
 def copy_between(
-    launcher: ModuleType,
-    launch: Launch,
-    source: tuple[Placement, str],
-    target: tuple[Placement, str],
-    name: str,
-    shell: Shell,
+    remote: Remote, shell: Shell, source: tuple[Placement, str], target: tuple[Placement, str], name: str
 ) -> None:
     """A folder `name` out of one host's folder into another's, by way of this machine, which keeps nothing.
 
     Each of `source` and `target`: the host, and the folder there. Raises HostError.
     """
     (giver, there), (taker, here) = source, target
-    sending = shell.start(launcher.remote(giver, launch, ["sh", "-c", _SCRIPT, "sh", there, name]))
+    sending = shell.start(remote(giver, ["sh", "-c", _SCRIPT, "sh", there, name]))
     with _ended(sending):
-        taking = shell.start(launcher.remote(taker, launch, ["sh", "-c", _UNPACK, "sh", here, name]))
+        taking = shell.start(remote(taker, ["sh", "-c", _UNPACK, "sh", here, name]))
         with _ended(taking):
             assert sending.stdout is not None and taking.stdin is not None
             assert sending.stderr is not None and taking.stderr is not None
@@ -138,11 +119,9 @@ def _ended(process: Process) -> Iterator[None]:
                     stream.close()
 
 
-def _fetch(
-    launcher: ModuleType, place: Placement, launch: Launch, base: str, name: str, run: RunFolder, shell: Shell
-) -> None:
+def _fetch(remote: Remote, shell: Shell, place: Placement, base: str, name: str, run: RunFolder) -> None:
     """`base`/`name` -> the run folder's `name`; a folder's files beside those that are there already."""
-    argv = launcher.remote(place, launch, ["sh", "-c", _SCRIPT, "sh", base, name])
+    argv = remote(place, ["sh", "-c", _SCRIPT, "sh", base, name])
     received, partial = run.path / f"{name}.tar", run.path / f"{name}.fetched"
     try:
         code, _, err = shell.run(argv, timeout=_HOURS * 3600, output=received)

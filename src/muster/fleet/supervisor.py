@@ -29,6 +29,7 @@ from muster.fleet.shell import Process, Shell
 T = TypeVar("T")
 
 _LOOKING = 100.0  # seconds that an agent gets to find out what its host has: a driver may take a minute
+_AT_MOST = 64  # hosts that are asked whether they can be reached, where one process did not say
 _PARTING = 8.0  # seconds that agents get to clean up and say so, after they were told to stop
 
 
@@ -185,10 +186,26 @@ class Supervisor:
         if not self.fleet.dials or any(link.accused for link in unreached):
             return
         places = [link.place for link in unreached]
-        silent = silent_hosts(places, self.launcher, self.launch, self.shell)
+        silent = self._silent(places)
         for link in unreached:
             if link.place.host in silent and len(silent) < len(unreached):
                 link.accused, link.lost = True, silent[link.place.host]
+
+    def remote(self, place: Placement, argv: list[str]) -> list[str]:
+        """The command that runs one on a host."""
+        command: list[str] = self.launcher.remote(place, self.launch, argv)
+        return command
+
+    def _silent(self, places: Sequence[Placement]) -> dict[str, str]:
+        """Label -> what was said of it, of each host on which `true` does not run."""
+        asked = [(place, self.shell.start(self.remote(place, ["true"]))) for place in places[:_AT_MOST]]
+        limit = time.monotonic() + self.launch.connect_timeout + 2
+        found = {}
+        for place, process in asked:
+            words = _failure(process, max(0.1, limit - time.monotonic()))
+            if words is not None:
+                found[place.host] = words
+        return found
 
     def run(self, orders: Mapping[str, Mapping[str, Any]], listener: Listener) -> Outcome:
         """Start the ranks everywhere and stay until all agents have left.
@@ -263,26 +280,6 @@ class Supervisor:
             listener.hardware(host, message["sample"])
         else:
             self._note(link, message)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Which of the hosts cannot be reached, where one process was to reach them all and did not say.
-
-_AT_MOST = 64  # hosts that are asked
-
-
-def silent_hosts(
-    places: Sequence[Placement], launcher: ModuleType, launch: Launch, shell: Shell
-) -> dict[str, str]:
-    """Label -> what was said of it, of each host on which `true` does not run."""
-    asked = [(place, shell.start(launcher.remote(place, launch, ["true"]))) for place in places[:_AT_MOST]]
-    limit = time.monotonic() + launch.connect_timeout + 2
-    found = {}
-    for place, process in asked:
-        words = _failure(process, max(0.1, limit - time.monotonic()))
-        if words is not None:
-            found[place.host] = words
-    return found
 
 
 def _failure(process: Process, seconds: float) -> str | None:

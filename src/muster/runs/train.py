@@ -119,14 +119,14 @@ def train(
                 if attempt.wanted.step != BEGINNING and any(about["checkpoints"] for about in facts.values()):
                     inputs = same_batch(run, inputs, facts)
                     watch(events.Phase(time=time.time(), rank=0, name="verify"))
-                copy = partial(_copy, inputs, places, facts, supervisor, shell, watch)
+                copy = partial(_copy, places, facts, supervisor, watch)
                 start = choose(run, inputs.recipe, supervisor, facts, attempt.wanted, copy)
             decided = supervisor.meanwhile(partial(agree, inputs, run, facts, attempt, chosen, start))
             if not attempt.resume:
                 run.create(ticket, mark)
             with claim or run.claim(os.environ.get("SLURM_JOB_ID")) as held:
                 note_batch_job(run, ticket)
-                return _run(inputs, run, held, supervisor, decided, facts, watch, announce, shell)
+                return _run(inputs, run, held, supervisor, decided, facts, watch, announce)
     finally:
         sign.unlink(missing_ok=True)
 
@@ -165,11 +165,9 @@ def agree(
 
 
 def _copy(
-    inputs: Inputs,
     places: tuple[Placement, ...],
     facts: Facts,
     supervisor: Supervisor,
-    shell: Shell,
     watch: Watcher,
     step: int,
     source: str,
@@ -179,8 +177,8 @@ def _copy(
     watch(events.Phase(time=time.time(), rank=0, name="copy"))
     by_host = {place.host: (place, f"{facts[place.host]['base']}/checkpoints") for place in places}
     ends = by_host[source], by_host[target]
-    launcher, launch = inputs.launcher, inputs.recipe.launch
-    supervisor.meanwhile(partial(copy_between, launcher, launch, *ends, f"checkpoint-{step}", shell))
+    name = f"checkpoint-{step}"
+    supervisor.meanwhile(partial(copy_between, supervisor.remote, supervisor.shell, *ends, name))
 
 
 def _leave(sign: Path) -> Path:
@@ -208,7 +206,6 @@ def _run(
     facts: Facts,
     watch: Watcher,
     announce: Callable[[Job], None],
-    shell: Shell,
 ) -> Result:
     run.set_result_aside()
     if not os.environ.get(TICKET):  # a job that Slurm starts again obeys what was asked of its first start
@@ -241,7 +238,7 @@ def _run(
                 recorder.host_facts(host, {k: v for k, v in about.items() if k != "port"})
             listener = Listener(recorder.event, recorder.log, recorder.hardware, tick)
             outcome = supervisor.run(with_code(decided.orders), listener)
-            result = _conclude(inputs, run, job, recorder, outcome, facts, shell)
+            result = _conclude(inputs, run, job, recorder, outcome, facts, supervisor)
             recorder.state("end", status=result.status)
             _write_predictions(run, result)
             write_tables(run, result)
@@ -288,7 +285,7 @@ def _conclude(
     recorder: Recorder,
     outcome: Outcome,
     facts: Facts,
-    shell: Shell,
+    supervisor: Supervisor,
 ) -> Result:
     folder = recorder.folder
     logs = {p.host: recorder.host_words(p.host) for p in job.placements}
@@ -302,12 +299,12 @@ def _conclude(
         try:
             files = next((each.files for each in reversed(folder.saved) if each.step is None), None)
             base = facts[first.host]["base"]
-            fetch_model(inputs.launcher, first, inputs.recipe.launch, base, run, shell, files)
+            fetch_model(supervisor.remote, supervisor.shell, first, base, run, files)
         except JobError as error:
             status, failure = "failed", Failure.model_validate(error.as_dict())
     if run.model.is_dir():
         folder.model_path = str(run.model)
-    fetch_profiles(inputs.launcher, job, inputs.recipe.launch, facts, run, shell, folder.profiled)
+    fetch_profiles(supervisor.remote, supervisor.shell, job, facts, run, folder.profiled)
     if failure is not None:
         lost = next(iter(outcome.lost), None) if len(job.placements) > 1 else None
         bad = {each.checkpoint for each in folder.failed}
