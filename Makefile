@@ -11,6 +11,9 @@ WORKERS := -n $(CORES) --no-loadscope-reorder
 MORE := -n $(shell expr $(CORES) + 1) --no-loadscope-reorder
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
+# A Python that may write no bytecode compiles everything anew, in each of pytest's workers and in all that they start.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test fast slow check picture wheel clean
 
 demo: $(VENV)/.train
@@ -19,12 +22,11 @@ demo: $(VENV)/.train
 test: fast slow
 
 fast: $(VENV)/.dev
+	$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -q $(WORKERS) tests/unit tests/property tests/golden
 
-# Compiled first: where Python is told to write no bytecode (PYTHONDONTWRITEBYTECODE), every process would do it anew.
 # Last, one after the other, those that measure time, or promise an end within some.
 slow: $(VENV)/.dev $(VENV)/.adam
-	$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -q $(MORE) -m "not alone" --durations=30 tests/processes tests/real tests/cluster
 	$(BIN)/python -m pytest -q -m alone tests/processes tests/real tests/cluster
 
@@ -64,7 +66,7 @@ $(VENV)/.dev: $(VENV)/.train
 
 # DeepSpeed compiles its Adam for CPUs at first use, most of a minute: once, before jobs would wait for it.
 $(VENV)/.adam: $(VENV)/.train
-	-DS_ACCELERATOR=cpu $(BIN)/python -c \
+	-MAX_JOBS=1 DS_ACCELERATOR=cpu $(BIN)/python -c \
 	  'from deepspeed.ops.op_builder import CPUAdamBuilder; CPUAdamBuilder().load(verbose=False)' >/dev/null \
 	  && touch $@
 

@@ -1,5 +1,6 @@
 """Fixtures of every tier, and what runs beside what (pytest-xdist)."""
 
+import gc
 import os
 import shutil
 import signal
@@ -52,6 +53,15 @@ def pytest_unconfigure() -> None:
     warm.end()
     if os.getpid() == OWNER:
         shutil.rmtree(HOME, ignore_errors=True)
+
+
+gc.disable()  # while thousands of tests are collected: nothing of that is garbage
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays, and need not be looked through again and again."""
+    gc.freeze()
+    gc.enable()
 
 
 # Files whose tests share nothing that takes long to make: each test may go to another worker.

@@ -9,6 +9,7 @@ most that was alive in the passes before it and during it.
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import json
@@ -35,6 +36,8 @@ from tests.real.accounts import Peak, every_tensor, kinds, storages
 USED = (
     "deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.runtime.zero.stage3", "peft",
     "deepspeed.runtime.zero.stage_1_and_2", "torch.distributed.fsdp", "accelerate.utils.fsdp_utils",
+    "deepspeed.runtime.engine", "deepspeed.module_inject.auto_ep_layer", "torch.utils.cpp_extension",
+    "torch.profiler", "cpuinfo",
     "transformers.trainer", "transformers.models.opt.modeling_opt", "transformers.models.auto.modeling_auto",
     "transformers.integrations.deepspeed", "muster.workloads.causal_lm.train",
     "muster.engines.deepspeed.runtime", "torch._dynamo", "torch.testing._internal.distributed.fake_pg",
@@ -186,6 +189,9 @@ def main(folder: Path) -> int:
     for name in USED:
         importlib.import_module(name)
     importlib.import_module("deepspeed.ops").__compatible_ops__  # noqa: B018 (asks a compiler, once)
+    numa = importlib.import_module("deepspeed.utils.numa")
+    numa.get_numa_cores = functools.cache(numa.get_numa_cores)  # ZeRO-3 asks a hundred times, a program each
+    numa.get_numa_cores()
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # what is there now is nobody's tensor, and is not to be looked through again

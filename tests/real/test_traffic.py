@@ -52,7 +52,7 @@ def case(
         },
         "data": {"synthetic": {"samples": 64}, "sequence": 32},
         "engine": {"name": engine, "zero": zero, "options": options, "offload": offload},
-        "train": {"max_steps": 5},
+        "train": {"max_steps": 4},
         "evaluate": {"after": False},
         **more,
     }  # fmt: skip

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-os.environ["TORCH_FR_BUFFER_SIZE"] = "20000"
+os.environ["TORCH_FR_BUFFER_SIZE"] = "5000"  # more than the steps of a case call
 STEADY = 4  # the optimizer step that is looked at: ZeRO-3 knows the order of modules from its third on
 
 
@@ -24,7 +24,7 @@ def recorded() -> list[dict[str, Any]]:
     """The flight recorder's entries, oldest first."""
     import torch
 
-    dump = pickle.loads(torch._C._distributed_c10d._dump_fr_trace())
+    dump = pickle.loads(torch._C._distributed_c10d._dump_fr_trace(includeStackTraces=False))
     return sorted(dump.get("entries", []), key=lambda entry: entry["record_id"])
 
 
@@ -107,13 +107,14 @@ def train(context: Any) -> dict[str, Any]:
     marks: list[int] = []
 
     class Marks(TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            marks.append(recorded()[-1]["record_id"])
+        def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+            if state.global_step >= STEADY - 1:
+                marks.append(recorded()[-1]["record_id"])
 
     parameters = [(p.name, list(p.shape), p.trained, p.unit) for p in parameters_of(built.trainer.model)]
     built.trainer.add_callback(Marks())
     built.trainer.train()
-    first, last = marks[STEADY - 2], marks[STEADY - 1]
+    first, last = marks
     step = [entry for entry in recorded() if first < entry["record_id"] <= last]
     return {"calls": calls(step), "parameters": parameters}
 
