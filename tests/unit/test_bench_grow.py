@@ -99,6 +99,7 @@ def test_alike_is_what_differs_in_hosts_and_numbers_alone() -> None:
 
     assert told("alpha: rank 0: no file", "beta: rank 1: no file") == "alpha: rank 0: no file"
     assert told("no file", "no memory") is None
+    assert told("no file", "no memory", failure="host_oom_killed") == "no file"  # of one id in the table
     assert told("no file", "no memory", usage=True) == "no file"
     assert told(None, None, outcome="timeout") == "no reason is known"
     assert all_alike(tasks, 0, {}) is None

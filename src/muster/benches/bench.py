@@ -355,9 +355,11 @@ def all_alike(tasks: Sequence[Task], wave: int, done: Mapping[str, JobRecord]) -
 
 
 def _way(task: Task, record: JobRecord) -> str:
-    """How it ended, without the numbers and hosts in it."""
+    """How it ended: by its id in the table of failures, else by its words without numbers and hosts."""
     if record.usage or record.outcome == "timeout":
         return "refused" if record.usage else "timeout"
+    if record.failure:
+        return record.failure
     words = record.reason or ""
     for host in task.hosts:
         words = re.sub(rf"\b{re.escape(host)}\b", "HOST", words)
