@@ -185,7 +185,11 @@ def warmed_again(tasks: Sequence[Task], failed: Collection[str]) -> tuple[list[T
             continue
         first = min(others, key=lambda task: len(task.hosts))
         lead = replace(_warm_up(f"{entry}-warmup{len(leads) + 1}", first), after=(last.id,))
-        moved = {task.id: replace(task, after=_instead(task.after, last.id, lead.id)) for task in waiting}
+        instead = {last.id: lead.id}
+        moved = {
+            task.id: replace(task, after=tuple(instead.get(each, each) for each in task.after))
+            for task in waiting
+        }
         made = [moved.get(task.id, task) for task in made]
         made.insert(made.index(last) + 1, lead)
     return made, notes
@@ -193,10 +197,6 @@ def warmed_again(tasks: Sequence[Task], failed: Collection[str]) -> tuple[list[T
 
 def _warm_up(identity: str, on: Task) -> Task:
     return Task(identity, on.entry, on.hosts, on.timeout, warm_up=True, wave=on.wave)
-
-
-def _instead(after: Sequence[str], old: str, new: str) -> tuple[str, ...]:
-    return tuple(new if each == old else each for each in after)
 
 
 def wave_tasks(entry: str, wave: int, groups: Sequence[Sequence[str]], timeout: float) -> list[Task]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from muster.cli.options import EXIT_CODES, Json
-from muster.cli.output import err_console, out_console, print_json
+from muster.cli.output import err_console, out_console, print_json, tinted
 from muster.cli.parameters import Argument, Option
 from muster.core.hostlist import fold_hosts
 from muster.core.units import counted
@@ -133,14 +133,9 @@ def _print(found: Judged, *, every: bool) -> None:
 
     console = out_console()
     print_answer(console, found)
-    parts = [
-        f"[{COLOURS[name]}]{count} {name}[/{COLOURS[name]}]" for name, count in found.summary.items() if count
-    ]
     jobs = [f"{count} {_named(name)}" for name, count in found.outcomes.items() if count]
-    hosts = counted(len(found.hosts), "host")
-    console.print(
-        f"{hosts}: {', '.join(parts) or 'none'}; {counted(len(found.jobs), 'job')}: {', '.join(jobs)}\n"
-    )
+    hosts = f"{counted(len(found.hosts), 'host')}: {tinted(found.summary, COLOURS) or 'none'}"
+    console.print(f"{hosts}; {counted(len(found.jobs), 'job')}: {', '.join(jobs)}\n")
     print_hosts(console, found, every=every)
     if found.hosts:
         console.print()

@@ -162,10 +162,9 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 def short(value: float, step: float | None = None) -> str:
     """A number for an axis or a hint."""
     size = abs(value)
-    for limit, suffix in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
+    for limit, scale, suffix in ((1e9, 1e9, " G"), (1e6, 1e6, " M"), (1e4, 1e3, " k")):
         if size >= limit:
-            scaled = {" G": 1e9, " M": 1e6, " k": 1e3}[suffix]
-            return f"{value / scaled:.4g}{suffix}"
+            return f"{value / scale:.4g}{suffix}"
     if step is not None:
         return f"{value:.{max(0, min(12, -math.floor(math.log10(step) + 1e-9)))}f}"
     return f"{value:.4g}"

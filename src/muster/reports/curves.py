@@ -191,8 +191,10 @@ def rank_memory(data: RunData, windows: Sequence[Sequence[events.Window]], clock
             "No rank reported its memory.",
         ),
     ]
+    if data.job.get("device") == "cpu":
+        del wanted[0]
     made = []
-    for title, figure, nothing in wanted[data.job.get("device") == "cpu" :]:
+    for title, figure, nothing in wanted:
         lines: dict[str, list[Point]] = defaultdict(list)
         attempts: dict[str, int] = {}
         for each in windows:

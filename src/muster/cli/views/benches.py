@@ -14,7 +14,7 @@ from rich.table import Table
 from muster.benches.document import Bench, BenchJob, Comparison, Curve
 from muster.benches.folder import BenchFolder
 from muster.cli.console import SafeConsole
-from muster.cli.output import err_console, out_console, print_table, table
+from muster.cli.output import err_console, out_console, print_table, table, tinted
 from muster.cli.views.verdicts import COLOURS, drift_notes, print_answer, print_hosts, signed
 from muster.core.hostlist import fold_hosts
 from muster.core.units import counted, format_bytes, format_flops, format_seconds
@@ -224,9 +224,7 @@ def _published(found: Bench) -> Table:
 
 
 def _count(found: Bench) -> str:
-    hosts = [
-        f"[{COLOURS[name]}]{count} {name}[/{COLOURS[name]}]" for name, count in found.summary.items() if count
-    ]
+    hosts = tinted(found.summary, COLOURS) or "none"
     jobs = [f"{count} {name}" for name, count in found.outcomes.items() if count]
     missed = sum(bool(job.misses) for job in found.jobs)
     more = f", {missed} below a threshold" if missed else ""
@@ -234,7 +232,7 @@ def _count(found: Bench) -> str:
     count = counted(len(found.hosts), "host")
     took = format_seconds(found.ended - found.started)
     return (
-        f"{count}: {', '.join(hosts) or 'none'}; {counted(len(found.jobs), 'job')}: "
+        f"{count}: {hosts}; {counted(len(found.jobs), 'job')}: "
         f"{', '.join(jobs) or 'none'}{more}"
         f"{open_} ({took})"
     )

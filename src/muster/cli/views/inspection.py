@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from muster.checks.inspection import Inspection, Trouble
-from muster.cli.output import out_console, print_json
+from muster.cli.output import out_console, print_json, tinted
 from muster.cli.views.waiting import Waiting
 from muster.core.hostlist import fold_hosts
 from muster.core.units import counted, format_seconds
@@ -61,13 +61,8 @@ def print_inspection(found: Inspection) -> None:
     console = out_console()
     for trouble in found.troubles:
         _print_trouble(console, trouble)
-    parts = [
-        f"[{_VERDICTS[name]}]{count} {name}[/{_VERDICTS[name]}]"
-        for name, count in found.summary.items()
-        if count
-    ]
+    parts = tinted(found.summary, _VERDICTS)
     ranks = f"; slots for {counted(found.world_size, 'rank')}" if found.world_size else ""
-    hosts = "host" if len(found.hosts) == 1 else "hosts"
     seconds = format_seconds(found.seconds)
     alone = _ungrouped(found)
     if alone:
@@ -76,7 +71,7 @@ def print_inspection(found: Inspection) -> None:
             f"[dim]torch is not installed for the ranks {where}: no group checks there; "
             "muster prepare installs it[/dim]"
         )
-    console.print(f"{len(found.hosts)} {hosts}: {', '.join(parts)}{ranks} ({seconds})")
+    console.print(f"{counted(len(found.hosts), 'host')}: {parts}{ranks} ({seconds})")
 
 
 def _ungrouped(found: Inspection) -> list[str]:
