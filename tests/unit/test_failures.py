@@ -96,6 +96,28 @@ def _ids_in(path: Path) -> Iterator[str]:
                 yield value
 
 
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        (  # a jump host, and nothing listens on the port behind it
+            "channel 0: open failed: connect failed: Connection refused\nstdio forwarding failed\n"
+            "kex_exchange_identification: Connection closed by remote host\n"
+            "Connection closed by UNKNOWN port 65535",
+            "the jump host cannot reach it",
+        ),
+        (  # a web server
+            "kex_exchange_identification: banner line contains invalid characters\n"
+            "banner exchange: Connection to 127.0.0.1 port 80: invalid format",
+            "what answers there is not an sshd",
+        ),
+    ],
+)
+def test_of_all_that_ssh_says_the_line_that_explains_most_counts(said: str, problem: str) -> None:
+    """As OpenSSH 9.2 printed it: what it says of its own end comes beside the cause, before or after it."""
+    found = find_ssh(said.splitlines())
+    assert found is not None and found.phrase.problem == problem
+
+
 def test_who_is_to_blame_for_a_host_that_nobody_gets_through_to() -> None:
     """What it says itself, if that is the host's doing; a peer that hung up is none."""
     assert why_lost("silent for 15 s") == why_lost("Connection reset by peer") == "ssh_unreachable"
