@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from muster.core.job import Placement
+from muster.core.launch import Launch
 from muster.core.result import Failure
 from muster.failures.table import find
 from muster.fleet.cause import judge_outcome, with_way_on
+from muster.fleet.launchers import local
 from muster.fleet.messages import Kernel
-from muster.fleet.supervisor import Outcome
+from muster.fleet.shell import Shell
+from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.store import events
 
 CLEAN = (0, None)
@@ -64,6 +68,32 @@ def cause(**given: Any) -> Failure:
 
 def test_success() -> None:
     assert judge(exits={"node0": CLEAN, "node1": CLEAN}, done=(0, 1)) == ("succeeded", None)
+
+
+def test_a_host_that_does_not_survive_being_stopped_is_not_the_one_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """node1's ranks fail; node0 is told to stop and its connection breaks before it has said that it did."""
+    places = (Placement("node0", "node0", 1, 0), Placement("node1", "node1", 1, 1))
+    with Supervisor(places, local, Launch(), "job", Shell()) as held:
+        first, second = held.links
+        gone = SimpleNamespace(output=None, errors=None, gone=lambda: True, hang_up=lambda: None)
+        gone.end = gone.hang_up
+
+        def turn(handle: Any) -> None:
+            if second.ended:
+                first.give_up("the connection broke")
+                return
+            second.attach(gone)
+            second.output_closed = True
+            handle(second, {"m": "exit", "code": 1, "why": None})
+
+        monkeypatch.setattr(held.fleet, "turn", turn)
+        silent = Listener(lambda *_: None, lambda *_: None, lambda *_: None)
+        outcome = held.run({place.host: {} for place in places}, silent)
+    assert b'"op": "stop"' in first.outgoing
+    status, failure = judge_outcome(outcome, (), {}, 2, {}, places)
+    assert status == "failed" and failure is not None and failure.host == "node1"
 
 
 def test_an_earlier_attempts_death_in_the_log_is_no_failure_of_this_one() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import resource
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -167,6 +168,24 @@ def test_the_keeper_asks_where_one_is_due(tmp_path: Path) -> None:
             asked += [step] if control.should_save else []
         assert asked == [2, 4, 6, 9, 11, 12]
         assert not stale.exists()
+
+
+def test_a_disk_that_is_full_at_the_manifest_leaves_none(tmp_path: Path) -> None:
+    """Half a manifest would make the checkpoint count as whole where old ones are dropped."""
+    pytest.importorskip("transformers")
+    from muster.worker.instruments.checkpoint_callback import seal
+
+    (tmp_path / "trainer_state.json").write_text("{}")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, hard))  # bytes of a file: fewer than a manifest has
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            seal(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["trainer_state.json"]
+    seal(tmp_path)
+    assert what_is_wrong(str(tmp_path))[0] is None
 
 
 def test_what_is_missing_from_a_checkpoint(tmp_path: Path) -> None:

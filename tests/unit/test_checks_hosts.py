@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -185,6 +186,18 @@ def test_the_folders_that_the_job_is_told_of_are_measured(
         (str(tmp_path / "triton"), "kernels"),
     }
     assert ("/var/tmp", "temporary") not in found
+
+
+def test_free_bytes_are_counted_in_the_units_of_the_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Free blocks of 4 KiB, on a file system that likes to be read by the MiB; root's do not count."""
+    about = SimpleNamespace(
+        f_bsize=1 << 20, f_frsize=4096, f_bavail=1000, f_bfree=5000, f_files=50, f_favail=20, f_flag=0
+    )
+    monkeypatch.setattr(os, "statvfs", lambda path: about)
+    (found, *_) = probed("disk", folders={"work": str(tmp_path)})["folders"]
+    assert (found["path"], found["free"], found["inodes"]) == (str(tmp_path), 4_096_000, 20)
 
 
 def test_the_disk_must_take_the_recipes_checkpoints_but_tmp_need_not() -> None:

@@ -417,6 +417,9 @@ def test_the_extremes_of_the_attention_logits() -> None:
     )  # fmt: skip
     assert (made.attention.windows, made.attention.seconds) == (2, 1.0)
     assert made.attention.share == pytest.approx(1.0 / made.seconds.training)
+    broken_off = [*parts[:-3], begin(2, resume_step=10)]  # what the attempt before saw of step 20 is gone
+    again = result(fold(broken_off)).attention
+    assert again and again.largest and (again.windows, again.largest.logit) == (1, 4.0)
     assert result(fold([begin(), *both(10)])).attention is None
     blank = result(fold([begin(), *both(10), seen(10, [None, None], [None, None])])).attention
     assert blank and blank.largest is None and blank.smallest is None
