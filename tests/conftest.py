@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,11 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(HOME, ignore_errors=True)
 
 
-gc.disable()  # while thousands of tests are collected: nothing of that is garbage
-
-
-def pytest_collection_finish() -> None:
-    """What is there by now stays, and need not be looked through again and again."""
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What thousands of tests are made of is no garbage: it need not be looked through again and again."""
+    gc.disable()
+    yield
     gc.freeze()
     gc.enable()
 
