@@ -1,0 +1,69 @@
+"""Runs of Muster for the pieces: by its command line, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.kit import Machine
+
+TAIL = 4_000  # characters of each log of a failed run
+MUSTER = (sys.executable, "-m", "muster")
+PLAIN = (
+    "evaluate.after=false", "evaluate.every=null", "checkpoint.model=false", "checkpoint.every=null",
+    "train.max_minutes=null",
+)  # fmt: skip
+
+
+class Failed(Exception):
+    """A command that should have succeeded; the text holds all of what it said."""
+
+
+def muster(*words: str, okay: Sequence[int] = (0,), env: dict[str, str] | None = None) -> str:
+    """A verb's standard output. Raises Failed where it exits otherwise than `okay`."""
+    done = subprocess.run([*MUSTER, *words], capture_output=True, text=True, env=os.environ | (env or {}))
+    if done.returncode not in okay:
+        raise Failed(f"muster {' '.join(words)}\nexit code {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+def train(machine: Machine, name: str, recipe: str, *overrides: str) -> dict[str, Any]:
+    """result.json of a run of one rank, in the piece's folder. Raises Failed with the ends of its logs."""
+    words = [recipe, "--hosts", "local:1", "--name", name, *overrides, f"launch.device={machine.device}"]
+    if machine.device == "cpu":
+        words.append("launch.threads=1")
+    try:
+        muster("train", *words)
+    except Failed as error:
+        raise Failed(f"{error}\n{logs(Path('runs') / name)}") from None
+    return result(name)
+
+
+def result(name: str) -> dict[str, Any]:
+    """result.json of a run of this piece."""
+    found: dict[str, Any] = json.loads((Path("runs") / name / "result.json").read_text())
+    return found
+
+
+def logs(run: Path) -> str:
+    """The end of each log."""
+    files = sorted(file for file in run.rglob("*.log") if file.is_file())
+    return "\n".join(f"==> {file}\n{file.read_text(errors='replace')[-TAIL:]}" for file in files)
+
+
+def events(name: str) -> list[dict[str, Any]]:
+    """A run's events, as they were written."""
+    lines = (Path("runs") / name / "events.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines if line]
+
+
+def shape(machine: Machine, model: str, sequence: int) -> list[str]:
+    """Overrides of the OPT benchmark: the model, or one of 8 M parameters where this is the tiny kit."""
+    if not machine.tiny:
+        return [f"model.name={model}", f"data.sequence={sequence}"]
+    return ["model.name=opt-8m", "data.sequence=64", "model.config.vocab_size=1000"]

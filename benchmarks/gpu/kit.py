@@ -1,0 +1,270 @@
+"""Pieces, each in a process of its own with a time limit; what each found is written before the next begins.
+
+A group of pieces is a file of results, DIR/GROUP.json. A piece that passed is not run again in the same DIR; one
+that failed or ran out of time is run again once the code has changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST = 20_000  # characters of an error that are kept: its last
+PATIENCE = 15.0  # seconds between SIGTERM and SIGKILL: Muster ends its ranks meanwhile
+
+Figures = dict[str, Any]
+
+
+class NotApplicable(Exception):
+    """This machine cannot run the piece; the text says why."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a piece may use. `tiny`: models so small that a CPU runs every piece in minutes."""
+
+    device: str  # "cuda" or "cpu"
+    tiny: bool
+    folder: Path  # of this piece alone; removed afterwards
+
+    def needs_cuda(self) -> None:
+        """Raises NotApplicable without a GPU."""
+        if self.device != "cuda":
+            raise NotApplicable("needs a GPU")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`run` returns figures, or raises: NotApplicable, or anything else for a failure."""
+
+    group: str
+    name: str
+    limit: float  # seconds, after which it is ended
+    run: Callable[[Machine], Figures]
+
+    @property
+    def key(self) -> str:
+        """As it is named on the command line."""
+        return f"{self.group}/{self.name}"
+
+
+def device() -> str:
+    """The one that this machine has."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def described() -> dict[str, Any]:
+    """The machine and the versions that results belong to."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    packages = ("torch", "transformers", "accelerate", "deepspeed", "peft", "triton", "liger-kernel")
+    versions = {}
+    for name in packages:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    found: dict[str, Any] = {
+        "device": device(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+    if torch.cuda.is_available():
+        asked = "name,driver_version,memory.total,power.limit,clocks.max.sm,clocks.max.mem"
+        found["gpus"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        found["cuda"] = torch.version.cuda
+        found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+        found["nvidia_smi"] = output(["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"]).strip()
+    return found
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown"
+
+
+def output(argv: Sequence[str]) -> str:
+    """What a program printed; its error where there is none of it, or where it failed."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stdout if done.returncode == 0 else done.stdout + done.stderr
+
+
+def source() -> str:
+    """A digest of the code that pieces run: src/ and this folder."""
+    digest = hashlib.sha256()
+    for place in (ROOT / "src", Path(__file__).parent):
+        for file in sorted(place.rglob("*")):
+            if file.is_file() and file.suffix not in (".pyc", ".html"):
+                digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+class Results:
+    """The files of DIR. Raises SystemExit where they are of another machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, group: str) -> dict[str, Any]:
+        """{"machine": ..., "pieces": {name: entry}} of a group; no pieces where none was run."""
+        with contextlib.suppress(FileNotFoundError):
+            found: dict[str, Any] = json.loads((self.folder / f"{group}.json").read_text())
+            return found
+        return {"machine": None, "pieces": {}}
+
+    def add(self, piece: Piece, machine: dict[str, Any], entry: dict[str, Any]) -> None:
+        """Write what a piece came to, whole or not at all."""
+        data = self.read(piece.group)
+        data["machine"] = machine
+        data["pieces"][piece.name] = entry
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / f"{piece.group}.json"
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(data, indent=1, default=str) + "\n")
+        part.replace(file)
+
+    def check(self, machine: dict[str, Any], groups: Sequence[str]) -> None:
+        """Figures of two machines do not belong into one table."""
+        for group in groups:
+            before = self.read(group)["machine"]
+            if before and _kind(before) != _kind(machine):
+                raise SystemExit(
+                    f"{self.folder / group}.json is of {_kind(before)}, and this is {_kind(machine)}: "
+                    "give another --out"
+                )
+
+
+def _kind(machine: dict[str, Any]) -> str:
+    return ", ".join(machine.get("gpus") or [machine["processor"]])
+
+
+def wanted(entry: dict[str, Any] | None, code: str) -> bool:
+    """Whether a piece is to be run: not yet run, or failed with other code than this."""
+    if entry is None:
+        return True
+    return entry["status"] in ("failed", "timed out", "not begun") and entry["source"] != code
+
+
+def run_all(pieces: Sequence[Piece], results: Results, minutes: float, tiny: bool) -> dict[str, int]:
+    """Run what is left, in order, until time is up; -> how many came to what."""
+    end = time.monotonic() + 60 * minutes
+    machine, code = described(), source()
+    results.check(machine, list(dict.fromkeys(piece.group for piece in pieces)))
+    counts: dict[str, int] = {}
+    for piece in pieces:
+        entry = results.read(piece.group)["pieces"].get(piece.name)
+        if not wanted(entry, code):
+            counts["done before"] = counts.get("done before", 0) + 1
+            continue
+        left = end - time.monotonic()
+        if left < 10:
+            counts["no time"] = counts.get("no time", 0) + 1
+            continue
+        entry = run_piece(piece, min(piece.limit, left), tiny, cut=left < piece.limit)
+        entry["source"] = code
+        results.add(piece, machine, entry)
+        counts[entry["status"]] = counts.get(entry["status"], 0) + 1
+        why = entry.get("error", "").strip().rpartition("\n")[2][:300]
+        print(f"{entry['seconds']:6.1f} s  {piece.key:<34} {entry['status']}  {why}", flush=True)
+    return counts
+
+
+def run_piece(piece: Piece, limit: float, tiny: bool, cut: bool = False) -> dict[str, Any]:
+    """Run one in a process of its own. `cut`: `limit` is what was left of the whole, not the piece's own."""
+    argv = [sys.executable, "-m", "benchmarks.gpu", "piece", piece.key, *(["--tiny"] if tiny else [])]
+    began = time.time()
+    with tempfile.TemporaryDirectory(prefix="muster-gpu-") as place:
+        told, log = Path(place) / "told.json", Path(place) / "log"
+        env = os.environ | {"PYTHONPATH": _path(), "PYTHONUNBUFFERED": "1"}
+        with log.open("wb") as stream:
+            process = subprocess.Popen(
+                [*argv, "--told", str(told), "--folder", place],
+                cwd=ROOT, env=env, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+            late = not _wait(process, limit)
+        seconds = round(time.time() - began, 1)
+        try:
+            entry: dict[str, Any] = json.loads(told.read_text())
+        except (FileNotFoundError, ValueError):
+            entry = {"status": "failed", "error": f"exit code {process.returncode}"}
+        if late:
+            entry = {"status": "not begun" if cut else "timed out", "error": f"ended after {limit:.0f} s"}
+        if entry["status"] not in ("passed", "not applicable"):
+            printed = log.read_text(errors="replace")
+            entry["error"] = (printed + "\n" + entry.get("error", ""))[-MOST:]
+    return {**entry, "seconds": seconds, "began": round(began), "command": " ".join(argv[1:])}
+
+
+def _path() -> str:
+    """Of the child: this checkout's Muster, also where it is not installed."""
+    return os.pathsep.join(part for part in (str(ROOT / "src"), os.environ.get("PYTHONPATH", "")) if part)
+
+
+def _wait(process: subprocess.Popen[bytes], limit: float) -> bool:
+    """True: it ended in time. Else it is ended, with what it started in its session."""
+    try:
+        process.wait(limit)
+        return True
+    except subprocess.TimeoutExpired:
+        process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(PATIENCE)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return False
+
+
+def child(piece: Piece, tiny: bool, told: Path, folder: Path) -> None:
+    """In the piece's process: run it and write what it came to."""
+    entry: dict[str, Any]
+    with _home(folder):
+        try:
+            entry = {
+                "status": "passed",
+                "figures": piece.run(Machine("cpu" if tiny else device(), tiny, folder)),
+            }
+        except NotApplicable as why:
+            entry = {"status": "not applicable", "error": str(why)}
+        except Exception:
+            entry = {"status": "failed", "error": traceback.format_exc()[-MOST:]}
+    told.write_text(json.dumps(entry, default=str))
+
+
+@contextlib.contextmanager
+def _home(folder: Path) -> Iterator[None]:
+    """Nothing that was learned before, and nothing from a hub."""
+    os.environ |= {
+        "XDG_DATA_HOME": str(folder / "data"), "XDG_STATE_HOME": str(folder / "state"),
+        "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+    }  # fmt: skip
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
