@@ -27,7 +27,7 @@ def pieces() -> list[Piece]:
 
 
 def _rounds(machine: Machine, work: Callable[[], Any], amount: float) -> dict[str, float]:
-    """`amount` of what `work` does, per second: {"best", "median", "spread"}; spread: (best - worst) / median."""
+    """Per second, `amount` for each `work()`: its best, median and spread ((best - worst) / median)."""
     import torch
 
     wait = torch.cuda.synchronize if machine.device == "cuda" else (lambda: None)

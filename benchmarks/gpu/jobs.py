@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,21 +23,28 @@ class Failed(Exception):
     """A command that should have succeeded; the text holds all of what it said."""
 
 
-def muster(*words: str, okay: Sequence[int] = (0,), env: dict[str, str] | None = None) -> str:
+def muster(*words: str, okay: Sequence[int] = (0,)) -> str:
     """A verb's standard output. Raises Failed where it exits otherwise than `okay`."""
-    done = subprocess.run([*MUSTER, *words], capture_output=True, text=True, env=os.environ | (env or {}))
+    return _output([*MUSTER, *words], okay)
+
+
+def _output(argv: Sequence[str], okay: Sequence[int] = (0,)) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True)
     if done.returncode not in okay:
-        raise Failed(f"muster {' '.join(words)}\nexit code {done.returncode}\n{done.stdout}\n{done.stderr}")
+        raise Failed(f"{' '.join(argv[1:])}\nexit code {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done.stdout
 
 
+def training(machine: Machine, name: str, recipe: str, *overrides: str) -> list[str]:
+    """The command of a run of one rank, in the piece's folder."""
+    device = [f"launch.device={machine.device}", *(["launch.threads=1"] if machine.device == "cpu" else [])]
+    return [*MUSTER, "train", recipe, "--hosts", "local:1", "--name", name, *overrides, *device]
+
+
 def train(machine: Machine, name: str, recipe: str, *overrides: str) -> dict[str, Any]:
-    """result.json of a run of one rank, in the piece's folder. Raises Failed with the ends of its logs."""
-    words = [recipe, "--hosts", "local:1", "--name", name, *overrides, f"launch.device={machine.device}"]
-    if machine.device == "cpu":
-        words.append("launch.threads=1")
+    """result.json of that run. Raises Failed with the ends of its logs."""
     try:
-        muster("train", *words)
+        _output(training(machine, name, recipe, *overrides))
     except Failed as error:
         raise Failed(f"{error}\n{logs(Path('runs') / name)}") from None
     return result(name)

@@ -1,7 +1,7 @@
 """Pieces, each in a process of its own with a time limit; what each found is written before the next begins.
 
-A group of pieces is a file of results, DIR/GROUP.json. A piece that passed is not run again in the same DIR; one
-that failed or ran out of time is run again once the code has changed.
+A group of pieces is a file of results, DIR/GROUP.json. A piece that passed is not run again in the same DIR;
+one that failed or ran out of time is run again once the code has changed.
 """
 
 from __future__ import annotations

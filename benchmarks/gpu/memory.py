@@ -4,8 +4,8 @@ Each point is planned from nothing but the device's name (the model is traced on
 train` on one rank. Step times: the first point of each precision teaches the device's efficiency, and the
 page predicts the others from it.
 
-Other estimators, for the same points: `accelerate estimate-memory` (its rule for Adam: four times the weights,
-batch 1, no activations) and DeepSpeed's estimate_zero2/3_model_states_mem_needs (no activations).
+Other estimators, for the same points: `accelerate estimate-memory` (its rule for Adam: four times the
+weights, batch 1, no activations) and DeepSpeed's estimate_zero2/3_model_states_mem_needs (no activations).
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Point:
 
 
 def points() -> list[Point]:
-    """Over model, batch, sequence, precision, checkpointing, stage, offload and adapters; what tells most first."""
+    """Over model, batch, sequence, precision, checkpointing, stage, offload and adapters. What tells most
+    comes first."""
 
     def at(model: str, micro: int, sequence: int, precision: str, *more: tuple[str, ...]) -> Point:
         return Point(model, micro, sequence, precision, tuple(word for part in more for word in part))

@@ -61,10 +61,8 @@ def _memory(pieces: Pieces) -> list[str]:
         peers = [row["peers"][name] for name in ("accelerate", "deepspeed")]
         shown = [f"{each / row['measured_bytes'] - 1:+.0%}" if each else "" for each in peers]
         sizes = [f"{row[key] / 1e9:.2f} GB" for key in ("planned_bytes", "measured_bytes")]
-        table.append(
-            f"| {' '.join(str(part) for part in row['point'])} | {' | '.join(sizes)} | {row['memory_error']:+.1%} | "
-            f"{' | '.join(shown)} |"
-        )
+        cells = [" ".join(str(part) for part in row["point"]), *sizes, f"{row['memory_error']:+.1%}", *shown]
+        table.append(f"| {' | '.join(cells)} |")
     errors = [abs(row["memory_error"]) for row in rows]
     lines = [
         f"Memory: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}.",
