@@ -163,10 +163,10 @@ def _kind(machine: dict[str, Any]) -> str:
 
 
 def wanted(entry: dict[str, Any] | None, code: str) -> bool:
-    """Whether a piece is to be run: not yet run, or failed with other code than this."""
-    if entry is None:
+    """Whether a piece is to be run: not yet run to its end, or failed with other code than this."""
+    if entry is None or entry["status"] == "cut short":
         return True
-    return entry["status"] in ("failed", "timed out", "not begun") and entry["source"] != code
+    return entry["status"] in ("failed", "timed out") and entry["source"] != code
 
 
 def run_all(pieces: Sequence[Piece], results: Results, minutes: float, tiny: bool) -> dict[str, int]:
@@ -212,7 +212,7 @@ def run_piece(piece: Piece, limit: float, tiny: bool, cut: bool = False) -> dict
         except (FileNotFoundError, ValueError):
             entry = {"status": "failed", "error": f"exit code {process.returncode}"}
         if late:
-            entry = {"status": "not begun" if cut else "timed out", "error": f"ended after {limit:.0f} s"}
+            entry = {"status": "cut short" if cut else "timed out", "error": f"ended after {limit:.0f} s"}
         if entry["status"] not in ("passed", "not applicable"):
             printed = log.read_text(errors="replace")
             entry["error"] = (printed + "\n" + entry.get("error", ""))[-MOST:]
