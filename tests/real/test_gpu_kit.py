@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from benchmarks.gpu import page
 from benchmarks.gpu.kit import Results, run_all
 from benchmarks.gpu.pieces import pieces
 
 TRIED = {
-    "proof/check", "proof/clock", "proof/text2sql", "proof/zero2-bf16", "proof/resume-ddp", "proof/smi",
-    "memory/opt-125m-8x512-bf16-ddp", "memory/opt-125m-8x512-fp32-ddp", "ceiling/matmul-fp32", "ceiling/copy",
+    "proof/smi", "proof/check", "proof/clock", "proof/zero2-bf16", "memory/opt-125m-8x512-bf16-ddp",
+    "ceiling/matmul-fp32",
 }  # fmt: skip
 
 
+@pytest.mark.timeout(900)
 def test_pieces_run_on_a_cpu_and_make_a_page(tmp_path: Path) -> None:
     chosen = [piece for piece in pieces() if piece.key in TRIED]
     assert {piece.key for piece in chosen} == TRIED
     results = Results(tmp_path)
-    run_all(chosen, results, 9, True)
+    run_all(chosen, results, 14, True)
     ends = {
         f"{group}/{name}": entry
         for group in page.GROUPS
