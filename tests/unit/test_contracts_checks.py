@@ -238,6 +238,15 @@ def test_a_profile_inherits_one_beside_it_by_its_name(tmp_path: Path) -> None:
     assert chosen.skipped == {"login.noise"}
 
 
+def test_a_number_in_quotes_keeps_its_fraction(tmp_path: Path) -> None:
+    """It was read as a size in whole bytes: 0."""
+    file = tmp_path / "mine.yaml"
+    file.write_text('expect: {fabric.bandwidth: {at_least_gbit: "0.5"}, disk.space: {at_least: "1.5GiB"}}\n')
+    chosen = load_profile(str(file), all_checks())
+    assert chosen.expects["fabric.bandwidth"]["at_least_gbit"] == 0.5
+    assert chosen.expects["disk.space"]["at_least"] == 1.5 * 2**30
+
+
 # ---- third parties -----------------------------------------------------------------------------------------
 
 THEIRS = """\

@@ -9,6 +9,7 @@ expect:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,8 +172,8 @@ def _fitting(check: Check, key: str, value: Any, where: str) -> Any:
     elif default is None and value is None:
         return value
     elif default is None or isinstance(default, int | float):
-        if isinstance(value, str):
-            value = parse_bytes(value)
+        if isinstance(value, str):  # a size such as 10GiB is whole bytes; a number in quotes is that number
+            value = float(value) if re.fullmatch(r"\d+\.\d+", value) else parse_bytes(value)
         fits, kind = _number(value), "a number"
     elif isinstance(default, str):
         fits, kind = isinstance(value, str), "a text"
