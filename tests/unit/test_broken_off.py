@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from muster.cli.train import finish
+from muster.core.job import Placement
 from muster.core.result import Result
 from muster.fleet.supervisor import Listener, Outcome
 from muster.inputs.read import read_inputs
@@ -28,6 +29,7 @@ class Hosts:
     """Stands in for the hosts. `said`: what they say once the job has been started."""
 
     said: Callable[[Listener], Outcome | None]
+    shell = None  # hosts are on this machine: nothing is fetched
     left: list[bool]  # whether hosts were told to keep their files, each time that they were told to stop
 
     def __init__(self, *_: object) -> None:
@@ -41,6 +43,9 @@ class Hosts:
 
     def greet(self, specs: dict[str, Any]) -> dict[str, Any]:
         return {host: {**about([]), "base": spec["run_dir"]} for host, spec in specs.items()}
+
+    def remote(self, place: Placement, argv: list[str]) -> list[str]:
+        return argv
 
     def meanwhile(self, work: Callable[[], Any]) -> Any:
         return work()

@@ -44,7 +44,7 @@ def test_a_hub_data_set_whose_answers_have_parts(hub: Path, tmp_path: Path, sour
     found = load(tmp_path, **{source: str(hub)}, sql=sql)
     assert [pair.question for pair in found.train] == [f"train {number}" for number in range(5)]
     assert [pair.question for pair in found.held_out] == ["validation 0", "validation 1"]
-    assert {pair.sql for pair in (*found.train, *found.held_out)} == {WIKISQL["sql"]["human_readable"]}
+    assert {pair.expected for pair in (*found.train, *found.held_out)} == {WIKISQL["sql"]["human_readable"]}
     assert found.about.endswith("answers: field sql.human_readable")
     assert "validation" in found.about
 
