@@ -184,13 +184,13 @@ def clock(machine: Machine) -> Figures:
 
     for _ in range(3):
         step()
-    by_events.synchronise()
+    by_events.wait()
     by_events.mark()
     for _ in range(steps):
-        began = by_events.synchronise()
+        began = by_events.wait()
         step()
         by_events.mark()
-        by_hand.append(by_events.synchronise() - began)
+        by_hand.append(by_events.wait() - began)
     told = by_events.intervals()
     ratio = statistics.median(told) / statistics.median(by_hand)
     if len(told) != steps or not 0.97 < ratio < 1.03:
