@@ -42,12 +42,14 @@ def main() -> int:
     one.add_argument("--tiny", action="store_true")
     one.add_argument("--told", type=Path, required=True)
     one.add_argument("--folder", type=Path, required=True)
+    one.add_argument("--out", type=Path, required=True)
     told = parser.parse_args()
     if told.verb == "list":
         print("\n".join(f"{piece.key:<36} {piece.limit:4.0f} s" for piece in pieces()))
         return 0
     if told.verb == "piece":
-        child(next(each for each in pieces() if each.key == told.name), told.tiny, told.told, told.folder)
+        piece = next(each for each in pieces() if each.key == told.name)
+        child(piece, told.tiny, told.told, told.folder, Results(told.out))
         return 0
     if told.verb == "page":
         told.to.write_text(page.page(Results(told.folder)))

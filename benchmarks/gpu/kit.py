@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "src"))  # a GPU machine may have this checkout and no installation
 MOST = 20_000  # characters of an error that are kept: its last
 SLOWER = 3.0  # times a piece's limit, for CPUs
 PATIENCE = 15.0  # seconds between SIGTERM and SIGKILL: Muster ends its ranks meanwhile
@@ -40,6 +41,7 @@ class Machine:
     device: str  # "cuda" or "cpu"
     tiny: bool
     folder: Path  # of this piece alone; removed afterwards
+    results: Results  # of the pieces before it
 
     def needs_cuda(self) -> None:
         """Raises NotApplicable without a GPU."""
@@ -69,25 +71,24 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def described() -> dict[str, Any]:
+def described(tiny: bool) -> dict[str, Any]:
     """The machine and the versions that results belong to."""
     import platform
-    from importlib.metadata import PackageNotFoundError, version
 
     import torch
+    from benchmarks.hardware import processor
+
+    from muster.core.versions import versions_of
 
     packages = ("torch", "transformers", "accelerate", "deepspeed", "peft", "triton", "liger-kernel")
-    versions = {}
-    for name in packages:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[name] = version(name)
     found: dict[str, Any] = {
         "device": device(),
-        "processor": _processor(),
+        "tiny": tiny,
+        "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": versions_of(packages),
     }
     if torch.cuda.is_available():
         asked = "name,driver_version,memory.total,power.limit,clocks.max.sm,clocks.max.mem"
@@ -96,13 +97,6 @@ def described() -> dict[str, Any]:
         found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
         found["nvidia_smi"] = output(["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"]).strip()
     return found
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown"
 
 
 def output(argv: Sequence[str]) -> str:
@@ -139,14 +133,13 @@ class Results:
 
     def add(self, piece: Piece, machine: dict[str, Any], entry: dict[str, Any]) -> None:
         """Write what a piece came to, whole or not at all."""
+        from muster.store.atomic import write_text
+
         data = self.read(piece.group)
         data["machine"] = machine
         data["pieces"][piece.name] = entry
         self.folder.mkdir(parents=True, exist_ok=True)
-        file = self.folder / f"{piece.group}.json"
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(data, indent=1, default=str) + "\n")
-        part.replace(file)
+        write_text(self.folder / f"{piece.group}.json", json.dumps(data, indent=1, default=str) + "\n")
 
     def check(self, machine: dict[str, Any], groups: Sequence[str]) -> None:
         """Figures of two machines do not belong into one table."""
@@ -160,7 +153,8 @@ class Results:
 
 
 def _kind(machine: dict[str, Any]) -> str:
-    return ", ".join(machine.get("gpus") or [machine["processor"]])
+    kind = ", ".join(machine.get("gpus") or [machine["processor"]])
+    return f"{kind} with tiny models" if machine.get("tiny") else kind
 
 
 def wanted(entry: dict[str, Any] | None, code: str) -> bool:
@@ -173,7 +167,7 @@ def wanted(entry: dict[str, Any] | None, code: str) -> bool:
 def run_all(pieces: Sequence[Piece], results: Results, minutes: float, tiny: bool) -> dict[str, int]:
     """Run what is left, in order, until time is up; -> how many came to what."""
     end = time.monotonic() + 60 * minutes
-    machine, code = described(), source()
+    machine, code = described(tiny), source()
     results.check(machine, list(dict.fromkeys(piece.group for piece in pieces)))
     counts: dict[str, int] = {}
     for piece in pieces:
@@ -186,7 +180,7 @@ def run_all(pieces: Sequence[Piece], results: Results, minutes: float, tiny: boo
             counts["no time"] = counts.get("no time", 0) + 1
             continue
         limit = piece.limit * (SLOWER if tiny else 1)
-        entry = run_piece(piece, min(limit, left), tiny, cut=left < limit)
+        entry = run_piece(piece, results, min(limit, left), tiny, cut=left < limit)
         entry["source"] = code
         results.add(piece, machine, entry)
         counts[entry["status"]] = counts.get(entry["status"], 0) + 1
@@ -195,7 +189,7 @@ def run_all(pieces: Sequence[Piece], results: Results, minutes: float, tiny: boo
     return counts
 
 
-def run_piece(piece: Piece, limit: float, tiny: bool, cut: bool = False) -> dict[str, Any]:
+def run_piece(piece: Piece, results: Results, limit: float, tiny: bool, cut: bool) -> dict[str, Any]:
     """Run one in a process of its own. `cut`: `limit` is what was left of the whole, not the piece's own."""
     argv = [sys.executable, "-m", "benchmarks.gpu", "piece", piece.key, *(["--tiny"] if tiny else [])]
     began = time.time()
@@ -204,7 +198,7 @@ def run_piece(piece: Piece, limit: float, tiny: bool, cut: bool = False) -> dict
         env = os.environ | {"PYTHONPATH": _path(), "PYTHONUNBUFFERED": "1"}
         with log.open("wb") as stream:
             process = subprocess.Popen(
-                [*argv, "--told", str(told), "--folder", place],
+                [*argv, "--told", str(told), "--folder", place, "--out", str(results.folder.resolve())],
                 cwd=ROOT, env=env, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
             late = not _wait(process, limit)
@@ -241,15 +235,13 @@ def _wait(process: subprocess.Popen[bytes], limit: float) -> bool:
     return False
 
 
-def child(piece: Piece, tiny: bool, told: Path, folder: Path) -> None:
+def child(piece: Piece, tiny: bool, told: Path, folder: Path, results: Results) -> None:
     """In the piece's process: run it and write what it came to."""
     entry: dict[str, Any]
     with _home(folder):
         try:
-            entry = {
-                "status": "passed",
-                "figures": piece.run(Machine("cpu" if tiny else device(), tiny, folder)),
-            }
+            machine = Machine("cpu" if tiny else device(), tiny, folder, results)
+            entry = {"status": "passed", "figures": piece.run(machine)}
         except NotApplicable as why:
             entry = {"status": "not applicable", "error": str(why)}
         except Exception:

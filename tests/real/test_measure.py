@@ -181,7 +181,7 @@ def test_first_losses_are_those_of_plain_pytorch(
     pairs = load_pairs(context.recipe.data, context.cache, may_write=False, seed=0).train
     tokenizer = make_tokenizer(context, pairs)
     model = make_model(context, tokenizer).eval()
-    rows = [(tokenizer(PREFIX + p.question)["input_ids"], tokenizer(p.sql)["input_ids"]) for p in pairs]
+    rows = [(tokenizer(PREFIX + p.question)["input_ids"], tokenizer(p.expected)["input_ids"]) for p in pairs]
     assert max(len(part) for row in rows for part in row) <= 300
     lengths = [len(source) + len(target) for source, target in rows]
     order = list(GroupedSampler(lengths, GLOBAL, context.recipe.train.seed))
@@ -218,12 +218,14 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
 def test_skipped_steps_are_in_no_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss scaler's steps use no sample, and a step that did is as fast as without them."""
     needs_torch()
+    from muster.worker.instruments import clock
     from muster.worker.instruments import meter as instrument
     from muster.worker.workloads.base import Counts
 
     told: list[dict[str, Any]] = []
     passed = [100.0]  # seconds of a clock of its own, which moves in steps alone
-    monkeypatch.setattr(instrument, "time", SimpleNamespace(perf_counter=lambda: passed[0]))
+    for timed in (clock, instrument):
+        monkeypatch.setattr(timed, "time", SimpleNamespace(perf_counter=lambda: passed[0]))
     trainer = SimpleNamespace(
         training_step=lambda model, inputs: passed.append(passed.pop() + inputs),
         accelerator=SimpleNamespace(optimizer_step_was_skipped=False, unwrap_model=lambda model: model),

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.gpu import kit, page
+from benchmarks.gpu import kit, page, proof
+from benchmarks.gpu.jobs import Failed
 from benchmarks.gpu.kit import Figures, Machine, Piece, Results
 from benchmarks.gpu.pieces import pieces
 
@@ -29,7 +30,7 @@ def piece(name: str = "one", **more: Any) -> Piece:
 
 def ran(tmp_path: Path, run: Any) -> dict[str, Any]:
     (tmp_path / "folder").mkdir(exist_ok=True)
-    kit.child(piece(run=run), True, tmp_path / "told.json", tmp_path / "folder")
+    kit.child(piece(run=run), True, tmp_path / "told.json", tmp_path / "folder", Results(tmp_path))
     found: dict[str, Any] = json.loads((tmp_path / "told.json").read_text())
     return found
 
@@ -66,7 +67,7 @@ def test_what_a_piece_came_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found: dict[str, Any] = dict(MACHINE)
-    monkeypatch.setattr(kit, "described", lambda: found)
+    monkeypatch.setattr(kit, "described", lambda tiny: found | {"tiny": tiny})
     monkeypatch.setattr(kit, "source", lambda: "code")
     return found
 
@@ -75,7 +76,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, ends: dict[str, str], min
     """Run pieces that end so; -> those that were begun, in order."""
     begun: list[str] = []
 
-    def instead(each: Piece, limit: float, tiny: bool, cut: bool = False) -> dict[str, Any]:
+    def instead(each: Piece, results: Results, limit: float, tiny: bool, cut: bool) -> dict[str, Any]:
         begun.append(each.name)
         return {"status": ends[each.name], "seconds": 1.0}
 
@@ -94,9 +95,9 @@ def test_a_call_goes_on_where_the_last_one_stopped(
     assert run(monkeypatch, tmp_path, ends | {"b": "passed", "d": "timed out"}) == ["b", "d"]
     assert run(monkeypatch, tmp_path, ends) == []
     kept = Results(tmp_path).read("proof")
-    assert kept["machine"] == machine and [entry["source"] for entry in kept["pieces"].values()] == [
-        "code", "mended", "code", "mended", "code",
-    ]  # fmt: skip
+    assert kept["machine"] == machine | {"tiny": False}
+    sources = [entry["source"] for entry in kept["pieces"].values()]
+    assert sources == ["code", "mended", "code", "mended", "code"]
 
 
 def test_a_piece_that_had_no_time_is_begun_by_the_next_call(
@@ -114,6 +115,37 @@ def test_results_of_another_machine_are_not_mixed(
     machine["gpus"] = ["another GPU"]
     with pytest.raises(SystemExit, match="another GPU"):
         run(monkeypatch, tmp_path, {"a": "passed", "b": "passed"})
+
+
+def test_tiny_models_are_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: dict[str, Any]
+) -> None:
+    run(monkeypatch, tmp_path, {"a": "passed"})
+    with pytest.raises(SystemExit, match="tiny"):
+        kit.run_all([piece("a")], Results(tmp_path), 9, True)
+
+
+def test_an_engine_is_held_against_the_run_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ddp in fp32, whose job is not run again for each engine."""
+    begun: list[str] = []
+
+    def short(machine: Machine, name: str, *more: str) -> dict[str, Any]:
+        begun.append(name)
+        loss = {"loss_first": 7.0, "loss_final": 6.0 if name == "run" else 6.1}
+        return loss | {"throughput": {"step_seconds_median": 0.1}, "memory": {}, "planned": None}
+
+    monkeypatch.setattr(proof, "_short", short)
+    engine = {each.name: each for each in proof.pieces()}
+    machine = Machine("cpu", True, tmp_path, Results(tmp_path))
+    with pytest.raises(Failed, match="apart"):
+        engine["fsdp-fp32"].run(machine)
+    assert begun == ["run", "base"]
+    figures = engine["ddp-fp32"].run(machine)
+    machine.results.add(engine["ddp-fp32"], MACHINE, {"status": "passed", "figures": figures})
+    assert engine["fsdp-fp32"].run(machine)["apart"] == [0.0, 0.0]
+    assert begun == ["run", "base", "run", "run"]
 
 
 def test_a_piece_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
