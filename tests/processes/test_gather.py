@@ -381,7 +381,7 @@ def test_two_for_the_last_place(tmp_path: Path) -> None:
         assert sorted(last_word(line)["op"] for line in lines) == ["closed", "done"]
         code, out, _ = head.finish()
         for each in (*lines, *servers):
-            each.close()
+            each.close()  # type: ignore[attr-defined]
     assert code == 0
     assert len(json.loads(out)["hosts"]) == 1
     assert json.loads(out)["gathered"]["turned_away"] == {"late": 1}

@@ -154,7 +154,7 @@ def traced(context: Context) -> dict[str, Any]:
     request = TraceRequest(
         workload=recipe.workload,
         config=recipe.model.config or {},
-        tokens=recipe.data.sequence or 0,
+        tokens=recipe.data.sequence or 0,  # type: ignore[attr-defined]
         arithmetic="fp32" if context.precision == "fp32" else half,
         checkpointing=recipe.train.checkpointing,
     )
@@ -190,7 +190,7 @@ def main(folder: Path) -> int:
         importlib.import_module(name)
     importlib.import_module("deepspeed.ops").__compatible_ops__  # noqa: B018 (asks a compiler, once)
     numa = importlib.import_module("deepspeed.utils.numa")
-    numa.get_numa_cores = functools.cache(numa.get_numa_cores)  # ZeRO-3 asks a hundred times, a program each
+    numa.get_numa_cores = functools.cache(numa.get_numa_cores)  # type: ignore[attr-defined]  # ZeRO-3 asks a hundred times, a program each
     numa.get_numa_cores()
     torch.set_num_threads(1)
     gc.collect()

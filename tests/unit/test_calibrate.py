@@ -173,7 +173,7 @@ def test_a_run_with_dynamic_padding_is_taken_at_the_lengths_that_it_had(tmp_path
     result = run.read_result()
     assert result is not None and result.flops is not None
     data = at_mean_lengths(load_recipe("demo"), result).data
-    assert (data.max_source, data.max_target, data.padding) == (26, 17, "fixed")  # type: ignore[union-attr]
+    assert (data.max_source, data.max_target, data.padding) == (26, 17, "fixed")  # type: ignore[attr-defined]
     found = measured_of(run).case.work
     assert found.flops == pytest.approx(16 * result.flops.hardware_per_second / 100)
     whole = measured_of(finished(tmp_path / "whole", about(), "data.padding=fixed", recipe="demo")).case.work

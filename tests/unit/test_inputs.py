@@ -113,13 +113,13 @@ def test_paths_do_not_depend_on_where_it_was_started(here: Path) -> None:
 def test_names_stay_names() -> None:
     made = absolute(recipe(model={"name": "google-t5/t5-small"}, data={"name": "wikisql"}))
     assert (made.model.name, made.model.tokenizer, made.engine.config) == ("google-t5/t5-small", "auto", None)
-    assert (made.data.name, made.data.path, made.data.generated) == ("wikisql", None, None)
+    assert (made.data.name, made.data.path, made.data.generated) == ("wikisql", None, None)  # type: ignore[attr-defined]
 
 
 def test_without_data_it_is_generated() -> None:
     assert (
-        absolute(recipe()).data.generated
-        == absolute(recipe(data={"generated": {}})).data.generated
+        absolute(recipe()).data.generated  # type: ignore[attr-defined]
+        == absolute(recipe(data={"generated": {}})).data.generated  # type: ignore[attr-defined]
         is not None
     )
 

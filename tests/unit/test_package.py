@@ -120,7 +120,7 @@ def test_published_settings_of_the_t5_recipes() -> None:
         recipe = load_recipe(name)
         assert (recipe.precision, recipe.batch.micro, recipe.train.epochs) == ("fp32", 32, 3)
         assert (recipe.train.learning_rate, recipe.train.schedule, recipe.train.warmup) == (5e-5, "linear", 0)
-        assert (recipe.data.max_source, recipe.data.max_target, recipe.data.padding) == (96, 96, "fixed")
+        assert (recipe.data.max_source, recipe.data.max_target, recipe.data.padding) == (96, 96, "fixed")  # type: ignore[attr-defined]
         assert recipe.model.name == ("t5-large" if "large" in name else "t5-small")
     assert load_recipe("text2sql-t5-large-zero1").engine.zero == 1
     offloaded = load_recipe("text2sql-t5-large-zero3-offload").engine

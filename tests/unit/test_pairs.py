@@ -65,7 +65,7 @@ def test_a_database_lies_beside_its_file(tmp_path: Path) -> None:
         (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = load(tmp_path, path=str(folder))
     for part in (found.train, found.held_out):
-        assert [pair.database for pair in part] == [str(folder / "geo.sqlite"), None]
+        assert [pair.database for pair in part] == [str(folder / "geo.sqlite"), None]  # type: ignore[attr-defined]
     assert found.about.endswith("no such database, so not executed: none.sqlite")
 
 

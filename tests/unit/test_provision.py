@@ -173,7 +173,7 @@ def test_the_warm_job_is_one_step_of_one_rank() -> None:
     assert recipe.engine == inputs.recipe.engine
     assert recipe.launch.hosts is None
     assert not recipe.measure.profiled
-    assert recipe.data.generated and recipe.data.generated.train == 256
+    assert recipe.data.generated and recipe.data.generated.train == 256  # type: ignore[attr-defined]
     assert (recipe.launch.python, recipe.env["A"], recipe.launch.workdir) == ("/v e/python", "1", "~/c/warm")
 
 

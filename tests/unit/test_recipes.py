@@ -372,15 +372,15 @@ def test_a_whole_number_in_env_is_text() -> None:
 
 def test_a_later_source_of_data_drops_the_earlier_one() -> None:
     recipe = load_recipe("demo", ["data.path=x", "data.limit=5"])
-    assert (recipe.data.path, recipe.data.generated, recipe.data.name) == ("x", None, None)
+    assert (recipe.data.path, recipe.data.generated, recipe.data.name) == ("x", None, None)  # type: ignore[attr-defined]
     recipe = load_recipe("demo", ["data.path=x", "data.generated.seed=4"])
     assert recipe.data.path is None
-    assert recipe.data.generated is not None
-    assert recipe.data.generated.seed == 4
+    assert recipe.data.generated is not None  # type: ignore[attr-defined]
+    assert recipe.data.generated.seed == 4  # type: ignore[attr-defined]
 
 
 def test_taking_a_source_of_data_away_keeps_the_others() -> None:
-    assert load_recipe("demo", ["data.path=null"]).data.generated is not None
+    assert load_recipe("demo", ["data.path=null"]).data.generated is not None  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("below", [{}, {"data": {"generated": {}}}])

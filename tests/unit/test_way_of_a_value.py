@@ -36,7 +36,7 @@ def passing() -> set[str]:
 
 def test_the_way_of_one_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, validated = set[str](), []
-    resolve, argv, validate = sizing.resolve_batch, orders.torchrun_argv, Recipe.model_validate.__func__
+    resolve, argv, validate = sizing.resolve_batch, orders.torchrun_argv, Recipe.model_validate.__func__  # type: ignore[attr-defined]
 
     def resolved(*given: Any, **more: Any) -> Any:
         files.update(passing())
