@@ -221,7 +221,7 @@ def seen(flops: Any, batches: list[dict[str, Any]]) -> dict[str, int | None]:
     """A window of one step."""
     for each in batches:
         flops.see(each)
-    flops.step(used=True)
+    flops.step()
     return flops.close()
 
 
@@ -259,8 +259,8 @@ def test_few_runs_tell_the_operations_of_all_lengths(
     assert content["model"] == exact[1]
     assert (content["formula"] == exact[1]) is (method == "formula")
     flops.see(batches[0])
-    flops.step(used=False)  # the loss scaler threw it away
-    assert flops.close() == {"model_flops": 0, "hardware_flops": 0}
+    flops.step()
+    assert flops.close({0}) == {"model_flops": 0, "hardware_flops": 0}
 
 
 def test_one_length_is_counted_once_whatever_the_batch() -> None:

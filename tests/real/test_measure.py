@@ -215,9 +215,14 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     assert all(loss is None or math.isfinite(loss) for loss in losses(done))
 
 
-def test_skipped_steps_are_in_no_second(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fused", [True, False])
+def test_skipped_steps_are_in_no_second(monkeypatch: pytest.MonkeyPatch, fused: bool) -> None:
     """A loss scaler's steps use no sample, and a step that did is as fast as without them."""
     needs_torch()
+    import torch
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+
     from muster.worker.instruments import clock
     from muster.worker.instruments import meter as instrument
     from muster.worker.workloads.base import Counts
@@ -226,25 +231,36 @@ def test_skipped_steps_are_in_no_second(monkeypatch: pytest.MonkeyPatch) -> None
     passed = [100.0]  # seconds of a clock of its own, which moves in steps alone
     for timed in (clock, instrument):
         monkeypatch.setattr(timed, "time", SimpleNamespace(perf_counter=lambda: passed[0]))
+    accelerator = Accelerator(cpu=True)
+    weight = torch.nn.Parameter(torch.ones(3))
+    accelerator.scaler = scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+    optimizer = AcceleratedOptimizer(torch.optim.AdamW([weight], fused=fused), scaler=scaler)
+
+    def training_step(model: Any, inputs: float) -> None:
+        passed[0] += inputs
+        scaler.scale((weight * (math.inf if inputs == 0.2 else 1.0)).sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
     trainer = SimpleNamespace(
-        training_step=lambda model, inputs: passed.append(passed.pop() + inputs),
-        accelerator=SimpleNamespace(optimizer_step_was_skipped=False, unwrap_model=lambda model: model),
+        training_step=training_step,
+        accelerator=accelerator,
         add_callback=lambda callback: None,
-        model=None,
+        model=weight,
     )
     meter = instrument.Meter(
         lambda kind, **fields: told.append(fields), lambda inputs: Counts(8, 8, 8), 5, "cpu"
     )
     meter.attach(trainer)
     meter.on_train_begin(None, None, None)
-    for step in range(1, 6):
-        skipped = step in (2, 4)
-        trainer.accelerator.optimizer_step_was_skipped = skipped
-        trainer.training_step(None, 0.2 if skipped else 0.05)
-        state = SimpleNamespace(global_step=step, max_steps=5)
+    for step, seconds in enumerate((0.2, 0.05, 0.05, 0.2, 0.05, 0.2, 0.2, 0.05, 0.05, 0.05), 1):
+        trainer.training_step(None, seconds)
+        state = SimpleNamespace(global_step=step, max_steps=10)
         meter.on_step_end(None, state, SimpleNamespace(should_save=False))
-    window = events.Window(time=0.0, rank=0, **told[-1])
-    assert (window.steps, window.skipped, window.samples, len(window.step_seconds)) == (5, 2, 24, 3)
-    found = throughput([[window]], warmup=0, world_size=1)
-    assert found is not None and found.measured_steps == 3
+    windows = [events.Window(time=0.0, rank=0, **fields) for fields in told if "step_seconds" in fields]
+    assert [(each.steps, each.skipped, each.samples) for each in windows] == [(5, 2, 24), (5, 2, 24)]
+    assert meter.total_skipped == 4
+    assert [len(each.step_seconds) for each in windows] == [3, 3]
+    found = throughput([[each] for each in windows], warmup=0, world_size=1)
+    assert found is not None and found.measured_steps == 6
     assert 8 / found.samples_per_second == pytest.approx(0.05)  # of a step of eight samples

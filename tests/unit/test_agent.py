@@ -295,6 +295,9 @@ def test_nobodys_variables_replace_the_jobs_own(monkeypatch: pytest.MonkeyPatch)
     assert (env["MUSTER_TOKEN"], env["MUSTER_SPEC"]) == ("job.1", "/place/spec.json")
     assert (env["NCCL_DEBUG"], env["OMP_NUM_THREADS"]) == ("INFO", "3")
     assert env["CUDA_VISIBLE_DEVICES"] == "7"  # the second of those that are ours to use
+    host.spec |= {"device": "cpu", "visible_gpus": None}
+    env = host.environment("/place", "/place/code.zip", {"address": "127.0.0.1", "port": 1})
+    assert (env["CUDA_VISIBLE_DEVICES"], env["DS_ACCELERATOR"]) == ("", "cpu")
 
 
 @pytest.mark.parametrize(

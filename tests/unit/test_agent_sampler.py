@@ -97,9 +97,9 @@ def test_a_driver_that_is_not_there_says_nothing() -> None:
     assert SLOWED == 0xE8
     nvml = Nvml()
     if nvml.lib is None:
-        assert nvml.sample({os.getpid()}) == []
+        assert nvml.sample(nvml.handles(), {os.getpid()}) == []
     else:
-        assert all(each["slowed"] is not None for each in nvml.sample({os.getpid()}))
+        assert all(each["slowed"] is not None for each in nvml.sample(nvml.handles(), {os.getpid()}))
 
 
 @pytest.mark.parametrize(("on_gpu", "strangers"), [({1, 2}, 0), ({1, 9}, 1), ({8, 9}, None), (set(), None)])

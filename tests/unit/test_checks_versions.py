@@ -186,11 +186,14 @@ def test_bare_hosts_lack_nothing_until_a_recipe_needs_it() -> None:
         ({"nvcc": None}, WARN),
         ({"nvcc_version": "11.8"}, FAIL),
         ({"nvcc_version": "12.9"}, PASS),
+        ({"nvcc_version": "13.1", "cuda": "13.0"}, FAIL),  # DeepSpeed lists no minor versions of 13
+        ({"nvcc_version": "13.0", "cuda": "13.0"}, PASS),
         ({"nvcc_version": None}, UNKNOWN),
     ],
 )
-def test_nvcc_must_be_of_torchs_major_version(tools: dict[str, Any], level: object) -> None:
-    answers = {"n1": {**HOST, "tools": {**HOST["tools"], **tools}}}
+def test_nvcc_must_be_a_version_that_deepspeed_takes(tools: dict[str, Any], level: object) -> None:
+    cuda = tools.get("cuda", HOST["cuda"])
+    answers = {"n1": {**HOST, "cuda": cuda, "tools": {**HOST["tools"], **tools}}}
     assert judged("versions", answers, recipe=DEEPSPEED)["nvcc", "n1"].level == level
     assert judged("versions", answers)["nvcc", "n1"].level == NA
 

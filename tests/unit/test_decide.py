@@ -96,6 +96,8 @@ def test_auto_precision_is_what_every_host_can_do(
             "T5 overflows",
         ),
         ({"a": []}, {"precision": "fp16", **OTHER}, "fp16 needs a GPU"),
+        ({"a": []}, {"precision": "tf32"}, "tf32 needs a GPU"),
+        ({"a": [T4]}, {"precision": "tf32"}, "tf32 needs compute capability 8, and GPU of a has 7.5"),
         (
             {"a": [P100]},
             {"precision": "fp16", **OTHER},
@@ -123,7 +125,13 @@ def test_a_precision_is_refused_unless_forced(
 
 @pytest.mark.parametrize(
     ("gpus", "precision"),
-    [({"a": []}, "bf16"), ({"a": [P100]}, "fp32"), ({"a": [T4]}, "fp32"), ({"a": [A100]}, "bf16")],
+    [
+        ({"a": []}, "bf16"),
+        ({"a": [P100]}, "fp32"),
+        ({"a": [T4]}, "fp32"),
+        ({"a": [A100]}, "bf16"),
+        ({"a": [A100]}, "tf32"),
+    ],
 )
 def test_a_precision_that_was_asked_for_needs_no_reason(gpus: dict[str, Any], precision: str) -> None:
     decided = on(facts(**gpus), precision=precision)

@@ -19,6 +19,7 @@ import errno
 import json
 import os
 import platform
+import re
 import select
 import shutil
 import signal
@@ -107,6 +108,17 @@ class Tail:
 
 
 # Of nvml.h's reasons for a lower clock, those that slow a GPU down below what it is set to: HwSlowdown,
+# NVIDIA's management library: by name, and where the loader does not look (Kubernetes, Colab, WSL).
+NVML = (
+    "libnvidia-ml.so.1",
+    "/usr/local/nvidia/lib64/libnvidia-ml.so.1",
+    "/usr/lib64-nvidia/libnvidia-ml.so.1",
+    "/usr/lib/wsl/lib/libnvidia-ml.so.1",
+)
+DRIVER_HINT = (
+    "nvidia-smi on that host; after a driver's upgrade reboot it; CUDA_VISIBLE_DEVICES leaves GPUs out; "
+    "launch.device=cpu for CPUs alone"
+)
 # SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown. A power limit that is reached is how it is set.
 SLOWED = 0x08 | 0x20 | 0x40 | 0x80
 
@@ -126,34 +138,89 @@ class Nvml:
     """NVIDIA's management library, where there is one. Every figure it cannot give is None."""
 
     def __init__(self, only: Optional[List[int]] = None) -> None:
-        self.only = only  # numbers within CUDA_VISIBLE_DEVICES; None: all
+        self.only = only  # numbers of GPUs as CUDA has them; None: all
         self.lib = None  # type: Any
-        try:
-            self.lib = ctypes.CDLL("libnvidia-ml.so.1")
-            if self.lib.nvmlInit_v2() != 0:
-                self.lib = None
-        except OSError:
-            pass
+        self.trouble = "%s is not found" % NVML[0]  # type: Optional[str]
+        for name in NVML:
+            try:
+                lib = ctypes.CDLL(name)
+            except OSError:
+                continue
+            code = lib.nvmlInit_v2()
+            self.lib, self.trouble = (None, nvml_error(lib, code)) if code else (lib, None)
+            break
+
+    def count(self) -> int:
+        """GPUs that this process may ask for; 0 where the library does not say."""
+        count = ctypes.c_uint()
+        if self.lib is None:
+            return 0
+        code = self.lib.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        if code:
+            self.trouble = nvml_error(self.lib, code)
+        return 0 if code else count.value
 
     def handles(self) -> List[Any]:
-        if self.lib is None:
-            return []
-        count = ctypes.c_uint()
-        if self.lib.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return []
-        found = []
-        mask = gpu_mask()
-        for index, word in enumerate(mask if mask is not None else map(str, range(count.value))):
-            handle = ctypes.c_void_p()
-            if word.isdigit():
-                failed = self.lib.nvmlDeviceGetHandleByIndex_v2(int(word), ctypes.byref(handle))
-            else:
-                failed = self.lib.nvmlDeviceGetHandleByUUID(word.encode(), ctypes.byref(handle))
-            if failed:
-                break  # CUDA, too, ends its list at the first entry that it does not know
-            if self.only is None or index in self.only:
-                found.append(handle)
-        return found
+        """The GPUs, or the one slice of a GPU, that CUDA would number from 0 on. Raises Problem where one of
+        them does not answer."""
+        count, mask = self.count(), gpu_mask()
+        found = []  # type: List[Any]
+        for word in mask if mask is not None else map(str, range(count)):
+            handle = self.named(word, count)
+            if handle is None:
+                break  # CUDA ends its list at the first entry that it does not know
+            found.append(handle)
+        found = self.one_slice(found)
+        return [handle for index, handle in enumerate(found) if self.only is None or index in self.only]
+
+    def named(self, word: str, count: int) -> Any:
+        """The GPU of an entry of CUDA_VISIBLE_DEVICES: its number, its UUID or a slice's, or the beginning of
+        one GPU's UUID. None: there is no such GPU. Raises Problem."""
+        if word.isdigit():
+            return self.at(int(word)) if int(word) < count else None
+        handle = ctypes.c_void_p()
+        if self.lib is None or not word.startswith(("GPU-", "MIG-")):
+            return None
+        if self.lib.nvmlDeviceGetHandleByUUID(word.encode(), ctypes.byref(handle)) == 0:
+            return handle
+        every = [self.at(index) for index in range(count)] if word.startswith("GPU-") else []
+        begin = [each for each in every if (self.text("nvmlDeviceGetUUID", each) or "").startswith(word)]
+        return begin[0] if len(begin) == 1 else None
+
+    def at(self, index: int) -> Any:
+        handle = ctypes.c_void_p()
+        code = self.lib.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+        if code:
+            raise no_answer("GPU %d" % index, nvml_error(self.lib, code))
+        return handle
+
+    def one_slice(self, handles: List[Any]) -> List[Any]:
+        """CUDA uses one slice of a GPU in MIG mode, the first that it may, and then nothing beside it
+        (NVIDIA's Multi-Instance GPU user guide, "CUDA Visible Devices")."""
+        whole = []
+        for handle in handles:
+            part = ctypes.c_uint()
+            asked = getattr(self.lib, "nvmlDeviceIsMigDeviceHandle", None)
+            if asked is not None and asked(handle, ctypes.byref(part)) == 0 and part.value:
+                return [handle]
+            modes = (ctypes.c_uint * 2)()  # now, and after the next reset
+            asked = getattr(self.lib, "nvmlDeviceGetMigMode", None)
+            if asked is None or asked(handle, ctypes.byref(modes), ctypes.byref(modes, 4)) or not modes[0]:
+                whole.append(handle)
+                continue
+            for index in range(
+                (self.numbers("nvmlDeviceGetMaxMigDeviceCount", handle, 1, ctypes.c_uint) or [0])[0]
+            ):
+                slice_ = ctypes.c_void_p()
+                if self.lib.nvmlDeviceGetMigDeviceHandleByIndex(handle, index, ctypes.byref(slice_)) == 0:
+                    return [slice_]
+        return whole
+
+    def text(self, name: str, handle: Any) -> Optional[str]:
+        """What a call writes into a buffer, or None where it fails."""
+        buffer = ctypes.create_string_buffer(96)
+        failed = getattr(self.lib, name)(handle, buffer, ctypes.c_uint(96))
+        return None if failed else buffer.value.decode("utf-8", "replace")
 
     def numbers(self, name: str, handle: Any, count: int, kind: Any, *before: Any) -> Optional[List[int]]:
         """A call that fills `count` numbers of `kind`, or None where it fails."""
@@ -164,21 +231,23 @@ class Nvml:
         return [int(value) for value in array]
 
     def facts(self) -> List[Dict[str, Any]]:
+        """Name, memory in bytes and compute capability of each GPU. Raises Problem where one does not
+        answer."""
         gpus = []
-        for handle in self.handles():
-            name = ctypes.create_string_buffer(96)
-            named = self.lib.nvmlDeviceGetName(handle, name, ctypes.c_uint(96)) == 0
+        for index, handle in enumerate(self.handles()):
+            name = self.text("nvmlDeviceGetName", handle)
             memory = self.numbers("nvmlDeviceGetMemoryInfo", handle, 3, ctypes.c_ulonglong)
-            major, minor = ctypes.c_int(), ctypes.c_int()
-            able = (
-                self.lib.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
-                == 0
-            )
+            if name is None and memory is None:
+                code = self.lib.nvmlDeviceGetMemoryInfo(handle, (ctypes.c_ulonglong * 3)())
+                raise no_answer("GPU %d" % index, nvml_error(self.lib, code))
+            able = (ctypes.c_int * 2)()
+            asked = self.lib.nvmlDeviceGetCudaComputeCapability
+            known = asked(handle, ctypes.byref(able), ctypes.byref(able, 4)) == 0
             gpus.append(
                 {
-                    "name": name.value.decode("utf-8", "replace") if named else None,
+                    "name": name,
                     "memory_total": memory[0] if memory else None,
-                    "capability": [major.value, minor.value] if able else None,
+                    "capability": list(able) if known else None,
                 }
             )
         return gpus
@@ -193,9 +262,9 @@ class Nvml:
         pids = {each.pid for each in found[: count.value]}
         return len(pids - own) if pids & own else None
 
-    def sample(self, own: Set[int]) -> List[Dict[str, Optional[int]]]:
+    def sample(self, handles: List[Any], own: Set[int]) -> List[Dict[str, Optional[int]]]:
         samples = []
-        for handle in self.handles():
+        for handle in handles:
             use = self.numbers("nvmlDeviceGetUtilizationRates", handle, 2, ctypes.c_uint)
             memory = self.numbers("nvmlDeviceGetMemoryInfo", handle, 3, ctypes.c_ulonglong)
             heat = self.numbers("nvmlDeviceGetTemperature", handle, 1, ctypes.c_uint, 0)
@@ -216,18 +285,64 @@ class Nvml:
         return samples
 
 
+def nvml_error(lib: Any, code: int) -> str:
+    """What NVIDIA's library calls an error."""
+    lib.nvmlErrorString.restype = ctypes.c_char_p
+    return "%s (NVML error %d)" % ((lib.nvmlErrorString(code) or b"").decode("utf-8", "replace"), code)
+
+
+def no_answer(which: str, why: str) -> Problem:
+    return Problem("%s does not answer: %s" % (which, why), DRIVER_HINT, "gpu_hardware")
+
+
 def gpu_facts(patience: float = 60.0) -> List[Dict[str, Any]]:
-    """What GPUs there are; asked in a thread, since a driver that hangs must not hang the agent."""
-    found = []  # type: List[List[Dict[str, Any]]]
-    asking = threading.Thread(target=lambda: found.append(Nvml().facts()), daemon=True)
+    """What GPUs there are. Raises Problem where the driver knows of more than it shows: a job must not move
+    to the CPUs, or to fewer GPUs, because of that."""
+    if gpu_mask() == []:
+        return []
+    found = []  # type: List[Any]
+
+    def ask() -> None:
+        nvml = Nvml()
+        try:
+            found.append((nvml.facts(), nvml.count(), gpu_files(nvml.lib is not None), nvml.trouble))
+        except Problem as problem:
+            found.append(problem)
+
+    asking = threading.Thread(target=ask, daemon=True)  # a driver that hangs must not hang the agent
     asking.start()
     asking.join(patience)
-    if asking.is_alive():
-        raise Problem(
-            "the NVIDIA driver did not answer within %d s" % patience,
-            "nvidia-smi on that host; reset or leave the host out; CUDA_VISIBLE_DEVICES= for CPUs alone",
+    if not found:
+        raise Problem("the NVIDIA driver did not answer within %d s" % patience, DRIVER_HINT, "gpu_hardware")
+    if isinstance(found[0], Problem):
+        raise found[0]
+    gpus, count, there, trouble = found[0]
+    if count < there:
+        what = "the kernel has %d NVIDIA GPU%s, and the driver shows %s" % (
+            there,
+            "s"[: there > 1],
+            count or "none",
         )
-    return found[0] if found else []
+        raise Problem("%s: %s" % (what, trouble) if trouble else what, DRIVER_HINT, "no_gpu")
+    return list(gpus)
+
+
+def gpu_files(usable: bool, dev: str = "/dev", proc: str = "/proc/driver/nvidia/gpus") -> int:
+    """How many GPUs the kernel has for this process. `usable`: NVIDIA's library is there, so that files in
+    /dev that are not made yet would be made; without it this may be a container without GPUs."""
+    names = [name for name in os.listdir(dev) if re.match(r"nvidia\d+$", name)]
+    if not names:
+        return len(os.listdir(proc)) if usable and os.path.isdir(proc) else 0
+    there = 0
+    for name in names:
+        try:
+            os.close(os.open(os.path.join(dev, name), os.O_RDWR | os.O_NONBLOCK))
+        except PermissionError:  # Slurm's and Docker's control groups leave the file and refuse its use
+            continue
+        except OSError:
+            pass
+        there += 1
+    return there
 
 
 class Sampler(threading.Thread):
@@ -243,6 +358,10 @@ class Sampler(threading.Thread):
 
     def run(self) -> None:
         nvml = Nvml(self.gpus)
+        try:
+            handles = nvml.handles()
+        except Problem:  # the ranks will say it
+            handles = []
         while True:
             time.sleep(self.seconds)
             now, before = cpu_times(), self.last
@@ -261,7 +380,7 @@ class Sampler(threading.Thread):
                     "cpu_stolen": spent[3] if spent else None,
                     "memory_used": total - free if total and free else None,
                     "memory_total": total,
-                    "gpus": nvml.sample(pids),
+                    "gpus": nvml.sample(handles, pids),
                 }
             )
             self.own = own
@@ -766,7 +885,7 @@ class Agent:
             "processor": processor(),
             "memory_total": memory.get("MemTotal"),
             "memory_limit": memory_limit(),
-            "gpus": gpu_facts(),
+            "gpus": [] if self.spec.get("device") == "cpu" else gpu_facts(),
             "agent_python": platform.python_version(),
             "address": address,
             "network": network_speeds(address),
@@ -912,8 +1031,10 @@ class Agent:
             mask = gpu_mask()
             picked = spec["visible_gpus"]
             env["CUDA_VISIBLE_DEVICES"] = ",".join(mask[i] if mask else str(i) for i in picked)
-        if spec["device"] == "cpu":
-            env["DS_ACCELERATOR"] = "cpu"
+        if (
+            spec["device"] == "cpu"
+        ):  # torch asks the GPUs for their random state even so, and takes memory there
+            env.update({"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""})
         env.update(spec["env"])
         # Last, so that nobody's variables take the place of the job's own code and token.
         env.update({"MUSTER_TOKEN": spec["token"], "MUSTER_SPEC": os.path.join(place, "spec.json")})

@@ -21,9 +21,11 @@ def demo(
     json: Json = False,
 ) -> int:
     """End-to-end demo on this machine: data, two pretend hosts, training, answers. No GPU, no network."""
+    from muster.agent.agent import gpu_files
     from muster.cli.train import finish
     from muster.cli.views.progress import ProgressView
     from muster.cli.views.results import print_answers
+    from muster.core.units import counted
     from muster.inputs.read import read_inputs
     from muster.runs.afterwards import answers_of
     from muster.runs.train import train
@@ -32,6 +34,12 @@ def demo(
     console = err_console()
     hosts, _, changes = split_words(words, hosts)
     inputs = read_inputs("demo", hosts or "local:2x1", changes)
+    gpus = gpu_files(usable=False)
+    if gpus and inputs.recipe.launch.device == "cpu":
+        console.print(
+            f"The demo uses the CPUs and leaves {counted(gpus, 'GPU')} idle. "
+            "One rank on a GPU: muster demo --hosts local:1 launch.device=cuda"
+        )
     generated = getattr(inputs.recipe.data, "generated", None)
     if generated:
         console.print(

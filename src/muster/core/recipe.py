@@ -235,10 +235,11 @@ class Recipe(Workload, Section):
     engine: Engine = Field(
         default_factory=Engine, description="How the model is spread over the ranks: DDP, FSDP or DeepSpeed."
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = Field(
         "auto",
         description="Number format of the computation. auto: the fastest that every device and the model can "
-        "use (bf16 on GPUs that have it; T5 never in fp16); fp32 on CPUs.",
+        "use (bf16 on GPUs that have it; T5 never in fp16); fp32 on CPUs. tf32: fp32, but matrix "
+        "products read 10 bits of each mantissa (Ampere and later).",
     )
     loss_scale: Annotated[float, Field(gt=0)] | None = Field(
         None, description="With fp16, the initial loss scale, a power of two. Null: 65536."

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError
+from muster.core.hardware.devices import WIDE
 from muster.core.job import Decision, Facts, Job, Placement
 from muster.core.recipe import Engine, Recipe
 from muster.core.registry import ENGINES, declared, load_plugin, own_plugins
@@ -153,7 +154,7 @@ class EngineSpec:
 
     def arithmetic(self, precision: str, ranks: int) -> Arithmetic:
         """What the passes compute in."""
-        if precision == "fp32":
+        if precision in WIDE:
             return "fp32"
         return "half" if self.casts_model(ranks) else "autocast"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from muster.core.batch import Batch
 from muster.core.errors import RecipeError, UsageError
-from muster.core.hardware.devices import driver_device
+from muster.core.hardware.devices import LEAST, driver_device
 from muster.core.hardware.machines import Machines
 from muster.core.hostlist import fold_hosts
 from muster.core.inventory import Host
@@ -286,10 +286,11 @@ def _lost(tried: _Tried, chosen: _Tried) -> str:
 
 
 def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[Decision]) -> str:
-    """fp32, bf16 or fp16. `auto`: the fastest that every device can do and the model bears. `gpus`: those
-    that ranks use, by host.
+    """fp32, tf32, bf16 or fp16. `auto`: the fastest that every device can do and the model bears.
 
-    Compute capability below 8 has no bf16, below 7 no useful fp16 (NVIDIA's CUDA programming guide).
+    `gpus`: those that ranks use, by host.
+
+    Compute capability below 8 has no bf16 and no tf32, below 7 no useful fp16.
     """
     wanted = recipe.precision
     fixed = spec_of(recipe.engine.name).given(recipe).precision
@@ -370,9 +371,9 @@ def _refusal(
             where="precision",
             hint="precision=bf16 where the GPU has it, else fp32; force=true starts anyway",
         )
-    if wanted == "fp16" and device == "cpu":
-        return RecipeError("fp16 needs a GPU", where="precision", hint="precision=fp32 or bf16")
-    need = {"fp16": (7, 0), "bf16": (8, 0)}.get(wanted)
+    if wanted in ("fp16", "tf32") and device == "cpu":
+        return RecipeError(f"{wanted} needs a GPU", where="precision", hint="precision=fp32 or bf16")
+    need = LEAST.get(wanted)
     if need and capability is not None and capability < need:
         return RecipeError(
             f"{wanted} needs compute capability {need[0]}, and {weakest} has {capability[0]}.{capability[1]}",

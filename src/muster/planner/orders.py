@@ -57,6 +57,7 @@ def greeting(
             "port": launch.port or FREE_PORT,
             "python": launch.python,
             "setup": launch.setup,
+            "device": launch.device,
             "packages": [*trackers, *spec_of(recipe.engine.name).packages],
             "controller_python": sys.executable,
             "timeout": launch.timeout,

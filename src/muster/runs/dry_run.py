@@ -92,7 +92,8 @@ def _gpu_reason(inputs: Inputs) -> str | None:
     if recipe.launch.device != "auto":
         return "launch.device=cuda" if recipe.launch.device == "cuda" else None
     fixed = spec_of(recipe.engine.name).given(recipe).precision
-    return "fp16 needs them" if recipe.trains and "fp16" in (recipe.precision, fixed) else None
+    needs = [each for each in ("fp16", "tf32") if recipe.trains and each in (recipe.precision, fixed)]
+    return f"{needs[0]} needs them" if needs else None
 
 
 def _assumptions(inputs: Inputs, run: RunFolder) -> list[str]:
@@ -204,7 +205,7 @@ def _environment(host: Mapping[str, Any], shown: Sequence[str]) -> dict[str, str
     if host["visible_gpus"] is not None:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, host["visible_gpus"]))
     if host["device"] == "cpu":
-        env["DS_ACCELERATOR"] = "cpu"
+        env |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     return env | masked(host["env"], shown)
 
 

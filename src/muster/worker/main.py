@@ -17,6 +17,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from muster.core.errors import MusterError, UsageError, WorkerError
+from muster.core.hardware.devices import LEAST, WIDE
 from muster.core.registry import WORKLOADS, load_plugin
 from muster.core.schedule import learning_rate
 from muster.core.versions import versions_of
@@ -76,13 +77,22 @@ def _device_name(context: Context) -> str:
 
 
 def _arithmetic(context: Context) -> str:
-    """What matrix products compute in; fp32 on a GPU may be the faster TF32."""
-    if context.precision != "fp32" or context.device != "cuda":
+    """What matrix products compute in. NVIDIA's libraries let a variable have the last word on tf32."""
+    if context.precision not in WIDE or context.device != "cuda":
         return context.precision
+    forced = {"0": "fp32", "1": "tf32"}.get(os.environ.get("NVIDIA_TF32_OVERRIDE", ""))
+    return forced or ("tf32" if tf32_is_on() else "fp32")
+
+
+def tf32_is_on() -> bool:
+    """Whether products of fp32 matrices are computed in tf32. PyTorch 2.9 and later refuse the older question
+    once somebody has used the newer setting, as Transformers does."""
     import torch
 
-    forced = {"0": "fp32", "1": "tf32"}.get(os.environ.get("NVIDIA_TF32_OVERRIDE", ""))
-    return forced or ("fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32")
+    told = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    if told is None:
+        return bool(torch.get_float32_matmul_precision() != "highest")
+    return bool((getattr(torch.backends, "fp32_precision", "none") if told == "none" else told) == "tf32")
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -125,6 +135,13 @@ class ScheduleWatch(TrainerCallback):  # type: ignore[misc]
 # ----------------------------------------------------------------------------------------------------
 # A recipe's training settings as Transformers' TrainingArguments, the same for every workload and engine.
 
+
+def _has_tf32() -> bool:
+    import torch
+
+    return bool(torch.cuda.get_device_capability() >= LEAST["tf32"])
+
+
 NEVER = 1 << 62  # a step that no run reaches
 
 
@@ -150,7 +167,8 @@ def training_arguments(context: Context) -> dict[str, Any]:
         "seed": train.seed,
         "bf16": context.precision == "bf16",
         "fp16": context.precision == "fp16",
-        "tf32": None,
+        # Said on every GPU that can: Transformers switches it on by itself where a model is compiled.
+        "tf32": context.precision != "fp32" if context.device == "cuda" and _has_tf32() else None,
         "gradient_checkpointing": train.checkpointing,
         "torch_compile": train.compile,
         "use_cpu": context.device == "cpu",

@@ -18,7 +18,7 @@ from muster.checks.kinds import (
     judge_each,
     majority,
 )
-from muster.core.hardware.devices import driver_device
+from muster.core.hardware.devices import LEAST, driver_device
 from muster.core.units import counted, format_bytes, format_seconds
 
 # Without persistence mode nvidia-smi starts the driver anew: 1 to 3 s for each GPU.
@@ -443,7 +443,6 @@ _ARCHITECTURES = {
     "Hopper": (9, 0),
     "Blackwell": (10, 0),
 }
-_NEEDS = {"fp16": (7, 0), "bf16": (8, 0)}  # as the planner has it: native bf16, and fp16 that is of use
 
 
 def capability(gpu: Gpu) -> tuple[int, int] | None:
@@ -459,7 +458,7 @@ def capability(gpu: Gpu) -> tuple[int, int] | None:
 
 @host_check(
     "gpu.precision",
-    "Compute capability against the recipe's precision: 8.0 for bf16, 7.0 for fp16.",
+    "Compute capability against the recipe's precision: 8.0 for bf16 and tf32, 7.0 for fp16.",
     "Below it the precision is emulated or refused.",
     at_least=0,
 )
@@ -471,13 +470,13 @@ def precision(case: Case) -> Finding:
     lowest, least = min(known), case.expect("at_least")
     words = f"compute capability {lowest[0]}.{lowest[1]}"
     wanted = str(case.context.recipe.get("precision") or "auto")
-    need = _NEEDS.get(wanted)
+    need = LEAST.get(wanted)
     if need and lowest < need:
         evidence = f"{words}, {need[0]}.{need[1]} needed"
         return case.fail(f"the GPUs cannot do the recipe's {wanted}", evidence, "precision=auto")
     if lowest[0] + lowest[1] / 10 < least:
         return case.fail("compute capability is lower than expected", f"{words}, {least:g} expected")
-    able = [name for name, bound in _NEEDS.items() if lowest >= bound]
+    able = [name for name, bound in LEAST.items() if lowest >= bound]
     return case.passed(f"{words}: {', '.join(['fp32', *able])}")
 
 

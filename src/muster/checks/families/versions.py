@@ -294,13 +294,17 @@ def compiler(case: Case) -> Finding:
     return case.passed(f"{tools['c++']}, {tools['ninja']}")
 
 
+_LAST_MIXED = 12  # CUDA's last major version of which DeepSpeed lets minor versions differ
+
+
 @host_check(
     "versions.nvcc",
-    "The CUDA compiler there, of the major version that torch was built for.",
-    "DeepSpeed refuses to build operators with a CUDA of another major version.",
+    "The CUDA compiler there, of the version that torch was built for; up to CUDA 12 of its major version.",
+    "DeepSpeed refuses to build operators with another one.",
 )
 def nvcc(case: Case) -> Finding:
-    """A minor difference is accepted."""
+    """DeepSpeed lists the minor versions that go together for CUDA 10 to 12, and none later (0.19.8's
+    op_builder/builder.py)."""
     cuda, tools = case.answer.get("cuda"), case.answer.get("tools") or {}
     if not _builds(case) or cuda in (None, "", "none"):
         return case.not_applicable("this recipe compiles nothing for CUDA")
@@ -311,10 +315,11 @@ def nvcc(case: Case) -> Finding:
     if not version:
         return case.unknown("nvcc's version could not be read")
     evidence = f"nvcc {version} at {tools['nvcc']}, torch for CUDA {cuda}"
-    if version_key(version)[:1] == version_key(cuda)[:1]:
+    mine, wanted = version_key(version)[:2], version_key(cuda)[:2]
+    if mine == wanted or (mine[0] == wanted[0] and mine[0] <= _LAST_MIXED):
         return case.passed(evidence)
-    remedy = "env.CUDA_HOME=/usr/local/cuda-VERSION of torch's major version"
-    return case.fail("nvcc and torch have different major CUDA versions", evidence, remedy)
+    remedy = "env.CUDA_HOME=/usr/local/cuda-VERSION of torch's version; or env.DS_SKIP_CUDA_CHECK=1"
+    return case.fail("nvcc and torch have different CUDA versions", evidence, remedy)
 
 
 CHECKS = (

@@ -22,6 +22,10 @@ from muster.core.near import near_names
 from muster.core.units import parse_bytes
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+WIDE = ("fp32", "tf32")  # numbers of four bytes: tf32 is shorter within products alone
+# The lowest compute capability that computes in it: native tf32 and bf16, fp16 that is of use (NVIDIA's CUDA
+# programming guide).
+LEAST = {"tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0)}
 CPU = "cpu"  # with a model or figures after it: a rank's part of a host's processors
 BY_HAND = "given by hand"
 _EXAMPLE = "mydev{tflops=100,memory=48GB,bandwidth=900e9}"

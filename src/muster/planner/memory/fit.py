@@ -13,6 +13,7 @@ from typing import Any
 
 from muster.core import families
 from muster.core.families import t5
+from muster.core.hardware.devices import WIDE
 from muster.core.trace import AFTER_BLOCKS, BACKWARD, Arithmetic, Pass, Trace
 from muster.core.units import format_bytes
 from muster.core.workload import Lengths
@@ -69,7 +70,7 @@ class Setting:
     @property
     def element(self) -> int:
         """Bytes of a value in the chosen precision."""
-        return 4 if self.precision == "fp32" else 2
+        return 4 if self.precision in WIDE else 2
 
     @property
     def arithmetic(self) -> Arithmetic:

@@ -8,9 +8,10 @@ windows, when the clock stands.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -156,7 +157,7 @@ class FlopsCounter:
         self.main = main
         self.checkpointing = checkpointing
         self.in_step: list[Signature] = []
-        self.in_window: Counter[Signature] = Counter()
+        self.in_window: list[list[Signature]] = []  # of each step
         self.rules: dict[BatchKind, tuple[Rule, Rule | None]] = {}
         self.seconds = 0.0
         self.runs = 0
@@ -184,15 +185,19 @@ class FlopsCounter:
         if self.double is not None:
             self.in_step.append(signature(inputs, self.two_stacks))
 
-    def step(self, *, used: bool) -> None:
-        """A step is over; what a loss scaler threw away was not used."""
-        if used:
-            self.in_window.update(self.in_step)
-        self.in_step.clear()
+    def step(self) -> None:
+        """A step is over."""
+        self.in_window.append(self.in_step)
+        self.in_step = []
 
-    def close(self) -> dict[str, int | None]:
-        """Operations of the window, as fields of its event; None where they could not be counted."""
-        seen, self.in_window = self.in_window, Counter()
+    def close(self, skipped: Collection[int] = ()) -> dict[str, int | None]:
+        """Operations of the window, as fields of its event; None where they could not be counted.
+
+        skipped: numbers of its steps that a loss scaler threw away; they were not used.
+        """
+        used = (step for number, step in enumerate(self.in_window) if number not in skipped)
+        seen = Counter(itertools.chain.from_iterable(used))
+        self.in_window = []
         first, self.met = not self.met, True
         if first:
             self._meet(seen)

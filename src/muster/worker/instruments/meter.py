@@ -1,12 +1,14 @@
 """The meter: per window of optimizer steps, what was done, how long it took and what it needed.
 
 Seconds are between device synchronisations at the ends of a window, and leave out evaluation, saving and
-steps that a loss scaler skipped (they are faster, and no sample was used).
+steps that a loss scaler skipped (they are faster, and no sample was used). Which those are is read where the
+device is waited for anyway.
 On a GPU a step's own time is read from events that are recorded without waiting.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import resource
 import time
@@ -78,11 +80,11 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.stepping = False
         self.steps: list[float] = []
         self.in_step = Counts(0, 0, 0)
-        self.in_window = Counts(0, 0, 0)
-        self.window_steps = 0
-        self.skips: set[int] = set()  # numbers of the steps of this window that a loss scaler threw away
+        # Of each step of this window: what it used, and whether a loss scaler threw it away.
+        self.in_window: list[tuple[Counts, bool | torch.Tensor]] = []
         self.total_skipped = 0
-        self.skipped_before = 0
+        self.counted = 0  # skipped steps, as the engine counts them
+        self.scale: float | torch.Tensor | None = None  # of the loss; None: it is not scaled here
         self.paused = 0.0
         self.training_seconds = 0.0
         self.saving_seconds = 0.0
@@ -106,7 +108,9 @@ class Meter(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the first window. A resumed engine may remember the steps that it skipped before."""
-        self.skipped_before = self._counted() or 0
+        self.counted = self._counted() or 0
+        scaler = self._scaler()
+        self.scale = scaler.get_scale() if scaler is not None else None
         if self.computing:
             self.computing.attach(self.trainer.accelerator.unwrap_model(self.trainer.model))
         self._open()
@@ -118,16 +122,11 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             self.emit(events.Phase, name="steps")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """An optimizer step is over: a skipped one (loss scale) counts as skipped and nothing else."""
+        """An optimizer step is over."""
         self.clock.mark()
-        skipped = self._was_skipped()
         if self.flops:
-            self.flops.step(used=not skipped)
-        if skipped:
-            self.skips.add(self.window_steps)
-        else:
-            self.in_window = _plus(self.in_window, self.in_step)
-        self.window_steps += 1
+            self.flops.step()
+        self.in_window.append((self.in_step, self._thrown_away()))
         self.in_step = Counts(0, 0, 0)
         self.last_end = time.perf_counter()
         if (
@@ -149,7 +148,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Emit what is left."""
-        if self.window_steps:
+        if self.in_window:
             self._close(state.global_step)
         if self.computing:
             self.computing.detach()
@@ -158,7 +157,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         """Seconds since the last step's end, which the clock does not count. Starts the clock again."""
         now = self.clock.wait()
         pause, self.last_end = now - self.last_end, now
-        if self.window_steps == 0:
+        if not self.in_window:
             self.began = now
         else:
             self.paused += pause
@@ -169,32 +168,36 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.began = self.last_end = self.clock.wait()
         if not self.clock.stretches[-1]:
             self.clock.mark()
-        self.window_steps = 0
-        self.skips.clear()
-        self.in_window = Counts(0, 0, 0)
+        self.in_window.clear()
         self.paused = 0.0
 
     def _close(self, step: int) -> None:
         now = self.clock.wait()
         intervals = self.clock.intervals()
-        lost = sum(intervals[i] for i in self.skips if i < len(intervals))
+        skips = {index for index, (_, thrown) in enumerate(self.in_window) if thrown}
+        used = functools.reduce(
+            _plus,
+            (counts for index, (counts, _) in enumerate(self.in_window) if index not in skips),
+            Counts(0, 0, 0),
+        )
+        lost = sum(intervals[i] for i in skips if i < len(intervals))
         seconds = now - self.began - self.paused - lost
         self.training_seconds += seconds + lost
-        self.total_skipped += len(self.skips)
+        self.total_skipped += len(skips)
         self.emit(
             events.Window,
             step=step,
-            steps=self.window_steps,
-            skipped=len(self.skips),
+            steps=len(self.in_window),
+            skipped=len(skips),
             seconds=seconds,
-            samples=self.in_window.samples,
-            tokens=int(self.in_window.tokens),  # the device was waited for above
-            padded_tokens=self.in_window.padded_tokens,
-            step_seconds=[s for i, s in enumerate(intervals) if i not in self.skips],
+            samples=used.samples,
+            tokens=int(used.tokens),  # the device was waited for above
+            padded_tokens=used.padded_tokens,
+            step_seconds=[s for i, s in enumerate(intervals) if i not in skips],
             profiled=step in self.profiled,
             forward_seconds=self.computing.take() if self.computing else None,
             **memory_peaks(self.device),
-            **(self.flops.close() if self.flops else {}),
+            **(self.flops.close(skips) if self.flops else {}),
         )
         self.clock.restart()  # what the line above counted is nobody's time
         self._open()
@@ -202,12 +205,27 @@ class Meter(TrainerCallback):  # type: ignore[misc]
     def _counted(self) -> int | None:
         return self.skipped_by(self.trainer) if self.skipped_by else None
 
-    def _was_skipped(self) -> bool:
-        """Whether a loss scaler threw this step away: the engine's own, or accelerate's."""
+    def _scaler(self) -> Any:
+        """accelerate's loss scaler, where it scales."""
+        scaler = getattr(self.trainer.accelerator, "scaler", None)
+        return scaler if scaler is not None and scaler.is_enabled() else None
+
+    def _thrown_away(self) -> bool | torch.Tensor:
+        """Whether a loss scaler threw this step away: the engine's own, which counts, or accelerate's, which
+        halves its scale then and never else. Its answer stays on the device.
+
+        accelerate's own word for it (optimizer_step_was_skipped) is False for fused optimizers always.
+        """
         counted = self._counted()
         if counted is not None:
-            return counted - self.skipped_before > self.total_skipped + len(self.skips)
-        return bool(getattr(self.trainer.accelerator, "optimizer_step_was_skipped", False))
+            more, self.counted = counted > self.counted, counted
+            return more
+        scaler = self._scaler()
+        now = scaler._get_scale_async() if scaler is not None else None
+        if now is None:
+            return False
+        before, self.scale = self.scale, now.clone()
+        return False if before is None else self.scale < before
 
 
 def memory_peaks(device: str) -> dict[str, int | None]:
