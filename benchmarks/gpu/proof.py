@@ -26,8 +26,9 @@ ENGINES = {
     "zero3-offload": ["engine.name=deepspeed", "engine.zero=3", "engine.offload=optimizer+param"],
 }
 # Relative difference of the losses from ddp's in fp32, over STEPS steps: in fp32 the engines differ by the
-# order of sums alone, else by rounding (8 bits of bf16, 11 of fp16).
-CLOSE = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 1e-2}
+# order of sums alone, else by rounding (8 bits of bf16, 11 of tf32 and fp16).
+CLOSE = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 3e-2, "fp16": 1e-2}
+FEW = {"tf32": ("ddp", "zero2"), "fp16": ("ddp", "fsdp", "zero0", "zero2", "zero3")}  # not every engine
 BASE = ("ddp", "fp32")
 STEPS = 20
 LONG = 60  # of a run that is killed after its tenth
@@ -38,8 +39,8 @@ def pieces() -> list[Piece]:
     """In the order of what they are worth."""
     jobs = [
         Piece("proof", f"{engine}-{precision}", 120, _engine(engine, precision))
-        for precision in ("fp32", "bf16", "fp16")
-        for engine in (ENGINES if precision != "fp16" else ("ddp", "fsdp", "zero0", "zero2", "zero3"))
+        for precision in ("fp32", "bf16", "fp16", "tf32")
+        for engine in FEW.get(precision, ENGINES)
     ]
     return [
         Piece("proof", "smi", 60, smi),
@@ -136,9 +137,10 @@ def _short(machine: Machine, name: str, *more: str) -> dict[str, Any]:
 
 def _engine(engine: str, precision: str) -> Any:
     def run(machine: Machine) -> Figures:
-        if precision == "fp16" and machine.device == "cpu":
-            raise NotApplicable("fp16 needs a GPU")
+        if precision in ("fp16", "tf32") and machine.device == "cpu":
+            raise NotApplicable(f"{precision} needs a GPU")
         found = _short(machine, "run", *ENGINES[engine], f"precision={precision}")
+        _computed_in(precision, "run")
         loss = [found["loss_first"], found["loss_final"]]
         base = loss if (engine, precision) == BASE else _base_loss(machine)
         apart = [abs(one / other - 1) for one, other in zip(loss, base, strict=True)]
@@ -156,6 +158,13 @@ def _engine(engine: str, precision: str) -> Any:
         }
 
     return run
+
+
+def _computed_in(precision: str, run: str) -> None:
+    """Raises Failed unless the ranks' matrix products are in this precision."""
+    told = {one["arithmetic"] for one in events(run) if one["kind"] == "started"}
+    if told != {precision}:
+        raise Failed(f"matrix products are in {', '.join(map(str, told))}, not in {precision}")
 
 
 def _base_loss(machine: Machine) -> list[float]:
@@ -276,6 +285,7 @@ def compiled(machine: Machine) -> Figures:
     """torch.compile, in fp32: the loss is that of the run that is not compiled."""
     words = [*ENGINES["ddp"], "precision=fp32"]
     plain, found = _short(machine, "plain", *words), _short(machine, "compiled", *words, "train.compile=true")
+    _computed_in("fp32", "compiled")
     apart = abs(found["loss_final"] / plain["loss_final"] - 1)
     if apart > CLOSE["fp32"]:
         raise Failed(f"the last loss is apart by {apart:.2e}")

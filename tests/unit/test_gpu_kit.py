@@ -137,6 +137,7 @@ def test_an_engine_is_held_against_the_run_that_is_there(
         return loss | {"throughput": {"step_seconds_median": 0.1}, "memory": {}, "planned": None}
 
     monkeypatch.setattr(proof, "_short", short)
+    monkeypatch.setattr(proof, "events", lambda name: [{"kind": "started", "arithmetic": "fp32"}])
     engine = {each.name: each for each in proof.pieces()}
     machine = Machine("cpu", True, tmp_path, Results(tmp_path))
     with pytest.raises(Failed, match="apart"):
