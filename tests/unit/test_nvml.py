@@ -109,6 +109,25 @@ def test_trouble_is_no_machine_without_gpus(
 def test_a_lost_gpu_that_is_left_out(host: Host) -> None:
     host(*EIGHT[:3], gpu("d", 15), *EIGHT[4:], there=8, mask="0,1,2,4,5,6,7")
     assert "".join(seen()) == "abcefgh"
+    host(*EIGHT[:3], gpu("d", 15), *EIGHT[4:], there=8, mask="GPU-e,GPU-a")
+    assert "".join(seen()) == "ea"
+
+
+def test_which_one_is_lost_under_a_mask(host: Host) -> None:
+    host(*EIGHT[:3], gpu("d", 999), there=4, mask="2,3")
+    with pytest.raises(Problem, match="GPU 1 of those in CUDA_VISIBLE_DEVICES does not answer"):
+        gpu_facts()
+
+
+def test_a_library_that_lacks_what_is_asked(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host(*EIGHT, there=8)
+
+    def facts(self: Nvml) -> None:
+        raise AttributeError("undefined symbol: nvmlDeviceGetName")
+
+    monkeypatch.setattr(Nvml, "facts", facts)
+    with pytest.raises(Problem, match="cannot be asked: undefined symbol"):
+        gpu_facts()
 
 
 def test_no_library(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,11 +183,18 @@ class Nvml:
             return None
         if self.lib.nvmlDeviceGetHandleByUUID(word.encode(), ctypes.byref(handle)) == 0:
             return handle
-        every = [self.at(index) for index in range(count)] if word.startswith("GPU-") else []
-        begin = [each for each in every if (self.text("nvmlDeviceGetUUID", each) or "").startswith(word)]
+        begin = []
+        for index in range(count if word.startswith("GPU-") else 0):
+            try:
+                handle = self.at(index)
+            except Problem:  # this entry may name another one
+                continue
+            if (self.text("nvmlDeviceGetUUID", handle) or "").startswith(word):
+                begin.append(handle)
         return begin[0] if len(begin) == 1 else None
 
     def at(self, index: int) -> Any:
+        """The GPU of this number. Raises Problem where it does not answer."""
         handle = ctypes.c_void_p()
         code = self.lib.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
         if code:
@@ -239,7 +246,8 @@ class Nvml:
             memory = self.numbers("nvmlDeviceGetMemoryInfo", handle, 3, ctypes.c_ulonglong)
             if name is None and memory is None:
                 code = self.lib.nvmlDeviceGetMemoryInfo(handle, (ctypes.c_ulonglong * 3)())
-                raise no_answer("GPU %d" % index, nvml_error(self.lib, code))
+                among = "" if gpu_mask() is None else " of those in CUDA_VISIBLE_DEVICES"
+                raise no_answer("GPU %d%s" % (index, among), nvml_error(self.lib, code))
             able = (ctypes.c_int * 2)()
             asked = self.lib.nvmlDeviceGetCudaComputeCapability
             known = asked(handle, ctypes.byref(able), ctypes.byref(able, 4)) == 0
@@ -308,6 +316,8 @@ def gpu_facts(patience: float = 60.0) -> List[Dict[str, Any]]:
             found.append((nvml.facts(), nvml.count(), gpu_files(nvml.lib is not None), nvml.trouble))
         except Problem as problem:
             found.append(problem)
+        except Exception as error:  # a library that lacks what is asked for
+            found.append(Problem("NVIDIA's library cannot be asked: %s" % error, DRIVER_HINT, "no_gpu"))
 
     asking = threading.Thread(target=ask, daemon=True)  # a driver that hangs must not hang the agent
     asking.start()
@@ -1031,9 +1041,8 @@ class Agent:
             mask = gpu_mask()
             picked = spec["visible_gpus"]
             env["CUDA_VISIBLE_DEVICES"] = ",".join(mask[i] if mask else str(i) for i in picked)
-        if (
-            spec["device"] == "cpu"
-        ):  # torch asks the GPUs for their random state even so, and takes memory there
+        if spec["device"] == "cpu":
+            # Else torch asks the GPUs for their random state at every checkpoint, and takes memory there.
             env.update({"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""})
         env.update(spec["env"])
         # Last, so that nobody's variables take the place of the job's own code and token.

@@ -15,9 +15,10 @@ from types import ModuleType
 from typing import Any
 
 from transformers import TrainerCallback
+from transformers.utils import is_torch_tf32_available
 
 from muster.core.errors import MusterError, UsageError, WorkerError
-from muster.core.hardware.devices import LEAST, WIDE
+from muster.core.hardware.devices import WIDE
 from muster.core.registry import WORKLOADS, load_plugin
 from muster.core.schedule import learning_rate
 from muster.core.versions import versions_of
@@ -135,13 +136,6 @@ class ScheduleWatch(TrainerCallback):  # type: ignore[misc]
 # ----------------------------------------------------------------------------------------------------
 # A recipe's training settings as Transformers' TrainingArguments, the same for every workload and engine.
 
-
-def _has_tf32() -> bool:
-    import torch
-
-    return bool(torch.cuda.get_device_capability() >= LEAST["tf32"])
-
-
 NEVER = 1 << 62  # a step that no run reaches
 
 
@@ -168,7 +162,9 @@ def training_arguments(context: Context) -> dict[str, Any]:
         "bf16": context.precision == "bf16",
         "fp16": context.precision == "fp16",
         # Said on every GPU that can: Transformers switches it on by itself where a model is compiled.
-        "tf32": context.precision != "fp32" if context.device == "cuda" and _has_tf32() else None,
+        "tf32": context.precision != "fp32"
+        if context.device == "cuda" and is_torch_tf32_available()
+        else None,
         "gradient_checkpointing": train.checkpointing,
         "torch_compile": train.compile,
         "use_cpu": context.device == "cpu",
