@@ -31,7 +31,9 @@ from tests.support import parse_machines
         ("Tesla V100-SXM2-16GB", "v100-sxm2-16gb"), ("v100", "v100-sxm2-16gb"),
         ("v100_32gb", "v100-sxm2-32gb"), ("Tesla V100-PCIE-16GB", "v100-pcie-16gb"), ("h100", "h100-sxm5"),
         ("NVIDIA H100 80GB HBM3", "h100-sxm5"),
-        ("NVIDIA H100 PCIe", "h100-pcie"), ("rtx3070", "rtx-3070"), ("NVIDIA GeForce RTX 3070", "rtx-3070"),
+        ("NVIDIA H100 PCIe", "h100-pcie"), ("NVIDIA H100 80GB HBM2e", "h100-pcie"),
+        ("NVIDIA B300 SXM6 AC", "b300"), ("NVIDIA GB200", "gb200"), ("NVIDIA GB300", "gb300"), ("gb300", "gb300"),
+        ("rtx3070", "rtx-3070"), ("NVIDIA GeForce RTX 3070", "rtx-3070"),
         ("Tesla P4", "p4"), ("gtx 1070", "gtx-1070"), ("A10", "a10"), ("B200", "b200"),
         ("AMD Instinct MI300X", "mi300x"),
         ("A100 80 GB", "a100-sxm4-80gb"), ("a100 40GB PCIe", "a100-pcie-40gb"),
@@ -49,7 +51,7 @@ def test_every_device_has_all_figures_and_sources() -> None:
         assert device.source != BY_HAND != device.memory_source
         assert device.memory and 7e9 < device.memory < 300e9, name
         assert device.bandwidth and 1e11 < device.bandwidth < 1e13, name
-        assert device.capability and (6, 0) <= device.capability <= (10, 0), name
+        assert device.capability and (6, 0) <= device.capability <= (10, 3), name
         assert device.capability_source != BY_HAND
         # bf16 in tensor cores from 8.0 on, and a figure for it wherever a maker's document was seen.
         assert device.capability >= (8, 0) or "bf16" not in device.peaks, name
@@ -64,7 +66,7 @@ def test_every_device_has_all_figures_and_sources() -> None:
 
 CAPABILITIES = {
     "v100": (7, 0), "v100s": (7, 0), "p4": (6, 1), "gtx-1070": (6, 1), "rtx-3070": (8, 6), "a10": (8, 6),
-    "a100": (8, 0), "a30": (8, 0), "h100": (9, 0), "h200": (9, 0), "b200": (10, 0), "t4": (7, 5),
+    "a100": (8, 0), "a30": (8, 0), "h100": (9, 0), "h200": (9, 0), "b200": (10, 0), "gb200": (10, 0), "b300": (10, 3), "gb300": (10, 3), "t4": (7, 5),
     "p100": (6, 0), "p100-12gb": (6, 0), "l4": (8, 9), "rtx-4090": (8, 9), "a40": (8, 6), "gh200": (9, 0),
 }  # fmt: skip
 
@@ -77,7 +79,7 @@ def test_compute_capabilities_are_the_makers(name: str) -> None:
 def test_compute_capability_by_hand() -> None:
     """As given, else the table's, else the lowest that has the precisions whose figures are given."""
     assert find_device("mydev{tflops=9,capability=8.6}").able == (8, 6)
-    assert find_device("b300{fp32=75,capability=10.3}").able == (10, 3)
+    assert find_device("r300{fp32=75,capability=10.3}").able == (10, 3)
     assert find_device("t4{fp16=60}").able == (7, 5)
     assert find_device("t4{capability=8}").able == (8, 0)
     assert find_device("mydev{tflops=9}").able == (8, 0)

@@ -132,7 +132,8 @@ def driver_device(text: str) -> Device | None:
     if words & _NEVER or any(_SLICE.fullmatch(word) for word in words):
         return None
     for entry in entries():
-        if set(entry["words"]) <= words and not set(entry.get("without", ())) & words:
+        named_so = (entry["words"], entry.get("or_words", entry["words"]))
+        if any(set(each) <= words for each in named_so) and not set(entry.get("without", ())) & words:
             return _device(entry)
     return None
 
