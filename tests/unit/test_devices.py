@@ -32,7 +32,7 @@ from tests.support import parse_machines
         ("v100_32gb", "v100-sxm2-32gb"), ("Tesla V100-PCIE-16GB", "v100-pcie-16gb"), ("h100", "h100-sxm5"),
         ("NVIDIA H100 80GB HBM3", "h100-sxm5"),
         ("NVIDIA H100 PCIe", "h100-pcie"), ("NVIDIA H100 80GB HBM2e", "h100-pcie"),
-        ("NVIDIA B300 SXM6 AC", "b300"), ("NVIDIA GB200", "gb200"), ("NVIDIA GB300", "gb300"), ("gb300", "gb300"),
+        ("NVIDIA B300 SXM6 AC", "b300"), ("NVIDIA GB200", "gb200"), ("NVIDIA GB300", "gb300"),
         ("rtx3070", "rtx-3070"), ("NVIDIA GeForce RTX 3070", "rtx-3070"),
         ("Tesla P4", "p4"), ("gtx 1070", "gtx-1070"), ("A10", "a10"), ("B200", "b200"),
         ("AMD Instinct MI300X", "mi300x"),
@@ -66,8 +66,9 @@ def test_every_device_has_all_figures_and_sources() -> None:
 
 CAPABILITIES = {
     "v100": (7, 0), "v100s": (7, 0), "p4": (6, 1), "gtx-1070": (6, 1), "rtx-3070": (8, 6), "a10": (8, 6),
-    "a100": (8, 0), "a30": (8, 0), "h100": (9, 0), "h200": (9, 0), "b200": (10, 0), "gb200": (10, 0), "b300": (10, 3), "gb300": (10, 3), "t4": (7, 5),
+    "a100": (8, 0), "a30": (8, 0), "h100": (9, 0), "h200": (9, 0), "b200": (10, 0), "t4": (7, 5),
     "p100": (6, 0), "p100-12gb": (6, 0), "l4": (8, 9), "rtx-4090": (8, 9), "a40": (8, 6), "gh200": (9, 0),
+    "gb200": (10, 0), "b300": (10, 3), "gb300": (10, 3),
 }  # fmt: skip
 
 
