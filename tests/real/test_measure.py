@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +92,13 @@ def test_tokens_are_those_of_the_data(epoch: tuple[RunFolder, Result]) -> None:
     data = said(done, events.DataRead)[0]
     assert (data.train, data.validation) == (SAMPLES, 203)
     assert data.cut >= cut  # held-out ones too
+
+
+def test_getting_batches_is_a_part_of_the_time(epoch: tuple[RunFolder, Result]) -> None:
+    done, result = epoch
+    for windows in windows_by_rank(done).values():
+        assert all(0 < (window.data_seconds or 0) < window.seconds for window in windows)
+    assert result.throughput is not None and 0 < (result.throughput.data_share or 0) < 1
 
 
 def test_where_the_time_went(epoch: tuple[RunFolder, Result]) -> None:
@@ -184,7 +193,8 @@ def test_first_losses_are_those_of_plain_pytorch(
     rows = [(tokenizer(PREFIX + p.question)["input_ids"], tokenizer(p.expected)["input_ids"]) for p in pairs]
     assert max(len(part) for row in rows for part in row) <= 300
     lengths = [len(source) + len(target) for source, target in rows]
-    order = list(GroupedSampler(lengths, GLOBAL, context.recipe.train.seed))
+    parts = [(len(source), len(target)) for source, target in rows]
+    order = list(GroupedSampler(parts, GLOBAL, context.recipe.train.seed))
     expected = []
     for batch in (order[:GLOBAL], order[GLOBAL : 2 * GLOBAL]):
         summed, count = 0.0, 0
@@ -244,6 +254,7 @@ def test_skipped_steps_are_in_no_second(monkeypatch: pytest.MonkeyPatch, fused: 
 
     trainer = SimpleNamespace(
         training_step=training_step,
+        get_batch_samples=None,
         accelerator=accelerator,
         add_callback=lambda callback: None,
         model=weight,
@@ -264,3 +275,48 @@ def test_skipped_steps_are_in_no_second(monkeypatch: pytest.MonkeyPatch, fused: 
     found = throughput([[each] for each in windows], warmup=0, world_size=1)
     assert found is not None and found.measured_steps == 6
     assert 8 / found.samples_per_second == pytest.approx(0.05)  # of a step of eight samples
+
+
+def test_what_getting_batches_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it and nothing else, by a clock that moves a second for a batch and three for a micro-step."""
+    needs_torch()
+    from muster.worker.instruments import clock
+    from muster.worker.instruments import meter as instrument
+    from muster.worker.workloads.base import Counts
+
+    told: list[dict[str, Any]] = []
+    passed = [100.0]
+    for timed in (clock, instrument):
+        monkeypatch.setattr(timed, "time", SimpleNamespace(perf_counter=lambda: passed[0]))
+
+    def batches() -> Iterator[str]:
+        for _ in range(7):
+            passed[0] += 1
+            yield "batch"
+
+    def get_batch_samples(source: Iterator[str], number: int, device: str) -> tuple[list[str], None]:
+        passed[0] += 0.5  # it counts tokens, which is no loading
+        return list(itertools.islice(source, number)), None
+
+    def training_step(model: Any, inputs: Any) -> None:
+        passed[0] += 3
+
+    trainer = SimpleNamespace(
+        training_step=training_step, get_batch_samples=get_batch_samples,
+        accelerator=SimpleNamespace(scaler=None), add_callback=lambda callback: None, model=None,
+    )  # fmt: skip
+    meter = instrument.Meter(
+        lambda kind, **fields: told.append(fields), lambda inputs: Counts(8, 8, 8), 2, "cpu"
+    )
+    meter.attach(trainer)
+    meter.on_train_begin(None, None, None)
+    source = batches()
+    for step in range(1, 5):  # two micro-steps each, but for the last one, where a single batch is left
+        got, _ = trainer.get_batch_samples(source, 2, "cpu")
+        assert got == ["batch"] * (2 if step < 4 else 1)
+        for each in got:
+            trainer.training_step(None, each)
+        meter.on_step_end(None, SimpleNamespace(global_step=step, max_steps=4), SimpleNamespace(should_save=False))
+    windows = [events.Window(time=0.0, rank=0, **fields) for fields in told if "step_seconds" in fields]
+    assert [each.data_seconds for each in windows] == [4, 3]
+    assert [each.seconds for each in windows] == [2 * 8.5, 8.5 + 4.5]

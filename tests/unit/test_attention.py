@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,18 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from muster.core.batch import Batch  # noqa: E402
+from muster.core.errors import RecipeError, UsageError  # noqa: E402
+from muster.core.recipe import recipe_from  # noqa: E402
+from muster.core.trace import TraceRequest  # noqa: E402
+from muster.worker.context import Context, Emitter  # noqa: E402
 from muster.worker.instruments import attention  # noqa: E402
 from muster.worker.instruments.attention import AttentionMonitor, extremes, layer_names  # noqa: E402
+from muster.worker.tracing import tasks  # noqa: E402
+from muster.worker.tracing.tasks import Vocabulary  # noqa: E402
+from muster.workloads.causal_lm import model as causal_lm  # noqa: E402
+from muster.workloads.image_classification import model as image_classification  # noqa: E402
+from muster.workloads.text2sql import model as text2sql  # noqa: E402
 
 WIDE = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -310,3 +321,63 @@ def test_what_is_not_finite_is_none() -> None:
 )  # fmt: skip
 def test_the_names_of_layers(modules: list[str], two_stacks: bool, names: list[str]) -> None:
     assert layer_names(modules, two_stacks=two_stacks) == names
+
+
+# --- which attention a recipe asks for ---------------------------------------------------------------------
+
+
+def asked(family: str, **model: Any) -> Any:
+    """A recipe for a small model of a family."""
+    workload = {"t5": "text2sql", "vit": "image-classification"}.get(family, "causal-lm")
+    config = {**FAMILIES[family], "model_type": family}
+    return recipe_from({"workload": workload, "model": {"init": "random", "config": config, **model}})
+
+
+def made_by(recipe: Any) -> Any:
+    """The model as ranks make it."""
+    context = Context(
+        recipe=recipe, batch=Batch(1, 1, 1), precision="fp32", device="cpu", base=Path(), place=Path(),
+        shared=True, attempt=1, resume_step=None, engine_config=None, rank=0, local_rank=0, world_size=1,
+        emit=Emitter(None, rank=0, attempt=1),
+    )  # fmt: skip
+    if recipe.workload == "text2sql":
+        return text2sql.make_model(context, Vocabulary(recipe.model.config))
+    if recipe.workload == "image-classification":
+        return image_classification.make_model(context, ["a", "b"])
+    return causal_lm.make_model(context, causal_lm.make_config(recipe, None), None)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "t5", "vit"])
+@pytest.mark.parametrize("name", ["sdpa", "eager"])
+def test_a_recipe_names_the_attention(family: str, name: str) -> None:
+    model = made_by(asked(family, attention=name))
+    assert {each.config._attn_implementation for each in model.modules() if hasattr(each, "config")} == {name}
+
+
+def test_the_attention_is_a_field_of_the_configuration() -> None:
+    """So a plan's trace, a changed shape and a frozen recipe have it too; auto leaves what stands there."""
+    named = asked("gpt2", attention="flash").model.config
+    assert named == {**FAMILIES["gpt2"], "model_type": "gpt2", "attn_implementation": "flash_attention_2"}
+    again = recipe_from(asked("gpt2", attention="eager").as_dict())
+    assert again.model.config["attn_implementation"] == "eager"
+    own = {**FAMILIES["gpt2"], "model_type": "gpt2", "attn_implementation": "eager"}
+    assert asked("gpt2", config=own).model.config == own
+    assert asked("gpt2", config=own, attention="sdpa").model.config["attn_implementation"] == "sdpa"
+    only = recipe_from({"workload": "causal-lm", "model": {"name": "gpt2", "attention": "sdpa"}})
+    assert only.model.config == {"attn_implementation": "sdpa"}
+    for wrong in ("fast", ["sdpa"], 1):
+        with pytest.raises(UsageError, match=r"model\.attention"):
+            asked("gpt2", attention=wrong)
+
+
+def test_an_attention_that_a_model_does_not_have() -> None:
+    """T5 has no flash attention, with the package or without."""
+    with pytest.raises(RecipeError, match="cannot be used") as caught:
+        made_by(asked("t5", attention="flash"))
+    assert caught.value.where == "model.attention"
+    assert "model.attention=sdpa" in (caught.value.hint or "")
+
+
+def test_a_trace_of_flash_attention_needs_no_package() -> None:
+    request = TraceRequest("causal-lm", asked("gpt2", attention="flash").model.config, tokens=8)
+    assert tasks.make(request, {}).config._attn_implementation == "sdpa"

@@ -68,6 +68,25 @@ def test_what_hosts_compute_by_themselves() -> None:
     assert [host.forward_seconds for host in result(fold([begin(), *both(20)])).hosts] == [None, None]
 
 
+def test_the_share_of_getting_batches() -> None:
+    """Of each window the rank that spends most, of the window's time on its slowest rank; 2.0 + 3.0 seconds."""
+    windows = [
+        *both(10, data_seconds=1.9),  # warm-up
+        window(20, 0, data_seconds=0.1),
+        window(20, 1, data_seconds=0.5),
+        window(30, 0, data_seconds=0.4, seconds=3.0),
+        window(30, 1),  # says nothing, as a plug-in's own meter may
+    ]
+    got = result(fold([begin(), *windows]), job(train={"workers": 1}))
+    assert got.throughput is not None and got.throughput.data_share == pytest.approx(0.9 / 5)
+    assert any("18 % of the time" in note and "train.workers=3" in note for note in got.notes)
+    few = result(fold([begin(), *both(20, data_seconds=0.2)]))
+    assert few.throughput is not None and few.throughput.data_share == pytest.approx(0.1)
+    assert not any("train.workers" in note for note in few.notes)
+    none = result(fold([begin(), *both(10, data_seconds=1.9), *both(20)]))
+    assert none.throughput is not None and none.throughput.data_share is None
+
+
 def test_throughput_by_hand() -> None:
     windows = [
         both(10, seconds=9.0),

@@ -44,6 +44,37 @@ def test_lengths_of_a_batch_are_similar() -> None:
     assert sum(lengths[i] for i in batches[0]) == max(sum(lengths[i] for i in batch) for batch in batches)
 
 
+def padded(pairs: list[tuple[int, int]], indices: list[int], batch: int) -> int:
+    """Tokens with padding, both parts of a sample padded by themselves."""
+    batches = [[pairs[i] for i in indices[at : at + batch]] for at in range(0, len(indices), batch)]
+    return sum(len(each) * (max(a for a, _ in each) + max(b for _, b in each)) for each in batches)
+
+
+@pytest.mark.parametrize("unlike", [7919, 1])
+def test_two_parts_are_both_similar(unlike: int) -> None:
+    """Where they have nothing to do with each other, sums say little; where one follows the other, all."""
+    from muster.worker.data.sampler import GroupedSampler
+
+    pairs = [(5 + (7919 * i) % 90, 5 + (7919 * i * (31 if unlike > 1 else 1)) % 90) for i in range(6400)]
+    both, sums = (
+        list(GroupedSampler(lengths, 32, 1)) for lengths in (pairs, [a + b for a, b in pairs])
+    )
+    assert set(both) == set(range(6400)) and len(both) == 6400
+    real = sum(a + b for a, b in pairs)
+    waste, by_sums = padded(pairs, both, 32) / real - 1, padded(pairs, sums, 32) / real - 1
+    assert waste <= by_sums
+    assert waste < (0.25 if unlike > 1 else 0.03), (waste, by_sums)
+    assert unlike == 1 or by_sums > 1.5 * waste
+
+
+@pytest.mark.parametrize(("count", "batch"), [(7, 16), (33, 16), (401, 16)])
+def test_few_samples_of_two_parts(count: int, batch: int) -> None:
+    from muster.worker.data.sampler import GroupedSampler
+
+    indices = list(GroupedSampler([(1 + i % 7, 1 + i % 5) for i in range(count)], batch, 1))
+    assert set(indices) == set(range(count)) and len(indices) == -(-count // batch) * batch
+
+
 @pytest.mark.parametrize(("count", "world", "micro"), [(401, 2, 8), (415, 4, 4), (30, 3, 8)])
 def test_ranks_share_what_one_process_sees(count: int, world: int, micro: int) -> None:
     """accelerate deals micro-batches to ranks: together they are one process's, to the end."""

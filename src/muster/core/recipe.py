@@ -19,6 +19,8 @@ from muster.core.workload import Workload
 
 WORKLOAD = "What the ranks do: text2sql, causal-lm, image-classification, fabric, or a plug-in's name."
 DATA = "Where the samples come from. At most one source is given; without one, the built-in data is used."
+# Names of model.attention -> Transformers'.
+ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 
 
 class Model(Section):
@@ -41,6 +43,13 @@ class Model(Section):
         description="Fields of the Transformers configuration. With `name` they change that model's "
         "configuration; without it they are the whole configuration.",
     )
+    attention: Literal["auto", "sdpa", "flash", "eager"] = Field(
+        "auto",
+        description="How attention is computed. sdpa: PyTorch's scaled_dot_product_attention, which takes the "
+        "fastest kernel that the device and the mask allow. flash: the flash-attn package, which must be "
+        "installed. eager: plain matrix products. auto: Transformers' choice, sdpa for most models. It is "
+        "config.attn_implementation by another name.",
+    )
     create: Literal["auto", "whole", "sharded"] = Field(
         "auto",
         description="How ranks build the model. whole: every rank builds it in its host's memory. sharded "
@@ -60,6 +69,17 @@ class Model(Section):
     vocab_size: Annotated[int, Field(ge=300, le=1_000_000)] = Field(
         2048, description="Number of tokens of a tokenizer that is trained on the data (300 to 1,000,000)."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _attends(cls, given: Any) -> Any:
+        """`attention` is a field of the configuration, which everybody reads already."""
+        if not isinstance(given, Mapping) or not isinstance(given.get("attention"), str):
+            return given
+        kind, config = ATTENTION.get(given["attention"]), given.get("config")
+        if kind is None or not isinstance(config, Mapping | None):
+            return given
+        return {**given, "config": {**(config or {}), "attn_implementation": kind}}
 
 
 class Engine(Section):

@@ -41,6 +41,11 @@ class Throughput(Part):
     step_seconds_median: float
     step_seconds_p95: float
     variation: float | None = Field(description="coefficient of variation of samples/s over the windows")
+    data_share: float | None = Field(
+        None,
+        description="of the time, spent getting batches by the rank that spends most: reading, collating or "
+        "waiting for loader workers; a GPU may compute meanwhile. None: not measured",
+    )
     windows: int
     measured_steps: int
 

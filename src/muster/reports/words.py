@@ -217,6 +217,8 @@ def _speed(figures: Result) -> list[KeyFigure]:
         padding = f"{number(padded)} with padding; {share}"
     else:
         padding = "no padding" if padded > 0 else ""
+    loading = found.data_share
+    getting = f"; {100 * loading:.1f} % of it getting batches" if loading is not None else ""
     tokens = number(found.tokens_per_second) if padded > 0 else UNKNOWN  # images of which no tokens are made
     return [
         KeyFigure(names[0], number(found.samples_per_second), "samples/s", spread),
@@ -224,7 +226,7 @@ def _speed(figures: Result) -> list[KeyFigure]:
         KeyFigure(
             names[2],
             seconds(found.step_seconds_median),
-            note=f"over {counted(found.measured_steps, 'measured step')}",
+            note=f"over {counted(found.measured_steps, 'measured step')}{getting}",
         ),
         KeyFigure(names[3], seconds(found.step_seconds_p95), note="of the slowest rank"),
         *_utilization(figures.flops),

@@ -147,7 +147,14 @@ def pace_notes(
 
 
 FEW_STEPS = 20  # measured steps below which a throughput carries a note
+STARVING = 0.1  # of the time spent getting batches: a note
 DIFFERS = 0.02  # of counted FLOPs from a formula: a note
+
+
+def starving_note(share: float, workers: int) -> str:
+    """What getting batches costs, and what helps."""
+    told = f"{100 * share:.0f} % of the time went into getting batches"
+    return f"{told}: train.workers={workers + 2} has other processes prepare them (now {workers})"
 
 
 @dataclass
@@ -296,6 +303,8 @@ def make_result(
     speed = throughput(windows, recipe.measure.warmup, job.world_size)
     if speed and speed.measured_steps < FEW_STEPS:
         notes.append(f"the throughput rests on {counted(speed.measured_steps, 'step')} alone")
+    if speed and speed.data_share is not None and speed.data_share > STARVING:
+        notes.append(starving_note(speed.data_share, recipe.train.workers))
     notes += [*_counting(folder.counted.get(0)), *_profiles(folder.profiled)]
     if folder.attempt > 1:
         notes.append(f"this run was resumed: attempt {folder.attempt}")

@@ -42,6 +42,7 @@ def throughput(windows: Windows, warmup: int, world_size: int) -> Throughput | N
         step_seconds_median=statistics.median(steps) if steps else mean,
         step_seconds_p95=percentile(steps, 0.95) if steps else mean,
         variation=_variation(even),
+        data_share=_data_share(chosen, duration),
         windows=len(chosen),
         measured_steps=sum(each[0].steps - max(w.skipped for w in each) for each in chosen),
     )
@@ -115,6 +116,17 @@ def _source(peaks: Sequence[tuple[str, Peak]], job: Job) -> str | None:
         missing = {host for host, peak in peaks if peak.source not in (job.peaks.source, _BY_HAND)}
         words += [f"not measured on {fold_hosts(missing)}"] if missing else []
     return "; ".join(words) or None
+
+
+def _data_share(chosen: Windows, duration: float) -> float | None:
+    """Seconds that ranks spend getting batches, of each window the most of a rank, as a share of its time.
+
+    None where a window does not say.
+    """
+    told = [[w.data_seconds for w in each if w.data_seconds is not None] for each in chosen]
+    if not all(told):
+        return None
+    return min(1.0, sum(map(max, told)) / duration)
 
 
 def _variation(values: Sequence[float]) -> float | None:

@@ -102,6 +102,9 @@ class Window(_Event):
     forward_seconds: float | None = Field(
         None, description="of a micro-step's forward pass, without waiting for other ranks: mean"
     )
+    data_seconds: float | None = Field(
+        None, description="that the rank's program spent getting batches: a GPU may compute meanwhile"
+    )
     model_flops: int | None = Field(None, description="forward and backward, by shapes with padding")
     hardware_flops: int | None = Field(None, description="with what gradient checkpointing computes again")
     allocator_peak: int | None = None

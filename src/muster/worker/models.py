@@ -24,6 +24,7 @@ from muster.core.near import did_you_mean
 from muster.worker.context import Context
 from muster.worker.explain import known_error
 
+SDPA = "model.attention=sdpa needs no package and works with most models"
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
@@ -51,16 +52,28 @@ def create(context: Context, make: Callable[[], Any]) -> Any:
     seed = context.recipe.train.seed
     torch.manual_seed(seed)
     if _cuts(context):
-        with sharded(context), _tight_heap():
+        with sharded(context), _tight_heap(), _attending(context):
             model = make()  # Transformers draws the weights afterwards, on rank 0
     else:
-        with no_init_weights():  # as it does there; else each layer is drawn twice, by torch as well
+        with no_init_weights(), _attending(context):  # as it does there; else each layer is drawn twice, by torch as well
             model = make()
         if context.main or not _by_first(context):
             model.initialize_weights()
         model.tie_weights()
     torch.manual_seed(seed + 1)
     return model
+
+
+@contextmanager
+def _attending(context: Context) -> Iterator[None]:
+    """Inside, an attention that the model does not have, or whose package is missing, is a RecipeError."""
+    try:
+        yield
+    except (ImportError, ValueError) as error:
+        if context.recipe.model.attention == "auto":
+            raise
+        what = " ".join(str(error).split())
+        raise RecipeError(f"cannot be used: {what}", where="model.attention", hint=SDPA) from None
 
 
 def load(context: Context, kind: Any, name: str, **fields: Any) -> Any:
@@ -184,7 +197,7 @@ def load_from(loader: Callable[..., Any], name: str, where: str, **fields: Any) 
         return loader(name, **fields)
     except MusterError:
         raise
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         what = f"cannot be loaded: {str(error).strip().splitlines()[0]}"
         known = known_error(error)
         if known and known.failure.id == "hf_offline":

@@ -124,7 +124,7 @@ def wired(
     *,
     train: Any,
     held_out: Any,
-    lengths: Sequence[int],
+    lengths: Sequence[int] | Sequence[tuple[int, int]],
     collator: Any,
     processing: Any,
     sampler: type[GroupedSampler] = GroupedSampler,
@@ -134,8 +134,9 @@ def wired(
     """A workload's trainer, with Muster's order of samples, loss and held-out loss.
 
     `kind`: its class; `arguments`: Transformers'; `train`, `held_out`: data sets; `lengths`: of each training
-    sample, by which it is `grouped` or not; `processing`: what is saved beside the model; `moved`: labels are
-    the inputs, and the loss moves them on by one. Where nothing is held out, nothing is evaluated.
+    sample or of its two parts, by which it is `grouped` or not; `processing`: what is saved beside the model;
+    `moved`: labels are the inputs, and the loss moves them on by one. Where nothing is held out, nothing is
+    evaluated.
     """
     if not len(held_out):
         arguments.eval_strategy = IntervalStrategy.NO  # Transformers refuses any other without data

@@ -86,7 +86,9 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
         tokens = f", {format_count(speed.tokens_per_second)} tokens/s" if speed.tokens_per_second else ""
         rows.append(("throughput", f"{format_number(speed.samples_per_second)} samples/s{tokens}{spread}"))
         median, p95 = format_seconds(speed.step_seconds_median), format_seconds(speed.step_seconds_p95)
-        rows.append(("step time", f"{median} median, {p95} p95"))
+        share = speed.data_share
+        getting = f", {100 * share:.1f} % of it getting batches" if share is not None else ""
+        rows.append(("step time", f"{median} median, {p95} p95{getting}"))
     if result.flops:
         rows.append(("model FLOPs", flops_words(result.flops)))
     peak = result.memory.allocator_peak or result.memory.resident_peak

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -14,6 +15,7 @@ _GROUP = 50  # global batches sorted together: enough to find similar lengths, f
 class GroupedSampler(Sampler[int]):  # type: ignore[misc]
     """Yields sample indices so that consecutive runs of `global_batch` have similar lengths.
 
+    `lengths`: of every sample, or of its two parts, which are padded apart (question and answer).
     The order depends on the seed and the epoch alone, never on the number of ranks: rank r of W takes every
     W-th micro-batch, so W ranks at micro-batch m see what one rank sees at micro-batch W x m. Batches are
     shuffled within a group, since a run from long to short samples would be a schedule of its own; the
@@ -28,14 +30,15 @@ class GroupedSampler(Sampler[int]):  # type: ignore[misc]
 
     def __init__(
         self,
-        lengths: Sequence[int],
+        lengths: Sequence[int] | Sequence[tuple[int, int]],
         global_batch: int,
         seed: int,
         *,
         grouped: bool = True,
         epoch: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.lengths = torch.tensor(list(lengths))
+        given = torch.tensor(list(lengths))
+        self.lengths = given[:, None] if given.ndim == 1 else given  # (samples, parts)
         self.global_batch = global_batch
         self.seed = seed
         self.grouped = grouped
@@ -56,14 +59,34 @@ class GroupedSampler(Sampler[int]):  # type: ignore[misc]
         size = self.global_batch * _GROUP
         for start in range(0, len(order), size):
             group = order[start : start + size]
-            group = group[torch.argsort(self.lengths[group], descending=True, stable=True)]
-            chunks = torch.split(group, self.global_batch)
+            chunks = torch.split(self._similar(group), self.global_batch)
             shuffled = torch.randperm(len(chunks), generator=generator).tolist()
             batches += [chunks[i] for i in shuffled]
         longest = max(range(len(batches)), key=lambda i: int(self.lengths[batches[i]].sum()))
         batches.insert(0, batches.pop(longest))
         for batch in batches:
             yield from batch.tolist()
+
+    def _similar(self, group: torch.Tensor) -> torch.Tensor:
+        """A group's samples with similar ones together. Of samples with two parts, each padded by itself, the
+        order that pads least: by the sum, or by one part, in bands, and by the other within a band."""
+        lengths = self.lengths[group]
+
+        def by(values: torch.Tensor) -> torch.Tensor:
+            return torch.argsort(values, descending=True, stable=True)
+
+        orders = [by(lengths.sum(1))]
+        if lengths.shape[1] == 2:
+            batches = len(group) // self.global_batch
+            band = -(-batches // round(math.sqrt(batches))) * self.global_batch
+            for part in (0, 1):
+                bands = torch.split(by(lengths[:, part]), band)
+                orders.append(torch.cat([each[by(lengths[each, 1 - part])] for each in bands]))
+        return group[min(orders, key=lambda order: self._padded(lengths[order]))]
+
+    def _padded(self, lengths: torch.Tensor) -> int:
+        """Tokens of whole batches with padding."""
+        return int(lengths.reshape(-1, self.global_batch, lengths.shape[1]).amax(1).sum())
 
 
 class Dealt(Sampler[list[int]]):  # type: ignore[misc]

@@ -12,7 +12,7 @@ import functools
 import itertools
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -52,6 +52,24 @@ class StepClock(DeviceClock):
         return [self.seconds(*pair) for pair in pairs]
 
 
+class TimedBatches:
+    """Goes through batches; `seconds` grows by what getting each takes."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self.batches = batches
+        self.seconds = 0.0
+
+    def __iter__(self) -> TimedBatches:
+        return self
+
+    def __next__(self) -> Any:
+        began = time.perf_counter()
+        try:
+            return next(self.batches)
+        finally:
+            self.seconds += time.perf_counter() - began
+
+
 class Meter(TrainerCallback):  # type: ignore[misc]
     """Counts what each optimizer step used and emits a Window event for every `window` steps."""
 
@@ -85,6 +103,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.total_skipped = 0
         self.counted = 0  # skipped steps, as the engine counts them
         self.scale: float | torch.Tensor | None = None  # of the loss; None: it is not scaled here
+        self.getting = 0.0  # seconds of this window that went into getting batches
         self.paused = 0.0
         self.training_seconds = 0.0
         self.saving_seconds = 0.0
@@ -95,6 +114,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         """Count the batches of any Transformers trainer, where they are trained on."""
         self.trainer = trainer
         original = trainer.training_step
+        fetch = trainer.get_batch_samples
 
         def training_step(model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
             counts = self.count(inputs)
@@ -103,7 +123,15 @@ class Meter(TrainerCallback):  # type: ignore[misc]
                 self.flops.see(inputs)
             return original(model, inputs, *rest, **named)
 
+        def get_batch_samples(batches: Iterator[Any], *rest: Any, **named: Any) -> Any:
+            timed = TimedBatches(batches)
+            try:
+                return fetch(timed, *rest, **named)
+            finally:
+                self.getting += timed.seconds
+
         trainer.training_step = training_step
+        trainer.get_batch_samples = get_batch_samples
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -169,7 +197,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         if not self.clock.stretches[-1]:
             self.clock.mark()
         self.in_window.clear()
-        self.paused = 0.0
+        self.getting = self.paused = 0.0
 
     def _close(self, step: int) -> None:
         now = self.clock.wait()
@@ -196,6 +224,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             step_seconds=[s for i, s in enumerate(intervals) if i not in skips],
             profiled=step in self.profiled,
             forward_seconds=self.computing.take() if self.computing else None,
+            data_seconds=self.getting,
             **memory_peaks(self.device),
             **(self.flops.close(skips) if self.flops else {}),
         )

@@ -12,7 +12,7 @@ import torch
 
 from muster.core.batch import Batch
 from muster.core.errors import MusterError, RecipeError
-from muster.core.recipe import recipe_classes, recipe_from
+from muster.core.recipe import ATTENTION, recipe_classes, recipe_from
 from muster.core.registry import WORKLOADS, load_plugin
 from muster.core.trace import TraceRequest
 from muster.worker.context import Context, Emitter
@@ -108,6 +108,8 @@ def _half(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _context(request: TraceRequest, config: Mapping[str, Any]) -> Context:
+    if config.get("attn_implementation") == ATTENTION["flash"]:  # keeps what PyTorch's own flash kernel keeps
+        config = {**config, "attn_implementation": ATTENTION["sdpa"]}
     recipe = recipe_from(
         {
             "workload": request.workload,

@@ -273,7 +273,7 @@ class Encoded(Dataset[dict[str, list[int]]]):  # type: ignore[misc]
             for source, target in zip(sources, targets, strict=True):
                 self.cut += len(source) > data.max_source or len(target) > data.max_target
                 self.rows.append((_cut(source, data.max_source), _cut(target, data.max_target)))
-        self.lengths = [len(source) + len(target) for source, target in self.rows]
+        self.lengths = [(len(source), len(target)) for source, target in self.rows]
 
     def __len__(self) -> int:
         return len(self.rows)
