@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
 from muster.core.result import Result
 from muster.core.section import Part
+from muster.judging.baseline import FEWEST
 from muster.judging.document import Drift, Evidence, Gate, JobEntry, Peers, Subject, gate, not_judged
 from muster.judging.document import Verdict as Judgement
 
@@ -193,15 +195,37 @@ class Bench(Part):
         """What of each host is open, in words; empty: nothing. Also what none of its jobs measured."""
         counted = [job for job in self.jobs if not job.warm_up]
         grouped = {host for job in counted if job.size > 1 for host in job.hosts}
-        sound = {(host, job.entry, job.size) for job in counted if not job.not_measured for host in job.hosts}
+        short = _short(counted)
+        sound = {
+            (host, job.entry, job.size)
+            for job in counted
+            if not job.not_measured and (job.slower is not None or (job.entry, job.size) not in short)
+            for host in job.hosts
+        }
         unmeasured: dict[str, str] = {}
         for job in counted:
             for host in job.hosts:
-                if job.not_measured and (host, job.entry, job.size) not in sound:
+                if job.outcome == "succeeded" and (host, job.entry, job.size) not in sound:
+                    what = "not measured" if job.not_measured else "its jobs were not compared with others'"
                     where = "1 host" if job.size == 1 else f"{job.size} hosts"
-                    unmeasured.setdefault(host, f"not measured by {job.entry} on {where}")
+                    unmeasured.setdefault(host, f"{what} by {job.entry} on {where}")
         return {
             each.host: not_judged(each.verdict, each.subjects, exchanged=each.host in grouped)
             or unmeasured.get(each.host, "")
             for each in self.hosts
         }
+
+
+def _short(jobs: Sequence[BenchJob]) -> set[tuple[str, int]]:
+    """Entries and sizes of which enough jobs ran to compare them with each other, and some measured nothing:
+    what is left may be too few."""
+    alike: dict[tuple[str, int], list[BenchJob]] = {}
+    for job in jobs:
+        if job.outcome == "succeeded":
+            alike.setdefault((job.entry, job.size), []).append(job)
+    return {
+        key
+        for key, own in alike.items()
+        if any(job.not_measured for job in own)
+        and min(len(own), len({host for job in own for host in job.hosts})) >= FEWEST
+    }

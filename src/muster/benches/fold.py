@@ -65,6 +65,9 @@ def fold_bench(bench: Ended) -> Bench:
     found = judged(bench.inputs.name, logs, settings, bench.stored, switches_of(bench.inputs.suite))
     entries = {each.job: each for each in found.jobs}
     doubts = doubts_of(bench.records)
+    for job, own in told.items():
+        if job in doubts and not doubts[job].all and len(own[0].hosts) > 1 and own[0].measured is None:
+            doubts[job] = Doubts(unsteady=own[0].notes)  # it measured what no other job did
     jobs = [
         _job(bench, task, _entry(task, entries), doubts.get(task.id, Doubts()))
         for task in bench.tasks

@@ -24,6 +24,7 @@ _REPEATS = 5
 _FEWEST = 3  # repeats, where time is short
 _REPEAT_SECONDS = 0.02  # that one repeat should last, by as many operations as that takes
 _MOST_OPERATIONS = 200  # per repeat
+_GROWS = 8  # times as many operations in the next try
 _SMALL_BYTES = 8
 _SMALL_COUNT = 100
 NATIVE = "native"
@@ -128,7 +129,8 @@ def sweep(team: Team, say: Voice, name: str, budget: float) -> None:
     operation = OPERATIONS[name]
     began = time.perf_counter()
     before: tuple[int, float] | None = None
-    for size in sweep_sizes(asked.smallest, max(asked.smallest, largest)):
+    sizes = sweep_sizes(asked.smallest, max(asked.smallest, largest))
+    for number, size in enumerate(sizes):
         (left,) = (budget - spent for spent in team.agree(time.perf_counter() - began))
         expected = before[1] * size / before[0] if before and before[0] >= 64 * 1024 else 0.0
         if before and expected * (_FEWEST + 2) > left:
@@ -137,14 +139,27 @@ def sweep(team: Team, say: Voice, name: str, budget: float) -> None:
             return
         buffers = operation.buffers(team, max(1, size // 4), torch.float32)
         method = operation.run(team, buffers)  # the first one connects and allocates
-        (estimate,) = team.agree(_timed(team, operation, buffers, 1))
-        iterations = max(1, min(_MOST_OPERATIONS, int(_REPEAT_SECONDS / max(estimate, 1e-7))))
-        repeats = _REPEATS if estimate * iterations * _REPEATS < left else _FEWEST
-        times = team.agree(*[_timed(team, operation, buffers, iterations) for _ in range(repeats)])
+        iterations = _operations(team, operation, buffers)
+        times: list[float] = []
+        share = left / (len(sizes) - number)  # small messages leave the large ones their time
+        while len(times) < _FEWEST or (len(times) < _REPEATS and sum(times) * iterations < share):
+            times += team.agree(_timed(team, operation, buffers, iterations))
         exact = operation.whole(buffers).numel() * 4
         if team.rank == 0:
             say("sweep", operation=name, method=method, bytes=exact, seconds=times, iterations=iterations)
         before = (size, statistics.median(times))
+
+
+def _operations(team: Team, operation: Operation, buffers: Buffers) -> int:
+    """How many fill a repeat. Found by trying more and more: where hosts have a quota of their cores, one
+    alone takes a fiftieth of what each of many does."""
+    count = 1
+    while True:
+        (one,) = team.agree(_timed(team, operation, buffers, count))
+        wanted = max(1, min(_MOST_OPERATIONS, int(_REPEAT_SECONDS / max(one, 1e-7))))
+        if wanted <= _GROWS * count:
+            return wanted
+        count *= _GROWS
 
 
 def _timed(team: Team, operation: Operation, buffers: Buffers, iterations: int) -> float:
