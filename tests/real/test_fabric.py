@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -190,3 +191,36 @@ def test_a_host_without_torch(tmp_path: Path) -> None:
         fabric.measure(parse_hosts("local:2x1"), recipe, local)
     assert caught.value.host == "local0"
     assert not (tmp_path / "work").exists()
+
+
+def test_small_messages_leave_large_ones_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a host with a quota of its cores one small operation takes 0.1 ms, and each of many 5 ms. By a clock
+    of its own: a sweep of six sizes that has three seconds reaches the largest."""
+    needs_torch()
+    import torch
+
+    from muster.worker.fabric import together
+
+    passed, said = [0.0], []
+
+    def timed(team: Any, operation: Any, buffers: Any, count: int) -> float:
+        one = 1e-4 if count == 1 else 5e-3
+        one += buffers.target.numel() * 4 / 10e6
+        passed[0] += one * count
+        return one
+
+    team = SimpleNamespace(
+        rank=0, on_gpu=False, device=torch.device("cpu"), world_size=2, agree=lambda *values: list(values),
+        place=SimpleNamespace(asked=Asked(smallest=1024, largest=MIB)),
+    )  # fmt: skip
+    monkeypatch.setattr(together, "_timed", timed)
+    monkeypatch.setattr(together, "time", SimpleNamespace(perf_counter=lambda: passed[0]))
+    plain = together.Operation(together._in_place, lambda team, buffers: "native", lambda buffers: buffers.target)
+    monkeypatch.setitem(together.OPERATIONS, "all-reduce", plain)
+    together.sweep(team, lambda kind, **told: said.append((kind, told)), "all-reduce", 3.0)
+    assert [told["bytes"] for _, told in said] == [1024 * 4**power for power in range(6)]
+    assert all(kind == "sweep" and 3 <= len(told["seconds"]) <= 5 for kind, told in said)
+    assert passed[0] < 3.5
+    said.clear()
+    together.sweep(team, lambda kind, **told: said.append((kind, told)), "all-reduce", 0.4)
+    assert said[-1][0] == "curtailed"

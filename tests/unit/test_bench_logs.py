@@ -18,6 +18,7 @@ from muster.core.result import Result
 from muster.judging.document import Gate
 from muster.judging.joblogs import observation_of, work_of
 from tests.unit.benches import ended, fabric_result, made, recorded, suite_of
+from tests.unit.test_bench_fold import fleet
 
 
 def test_hosts_whose_fabric_jobs_time_out_are_failing() -> None:
@@ -118,6 +119,41 @@ def test_all_reduces_that_vary_are_no_measurement() -> None:
     assert all(found.left[host] for job in shaky for host in job.hosts)
     others = [job for job in found.jobs if "local0" not in job.hosts]
     assert all(job.slower == pytest.approx(0, abs=1e-6) and not job.notes for job in others)
+
+
+def test_a_job_that_measured_what_no_other_did_is_no_measurement() -> None:
+    """Nobody is fit by it, and a bench with such hosts does not pass."""
+
+    def result(task: Task) -> Result:
+        sizes = SIZES[4:] if "local0" in task.hosts else SIZES[:3]
+        return swept(task.hosts, {size: 1e-3 + size * 1e-8 for size in sizes})
+
+    found = fold_bench(ended(suite_of({"recipe": "fabric", "groups": [2]}), "local:12x1", result))
+    odd = [job for job in found.jobs if "local0" in job.hosts]
+    assert odd and not any(job.judged for job in odd) and all("none of its" in job.not_measured[0] for job in odd)
+    assert all(not job.not_measured and job.slower is not None for job in found.jobs if job not in odd)
+    assert found.left["local0"] and found.gate is Gate.OPEN
+
+
+def test_work_that_is_left_with_too_few_jobs_does_not_pass() -> None:
+    """Of four pairs one measured nothing, and three cannot be compared: a link at half its speed was among
+    them, and every host was called fit by what else it did."""
+
+    def result(task: Task) -> Result:
+        if task.entry != "fabric":
+            return fleet(task)
+        slow = 2.0 if "local1" in task.hosts else 1.0
+        apart = {"local2", "local3"} == set(task.hosts)
+        return swept(task.hosts, {size: slow * (1e-3 + size * 1e-8) for size in (SIZES[4:] if apart else SIZES[:3])})
+
+    suite = suite_of({"recipe": "fabric", "groups": [2]}, {"groups": [1, 2]})
+    found = fold_bench(ended(suite, "local:4x1", result))
+    assert all(job.slower is None for job in found.jobs if job.entry == "fabric")
+    assert {each.verdict for each in found.hosts} == {"fit"} and found.gate is Gate.OPEN
+    assert all("fabric on 2 hosts" in found.left[f"local{n}"] for n in range(4))
+    whole = fold_bench(ended(suite, "local:4x1", lambda task: fleet(task) if task.entry != "fabric" else swept(
+        task.hosts, {size: 1e-3 + size * 1e-8 for size in SIZES})))  # fmt: skip
+    assert whole.gate is Gate.FIT and not any(whole.left.values())
 
 
 @pytest.mark.parametrize("times", [[], [math.nan, 1e-3, 1e-3], [1e-3, math.nan, 1e-3], [math.inf] * 3])
