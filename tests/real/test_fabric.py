@@ -215,7 +215,9 @@ def test_small_messages_leave_large_ones_their_time(monkeypatch: pytest.MonkeyPa
     )  # fmt: skip
     monkeypatch.setattr(together, "_timed", timed)
     monkeypatch.setattr(together, "time", SimpleNamespace(perf_counter=lambda: passed[0]))
-    plain = together.Operation(together._in_place, lambda team, buffers: "native", lambda buffers: buffers.target)
+    plain = together.Operation(
+        together._in_place, lambda team, buffers: "native", lambda buffers: buffers.target
+    )
     monkeypatch.setitem(together.OPERATIONS, "all-reduce", plain)
     together.sweep(team, lambda kind, **told: said.append((kind, told)), "all-reduce", 3.0)
     assert [told["bytes"] for _, told in said] == [1024 * 4**power for power in range(6)]

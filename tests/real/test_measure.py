@@ -316,7 +316,9 @@ def test_what_getting_batches_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert got == ["batch"] * (2 if step < 4 else 1)
         for each in got:
             trainer.training_step(None, each)
-        meter.on_step_end(None, SimpleNamespace(global_step=step, max_steps=4), SimpleNamespace(should_save=False))
+        meter.on_step_end(
+            None, SimpleNamespace(global_step=step, max_steps=4), SimpleNamespace(should_save=False)
+        )
     windows = [events.Window(time=0.0, rank=0, **fields) for fields in told if "step_seconds" in fields]
     assert [each.data_seconds for each in windows] == [4, 3]
     assert [each.seconds for each in windows] == [2 * 8.5, 8.5 + 4.5]

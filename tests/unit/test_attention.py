@@ -8,12 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from muster.core.batch import Batch  # noqa: E402
-from muster.core.errors import RecipeError, UsageError  # noqa: E402
+from muster.core.errors import RecipeError  # noqa: E402
 from muster.core.recipe import recipe_from  # noqa: E402
 from muster.core.trace import TraceRequest  # noqa: E402
 from muster.worker.context import Context, Emitter  # noqa: E402
@@ -366,7 +367,7 @@ def test_the_attention_is_a_field_of_the_configuration() -> None:
     only = recipe_from({"workload": "causal-lm", "model": {"name": "gpt2", "attention": "sdpa"}})
     assert only.model.config == {"attn_implementation": "sdpa"}
     for wrong in ("fast", ["sdpa"], 1):
-        with pytest.raises(UsageError, match=r"model\.attention"):
+        with pytest.raises(ValidationError, match=r"model\.attention"):
             asked("gpt2", attention=wrong)
 
 

@@ -130,7 +130,11 @@ def test_a_job_that_measured_what_no_other_did_is_no_measurement() -> None:
 
     found = fold_bench(ended(suite_of({"recipe": "fabric", "groups": [2]}), "local:12x1", result))
     odd = [job for job in found.jobs if "local0" in job.hosts]
-    assert odd and not any(job.judged for job in odd) and all("none of its" in job.not_measured[0] for job in odd)
+    assert (
+        odd
+        and not any(job.judged for job in odd)
+        and all("none of its" in job.not_measured[0] for job in odd)
+    )
     assert all(not job.not_measured and job.slower is not None for job in found.jobs if job not in odd)
     assert found.left["local0"] and found.gate is Gate.OPEN
 
@@ -144,15 +148,21 @@ def test_work_that_is_left_with_too_few_jobs_does_not_pass() -> None:
             return fleet(task)
         slow = 2.0 if "local1" in task.hosts else 1.0
         apart = {"local2", "local3"} == set(task.hosts)
-        return swept(task.hosts, {size: slow * (1e-3 + size * 1e-8) for size in (SIZES[4:] if apart else SIZES[:3])})
+        return swept(
+            task.hosts, {size: slow * (1e-3 + size * 1e-8) for size in (SIZES[4:] if apart else SIZES[:3])}
+        )
 
     suite = suite_of({"recipe": "fabric", "groups": [2]}, {"groups": [1, 2]})
     found = fold_bench(ended(suite, "local:4x1", result))
     assert all(job.slower is None for job in found.jobs if job.entry == "fabric")
     assert {each.verdict for each in found.hosts} == {"fit"} and found.gate is Gate.OPEN
     assert all("fabric on 2 hosts" in found.left[f"local{n}"] for n in range(4))
-    whole = fold_bench(ended(suite, "local:4x1", lambda task: fleet(task) if task.entry != "fabric" else swept(
-        task.hosts, {size: 1e-3 + size * 1e-8 for size in SIZES})))  # fmt: skip
+
+    def sound(task: Task) -> Result:
+        took = {size: 1e-3 + size * 1e-8 for size in SIZES}
+        return swept(task.hosts, took) if task.entry == "fabric" else fleet(task)
+
+    whole = fold_bench(ended(suite, "local:4x1", sound))
     assert whole.gate is Gate.FIT and not any(whole.left.values())
 
 

@@ -69,7 +69,7 @@ def test_what_hosts_compute_by_themselves() -> None:
 
 
 def test_the_share_of_getting_batches() -> None:
-    """Of each window the rank that spends most, of the window's time on its slowest rank; 2.0 + 3.0 seconds."""
+    """Of each window the rank that spends most, of its time on the slowest rank: 2.0 + 3.0 seconds."""
     windows = [
         *both(10, data_seconds=1.9),  # warm-up
         window(20, 0, data_seconds=0.1),

@@ -56,9 +56,7 @@ def test_two_parts_are_both_similar(unlike: int) -> None:
     from muster.worker.data.sampler import GroupedSampler
 
     pairs = [(5 + (7919 * i) % 90, 5 + (7919 * i * (31 if unlike > 1 else 1)) % 90) for i in range(6400)]
-    both, sums = (
-        list(GroupedSampler(lengths, 32, 1)) for lengths in (pairs, [a + b for a, b in pairs])
-    )
+    both, sums = (list(GroupedSampler(lengths, 32, 1)) for lengths in (pairs, [a + b for a, b in pairs]))
     assert set(both) == set(range(6400)) and len(both) == 6400
     real = sum(a + b for a, b in pairs)
     waste, by_sums = padded(pairs, both, 32) / real - 1, padded(pairs, sums, 32) / real - 1

@@ -45,8 +45,8 @@ class Model(Section):
     )
     attention: Literal["auto", "sdpa", "flash", "eager"] = Field(
         "auto",
-        description="How attention is computed. sdpa: PyTorch's scaled_dot_product_attention, which takes the "
-        "fastest kernel that the device and the mask allow. flash: the flash-attn package, which must be "
+        description="How attention is computed. sdpa: PyTorch's scaled_dot_product_attention, which takes "
+        "the fastest kernel that the device and the mask allow. flash: the flash-attn package, which must be "
         "installed. eager: plain matrix products. auto: Transformers' choice, sdpa for most models. It is "
         "config.attn_implementation by another name.",
     )

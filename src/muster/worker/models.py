@@ -55,7 +55,10 @@ def create(context: Context, make: Callable[[], Any]) -> Any:
         with sharded(context), _tight_heap(), _attending(context):
             model = make()  # Transformers draws the weights afterwards, on rank 0
     else:
-        with no_init_weights(), _attending(context):  # as it does there; else each layer is drawn twice, by torch as well
+        with (
+            no_init_weights(),
+            _attending(context),
+        ):  # as it does there; else each layer is drawn twice, by torch as well
             model = make()
         if context.main or not _by_first(context):
             model.initialize_weights()
