@@ -141,7 +141,7 @@ def test_what_the_recipe_leaves_open_may_make_it_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The mildest stage would need more than any GPU has, and the plan of a real start would not take it."""
-    more = ["model.name=opt-13b", "launch.device=cuda", "precision=bf16", "engine.zero=auto"]
+    more = ["model.name=opt-30b", "launch.device=cuda", "precision=bf16", "engine.zero=auto"]
     plan = document(capsys, tmp_path, "opt-benchmark", "--hosts", "node[1-8]:8", *more)
     assert plan["recipe"]["engine"]["zero"] > 0
     assert plan["plan"]["memory"]["lacking"] is None
