@@ -1,4 +1,4 @@
-"""Hosts whose data differ: no workload trains on them, and all ranks say which hosts they are."""
+"""Ranks among each other: hosts whose data differ do not train, and are named; how a group is left."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,26 @@ def test_two_ranks_with_unlike_data_do_not_train(tmp_path: Path) -> None:
         first, second = found[workload]
         assert first == second
         assert re.fullmatch(f"data: {words}", first), first
+
+
+def test_a_group_that_was_left_is_not_torn_down(tmp_path: Path) -> None:
+    """Its threads stay: PyTorch waits for them with the interpreter's lock held, which they may want."""
+    needs_torch()
+    code = f"""
+import gc, os
+import torch, torch.distributed as dist
+from muster.worker.together import initialised, leave
+dist.init_process_group("gloo", store=dist.FileStore({str(tmp_path / "store")!r}, 1), rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+more = dist.new_group([0])
+model(torch.ones(1, 2)).sum().backward()
+before = len(os.listdir("/proc/self/task"))
+leave()
+del model, more
+gc.collect()
+assert not initialised()
+assert before > 3 and len(os.listdir("/proc/self/task")) == before
+os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
