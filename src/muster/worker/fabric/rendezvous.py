@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,8 @@ import torch.distributed as dist
 from muster.core.errors import WorkerError
 from muster.failures.table import id_of
 from muster.worker.fabric.place import Place
+
+_SETTLE = 0.05  # seconds in which a group's thread drops its last tensors: see worker/together.py, leave
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ class Meeting:
     def close_group(self) -> None:
         """Leave the group, also a broken one: the others' connections to this rank end with it."""
         if dist.is_initialized():
+            time.sleep(_SETTLE)
             try:
                 dist.destroy_process_group()
             except Exception:  # what is broken need not be left in good order
