@@ -382,3 +382,20 @@ def test_an_attention_that_a_model_does_not_have() -> None:
 def test_a_trace_of_flash_attention_needs_no_package() -> None:
     request = TraceRequest("causal-lm", asked("gpt2", attention="flash").model.config, tokens=8)
     assert tasks.make(request, {}).config._attn_implementation == "sdpa"
+
+
+def test_another_error_is_not_the_attentions(tmp_path: Path) -> None:
+    """A shape that makes no model, and a folder that is none, are told as they are with any attention."""
+    odd = {**FAMILIES["gpt2"], "n_embd": 33}
+    with pytest.raises(ValueError, match="divisible"):
+        made_by(asked("gpt2", config={**odd, "model_type": "gpt2"}, attention="sdpa"))
+    config = transformers.T5Config(**FAMILIES["t5"])
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    recipe = {"workload": "text2sql", "model": {"name": str(tmp_path), "attention": "flash"}}
+    with pytest.raises(RecipeError, match="cannot be used") as caught:
+        made_by(recipe_from(recipe))
+    assert caught.value.where == "model.attention"
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(RecipeError, match="cannot be loaded") as caught:
+        made_by(recipe_from(recipe))
+    assert caught.value.where == "model.name"

@@ -22,7 +22,7 @@ from muster.benches.document import (
     Outcome,
     Verdict,
 )
-from muster.benches.doubts import UNSTEADY, Doubts, doubts_of
+from muster.benches.doubts import UNSTEADY, Doubts, doubts_of, steady_sweeps
 from muster.benches.inputs import BenchInputs
 from muster.benches.logs import figures_of, logs_of
 from muster.benches.schedule import Task
@@ -65,9 +65,9 @@ def fold_bench(bench: Ended) -> Bench:
     found = judged(bench.inputs.name, logs, settings, bench.stored, switches_of(bench.inputs.suite))
     entries = {each.job: each for each in found.jobs}
     doubts = doubts_of(bench.records)
-    for job, own in told.items():
-        if job in doubts and not doubts[job].all and len(own[0].hosts) > 1 and own[0].measured is None:
-            doubts[job] = Doubts(unsteady=own[0].notes)  # it measured what no other job did
+    for job, (first, *_) in told.items():
+        if first.measured is None and steady_sweeps(bench.records[job]) and not doubts[job].all:
+            doubts[job] = Doubts(unsteady=first.notes[:1])  # it measured what no other job did
     jobs = [
         _job(bench, task, _entry(task, entries), doubts.get(task.id, Doubts()))
         for task in bench.tasks

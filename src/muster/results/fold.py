@@ -154,7 +154,8 @@ DIFFERS = 0.02  # of counted FLOPs from a formula: a note
 def starving_note(share: float, workers: int) -> str:
     """What getting batches costs, and what helps."""
     told = f"{100 * share:.0f} % of the time went into getting batches"
-    return f"{told}: train.workers={workers + 2} has other processes prepare them (now {workers})"
+    helps = f"train.workers={workers + 2} has other processes prepare them (now {workers})"
+    return f"{told}: where cores are free, {helps}"
 
 
 @dataclass

@@ -11,6 +11,7 @@ the same numbers.
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -24,7 +25,10 @@ from muster.core.near import did_you_mean
 from muster.worker.context import Context
 from muster.worker.explain import known_error
 
-SDPA = "model.attention=sdpa needs no package and works with most models"
+# What Transformers says where a model has no such attention, or its package is missing.
+_NO_ATTENTION = re.compile(
+    r"flash ?attention|scaled_dot_product|attn_implementation|attention implementation", re.IGNORECASE
+)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
@@ -52,13 +56,11 @@ def create(context: Context, make: Callable[[], Any]) -> Any:
     seed = context.recipe.train.seed
     torch.manual_seed(seed)
     if _cuts(context):
-        with sharded(context), _tight_heap(), _attending(context):
+        with sharded(context), _tight_heap(), _attending():
             model = make()  # Transformers draws the weights afterwards, on rank 0
     else:
-        with (
-            no_init_weights(),
-            _attending(context),
-        ):  # as it does there; else each layer is drawn twice, by torch as well
+        # Without first weights, as it does there: else each layer is drawn twice, by torch as well.
+        with no_init_weights(), _attending():
             model = make()
         if context.main or not _by_first(context):
             model.initialize_weights()
@@ -68,15 +70,16 @@ def create(context: Context, make: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def _attending(context: Context) -> Iterator[None]:
+def _attending() -> Iterator[None]:
     """Inside, an attention that the model does not have, or whose package is missing, is a RecipeError."""
     try:
         yield
     except (ImportError, ValueError) as error:
-        if context.recipe.model.attention == "auto":
-            raise
         what = " ".join(str(error).split())
-        raise RecipeError(f"cannot be used: {what}", where="model.attention", hint=SDPA) from None
+        if not _NO_ATTENTION.search(what):
+            raise
+        hint = "model.attention=sdpa needs no package and works with most models"
+        raise RecipeError(f"cannot be used: {what}", where="model.attention", hint=hint) from None
 
 
 def load(context: Context, kind: Any, name: str, **fields: Any) -> Any:
@@ -197,7 +200,8 @@ def load_from(loader: Callable[..., Any], name: str, where: str, **fields: Any) 
     from safetensors import SafetensorError
 
     try:
-        return loader(name, **fields)
+        with _attending():
+            return loader(name, **fields)
     except MusterError:
         raise
     except (OSError, ValueError, ImportError, SafetensorError) as error:

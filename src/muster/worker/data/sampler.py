@@ -62,7 +62,8 @@ class GroupedSampler(Sampler[int]):  # type: ignore[misc]
             chunks = torch.split(self._similar(group), self.global_batch)
             shuffled = torch.randperm(len(chunks), generator=generator).tolist()
             batches += [chunks[i] for i in shuffled]
-        longest = max(range(len(batches)), key=lambda i: int(self.lengths[batches[i]].sum()))
+        sizes = [(self._padded(self.lengths[each]), int(self.lengths[each].sum())) for each in batches]
+        longest = sizes.index(max(sizes))
         batches.insert(0, batches.pop(longest))
         for batch in batches:
             yield from batch.tolist()
