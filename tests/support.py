@@ -85,8 +85,7 @@ def torchrun(folder: Path, ranks: int, module: str, *arguments: str) -> list[str
 
 def with_ranks(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     """Jobs' ranks are this module's from now on, in place of Muster's own."""
-    command = orders.torchrun_argv
-    monkeypatch.setattr(orders, "torchrun_argv", lambda *a: [*command(*a)[:-1], module])
+    monkeypatch.setattr(orders, "WORKER", module)
 
 
 def losses(run_folder: RunFolder) -> list[float]:

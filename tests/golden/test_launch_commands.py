@@ -26,7 +26,7 @@ from muster.fleet.launchers import local, openmpi, pdsh, slurm, ssh
 from muster.fleet.launchers.base import Home, Request, agent_source
 from muster.inputs.read import Inputs
 from muster.planner.decide import Decided
-from muster.planner.orders import greeting, orders, torchrun_argv
+from muster.planner.orders import greeting, orders
 
 FOLDER = Path(__file__).parent
 
@@ -43,7 +43,7 @@ def places(hosts: str, slots: int = 1) -> tuple[Placement, ...]:
     return place([(host, host.slots or slots) for host in parse_hosts(hosts).hosts])
 
 
-HERE = {"python": sys.executable, "torchrun_folder": "/runs/one/hosts/node.attempt1/torchrun"}
+HERE = {"python": sys.executable}
 HOME = Home(("10.0.0.9", "fd00::9"), 40000, "5ec4e7")
 
 
@@ -164,13 +164,6 @@ def job(hosts: str) -> Job:
         precision="fp32",
         device="cuda",
         recipe=Recipe().as_dict(),
-    )
-
-
-def test_torchrun() -> None:
-    made = job("node1:2,node2:3")
-    same_as_golden(
-        "torchrun.txt", lines(*(torchrun_argv(made, index, "10.0.0.1", 29500, HERE) for index in (0, 1)))
     )
 
 

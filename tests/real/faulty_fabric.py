@@ -51,7 +51,6 @@ def plant(kind: str, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    if "MUSTER_FABRIC_LOCAL_RANK" in os.environ:
-        kind, _, rank = os.environ["FAULT"].partition(":")
-        plant(kind, int(rank))
+    kind, _, rank = os.environ["FAULT"].partition(":")
+    plant(kind, int(rank))
     sys.exit(fabric.main())

@@ -172,7 +172,7 @@ code = "import signal as s, time; s.signal(s.SIGTERM, s.SIG_IGN); print(flush=Tr
 rank = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
 rank.stdout.readline()
 host = agent.Agent()
-host.spec, host.ranks, host.mute = {"token": "a job of this test's own"}, rank, True
+host.spec, host.ranks, host.mute = {"token": "a job of this test's own"}, {0: rank}, True
 began = time.monotonic()
 host.end_ranks()
 print(json.dumps([rank.wait(5), time.monotonic() - began]))
@@ -319,36 +319,89 @@ def test_a_full_disk_is_told_by_the_agent(
     monkeypatch.setattr(agent, "adopt_orphans", lambda: None)
     monkeypatch.setattr(agent.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     host = Agent()
-    host.base, host.ranks = str(tmp_path), Mock(**{"poll.return_value": code})
+    host.base, host.ranks = str(tmp_path), {3: Mock(**{"poll.return_value": code, "pid": 4711})}
     monkeypatch.setattr(host, "turn", lambda: setattr(host, "why", why))
     monkeypatch.setattr(host, "end_ranks", lambda: None)
     monkeypatch.setattr(host, "send_all", lambda seconds: None)
     host.run()
     said = [json.loads(line) for line in host.outbox if line.strip()]
     assert said[-1].pop("kernel").keys() == {"group", "machine", "log"}
-    assert said[-1] == {"m": "exit", "code": code, "why": why}
+    first = {"rank": 3, "pid": 4711} if code else {"rank": None, "pid": None}
+    assert said[-1] == {"m": "exit", "code": code, "why": why, **first}
     assert [each["what"] for each in said[:-1]] == (
         [f"the disk is full: {free} bytes are free for {tmp_path}"] if told else []
     )
 
 
+@pytest.mark.parametrize(
+    ("codes", "code", "first"),
+    [
+        ({0: None, 1: None}, None, None),
+        ({0: 0, 1: None}, None, None),
+        ({0: 0, 1: 0}, 0, None),
+        ({0: None, 1: 3}, 3, 1),
+        ({0: 1, 1: -9}, -9, 1),  # the first one ended because it missed the other
+        ({0: -15, 1: 1}, 1, 1),  # told to end, as a scheduler tells all
+        ({0: -15, 1: -6}, -6, 1),
+        ({0: 2, 1: 1}, 2, 0),
+    ],
+)
+def test_which_rank_ended_first(codes: dict[int, int | None], code: int | None, first: int | None) -> None:
+    host = Agent()
+    host.ranks = {rank: Mock(**{"poll.return_value": each}) for rank, each in codes.items()}
+    assert host.look_at_ranks() == code
+    bad = {rank: each for rank, each in host.ended.items() if each}
+    assert (host.first_of(bad) if bad else None) == first
+
+
+def test_ranks_that_end_each_by_itself(tmp_path: Path) -> None:
+    """None of them ends the others; how it ended stands after its own last words."""
+    host = Agent()
+    host.spec, host.place = {"apart": True}, str(tmp_path)
+    (tmp_path / "rank1.events.jsonl").write_text('{"kind": "begin"}\n{"kind": "en')
+    codes: dict[int, int | None] = {0: None, 1: -9}
+    host.ranks = {rank: Mock(**{"poll.side_effect": lambda rank=rank: codes[rank]}) for rank in codes}
+    assert host.look_at_ranks() is None and host.look_at_ranks() is None
+    *_, torn, last = (tmp_path / "rank1.events.jsonl").read_text().splitlines()
+    told = json.loads(last)
+    assert torn == '{"kind": "en' and (told["kind"], told["rank"], told["code"]) == ("ended", 1, -9)
+    codes[0] = 0
+    assert host.look_at_ranks() == 0 and not (tmp_path / "rank0.events.jsonl").exists()
+
+
+def test_ranks_get_torchruns_variables_and_the_first_one_the_port() -> None:
+    host = Agent()
+    host.spec = {"world_size": 5, "node_rank": 0, "ranks": [0, 1]}
+    port = host.hold_port(0)
+    assert host.port_holder is not None
+    with host.port_holder as held:
+        order = {"address": "10.0.0.1", "port": port}
+        first, files = host.one_of({"A": "b"}, 0, 0, order)
+        second, none = host.one_of({"A": "b"}, 1, 1, order)
+        assert files == [held.fileno()] and none == []
+        assert first.pop("MUSTER_RENDEZVOUS") == str(held.fileno()) and "MUSTER_RENDEZVOUS" not in second
+    shared = {"A": "b", "WORLD_SIZE": "5", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0"}
+    shared |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": str(port)}
+    assert first == {**shared, "RANK": "0", "LOCAL_RANK": "0"}
+    assert second == {**shared, "RANK": "1", "LOCAL_RANK": "1"}
+
+
 def test_what_is_left_from_before_is_not_this_jobs(tmp_path: Path) -> None:
     """An attempt's place is made anew: events and logs that lie there are those of another job."""
     place = tmp_path / "hosts" / "n1.attempt1"
-    (place / "torchrun").mkdir(parents=True)
+    (place / "old").mkdir(parents=True)
     (place / "rank0.events.jsonl").write_text('{"kind": "failed"}\n')
     (place / "rank0.log").write_text("of another job\n")
     host = Agent()
     host.base, host.python = str(tmp_path), sys.executable
-    host.spec = {"folder": "n1", "attempt": 1, "shared": False, "token": "job.1"}
+    host.spec = {"folder": "n1", "attempt": 1, "shared": False, "token": "job.1", "node_rank": 0}
     told = {"argv": [sys.executable, "-c", "pass"], "ranks": [0], "threads": 1, "device": "cpu", "env": {}}
-    told |= {"hardware_seconds": 60.0, "code": ""}
+    told |= {"hardware_seconds": 60.0, "code": "", "world_size": 1}
     host.start({"host": told, "job": {}, "address": "127.0.0.1", "port": 1})
-    assert host.ranks is not None
-    assert host.ranks.wait(30) == 0
+    assert host.ranks[0].wait(30) == 0
     host.read_tails(final=True)
     assert list(host.outbox) == []
-    assert sorted(each.name for each in place.iterdir()) == ["code.zip", "spec.json", "torchrun.log"]
+    assert sorted(each.name for each in place.iterdir()) == ["code.zip", "rank0.log", "spec.json"]
 
 
 def test_a_place_that_cannot_be_made_anew_is_told(tmp_path: Path) -> None:

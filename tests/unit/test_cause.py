@@ -22,21 +22,6 @@ CLEAN = (0, None)
 STOPPED = (None, "stopped")
 
 
-def table(rank: int, code: int, *others: tuple[int, int]) -> str:
-    """torchrun's words when ranks fail: the others first, the root cause last."""
-    rows = [
-        f"  time      : 2026-11-21_09:30:00\n  host      : node\n  rank      : {r} (local_rank: {r})\n"
-        f"  exitcode  : {c} (pid: 47{r})\n  error_file: <N/A>\n  traceback : ...\n"
-        for r, c in [*others, (rank, code)]
-    ]
-    *failures, root = rows
-    return (
-        "muster.worker FAILED\nFailures:\n"
-        + ("".join(failures) or "  <NO_OTHER_FAILURES>\n")
-        + f"----\nRoot Cause (first observed failure):\n[0]:\n{root}====\n"
-    )
-
-
 def failed(rank: int, what: str, time: float, **more: Any) -> events.Failed:
     known = find(what, "log", "error")
     told = {"id": known.failure.id if known else None, **more}
@@ -45,7 +30,7 @@ def failed(rank: int, what: str, time: float, **more: Any) -> events.Failed:
 
 def judge(
     *, exits: dict[str, Any], done: tuple[int, ...] = (), failures: tuple[events.Failed, ...] = (),
-    logs: dict[str, str] | None = None, places: tuple[Placement, ...] | None = None,
+    places: tuple[Placement, ...] | None = None,
     rank_logs: dict[str, str] | None = None, **outcome: Any,
 ) -> tuple[str, Failure | None]:  # fmt: skip
     return judge_outcome(
@@ -53,7 +38,6 @@ def judge(
         failures,
         {rank: events.Done(time=1, rank=rank, step=1) for rank in done},
         2,
-        logs or {},
         places or (),
         (lambda host, rank: (rank_logs or {}).get(host, "")),
     )
@@ -92,13 +76,8 @@ def test_a_host_that_does_not_survive_being_stopped_is_not_the_one_that_failed(
         silent = Listener(lambda *_: None, lambda *_: None, lambda *_: None)
         outcome = held.run({place.host: {} for place in places}, silent)
     assert b'"op": "stop"' in first.outgoing
-    status, failure = judge_outcome(outcome, (), {}, 2, {}, places)
+    status, failure = judge_outcome(outcome, (), {}, 2, places)
     assert status == "failed" and failure is not None and failure.host == "node1"
-
-
-def test_an_earlier_attempts_death_in_the_log_is_no_failure_of_this_one() -> None:
-    logs = {"node0": table(0, -9)}
-    assert judge(exits={"node0": CLEAN, "node1": CLEAN}, done=(0, 1), logs=logs) == ("succeeded", None)
 
 
 @pytest.mark.parametrize(("done", "what"), [((0,), "rank 1 left"), ((), "rank 0, 1 left")])
@@ -116,28 +95,28 @@ def test_a_stop_is_no_failure_of_a_rank(words: str, status: str) -> None:
         exits={"node0": STOPPED, "node1": STOPPED},
         stopped=words,
         failures=(failed(0, "connection closed by peer", 5.0),),
-        logs={"node0": table(0, -9)},
+        culprits={"node0": (0, 470)},
     )
     assert got == (status, Failure(what=words))
 
 
 def test_bad_input_that_a_rank_found_explains_all_that_followed() -> None:
     failure = cause(
-        exits={"node0": (1, None), "node1": STOPPED},
+        exits={"node0": (-9, None), "node1": STOPPED},
         failures=(
             failed(1, "connection closed by peer", 1.0),
             failed(0, "is not JSON", 2.0, usage=True, where="/d:3", hint="one a line"),
         ),
-        logs={"node0": table(0, -9)},
+        culprits={"node0": (0, 470)},
     )
     assert failure == Failure(what="is not JSON", where="/d:3", host="node0", hint="one a line", usage=True)
 
 
 def test_a_rank_that_was_killed_and_not_those_that_missed_it() -> None:
     failure = cause(
-        exits={"node0": (1, None), "node1": (1, None)},
+        exits={"node0": (1, None), "node1": (-9, None)},
         failures=(failed(0, "connection closed by peer", 1.0),),
-        logs={"node0": table(0, 1), "node1": table(1, -9)},
+        culprits={"node0": (0, 470), "node1": (1, 471)},
         first_failed="node1",
     )
     assert (failure.what, failure.where, failure.host) == ("rank 1 was killed by SIGKILL", "rank 1", "node1")
@@ -164,20 +143,18 @@ UNKNOWN = "rank 1 was killed by SIGKILL"
     ],
 )
 def test_who_sent_a_sigkill_is_read_and_not_guessed(kernel: dict[str, Any], what: str) -> None:
-    given = {"exits": {"node1": (1, None)}, "logs": {"node1": table(1, -9)}}  # its process is 471
+    given = {"exits": {"node1": (-9, None)}, "culprits": {"node1": (1, 471)}}
     failure = cause(**given, kernel={"node1": Kernel(**kernel)})
     assert (failure.what, failure.host) == (what, "node1")
     assert ("not known" in (failure.hint or "")) == (what == UNKNOWN)
     assert failure.id == ("host_oom_killed" if what == OOM else None)
-    bare = cause(exits={"node1": (-9, None)}, kernel={"node1": Kernel(**kernel)})  # torchrun itself
-    assert ("not by" in bare.what) == (what == NOT_OOM) and bare.what.startswith("torchrun was killed")
 
 
 @pytest.mark.parametrize(
     ("code", "name"), [(-11, "SIGSEGV"), (-6, "SIGABRT"), (-64, "SIGRTMAX"), (-99, "signal 99")]
 )
 def test_other_signals(code: int, name: str) -> None:
-    failure = cause(exits={"node0": (1, None)}, logs={"node0": table(0, code)})
+    failure = cause(exits={"node0": (code, None)}, culprits={"node0": (0, 470)})
     assert failure.what == f"rank 0 was ended by {name}"
     assert "memory killer" not in (failure.hint or "")
 
@@ -186,29 +163,24 @@ def test_the_root_cause_and_not_what_it_brought_down() -> None:
     failure = cause(
         exits={"node0": (1, None)},
         failures=(failed(1, "ZeroDivisionError: x", 1.0),),
-        logs={"node0": table(1, 1, (0, -6))},
+        culprits={"node0": (1, 471)},
     )
     assert (failure.what, failure.where) == ("ZeroDivisionError: x", "rank 1")
 
 
 def test_ranks_that_were_only_ended_because_another_host_failed() -> None:
     failure = cause(
-        exits={"node0": (1, None), "node1": (1, None)},
+        exits={"node0": (-15, None), "node1": (1, None)},
         failures=(failed(1, "ZeroDivisionError: x", 1.0),),
-        logs={"node0": table(0, -15), "node1": table(1, 1)},
+        culprits={"node0": (0, 470), "node1": (1, 471)},
         first_failed="node1",
     )
     assert (failure.what, failure.host) == ("ZeroDivisionError: x", "node1")
 
 
 def test_sigterm_is_the_cause_where_there_is_no_other() -> None:
-    failure = cause(exits={"node0": (1, None), "node1": STOPPED}, logs={"node0": table(0, -15)})
+    failure = cause(exits={"node0": (-15, None), "node1": STOPPED}, culprits={"node0": (0, 470)})
     assert failure.what == "rank 0 was ended by SIGTERM"
-
-
-def test_the_last_table_of_a_log_counts() -> None:
-    failure = cause(exits={"node0": (1, None)}, logs={"node0": table(0, -9) + "\nagain\n" + table(1, -11)})
-    assert failure.what == "rank 1 was ended by SIGSEGV"
 
 
 def test_a_lost_host_and_not_the_ranks_that_missed_it() -> None:
@@ -252,11 +224,11 @@ def test_a_peer_that_is_gone_is_an_echo(echo: str) -> None:
 def test_what_an_agent_could_not_do() -> None:
     full = Failure(what="the disk is full", host="node0", hint="make room", id="disk_full")
     outcome = Outcome(exits={"node0": (None, "error")}, problems={"node0": full})
-    assert judge_outcome(outcome, [], {}, 1, {}) == ("failed", full)
+    assert judge_outcome(outcome, [], {}, 1) == ("failed", full)
 
 
 @pytest.mark.parametrize(
-    ("left", "what"), [((1, None), "torchrun ended with exit code 1"), ((None, "parent gone"), "parent gone")]
+    ("left", "what"), [((1, None), "a rank ended with exit code 1"), ((None, "parent gone"), "parent gone")]
 )
 def test_a_host_that_failed_without_a_word_and_not_the_one_that_was_stopped(
     left: tuple[int | None, str | None], what: str
@@ -289,7 +261,7 @@ def test_a_rank_that_complains_of_another_is_a_witness() -> None:
     """node1 was frozen: its agent lives, and its ranks say nothing."""
     failure = cause(
         exits={"node0": (1, None), "node1": STOPPED}, failures=(failed(0, GONE, 1.0),), places=TWO,
-        logs={"node0": table(0, 1)}, first_failed="node0",
+        culprits={"node0": (0, 470)}, first_failed="node0",
     )  # fmt: skip
     assert (failure.host, failure.where) == ("node1", "rank 1")
     assert failure.what == f"rank 1 stopped answering; rank 0 on node0 says: {GONE}"
@@ -299,7 +271,7 @@ def test_a_rank_that_complains_of_another_is_a_witness() -> None:
 def test_of_many_silent_hosts_none_is_accused() -> None:
     given: dict[str, Any] = {
         "exits": {"node0": (1, None), "node1": STOPPED, "node2": STOPPED}, "places": THREE,
-        "logs": {"node0": table(0, 1)}, "first_failed": "node0",
+        "culprits": {"node0": (0, 470)}, "first_failed": "node0",
     }  # fmt: skip
     failure = cause(failures=(failed(0, GONE, 1.0),), **given)
     assert (
@@ -319,7 +291,7 @@ def test_of_many_silent_hosts_none_is_accused() -> None:
 def test_nccls_watchdog_ends_the_rank_that_waited() -> None:
     said = "[rank0]:[E1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)"
     failure = cause(
-        exits={"node0": (1, None), "node1": STOPPED}, places=TWO, logs={"node0": table(0, -6)},
+        exits={"node0": (-6, None), "node1": STOPPED}, places=TWO, culprits={"node0": (0, 470)},
         rank_logs={"node0": f"x\n{said}\ny"}, first_failed="node0",
     )  # fmt: skip
     assert failure.host == "node1" and said in failure.what
@@ -329,9 +301,9 @@ def test_nccls_watchdog_ends_the_rank_that_waited() -> None:
 def test_one_that_left_without_a_word_and_not_its_witness() -> None:
     failure = cause(
         exits={"node0": (1, None), "node1": (3, None)}, failures=(failed(0, GONE, 1.0),), places=TWO,
-        first_failed="node0",
+        first_failed="node0", culprits={"node1": (4, 471)},
     )  # fmt: skip
-    assert (failure.what, failure.host) == ("torchrun ended with exit code 3", "node1")
+    assert (failure.what, failure.host) == ("rank 4 ended with exit code 3", "node1")
 
 
 def test_what_is_said_counts_and_not_the_way_to_it() -> None:

@@ -426,7 +426,7 @@ def frozen(folder, overrides) -> RunFolder:
     decided = decide(inputs, facts)
     run = RunFolder(folder)
     run.create()
-    here = {"python": "python3", "torchrun_folder": "/x", "port": 1}
+    here = {"python": "python3", "port": 1}
     told = orders(inputs, decided, {host: {**about, **here} for host, about in facts.items()})
     freeze(run, inputs, replace(decided, orders=told))
     return run

@@ -154,7 +154,6 @@ def about(checkpoints: list[int]) -> dict[str, Any]:
     names = ("torch", "transformers", "accelerate", "pydantic")
     return {
         "versions": dict.fromkeys(names, "1"), "python": "python3", "gpus": [], "cores": 2, "shared": True,
-        "torchrun_folder": "/x",
         "disk_free": None, "checkpoints": checkpoints, "port": 1, "memory_total": None, "memory_limit": None,
     }  # fmt: skip
 

@@ -119,7 +119,7 @@ def decided(inputs: Inputs):  # type: ignore[no-untyped-def]
 
 def facts_of(inputs: Inputs) -> dict:
     """What hosts without GPUs say of themselves."""
-    about = {"gpus": [], "cores": 2, "python": "python3", "torchrun_folder": "/x", "address": "n1", "port": 1}
+    about = {"gpus": [], "cores": 2, "python": "python3", "address": "n1", "port": 1}
     about |= {"shared": True, "versions": dict.fromkeys(needed(inputs.recipe), "1")}
     return {host.label: about for host in inputs.inventory.hosts}
 

@@ -36,7 +36,7 @@ def passing() -> set[str]:
 
 def test_the_way_of_one_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, validated = set[str](), []
-    resolve, argv, validate = sizing.resolve_batch, orders.torchrun_argv, Recipe.model_validate.__func__  # type: ignore[attr-defined]
+    resolve, start, validate = sizing.resolve_batch, orders.start_orders, Recipe.model_validate.__func__  # type: ignore[attr-defined]
 
     def resolved(*given: Any, **more: Any) -> Any:
         files.update(passing())
@@ -44,7 +44,7 @@ def test_the_way_of_one_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     def told(*given: Any) -> Any:
         files.update(passing())
-        return argv(*given)
+        return start(*given)
 
     def read(kind: type[Recipe], data: Any) -> Recipe:
         files.update(passing())
@@ -52,11 +52,11 @@ def test_the_way_of_one_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return validate(kind, data)
 
     monkeypatch.setattr(sizing, "resolve_batch", resolved)
-    monkeypatch.setattr(orders, "torchrun_argv", told)
+    monkeypatch.setattr(orders, "start_orders", told)
     monkeypatch.setattr(Recipe, "model_validate", classmethod(read))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))  # nothing learned
     inputs = read_inputs("demo", "local:2x1", [*TINY, "batch.micro=4"])
-    about: dict[str, Any] = {"gpus": [], "cores": 2, "python": "python3", "torchrun_folder": "/x", "port": 1}
+    about: dict[str, Any] = {"gpus": [], "cores": 2, "python": "python3", "port": 1}
     about |= {"shared": True, "versions": dict.fromkeys(needed(inputs.recipe), "1")}
     decided = agree(
         inputs, RunFolder(tmp_path / "run"), dict.fromkeys(("local0", "local1"), about), Attempt()

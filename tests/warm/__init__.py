@@ -21,7 +21,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-SERVED = ("torch.distributed.run", "muster.worker.tracing", "muster.worker.ask")
+SERVED = (
+    "torch.distributed.run", "muster.worker", "muster.worker.fabric", "muster.worker.tracing",
+    "muster.worker.ask", "tests.*",
+)  # fmt: skip
 # Room in the server's own arguments and environment, into which its forks write theirs: /proc then shows
 # them as it would show a process that was started so. Agents find the processes of a job by that.
 ARGUMENTS, ENVIRONMENT = 8 * 1024, 48 * 1024

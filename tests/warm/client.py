@@ -13,6 +13,7 @@ import socket
 import struct
 import sys
 
+FILES = ("MUSTER_RENDEZVOUS",)  # variables that hold the number of an open file
 IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # sent to the fork as well, which decides
 
 
@@ -52,7 +53,8 @@ def ask(server: socket.socket, argv: list[str]) -> None:
     }
     os.umask(request["umask"])
     text = json.dumps(request).encode()
-    socket.send_fds(server, [struct.pack("!I", len(text))], [0, 1, 2])
+    more = [int(request["env"][name]) for name in FILES if name in request["env"]]
+    socket.send_fds(server, [struct.pack("!I", len(text))], [0, 1, 2, *more])
     server.sendall(text)
 
 

@@ -87,7 +87,7 @@ class Request:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        head, self.files, _, _ = socket.recv_fds(connection, 4, 3)
+        head, self.files, _, _ = socket.recv_fds(connection, 4, 4)
         (size,) = struct.unpack("!I", head)
         text = b""
         while len(text) < size:
@@ -144,10 +144,12 @@ class Request:
         os.chdir(self.cwd)
         os.umask(self.umask)
         os.sched_setaffinity(0, self.affinity)
-        for number, file in enumerate(self.files):
+        for number, file in enumerate(self.files[:3]):
             os.dup2(file, number)
-        for file in (*self.files, *spaces.values(), self.connection.detach()):
+        for file in (*self.files[:3], *spaces.values(), self.connection.detach()):
             os.close(file)
+        if self.files[3:]:  # the port of the rendezvous
+            self.env["MUSTER_RENDEZVOUS"] = str(self.files[3])
 
 
 def _enter(namespace: int) -> None:

@@ -1,4 +1,4 @@
-"""The agent: starts a host's ranks with torchrun, watches them, samples the hardware, and never outlives its
+"""The agent: starts a host's ranks, watches them, samples the hardware, and never outlives its
 job.
 
 One file, standard library alone, Python >= 3.8: the launchers send this text to a bare host. It speaks JSON
@@ -39,8 +39,8 @@ OUT_LIMIT = 1 << 20
 ORDERLY = ("stopped", "deadline")  # ends of a job whose controller is still there
 LEAST_ROOM = 1 << 20  # free bytes below which a disk counts as full
 # What mpirun and srun tell the one process that they started: its ranks are others.
+BACKLOG = 4096  # ranks that may wait at the port at a time
 NOT_THEIRS = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "SLURM_PROCID", "SLURM_LOCALID")
-TORCHRUN_OWN = "torchrun"  # its folder for logs, which ranks write elsewhere
 PACKAGES = (
     "torch",
     "transformers",
@@ -790,7 +790,8 @@ class Agent:
         self.out_bytes = 0
         self.parent = os.getppid()
         self.signalled = None  # type: Optional[int]
-        self.ranks = None  # type: Optional[subprocess.Popen[bytes]]
+        self.ranks = {}  # type: Dict[int, subprocess.Popen[bytes]]
+        self.ended = {}  # type: Dict[int, int]  # ranks that have ended by themselves: their exit codes
         self.tails = []  # type: List[Tail]
         self.logs = collections.deque()  # type: Deque[Tail]
         self.sampler = None  # type: Optional[Sampler]
@@ -869,7 +870,6 @@ class Agent:
         facts["shared"] = spec["shared"] = os.path.exists(shared)
         base = spec["run_dir"] if facts["shared"] else os.path.expanduser(spec["workdir"])
         facts["base"] = self.base = os.path.abspath(base)
-        facts["torchrun_folder"] = os.path.join(self.own_place(), TORCHRUN_OWN)
         holder = self.base
         while not os.path.isdir(holder) and os.path.dirname(holder) != holder:
             holder = os.path.dirname(holder)
@@ -974,7 +974,7 @@ class Agent:
         threading.Thread(target=look, daemon=True).start()
 
     def hold_port(self, wanted: int) -> int:
-        """A port for the rendezvous, held until the start so that no other job takes it."""
+        """A port for the rendezvous, which no other job can take from now on: the first rank gets it open."""
         try:
             self.port_holder = bound(socket.AF_INET6, wanted)
         except OSError as error:
@@ -993,7 +993,7 @@ class Agent:
         return os.path.join(self.base, "hosts", "%s.attempt%d" % (self.spec["folder"], self.spec["attempt"]))
 
     def start(self, order: Dict[str, Any]) -> None:
-        """Write the ranks' files and start torchrun."""
+        """Write the ranks' files and start the ranks."""
         spec = self.spec
         spec.update(order["host"])
         self.place = place = self.own_place()
@@ -1009,24 +1009,72 @@ class Agent:
         for rank in spec["ranks"]:
             self.tails.append(Tail(os.path.join(place, "rank%d.events.jsonl" % rank), "event", rank))
             self.tails.append(Tail(os.path.join(place, "rank%d.log" % rank), "log", rank))
-        own = os.path.join(place, "torchrun.log")
         self.logs.extend(tail for tail in self.tails if tail.kind == "log")
-        self.logs.append(Tail(own, "log", None))
+        env = self.environment(place, code, order)
+        if self.port_holder:
+            self.port_holder.listen(BACKLOG)  # others may come before the first rank has imported what it needs
+        for local, rank in enumerate(spec["ranks"]):
+            own, files = self.one_of(env, rank, local, order)
+            with open(os.path.join(place, "rank%d.log" % rank), "ab") as log:
+                self.ranks[rank] = subprocess.Popen(
+                    spec["argv"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=place,
+                    env=own,
+                    pass_fds=files,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
+                )
         if self.port_holder:
             self.port_holder.close()
-        with open(own, "wb") as log:
-            self.ranks = subprocess.Popen(
-                order["host"]["argv"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=place,
-                env=self.environment(place, code, order),
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
         self.sampler = Sampler(spec["hardware_seconds"], spec.get("visible_gpus") or spec.get("used_gpus"))
         self.sampler.start()
+
+    def one_of(
+        self, env: Dict[str, str], rank: int, local: int, order: Dict[str, Any]
+    ) -> Tuple[Dict[str, str], List[int]]:
+        """A rank's environment, by torchrun's names, and the files that it gets. Rank 0 gets the port at which
+        all meet, and says so by MUSTER_RENDEZVOUS."""
+        own = dict(
+            env,
+            RANK=str(rank),
+            LOCAL_RANK=str(local),
+            WORLD_SIZE=str(self.spec["world_size"]),
+            LOCAL_WORLD_SIZE=str(len(self.spec["ranks"])),
+            NODE_RANK=str(self.spec["node_rank"]),
+            MASTER_ADDR=order["address"],
+            MASTER_PORT=str(order["port"]),
+        )
+        if rank or not self.port_holder:
+            return own, []
+        return dict(own, MUSTER_RENDEZVOUS=str(self.port_holder.fileno())), [self.port_holder.fileno()]
+
+    def look_at_ranks(self) -> Optional[int]:
+        """None: they go on. 0: all have ended well. Else the exit code of one that did not; of several, one
+        that a signal ended, since the others may have ended only because they missed it.
+
+        Where ranks end each by itself (`apart`), what they ended with stands in their events, and all are
+        waited for.
+        """
+        for rank, process in self.ranks.items():
+            code = process.poll()
+            if code is None or rank in self.ended:
+                continue
+            self.ended[rank] = code
+            if code and self.spec.get("apart"):
+                note = {"kind": "ended", "rank": rank, "time": time.time(), "code": code}
+                with open(os.path.join(self.place, "rank%d.events.jsonl" % rank), "a") as file:
+                    file.write("\n%s\n" % json.dumps(note))  # after a line that it may not have finished
+        bad = {} if self.spec.get("apart") else {rank: code for rank, code in self.ended.items() if code}
+        if bad:
+            return bad[self.first_of(bad)]
+        return 0 if self.ranks and len(self.ended) == len(self.ranks) else None
+
+    def first_of(self, bad: Dict[int, int]) -> int:
+        """The rank that ended first, as far as that can be told from how they ended."""
+        return min(bad, key=lambda rank: (bad[rank] >= 0, bad[rank] == -signal.SIGTERM, rank))
 
     def environment(self, place: str, code: str, order: Dict[str, Any]) -> Dict[str, str]:
         """The ranks' environment: the host's, Muster's defaults where the host has none, the recipe's on
@@ -1096,8 +1144,8 @@ class Agent:
 
     def reap(self) -> None:
         """Collect adopted orphans that have ended."""
-        if self.ranks is not None:
-            self.ranks.poll()
+        for process in self.ranks.values():
+            process.poll()
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -1144,7 +1192,7 @@ class Agent:
             self.why = self.why or "deadline"
 
     def run(self) -> int:
-        """Until the ranks end or the job does. The exit code: torchrun's, or 1 where they were ended."""
+        """Until the ranks end or the job does. The exit code: 0 where they have ended well, else 1."""
         os.set_blocking(1, False)
         self.outbox.append(b"\n")  # ends whatever a login script printed without one
         self.out_bytes += 1
@@ -1156,7 +1204,7 @@ class Agent:
         try:
             while self.why is None and code is None:
                 self.turn()
-                code = self.ranks.poll() if self.ranks else None
+                code = self.look_at_ranks()
             # Stopped: another host may have missed these ranks first.
             if code or (self.ranks and self.why == "stopped"):
                 self.look_at_disk()
@@ -1169,15 +1217,23 @@ class Agent:
         self.end_ranks()
         self.drain()
         if self.place:
-            shutil.rmtree(os.path.join(self.place, TORCHRUN_OWN), ignore_errors=True)
             if self.spec.get("scratch"):  # a folder of this job alone, not worth keeping
                 shutil.rmtree(self.base, ignore_errors=True)
-        self.say("exit", code=code, why=self.why, kernel=self.kernel.look())
+        bad = {rank: code for rank, code in self.ended.items() if code}
+        first = self.first_of(bad) if code else None
+        self.say(
+            "exit",
+            code=code,
+            why=self.why,
+            kernel=self.kernel.look(),
+            rank=first,
+            pid=None if first is None else self.ranks[first].pid,
+        )
         self.send_all(min(10.0, float(self.spec.get("lease", 5))))
         if self.handed_over and not self.outbox and not self.keep and self.why in (None, *ORDERLY):
             for tail in self.tails + list(self.logs):  # the controller has them, without secrets
                 remove(tail.path)
-        return code if code is not None else 1
+        return 0 if code == 0 else 1
 
     def look_at_disk(self) -> None:
         """After a bad end: ranks without room on the disk had none for their last words either."""

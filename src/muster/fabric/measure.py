@@ -323,7 +323,7 @@ def measure(
             told = {**common, "host": index, "address": address, "port": port}
             return told, [facts[where.host]["python"], "-m", WORKER]
 
-        orders = start_orders(inputs, decided, facts, one, seconds=60)
+        orders = start_orders(inputs, decided, facts, one, seconds=60, apart=True)
         first = orders[job.placements[0].host]
         collector = Collector(
             job.placements, patient, job.device, name, first["address"], first["port"], watch

@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from muster.fleet.supervisor import Outcome
 
 WATCHDOG = "nccl_watchdog_timeout"
-# torchrun's own table: "exitcode  : -9 (pid: 4711)" below "rank      : 1 (local_rank: 0)"
-_DEATH = re.compile(
-    r"rank\s*:\s*(?P<rank>\d+) \(local_rank.*?exitcode\s*:\s*(?P<code>-?\d+) \(pid: (?P<pid>\d+)", re.DOTALL
-)
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,6 @@ def judge_outcome(
     failed: Iterable[events.Failed],
     done: Mapping[int, events.Done],
     world_size: int,
-    host_logs: Mapping[str, str],
     places: Sequence[Placement] = (),
     rank_log: Callable[[str, int], str] = lambda host, rank: "",
 ) -> tuple[Status, Failure | None]:
@@ -62,16 +57,14 @@ def judge_outcome(
     for event in reports:  # bad input that ranks found explains everything that came after
         if event.usage:
             return "failed", _from(event)
-    deaths = {host: _signalled(host_logs.get(host, "")) for host, left in exits.items() if left != (0, None)}
+    deaths = {host: _signalled(code, outcome.culprits.get(host)) for host, (code, _) in exits.items()}
     for host, found in deaths.items():
         if found and found.signal == signal.SIGABRT:
             words = watchdog_words(rank_log(host, found.rank).splitlines())
             if words:  # NCCL's watchdog ends the rank that waited, and not the one that it waited for
                 witnesses.append(_Witness(host, found.rank, words, WATCHDOG))
                 continue
-        if (
-            found and found.signal != signal.SIGTERM
-        ):  # the agents and torchrun end ranks by SIGTERM themselves
+        if found and found.signal != signal.SIGTERM:  # schedulers and launchers end all ranks by SIGTERM
             return "failed", _killed(host, found, outcome.kernel.get(host, Kernel()))
     if outcome.lost:
         host, why = next(iter(outcome.lost.items()))
@@ -93,12 +86,12 @@ def judge_outcome(
     bad = {host: left for host, left in exits.items() if left != (0, None)}
     for host, (code, reason) in bad.items():
         if host not in missed and reason != "stopped":
-            return "failed", _without_a_word(host, code, reason, outcome.kernel.get(host, Kernel()))
+            return "failed", _without_a_word(host, code, reason, outcome.culprits.get(host))
     if witnesses:
         return "failed", _missed(witnesses, set(done), places)
     if bad:
         host, (code, reason) = next(iter(bad.items()))
-        return "failed", _without_a_word(host, code, reason, outcome.kernel.get(host, Kernel()))
+        return "failed", _without_a_word(host, code, reason, outcome.culprits.get(host))
     missing = sorted(set(range(world_size)) - set(done))
     if missing:
         ranks = ", ".join(str(rank) for rank in missing)
@@ -164,11 +157,12 @@ def _names(name: str, words: str) -> bool:
     return bool(re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", words))
 
 
-def _without_a_word(host: str, code: int | None, reason: str | None, kernel: Kernel) -> Failure:
-    if code == -signal.SIGKILL and not reason:
-        return by_sigkill("torchrun", host, kernel)
-    what = reason or f"torchrun ended with exit code {code}"
-    return Failure(what=what, host=host, hint="the host's log in the run folder has its last words")
+def _without_a_word(
+    host: str, code: int | None, reason: str | None, culprit: tuple[int, int] | None
+) -> Failure:
+    who = f"rank {culprit[0]}" if culprit else "a rank"
+    what = reason or f"{who} ended with exit code {code}"
+    return Failure(what=what, host=host, hint="its log in the run folder has its last words")
 
 
 def _from(event: events.Failed) -> Failure:
@@ -188,12 +182,12 @@ class _Death(NamedTuple):
     pid: int
 
 
-def _signalled(torchrun_log: str) -> _Death | None:
-    """The rank that torchrun's last table names as the root cause, if a signal ended it."""
-    match = _DEATH.search(torchrun_log.rpartition("Root Cause")[2])
-    if match and int(match["code"]) < 0:
-        return _Death(int(match["rank"]), -int(match["code"]), int(match["pid"]))
-    return None
+def _signalled(code: int | None, culprit: tuple[int, int] | None) -> _Death | None:
+    """The rank that ended badly first, if a signal ended it."""
+    if code is None or code >= 0 or culprit is None:
+        return None
+    rank, pid = culprit
+    return _Death(rank, -code, pid)
 
 
 def _killed(host: str, death: _Death, kernel: Kernel) -> Failure:

@@ -74,6 +74,7 @@ class Connection:
         self.verified: dict[str, Any] | None = None  # what it found when it read a checkpoint
         self.problem: Failure | None = None  # what its agent could not do
         self.exit: tuple[int | None, str | None] | None = None
+        self.culprit: tuple[int, int] | None = None  # the rank that ended badly first, its process id
         self.kernel = Kernel()
         self.lost: str | None = None
         self.heard = time.monotonic()

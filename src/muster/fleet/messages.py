@@ -78,6 +78,8 @@ class _Exit(_Message):
     code: int | None
     why: _Words | None
     kernel: Kernel | None = None
+    rank: int | None = None  # that ended badly first
+    pid: int | None = None
 
 
 class _Event(_Message):

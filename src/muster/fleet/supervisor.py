@@ -45,11 +45,13 @@ class Listener:
 
 @dataclass
 class Outcome:
-    """How it ended. `exits`: per host, torchrun's exit code (None: none) and why the agent left."""
+    """How it ended. `exits`: per host, the exit code of its ranks (that of the one that ended badly first; None:
+    they were ended) and why the agent left."""
 
     exits: dict[str, tuple[int | None, str | None]] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     stopped: str | None = None  # the text that stopped it
+    culprits: dict[str, tuple[int, int]] = field(default_factory=dict)  # per host: that rank, its process id
     kernel: dict[str, Kernel] = field(default_factory=dict)  # per host: whom the out-of-memory killer ended
     first_failed: str | None = None  # the first host whose ranks ended badly
     problems: dict[str, Failure] = field(default_factory=dict)  # what agents themselves could not do
@@ -235,6 +237,8 @@ class Supervisor:
             if link.exit is not None:
                 outcome.exits[link.place.host] = link.exit
                 outcome.kernel[link.place.host] = link.kernel
+                if link.culprit:
+                    outcome.culprits[link.place.host] = link.culprit
             if link.problem is not None:
                 outcome.problems[link.place.host] = link.problem
         if parting is None:
@@ -266,6 +270,7 @@ class Supervisor:
             link.problem = Failure(what=what, host=link.place.host, hint=hint, id=known.id if known else None)
         elif message["m"] == "exit":
             link.exit = (message["code"], message["why"])
+            link.culprit = None if message.get("rank") is None else (message["rank"], message["pid"] or 0)
             link.kernel = Kernel.model_validate(message.get("kernel") or {})
 
     def _hear(self, link: Connection, message: dict[str, Any], listener: Listener) -> None:

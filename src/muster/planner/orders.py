@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.core.errors import UsageError
-from muster.core.job import ENGINE_CONFIG, Facts, Job, Placement
+from muster.core.job import ENGINE_CONFIG, Facts, Placement
 from muster.core.recipe import Recipe
 from muster.engines.base import spec_of
 from muster.inputs.model import whole_config
@@ -29,6 +29,7 @@ TRACKERS = {
     "trackio": ("trackio",),
     "wandb": ("wandb",),
 }
+WORKER = "muster.worker"  # the ranks' module
 _SHIPPED = ("core", "engines", "failures", "store", "worker", "workloads")  # what a rank imports
 
 
@@ -71,9 +72,8 @@ def greeting(
 
 
 def orders(inputs: Inputs, decided: Decided, facts: Facts) -> dict[str, dict[str, Any]]:
-    """Per host, the start order of a job: what torchrun is called with, its environment, and what the ranks
-    read. `facts`: of each host, its interpreter, a free port and the folder of its part of the run. Raises
-    UsageError."""
+    """Per host, the start order of a job: the ranks' command, its environment, and what they read. `facts`: of
+    each host, its interpreter and a free port. Raises UsageError."""
     job, recipe = decided.job, decided.recipe
     engine = spec_of(recipe.engine.name)
     config = engine.config(recipe, job.batch, job.precision)
@@ -82,7 +82,7 @@ def orders(inputs: Inputs, decided: Decided, facts: Facts) -> dict[str, dict[str
     content = {"job": job.as_dict(), ENGINE_CONFIG: config}
 
     def one(index: int, place: Placement, address: str, port: int) -> tuple[dict[str, Any], list[str]]:
-        return content, torchrun_argv(job, index, address, port, facts[place.host])
+        return content, [facts[place.host]["python"], "-m", WORKER]
 
     return start_orders(inputs, decided, facts, one, recipe.measure.hardware_seconds)
 
@@ -93,9 +93,12 @@ def start_orders(
     facts: Facts,
     one: Callable[[int, Placement, str, int], tuple[dict[str, Any], list[str]]],
     seconds: float,
+    *,
+    apart: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Per host, the start order of any ranks. `one`: what a host's ranks read, and its command, where they
-    meet at this address and port; `seconds`: between two samples of its hardware. Raises UsageError."""
+    """Per host, the start order of any ranks. `one`: what a host's ranks read, and the command of each, where
+    they meet at this address and port; `seconds`: between two samples of its hardware; `apart`: a rank that
+    fails does not end the others. Raises UsageError."""
     places = decided.job.placements
     about = facts[places[0].host]
     address, port = inputs.recipe.launch.address or rendezvous_address(inputs, about), int(about["port"])
@@ -110,6 +113,8 @@ def start_orders(
             "host": {
                 "argv": argv,
                 "ranks": list(where.ranks),
+                "world_size": decided.job.world_size,
+                "apart": apart,
                 "threads": decided.threads[index],
                 "visible_gpus": decided.visible_gpus[index],
                 "used_gpus": list(range(where.slots)),
@@ -124,22 +129,6 @@ def start_orders(
 def with_code(by_host: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Start orders as they are sent: with the code, which a dry run does not show."""
     return {host: {**order, "host": {**order["host"], "code": code()}} for host, order in by_host.items()}
-
-
-def torchrun_argv(job: Job, index: int, address: str, port: int, about: Mapping[str, Any]) -> list[str]:
-    """The command of one host. Its log folder is in the run: torchrun would leave an empty one in /tmp at
-    every start."""
-    return [
-        about["python"], "-m", "torch.distributed.run",
-        "--nnodes", str(len(job.placements)),
-        "--node-rank", str(index),
-        "--nproc-per-node", str(job.placements[index].slots),
-        "--max-restarts", "0",
-        "--master-addr", address,
-        "--master-port", str(port),
-        "--log-dir", about["torchrun_folder"],
-        "-m", "muster.worker",
-    ]  # fmt: skip
 
 
 @cache

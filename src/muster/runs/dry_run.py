@@ -79,7 +79,6 @@ def _assumed(inputs: Inputs, run: RunFolder) -> Facts:
             "network": {},
             "versions": dict.fromkeys(packages, "not known"),
             "python": recipe.launch.python or sys.executable,
-            "torchrun_folder": str(run.path / "hosts" / f"{host.label}.attempt1" / "torchrun"),
             "port": recipe.launch.port or PORT,
         }
         for host in inputs.inventory.hosts

@@ -164,12 +164,6 @@ class Recorder:
         for host in hosts:
             self.log(host, None, [self._mark])
 
-    def host_words(self, host: str) -> str:
-        """What torchrun and the agent said on a host in this attempt."""
-        path = self.run.host_log(host)
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        return text.rpartition(f"{self._mark}\n")[2]
-
     def rank_words(self, host: str, rank: int) -> str:
         """The end of what a rank printed in this attempt."""
         path = self.run.rank_log(host, rank)
@@ -184,7 +178,7 @@ class Recorder:
         return f"=== muster: attempt {self.attempt} ==="
 
     def log(self, host: str, rank: int | None, lines: list[str]) -> None:
-        """Lines that a rank, or torchrun on a host, printed."""
+        """Lines that a rank printed, or that the agent says of a host."""
         path = self.run.host_log(host) if rank is None else self.run.rank_log(host, rank)
         if path not in self._logs:
             self._logs[path] = path.open("a", encoding="utf-8", errors="backslashreplace")

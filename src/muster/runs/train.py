@@ -288,9 +288,8 @@ def _conclude(
     supervisor: Supervisor,
 ) -> Result:
     folder = recorder.folder
-    logs = {p.host: recorder.host_words(p.host) for p in job.placements}
     status, failure = judge_outcome(
-        outcome, folder.failed, folder.done, job.world_size, logs, job.placements, recorder.rank_words
+        outcome, folder.failed, folder.done, job.world_size, job.placements, recorder.rank_words
     )
     first = job.placements[0]
     trains = inputs.recipe.trains

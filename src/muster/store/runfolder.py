@@ -131,7 +131,7 @@ class RunFolder:
     batch_output = Inside("job.log")  # what the batch job printed
 
     def host_log(self, host: str) -> Path:
-        """What torchrun and the agent said on a host."""
+        """What the agent said on a host."""
         return self.logs / f"{_safe(host)}.log"
 
     def rank_log(self, host: str, rank: int) -> Path:

@@ -1,4 +1,4 @@
-"""A rank's first lines, before anything heavy: die with the parent, write to the rank's own log."""
+"""A rank's first lines, before anything heavy: die with the agent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def die_with_parent() -> None:
-    """Linux ends this rank when torchrun is gone, even by SIGKILL."""
+    """Linux ends this rank when the agent is gone, even by SIGKILL."""
     parent = os.getppid()
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -21,19 +21,10 @@ def die_with_parent() -> None:
         raise SystemExit(1)
 
 
-def own_log(place: Path, rank: int) -> None:
-    """Everything that this process prints, C libraries included, goes to the rank's log."""
-    descriptor = os.open(place / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-
-
 def main() -> int:
     """Prepare the process, then train."""
     die_with_parent()
     spec = json.loads(Path(os.environ["MUSTER_SPEC"]).read_text(encoding="utf-8"))
-    own_log(Path(spec["place"]), int(os.environ["RANK"]))
     from muster.worker.main import run
 
     code = run(spec)

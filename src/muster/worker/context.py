@@ -90,7 +90,7 @@ class Context:
 
 
 def read_context(spec: dict[str, Any]) -> Context:
-    """A rank's context from spec.json and torchrun's environment."""
+    """A rank's context from spec.json and the environment that its agent gave it."""
     job = spec["job"]
     rank = int(os.environ["RANK"])
     place = Path(spec["place"])

@@ -237,6 +237,9 @@ def _run(context: Context) -> None:
         workload.measure(context)
         context.emit(events.Done, step=0)
         return
+    from muster.worker.rendezvous import reach_store
+
+    store = reach_store()
     clear_stale_locks(context)
     context.engine.join(context)
     trained = _train(context, workload)
@@ -246,6 +249,7 @@ def _run(context: Context) -> None:
         context.emit(events.Phase, name="answer")
         answer(context, workload, trained.held_out)
     leave()
+    del store
     context.emit(events.Done, step=trained.step, skipped=trained.skipped, seconds=trained.seconds)
 
 

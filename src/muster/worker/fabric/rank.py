@@ -64,7 +64,7 @@ def _cpu_name() -> str:
 
 def _told(error: Exception) -> dict[str, Any]:
     from muster.worker.explain import known_error
-    from muster.worker.fabric.rendezvous import first_line
+    from muster.worker.rendezvous import first_line
 
     if isinstance(error, MusterError):
         return {"what": str(error), "hint": error.hint, "id": error.failure}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,9 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from muster.core.errors import WorkerError
-from muster.failures.table import id_of
 from muster.worker.fabric.place import Place
+from muster.worker.rendezvous import open_store
 
 _SETTLE = 0.05  # seconds in which a group's thread drops its last tensors: see worker/together.py, leave
 
@@ -44,35 +42,7 @@ class Meeting:
     def connect(self) -> None:
         """Reach the store: rank 0 opens it. Raises WorkerError with the system's own reason."""
         place = self.place
-        try:
-            self.store = self.open_store()
-        except Exception as error:
-            reason = self._reason(error)
-            raise WorkerError(
-                f"the rendezvous at {place.address}:{place.port} cannot be reached: {reason}",
-                hint="a firewall, a wrong route, or an address that only the first host knows "
-                "(launch.address=ADDRESS, launch.port=PORT)",
-                failure=id_of(reason, "log", "error"),
-            ) from None
-
-    def open_store(self) -> Any:
-        """The store, held by rank 0. Raises what torch raises."""
-        place = self.place
-        return dist.TCPStore(
-            place.address,
-            place.port,
-            None,
-            place.rank == 0,
-            timeout=timedelta(seconds=place.asked.arrival),
-            wait_for_workers=False,
-        )
-
-    def _reason(self, error: Exception) -> str:
-        try:
-            socket.create_connection((self.place.address, self.place.port), 3).close()
-        except OSError as found:
-            return found.strerror or str(found)
-        return first_line(error)
+        self.store = open_store(place.address, place.port, timedelta(seconds=place.asked.arrival))
 
     def roll_call(self, name: str, *, well: bool = True, patience: float | None = None) -> RollCall:
         """Wait for every rank. `well`: what this rank tells the others about itself.
@@ -138,11 +108,6 @@ class Meeting:
         except Exception:  # the others are gone, or will go by themselves
             pass
 
-
-def first_line(error: BaseException) -> str:
-    """An error's first line, without the C++ stack that torch adds."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:400]}" if lines else type(error).__name__
 
 
 class Team:

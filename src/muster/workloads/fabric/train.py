@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from importlib.metadata import version
 from typing import Any
 
-from torch.distributed.rendezvous import rendezvous
 
 from muster.core.errors import WorkerError
 from muster.core.fabric.asked import BESIDE, MIB, PRODUCT, Asked
@@ -31,7 +29,7 @@ def measure(context: Context) -> None:
     report = Reporter(context)
     device = open_device(place)
     report("ready", device=device, torch=version("torch"), threads=_threads(context))
-    Round(place, report, JobMeeting(place)).run()
+    Round(place, report, Meeting(place)).run()
     if context.world_size == 1 and context.main:
         text = "there is only one rank: collectives, pairs and the split product are not measured"
         context.emit(events.Noted, text=text)
@@ -108,13 +106,3 @@ class Reporter:
         if kind in ("failed", "missing"):
             self.trouble.append((kind, content))
         self._context.emit(events.Measured, what=kind, content=content)
-
-
-class JobMeeting(Meeting):
-    """Ranks meet at the store through which torchrun brought them together."""
-
-    def open_store(self) -> Any:
-        """Raises what torch raises."""
-        place = self.place
-        patience = timedelta(seconds=place.asked.arrival)
-        return next(iter(rendezvous("env://", place.rank, place.world_size, timeout=patience)))[0]
