@@ -59,7 +59,7 @@ def test_a_host_is_lost(disaster, launcher: str, whole: Cluster, tmp_path: Path)
     overrides = [*LONG, *over(launcher, whole), f"launch.lease={LEASE}"]
     with Job(tmp_path / f"{launcher}-{disaster.__name__}", PAIR, *overrides) as job:
         job.wait_for_steps(3)
-        assert len(left(whole, job)) >= 6  # an agent, a torchrun and a rank per host
+        assert len(left(whole, job)) >= 4  # an agent and a rank per host
         disaster(whole, job)
         assert all_gone(whole, job, within=ENDED), left(whole, job)
         code, result = job.finish()

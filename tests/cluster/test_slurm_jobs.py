@@ -98,7 +98,7 @@ def test_a_node_is_lost(disaster, cluster: Cluster, whole_slurm: Slurm, tmp_path
     folder = tmp_path / f"slurm-{disaster.__name__}"
     with in_allocation(whole_slurm, folder, *LONG, f"launch.lease={LEASE}") as job:
         job.wait_for_steps(3)
-        assert len(left(cluster, job)) >= 6  # an agent, a torchrun and a rank per node
+        assert len(left(cluster, job)) >= 4  # an agent and a rank per node
         disaster(cluster, job)
         assert all_gone(cluster, job, within=ENDED), left(cluster, job)
         code, result = job.finish()

@@ -46,7 +46,7 @@ def begun(*argv: str) -> subprocess.Popen[str]:
 
 
 def processes_of(mark: str) -> list[str]:
-    """Living processes of the bench's jobs: agents, torchruns, ranks, and `muster train`."""
+    """Living processes of the bench's jobs: agents, ranks, and `muster train`."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
