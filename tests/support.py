@@ -76,11 +76,9 @@ def run(folder: Path, hosts: str, *overrides: str, recipe: str = "demo") -> tupl
     return target, result
 
 
-def torchrun(folder: Path, ranks: int, module: str, *arguments: str) -> list[str]:
-    """The command that starts so many ranks of a module by themselves. torchrun's own folder is in `folder`:
-    it would leave one in /tmp at every start."""
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return [*argv, "--log-dir", str(folder / "torchrun"), "-m", module, *arguments]
+def ranks(count: int, module: str, *arguments: str) -> list[str]:
+    """The command that starts so many ranks of a module by themselves."""
+    return [sys.executable, "-m", "tests.ranks", str(count), module, *arguments]
 
 
 def with_ranks(monkeypatch: pytest.MonkeyPatch, module: str) -> None:

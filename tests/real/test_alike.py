@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import needs_torch, torchrun
+from tests.support import needs_torch, ranks
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 EXPECTED = {
@@ -26,7 +26,7 @@ def test_two_ranks_with_unlike_data_do_not_train(tmp_path: Path) -> None:
     needs_torch()
     pytest.importorskip("PIL")
     done = subprocess.run(
-        torchrun(tmp_path, 2, "tests.real.unlike_ranks", str(tmp_path)),
+        ranks(2, "tests.real.unlike_ranks", str(tmp_path)),
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import needs_torch, torchrun
+from tests.support import needs_torch, ranks
 
 # Their memory is measured, so they are no forks.
 pytestmark = [pytest.mark.real, pytest.mark.real_start, pytest.mark.timeout(600)]
@@ -48,7 +48,7 @@ def make(folder: Path, engine: str, zero: int, parts: list[dict[str, Any]]) -> l
     asked = {"engine": engine, "zero": zero, "parts": [{**whole, **each} for each in parts]}
     (folder / "asked.json").write_text(json.dumps(asked))
     done = subprocess.run(
-        torchrun(folder, 2, "tests.real.creating", str(folder)),
+        ranks(2, "tests.real.creating", str(folder)),
         env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
         capture_output=True,
         text=True,

@@ -15,7 +15,7 @@ import pytest
 
 from tests import warm
 from tests.jobs import LONG, Job
-from tests.support import gradient_norms, losses, needs_torch, run, torchrun, wait_until
+from tests.support import gradient_norms, losses, needs_torch, run, wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 
@@ -33,16 +33,16 @@ def interpreter() -> warm.Interpreter:
 
 
 def started(program: str, folder: Path, *what: str, **env: str) -> subprocess.Popen[str]:
-    """Two ranks of tests/warm/rank.py by torchrun."""
+    """A rank of tests/warm/rank.py, all alone."""
     return subprocess.Popen(
-        [program, *torchrun(folder, 2, "tests.warm.rank", str(folder), *what)[1:]],
-        env={**os.environ, "MUSTER_TOKEN": "mine", **env},
+        [program, "-m", "tests.warm.rank", str(folder), *what],
+        env={**os.environ, "MUSTER_TOKEN": "mine", "RANK": "0", "WORLD_SIZE": "1", **env},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
 
-def seen(folder: Path, rank: int) -> dict[str, Any]:
-    return dict(json.loads((folder / f"rank{rank}.json").read_text()))
+def seen(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "rank0.json").read_text()))
 
 
 def alive(pid: int) -> bool:
@@ -59,24 +59,23 @@ def test_a_fork_is_what_a_new_process_would_be(interpreter: warm.Interpreter, tm
         (folder := tmp_path / name).mkdir()
         process = started(program, folder, "exit", "3", SAID="a b\n\u00e9")
         out, _ = process.communicate(timeout=120)
-        assert process.returncode == 1 and "exitcode  : 3" in out and "rank 1 is here" in out, out
-        found[name] = seen(folder, 1)
+        assert process.returncode == 3 and "rank 0 is here" in out, out
+        found[name] = seen(folder)
     fork, new = found["fork"], found["new"]
     assert (fork["forked"], new["forked"]) == (True, False)
     assert fork["argv"][1:] == new["argv"][1:] == ["exit", "3"] and fork["cwd"] == new["cwd"]
-    assert fork["command"][1:4] == new["command"][1:4] == ["-u", "-m", "tests.warm.rank"]
-    own = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE")
-    own += ("_", "SHLVL", "PWD", "OLDPWD")  # a shell was on the way
+    assert fork["command"][1:3] == new["command"][1:3] == ["-m", "tests.warm.rank"]
+    own = ("_", "SHLVL", "PWD", "OLDPWD")  # a shell was on the way
     both = [{k: v for k, v in each["environ"].items() if k not in own} for each in (fork, new)]
     assert {name: both[0].get(name) for name in both[1]} == both[1]
-    assert {"MUSTER_TOKEN=mine", "RANK=1", "SAID=a b\n\u00e9"} <= set(fork["shown"])
+    assert {"MUSTER_TOKEN=mine", "RANK=0", "SAID=a b\n\u00e9"} <= set(fork["shown"])
 
 
 def test_what_it_cannot_be_is_started_anew(interpreter: warm.Interpreter, tmp_path: Path) -> None:
     """An environment that decides what an import does."""
     process = started(str(interpreter.path), tmp_path, "exit", "0", HF_HUB_OFFLINE="1")
-    assert process.communicate(timeout=120)[0].count("is here") == 2 and process.returncode == 0
-    assert not seen(tmp_path, 0)["forked"]
+    assert process.communicate(timeout=120)[0].count("is here") == 1 and process.returncode == 0
+    assert not seen(tmp_path)["forked"]
     assert any(line.startswith("refused: HF_HUB_OFFLINE") for line in interpreter.said())
 
 
@@ -88,22 +87,15 @@ def test_it_ends_with_who_asked(
     agents send it to all that carry the token."""
     process = started(str(interpreter.path), tmp_path, "wait")
     try:
-        assert wait_until(lambda: len(list(tmp_path.glob("*.json"))) == 2, 60)
-        pids = [seen(tmp_path, rank)["pid"] for rank in (0, 1)]
-        parent = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
-        if number == signal.SIGKILL:
-            process.kill()
-            assert process.wait(20) == -signal.SIGKILL
-            assert wait_until(lambda: not alive(parent), 20)
-        else:
-            process.send_signal(number)
-            os.kill(parent, number)
-            assert process.wait(60) == 1  # torchrun's own, when it is told to end
-            assert wait_until(lambda: not any(map(alive, pids)), 20)
+        assert wait_until((tmp_path / "rank0.json").exists, 60)
+        fork = seen(tmp_path)["pid"]
+        process.send_signal(number)
+        if number == signal.SIGTERM:
+            os.kill(fork, number)
+        assert process.wait(20) == -number
+        assert wait_until(lambda: not alive(fork), 20)
     finally:
-        for pid in pids:
-            if alive(pid):
-                os.kill(pid, signal.SIGKILL)
+        process.kill()
         process.communicate(timeout=20)
 
 

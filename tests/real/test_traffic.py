@@ -20,7 +20,7 @@ from muster.planner.forecast import case_of
 from muster.planner.setting import setting_of
 from muster.planner.time.collective import ring
 from muster.planner.time.steptime import traffic_of
-from tests.support import needs_torch, parse_machines, torchrun
+from tests.support import needs_torch, parse_machines, ranks
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(960)]
 
@@ -86,7 +86,7 @@ def count(folder: Path) -> dict[str, Any]:
     """One start of two ranks, which train with every engine in turn."""
     (folder / "asked.json").write_text(json.dumps(CASES))
     done = subprocess.run(
-        torchrun(folder, RANKS, "tests.real.traffic_ranks", str(folder)),
+        ranks(RANKS, "tests.real.traffic_ranks", str(folder)),
         env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
         capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
@@ -141,7 +141,7 @@ def test_the_plan_is_what_is_called(name: str, counted: dict[str, Any]) -> None:
         assert abs(len(sizes[0]) - len(sizes[1])) <= (3 if loose else 0), (operation, sizes)
 
 
-def test_what_gloo_puts_on_the_wire(tmp_path: Path) -> None:
+def test_what_gloo_puts_on_the_wire() -> None:
     """In a network namespace of its own, whose loopback counts bytes: what three ranks send for a
     collective."""
     needs_torch()
@@ -153,7 +153,7 @@ def test_what_gloo_puts_on_the_wire(tmp_path: Path) -> None:
         pytest.skip("this needs a network namespace of its own")
     done = subprocess.run(
         [*namespace, "sh", "-c", 'ip link set lo up && exec "$@"', "sh",
-         *torchrun(tmp_path, 3, "tests.real.wire_ranks")],
+         *ranks(3, "tests.real.wire_ranks")],
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip

@@ -1,5 +1,5 @@
 """A rank that trains with one engine after the other and notes what goes to gloo:
-`torchrun -m tests.real.traffic_ranks FOLDER`.
+`python -m tests.ranks 2 tests.real.traffic_ranks FOLDER`.
 
 FOLDER/asked.json: per case its recipe, accumulation and precision. Each rank writes FOLDER/rankN.json: per
 case the collectives of one optimizer step (operation, bytes of the whole array), from torch's flight

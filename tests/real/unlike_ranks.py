@@ -1,6 +1,6 @@
 """Two ranks, each with data of its own as on a host of its own: what every workload says before it trains.
 
-To be run by torchrun with a folder. Prints one line: for each workload what each rank has to say.
+To be run by tests/ranks.py with a folder. Prints one line: for each workload what each rank has to say.
 """
 
 from __future__ import annotations

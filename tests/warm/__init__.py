@@ -22,8 +22,8 @@ import tempfile
 from pathlib import Path
 
 SERVED = (
-    "torch.distributed.run", "muster.worker", "muster.worker.fabric", "muster.worker.tracing",
-    "muster.worker.ask", "tests.*",
+    "muster.worker", "muster.worker.fabric", "muster.worker.tracing", "muster.worker.ask", "tests.real.*",
+    "tests.warm.rank",
 )  # fmt: skip
 # Room in the server's own arguments and environment, into which its forks write theirs: /proc then shows
 # them as it would show a process that was started so. Agents find the processes of a job by that.

@@ -1,6 +1,6 @@
 """A rank for the tests of the forks themselves: says what it sees of itself, then does what it was told.
 
-torchrun -m tests.warm.rank FOLDER exit CODE | wait
+`python -m tests.warm.rank FOLDER exit CODE | wait`, with RANK and WORLD_SIZE set.
 """
 
 from __future__ import annotations

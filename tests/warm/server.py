@@ -1,8 +1,7 @@
 """Imports what ranks import, then forks on request: `python3 server.py DESCRIPTOR ROOM` (see __init__.py).
 
-A request becomes three processes: a keeper, which belongs to the server and watches; the fork that was asked
-for, in the namespaces of whoever asked; and, where that one is torchrun, its ranks, which are forked before
-it begins (its store has threads). A fork has its own environment and arguments in /proc, as agents look for
+A request becomes two processes: a keeper, which belongs to the server and watches, and the fork that was asked
+for, in the namespaces of whoever asked. A fork has its own environment and arguments in /proc, as agents look for
 the job's token there. It ends when its keeper does, and the keeper ends it when the shadow is gone.
 """
 
@@ -19,15 +18,11 @@ import select
 import signal
 import socket
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-TORCHRUN = "torch.distributed.run"
 IMPORTED = (
-    TORCHRUN, "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler",
     "torch.utils.data", "transformers.trainer", "transformers.trainer_seq2seq", "transformers.modeling_utils",
     "transformers.integrations", "transformers.integrations.deepspeed", "accelerate", "deepspeed",
     "transformers.models.t5.modeling_t5", "transformers.models.gpt2.modeling_gpt2",
@@ -114,17 +109,6 @@ class Request:
         apart = [kind for kind in ("user", "pid", *NAMESPACES) if self.elsewhere(kind)]
         if "user" in apart or (apart and os.geteuid() != 0):
             raise Refused(f"it has namespaces of its own that we may not enter: {apart}")
-        if self.module == TORCHRUN:
-            self.ranks()
-
-    def ranks(self) -> int:
-        """How many ranks torchrun is to start. Raises Refused where they are no module's."""
-        from torch.distributed.run import parse_args
-
-        given = parse_args(self.argv[3:])
-        if not (given.module and str(given.nproc_per_node).isdigit() and int(given.max_restarts) == 0):
-            raise Refused("its ranks are not known before it begins")
-        return int(given.nproc_per_node)
 
     def elsewhere(self, kind: str) -> bool:
         """Whether it has another namespace of a kind than we."""
@@ -194,85 +178,10 @@ class Made:
         runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
-class Rank:
-    """A fork that waits until torchrun tells it what to run."""
-
-    def __init__(self, made: Made) -> None:
-        self.made = made
-        self.ours, self.theirs = socket.socketpair()
-        self.pid = os.fork()
-
-    def tell(self, argv: list[str], env: dict[str, str], out: int, error: int) -> None:
-        text = json.dumps({"argv": argv, "env": env}).encode()
-        socket.send_fds(self.ours, [struct.pack("!I", len(text))], [out, error])
-        self.ours.sendall(text)
-        self.ours.close()
-
-    def run(self) -> None:
-        """In the fork."""
-        os.setsid()  # torchrun signals the group of what it starts
-        head, files, _, _ = socket.recv_fds(self.theirs, 4, 2)
-        if not head:  # torchrun has ended without it
-            os._exit(0)
-        (size,) = struct.unpack("!I", head)
-        text = b""
-        while len(text) < size:
-            text += self.theirs.recv(size - len(text))
-        self.theirs.close()
-        asked = json.loads(text)
-        for number, file in zip((1, 2), files, strict=True):
-            os.dup2(file, number)
-            os.close(file)
-        argv = asked["argv"]
-        self.made.process(argv, asked["env"])
-        at = argv.index("-m") + 1
-        self.made.module(argv[at], argv[at + 1 :])
-
-
-def torchrun(made: Made, request: Request) -> None:
-    """torchrun, whose ranks are forks that are there already."""
-    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
-    from torch.distributed.run import __file__ as path
-    from torch.distributed.run import main
-
-    waiting: list[Rank] = []
-    for _ in range(request.ranks()):
-        rank = Rank(made)
-        if rank.pid == 0:
-            for other in (*waiting, rank):
-                other.ours.close()
-            rank.run()
-            return
-        rank.theirs.close()
-        waiting.append(rank)
-
-    class Forked(subprocess.Popen[Any]):
-        """subprocess.Popen of a process that waits for its work."""
-
-        def __init__(self, args: Any, env: dict[str, str], **more: Any) -> None:
-            self.work, self.files = (list(args), env), more
-            super().__init__(args, env=env, **more)
-
-        def _execute_child(self, *given: Any) -> None:
-            rank = waiting.pop(0)
-            out, error = self.files.get("stdout"), self.files.get("stderr")
-            rank.tell(*self.work, out.fileno() if out else 1, error.fileno() if error else 2)
-            self.pid = rank.pid
-            self._child_created = True
-
-    subprocess_handler.Popen = Forked  # type: ignore[misc]
-    made.process(request.argv, request.env)
-    sys.argv[:] = [path, *request.argv[3:]]
-    sys.exit(main())
-
-
 def run(made: Made, request: Request) -> None:
     """What was asked for."""
-    if request.module == TORCHRUN:
-        torchrun(made, request)
-    else:
-        made.process(request.argv, request.env)
-        made.module(request.module, request.argv[3:])
+    made.process(request.argv, request.env)
+    made.module(request.module, request.argv[3:])
 
 
 # ---- the server --------------------------------------------------------------------------------------------

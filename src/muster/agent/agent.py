@@ -1012,7 +1012,9 @@ class Agent:
         self.logs.extend(tail for tail in self.tails if tail.kind == "log")
         env = self.environment(place, code, order)
         if self.port_holder:
-            self.port_holder.listen(BACKLOG)  # others may come before the first rank has imported what it needs
+            self.port_holder.listen(
+                BACKLOG
+            )  # others may come before the first rank has imported what it needs
         for local, rank in enumerate(spec["ranks"]):
             own, files = self.one_of(env, rank, local, order)
             with open(os.path.join(place, "rank%d.log" % rank), "ab") as log:

@@ -109,7 +109,6 @@ class Meeting:
             pass
 
 
-
 class Team:
     """All ranks, in a process group: what collectives need to know."""
 

@@ -6,7 +6,6 @@ import os
 from importlib.metadata import version
 from typing import Any
 
-
 from muster.core.errors import WorkerError
 from muster.core.fabric.asked import BESIDE, MIB, PRODUCT, Asked
 from muster.core.fabric.busbw import COLLECTIVES
