@@ -1,4 +1,4 @@
-"""A rank that makes models, one of them with little memory: `python -m tests.ranks 2 tests.real.creating FOLDER`.
+"""A rank that makes models, one of them with little memory; with FOLDER as its argument.
 
 FOLDER/asked.json: the engine, its ZeRO stage, and parts. A part: create (whole, sharded), config (fields of a
 model's configuration), limit (bytes that this rank may add to what it holds, None: no limit), step (train

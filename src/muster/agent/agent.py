@@ -1012,9 +1012,7 @@ class Agent:
         self.logs.extend(tail for tail in self.tails if tail.kind == "log")
         env = self.environment(place, code, order)
         if self.port_holder:
-            self.port_holder.listen(
-                BACKLOG
-            )  # others may come before the first rank has imported what it needs
+            self.port_holder.listen(BACKLOG)  # others come before the first rank has imported
         for local, rank in enumerate(spec["ranks"]):
             own, files = self.one_of(env, rank, local, order)
             with open(os.path.join(place, "rank%d.log" % rank), "ab") as log:
@@ -1037,8 +1035,8 @@ class Agent:
     def one_of(
         self, env: Dict[str, str], rank: int, local: int, order: Dict[str, Any]
     ) -> Tuple[Dict[str, str], List[int]]:
-        """A rank's environment, by torchrun's names, and the files that it gets. Rank 0 gets the port at which
-        all meet, and says so by MUSTER_RENDEZVOUS."""
+        """A rank's environment, by torchrun's names, and the files that it gets. Rank 0 gets the port at
+        which all meet: MUSTER_RENDEZVOUS."""
         own = dict(
             env,
             RANK=str(rank),
@@ -1218,9 +1216,8 @@ class Agent:
             self.say("error", what="the agent failed: %s: %s" % (type(error).__name__, error), hint=None)
         self.end_ranks()
         self.drain()
-        if self.place:
-            if self.spec.get("scratch"):  # a folder of this job alone, not worth keeping
-                shutil.rmtree(self.base, ignore_errors=True)
+        if self.place and self.spec.get("scratch"):  # a folder of this job alone, not worth keeping
+            shutil.rmtree(self.base, ignore_errors=True)
         bad = {rank: code for rank, code in self.ended.items() if code}
         first = self.first_of(bad) if code else None
         self.say(

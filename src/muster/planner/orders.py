@@ -72,8 +72,8 @@ def greeting(
 
 
 def orders(inputs: Inputs, decided: Decided, facts: Facts) -> dict[str, dict[str, Any]]:
-    """Per host, the start order of a job: the ranks' command, its environment, and what they read. `facts`: of
-    each host, its interpreter and a free port. Raises UsageError."""
+    """Per host, the start order of a job: the ranks' command, its environment, and what they read. `facts`:
+    of each host, its interpreter and a free port. Raises UsageError."""
     job, recipe = decided.job, decided.recipe
     engine = spec_of(recipe.engine.name)
     config = engine.config(recipe, job.batch, job.precision)
