@@ -1,8 +1,9 @@
 """Imports what ranks import, then forks on request: `python3 server.py DESCRIPTOR ROOM` (see __init__.py).
 
 A request becomes two processes: a keeper, which belongs to the server and watches, and the fork that was
-asked for, in the namespaces of whoever asked. A fork has its own environment and arguments in /proc, as agents
-look for the job's token there. It ends when its keeper does, and the keeper ends it when the shadow is gone.
+asked for, in the namespaces of whoever asked. A fork has its own environment and arguments in /proc, as
+agents look for the job's token there. It ends when its keeper does, and the keeper ends it when the shadow is
+gone.
 """
 
 from __future__ import annotations

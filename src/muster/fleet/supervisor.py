@@ -45,8 +45,8 @@ class Listener:
 
 @dataclass
 class Outcome:
-    """How it ended. `exits`: per host, the exit code of its ranks (of the one that ended badly first; None: they
-    were ended) and why the agent left."""
+    """How it ended. `exits`: per host, the exit code of its ranks (of the one that ended badly first; None:
+    they were ended) and why the agent left."""
 
     exits: dict[str, tuple[int | None, str | None]] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
