@@ -4,9 +4,9 @@
 
 In turns, one after the other: `torchrun` with a script of twenty lines that trains two steps of a small T5
 with Transformers' trainer and saves it, and `muster train` with the same model, batch and steps on
-`local:RANKS`. The second also inspects the host, plans, watches, and writes a result and a page. Prints seconds
-on the clock and of the processors (all processes of the job), medians with quartiles, and the median of the
-pairs' ratios; writes benchmarks/results/job_start.json.
+`local:RANKS`. The second also inspects the host, plans, watches, and writes a result and a page. Prints
+seconds on the clock and of the processors (all processes of the job), medians with quartiles, and the median
+of the pairs' ratios; writes benchmarks/results/job_start.json.
 """
 
 from __future__ import annotations

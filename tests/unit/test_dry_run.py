@@ -84,7 +84,7 @@ def test_it_is_short_and_the_whole_order_is_a_word_away(
     code, whole, _ = run(capsys, tmp_path, *argv, "--verbose")
     assert code == 0
     assert len(whole.splitlines()) > 100
-    for words in ("torch.distributed.run", "--node-rank 1", "OMP_NUM_THREADS=1", "train_batch_size"):
+    for words in ("muster.worker", "NODE_RANK=1", "OMP_NUM_THREADS=1", "train_batch_size"):
         assert words in whole
 
 
@@ -98,8 +98,11 @@ def test_every_value_of_the_order_is_filled_in(
     assert not [word for word in words if word.startswith(("{", "<"))]
     start = plan["hosts"][1]["start"]
     assert Path(start[0]).is_absolute()
-    assert start[start.index("--log-dir") + 1].startswith(f"{plan['run']}/hosts/")
-    assert int(start[start.index("--master-port") + 1]) > 0
+    environment = plan["hosts"][1]["environment"]
+    assert int(environment["MASTER_PORT"]) > 0
+    names = ("MASTER_ADDR", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK")
+    address = "127.0.0.1" if hosts.startswith("local") else "node1"
+    assert [environment[name] for name in names] == [address, "2", "1", "1"]
 
 
 @pytest.mark.parametrize(
@@ -149,11 +152,10 @@ def test_what_the_recipe_leaves_open_may_make_it_fit(
 
 def test_a_missing_port_and_a_given_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = document(capsys, tmp_path, "demo", "--hosts", "node1,node2", "launch.port=4711", *TINY)
-    start = plan["hosts"][0]["start"]
-    assert start[start.index("--master-port") + 1] == "4711"
-    assert not [each for each in plan["assumed"] if "master-port" in each]
+    assert plan["hosts"][0]["environment"]["MASTER_PORT"] == "4711"
+    assert not [each for each in plan["assumed"] if "MASTER_PORT" in each]
     plan = document(capsys, tmp_path, "demo", "--hosts", "node1,node2", *TINY)
-    assert [each for each in plan["assumed"] if "master-port" in each]
+    assert [each for each in plan["assumed"] if "MASTER_PORT" in each]
 
 
 def test_a_models_folder_is_looked_for_on_the_machine_that_is_to_read_it(

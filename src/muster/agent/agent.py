@@ -1,5 +1,4 @@
-"""The agent: starts a host's ranks, watches them, samples the hardware, and never outlives its
-job.
+"""The agent: starts a host's ranks, watches them, samples the hardware, and never outlives its job.
 
 One file, standard library alone, Python >= 3.8: the launchers send this text to a bare host. It speaks JSON
 lines:
@@ -1074,7 +1073,7 @@ class Agent:
 
     def first_of(self, bad: Dict[int, int]) -> int:
         """The rank that ended first, as far as that can be told from how they ended."""
-        return min(bad, key=lambda rank: (bad[rank] >= 0, bad[rank] == -signal.SIGTERM, rank))
+        return min(bad, key=lambda rank: (bad[rank] == -signal.SIGTERM, bad[rank] >= 0, rank))
 
     def environment(self, place: str, code: str, order: Dict[str, Any]) -> Dict[str, str]:
         """The ranks' environment: the host's, Muster's defaults where the host has none, the recipe's on

@@ -112,7 +112,7 @@ def _assumptions(inputs: Inputs, run: RunFolder) -> list[str]:
     if names:
         found.append(f"decided when they have answered: {', '.join(names)}")
     if launch.port is None:
-        found.append(f"--master-port {PORT}: a free port of the first host is taken")
+        found.append(f"MASTER_PORT={PORT}: a free port of the first host is taken")
     if not launch.threads:
         found.append("OMP_NUM_THREADS=1: the host's cores / its ranks are taken")
     elsewhere = launch.workdir or "~/.cache/muster"
@@ -181,9 +181,9 @@ def _document(inputs: Inputs, run: RunFolder, decided: Decided) -> dict[str, Any
                 "host": p.host,
                 "ranks": list(p.ranks),
                 "start": told[p.host]["host"]["argv"],
-                "environment": _environment(told[p.host]["host"], shown),
+                "environment": _environment(told[p.host], index, shown),
             }
-            for p in job.placements
+            for index, p in enumerate(job.placements)
         ],
         "data": _data(recipe),
         "batch": data["batch"] if recipe.trains else None,
@@ -198,9 +198,18 @@ def _document(inputs: Inputs, run: RunFolder, decided: Decided) -> dict[str, Any
     }
 
 
-def _environment(host: Mapping[str, Any], shown: Sequence[str]) -> dict[str, str]:
-    """What a rank's environment has beyond the host's own, as the agent makes it."""
-    env = {"OMP_NUM_THREADS": str(host["threads"])}
+def _environment(order: Mapping[str, Any], index: int, shown: Sequence[str]) -> dict[str, str]:
+    """What a rank's environment has beyond the host's own, as the agent makes it; RANK and LOCAL_RANK are
+    each rank's own."""
+    host = order["host"]
+    env = {
+        "WORLD_SIZE": str(host["world_size"]),
+        "LOCAL_WORLD_SIZE": str(len(host["ranks"])),
+        "NODE_RANK": str(index),
+        "MASTER_ADDR": str(order["address"]),
+        "MASTER_PORT": str(order["port"]),
+        "OMP_NUM_THREADS": str(host["threads"]),
+    }
     if host["visible_gpus"] is not None:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, host["visible_gpus"]))
     if host["device"] == "cpu":
@@ -293,7 +302,8 @@ def _order(told: Mapping[str, Any]) -> list[str]:
         lines += [f"# starts the agent of {fold_hosts(each['hosts'])}, which then gets its source from here"]
         lines += [_command(each["environment"], each["command"]), ""]
     for host in told["hosts"]:
-        lines.append(f"# {host['host']}, ranks {host['ranks'][0]} to {host['ranks'][-1]}: the agent starts")
+        ranks = f"{host['ranks'][0]} to {host['ranks'][-1]}"
+        lines.append(f"# {host['host']}, ranks {ranks}: the agent starts each with its RANK and LOCAL_RANK")
         lines += [_command(host["environment"], host["start"]), ""]
     lines += [f"# {each['field']} = {each['value']}: {each['why']}" for each in told["decisions"]]
     if told[ENGINE_CONFIG]:
