@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,6 @@ from muster.core.recipes import load_recipe, shipped_recipes
 from muster.core.registry import load_plugin, plugin_names
 from muster.store import events
 from muster.store.sealed import compare, what_is_wrong
-from tests.ports import free_port
 from tests.support import needs_torch
 from tests.unit.test_contracts import promised
 
@@ -100,13 +100,15 @@ def test_a_workload_trains_measures_and_answers(
         "device": "cpu", "attempt": 1, "resume_step": None,
     }  # fmt: skip
     spec = {"job": job, "place": str(tmp_path), "base": str(tmp_path), "shared": True}
+    port = socket.create_server(("127.0.0.1", 0))
     alone = {
         "OMP_NUM_THREADS": 1,
         "RANK": 0,
         "LOCAL_RANK": 0,
         "WORLD_SIZE": 1,
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": free_port(),
+        "MASTER_PORT": port.getsockname()[1],
+        "MUSTER_RENDEZVOUS": port.detach(),  # open, as from an agent; the store closes it
     }
     for variable, value in alone.items():
         monkeypatch.setenv(variable, str(value))
