@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import os
 import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -82,9 +84,7 @@ def smallest_recipe(workload: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(plugin_names("muster.worker.workloads")))
-def test_a_workload_trains_measures_and_answers(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workload_trains_measures_and_answers(name: str, tmp_path: Path) -> None:
     """One rank, in this process: its events, whole checkpoints, its saved model, and an answer of that."""
     from accelerate.state import AcceleratorState
 
@@ -110,12 +110,12 @@ def test_a_workload_trains_measures_and_answers(
         "MASTER_PORT": port.getsockname()[1],
         "MUSTER_RENDEZVOUS": port.detach(),  # open, as from an agent; the store closes it
     }
-    for variable, value in alone.items():
-        monkeypatch.setenv(variable, str(value))
-    try:
-        assert run(spec) == 0
-    finally:
-        AcceleratorState._reset_state(reset_partial_state=True)  # of this process: the next one begins anew
+    # All of the environment comes back: a rank sets variables that ranks of later tests would inherit.
+    with mock.patch.dict(os.environ, {variable: str(value) for variable, value in alone.items()}):
+        try:
+            assert run(spec) == 0
+        finally:
+            AcceleratorState._reset_state(reset_partial_state=True)  # this process's: the next begins anew
     told = list(events.read_events(tmp_path / "rank0.events.jsonl"))
     windows = [event for event in told if isinstance(event, events.Window)]
     assert [window.samples for window in windows] == [4, 4, 4]
