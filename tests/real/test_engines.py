@@ -24,6 +24,8 @@ ENGINES = {
 }
 # DeepSpeed tells the norm that ZeRO's optimizers keep (engine.py, get_global_grad_norm): 1, 2 and 3 have it.
 UNTOLD = ("zero0",)
+# Output layer and loss in one: the reference has logits, and so have the others.
+FUSED = ("ddp", "fsdp-sharded", "zero1", "zero3", "zero3-offload")
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,7 @@ def test_two_ranks_follow_one_process(engine: str, reference: RunFolder, tmp_pat
     overrides = [*STEPS, *ENGINES[engine], "batch.micro=4", "batch.accumulation=2"]
     if engine in ("ddp", "fsdp", "fsdp-sharded"):
         overrides += ["batch.micro=8", "batch.accumulation=1"]
+    overrides.append(f"train.fused_loss={'true' if engine in FUSED else 'false'}")
     done, result = run(tmp_path / "run", "local:2x1", *overrides)
     assert result.status == "succeeded", result.failure
     assert result.samples == 20 * 16

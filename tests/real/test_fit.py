@@ -127,7 +127,7 @@ def attention_of_its_time(
 class LossOfItsTime:
     """Of the whole batch's logits, in their own precision; the loop holds the model's output meanwhile."""
 
-    def __call__(self, model: Any, inputs: Any, request: Any) -> Any:
+    def __call__(self, model: Any, inputs: Any, request: Any, loss: Any) -> Any:
         from torch.nn.functional import cross_entropy
 
         given = dict(inputs)

@@ -123,7 +123,7 @@ def test_logits_worked_through_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
     each = TOKENS * VOCABULARY
     monkeypatch.setattr(loss, "SMALL_ON_CPU", 3 * each)
     monkeypatch.setattr(loss, "SMALL", each)
-    request = asked("opt")
+    request = asked("opt", fused_loss=False)
     found, real = traced(request), Real(request)
     assert found.most == 3
     for samples in (3, 4, 9):
@@ -136,3 +136,27 @@ def test_logits_worked_through_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
     small = traced(request)
     assert (small.most, small.beyond) == (None, None)
     assert small.at(9).saved == found.at(9).saved
+
+
+@pytest.mark.parametrize("arithmetic", ["fp32", "half", "autocast"])
+@pytest.mark.parametrize("kind", ["t5", "gpt2", "opt", "llama"])
+def test_the_fused_loss_holds_no_logits(kind: str, arithmetic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond what is few: the allocator agrees, and the products are the same."""
+    needs_torch()
+    from muster.worker import loss
+
+    rows = 32 if kind == "t5" else TOKENS
+    monkeypatch.setattr(loss, "SMALL_ON_CPU", 3 * rows * VOCABULARY)
+    monkeypatch.setattr(loss, "SMALL", rows * VOCABULARY)
+    request = asked(kind, arithmetic=arithmetic)
+    found, real = traced(request), Real(request)
+    assert found.most == 3
+    check_allocated(found, real, 9)
+    plain = traced(asked(kind, arithmetic=arithmetic, fused_loss=False))
+    assert found.at(3).saved == pytest.approx(plain.at(3).saved, rel=0.01)
+    assert (found.at(3).logits, found.at(9).logits) == (plain.at(3).logits, 0)
+    assert plain.at(9).logits == 9 * rows * VOCABULARY * (4 if arithmetic != "half" else 2)
+    assert found.at(9).flops == plain.at(9).flops
+    always = traced(asked(kind, arithmetic=arithmetic, fused_loss=True))
+    assert (always.most, always.at(1).logits) == (None, 0)
+    assert always.at(9).saved == found.at(9).saved

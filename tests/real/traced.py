@@ -57,10 +57,12 @@ class Real:
     def __init__(self, request: TraceRequest) -> None:
         import torch
 
-        from muster.worker.tracing.tasks import make
+        from muster.worker.loss import fused_head
+        from muster.worker.tracing.tasks import loss_of, make
 
         self.request = request
         self.model = make(request, {})
+        self.loss_of = loss_of(request, fused_head(self.model, wanted=request.fused_loss))
         if request.checkpointing:
             checkpointed(self.model)
         self.own = {each.untyped_storage().data_ptr() for each in self.model.parameters()}
@@ -86,7 +88,7 @@ class Real:
     def loss(self, inputs: dict[str, Any]) -> Any:
         from muster.worker.tracing.passes import compute_loss
 
-        return compute_loss(self.model, inputs, self.request)
+        return compute_loss(self.model, inputs, self.request, self.loss_of)
 
     def saved(self, samples: int) -> tuple[int, int]:
         """Bytes that autograd holds at the end of the forward pass: activations, and copies of weights."""

@@ -58,7 +58,7 @@ def about(gpu: str | None = None, processor: str | None = None, ranks: int = 1) 
 
 
 def finished(
-    folder: Path, facts: dict[str, Any], *overrides: str, recipe: str = "text2sql-t5-small",
+    folder: Path, facts: dict[str, Any], *overrides: str, recipe: str = "text2sql-t5-small-as-published",
     ranks: int = 1, **result: Any,
 ) -> RunFolder:  # fmt: skip
     """A run of one host that said these facts of itself."""

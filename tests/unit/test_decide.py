@@ -139,6 +139,36 @@ def test_a_precision_that_was_asked_for_needs_no_reason(gpus: dict[str, Any], pr
     assert "precision" not in [d.field for d in decided.job.decisions]
 
 
+@pytest.mark.parametrize(
+    ("gpus", "recipe", "reason"),
+    [
+        ([H100], OTHER, None),
+        ([], OTHER, "CPUs"),
+        ([H100], {}, "each length would be compiled"),  # pairs of texts
+        ([H100], {"data": {"padding": "fixed"}}, None),
+        ([H100], {**OTHER, "train": {"max_steps": 100}}, "100 steps do not"),
+        ([H100], {**OTHER, "train": {"max_steps": 5000}}, None),
+        ([H100], {**OTHER, "measure": {"attention": True}}, "layers"),
+        ([H100], {**OTHER, "measure": {"profile": "flops"}}, "layers"),
+    ],
+)
+def test_a_model_is_compiled_where_that_pays(
+    gpus: list[Any], recipe: dict[str, Any], reason: str | None
+) -> None:
+    train = {**recipe.get("train", {}), "compile": "auto"}
+    decided = on(facts(a=gpus), **{**recipe, "train": train})
+    assert decided.recipe.train.compiled is (reason is None)
+    assert decided.job.recipe["train"]["compile"] is (reason is None)
+    assert (reason or "one shape") in why(decided, "train.compile")
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_compiling_that_was_asked_for_needs_no_reason(given: bool) -> None:
+    decided = on(facts(a=[]), **OTHER, train={"compile": given})
+    assert decided.recipe.train.compiled is given
+    assert all(decision.field != "train.compile" for decision in decided.job.decisions)
+
+
 def own(tmp_path: Path, content: dict[str, Any]) -> dict[str, Any]:
     (tmp_path / "ds.json").write_text(json.dumps(content))
     return {"name": "deepspeed", "config": str(tmp_path / "ds.json")}

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from muster.worker import loss as losses
 from muster.worker.heldout import Filled
-from muster.worker.loss import IGNORED, Tally, summed_cross_entropy, token_loss
+from muster.worker.loss import IGNORED, Tally, TokenLoss, summed_cross_entropy
 from muster.workloads.causal_lm.sources import joined
 from muster.workloads.causal_lm.tokens import Packed, SyntheticTokens, collate, count_batch
 
@@ -133,7 +133,7 @@ def test_each_token_is_predicted_from_those_before_it() -> None:
     labels[:, 0] = IGNORED
     plain = functional.cross_entropy(logits[:, :-1].reshape(-1, 11), tokens[:, 1:].reshape(-1))
     tally = Tally()
-    loss = token_loss(lambda: 0.0, moved=True, tally=tally)
+    loss = TokenLoss(moved=True, tally=tally)
     assert loss({"logits": logits}, labels).item() == pytest.approx(plain.item(), rel=1e-6)
     assert loss({"logits": logits}, labels, torch.tensor(42)).item() == pytest.approx(
         plain.item() * 21 / 42, rel=1e-6

@@ -26,8 +26,8 @@ def test_shipped_suites_are_valid(name: str) -> None:
         assert suite.of(entry).timeout > 0
 
 
-def test_the_four_that_ship() -> None:
-    assert set(shipped_suites()) == {"acceptance", "s1", "scaling", "zero-sweep"}
+def test_those_that_ship() -> None:
+    assert set(shipped_suites()) == {"acceptance", "old-and-new", "s1", "scaling", "zero-sweep"}
     acceptance = load_suite("acceptance")
     assert (acceptance.slow, acceptance.check is not None) == (0.02, True)
     assert [each.name for each in acceptance.jobs] == ["fabric", "opt-350m"]

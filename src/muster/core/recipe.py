@@ -186,7 +186,18 @@ class Train(Section):
         description="Recompute activations in the backward pass instead of keeping them: less memory, more "
         "time. auto: used where it is faster, or where nothing else fits.",
     )
-    compile: bool = Field(False, description="Compile the model with torch.compile.")
+    compile: bool | Literal["auto"] = Field(
+        False,
+        description="Compile the model with torch.compile. auto: on GPUs, where all batches have one shape, "
+        "the run is long enough to win back the time that compiling takes, and nothing has to look into the "
+        "model's layers.",
+    )
+    fused_loss: bool | Literal["auto"] = Field(
+        "auto",
+        description="Compute the output layer and the loss together, some tokens at a time, so that the "
+        "logits never lie in memory as a whole. auto: where they are many. For models of the families T5, "
+        "GPT-2, OPT, Llama, Mistral and Qwen; others compute their logits whatever this says.",
+    )
     workers: Annotated[int, Field(ge=0)] = Field(
         0, description="Data loader processes per rank; 0: the rank loads its own data."
     )
@@ -204,6 +215,13 @@ class Train(Section):
         if self.gradient_checkpointing == "auto":
             raise ValueError("gradient checkpointing is not decided yet")
         return self.gradient_checkpointing
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the model is compiled in a job, whose plan has decided what was auto."""
+        if self.compile == "auto":
+            raise ValueError("whether the model is compiled is not decided yet")
+        return self.compile
 
     @model_validator(mode="after")
     def _warms_up(self) -> Train:
@@ -315,11 +333,18 @@ class Recipe(Workload, Section):
         return self.model_dump(mode="json", by_alias=True)
 
     def choosing(
-        self, *, zero: int | None = None, checkpointing: bool | None = None, hosts: int | None = None
+        self,
+        *,
+        zero: int | None = None,
+        checkpointing: bool | None = None,
+        hosts: int | None = None,
+        compiled: bool | None = None,
     ) -> Recipe:
-        """With ZeRO's stage, gradient checkpointing and the number of hosts decided; None: as it is."""
+        """With ZeRO's stage, gradient checkpointing, the number of hosts and compiling decided; None: as it
+        is."""
         engine = {} if zero is None else {"zero": zero}
-        train = {} if checkpointing is None else {"gradient_checkpointing": checkpointing}
+        given = {"gradient_checkpointing": checkpointing, "compile": compiled}
+        train = {name: value for name, value in given.items() if value is not None}
         launch = {} if hosts is None else {"hosts": hosts}
         return self.model_copy(
             update={

@@ -20,8 +20,8 @@ class TraceRequest:
     """A model to trace, and how it is trained.
 
     `config`: the whole configuration, with `model_type`; `tokens`, `target`: of a sample, with padding
-    (images have none here); `arithmetic` and `device`: see Trace; `lora`: the recipe's section; `samples`:
-    the two micro-batches that are traced.
+    (images have none here); `arithmetic` and `device`: see Trace; `lora` and `fused_loss`: as in the recipe;
+    `samples`: the two micro-batches that are traced.
     """
 
     workload: str
@@ -33,6 +33,7 @@ class TraceRequest:
     checkpointing: bool = False
     lora: Mapping[str, Any] | None = None
     label_smoothing: float = 0.0
+    fused_loss: bool | Literal["auto"] = "auto"
     samples: tuple[int, int] = (2, 4)
 
 

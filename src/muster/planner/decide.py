@@ -36,6 +36,7 @@ from muster.planner.time.steptime import Step
 
 FIELD = "launch.hosts"
 NOWHERE = Room(None, None)
+LONG = 500  # steps in which compiling is won back: about a minute, at a tenth of a step of some 0.1 to 1 s
 Tracer = Callable[[Recipe, str, str, int], "Trace | None"]  # recipe, precision, device, ranks
 Timer = Callable[[Setting], "Step | None"]
 Clock = Callable[[Sequence[int], str], Timer]
@@ -111,6 +112,7 @@ def decide(
     if recipe.trains:
         gpus = gpus_of(facts, hosts, slots, shared=one_machine)
         precision = decide_precision(recipe, device, gpus, decisions)
+        recipe = decide_compiling(recipe, device, decisions)
         room = room_of(facts, hosts, slots, device, shared=one_machine)
         where = Where(precision, device, slots, room)
         timer = clock(slots, device) if clock else None
@@ -283,6 +285,22 @@ def _lost(tried: _Tried, chosen: _Tried) -> str:
         return "fits as well; costs more computation or communication"
     slower = 1 - _speed(tried) / _speed(chosen)
     return f"{slower:.0%} slower" if slower > 0.005 else "as fast, but not milder"
+
+
+def decide_compiling(recipe: Recipe, device: str, decisions: list[Decision]) -> Recipe:
+    """The recipe with `train.compile` decided."""
+    if recipe.train.compile != "auto":
+        return recipe
+    steps = recipe.train.max_steps
+    against = [
+        (device == "cpu", "CPUs gain little by it"),
+        (recipe.padding_varies, "batches differ in length, and each length would be compiled anew"),
+        (recipe.measure.attention or recipe.measure.profile == "flops", "what is measured needs the layers"),
+        (steps is not None and steps < LONG, f"{steps} steps do not win back the time that compiling takes"),
+    ]
+    why = next((reason for holds, reason in against if holds), None)
+    decisions.append(Decision("train.compile", why is None, why or "all batches have one shape"))
+    return recipe.choosing(compiled=why is None)
 
 
 def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[Decision]) -> str:

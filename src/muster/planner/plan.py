@@ -337,7 +337,7 @@ def _notes(decided: Decided) -> list[str]:
         )
     config = whole_config(decided.recipe)
     notes += decided.recipe.assumed(config) if config is not None else []
-    if decided.recipe.train.compile:
+    if decided.recipe.train.compiled:
         notes.append(
             "train.compile=true changes nothing in this plan: memory and time are those without torch.compile"
         )

@@ -62,6 +62,7 @@ def request_of(
         checkpointing=recipe.train.checkpointing,
         lora=recipe.lora.model_dump(mode="json") if recipe.lora else None,
         label_smoothing=recipe.train.label_smoothing,
+        fused_loss=recipe.train.fused_loss,
         samples=samples,
     )
 

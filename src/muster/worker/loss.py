@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,26 +33,192 @@ class Tally:
         self.count = self.count + count
 
 
-def token_loss(
-    smoothing: Callable[[], float], *, moved: bool = False, tally: Tally | None = None
-) -> Callable[..., torch.Tensor]:
+class TokenLoss:
     """Cross entropy over the labels that count of the whole global batch: sum / their number on all ranks.
 
     So the gradient is that of the global batch, however the tokens fall on ranks and micro-batches. `moved`:
     labels stand at their own token's place, and are predicted by the place before (causal language models).
+    `head`: the model's output layer, where it and the loss may be computed together.
     """
 
-    def loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+    def __init__(
+        self,
+        smoothing: Callable[[], float] = lambda: 0.0,
+        *,
+        moved: bool = False,
+        tally: Tally | None = None,
+        head: FusedHead | None = None,
+    ) -> None:
+        self.smoothing, self.moved, self.tally, self.head = smoothing, moved, tally, head
+
+    @contextmanager
+    def expecting(self, labels: torch.Tensor | None) -> Iterator[None]:
+        """Inside, a forward pass of the model is one over a batch with these labels."""
+        if self.head is None or labels is None:
+            yield
+            return
+        self.head.wanted = (self._placed(labels).reshape(-1), self.smoothing())
+        try:
+            yield
+        finally:
+            self.head.wanted = None
+
+    def __call__(
+        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """The loss of a model's outputs: their logits, or the sum that the fused head made in their place."""
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-        if moved:
-            labels = functional.pad(labels[..., 1:], (0, 1), value=IGNORED)
-        summed = summed_cross_entropy(logits.view(-1, logits.size(-1)), labels.reshape(-1), smoothing())
+        labels = self._placed(labels)
+        if self.head is not None and logits.ndim == 0:
+            summed = logits
+        else:
+            rows = logits.view(-1, logits.size(-1))
+            summed = summed_cross_entropy(rows, labels.reshape(-1), self.smoothing())
         counted = (labels != IGNORED).sum()
-        if tally is not None and not torch.is_grad_enabled():
-            tally.add(summed, counted)
+        if self.tally is not None and not torch.is_grad_enabled():
+            self.tally.add(summed, counted)
         return summed / (counted if num_items_in_batch is None else num_items_in_batch)
 
-    return loss
+    def _placed(self, labels: torch.Tensor) -> torch.Tensor:
+        """Each label at the place that predicts it."""
+        return functional.pad(labels[..., 1:], (0, 1), value=IGNORED) if self.moved else labels
+
+
+# ----------------------------------------------------------------------------------------------------
+# Output layer and loss together.
+
+# Families whose logits are what their output layer gives, unchanged. Others scale or cap them afterwards.
+PLAIN_OUTPUT = frozenset({"t5", "gpt2", "opt", "llama", "mistral", "qwen2", "qwen3"})
+
+
+class FusedHead:
+    """A model's output layer, which computes the loss as well where the logits would be many.
+
+    Some rows at a time: their logits, the loss, and the gradients of the layer's input and weight, so that
+    the logits never lie in memory together. The layer's forward pass then returns the summed loss in the
+    place of logits. `always`: also where logits are few.
+    """
+
+    def __init__(self, layer: Any, *, always: bool = False) -> None:
+        self.always = always
+        self.wanted: tuple[torch.Tensor, float] | None = None  # labels, (rows), and smoothing
+        self._plain = layer.forward
+        self._layer = weakref.ref(layer)  # else a cycle keeps the model's memory
+        layer.forward = torch.compiler.disable(self._forward)
+
+    def _forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        layer, rows = self._layer(), hidden.numel() // hidden.size(-1)
+        assert layer is not None
+        classes = layer.weight.size(0)
+        few = rows <= most_rows(hidden.device.type, classes, hidden.size(-1)) and not self.always
+        if self.wanted is None or few:
+            return self._plain(hidden)
+        flat = hidden.reshape(-1, hidden.size(-1))
+        summed: torch.Tensor = _HeadLoss.apply(
+            flat, layer.weight, layer.bias, *self.wanted, torch.is_grad_enabled()
+        )
+        return summed
+
+
+def fused_head(model: Any, *, wanted: bool | str = "auto") -> FusedHead | None:
+    """Let the model's output layer compute the loss. None, and nothing changed, where it is not `wanted`, or
+    where the layer or what follows it is not known to allow that."""
+    config = getattr(model, "config", None)
+    find = getattr(model, "get_output_embeddings", None)
+    if wanted is False or find is None or getattr(config, "model_type", None) not in PLAIN_OUTPUT:
+        return None
+    layer = find()
+    if type(layer) is not torch.nn.Linear:  # none, or PEFT's
+        return None
+    return FusedHead(layer, always=wanted is True)
+
+
+class _HeadLoss(torch.autograd.Function):  # type: ignore[misc]
+    """(rows, width) inputs of the output layer -> the summed cross entropy of its logits, in fp32.
+
+    The gradients are computed in the forward pass, where each part's logits are at hand, and only scaled in
+    the backward pass. (The idea: Hsu et al. 2024, Liger Kernel, section 3.2.)
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        labels: torch.Tensor,
+        smoothing: float,
+        training: bool,
+    ) -> torch.Tensor:
+        kind = hidden.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        wants = [training and each for each in ctx.needs_input_grad[:3]]
+        classes = weight.size(0)
+        with torch.autocast(kind, enabled=False):
+            matrix = weight.to(dtype)
+            total = hidden.new_zeros((), dtype=torch.float32)
+            of_hidden = torch.empty_like(hidden) if wants[0] else None
+            of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants[1] else None
+            of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants[2] else None
+            for rows in _slices(len(hidden), part_rows(classes, hidden.size(-1))):
+                part, wanted = hidden[rows].to(dtype), labels[rows]
+                logits = part @ matrix.T
+                if bias is not None:
+                    logits += bias.to(dtype)
+                logs = functional.log_softmax(logits, -1, dtype=torch.float32)
+                del logits
+                counts, right = wanted != IGNORED, wanted.clamp(min=0)[:, None]
+                each = (smoothing - 1) * logs.gather(-1, right).squeeze(-1)
+                if smoothing:
+                    each = each - smoothing * logs.mean(-1)
+                total += torch.where(counts, each, 0.0).sum()
+                if not any(wants):
+                    continue
+                # Softmax - (1 - smoothing) * one-hot - smoothing / classes; rows that do not count have none.
+                gradient = logs.exp_()
+                if smoothing:
+                    gradient -= smoothing / classes
+                gradient.scatter_add_(-1, right, gradient.new_full(right.shape, smoothing - 1))
+                gradient = gradient.to(dtype)
+                if of_hidden is not None:
+                    of_hidden[rows] = (gradient @ matrix).masked_fill_(~counts[:, None], 0.0)
+                if of_weight is not None:
+                    of_weight += gradient.T @ part.masked_fill(~counts[:, None], 0.0)
+                if of_bias is not None:
+                    of_bias += counts.to(dtype) @ gradient
+        ctx.gradients = of_hidden, of_weight, of_bias
+        ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
+        return total
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *above: Any) -> Any:
+        of_hidden, of_weight, of_bias = ctx.gradients
+        ctx.gradients = None  # they are scaled in place: once
+        scale, (of, of_it) = above[0], ctx.dtypes
+        return (
+            None if of_hidden is None else of_hidden.mul_(scale),
+            None if of_weight is None else of_weight.mul_(scale).to(of),
+            None if of_bias is None else of_bias.mul_(scale).to(of_it),
+            None,
+            None,
+            None,
+        )
+
+
+def part_rows(classes: int, width: int = 0) -> int:
+    """Rows whose logits lie in memory at once, where they are worked through in parts. At least half of the
+    output layer's `width`: each part reads and writes the whole gradient of its weight."""
+    return max(1, SMALL // classes, width // 2)
+
+
+def most_rows(device: str, classes: int, width: int = 0) -> int:
+    """Rows up to which all logits lie in memory."""
+    return SMALL_ON_CPU // classes if device == "cpu" else part_rows(classes, width)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The loss of logits.
 
 
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
@@ -58,7 +226,7 @@ def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: 
 
     Large logits cost their gradient and no further copy, whatever their type.
     """
-    if logits.numel() > (SMALL_ON_CPU if logits.device.type == "cpu" else SMALL):
+    if len(logits) > most_rows(logits.device.type, logits.size(-1)):
         return _InParts.apply(logits, labels, smoothing)
     return functional.cross_entropy(
         logits.float(), labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
@@ -72,7 +240,7 @@ class _InParts(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
         norms = logits.new_empty(len(logits), dtype=torch.float32)
         total = logits.new_zeros((), dtype=torch.float32)
-        for rows in _parts(logits):
+        for rows in _slices(len(logits), part_rows(logits.size(-1))):
             part, wanted = logits[rows].float(), labels[rows]
             norms[rows] = torch.logsumexp(part, -1)
             right = part.gather(-1, wanted.clamp(min=0)[:, None]).squeeze(-1)
@@ -90,7 +258,7 @@ class _InParts(torch.autograd.Function):  # type: ignore[misc]
         """Per row: softmax - (1 - smoothing) * one-hot - smoothing / classes."""
         logits, labels, norms = ctx.saved_tensors
         gradient = torch.empty_like(logits)
-        for rows in _parts(logits):
+        for rows in _slices(len(logits), part_rows(logits.size(-1))):
             wanted = labels[rows]
             part = logits[rows].float().sub_(norms[rows][:, None]).exp_()
             if ctx.smoothing:
@@ -102,6 +270,5 @@ class _InParts(torch.autograd.Function):  # type: ignore[misc]
         return gradient, None, None
 
 
-def _parts(logits: torch.Tensor) -> Iterator[slice]:
-    rows = max(1, SMALL // logits.size(-1))
-    return (slice(start, start + rows) for start in range(0, len(logits), rows))
+def _slices(count: int, rows: int) -> Iterator[slice]:
+    return (slice(start, start + rows) for start in range(0, count, rows))

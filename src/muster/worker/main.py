@@ -166,7 +166,7 @@ def training_arguments(context: Context) -> dict[str, Any]:
         if context.device == "cuda" and is_torch_tf32_available()
         else None,
         "gradient_checkpointing": train.checkpointing,
-        "torch_compile": train.compile,
+        "torch_compile": train.compiled,
         "use_cpu": context.device == "cpu",
         "dataloader_num_workers": train.workers,
         "dataloader_pin_memory": context.device == "cuda",
@@ -342,7 +342,7 @@ def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
     )
     # What a compiled model is called by is no longer Python's; a GPU's own waiting cannot be told apart.
     apart = context.device != "cuda" or not context.spec.shards_weights(recipe.engine.stage)
-    own = Computing(context.device) if apart and not recipe.train.compile else None
+    own = Computing(context.device) if apart and not recipe.train.compiled else None
     skipped = getattr(context.engine, "skipped_steps", None)
     window, profiled = measure.window, measure.profiled
     meter = Meter(context.emit, built.count, window, context.device, flops, profiled, own, skipped)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from transformers.trainer_utils import IntervalStrategy, seed_worker
 from muster.worker.context import Context
 from muster.worker.data.sampler import Dealt, GroupedSampler
 from muster.worker.heldout import ExactHeldOut, Filled
-from muster.worker.loss import Tally, token_loss
+from muster.worker.loss import Tally, TokenLoss, fused_head
 
 # ----------------------------------------------------------------------------------------------------
 # Weights of a checkpoint, also where Transformers saves them under other names than the model has.
@@ -98,6 +99,12 @@ class OrderedSamples:
 class Common(ConvertedWeights, ExactHeldOut, OrderedSamples):
     """Goes before a Transformers trainer among the base classes of every workload's own."""
 
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
+        """Transformers' own; the output layer may compute the loss as well, so it hears of the labels."""
+        loss = self.compute_loss_func  # type: ignore[attr-defined]
+        with loss.expecting(inputs.get("labels")) if isinstance(loss, TokenLoss) else nullcontext():
+            return super().compute_loss(model, inputs, *args, **named)  # type: ignore[misc]
+
     def floating_point_ops(self, inputs: Any) -> int:
         """Nothing: Transformers' estimate walks through all modules in every step, and nobody
         reads it: instruments/flops.py counts the real ones, once for each shape."""
@@ -151,8 +158,11 @@ def wired(
         eval_dataset=Filled(held_out, unit) if len(held_out) else None,
         processing_class=processing,
         data_collator=collator,
-        compute_loss_func=token_loss(
-            lambda: recipe.train.label_smoothing if model.training else 0.0, moved=moved, tally=tally
+        compute_loss_func=TokenLoss(
+            lambda: recipe.train.label_smoothing if model.training else 0.0,
+            moved=moved,
+            tally=tally,
+            head=fused_head(model, wanted=recipe.train.fused_loss),
         ),
     )
     trainer.tally = tally

@@ -128,7 +128,7 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
 def _check_breakdown(context: Context) -> None:
     """Raise RecipeError where DeepSpeed's profiler cannot be had, or would see nothing."""
     where = "measure.profile"
-    if context.recipe.train.compile:
+    if context.recipe.train.compiled:
         raise RecipeError(
             "DeepSpeed's profiler cannot look into a compiled model",
             where=where,

@@ -14,8 +14,9 @@ from torch.utils.flop_counter import flop_registry
 
 from muster.core.trace import AFTER_BLOCKS, BACKWARD, FORWARD, Pass, TraceRequest, with_peaks
 from muster.worker import loss as losses
+from muster.worker.loss import TokenLoss
 from muster.worker.tracing.cuda import cuda_kernels
-from muster.worker.tracing.tasks import Inputs, loss_of
+from muster.worker.tracing.tasks import Inputs
 
 # ----------------------------------------------------------------------------------------------------
 # Keeps account of every storage that comes and goes while a model runs, and of what its operations do.
@@ -201,6 +202,7 @@ def run(
     model: Any,
     inputs: Inputs,
     request: TraceRequest,
+    loss_of: TokenLoss,
     *,
     classes: int,
     in_parts: bool,
@@ -218,12 +220,13 @@ def run(
             stack.enter_context(cuda_kernels(autocast=request.arithmetic == "autocast"))
         stack.enter_context(ledger)
         ledger.mark(f"{FORWARD}: before the blocks")
-        loss = compute_loss(model, inputs, request)
+        loss = compute_loss(model, inputs, request, loss_of)
         kept, forward_flops = ledger.alive(), ledger.flops
         ledger.returning = True
         ledger.mark(AFTER_BLOCKS)
         loss.backward()
     gradients = ledger.numbers(each.grad for each in model.parameters() if each.grad is not None)
+    gradients -= kept  # what the fused loss makes in the forward pass lies beside those that come later
     copies = ledger.copies(kept)
     model.zero_grad(set_to_none=True)
     figures = {
@@ -239,18 +242,21 @@ def run(
     return with_peaks(samples, figures, {part: (plain[part], growing[part]) for part in plain})
 
 
-def compute_loss(model: Any, inputs: Mapping[str, torch.Tensor], request: TraceRequest) -> torch.Tensor:
-    """What Transformers' trainer does in compute_loss; under DDP's mixed precision as Accelerate wraps it."""
+def compute_loss(
+    model: Any, inputs: Mapping[str, torch.Tensor], request: TraceRequest, loss: TokenLoss
+) -> torch.Tensor:
+    """What the trainer does in compute_loss; under DDP's mixed precision as Accelerate wraps it."""
     given = dict(inputs)
     labels = given.pop("labels")
-    if request.arithmetic == "autocast":
-        from accelerate.utils import convert_outputs_to_fp32
+    with loss.expecting(labels):
+        if request.arithmetic == "autocast":
+            from accelerate.utils import convert_outputs_to_fp32
 
-        mixed = torch.autocast("cpu", torch.bfloat16)
-        outputs = convert_outputs_to_fp32(mixed(model.forward))(**given)
-    else:
-        outputs = model(**given)
-    return loss_of(request, outputs, labels)
+            mixed = torch.autocast("cpu", torch.bfloat16)
+            outputs = convert_outputs_to_fp32(mixed(model.forward))(**given)
+        else:
+            outputs = model(**given)
+    return loss(outputs, labels, num_items_in_batch=torch.ones((), dtype=torch.long))
 
 
 @contextmanager

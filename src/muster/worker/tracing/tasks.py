@@ -17,7 +17,7 @@ from muster.core.registry import WORKLOADS, load_plugin
 from muster.core.trace import TraceRequest
 from muster.worker.context import Context, Emitter
 from muster.worker.instruments.meta import held_tensors
-from muster.worker.loss import token_loss
+from muster.worker.loss import FusedHead, TokenLoss
 
 Inputs = dict[str, torch.Tensor]
 LONGEST = 200  # characters of somebody else's message
@@ -126,16 +126,13 @@ def _context(request: TraceRequest, config: Mapping[str, Any]) -> Context:
     )  # fmt: skip
 
 
-def loss_of(request: TraceRequest, outputs: Any, labels: torch.Tensor) -> torch.Tensor:
-    """The workload's loss, as the trainer calls it."""
-    loss = token_loss(lambda: request.label_smoothing, moved=task_of(request).moved)
-    return loss(outputs, labels, num_items_in_batch=torch.ones((), dtype=torch.long))
+def loss_of(request: TraceRequest, head: FusedHead | None) -> TokenLoss:
+    """The workload's loss."""
+    return TokenLoss(lambda: request.label_smoothing, moved=task_of(request).moved, head=head)
 
 
 def logits_of(request: TraceRequest, model: Any) -> tuple[int, int]:
-    """How many classes a prediction has, and how many logits a sample."""
+    """How many classes a prediction has, and how many predictions a sample."""
     if not task_of(request).lengths:
-        classes = int(model.config.num_labels)
-        return classes, classes
-    classes = int(model.get_output_embeddings().weight.shape[0])
-    return classes, classes * (request.target or request.tokens)
+        return int(model.config.num_labels), 1
+    return int(model.get_output_embeddings().weight.shape[0]), request.target or request.tokens

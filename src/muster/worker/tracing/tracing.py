@@ -19,7 +19,7 @@ from muster.core.versions import versions_of
 from muster.worker import loss as losses
 from muster.worker.instruments.meta import set_checkpointing
 from muster.worker.tracing import passes
-from muster.worker.tracing.tasks import logits_of, make, replace_tensors, task_of
+from muster.worker.tracing.tasks import logits_of, loss_of, make, replace_tensors, task_of
 
 # ----------------------------------------------------------------------------------------------------
 # Few layers stand for many that are alike: every figure is a constant and a multiple of the layers.
@@ -185,8 +185,11 @@ def trace(request: TraceRequest) -> Trace:
     check(request)
     whole = _without_weights(request, {})
     depth = depth_of(request.config, whole.config.to_dict())
-    classes, each = logits_of(request, whole)
-    most = (losses.SMALL if request.device == "cuda" else losses.SMALL_ON_CPU) // each
+    classes, rows = logits_of(request, whole)
+    head = losses.fused_head(whole, wanted=request.fused_loss)
+    width = 0 if head is None else whole.get_output_embeddings().weight.shape[1]
+    always = head is not None and head.always
+    most = 0 if always else losses.most_rows(request.device, classes, width) // rows
     layers: list[tuple[int, ...]] = []
 
     def traced(changes: Mapping[str, int], some: Sequence[Group]) -> Sequence[Pass]:
@@ -235,11 +238,13 @@ def _traced(
         replace_tensors(model, lambda each: torch.empty(each.shape, dtype=each.dtype))
         if request.checkpointing:
             set_checkpointing(model, True)
+        loss = loss_of(request, losses.fused_head(model, wanted=request.fused_loss))
         return [
             passes.run(
                 model,
                 task.batch(request, model, samples),
                 request,
+                loss,
                 classes=classes,
                 in_parts=in_parts,
                 answer=not task.masked,

@@ -15,7 +15,7 @@ from muster.core.recipe import Recipe
 from muster.worker.context import Context
 from muster.worker.data.tokenizer import named_tokenizer
 from muster.worker.heldout import perplexity
-from muster.worker.loss import Tally, token_loss
+from muster.worker.loss import Tally, TokenLoss, fused_head
 from muster.worker.models import load_from, to_answer
 from muster.worker.together import check_alike
 from muster.worker.trainer import Trainer, wired
@@ -256,12 +256,14 @@ def score(answerer: Answerer, cache: Path, limit: int | None) -> dict[str, float
         raise DataError("the held-out text does not fill one sequence", where="data")
     began = time.perf_counter()
     tally = Tally()
-    loss = token_loss(lambda: 0.0, moved=True, tally=tally)
+    loss = TokenLoss(moved=True, tally=tally, head=fused_head(answerer.model))
     size = recipe.batch.micro or 8
     for start in range(0, count, size):
         batch = collate([rows[index] for index in range(start, min(start + size, count))])
-        outputs = answerer.model(batch["input_ids"].to(answerer.device), use_cache=False)
-        loss(outputs, batch["labels"].to(answerer.device))
+        labels = batch["labels"].to(answerer.device)
+        with loss.expecting(labels):
+            outputs = answerer.model(batch["input_ids"].to(answerer.device), use_cache=False)
+        loss(outputs, labels)
     mean = float(tally.loss) / int(tally.count)
     return {
         "loss": mean,

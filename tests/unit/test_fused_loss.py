@@ -1,0 +1,172 @@
+"""Output layer and loss in one: the loss and all gradients are those of the logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional  # noqa: E402
+
+from muster.worker import loss as losses  # noqa: E402
+from muster.worker.loss import IGNORED, FusedHead, Tally, TokenLoss, fused_head  # noqa: E402
+
+ROWS, WIDTH, CLASSES = 50, 16, 97
+MODELS: dict[str, dict[str, Any]] = {
+    "t5": {
+        "d_model": 16, "d_ff": 32, "d_kv": 8, "num_heads": 2, "num_layers": 1, "decoder_start_token_id": 0,
+    },
+    "gpt2": {"n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 32},
+    "opt": {
+        "hidden_size": 16, "ffn_dim": 32, "num_attention_heads": 2, "num_hidden_layers": 1,
+        "word_embed_proj_dim": 8, "max_position_embeddings": 32,
+    },
+    "llama": {
+        "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "num_hidden_layers": 1,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight rows at once, and more than that is many."""
+    monkeypatch.setattr(losses, "SMALL", 8 * CLASSES)
+    monkeypatch.setattr(losses, "SMALL_ON_CPU", 8 * CLASSES)
+
+
+def labels_of(rows: int = ROWS) -> Any:
+    labels = torch.randint(0, CLASSES, (rows,))
+    labels[::7] = IGNORED
+    labels[-9:] = IGNORED  # a whole part
+    return labels
+
+
+def both(layer: Any, hidden: Any, labels: Any, smoothing: float, **autocast: Any) -> list[dict[str, Any]]:
+    """The loss and the gradients by logits, and by the fused layer."""
+    found = []
+    for fused in (False, True):
+        layer.zero_grad(set_to_none=True)
+        given = hidden.clone().requires_grad_()
+        head = FusedHead(layer) if fused else None
+        loss = TokenLoss(lambda: smoothing, head=head)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bool(autocast)), loss.expecting(labels):
+            outputs = {"logits": layer(given)}
+        assert (outputs["logits"].ndim == 0) is fused
+        value = loss(outputs, labels, num_items_in_batch=torch.tensor(7))
+        (1024 * value).backward()  # a loss scale
+        gradients = {name: each.grad for name, each in layer.named_parameters()}
+        found.append({"loss": value.detach(), "hidden": given.grad, **gradients})
+    return found
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_it_is_the_loss_of_the_logits(smoothing: float, bias: bool, frozen: bool) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(WIDTH, CLASSES, bias=bias).requires_grad_(not frozen)
+    plain, fused = both(layer, torch.randn(ROWS, WIDTH), labels_of(), smoothing)
+    assert plain.keys() == fused.keys()
+    assert plain["loss"] > 1 and plain["hidden"].abs().sum() > 1
+    for name, value in plain.items():
+        if frozen and name not in ("loss", "hidden"):
+            assert value is None and fused[name] is None
+        else:
+            torch.testing.assert_close(fused[name], value, rtol=1e-5, atol=1e-3)  # 1024 times the gradient
+
+
+@pytest.mark.parametrize("way", ["half", "autocast"])
+def test_in_half_precision_it_is_as_near_to_fp32_as_logits_are(way: str) -> None:
+    torch.manual_seed(0)
+    layer, hidden, labels = torch.nn.Linear(WIDTH, CLASSES, bias=False), torch.randn(ROWS, WIDTH), labels_of()
+    exact = both(layer, hidden, labels, 0.0)[0]
+    if way == "half":
+        layer, hidden = layer.bfloat16(), hidden.bfloat16()
+    plain, fused = both(layer, hidden, labels, 0.0, **({"autocast": True} if way == "autocast" else {}))
+    for name, value in exact.items():
+        assert fused[name].dtype == (torch.float32 if name == "loss" else plain[name].dtype)
+        ours, theirs = ((one[name].float() - value).norm() / value.norm() for one in (fused, plain))
+        assert ours <= max(1.2 * theirs, 0.004)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_models_gradients_are_the_same(kind: str) -> None:
+    """Tied weights too; in evaluation the tally is."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **MODELS[kind], vocab_size=CLASSES)
+    model = (AutoModelForSeq2SeqLM if kind == "t5" else AutoModelForCausalLM).from_config(config).eval()
+    tokens, labels = torch.randint(0, CLASSES, (3, 12)), labels_of(36).view(3, 12)
+    inputs = {"input_ids": tokens, **({"decoder_input_ids": tokens} if kind == "t5" else {})}
+    found = []
+    for head in (None, fused_head(model)):
+        tally = Tally()
+        loss = TokenLoss(moved=kind != "t5", tally=tally, head=head)
+        model.zero_grad(set_to_none=True)
+        with loss.expecting(labels):
+            loss(model(**inputs), labels).backward()
+        with loss.expecting(labels), torch.no_grad():
+            loss(model(**inputs), labels)
+        assert model(**inputs).logits.shape == (3, 12, CLASSES)  # when no loss is expected
+        found.append((tally, {name: each.grad for name, each in model.named_parameters()}))
+    (plain, gradients), (fused, others) = found
+    assert fused.count == plain.count and float(fused.loss) == pytest.approx(float(plain.loss))
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(others[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_few_rows_keep_their_logits_and_always_means_always() -> None:
+    layer, hidden, labels = torch.nn.Linear(WIDTH, CLASSES), torch.randn(8, WIDTH), labels_of()[:8]
+    for always in (False, True):
+        loss = TokenLoss(head=FusedHead(layer, always=always))
+        with loss.expecting(labels):
+            assert (layer(hidden).ndim == 0) is always
+
+
+def test_a_second_backward_pass_is_refused() -> None:
+    layer, labels = torch.nn.Linear(WIDTH, CLASSES), labels_of()
+    loss = TokenLoss(head=FusedHead(layer))
+    with loss.expecting(labels):
+        summed = loss((layer(torch.randn(ROWS, WIDTH)),), labels)
+    summed.backward(retain_graph=True)
+    with pytest.raises((TypeError, RuntimeError)):
+        summed.backward()
+
+
+def test_a_compiled_model_computes_it_too() -> None:
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, CLASSES)
+    model = torch.nn.Sequential(*layers)
+    hidden, labels = torch.randn(ROWS, WIDTH), labels_of()
+    loss = TokenLoss(head=FusedHead(model[2]))
+    compiled = torch.compile(model, backend="eager")
+    with loss.expecting(labels):
+        found = loss((compiled(hidden),), labels)
+    expected = functional.cross_entropy(model(hidden), labels, ignore_index=IGNORED)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_models_that_change_their_logits_afterwards_keep_them() -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {**MODELS["llama"], "vocab_size": CLASSES}
+    for kind, wanted in (("gemma2", "auto"), ("llama", False)):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes))
+        assert fused_head(model, wanted=wanted) is None
+        assert "forward" not in vars(model.get_output_embeddings())
+
+
+def test_an_output_layer_with_adapters_keeps_its_logits() -> None:
+    pytest.importorskip("peft")
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model("llama", **MODELS["llama"], vocab_size=CLASSES)
+    for targets, fused in ((["q_proj"], True), (["lm_head"], False)):
+        model = AutoModelForCausalLM.from_config(config)
+        adapted = get_peft_model(model, LoraConfig(r=2, target_modules=targets))
+        assert (fused_head(adapted) is not None) is fused
