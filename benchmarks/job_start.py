@@ -40,7 +40,7 @@ class Pairs(torch.utils.data.Dataset):
     def __getitem__(self, index):
         return {"input_ids": torch.full((24,), index % 700), "labels": torch.full((24,), index % 600)}
 
-model = T5ForConditionalGeneration(T5Config(**%s, decoder_start_token_id=0))
+model = T5ForConditionalGeneration(T5Config(**SHAPE, decoder_start_token_id=0))
 given = Seq2SeqTrainingArguments(
     output_dir=sys.argv[1], max_steps=2, per_device_train_batch_size=8, use_cpu=True, ddp_backend="gloo",
     report_to=[], save_strategy="no", disable_tqdm=True,
@@ -79,7 +79,7 @@ def main() -> None:
     for turn in range(told.rounds + 1):
         with tempfile.TemporaryDirectory() as place:
             script = Path(place) / "script.py"
-            script.write_text(SCRIPT % SHAPE)
+            script.write_text(SCRIPT.replace("SHAPE", repr(SHAPE)))
             commands = {
                 "torchrun": [
                     sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",

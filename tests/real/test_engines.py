@@ -15,6 +15,7 @@ STEPS = ["train.max_steps=20", "train.warmup=5", "measure.window=1", "measure.wa
 ENGINES = {
     "ddp": ["engine.name=ddp", "engine.zero=0"],
     "fsdp": ["engine.name=fsdp", "engine.zero=0"],
+    "fsdp-alone": ["engine.name=fsdp", "engine.zero=0", "env.MUSTER_GROUP_OF_ONE=1"],
     "fsdp-sharded": ["engine.name=fsdp", "engine.zero=0", "model.create=sharded"],
     "zero0": ["engine.name=deepspeed", "engine.zero=0"],
     "zero1": ["engine.name=deepspeed", "engine.zero=1"],
@@ -51,7 +52,9 @@ def test_two_ranks_follow_one_process(engine: str, reference: RunFolder, tmp_pat
     if engine in ("ddp", "fsdp", "fsdp-sharded"):
         overrides += ["batch.micro=8", "batch.accumulation=1"]
     overrides.append(f"train.fused_loss={'true' if engine in FUSED else 'false'}")
-    done, result = run(tmp_path / "run", "local:2x1", *overrides)
+    if engine == "fsdp-alone":  # what sharding runs, on one device
+        overrides += ["batch.micro=16", "batch.accumulation=1"]
+    done, result = run(tmp_path / "run", "local:1" if engine == "fsdp-alone" else "local:2x1", *overrides)
     assert result.status == "succeeded", result.failure
     assert result.samples == 20 * 16
     norms = [] if engine in UNTOLD else gradient_norms(reference)

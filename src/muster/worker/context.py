@@ -16,6 +16,9 @@ from muster.core.recipe import Recipe, recipe_from
 from muster.engines.base import EngineSpec, runtime_of, spec_of
 from muster.store import events
 
+# For tests: "1" lets a rank that is alone form a group, so that one device runs what many would.
+GROUP_OF_ONE = "MUSTER_GROUP_OF_ONE"
+
 
 class Emitter:
     """Writes a rank's events to its own file, one line each, flushed: the agent forwards them."""
@@ -62,6 +65,11 @@ class Context:
     def engine(self) -> ModuleType:
         """What ranks run of it."""
         return runtime_of(self.recipe.engine.name)
+
+    @property
+    def grouped(self) -> bool:
+        """Whether this rank is one of a group."""
+        return self.world_size > 1 or os.environ.get(GROUP_OF_ONE) == "1"
 
     @property
     def main(self) -> bool:

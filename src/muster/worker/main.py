@@ -268,7 +268,7 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
 
     engine = context.engine
     built = workload.build(context, {**training_arguments(context), **engine.arguments(context)})
-    if hasattr(engine, "adapt") and context.world_size > 1:
+    if hasattr(engine, "adapt") and context.grouped:
         engine.adapt(built.trainer.model)
     set_loss_scale(context, built.trainer)
     settle_shares(context, built.trainer)  # before the instruments: what it tries out is nobody's figure

@@ -24,7 +24,7 @@ def backend(context: Context) -> str:
 
 def join_group(context: Context, backend: str) -> None:
     """Meet the other ranks; one rank alone needs no group."""
-    if context.world_size > 1:
+    if context.grouped:
         dist.init_process_group(backend, timeout=PATIENCE)
 
 

@@ -22,7 +22,7 @@ def arguments(context: Context) -> dict[str, Any]:
     """TrainingArguments for FSDP2; the model's own transformer blocks are the units (its
     _no_split_modules)."""
     engine = context.recipe.engine
-    if context.world_size == 1:
+    if not context.grouped:
         return {}  # nothing to shard over: one rank holds everything
     config = {
         "version": 2,
