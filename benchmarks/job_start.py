@@ -48,6 +48,8 @@ given = Seq2SeqTrainingArguments(
 trainer = Seq2SeqTrainer(model=model, args=given, train_dataset=Pairs())
 trainer.train()
 trainer.save_model(sys.argv[1])
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
 """
 
 
