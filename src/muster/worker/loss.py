@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -91,33 +90,36 @@ class TokenLoss:
 PLAIN_OUTPUT = frozenset({"t5", "gpt2", "opt", "llama", "mistral", "qwen2", "qwen3"})
 
 
-class FusedHead:
+class FusedHead(torch.nn.Linear):  # type: ignore[misc]
     """A model's output layer, which computes the loss as well where the logits would be many.
 
     Some rows at a time: their logits, the loss, and the gradients of the layer's input and weight, so that
-    the logits never lie in memory together. The layer's forward pass then returns the summed loss in the
-    place of logits. `always`: also where logits are few.
+    the logits never lie in memory together. The forward pass then returns the summed loss in the place of
+    logits. `always`: also where logits are few; `wanted`: labels, (rows), and smoothing, while a loss is.
     """
 
-    def __init__(self, layer: Any, *, always: bool = False) -> None:
-        self.always = always
-        self.wanted: tuple[torch.Tensor, float] | None = None  # labels, (rows), and smoothing
-        self._plain = layer.forward
-        self._layer = weakref.ref(layer)  # else a cycle keeps the model's memory
-        layer.forward = torch.compiler.disable(self._forward)
+    always: bool
+    wanted: tuple[torch.Tensor, float] | None
 
-    def _forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        layer, rows = self._layer(), hidden.numel() // hidden.size(-1)
-        assert layer is not None
-        classes = layer.weight.size(0)
-        few = rows <= most_rows(hidden.device.type, classes, hidden.size(-1)) and not self.always
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(..., classes) logits, or the sum of the losses of all rows, in fp32."""
+        rows, width = hidden.numel() // hidden.size(-1), hidden.size(-1)
+        few = rows <= most_rows(hidden.device.type, self.weight.size(0), width) and not self.always
         if self.wanted is None or few:
-            return self._plain(hidden)
-        flat = hidden.reshape(-1, hidden.size(-1))
+            return super().forward(hidden)
         summed: torch.Tensor = _HeadLoss.apply(
-            flat, layer.weight, layer.bias, *self.wanted, torch.is_grad_enabled()
+            hidden.reshape(-1, width), self.weight, self.bias, *self.wanted, torch.is_grad_enabled()
         )
         return summed
+
+
+def fused(layer: Any, *, always: bool = False) -> FusedHead:
+    """The layer itself, which keeps its weight and its hooks, as a FusedHead."""
+    layer.__class__ = FusedHead
+    layer.always, layer.wanted = always, None
+    made: FusedHead = layer
+    return made
 
 
 def fused_head(model: Any, *, wanted: bool | str = "auto") -> FusedHead | None:
@@ -128,9 +130,9 @@ def fused_head(model: Any, *, wanted: bool | str = "auto") -> FusedHead | None:
     if wanted is False or find is None or getattr(config, "model_type", None) not in PLAIN_OUTPUT:
         return None
     layer = find()
-    if type(layer) is not torch.nn.Linear:  # none, or PEFT's
+    if type(layer) not in (torch.nn.Linear, FusedHead):  # none, or PEFT's
         return None
-    return FusedHead(layer, always=wanted is True)
+    return fused(layer, always=wanted is True)
 
 
 class _HeadLoss(torch.autograd.Function):  # type: ignore[misc]
