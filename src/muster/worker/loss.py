@@ -108,7 +108,7 @@ class FusedHead(torch.nn.Linear):  # type: ignore[misc]
         few = rows <= most_rows(hidden.device.type, self.weight.size(0), width) and not self.always
         if self.wanted is None or few:
             return super().forward(hidden)
-        summed: torch.Tensor = _HeadLoss.apply(
+        summed: torch.Tensor = _InParts.apply(
             hidden.reshape(-1, width), self.weight, self.bias, *self.wanted, torch.is_grad_enabled()
         )
         return summed
@@ -135,8 +135,9 @@ def fused_head(model: Any, *, wanted: bool | str = "auto") -> FusedHead | None:
     return fused(layer, always=wanted is True)
 
 
-class _HeadLoss(torch.autograd.Function):  # type: ignore[misc]
-    """(rows, width) inputs of the output layer -> the summed cross entropy of its logits, in fp32.
+class _InParts(torch.autograd.Function):  # type: ignore[misc]
+    """The summed cross entropy in fp32, some rows at a time: of (rows, classes) logits, or, with a weight, of
+    the logits that it makes of (rows, width) inputs.
 
     The gradients are computed in the forward pass, where each part's logits are at hand, and only scaled in
     the backward pass. (The idea: Hsu et al. 2024, Liger Kernel, section 3.2.)
@@ -145,28 +146,32 @@ class _HeadLoss(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
+        given: torch.Tensor,
+        weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         labels: torch.Tensor,
         smoothing: float,
         training: bool,
     ) -> torch.Tensor:
-        kind = hidden.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        kind, width = given.device.type, given.size(-1)
+        classes = width if weight is None else weight.size(0)
+        dtype = given.dtype if weight is None else weight.dtype
+        if weight is not None and torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
         wants = [training and each for each in ctx.needs_input_grad[:3]]
-        classes = weight.size(0)
+        total = given.new_zeros((), dtype=torch.float32)
+        of_given = torch.empty_like(given) if wants[0] else None
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants[1] else None
+        of_bias = torch.zeros_like(bias, dtype=torch.float32) if wants[2] else None
+        rows_at_once = part_rows(classes, 0 if weight is None else width)
         with torch.autocast(kind, enabled=False):
-            matrix = weight.to(dtype)
-            total = hidden.new_zeros((), dtype=torch.float32)
-            of_hidden = torch.empty_like(hidden) if wants[0] else None
-            of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants[1] else None
-            of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants[2] else None
-            for rows in _slices(len(hidden), part_rows(classes, hidden.size(-1))):
-                part, wanted = hidden[rows].to(dtype), labels[rows]
-                logits = part @ matrix.T
+            matrix = None if weight is None else weight.to(dtype)
+            for start in range(0, len(given), rows_at_once):
+                rows = slice(start, start + rows_at_once)
+                part, wanted = given[rows].to(dtype), labels[rows]
+                logits = part if matrix is None else part @ matrix.T
                 if bias is not None:
-                    logits += bias.to(dtype)
+                    logits = logits + bias.to(dtype)
                 logs = functional.log_softmax(logits, -1, dtype=torch.float32)
                 del logits
                 counts, right = wanted != IGNORED, wanted.clamp(min=0)[:, None]
@@ -182,30 +187,26 @@ class _HeadLoss(torch.autograd.Function):  # type: ignore[misc]
                     gradient -= smoothing / classes
                 gradient.scatter_add_(-1, right, gradient.new_full(right.shape, smoothing - 1))
                 gradient = gradient.to(dtype)
-                if of_hidden is not None:
-                    of_hidden[rows] = (gradient @ matrix).masked_fill_(~counts[:, None], 0.0)
+                if of_given is not None:
+                    back = gradient if matrix is None else gradient @ matrix
+                    of_given[rows] = back.masked_fill_(~counts[:, None], 0.0)
                 if of_weight is not None:
                     of_weight += gradient.T @ part.masked_fill(~counts[:, None], 0.0)
                 if of_bias is not None:
                     of_bias += counts.to(dtype) @ gradient
-        ctx.gradients = of_hidden, of_weight, of_bias
-        ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
+        ctx.save_for_backward(of_given, of_weight, of_bias)
+        ctx.dtypes = [None if each is None else each.dtype for each in (given, weight, bias)]
         return total
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *above: Any) -> Any:
-        of_hidden, of_weight, of_bias = ctx.gradients
-        ctx.gradients = None  # they are scaled in place: once
-        scale, (of, of_it) = above[0], ctx.dtypes
-        return (
-            None if of_hidden is None else of_hidden.mul_(scale),
-            None if of_weight is None else of_weight.mul_(scale).to(of),
-            None if of_bias is None else of_bias.mul_(scale).to(of_it),
-            None,
-            None,
-            None,
-        )
+        """Scaled in place: once."""
+        scaled = [
+            None if each is None else each.mul_(above[0]).to(dtype)
+            for each, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return *scaled, None, None, None
 
 
 def part_rows(classes: int, width: int = 0) -> int:
@@ -229,48 +230,7 @@ def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: 
     Large logits cost their gradient and no further copy, whatever their type.
     """
     if len(logits) > most_rows(logits.device.type, logits.size(-1)):
-        return _InParts.apply(logits, labels, smoothing)
+        return _InParts.apply(logits, None, None, labels, smoothing, torch.is_grad_enabled())
     return functional.cross_entropy(
         logits.float(), labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
     )
-
-
-class _InParts(torch.autograd.Function):  # type: ignore[misc]
-    """The same sum, some rows at a time. PyTorch's own holds a float copy, logarithms and two gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
-        norms = logits.new_empty(len(logits), dtype=torch.float32)
-        total = logits.new_zeros((), dtype=torch.float32)
-        for rows in _slices(len(logits), part_rows(logits.size(-1))):
-            part, wanted = logits[rows].float(), labels[rows]
-            norms[rows] = torch.logsumexp(part, -1)
-            right = part.gather(-1, wanted.clamp(min=0)[:, None]).squeeze(-1)
-            each = norms[rows] - (1 - smoothing) * right
-            if smoothing:
-                each = each - smoothing * part.mean(-1)
-            total = total + torch.where(wanted != IGNORED, each, 0.0).sum()
-        ctx.save_for_backward(logits, labels, norms)
-        ctx.smoothing = smoothing
-        return total
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, *above: Any) -> Any:
-        """Per row: softmax - (1 - smoothing) * one-hot - smoothing / classes."""
-        logits, labels, norms = ctx.saved_tensors
-        gradient = torch.empty_like(logits)
-        for rows in _slices(len(logits), part_rows(logits.size(-1))):
-            wanted = labels[rows]
-            part = logits[rows].float().sub_(norms[rows][:, None]).exp_()
-            if ctx.smoothing:
-                part -= ctx.smoothing / logits.size(-1)
-            minus = part.new_full((len(part), 1), ctx.smoothing - 1)
-            part.scatter_add_(-1, wanted.clamp(min=0)[:, None], minus)
-            part *= ((wanted != IGNORED) * above[0])[:, None]
-            gradient[rows] = part
-        return gradient, None, None
-
-
-def _slices(count: int, rows: int) -> Iterator[slice]:
-    return (slice(start, start + rows) for start in range(0, count, rows))
