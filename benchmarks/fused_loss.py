@@ -24,7 +24,7 @@ import torch
 from hardware import processor
 
 from muster.worker import loss as losses
-from muster.worker.loss import FusedHead, TokenLoss
+from muster.worker.loss import TokenLoss, fused
 
 RESULTS = Path(__file__).parent / "results" / "fused_loss.json"
 SHAPES = ["1024x512x32128", "4096x768x50304", "8192x1024x50272", "8192x2048x128256"]
@@ -42,13 +42,10 @@ class Work:
         self.layer = torch.nn.Linear(width, classes, bias=False, device=self.device, dtype=kind)
         self.hidden = torch.randn(rows, width, device=self.device, dtype=kind, requires_grad=True)
         self.labels = torch.randint(0, classes, (rows,), device=self.device)
-        self.plain = self.layer.forward
-        self.head = FusedHead(self.layer, always=True)
-        self.fused = self.layer.forward
+        self.head = fused(self.layer, always=True)
 
     def run(self, way: str) -> float:
         """Forward and backward. -> the loss."""
-        self.layer.forward = self.fused if way == "fused" else self.plain
         loss = TokenLoss(head=self.head if way == "fused" else None)
         few = losses.SMALL_ON_CPU, losses.SMALL
         if way == "torch":

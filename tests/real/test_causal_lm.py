@@ -113,8 +113,8 @@ def test_the_perplexity_is_exact(reference: tuple[RunFolder, Result], cache: Pat
 
 
 ENGINES = {
-    "ddp": ["batch.micro=4", "batch.accumulation=2"],
-    "fsdp": ["batch.micro=8", "engine.name=fsdp"],
+    "ddp": ["batch.micro=4", "batch.accumulation=2", "train.fused_loss=true"],
+    "fsdp": ["batch.micro=8", "engine.name=fsdp", "train.fused_loss=true"],
     "zero2": ["batch.micro=4", "batch.accumulation=2", "engine.name=deepspeed", "engine.zero=2"],
 }
 
@@ -130,6 +130,7 @@ def test_two_ranks_follow_one_process(
     assert len(norms) == STEPS
     assert gradient_norms(done) == pytest.approx(norms, rel=1e-3)
     assert sorted(evaluated(done)) == [STEPS]
+    assert result.flops is not None and result.flops.model_per_second > 0
     assert result.evaluation_loss == pytest.approx(plain_loss(done.model, cache), rel=1e-4)
     assert result.evaluation_loss == pytest.approx(reference[1].evaluation_loss, rel=1e-3)
     assert len(list((cache / "tokens").glob("*/meta.json"))) == 1

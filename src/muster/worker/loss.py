@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -91,33 +90,36 @@ class TokenLoss:
 PLAIN_OUTPUT = frozenset({"t5", "gpt2", "opt", "llama", "mistral", "qwen2", "qwen3"})
 
 
-class FusedHead:
+class FusedHead(torch.nn.Linear):  # type: ignore[misc]
     """A model's output layer, which computes the loss as well where the logits would be many.
 
     Some rows at a time: their logits, the loss, and the gradients of the layer's input and weight, so that
-    the logits never lie in memory together. The layer's forward pass then returns the summed loss in the
-    place of logits. `always`: also where logits are few.
+    the logits never lie in memory together. The forward pass then returns the summed loss in the place of
+    logits. `always`: also where logits are few; `wanted`: labels, (rows), and smoothing, while a loss is.
     """
 
-    def __init__(self, layer: Any, *, always: bool = False) -> None:
-        self.always = always
-        self.wanted: tuple[torch.Tensor, float] | None = None  # labels, (rows), and smoothing
-        self._plain = layer.forward
-        self._layer = weakref.ref(layer)  # else a cycle keeps the model's memory
-        layer.forward = torch.compiler.disable(self._forward)
+    always: bool
+    wanted: tuple[torch.Tensor, float] | None
 
-    def _forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        layer, rows = self._layer(), hidden.numel() // hidden.size(-1)
-        assert layer is not None
-        classes = layer.weight.size(0)
-        few = rows <= most_rows(hidden.device.type, classes, hidden.size(-1)) and not self.always
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(..., classes) logits, or the sum of the losses of all rows, in fp32."""
+        rows, width = hidden.numel() // hidden.size(-1), hidden.size(-1)
+        few = rows <= most_rows(hidden.device.type, self.weight.size(0), width) and not self.always
         if self.wanted is None or few:
-            return self._plain(hidden)
-        flat = hidden.reshape(-1, hidden.size(-1))
-        summed: torch.Tensor = _HeadLoss.apply(
-            flat, layer.weight, layer.bias, *self.wanted, torch.is_grad_enabled()
+            return super().forward(hidden)
+        summed: torch.Tensor = _InParts.apply(
+            hidden.reshape(-1, width), self.weight, self.bias, *self.wanted, torch.is_grad_enabled()
         )
         return summed
+
+
+def fused(layer: Any, *, always: bool = False) -> FusedHead:
+    """The layer itself, which keeps its weight and its hooks, as a FusedHead."""
+    layer.__class__ = FusedHead
+    layer.always, layer.wanted = always, None
+    made: FusedHead = layer
+    return made
 
 
 def fused_head(model: Any, *, wanted: bool | str = "auto") -> FusedHead | None:
@@ -128,13 +130,14 @@ def fused_head(model: Any, *, wanted: bool | str = "auto") -> FusedHead | None:
     if wanted is False or find is None or getattr(config, "model_type", None) not in PLAIN_OUTPUT:
         return None
     layer = find()
-    if type(layer) is not torch.nn.Linear:  # none, or PEFT's
+    if type(layer) not in (torch.nn.Linear, FusedHead):  # none, or PEFT's
         return None
-    return FusedHead(layer, always=wanted is True)
+    return fused(layer, always=wanted is True)
 
 
-class _HeadLoss(torch.autograd.Function):  # type: ignore[misc]
-    """(rows, width) inputs of the output layer -> the summed cross entropy of its logits, in fp32.
+class _InParts(torch.autograd.Function):  # type: ignore[misc]
+    """The summed cross entropy in fp32, some rows at a time: of (rows, classes) logits, or, with a weight, of
+    the logits that it makes of (rows, width) inputs.
 
     The gradients are computed in the forward pass, where each part's logits are at hand, and only scaled in
     the backward pass. (The idea: Hsu et al. 2024, Liger Kernel, section 3.2.)
@@ -143,28 +146,32 @@ class _HeadLoss(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
+        given: torch.Tensor,
+        weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         labels: torch.Tensor,
         smoothing: float,
         training: bool,
     ) -> torch.Tensor:
-        kind = hidden.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        kind, width = given.device.type, given.size(-1)
+        classes = width if weight is None else weight.size(0)
+        dtype = given.dtype if weight is None else weight.dtype
+        if weight is not None and torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
         wants = [training and each for each in ctx.needs_input_grad[:3]]
-        classes = weight.size(0)
+        total = given.new_zeros((), dtype=torch.float32)
+        of_given = torch.empty_like(given) if wants[0] else None
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants[1] else None
+        of_bias = torch.zeros_like(bias, dtype=torch.float32) if wants[2] else None
+        rows_at_once = part_rows(classes, 0 if weight is None else width)
         with torch.autocast(kind, enabled=False):
-            matrix = weight.to(dtype)
-            total = hidden.new_zeros((), dtype=torch.float32)
-            of_hidden = torch.empty_like(hidden) if wants[0] else None
-            of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants[1] else None
-            of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants[2] else None
-            for rows in _slices(len(hidden), part_rows(classes, hidden.size(-1))):
-                part, wanted = hidden[rows].to(dtype), labels[rows]
-                logits = part @ matrix.T
+            matrix = None if weight is None else weight.to(dtype)
+            for start in range(0, len(given), rows_at_once):
+                rows = slice(start, start + rows_at_once)
+                part, wanted = given[rows].to(dtype), labels[rows]
+                logits = part if matrix is None else part @ matrix.T
                 if bias is not None:
-                    logits += bias.to(dtype)
+                    logits = logits + bias.to(dtype)
                 logs = functional.log_softmax(logits, -1, dtype=torch.float32)
                 del logits
                 counts, right = wanted != IGNORED, wanted.clamp(min=0)[:, None]
@@ -180,30 +187,26 @@ class _HeadLoss(torch.autograd.Function):  # type: ignore[misc]
                     gradient -= smoothing / classes
                 gradient.scatter_add_(-1, right, gradient.new_full(right.shape, smoothing - 1))
                 gradient = gradient.to(dtype)
-                if of_hidden is not None:
-                    of_hidden[rows] = (gradient @ matrix).masked_fill_(~counts[:, None], 0.0)
+                if of_given is not None:
+                    back = gradient if matrix is None else gradient @ matrix
+                    of_given[rows] = back.masked_fill_(~counts[:, None], 0.0)
                 if of_weight is not None:
                     of_weight += gradient.T @ part.masked_fill(~counts[:, None], 0.0)
                 if of_bias is not None:
                     of_bias += counts.to(dtype) @ gradient
-        ctx.gradients = of_hidden, of_weight, of_bias
-        ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
+        ctx.save_for_backward(of_given, of_weight, of_bias)
+        ctx.dtypes = [None if each is None else each.dtype for each in (given, weight, bias)]
         return total
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *above: Any) -> Any:
-        of_hidden, of_weight, of_bias = ctx.gradients
-        ctx.gradients = None  # they are scaled in place: once
-        scale, (of, of_it) = above[0], ctx.dtypes
-        return (
-            None if of_hidden is None else of_hidden.mul_(scale),
-            None if of_weight is None else of_weight.mul_(scale).to(of),
-            None if of_bias is None else of_bias.mul_(scale).to(of_it),
-            None,
-            None,
-            None,
-        )
+        """Scaled in place: once."""
+        scaled = [
+            None if each is None else each.mul_(above[0]).to(dtype)
+            for each, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return *scaled, None, None, None
 
 
 def part_rows(classes: int, width: int = 0) -> int:
@@ -227,48 +230,7 @@ def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: 
     Large logits cost their gradient and no further copy, whatever their type.
     """
     if len(logits) > most_rows(logits.device.type, logits.size(-1)):
-        return _InParts.apply(logits, labels, smoothing)
+        return _InParts.apply(logits, None, None, labels, smoothing, torch.is_grad_enabled())
     return functional.cross_entropy(
         logits.float(), labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
     )
-
-
-class _InParts(torch.autograd.Function):  # type: ignore[misc]
-    """The same sum, some rows at a time. PyTorch's own holds a float copy, logarithms and two gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
-        norms = logits.new_empty(len(logits), dtype=torch.float32)
-        total = logits.new_zeros((), dtype=torch.float32)
-        for rows in _slices(len(logits), part_rows(logits.size(-1))):
-            part, wanted = logits[rows].float(), labels[rows]
-            norms[rows] = torch.logsumexp(part, -1)
-            right = part.gather(-1, wanted.clamp(min=0)[:, None]).squeeze(-1)
-            each = norms[rows] - (1 - smoothing) * right
-            if smoothing:
-                each = each - smoothing * part.mean(-1)
-            total = total + torch.where(wanted != IGNORED, each, 0.0).sum()
-        ctx.save_for_backward(logits, labels, norms)
-        ctx.smoothing = smoothing
-        return total
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, *above: Any) -> Any:
-        """Per row: softmax - (1 - smoothing) * one-hot - smoothing / classes."""
-        logits, labels, norms = ctx.saved_tensors
-        gradient = torch.empty_like(logits)
-        for rows in _slices(len(logits), part_rows(logits.size(-1))):
-            wanted = labels[rows]
-            part = logits[rows].float().sub_(norms[rows][:, None]).exp_()
-            if ctx.smoothing:
-                part -= ctx.smoothing / logits.size(-1)
-            minus = part.new_full((len(part), 1), ctx.smoothing - 1)
-            part.scatter_add_(-1, wanted.clamp(min=0)[:, None], minus)
-            part *= ((wanted != IGNORED) * above[0])[:, None]
-            gradient[rows] = part
-        return gradient, None, None
-
-
-def _slices(count: int, rows: int) -> Iterator[slice]:
-    return (slice(start, start + rows) for start in range(0, count, rows))
