@@ -178,7 +178,8 @@ def test_a_models_double_has_an_output_layer_of_its_own() -> None:
 
     from muster.worker.instruments.meta import count, double
 
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **MODELS["gpt2"], vocab_size=CLASSES))
+    config = AutoConfig.for_model("gpt2", **MODELS["gpt2"], vocab_size=CLASSES)
+    model = AutoModelForCausalLM.from_config(config)
     inputs = {"input_ids": torch.empty((4, 16), dtype=torch.long, device="meta")}
     plain = count(double(model), inputs)
     head = fused_head(model, wanted=True)
