@@ -44,7 +44,7 @@ def accusation(kind: Kind, by: float, seed: int, noise: str) -> float:
     return max((each.confidence for each in mine if each.condition not in ("fit", "differs")), default=0.0)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(sorted(WHERE)), st.integers(0, 10**6), st.sampled_from(["Gaussian", "t3, slow side"]))
 def test_accusation_grows_with_the_slowness(kind: Kind, seed: int, noise: str) -> None:
     chances = [accusation(kind, by, seed, noise) for by in SLOWER]
