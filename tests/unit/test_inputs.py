@@ -80,6 +80,17 @@ def test_a_deepspeed_env_of_another_user_is_refused(here: Path, monkeypatch: pyt
     assert environment(recipe())[0] == {"LD_PRELOAD": "/tmp/theirs.so"}
 
 
+def test_a_deepspeed_env_that_everybody_may_write_is_refused(here: Path) -> None:
+    file = here / ".deepspeed_env"
+    file.write_text("A=1\n")
+    file.chmod(0o664)  # a group of one's own, as many systems have it
+    assert environment(recipe())[0] == {"A": "1"}
+    file.chmod(0o666)
+    with pytest.raises(RecipeError, match="written by every user") as caught:
+        environment(recipe())
+    assert caught.value.where == str(file)
+
+
 def test_a_bad_line_of_a_deepspeed_env_is_not_repeated(here: Path) -> None:
     """`export HF_TOKEN ...` is a mistake that people make, and its value is a secret."""
     (here / ".deepspeed_env").write_text("export HF_TOKEN hf_secret\n")

@@ -240,3 +240,14 @@ def test_a_mounted_host_file_is_the_default(tmp_path: Path, monkeypatch: pytest.
     assert read_inventory("").names == ("node1", "node2")
     assert read_inventory("").source == str(mounted)
     assert read_inventory("local:2").names == ("local",)
+
+
+@pytest.mark.parametrize("text", ["bob:pw-4711@host1", "host0,bob:pw-4711@host1:2", "bob:8@host1"])
+def test_a_password_in_a_hosts_name_is_not_repeated(text: str, tmp_path: Path) -> None:
+    """In a list and in a file: it is refused, and its value is in neither message nor hint."""
+    file = tmp_path / "hosts"
+    file.write_text("host0\nbob:pw-4711@host1 slots=2\n")
+    for source in (text, str(file)):
+        with pytest.raises(InventoryError) as caught:
+            parse_hosts(source) if source == text else read_inventory(source)
+        assert "pw-4711" not in f"{caught.value} {caught.value.hint} {caught.value.where}"

@@ -18,6 +18,7 @@ from typing import Any
 
 from muster.core.errors import InventoryError
 from muster.core.hostlist import split_outside
+from muster.core.printable import HIDDEN
 from muster.core.slurm import SlurmAsk, allocation, parse_ask
 
 MOUNTED = Path("/job/hostfile")  # DeepSpeed's default: schedulers of containers put the job's hosts there
@@ -258,6 +259,13 @@ def _parse_local(text: str, first: str | None, second: str | None) -> Inventory:
 def _split_slots(item: str, *, where: str) -> tuple[str, int | None]:
     """`host:8` -> (host, 8). An IPv6 address stands in brackets."""
     item = item.strip()
+    secret = item.rpartition("@")[0].partition(":")[2]
+    if secret:
+        raise InventoryError(
+            "a host's name has no password",
+            where=where.replace(secret, HIDDEN),
+            hint="keys log in: ssh-copy-id USER@HOST",
+        )
     head, colon, tail = item.rpartition(":")
     if not colon or item.endswith("]"):
         name, slots = item, None

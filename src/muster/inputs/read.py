@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -147,7 +148,14 @@ def environment(recipe: Recipe) -> tuple[dict[str, str], tuple[Decision, ...]]:
 
 def _check_owner(file: Path) -> None:
     """Raises RecipeError where another user could set variables for this user's ranks."""
-    owner = file.stat().st_uid
+    about = file.stat()
+    owner = about.st_uid
+    if about.st_mode & stat.S_IWOTH:
+        raise RecipeError(
+            "can be written by every user, and would set variables of your ranks",
+            where=str(file),
+            hint=f"look at what it says, then: chmod o-w {file.name}",
+        )
     if owner not in (os.getuid(), 0):  # root can do anything as it is
         try:
             name = pwd.getpwuid(owner).pw_name
