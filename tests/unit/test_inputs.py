@@ -99,6 +99,42 @@ def test_a_bad_line_of_a_deepspeed_env_is_not_repeated(here: Path) -> None:
     assert "hf_secret" not in f"{caught.value} {caught.value.hint}"
 
 
+def a_run(root: Path, name: str, *, model: bool = True) -> Path:
+    run = root / "runs" / name
+    run.mkdir(parents=True)
+    (run / "job.json").write_text("{}")
+    if model:
+        (run / "model").mkdir()
+        (run / "model" / "config.json").write_text('{"model_type": "gpt2", "n_layer": 2}')
+    return run
+
+
+@pytest.mark.parametrize("name", ["last", "latest", "first-steps", "runs/first-steps"])
+def test_a_runs_model_is_named_by_the_run(here: Path, name: str) -> None:
+    run = a_run(here, "first-steps")
+    found = read_inputs("causal-lm", "local:1", [f"model.name={name}", "model.init=pretrained"]).recipe
+    assert found.model.name == str(run / "model")
+    assert found.model.config is None  # the shape is the run's, not the recipe's
+
+
+def test_a_run_without_a_model_and_weights_that_would_not_be_used_are_refused(here: Path) -> None:
+    a_run(here, "broken", model=False)
+    a_run(here, "whole")
+    for name, init, words in (
+        ("broken", "pretrained", "no trained model"),
+        ("whole", "random", "would draw other weights"),
+    ):
+        with pytest.raises(RecipeError, match=words) as caught:
+            read_inputs("causal-lm", "local:1", [f"model.name={name}", f"model.init={init}"])
+        assert caught.value.where == "model.name"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "somebody/whole", "x" * 5000])
+def test_other_names_are_no_runs(here: Path, name: str) -> None:
+    a_run(here, "whole")
+    assert absolute(recipe(model={"name": name})).model.name == name
+
+
 @pytest.mark.parametrize("name", ["1A", "A B", "A=B", "", "Ä"])
 def test_names_that_no_environment_takes(name: str) -> None:
     with pytest.raises(RecipeError, match="is not the name of an environment variable"):

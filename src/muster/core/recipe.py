@@ -29,9 +29,9 @@ class Model(Section):
 
     name: str | None = Field(
         None,
-        description="A known size such as t5-small or gpt2, a Hugging Face hub name, or a local folder. "
-        "Null: "
-        "the model is described by `config` alone.",
+        description="A known size such as t5-small or gpt2, a Hugging Face hub name, or a local folder; "
+        "`last`, or a run's id: the model that this run trained. Null: the model is described by `config` "
+        "alone.",
     )
     init: Literal["pretrained", "random"] = Field(
         "pretrained",

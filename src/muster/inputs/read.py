@@ -21,6 +21,7 @@ from muster.core.secrets import completed
 from muster.engines.base import spec_of
 from muster.inputs.model import check_model, model_config
 from muster.inputs.peaks import read_peaks
+from muster.store.runfolder import DEFAULT_ROOT, LAST, RunFolder, find_run
 from muster.store.values import kept
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -100,15 +101,41 @@ def with_values(recipe: Recipe) -> Recipe:
 
 
 def absolute(recipe: Recipe) -> Recipe:
-    """The recipe with paths that do not depend on where it was started, and a data source."""
+    """The recipe with paths that do not depend on where it was started, and a data source. Raises
+    RecipeError where its model is that of a run that has none."""
     before = recipe.as_dict()
     made = anchored(before, Path.cwd())
+    name, init = made["model"]["name"], recipe.model.init
+    made["model"] = {**made["model"], "name": name and _trained(name, init)}
     if recipe.data.source is None and recipe.data.embedded:
         made["data"] = {**made["data"], recipe.data.embedded: {}}
     sections = {name: part for name, part in made.items() if part != before[name]}  # the others were checked
     return recipe.model_copy(
         update={name: type(getattr(recipe, name)).model_validate(part) for name, part in sections.items()}
     )
+
+
+def _trained(name: str, init: str) -> str:
+    """model.name, or the folder of a run's trained model where it names a run: `last`, an id, or a folder."""
+    where = "model.name"
+    runs = [RunFolder(Path(os.path.expanduser(name))), RunFolder(DEFAULT_ROOT / name)]  # noqa: PTH111
+    found = next((each for each in runs if os.path.isfile(each.job)), None)  # noqa: PTH113 - never raises
+    if found is None and name not in LAST:
+        return name
+    run = find_run(name if found is None else str(found.path))
+    if not (run.model / "config.json").is_file():
+        raise RecipeError(
+            f"the run {run.id} has no trained model",
+            where=where,
+            hint="it did not finish, or checkpoint.model=false; `muster ls` lists others",
+        )
+    if init == "random":
+        raise RecipeError(
+            f"names the model of the run {run.id}, and model.init=random would draw other weights",
+            where=where,
+            hint="model.init=pretrained",
+        )
+    return str(run.model)
 
 
 def check_data(recipe: Recipe, *, here: bool) -> None:

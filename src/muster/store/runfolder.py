@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ROOT = Path("runs")
 LOCK = "controller.lock"
-_LAST = ("last", "latest")  # what finds the newest run
+LAST = ("last", "latest")  # what finds the newest run
 _MARKS = ("submission.json", "job.json")  # a folder with one of them is a run's
 
 
@@ -247,12 +247,12 @@ def run_folder_of(recipe: Recipe, root: Path) -> RunFolder:
 
 def named_run_folder(root: Path, name: str) -> RunFolder:
     """The folder of a run that the user has named. Raises UsageError for what no run can be called."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,62}", name) or name in _LAST:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,62}", name) or name in LAST:
         raise UsageError(
             f"{name!r} cannot be the name of a run",
             where="--name",
             hint=f"{name} means the newest run"
-            if name in _LAST
+            if name in LAST
             else "at most 63 letters, digits, '.', '-' and '_', a letter or digit first",
         )
     return RunFolder((root / name).absolute())
@@ -273,7 +273,7 @@ def find_run(text: str, root: Path = DEFAULT_ROOT) -> RunFolder:
     except (OSError, RuntimeError):  # longer than a file name can be; ~nobody
         pass
     runs = list_runs(root)
-    if text in _LAST and runs:
+    if text in LAST and runs:
         return runs[-1]
     matches = [run for run in runs if text == run.id] or [run for run in runs if text in run.id]
     if len(matches) == 1:
