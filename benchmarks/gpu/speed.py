@@ -180,7 +180,7 @@ class Shape:
             *more, f"model.name={name}", f"model.config={json.dumps(config)}", f"train.max_steps={steps}",
             f"batch.micro={batch // row.accumulation}", f"batch.accumulation={row.accumulation}",
             "batch.global=null", f"train.learning_rate={row.muster.rate}",
-            f"measure={{window: {max(1, steps // 8)}, warmup: {steps // 4}, hardware_seconds: 1}}",
+            f"measure={{window: {steps // 4}, warmup: {steps // 4}, hardware_seconds: 1}}",
         ]  # fmt: skip
 
     def work(self, data: str) -> dict[str, Any]:
