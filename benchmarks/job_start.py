@@ -40,7 +40,7 @@ class Pairs(torch.utils.data.Dataset):
     def __getitem__(self, index):
         return {"input_ids": torch.full((24,), index % 700), "labels": torch.full((24,), index % 600)}
 
-model = T5ForConditionalGeneration(T5Config(**%s, decoder_start_token_id=0))
+model = T5ForConditionalGeneration(T5Config(**SHAPE, decoder_start_token_id=0))
 given = Seq2SeqTrainingArguments(
     output_dir=sys.argv[1], max_steps=2, per_device_train_batch_size=8, use_cpu=sys.argv[2] == "cpu",
     ddp_backend="gloo" if sys.argv[2] == "cpu" else "nccl",
@@ -78,7 +78,7 @@ def measure(rounds: int, ranks: int, device: str = "cpu") -> dict[str, Any]:
     for turn in range(rounds + 1):
         with tempfile.TemporaryDirectory() as place:
             script = Path(place) / "script.py"
-            script.write_text(SCRIPT % SHAPE)
+            script.write_text(f"SHAPE = {SHAPE}\n{SCRIPT}")
             commands = {
                 "torchrun": [
                     sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",

@@ -56,7 +56,8 @@ def peer(name: str, work: Mapping[str, Any]) -> dict[str, Any]:
     told = Path("peer.json")
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     argv = [sys.executable, "-m", "benchmarks.gpu.peers", name, str(told), json.dumps(work)]
-    _output(argv, env={**os.environ, "PYTHONPATH": path})
+    threads = {"OMP_NUM_THREADS": "1"} if work["device"] == "cpu" else {}  # as Muster's
+    _output(argv, env={**os.environ, "PYTHONPATH": path, **threads})
     found: dict[str, Any] = json.loads(told.read_text())
     return found
 

@@ -83,7 +83,7 @@ def rows() -> list[Row]:
         return Row(
             f"{size}-text2sql", limit, "text2sql-t5-small",
             ("model.init=random", "model.tokenizer=train", "data.padding=dynamic", "precision=auto",
-             "train.warmup=0.05", "evaluate.after=true"),
+             "train.warmup=0.05"),
             Side(micro, 5e-5 * many), samples, size, ("t5-small", T5), sequence=96,
             peer="pairs", other=Side(32, 5e-5), ratio=bar,
             published="S2: Transformers Trainer, fp32, padded to 96, batch 32",
@@ -175,6 +175,8 @@ class Shape:
         if row.peer == "images":
             config = dict(config)
             more += [f"data.size={config.pop('image_size', 224)}", f"train.workers={workers()}"]
+        if row.peer == "pairs":
+            more += [f"evaluate.every={steps}"]  # the held-out loss, after the last step
         more += [f"data.path={data}"] if data else [f"data.sequence={self.sequence}"]
         return [
             *more, f"model.name={name}", f"model.config={json.dumps(config)}", f"train.max_steps={steps}",
