@@ -29,7 +29,7 @@ DDP = ("engine.name=ddp", "engine.zero=0")
 LM = (*DDP, "train.compile=true", "train.gradient_checkpointing=false", "batch.tokens=null", "precision=auto")
 # Of the tiny kit.
 T5 = {"num_layers": 1, "num_decoder_layers": 1, "d_model": 32, "d_ff": 64, "num_heads": 4, "vocab_size": 2048}
-OPT = {"vocab_size": 1000}
+OPT = {"vocab_size": 1000, "dropout": 0.0, "attention_dropout": 0.0}
 LLAMA = {
     "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 1000,
