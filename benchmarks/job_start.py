@@ -42,7 +42,8 @@ class Pairs(torch.utils.data.Dataset):
 
 model = T5ForConditionalGeneration(T5Config(**SHAPE, decoder_start_token_id=0))
 given = Seq2SeqTrainingArguments(
-    output_dir=sys.argv[1], max_steps=2, per_device_train_batch_size=8, use_cpu=True, ddp_backend="gloo",
+    output_dir=sys.argv[1], max_steps=2, per_device_train_batch_size=8, use_cpu=sys.argv[2] == "cpu",
+    ddp_backend="gloo" if sys.argv[2] == "cpu" else "nccl",
     report_to=[], save_strategy="no", disable_tqdm=True,
 )
 trainer = Seq2SeqTrainer(model=model, args=given, train_dataset=Pairs())
@@ -53,9 +54,10 @@ torch.distributed.destroy_process_group()
 """
 
 
-def timed(argv: list[str]) -> dict[str, float]:
+def timed(argv: list[str], device: str) -> dict[str, float]:
     """Seconds of a command on the clock, and of the processors, with all that it started and waited for."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **hidden}
     began = time.perf_counter()
     process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert process.stdout
@@ -71,43 +73,51 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": round(middle, 3), "quartiles": [round(low, 3), round(high, 3)]}
 
 
+def measure(rounds: int, ranks: int, device: str = "cpu") -> dict[str, Any]:
+    """Both in turn: of clock and processors their seconds, and the median of the pairs' ratios."""
+    rows: dict[str, list[dict[str, float]]] = {"torchrun": [], "muster": []}
+    config = " ".join(f"model.config.{name}={value}" for name, value in SHAPE.items()).split()
+    for turn in range(rounds + 1):
+        with tempfile.TemporaryDirectory() as place:
+            script = Path(place) / "script.py"
+            script.write_text(f"SHAPE = {SHAPE}\n{SCRIPT}")
+            commands = {
+                "torchrun": [
+                    sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                    str(ranks), str(script), f"{place}/bare", device,
+                ],
+                "muster": [
+                    sys.executable, "-m", "muster", "train", "demo", "--hosts", f"local:{ranks}",
+                    "--output", f"{place}/run", *config, "engine={name: ddp, zero: 0}",
+                    "data.generated={train: 400, validation: 16}", "batch.micro=8", "train.max_steps=2",
+                    "train.warmup=0", "evaluate.after=false", "measure.hardware_seconds=1",
+                    f"launch.device={device}",
+                ],
+            }  # fmt: skip
+            order = sorted(commands, reverse=bool(turn % 2))
+            for name in order:
+                took = timed(commands[name], device)
+                if turn:  # the first one fills caches
+                    rows[name].append(took)
+    made: dict[str, Any] = {}
+    for what in ("clock", "processors"):
+        made[what] = {name: spread([each[what] for each in rows[name]]) for name in rows}
+        ratios = [m[what] / t[what] for m, t in zip(rows["muster"], rows["torchrun"], strict=True)]
+        made[what]["ratio"] = spread(ratios)
+    return made
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--ranks", type=int, default=2)
     told = parser.parse_args()
-    rows: dict[str, list[dict[str, float]]] = {"torchrun": [], "muster": []}
-    config = " ".join(f"model.config.{name}={value}" for name, value in SHAPE.items()).split()
-    for turn in range(told.rounds + 1):
-        with tempfile.TemporaryDirectory() as place:
-            script = Path(place) / "script.py"
-            script.write_text(SCRIPT.replace("SHAPE", repr(SHAPE)))
-            commands = {
-                "torchrun": [
-                    sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                    str(told.ranks), str(script), f"{place}/bare",
-                ],
-                "muster": [
-                    sys.executable, "-m", "muster", "train", "demo", "--hosts", f"local:{told.ranks}",
-                    "--output", f"{place}/run", *config, "engine={name: ddp, zero: 0}",
-                    "data.generated={train: 400, validation: 16}", "batch.micro=8", "train.max_steps=2",
-                    "train.warmup=0", "evaluate.after=false", "measure.hardware_seconds=1",
-                ],
-            }  # fmt: skip
-            order = sorted(commands, reverse=bool(turn % 2))
-            for name in order:
-                took = timed(commands[name])
-                if turn:  # the first one fills caches
-                    rows[name].append(took)
     made: dict[str, Any] = {
         "processor": processor(), "cores": len(os.sched_getaffinity(0)), "python": sys.version.split()[0],
         "torch": version("torch"), "transformers": version("transformers"), "ranks": told.ranks,
         "rounds": told.rounds,
     }  # fmt: skip
-    for what in ("clock", "processors"):
-        made[what] = {name: spread([each[what] for each in rows[name]]) for name in rows}
-        ratios = [m[what] / t[what] for m, t in zip(rows["muster"], rows["torchrun"], strict=True)]
-        made[what]["ratio"] = spread(ratios)
+    made |= measure(told.rounds, told.ranks)
     RESULT.write_text(json.dumps(made, indent=1) + "\n")
     print(json.dumps(made, indent=1))
 

@@ -24,7 +24,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -47,18 +47,29 @@ WORKLOADS: dict[str, tuple[str, list[str]]] = {
     # steps of 4 ms: mostly what the Trainer does between them
     "digits": ("digits", []),
 }
+# By benchmarks/gpu/cost.py alone.
+ON_GPUS: dict[str, tuple[str, list[str]]] = {
+    "gpt2-124m": (
+        "opt-benchmark",
+        ["model.name=gpt2-small", "data.sequence=1024", "train.learning_rate=6e-4",
+         "batch={micro: 16, global: null, accumulation: 1, tokens: null}",
+         "train.gradient_checkpointing=false"],
+    ),
+}  # fmt: skip
+WAYS = ("bare", "trainer", "muster")
+CPU = ("cpu", "fp32")
 
 
-def context_of(name: str, steps: int, folder: Path) -> Any:
+def context_of(name: str, steps: int, folder: Path, device: str, precision: str) -> Any:
     """A rank's view of a job of one process, as the agent would give it."""
     from muster.core.batch import resolve_batch
     from muster.inputs.read import read_inputs
     from muster.worker.context import Context, Emitter
 
-    source, overrides = WORKLOADS[name]
+    source, overrides = {**WORKLOADS, **ON_GPUS}[name]
     common = [
         "engine.name=ddp", "engine.zero=0", f"train.max_steps={steps}", "evaluate.after=false",
-        "evaluate.every=null", "checkpoint.every=null", "precision=fp32", f"measure.window={WINDOW}",
+        "evaluate.every=null", "checkpoint.every=null", f"precision={precision}", f"measure.window={WINDOW}",
         "train.max_minutes=null",
     ]  # fmt: skip
     recipe = read_inputs(source, "local:1", [*overrides, *common]).recipe
@@ -66,8 +77,8 @@ def context_of(name: str, steps: int, folder: Path) -> Any:
     return Context(
         recipe=recipe,
         batch=resolve_batch(recipe.batch.micro, 1, recipe.batch.global_, world_size=1),
-        precision="fp32",
-        device="cpu",
+        precision=precision,
+        device=device,
         base=folder,
         place=folder,
         shared=True,
@@ -81,12 +92,12 @@ def context_of(name: str, steps: int, folder: Path) -> Any:
     )
 
 
-def built(name: str, steps: int, folder: Path) -> tuple[Any, Any]:
+def built(name: str, steps: int, folder: Path, device: str, precision: str) -> tuple[Any, Any]:
     """The workload's trainer, fresh, and its context."""
     from muster.core.registry import load_plugin
     from muster.worker.main import prepare_process, training_arguments
 
-    context = context_of(name, steps, folder)
+    context = context_of(name, steps, folder, device, precision)
     prepare_process(context)
     workload = load_plugin("muster.worker.workloads", context.recipe.workload, "train")
     return context, workload.build(context, training_arguments(context))
@@ -95,8 +106,9 @@ def built(name: str, steps: int, folder: Path) -> tuple[Any, Any]:
 class Turns:
     """Lets one process train a window of steps at a time, when the other end of `wire` says so."""
 
-    def __init__(self, wire: Connection) -> None:
+    def __init__(self, wire: Connection, device: str) -> None:
         self._wire = wire
+        self._device = device
         self._steps = 0
 
     def begin(self) -> None:
@@ -108,15 +120,18 @@ class Turns:
         """A step has ended; with the window's last, the turn is over."""
         self._steps += 1
         if self._steps % WINDOW == 0:
+            if self._device == "cuda":
+                import torch
+
+                torch.cuda.synchronize()
             self._wire.send(time.perf_counter() - self._began)
             self.begin()
 
 
-def by_trainer(name: str, steps: int, folder: Path, turns: Turns, *, instruments: bool) -> None:
+def by_trainer(context: Any, made: Any, turns: Turns, *, instruments: bool) -> None:
     """The workload's trainer."""
     from transformers import TrainerCallback
 
-    context, made = built(name, steps, folder)
     if instruments:
         from muster.worker.main import _instrument
 
@@ -134,12 +149,11 @@ def by_trainer(name: str, steps: int, folder: Path, turns: Turns, *, instruments
     made.trainer.train()
 
 
-def by_hand(name: str, steps: int, folder: Path, turns: Turns) -> None:
-    """A plain loop over the same batches in the same order."""
+def by_hand(context: Any, made: Any, steps: int, turns: Turns) -> None:
+    """A plain loop over the same batches in the same order; on CPUs."""
     import torch
     from transformers import get_scheduler
 
-    context, made = built(name, steps, folder)
     trainer, train = made.trainer, context.recipe.train
     sampler = trainer._get_train_sampler(trainer.train_dataset)
     loader = torch.utils.data.DataLoader(
@@ -179,34 +193,38 @@ def _cycle(loader: Any) -> Iterator[Any]:
         yield from loader
 
 
-def play(way: str, name: str, steps: int, folder: Path, wire: Connection) -> None:
-    """What one of the three processes does."""
-    turns = Turns(wire)
+def play(way: str, name: str, steps: int, folder: Path, wire: Connection, kind: tuple[str, str]) -> None:
+    """What one of the processes does."""
+    turns = Turns(wire, kind[0])
+    context, made = built(name, steps, folder, *kind)
     try:
         if way == "bare":
-            by_hand(name, steps, folder, turns)
+            by_hand(context, made, steps, turns)
         else:
-            by_trainer(name, steps, folder, turns, instruments=way == "muster")
+            by_trainer(context, made, turns, instruments=way == "muster")
     except EOFError:
         pass  # no more turns
 
 
-def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
-    """All three ways, in turn."""
+def measure(
+    name: str, rounds: int, folder: Path, ways: Sequence[str] = WAYS, kind: tuple[str, str] = CPU
+) -> dict[str, Any]:
+    """These ways, in turn. `kind`: device and precision."""
     start = multiprocessing.get_context("spawn")
     steps = (SKIPPED + rounds + 1) * WINDOW
     wires: dict[str, Connection] = {}
     processes = []
-    for way in ("bare", "trainer", "muster"):
+    for way in ways:
         wires[way], theirs = start.Pipe()
-        process = start.Process(target=play, args=(way, name, steps, folder / way, theirs), daemon=True)
+        process = start.Process(target=play, args=(way, name, steps, folder / way, theirs, kind), daemon=True)
         process.start()
         theirs.close()
         processes.append(process)
     seconds: dict[str, list[float]] = {way: [] for way in wires}
     order = list(wires)
     for index in range(SKIPPED + rounds):
-        for way in order[index % 3 :] + order[: index % 3]:
+        turn = index % len(order)
+        for way in order[turn:] + order[:turn]:
             wires[way].send("go")
             seconds[way].append(wires[way].recv())
     for wire in wires.values():
@@ -214,12 +232,13 @@ def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
     for process in processes:
         process.join()
     kept = {way: found[SKIPPED:] for way, found in seconds.items()}
-    return {
-        "milliseconds_per_step": {way: _spread([1000 * s / WINDOW for s in kept[way]]) for way in kept},
-        "muster_to_bare": _ratio(kept["bare"], kept["muster"]),
-        "muster_to_trainer": _ratio(kept["trainer"], kept["muster"]),
-        "trainer_to_bare": _ratio(kept["bare"], kept["trainer"]),
+    found: dict[str, Any] = {
+        "milliseconds_per_step": {way: _spread([1000 * s / WINDOW for s in kept[way]]) for way in kept}
     }
+    for one, other in (("muster", "bare"), ("muster", "trainer"), ("trainer", "bare")):
+        if {one, other} <= kept.keys():
+            found[f"{one}_to_{other}"] = _ratio(kept[other], kept[one])
+    return found
 
 
 def _ratio(above: list[float], below: list[float]) -> dict[str, float]:

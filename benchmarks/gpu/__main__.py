@@ -43,13 +43,14 @@ def main() -> int:
     one.add_argument("--told", type=Path, required=True)
     one.add_argument("--folder", type=Path, required=True)
     one.add_argument("--out", type=Path, required=True)
+    one.add_argument("--seconds", type=float, required=True)
     told = parser.parse_args()
     if told.verb == "list":
         print("\n".join(f"{piece.key:<36} {piece.limit:4.0f} s" for piece in pieces()))
         return 0
     if told.verb == "piece":
         piece = next(each for each in pieces() if each.key == told.name)
-        child(piece, told.tiny, told.told, told.folder, Results(told.out))
+        child(piece, told.tiny, told.told, told.folder, Results(told.out), told.seconds)
         return 0
     if told.verb == "page":
         told.to.write_text(page.page(Results(told.folder)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.kit import Machine
+from benchmarks.gpu.kit import ROOT, Machine
 
 TAIL = 4_000  # characters of each log of a failed run
 MUSTER = (sys.executable, "-m", "muster")
@@ -28,8 +29,8 @@ def muster(*words: str, okay: Sequence[int] = (0,)) -> str:
     return _output([*MUSTER, *words], okay)
 
 
-def _output(argv: Sequence[str], okay: Sequence[int] = (0,)) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True)
+def _output(argv: Sequence[str], okay: Sequence[int] = (0,), env: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, env=env)
     if done.returncode not in okay:
         raise Failed(f"{' '.join(argv[1:])}\nexit code {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done.stdout
@@ -48,6 +49,17 @@ def train(machine: Machine, name: str, recipe: str, *overrides: str) -> dict[str
     except Failed as error:
         raise Failed(f"{error}\n{logs(Path('runs') / name)}") from None
     return result(name)
+
+
+def peer(name: str, work: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run of a peer (peers.py) came to."""
+    told = Path("peer.json")
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    argv = [sys.executable, "-m", "benchmarks.gpu.peers", name, str(told), json.dumps(work)]
+    threads = {"OMP_NUM_THREADS": "1"} if work["device"] == "cpu" else {}  # as Muster's
+    _output(argv, env={**os.environ, "PYTHONPATH": path, **threads})
+    found: dict[str, Any] = json.loads(told.read_text())
+    return found
 
 
 def result(name: str) -> dict[str, Any]:

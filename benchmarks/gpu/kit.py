@@ -14,9 +14,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ class Machine:
     tiny: bool
     folder: Path  # of this piece alone; removed afterwards
     results: Results  # of the pieces before it
+    seconds: float = 600.0  # that the piece may take
 
     def needs_cuda(self) -> None:
         """Raises NotApplicable without a GPU."""
@@ -165,27 +168,39 @@ def wanted(entry: dict[str, Any] | None, code: str) -> bool:
 
 
 def run_all(pieces: Sequence[Piece], results: Results, minutes: float, tiny: bool) -> dict[str, int]:
-    """Run what is left, in order, until time is up; -> how many came to what."""
+    """Run what is left, in order, until time is up; -> how many came to what. `tiny`: as many at a time as
+    there are cores."""
     end = time.monotonic() + 60 * minutes
     machine, code = described(tiny), source()
     results.check(machine, list(dict.fromkeys(piece.group for piece in pieces)))
     counts: dict[str, int] = {}
-    for piece in pieces:
-        entry = results.read(piece.group)["pieces"].get(piece.name)
-        if not wanted(entry, code):
-            counts["done before"] = counts.get("done before", 0) + 1
-            continue
-        left = end - time.monotonic()
-        if left < 10:
-            counts["no time"] = counts.get("no time", 0) + 1
-            continue
+    lock = threading.Lock()
+
+    def one(piece: Piece) -> None:
+        with lock:
+            entry = results.read(piece.group)["pieces"].get(piece.name)
         limit = piece.limit * (SLOWER if tiny else 1)
-        entry = run_piece(piece, results, min(limit, left), tiny, cut=left < limit)
-        entry["source"] = code
-        results.add(piece, machine, entry)
-        counts[entry["status"]] = counts.get(entry["status"], 0) + 1
-        why = entry.get("error", "").strip().rpartition("\n")[2][:300]
-        print(f"{entry['seconds']:6.1f} s  {piece.key:<34} {entry['status']}  {why}", flush=True)
+        left = end - time.monotonic()
+        if not wanted(entry, code):
+            what = "done before"
+        elif left < 10:
+            what = "no time"
+        else:
+            entry = run_piece(piece, results, min(limit, left), tiny, cut=left < limit)
+            entry["source"], what = code, entry["status"]
+            why = entry.get("error", "").strip().rpartition("\n")[2][:300]
+            with lock:
+                results.add(piece, machine, entry)
+                print(f"{entry['seconds']:6.1f} s  {piece.key:<34} {what}  {why}", flush=True)
+        with lock:
+            counts[what] = counts.get(what, 0) + 1
+
+    if tiny:  # nobody reads its times
+        with ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0)))) as pool:
+            list(pool.map(one, pieces))
+    else:
+        for piece in pieces:
+            one(piece)
     return counts
 
 
@@ -198,7 +213,10 @@ def run_piece(piece: Piece, results: Results, limit: float, tiny: bool, cut: boo
         env = os.environ | {"PYTHONPATH": _path(), "PYTHONUNBUFFERED": "1"}
         with log.open("wb") as stream:
             process = subprocess.Popen(
-                [*argv, "--told", str(told), "--folder", place, "--out", str(results.folder.resolve())],
+                [
+                    *argv, "--told", str(told), "--folder", place, "--out", str(results.folder.resolve()),
+                    "--seconds", f"{limit:.0f}",
+                ],
                 cwd=ROOT, env=env, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
             late = not _wait(process, limit)
@@ -235,12 +253,14 @@ def _wait(process: subprocess.Popen[bytes], limit: float) -> bool:
     return False
 
 
-def child(piece: Piece, tiny: bool, told: Path, folder: Path, results: Results) -> None:
+def child(
+    piece: Piece, tiny: bool, told: Path, folder: Path, results: Results, seconds: float = 600.0
+) -> None:
     """In the piece's process: run it and write what it came to."""
     entry: dict[str, Any]
     with _home(folder):
         try:
-            machine = Machine("cpu" if tiny else device(), tiny, folder, results)
+            machine = Machine("cpu" if tiny else device(), tiny, folder, results, seconds)
             entry = {"status": "passed", "figures": piece.run(machine)}
         except NotApplicable as why:
             entry = {"status": "not applicable", "error": str(why)}

@@ -20,7 +20,7 @@ def page(results: Results) -> str:
             if not parts:
                 parts += ["# On a GPU", *_machine(found["machine"])]
             parts += [f"## {group.capitalize()}", *_status(found["pieces"])]
-            parts += {"memory": _memory, "ceiling": _ceiling}.get(group, _nothing)(found["pieces"])
+            parts += SECTIONS.get(group, _nothing)(found["pieces"])
     return "\n\n".join(parts) + "\n" if parts else "# On a GPU\n\nNothing was measured.\n"
 
 
@@ -112,3 +112,83 @@ def _ceiling(pieces: Pieces) -> list[str]:
                     f"{rate['median'] / 1e9:.0f}, spread {rate['spread']:.1%}."
                 )
     return lines
+
+
+def _speed(pieces: Pieces) -> list[str]:
+    """A row for each piece: medians of the rounds, the rounds' ratios, and the bars."""
+    rows = []
+    for name, figures in _measured(pieces):
+        cells = [name]
+        for side, mfu in (("muster", "mfu"), ("peer", "peer_mfu")):
+            cells += [_side(figures[side]), _percent(figures.get(mfu))]
+        rows.append([*cells, _ratio(figures.get("ratio")), _bars(figures["bars"]), figures["published"]])
+    if not rows:
+        return []
+    head = ["work", "Muster, samples/s", "MFU", "peer, samples/s", "MFU", "ratio", "bars", "the peer"]
+    told = (
+        "Medians of the rounds, and the lowest and highest ratio. Every model starts from random weights. "
+        "MFU: of the maker's peak."
+    )
+    return [told, _table(head, rows)]
+
+
+def _cost(pieces: Pieces) -> list[str]:
+    rows = []
+    for name, figures in _measured(pieces):
+        if name == "start":
+            found = figures["clock"]
+            what = ", ".join(f"{side} {found[side]['median']:.2f} s" for side in ("muster", "torchrun"))
+        elif "waits" in figures:
+            what = f"{figures['per_step']:.2g} waits for the device in a step, {figures['steps']} steps"
+            what += "".join(f"; {place}: {times}" for place, times in list(figures["places"].items())[:3])
+        else:
+            steps, spread = figures["milliseconds_per_step"], figures["muster_to_trainer"]
+            what = (
+                f"{steps['trainer']['median']:.2f} ms a step without instruments, "
+                f"{steps['muster']['median']:.2f} with them, {figures['precision']}; quartiles of the cost "
+                f"{1 / spread['upper_quartile'] - 1:+.1%} and {1 / spread['lower_quartile'] - 1:+.1%}"
+            )
+        rows.append([name, what, _bars(figures["bars"])])
+    return [_table(["piece", "measured", "bars"], rows)] if rows else []
+
+
+def _measured(pieces: Pieces) -> list[tuple[str, dict[str, Any]]]:
+    return [(name, entry["figures"]) for name, entry in pieces.items() if entry["status"] == "passed"]
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
+
+
+def _side(runs: list[dict[str, Any]]) -> str:
+    """Samples per second, with batch and precision; nothing where it was not run."""
+    if not runs:
+        return ""
+    rate = statistics.median(run["samples_per_second"] for run in runs)
+    return f"{rate:,.1f} (batch {runs[0]['batch']}, {runs[0]['precision']})"
+
+
+def _percent(found: dict[str, float] | None) -> str:
+    return f"{found['median']:.1%}" if found else ""
+
+
+def _ratio(found: dict[str, float] | None) -> str:
+    return f"{found['median']:.2f} ({found['lowest']:.2f} to {found['highest']:.2f})" if found else ""
+
+
+BARS = {
+    "ratio": "ratio", "mfu": "MFU", "held_out_loss": "held-out loss", "cost": "cost", "per_step": "waits",
+}  # fmt: skip
+
+
+def _bars(bars: dict[str, Any]) -> str:
+    """Each bar, and whether it was met."""
+    shown = []
+    for name, one in bars.items():
+        found = "not known" if one["found"] is None else f"{one['found']:.3g}"
+        met = {None: "", True: ": met", False: ": not met"}[one["met"]]
+        shown.append(f"{BARS[name]} {found}, bar {one['bar']:.3g}{met}")
+    return "; ".join(shown)
+
+
+SECTIONS = {"memory": _memory, "ceiling": _ceiling, "speed": _speed, "cost": _cost}

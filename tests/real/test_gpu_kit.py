@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from benchmarks.gpu import page
-from benchmarks.gpu.kit import Results, run_all
+from benchmarks.gpu.kit import ROOT, Results, run_all
 from benchmarks.gpu.pieces import pieces
 
 TRIED = {
     "proof/smi", "proof/check", "proof/clock", "proof/zero2-bf16", "memory/opt-125m-8x512-bf16-ddp",
-    "ceiling/matmul-fp32",
+    "ceiling/matmul-fp32", "speed/t5-small-text2sql", "speed/opt-350m-sft", "speed/vit-b16",
+    "cost/instruments-digits", "cost/sync-text2sql",
 }  # fmt: skip
 
 
@@ -27,7 +31,26 @@ def test_pieces_run_on_a_cpu_and_make_a_page(tmp_path: Path) -> None:
         for name, entry in results.read(group)["pieces"].items()
     }
     failed = {key: entry.get("error") for key, entry in ends.items() if entry["status"] != "passed"}
-    assert set(failed) == {"proof/smi"} and ends["proof/smi"]["status"] == "not applicable", failed
+    assert set(failed) == {"proof/smi", "cost/sync-text2sql"}, failed
+    assert {ends[key]["status"] for key in failed} == {"not applicable"}, failed
     told = page.page(results)
     assert "Step times, predicted from the first point" not in told  # one point of each precision
     assert "Memory: median error" in told and "matmul" not in told.split("## Ceiling")[0]
+    assert "| vit-b16 |" in told and "held-out loss" in told and "ms a step without instruments" in told
+
+
+WATCHED = """
+import sys
+from pathlib import Path
+from benchmarks.gpu.cost import SYNCED, waits
+from benchmarks.gpu.kit import ROOT
+watch = waits("cpu", "fp32", *SYNCED["text2sql"], folder=Path(sys.argv[1]))
+print(len(watch.steps), watch.waits)
+"""
+
+
+def test_a_watched_rank_trains_and_nothing_waits_on_a_cpu(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", WATCHED, str(tmp_path / "rank")]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.stdout.split()[-2:] == ["40", "0"], done.stdout + done.stderr

@@ -6,14 +6,17 @@ import json
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.gpu import kit, page, proof
+from benchmarks.gpu import cost, kit, page, proof, speed, wheels
 from benchmarks.gpu.jobs import Failed
 from benchmarks.gpu.kit import Figures, Machine, Piece, Results
 from benchmarks.gpu.pieces import pieces
+
+from muster.core.recipes import load_recipe
 
 MACHINE = {
     "processor": "a CPU",
@@ -173,3 +176,114 @@ def test_the_page_tells_what_was_measured_and_what_failed(tmp_path: Path) -> Non
     assert "a GPU" in told and "| bf16 | 8192 | 800.0 | 750.0 | 5.0% |" in told
     assert "ddp-fp32: failed: NCCL is not there" in told and "a traceback" not in told
     assert "Memory" not in told
+
+
+@pytest.mark.parametrize("tiny", [True, False])
+@pytest.mark.parametrize("row", speed.rows(), ids=lambda row: row.name)
+def test_both_sides_of_a_row_train_on_as_many_samples(row: speed.Row, tiny: bool, tmp_path: Path) -> None:
+    shape = speed.Shape(row, Machine("cpu", tiny, tmp_path, Results(tmp_path)))
+    data = "" if row.peer not in ("pairs", "images") else str(tmp_path)
+    recipe, work = load_recipe(row.recipe, shape.overrides(data)), shape.work(data)
+    micro, accumulation, steps = recipe.batch.micro, recipe.batch.accumulation, recipe.train.max_steps
+    assert isinstance(micro, int) and isinstance(accumulation, int) and steps
+    assert micro * accumulation * steps == work["batch"] * work["steps"] >= (32 if tiny else row.samples)
+    assert 0 < recipe.measure.warmup <= steps / 3 and 0 < work["warmup"] < work["steps"]
+    assert recipe.model.name == work["model"] and recipe.train.compile <= (not tiny)
+    if row.peer != "images":
+        assert recipe.model.config == work["config"]
+
+
+def test_rounds_go_on_as_long_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(speed.time, "monotonic", lambda: clock[0])
+
+    def side(turn: int) -> Figures:
+        clock[0] += 50
+        return {"turn": turn}
+
+    def rounds(seconds: float) -> int:
+        clock[0] = 0.0
+        return len(speed.in_turn([side, side], seconds, speed.MOST))
+
+    assert [rounds(seconds) for seconds in (150, 200, 349, 1000)] == [1, 2, 2, 3]
+
+
+def compared(row: speed.Row, *pairs: tuple[Figures, ...]) -> Figures:
+    return speed.compared(row, [list(each) for each in pairs], [[], {}])
+
+
+def rate(samples: float, **more: Any) -> Figures:
+    known = {"mfu": None, "peak": None, "flops_per_second": None, "batch": 8, "precision": "bf16"}
+    return {**known, "samples_per_second": samples, **more}
+
+
+def test_a_ratio_is_of_a_round_and_a_bar_that_is_not_met_is_a_figure(tmp_path: Path) -> None:
+    row = {each.name: each for each in speed.rows()}
+    known = {"mfu": 0.6, "peak": 1e15, "flops_per_second": 6e14}
+    found = compared(row["opt-350m-sft"], (rate(400, **known), rate(100)), (rate(300, **known), rate(100)))
+    assert found["ratio"] == {"median": 3.5, "lowest": 3.0, "highest": 4.0}
+    assert found["bars"]["ratio"] == {"bar": 4, "found": 3.5, "met": False}
+    assert found["bars"]["mfu"]["met"] and found["peer_mfu"]["median"] == pytest.approx(0.175)
+    alone = compared(row["llama-8b-shape"], (rate(4),))
+    assert "ratio" not in alone and alone["bars"] == {"mfu": {"bar": 0.45, "found": None, "met": None}}
+    pairs = compared(
+        row["t5-small-text2sql"], (rate(1300, held_out_loss=0.2), rate(100, held_out_loss=0.3)),
+    )  # fmt: skip
+    assert pairs["bars"]["ratio"]["met"] and pairs["bars"]["held_out_loss"]["met"]
+    assert pairs["peer_mfu"] is None  # a sample costs it more
+
+    results = Results(tmp_path)
+    for name, figures in (("opt-350m-sft", found), ("llama-8b-shape", alone), ("t5-small-text2sql", pairs)):
+        one = next(each for each in pieces() if each.key == f"speed/{name}")
+        results.add(one, MACHINE, {"status": "passed", "figures": figures})
+    told = page.page(results)
+    assert "| opt-350m-sft | 350.0 (batch 8, bf16) | 60.0% | 100.0 (batch 8, bf16) | 17.5% |" in told
+    assert "| 3.50 (3.00 to 4.00) | ratio 3.5, bar 4: not met; MFU 0.6, bar 0.5: met |" in told
+    assert "MFU not known, bar 0.45 |" in told and "held-out loss 0.2, bar 0.3: met" in told
+    assert "## Cost" not in told
+
+
+def test_the_page_tells_what_muster_costs(tmp_path: Path) -> None:
+    results, by_name = Results(tmp_path), {each.key: each for each in cost.pieces()}
+    quartiles = {"lower_quartile": 0.98, "median": 0.99, "upper_quartile": 1.0}
+    steps = {"trainer": {"median": 10.0}, "muster": {"median": 10.1}}
+    figures: dict[str, Figures] = {
+        "instruments-text2sql": {
+            "milliseconds_per_step": steps, "muster_to_trainer": quartiles, "precision": "bf16",
+            "bars": {"cost": {"bar": 0.01, "found": 0.0101, "met": False}},
+        },
+        "sync-text2sql": {
+            "steps": 40, "waits": 80, "per_step": 2.0, "places": {"meter.py:7": 80},
+            "bars": {"per_step": {"bar": 0, "found": 2.0, "met": False}},
+        },
+        "start": {
+            "clock": {"muster": {"median": 5.5}, "torchrun": {"median": 5.6}},
+            "bars": {"ratio": {"bar": 1.0, "found": 0.98, "met": True}},
+        },
+    }  # fmt: skip
+    for name, each in figures.items():
+        results.add(by_name[f"cost/{name}"], MACHINE, {"status": "passed", "figures": each})
+    told = page.page(results)
+    assert "10.00 ms a step without instruments, 10.10 with them, bf16" in told
+    assert "cost 0.0101, bar 0.01: not met" in told and "muster 5.50 s, torchrun 5.60 s" in told
+    assert "2 waits for the device in a step, 40 steps; meter.py:7: 80" in told
+
+
+def test_waits_count_in_steps_apart_from_the_ends_of_windows() -> None:
+    watch = cost.Watch("cpu")
+    for done in range(2 * cost.WINDOW):
+        watch.begin(done)
+        watch.wait()
+    assert watch.steps == set(range(cost.WINDOW + 2, 2 * cost.WINDOW)) and watch.waits == cost.WINDOW - 2
+    assert all("test_gpu_kit.py" in place for place in watch.places)
+
+
+def test_wheels_are_those_of_the_constraints_and_tell_what_they_need(tmp_path: Path) -> None:
+    pins = wheels.pinned((kit.ROOT / "constraints.txt").read_text())
+    assert {wheels.plain(name) for name in (*wheels.CARRIED, wheels.BUILT)} <= pins.keys()
+    assert pins["duckdb"].startswith("duckdb==") and ";" not in pins["duckdb"]
+    wheel = tmp_path / "one-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        lines = "Name: one\nRequires-Dist: Typing_Extensions>=4\nRequires-Dist: x; extra == 'y'\n"
+        file.writestr("one-1.dist-info/METADATA", lines)
+    assert wheels.needs(wheel) == {"typing-extensions"}
