@@ -18,6 +18,8 @@ from benchmarks.gpu.kit import Figures, Machine, NotApplicable, Piece, output
 ENGINES = {
     "ddp": ["engine.name=ddp", "engine.zero=0"],
     "fsdp": ["engine.name=fsdp", "engine.zero=0"],
+    # A rank alone trains without sharding; as a group of one it runs what shards.
+    "fsdp-group": ["engine.name=fsdp", "engine.zero=0", "env.MUSTER_GROUP_OF_ONE=1"],
     "zero0": ["engine.name=deepspeed", "engine.zero=0"],
     "zero1": ["engine.name=deepspeed", "engine.zero=1"],
     "zero2": ["engine.name=deepspeed", "engine.zero=2"],
@@ -28,7 +30,10 @@ ENGINES = {
 # Relative difference of the losses from ddp's in fp32, over STEPS steps: in fp32 the engines differ by the
 # order of sums alone, else by rounding (8 bits of bf16, 11 of tf32 and fp16).
 CLOSE = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 3e-2, "fp16": 1e-2}
-FEW = {"tf32": ("ddp", "zero2"), "fp16": ("ddp", "fsdp", "zero0", "zero2", "zero3")}  # not every engine
+FEW = {  # not every engine
+    "tf32": ("ddp", "zero2"),
+    "fp16": ("ddp", "fsdp", "fsdp-group", "zero0", "zero2", "zero3"),
+}
 BASE = ("ddp", "fp32")
 STEPS = 20
 LONG = 60  # of a run that is killed after its tenth

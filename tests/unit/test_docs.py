@@ -115,7 +115,7 @@ def tried(context: Any, words: list[str]) -> list[str] | None:
     verb, given = words[0], context.params
     if "--dry-run" in words and verb != "prepare":
         return words
-    if verb in ("train", "bench") and "--continue" not in words:
+    if verb in ("train", "bench") and not {"--continue", "model.name=last"} & set(words):  # need a run
         return [*words, "--dry-run"]
     if verb == "plan" and given.get("on"):
         return words
