@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import string
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from muster.core.inventory import (
 )
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml, field_paths, load_recipe, merge, parse_override, validate
+from muster.fleet.connection import Lines
 from muster.workloads.text2sql.spec import TextToSqlRecipe
 
 # ---- host lists --------------------------------------------------------------------------------------------
@@ -240,3 +242,19 @@ def test_a_batch_that_can_be_made_is_never_refused(
     else:
         with pytest.raises(RecipeError):
             resolve_batch(micro, accumulation, global_, world_size=world)
+
+
+# ---- what hosts say ----------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b" ")), max_size=8),
+    st.lists(st.integers(0, 104), max_size=6),
+)
+def test_lines_are_whole_however_their_bytes_come(lines: list[bytes], cuts: list[int]) -> None:
+    """Each line has all the room that one may have, whatever came before it."""
+    data, reader = b"".join(line + b"\n" for line in lines), Lines(8)
+    edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    found = [line for low, high in pairwise(edges) for line in reader.feed(data[low:high])]
+    assert found == [line[:8] for line in lines]
+    assert reader.rest() == b"" and reader.cut == any(len(line) > 8 for line in lines)

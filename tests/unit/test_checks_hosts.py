@@ -242,6 +242,9 @@ MEMORY: dict[str, Any] = {
         ("shm", {"gpus": 8, "shm": [8 * GIB, 8 * GIB]}, {}, PASS),
         ("shm", {"gpus": 8}, {"gpus_expected": False, "slots": {"n1": 1}}, PASS),
         ("shm", {}, {"recipe": {"train": {"workers": 2}}}, WARN),
+        # Each rank has data loader processes of its own.
+        ("shm", {"shm": [GIB, GIB]}, {"slots": {"n1": 4}, "recipe": {"train": {"workers": 1}}}, WARN),
+        ("shm", {"shm": [GIB, GIB]}, {"slots": {"n1": 3}, "recipe": {"train": {"workers": 1}}}, PASS),
         ("shm", {"shm": None}, {}, UNKNOWN),
         ("available", {"MemAvailable": 2 * GIB}, {}, WARN),
         ("total", {"MemTotal": None}, {}, UNKNOWN),

@@ -131,9 +131,15 @@ def test_a_model_that_was_fetched_before_is_replaced(whole: bool, tmp_path: Path
     assert whole != (run.path / "model.before").exists()
 
 
-def test_a_host_that_says_why(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "after",
+    [b"", b"tar: Exiting with failure status due to previous errors\n"],
+    ids=["alone", "then its end"],
+)
+def test_a_host_that_says_why(after: bytes, tmp_path: Path) -> None:
+    """GNU tar's last line gives no reason."""
     with pytest.raises(HostError, match="No space left on device"):
-        fetch(tmp_path, 2, MARK, b"tar: cannot write: No space left on device\n")
+        fetch(tmp_path, 2, MARK, b"tar: cannot write: No space left on device\n" + after)
 
 
 # --- profiles ----------------------------------------------------------------------------------------------
@@ -209,8 +215,24 @@ def test_a_checkpoint_goes_from_one_host_to_another(tmp_path: Path) -> None:
     assert [path.name for path in here.iterdir()] == ["checkpoint-4"]
     assert [path.name for path in (here / "checkpoint-4").iterdir()] == ["global_step4"]
     assert (here / "checkpoint-4" / "global_step4" / "rank0.pt").read_bytes() == content
-    with pytest.raises(HostError, match="checkpoint-5 cannot be copied"):
+    with pytest.raises(HostError, match=r"checkpoint-5 cannot be copied: .*No such file"):
         copy_between(noisy, Shell(), *ends, "checkpoint-5")
+
+
+@pytest.mark.parametrize("broken", ["node1", "node2"])
+def test_the_host_whose_end_of_a_copy_broke_is_named(broken: str, tmp_path: Path) -> None:
+    """With its own words: what the other one says comes of it."""
+    (tmp_path / "there" / "checkpoint-4").mkdir(parents=True)
+    (tmp_path / "there" / "checkpoint-4" / "weights").write_bytes(bytes(1 << 23))
+
+    def breaking(place: Placement, argv: list[str]) -> list[str]:
+        return ["sh", "-c", "echo Connection refused >&2; exit 255"] if place.host == broken else argv
+
+    ends = (NODE, str(tmp_path / "there")), (Placement("node2", "node2", 1, 1), str(tmp_path / "here"))
+    with pytest.raises(HostError, match="cannot be copied: Connection refused") as caught:
+        copy_between(breaking, Shell(), *ends, "checkpoint-4")
+    assert caught.value.host == broken
+    assert not (tmp_path / "here" / "checkpoint-4").exists()
 
 
 def test_a_model_that_came_damaged_is_fetched_again(tmp_path: Path) -> None:

@@ -230,6 +230,12 @@ def test_which_memory_is_too_small_and_by_how_much(device: str, room: Room, shor
     assert (told.device_bytes, told.host_bytes) == ((75, 10) if device == "cpu" else (50, 35))
 
 
+def test_what_the_first_host_needs_besides_is_shared_by_its_own_ranks_alone() -> None:
+    """Ranks of other hosts take nothing off it."""
+    needs = Need(device={"weights": 50}, host={"process": 10}, first={"the whole model": 100})
+    assert lacking(tiny(ranks=16), Room(64, 36), needs) == Shortage("host", 35, 36)
+
+
 def test_opt_350m_as_it_was_measured_on_h100s() -> None:
     """64 nodes logged 33.78 GiB at most: fp16, ZeRO-0, 24 sequences of 512, no dropout; the transformers of
     the time had no fused attention. 16 bytes per parameter stay."""

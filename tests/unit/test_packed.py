@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from torch.nn import functional
 from muster.worker import loss as losses
 from muster.worker.heldout import Filled
 from muster.worker.loss import IGNORED, Tally, TokenLoss, summed_cross_entropy
+from muster.worker.trainer import wired
 from muster.workloads.causal_lm.sources import joined
 from muster.workloads.causal_lm.tokens import Packed, SyntheticTokens, collate, count_batch
 
@@ -65,6 +68,31 @@ def test_held_out_rows_are_filled_up_with_rows_that_do_not_count(count: int, uni
     assert 0 <= len(rows) - count < unit
     labels = collate([rows[index] for index in range(len(rows))])["labels"]
     assert (labels != IGNORED).any(1).sum() == count
+
+
+def test_held_out_rows_are_whole_batches_for_every_rank() -> None:
+    """Else accelerate deals some of them twice, and the held-out loss depends on the number of ranks."""
+    train = SimpleNamespace(label_smoothing=0.0, fused_loss=False, seed=0)
+    context: Any = SimpleNamespace(
+        recipe=SimpleNamespace(train=train, engine=SimpleNamespace(stage=0)),
+        engine=object(),
+        spec=SimpleNamespace(shards_weights=lambda stage, ranks: False),
+        batch=SimpleNamespace(global_=6),
+        world_size=3,
+    )
+    rows = SyntheticTokens(8, 4, 50, 0, held_out=True)
+    trainer = wired(
+        SimpleNamespace,
+        context,
+        object(),
+        SimpleNamespace(per_device_eval_batch_size=2),
+        train=rows,
+        held_out=rows,
+        lengths=[4] * 8,
+        collator=collate,
+        processing=None,
+    )
+    assert len(trainer.eval_dataset) == 12
 
 
 def test_synthetic_tokens_depend_on_seed_part_and_row_alone() -> None:

@@ -165,6 +165,16 @@ def test_a_part_of_a_gpu_has_a_longer_name(tmp_path: Path) -> None:
     assert peaks.figures[0].device == part
 
 
+def test_each_hosts_figure_is_for_its_own_number_of_threads(tmp_path: Path) -> None:
+    """Hosts with other numbers of cores, or of ranks, give a rank other numbers of threads."""
+    document = checked(*(matmul(host, 1e12, device="EPYC", threads=n) for host, n in (("a", 8), ("b", 4))))
+    peaks, decisions = ask(tmp_path, document, device="cpu", threads=(8, 4))
+    assert [(each.host, each.threads) for each in peaks.figures] == [("a", 8), ("b", 4)]
+    assert decisions == ()
+    with pytest.raises(RecipeError, match=r"^b: .*no figure for 8 CPU threads a rank, but for 4 CPU"):
+        ask(tmp_path, document, device="cpu", threads=(8, 8))
+
+
 @pytest.mark.parametrize(
     ("facts", "device", "figure", "text"),
     [

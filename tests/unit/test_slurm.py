@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -237,6 +238,29 @@ def test_slurm_that_is_away_for_a_moment_does_not_end_the_watch(outside: None, t
     finally:
         monkeypatch.undo()
     assert "Slurm does not answer" in said[0] and said[1] == "Slurm job 17: cancelled"
+
+
+def test_each_silence_of_slurm_is_counted_by_itself(
+    outside: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A controller that restarts twice, with an answer in between, was not away from the first time on."""
+    run = RunFolder(tmp_path / "one")
+    submit(read_inputs("demo", "slurm:/2", TINY, waits=True), run, answering(sbatch=(0, "17\n", "")))
+    now = 1000.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += 10.0
+
+    def answer(argv: Sequence[str]) -> tuple[int, bytes, bytes]:
+        if now < 1200 or 1400 <= now < 1600:
+            return 1, b"", b"Unable to contact slurm controller"
+        return 0, b"PENDING|Resources|\n" if now < 1400 else b"CANCELLED|None|\n", b""
+
+    monkeypatch.setattr("muster.runs.follow.time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    with pytest.raises(JobError, match="left no result"):
+        follow(run, shell=FakeShell(answer_run=answer))
+    assert now >= 1600
 
 
 def test_a_run_that_has_not_begun_cannot_be_resumed(outside: None, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ _MARK = b"--- muster: the model follows ---\n"  # what a login script prints com
 _SCRIPT = 'echo "--- muster: the model follows ---"; exec tar -C "$1" -cf - "$2"'
 _UNPACK = 'rm -rf "$1/$2.part" && mkdir -p "$1/$2.part" && tar -C "$1/$2.part" -xf - && rm -rf "$1/$2" && \
 mv "$1/$2.part/$2" "$1/$2" && rmdir "$1/$2.part"'
+_TAR_ENDS = ("tar: Exiting with failure status", "tar: Error is not recoverable")
 _HOURS = 6
 ATTEMPTS = 3
 Remote = Callable[[Placement, list[str]], list[str]]  # the command that runs one on a host
@@ -93,15 +94,14 @@ def copy_between(
                 taking.stdin.write(head.partition(_MARK)[2])
                 shutil.copyfileobj(sending.stdout, taking.stdin, 1 << 20)
                 taking.stdin.close()
+                ends = (giver, sending), (taker, taking)  # whose words come of what it got
             except BrokenPipeError:
-                pass  # it says why
-            for place, process in ((taker, taking), (giver, sending)):
+                ends = (taker, taking), (giver, sending)  # it says why, while the giver still waits for it
+            for place, process in ends:
                 assert process.stderr is not None
-                words = process.stderr.read().decode("utf-8", "replace").strip().splitlines()
+                why = _reason(process.stderr.read())
                 if process.wait() != 0:
-                    raise HostError(
-                        f"{name} cannot be copied: {(words or ['no reason given'])[-1]}", host=place.host
-                    )
+                    raise HostError(f"{name} cannot be copied: {why}", host=place.host)
 
 
 @contextmanager
@@ -126,8 +126,7 @@ def _fetch(remote: Remote, shell: Shell, place: Placement, base: str, name: str,
     try:
         code, _, err = shell.run(argv, timeout=_HOURS * 3600, output=received)
         if code != 0:
-            words = err.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
-            raise HostError(words[-1], host=place.host)
+            raise HostError(_reason(err), host=place.host)
         shutil.rmtree(partial, ignore_errors=True)
         _unpack(received, partial)
         if (run.path / name).is_dir() and name != "model":
@@ -138,6 +137,12 @@ def _fetch(remote: Remote, shell: Shell, place: Placement, base: str, name: str,
     finally:
         received.unlink(missing_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _reason(said: bytes) -> str:
+    """The last of a host's words that gives one: GNU tar ends by saying that it ends."""
+    lines = said.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
+    return next((line for line in reversed(lines) if not line.startswith(_TAR_ENDS)), lines[-1])
 
 
 def _put(made: Path, place: Path) -> None:
