@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from hardware import processor
 
-from muster.worker import loss as losses
+from muster.core import loss_parts as losses
 from muster.worker.loss import TokenLoss, fused
 
 RESULTS = Path(__file__).parent / "results" / "fused_loss.json"

@@ -118,7 +118,7 @@ def test_the_trainer_of_a_run_holds_what_was_traced(tmp_path: Path) -> None:
 def test_logits_worked_through_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to three samples at once, beyond in parts: two lines, each of which holds."""
     needs_torch()
-    from muster.worker import loss
+    from muster.core import loss_parts as loss
 
     each = TOKENS * VOCABULARY
     monkeypatch.setattr(loss, "SMALL_ON_CPU", 3 * each)
@@ -143,7 +143,7 @@ def test_logits_worked_through_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_fused_loss_holds_no_logits(kind: str, arithmetic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond what is few: the allocator agrees, and the products are the same."""
     needs_torch()
-    from muster.worker import loss
+    from muster.core import loss_parts as loss
 
     rows = 32 if kind == "t5" else TOKENS
     monkeypatch.setattr(loss, "SMALL_ON_CPU", 3 * rows * VOCABULARY)
@@ -157,6 +157,8 @@ def test_the_fused_loss_holds_no_logits(kind: str, arithmetic: Any, monkeypatch:
     assert (found.at(3).logits, found.at(9).logits) == (plain.at(3).logits, 0)
     assert plain.at(9).logits == 9 * rows * VOCABULARY * (4 if arithmetic != "half" else 2)
     assert found.at(9).flops == plain.at(9).flops
+    later = found.at(40).forward_peak - found.at(20).forward_peak
+    assert later < 20 * (found.at(9).saved - found.at(3).saved) / 6 * 1.5  # parts do not grow with the batch
     always = traced(asked(kind, arithmetic=arithmetic, fused_loss=True))
     assert (always.most, always.at(1).logits) == (None, 0)
     assert always.at(9).saved == found.at(9).saved

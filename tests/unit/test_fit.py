@@ -17,6 +17,7 @@ from muster.planner.memory.activations import (
     Lengths,
     activation_bytes,
     layer_bytes,
+    fused_bytes,
     logit_bytes,
     stacks,
 )
@@ -105,6 +106,20 @@ def test_an_encoder_and_a_decoder_of_other_lengths() -> None:
     assert layer_bytes(decoder, Kept(4, fused=False)) - layer_bytes(decoder, Kept(4)) == scores
     assert (encoder.layers, decoder.layers) == (1, 2)
     assert logit_bytes(T5, Lengths(6, 5), Kept(4)) == 10 * 5 * 16
+
+
+def test_output_layer_and_loss_as_one_by_hand() -> None:
+    """2,000 rows of 65,536 classes and a width of 4,096: parts of 2,048 rows on a GPU, so all are one."""
+    config = {"model_type": "llama", "vocab_size": 65_536, "hidden_size": 4096}
+    weight = 4 * 65_536 * 4096
+    whole = 2000 * 65_536 * (2 * 2 + 4) + 2000 * 4096 * 2 + weight
+    assert fused_bytes(config, 2000, Kept(2), "cuda", True) == whole
+    assert fused_bytes(config, 2000, Kept(2), "cuda", "auto") is None  # few
+    assert fused_bytes(config, 2000, Kept(2), "cpu", "auto") is None
+    part = 2048 * 65_536 * (2 * 2 + 4)
+    assert fused_bytes(config, 20_000, Kept(2), "cuda", "auto") == part + 20_000 * 4096 * 2 + weight
+    assert fused_bytes(config, 20_000, Kept(2), "cuda", False) is None
+    assert fused_bytes({**config, "model_type": "gemma2"}, 20_000, Kept(2), "cuda", True) is None
 
 
 def test_gated_layers_with_grouped_keys() -> None:

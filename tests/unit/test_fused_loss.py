@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
-from muster.worker import loss as losses  # noqa: E402
+from muster.core import loss_parts as losses  # noqa: E402
 from muster.worker.loss import IGNORED, Tally, TokenLoss, fused, fused_head  # noqa: E402
 
 ROWS, WIDTH, CLASSES = 50, 16, 97
@@ -90,6 +90,27 @@ def test_in_half_precision_it_is_as_near_to_fp32_as_logits_are(way: str) -> None
         assert other[name].dtype == (torch.float32 if name == "loss" else plain[name].dtype)
         ours, theirs = ((one[name].float() - value).norm() / value.norm() for one in (other, plain))
         assert ours <= max(1.2 * theirs, 0.004)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_cast_of_what_the_model_returns_changes_nothing(dtype: Any) -> None:
+    """FSDP casts outputs to the type of its parameters: this sum is infinite in fp16."""
+    torch.manual_seed(0)
+    layer, hidden = torch.nn.Linear(WIDTH, CLASSES), torch.randn(20_000, WIDTH)
+    labels = torch.randint(0, CLASSES, (20_000,))
+    found = []
+    for cast in (False, True):
+        layer.zero_grad(set_to_none=True)
+        loss = TokenLoss(head=fused(layer))
+        with loss.expecting(labels):
+            summed = layer(hidden)
+        returned = summed.to(dtype) if cast else summed
+        value = loss((returned,), labels, num_items_in_batch=torch.tensor(19_997))
+        value.backward()
+        found.append((value.item(), layer.weight.grad))
+    assert returned.isinf() or dtype is torch.bfloat16
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from muster.worker import loss as losses
+from muster.core import loss_parts as losses
 from muster.worker.heldout import Filled
 from muster.worker.loss import IGNORED, Tally, TokenLoss, summed_cross_entropy
 from muster.worker.trainer import wired

@@ -70,6 +70,7 @@ def setting_of(
         checkpointing=recipe.train.checkpointing,
         create="sharded" if recipe.model.create == "sharded" else "whole",
         saves=recipe.checkpoint.model,
+        fused_loss=recipe.train.fused_loss,
         trace=trace,
     )
     return replace(setting, **spec_of(recipe.engine.name).spread_of(recipe, precision, hidden_size(config)))

@@ -10,9 +10,9 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from muster.core.loss_parts import PLAIN_OUTPUT, most_rows, part_rows
+
 IGNORED = -100  # labels that never count in a loss
-SMALL = 1 << 24  # logits up to which memory is no matter; larger ones are worked through in parts of this
-SMALL_ON_CPU = 1 << 28  # there memory is cheap, and parts are slower than PyTorch's own (1.4 times)
 
 
 class Tally:
@@ -69,7 +69,7 @@ class TokenLoss:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         labels = self._placed(labels)
         if self.head is not None and logits.ndim == 0:
-            summed = logits
+            summed = _Exactly.apply(logits, self.head.found)
         else:
             rows = logits.view(-1, logits.size(-1))
             summed = summed_cross_entropy(rows, labels.reshape(-1), self.smoothing())
@@ -86,20 +86,19 @@ class TokenLoss:
 # ----------------------------------------------------------------------------------------------------
 # Output layer and loss together.
 
-# Families whose logits are what their output layer gives, unchanged. Others scale or cap them afterwards.
-PLAIN_OUTPUT = frozenset({"t5", "gpt2", "opt", "llama", "mistral", "qwen2", "qwen3"})
-
 
 class FusedHead(torch.nn.Linear):  # type: ignore[misc]
     """A model's output layer, which computes the loss as well where the logits would be many.
 
     Some rows at a time: their logits, the loss, and the gradients of the layer's input and weight, so that
     the logits never lie in memory together. The forward pass then returns the summed loss in the place of
-    logits. `always`: also where logits are few; `wanted`: labels, (rows), and smoothing, while a loss is.
+    logits. `always`: also where logits are few; `wanted`: labels, (rows), and smoothing, while a loss is;
+    `found`: the last sum.
     """
 
     always: bool
     wanted: tuple[torch.Tensor, float] | None
+    found: _Sum
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -108,9 +107,9 @@ class FusedHead(torch.nn.Linear):  # type: ignore[misc]
         few = rows <= most_rows(hidden.device.type, self.weight.size(0), width) and not self.always
         if self.wanted is None or few:
             return super().forward(hidden)
-        summed: torch.Tensor = _InParts.apply(
-            hidden.reshape(-1, width), self.weight, self.bias, *self.wanted, torch.is_grad_enabled()
-        )
+        self.found = _Sum()
+        given = hidden.reshape(-1, width), self.weight, self.bias, *self.wanted
+        summed: torch.Tensor = _InParts.apply(*given, torch.is_grad_enabled(), self.found)
         return summed
 
 
@@ -135,6 +134,35 @@ def fused_head(model: Any, *, wanted: bool | str = "auto") -> FusedHead | None:
     return fused(layer, always=wanted is True)
 
 
+class _Sum:
+    """What the fused loss is, and what its gradients are to be multiplied by, both in fp32.
+
+    Between the output layer and the loss an engine may cast what the model returns (FSDP, to half precision:
+    a sum above 65,504 is infinite in fp16, and has 8 bits in bf16). So the value goes beside it, and the
+    scale of the gradients comes back so.
+    """
+
+    value: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
+
+
+class _Exactly(torch.autograd.Function):  # type: ignore[misc]
+    """What the model returned -> the sum as it was before any cast."""
+
+    @staticmethod
+    def forward(ctx: Any, returned: torch.Tensor, found: _Sum) -> torch.Tensor:
+        assert found.value is not None
+        ctx.found, ctx.dtype = found, returned.dtype
+        return found.value.clone()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *above: Any) -> Any:
+        """One, which every type holds exactly."""
+        ctx.found.scale = above[0]
+        return torch.ones_like(above[0], dtype=ctx.dtype), None
+
+
 class _InParts(torch.autograd.Function):  # type: ignore[misc]
     """The summed cross entropy in fp32, some rows at a time: of (rows, classes) logits, or, with a weight, of
     the logits that it makes of (rows, width) inputs.
@@ -152,6 +180,7 @@ class _InParts(torch.autograd.Function):  # type: ignore[misc]
         labels: torch.Tensor,
         smoothing: float,
         training: bool,
+        found: _Sum | None,
     ) -> torch.Tensor:
         kind, width = given.device.type, given.size(-1)
         classes = width if weight is None else weight.size(0)
@@ -180,6 +209,7 @@ class _InParts(torch.autograd.Function):  # type: ignore[misc]
                     each = each - smoothing * logs.mean(-1)
                 total += torch.where(counts, each, 0.0).sum()
                 if not any(wants):
+                    del logs
                     continue
                 # Softmax - (1 - smoothing) * one-hot - smoothing / classes; rows that do not count have none.
                 gradient = logs.exp_()
@@ -194,6 +224,10 @@ class _InParts(torch.autograd.Function):  # type: ignore[misc]
                     of_weight += gradient.T @ part.masked_fill(~counts[:, None], 0.0)
                 if of_bias is not None:
                     of_bias += counts.to(dtype) @ gradient
+                del gradient, logs, part  # before the next part's logits are made
+        if found is not None:
+            found.value = total
+        ctx.found = found
         ctx.save_for_backward(of_given, of_weight, of_bias)
         ctx.dtypes = [None if each is None else each.dtype for each in (given, weight, bias)]
         return total
@@ -202,22 +236,12 @@ class _InParts(torch.autograd.Function):  # type: ignore[misc]
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *above: Any) -> Any:
         """Scaled in place: once."""
+        scale = above[0] if ctx.found is None or ctx.found.scale is None else ctx.found.scale
         scaled = [
-            None if each is None else each.mul_(above[0]).to(dtype)
+            None if each is None else each.mul_(scale).to(dtype)
             for each, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
-        return *scaled, None, None, None
-
-
-def part_rows(classes: int, width: int = 0) -> int:
-    """Rows whose logits lie in memory at once, where they are worked through in parts. At least half of the
-    output layer's `width`: each part reads and writes the whole gradient of its weight."""
-    return max(1, SMALL // classes, width // 2)
-
-
-def most_rows(device: str, classes: int, width: int = 0) -> int:
-    """Rows up to which all logits lie in memory."""
-    return SMALL_ON_CPU // classes if device == "cpu" else part_rows(classes, width)
+        return *scaled, None, None, None, None
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -230,7 +254,7 @@ def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: 
     Large logits cost their gradient and no further copy, whatever their type.
     """
     if len(logits) > most_rows(logits.device.type, logits.size(-1)):
-        return _InParts.apply(logits, None, None, labels, smoothing, torch.is_grad_enabled())
+        return _InParts.apply(logits, None, None, labels, smoothing, torch.is_grad_enabled(), None)
     return functional.cross_entropy(
         logits.float(), labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
     )

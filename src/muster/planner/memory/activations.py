@@ -15,7 +15,10 @@ from typing import Any
 
 from muster.core import families
 from muster.core.families import llama, t5, vit
+from muster.core.loss_parts import PLAIN_OUTPUT, most_rows, part_rows
 from muster.core.workload import Lengths
+
+WIDTHS = ("word_embed_proj_dim", "d_model", "n_embd", "hidden_size")  # of the output layer's input
 
 
 @dataclass(frozen=True)
@@ -206,6 +209,24 @@ def activation_bytes(
         inputs = residual * stack.tokens * stack.width
         total += inputs + (stack.layers * inputs if checkpointing else stack.layers * layer)
     return total + largest
+
+
+def fused_bytes(
+    config: Mapping[str, Any], rows: int, kept: Kept, device: str, wanted: bool | str
+) -> int | None:
+    """Output layer and loss of `rows` predictions as one: of a part the logits, their logarithms
+    in fp32 and their gradient; the gradients of the layer's input and, in fp32, of its weight.
+
+    None where they are computed one after the other (core/loss_parts.py). `wanted`: train.fused_loss.
+    """
+    if wanted is False or config.get("model_type") not in PLAIN_OUTPUT:
+        return None
+    classes = int(config.get("vocab_size") or 0)
+    width = int(next((config[key] for key in WIDTHS if config.get(key)), 0))
+    if not classes or (wanted == "auto" and rows <= most_rows(device, classes, width)):
+        return None
+    part = min(rows, part_rows(classes, width))
+    return part * classes * (2 * kept.element + 4) + rows * width * kept.element + 4 * classes * width
 
 
 def logit_bytes(config: Mapping[str, Any], lengths: Lengths, kept: Kept) -> int:

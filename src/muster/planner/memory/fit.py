@@ -20,7 +20,7 @@ from muster.core.workload import Lengths
 from muster.engines.base import spec_of
 from muster.engines.spread import NO_DISK, ModelSpread, NvmeOffload, Tensors
 from muster.engines.states import Parts, States, added, elements, largest
-from muster.planner.memory.activations import Kept, activation_bytes, logit_bytes, stacks
+from muster.planner.memory.activations import Kept, activation_bytes, fused_bytes, logit_bytes, stacks
 from muster.planner.memory.states import likely_tensors, states
 
 MARGIN = 0.06  # of a device's or a host's memory, left free
@@ -65,6 +65,7 @@ class Setting:
     together: bool = False  # DeepSpeed makes the optimizer
     share: float = 1.0  # of micro, samples of a rank on average: below 1 where batch.split differs
     saves: bool = True  # the first rank gathers the trained model
+    fused_loss: bool | str = False  # as the recipe has it
     trace: Trace | None = field(default=None, repr=False)  # of the recipe's real model
 
     @property
@@ -161,10 +162,11 @@ def _passing(setting: Setting) -> Passing | None:
     each = activation_bytes(config, lengths, kept, checkpointing=setting.checkpointing)
     if each is None:
         return None
-    parts = {
-        "activations": setting.micro * each,
-        "logits and loss": setting.micro * logit_bytes(config, lengths, kept),
-    }
+    rows = setting.micro * (lengths.target or lengths.tokens)
+    logits = fused_bytes(config, rows, kept, setting.device, setting.fused_loss)
+    if logits is None:
+        logits = setting.micro * logit_bytes(config, lengths, kept)
+    parts = {"activations": setting.micro * each, "logits and loss": logits}
     return closed(parts, setting.element * elements(setting.tensors) if kept.mixed else 0)
 
 

@@ -12,8 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from muster.core import loss_parts
 from muster.core.trace import AFTER_BLOCKS, BACKWARD, FORWARD, Pass, TraceRequest, with_peaks
-from muster.worker import loss as losses
 from muster.worker.loss import TokenLoss
 from muster.worker.tracing.cuda import cuda_kernels
 from muster.worker.tracing.tasks import Inputs
@@ -262,12 +262,12 @@ def compute_loss(
 @contextmanager
 def _loss_in_parts(on: bool) -> Iterator[None]:
     """Whether the loss takes all logits at once, however many there are."""
-    kept = losses.SMALL_ON_CPU, losses.SMALL
-    losses.SMALL_ON_CPU = 0 if on else 1 << 62
+    kept = loss_parts.SMALL_ON_CPU
+    loss_parts.SMALL_ON_CPU = 0 if on else 1 << 62
     try:
         yield
     finally:
-        losses.SMALL_ON_CPU, losses.SMALL = kept
+        loss_parts.SMALL_ON_CPU = kept
 
 
 @contextmanager

@@ -13,11 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from muster.core.errors import RecipeError
 from muster.core.families import family_of, gpt2, llama, opt, t5, vit
+from muster.core.loss_parts import most_rows
 from muster.core.near import did_you_mean
 from muster.core.trace import EMBEDDINGS, FIGURES, Parameter, Pass, Trace, TraceRequest, line, with_peaks
 from muster.core.versions import versions_of
-from muster.worker import loss as losses
 from muster.worker.instruments.meta import set_checkpointing
+from muster.worker.loss import fused_head
 from muster.worker.tracing import passes
 from muster.worker.tracing.tasks import logits_of, loss_of, make, replace_tensors, task_of
 
@@ -186,10 +187,10 @@ def trace(request: TraceRequest) -> Trace:
     whole = _without_weights(request, {})
     depth = depth_of(request.config, whole.config.to_dict())
     classes, rows = logits_of(request, whole)
-    head = losses.fused_head(whole, wanted=request.fused_loss)
+    head = fused_head(whole, wanted=request.fused_loss)
     width = 0 if head is None else whole.get_output_embeddings().weight.shape[1]
     always = head is not None and head.always
-    most = 0 if always else losses.most_rows(request.device, classes, width) // rows
+    most = 0 if always else most_rows(request.device, classes, width) // rows
     layers: list[tuple[int, ...]] = []
 
     def traced(changes: Mapping[str, int], some: Sequence[Group]) -> Sequence[Pass]:
@@ -238,7 +239,7 @@ def _traced(
         replace_tensors(model, lambda each: torch.empty(each.shape, dtype=each.dtype))
         if request.checkpointing:
             set_checkpointing(model, True)
-        loss = loss_of(request, losses.fused_head(model, wanted=request.fused_loss))
+        loss = loss_of(request, fused_head(model, wanted=request.fused_loss))
         return [
             passes.run(
                 model,
