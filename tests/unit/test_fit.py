@@ -16,8 +16,8 @@ from muster.planner.memory.activations import (
     Kept,
     Lengths,
     activation_bytes,
-    layer_bytes,
     fused_bytes,
+    layer_bytes,
     logit_bytes,
     stacks,
 )

@@ -156,9 +156,12 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
         seconds = log.pace
         if seconds is None or not 0 < seconds < math.inf:
             return None
+        spread = log.spread
+        if spread is None and log.measured is not None:
+            spread = log.measured.error
         return Observation(
             log.path, hosts, seconds, work=work, computing=log.computing, moment=log.moment, began=log.began,
-            ended=log.ended, exchanges=log.exchanges, spread=log.spread,
+            ended=log.ended, exchanges=log.exchanges, spread=spread,
         )  # fmt: skip
     if shared and shared.of(log):
         return None
@@ -262,6 +265,12 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
             f"{counted(len(alone), 'job')} of which the log does not say what was trained: compared with no "
             "others; --workload NAME says it of all of these"
         )
+    if stalled := [log for log in logs if log.measured and log.measured.stalls]:
+        worst = max(stalled, key=lambda log: _stalled(log)[0])
+        found.append(
+            f"{counted(len(stalled), 'job')} in which a few steps took much longer than the others, so that "
+            f"its pace is not sure: {_stalled(worst)[1]}"
+        )
     if unplaced := [log for log in logs if log.unplaced and log.outcome != "unreadable"]:
         found.append(
             f"{counted(len(unplaced), 'job')} of which it is not known on which hosts they ran: no evidence "
@@ -270,6 +279,14 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
     if len(told) >= MANY and len({host for hosts in told for host in hosts}) == sum(map(len, told)):
         found.append(f"no host is in two of the {len(told)} jobs: were the hosts read rightly?")
     return found
+
+
+def _stalled(log: JobLog) -> tuple[float, str]:
+    """The share of the time that its stalls took, and in words."""
+    assert log.measured is not None and log.measured.stalls is not None
+    stalls, whole = log.measured.stalls, log.measured.seconds
+    words = f"{stalls.windows} of {log.measured.windows} windows took {stalls.seconds:.3g} of {whole:.3g} s"
+    return stalls.seconds / whole, f"{words} in {log.path}"
 
 
 def _samples(log: JobLog | None, seconds: float) -> float | None:

@@ -233,9 +233,9 @@ class _Hosts:
         """Suspected, and not convicted."""
         settle = self._settle(base.subject[0])
         if chance <= PROBABLY:
-            reason = f"bad with a probability of {chance:.2f}"
+            reason = f"bad with a probability of {below(chance)}"
             return replace(base, condition="probably fit", reason=reason, settle=settle)
-        return replace(base, reason=f"suspected: bad with a probability of {chance:.2f}", settle=settle)
+        return replace(base, reason=f"suspected: bad with a probability of {below(chance)}", settle=settle)
 
     def _settle(self, name: str) -> str:
         """Which job would tell more of a host."""
@@ -304,6 +304,9 @@ class _Hosts:
             return "fast alone, but slow in every group, and other hosts explain that"
         if good(groups):
             return "fast in groups, but slow alone"
+        if not groups:
+            count = "its only job was" if len(alone) == 1 else f"its {len(alone)} jobs were"
+            return f"{count} slow, alone: that may have been something else on the machine, or chance"
         return "all its jobs were slow, but other hosts explain that"
 
     def _differs(self, rows: Sequence[int]) -> tuple[float, float, float] | None:
@@ -320,6 +323,11 @@ class _Hosts:
                 if usual > 3 * noise:
                     return math.expm1(usual), noise, spread
         return None
+
+
+def below(chance: float) -> str:
+    """A probability, rounded down: what is below a threshold does not look as if it reached it."""
+    return f"{math.floor(100 * chance) / 100:.2f}"
 
 
 def _by_kind(readings: Readings, rows: Sequence[int]) -> list[list[int]]:

@@ -13,6 +13,9 @@ WARM_UP = 10  # optimizer steps that are left out, as `measure.warmup` of a reci
 HEAD = 64  # windows that are kept one by one; later ones are merged where they become many
 TAIL = 512
 LARGEST = 1e18  # figures above it are nonsense
+# Windows stall where they take so many times as long as the usual one, are at most this share of all, and
+# cost at least this share of the time.
+STALL, FEW, LOST = 3.0, 0.05, 0.02
 APART = 0.02  # a rate that is further from the tool's own than this is said
 # A number as tools print it, to build expressions of: 192, 1,536, 1_536, 1.536000e+03. It ends before a comma
 # that is not between thousands. `number` reads it.
@@ -57,6 +60,14 @@ class LogWindow:
 
 
 @dataclass(frozen=True)
+class Stalls:
+    """A few windows that took much longer than the others: how many, and their seconds."""
+
+    windows: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class MeasuredWindows:
     """The windows that a job's figures rest on: a rate is their samples over their seconds."""
 
@@ -70,6 +81,8 @@ class MeasuredWindows:
     interrupted: bool = False  # there were no windows without something else in them
     timed: bool = True  # False: only rates are known, and its seconds are a weight
     unit: Unit = "samples"  # what `samples` counts
+    error: float | None = None  # relative standard error of the seconds; None: fewer than three windows
+    stalls: Stalls | None = None
 
     @property
     def rate(self) -> float:
@@ -150,6 +163,7 @@ def measure(windows: Sequence[LogWindow]) -> MeasuredWindows | None:
     rates = [each.samples / each.seconds for each in windows]
     spread = statistics.stdev(rates) / statistics.fmean(rates) if len(rates) > 2 else None
     tokens = [each.tokens for each in windows]
+    error, stalls = _unsteady(windows)
     return MeasuredWindows(
         samples=math.fsum(each.samples for each in windows),
         seconds=math.fsum(each.seconds for each in windows),
@@ -159,7 +173,27 @@ def measure(windows: Sequence[LogWindow]) -> MeasuredWindows | None:
         variation=spread,
         skipped=sum(each.skipped for each in windows),
         interrupted=any(each.interrupted for each in windows),
+        error=error,
+        stalls=stalls,
     )
+
+
+def _unsteady(windows: Sequence[LogWindow]) -> tuple[float | None, Stalls | None]:
+    """The relative standard error of the windows' seconds per sample (a ratio estimator: Cochran, Sampling
+    Techniques, 1977, section 6.4), and those that stalled."""
+    count = len(windows)
+    if count < 3:
+        return None, None
+    samples, seconds = math.fsum(w.samples for w in windows), math.fsum(w.seconds for w in windows)
+    pace = seconds / samples
+    squares = math.fsum((each.seconds - pace * each.samples) ** 2 for each in windows)
+    error = math.sqrt(count / (count - 1) * squares) / seconds
+    usual = statistics.median(each.seconds / each.samples for each in windows)
+    slow = [each for each in windows if each.seconds > STALL * usual * each.samples]
+    lost = math.fsum(each.seconds - usual * each.samples for each in slow)
+    if not slow or len(slow) > FEW * count or lost < LOST * seconds:
+        return error, None
+    return error, Stalls(len(slow), math.fsum(each.seconds for each in slow))
 
 
 @dataclass(frozen=True)
