@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from muster.cli.app import app
 from muster.core import families
 from muster.core.errors import InventoryError, RecipeError, UsageError
 from muster.core.inventory import Inventory, parse_hosts
@@ -160,6 +162,13 @@ def test_a_model_is_compiled_where_that_pays(
     assert decided.recipe.train.compiled is (reason is None)
     assert decided.job.recipe["train"]["compile"] is (reason is None)
     assert (reason or "one shape") in why(decided, "train.compile")
+
+
+def test_a_plan_says_whether_the_model_is_compiled() -> None:
+    words = ["plan", "gpt2-small", "--on", "h100:1", "--quick"]
+    told = CliRunner().invoke(app, [*words, "train.compile=auto"]).output
+    assert "compiled" in told and "all batches have one shape" in told
+    assert "compiled" not in CliRunner().invoke(app, words).output
 
 
 @pytest.mark.parametrize("given", [True, False])

@@ -209,3 +209,15 @@ def test_a_models_double_has_an_output_layer_of_its_own() -> None:
     head.wanted = None
     assert count(double(model), inputs) == plain and plain.model > 0
     assert made.get_output_embeddings() is not head
+
+
+@pytest.mark.parametrize(
+    ("asked", "head", "told"), [(True, None, 1), ("auto", None, 0), (True, "a layer", 0)]
+)
+def test_a_fused_loss_that_cannot_be_is_noted(asked: Any, head: Any, told: int) -> None:
+    from types import SimpleNamespace
+
+    from muster.worker.main import _unused
+
+    context: Any = SimpleNamespace(recipe=SimpleNamespace(train=SimpleNamespace(fused_loss=asked)))
+    assert len(_unused(context, SimpleNamespace(compute_loss_func=TokenLoss(head=head)))) == told

@@ -26,7 +26,10 @@ EXAMPLES = f"""Examples:
 def bench(
     suite: Annotated[
         str,
-        Argument(help="acceptance, scaling, zero-sweep, s1, or a YAML file of your own.", complete="suites"),
+        Argument(
+            help="acceptance, scaling, zero-sweep, s1, old-and-new, s1-old-and-new, or a YAML file.",
+            complete="suites",
+        ),
     ] = "",
     words: Annotated[
         list[str] | None,

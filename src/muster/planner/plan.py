@@ -339,7 +339,7 @@ def _notes(decided: Decided) -> list[str]:
     notes += decided.recipe.assumed(config) if config is not None else []
     if decided.recipe.train.compiled:
         notes.append(
-            "train.compile=true changes nothing in this plan: memory and time are those without torch.compile"
+            "compiling changes nothing in this plan: memory and time are those without torch.compile"
         )
     if device == "cuda" and decided.room.host is None and setting is not None:
         notes.append("the hosts' memory was not checked: give it with --host-memory")

@@ -48,7 +48,7 @@ def started(context: Context, built: Any) -> None:
         arithmetic=_arithmetic(context),
         total_steps=_total_steps(context, built.train_samples),
         versions={"python": platform.python_version(), **versions_of(PACKAGES)},
-        notes=built.notes,
+        notes=[*built.notes, *_unused(context, built.trainer)],
     )
     if context.main:
         context.emit(
@@ -58,6 +58,14 @@ def started(context: Context, built: Any) -> None:
             cut=built.cut,
             skipped=built.skipped,
         )
+
+
+def _unused(context: Context, trainer: Any) -> list[str]:
+    """What the recipe asks for and this model cannot do."""
+    loss = getattr(trainer, "compute_loss_func", None)
+    if context.recipe.train.fused_loss is not True or getattr(loss, "head", None) is not None:
+        return []
+    return ["train.fused_loss=true does nothing here: the logits are more than what the output layer gives"]
 
 
 def _total_steps(context: Context, samples: int) -> int:
