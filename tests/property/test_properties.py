@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from muster.core.batch import Batch, resolve_batch
 from muster.core.errors import InventoryError, RecipeError
 from muster.core.inventory import (
-from muster.core.printable import HIDDEN
     Host,
     Inventory,
     format_hostfile,
@@ -26,6 +25,7 @@ from muster.core.printable import HIDDEN
     parse_hosts,
     read_inventory,
 )
+from muster.core.printable import HIDDEN
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml, field_paths, load_recipe, merge, parse_override, validate
 from muster.fleet.connection import Lines
