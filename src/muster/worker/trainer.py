@@ -101,7 +101,7 @@ class Common(ConvertedWeights, ExactHeldOut, OrderedSamples):
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
         """Transformers' own; the output layer may compute the loss as well, so it hears of the labels."""
-        loss = self.compute_loss_func  # type: ignore[attr-defined]
+        loss = getattr(self, "compute_loss_func", None)
         with loss.expecting(inputs.get("labels")) if isinstance(loss, TokenLoss) else nullcontext():
             return super().compute_loss(model, inputs, *args, **named)  # type: ignore[misc]
 
