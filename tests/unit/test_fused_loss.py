@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -191,6 +192,16 @@ def test_an_output_layer_with_adapters_keeps_its_logits() -> None:
         model = AutoModelForCausalLM.from_config(config)
         adapted = get_peft_model(model, LoraConfig(r=2, target_modules=targets))
         assert (fused_head(adapted) is not None) is possible
+
+
+def test_a_layer_that_has_trained_can_be_copied() -> None:
+    """As it is where speeds are measured before operations are counted; and it keeps no graph alive."""
+    layer, labels = torch.nn.Linear(WIDTH, CLASSES), labels_of()
+    loss = TokenLoss(head=fused(layer))
+    with loss.expecting(labels):
+        loss((layer(torch.randn(ROWS, WIDTH)),), labels).backward()
+    assert copy.deepcopy(layer).weight is not layer.weight
+    assert layer.found.value.grad_fn is None
 
 
 def test_a_models_double_has_an_output_layer_of_its_own() -> None:

@@ -131,7 +131,9 @@ def test_a_run_without_a_model_and_weights_that_would_not_be_used_are_refused(he
 
 @pytest.mark.parametrize("name", ["gpt2", "somebody/whole", "x" * 5000])
 def test_other_names_are_no_runs(here: Path, name: str) -> None:
+    """Nor is a known size, though a run has its name."""
     a_run(here, "whole")
+    a_run(here, "gpt2")
     assert absolute(recipe(model={"name": name})).model.name == name
 
 

@@ -45,6 +45,20 @@ def test_two_stalls_do_not_make_a_host_slow(slower: float, tmp_path: Path) -> No
     assert not any("much longer" in note for note in judged(tmp_path, slower, ()).notes)
 
 
+def test_steps_that_differ_alike_on_all_hosts_hide_no_slow_host(tmp_path: Path) -> None:
+    """Batches of unlike lengths, in one order everywhere: a step takes 0.1 to 0.5 s, on one host 4 % more."""
+    lengths = [random.Random(step).uniform(0.1, 0.5) for step in range(40)]
+    for number, host in enumerate(HOSTS):
+        for job in range(2):
+            draw = random.Random(100 * job + number)
+            slower = 1 + 0.04 * (host == "lxn07")
+            took = [1000 * slower * length * draw.gauss(1, 0.005) for length in lengths]
+            lines = [f"iter {step}: loss 4.0, time {ms:.2f}ms, mfu 15.00%" for step, ms in enumerate(took)]
+            (tmp_path / f"{host}-{job}.log").write_text("\n".join([f"SLURM_JOB_NODELIST={host}", *lines]))
+    found = judge(tmp_path, workload="gpt")
+    assert {each.hosts[0] for each in found.hosts if each.condition == "slow"} == {"lxn07"}
+
+
 def test_the_error_of_a_pace_by_hand() -> None:
     """Four windows of one sample each: 1, 1, 1 and 5 s. Their mean is 2; the sum of squares 1 + 1 + 1 + 9."""
     windows = [LogWindow(steps=1, skipped=0, samples=1.0, seconds=each) for each in (1.0, 1.0, 1.0, 5.0)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from muster.core import families
 from muster.core.errors import DataError, RecipeError
 from muster.core.inventory import MOUNTED, Inventory, read_inventory
 from muster.core.job import Decision
@@ -116,13 +117,18 @@ def absolute(recipe: Recipe) -> Recipe:
 
 
 def _trained(name: str, init: str) -> str:
-    """model.name, or the folder of a run's trained model where it names a run: `last`, an id, or a folder."""
+    """model.name, or the folder of a run's trained model where it names a run: `last`, an id, or a folder.
+
+    A known size stays that size, whatever runs are called.
+    """
     where = "model.name"
+    if families.size(name):
+        return name
     runs = [RunFolder(Path(os.path.expanduser(name))), RunFolder(DEFAULT_ROOT / name)]  # noqa: PTH111
     found = next((each for each in runs if os.path.isfile(each.job)), None)  # noqa: PTH113 - never raises
     if found is None and name not in LAST:
         return name
-    run = find_run(name if found is None else str(found.path))
+    run = find_run(name) if found is None else RunFolder(found.path.absolute())
     if not (run.model / "config.json").is_file():
         raise RecipeError(
             f"the run {run.id} has no trained model",

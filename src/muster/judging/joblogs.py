@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, get_args
 
 from muster.core.units import counted
@@ -66,7 +67,7 @@ def judged(
     """The document, from all logs. `switches`: the hosts behind each, where that is known."""
     files = files_of(logs)
     shared = shared_ends([each.log for each in files if each.of is None])
-    jobs = [_job(each, shared) for each in files]
+    jobs = _with_errors([_job(each, shared) for each in files])
     observations = [each.observation for each in jobs if each.observation is not None]
     hosts = sorted({host for each in files for host in each.log.hosts}, key=_natural)
     state = localise(observations, Topology.of(hosts, switches or {}), settings, stored)
@@ -129,6 +130,33 @@ def _job(file: File, shared: SharedEnds) -> _Job:
     return _Job(file.log, work, observation, file.of, shared.of(file.log))
 
 
+def _with_errors(jobs: Sequence[_Job]) -> list[_Job]:
+    """With how well each job's pace is known by its own windows, beyond what is usual for its work: where
+    steps differ alike in all jobs, as with batches of unlike lengths, that says nothing of one of them."""
+    errors: dict[Class, list[float]] = {}
+    for job in jobs:
+        if (error := _error_of(job)) is not None:
+            errors.setdefault(_class_of(job), []).append(error)
+    made = []
+    for job in jobs:
+        if job.observation is not None and (error := _error_of(job)) is not None:
+            beyond = error**2 - statistics.median(errors[_class_of(job)]) ** 2
+            spread = math.sqrt(max(0.0, beyond))
+            job = replace(job, observation=replace(job.observation, spread=spread))
+        made.append(job)
+    return made
+
+
+def _error_of(job: _Job) -> float | None:
+    """By its windows, where nothing else tells it."""
+    known = job.observation is None or job.observation.seconds is None or job.log.spread is not None
+    return None if known or job.log.measured is None else job.log.measured.error
+
+
+def _class_of(job: _Job) -> Class:
+    return Class(job.work, len(set(job.log.hosts)))
+
+
 def _silent(jobs: Sequence[_Job], verdict: Judgement) -> dict[str, str]:
     """Why nothing is known of each host of which there is no observation, or none that can be compared."""
     heard = {host for job in jobs if job.observation for host in job.observation.hosts}
@@ -156,12 +184,9 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
         seconds = log.pace
         if seconds is None or not 0 < seconds < math.inf:
             return None
-        spread = log.spread
-        if spread is None and log.measured is not None:
-            spread = log.measured.error
         return Observation(
             log.path, hosts, seconds, work=work, computing=log.computing, moment=log.moment, began=log.began,
-            ended=log.ended, exchanges=log.exchanges, spread=spread,
+            ended=log.ended, exchanges=log.exchanges, spread=log.spread,
         )  # fmt: skip
     if shared and shared.of(log):
         return None
@@ -268,8 +293,8 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
     if stalled := [log for log in logs if log.measured and log.measured.stalls]:
         worst = max(stalled, key=lambda log: _stalled(log)[0])
         found.append(
-            f"{counted(len(stalled), 'job')} in which a few steps took much longer than the others, so that "
-            f"its pace is not sure: {_stalled(worst)[1]}"
+            f"{counted(len(stalled), 'job')} whose pace is not sure, since a few steps took much longer than "
+            f"the others: {_stalled(worst)[1]}"
         )
     if unplaced := [log for log in logs if log.unplaced and log.outcome != "unreadable"]:
         found.append(

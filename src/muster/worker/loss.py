@@ -226,7 +226,7 @@ class _InParts(torch.autograd.Function):  # type: ignore[misc]
                     of_bias += counts.to(dtype) @ gradient
                 del gradient, logs, part  # before the next part's logits are made
         if found is not None:
-            found.value = total
+            found.value = total.detach()  # without the graph, which would outlive the step
         ctx.found = found
         ctx.save_for_backward(of_given, of_weight, of_bias)
         ctx.dtypes = [None if each is None else each.dtype for each in (given, weight, bias)]
