@@ -206,7 +206,7 @@ def data_of(shape: Shape) -> str:
     row, folder = shape.row, Path("samples").resolve()
     tiny = shape.machine.tiny
     if row.peer == "pairs":
-        from muster.workloads.text2sql import sqlgen
+        from muster.worker.data import sqlgen
 
         sqlgen.build(folder, seed=1, train=200 if tiny else row.samples, validation=8 if tiny else HELD)
         return str(folder)

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from muster.worker.data.sqlexec import run_query, same_result
-from muster.workloads.text2sql.sqlgen import SHAPES, build
-from muster.workloads.text2sql.sqlgen import generate as generate_module
-from muster.workloads.text2sql.sqlgen.schemas import SCHEMAS
+from muster.worker.data.sqlgen import SHAPES, build
+from muster.worker.data.sqlgen import generate as generate_module
+from muster.worker.data.sqlgen.schemas import SCHEMAS
 
 TRAIN, VALIDATION = 4000, 345
 LITERAL = re.compile(r"'([^']*)'|\b(\d+)\b")

@@ -213,7 +213,7 @@ def load_pairs(data: TextToSqlData, cache: Path, *, may_write: bool, seed: int) 
 
 
 def _generate(generated: Generated, folder: Path) -> None:
-    from muster.workloads.text2sql import sqlgen
+    from muster.worker.data import sqlgen
 
     sqlgen.build(folder, seed=generated.seed, train=generated.train, validation=generated.validation)
 
