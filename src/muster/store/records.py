@@ -4,6 +4,7 @@ out, and their rows, with the place of anything that is wrong."""
 from __future__ import annotations
 
 import csv
+import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -101,6 +102,21 @@ def parts_of(
     told = f"{path}: train {names_of(train)}; held out "
     told += names_of(held_out) if held_out else f"{fraction:.3g} of it"
     return told + (f"; not used: {names_of(unused)}" if unused else "")
+
+
+def hold_out(keys: Iterable[str], fraction: float, seed: int, where: str | None) -> set[str]:
+    """Which keys (questions, prompts) to hold out where a data set has no part for that: all samples of a key
+    stay together. Raises DataError where none would be left to train on."""
+    different = sorted(set(keys))
+    if len(different) < 2:
+        told = "sample is" if len(different) == 1 else "samples are"
+        raise DataError(
+            f"{len(different)} different {told} too few to hold some out",
+            where=where,
+            hint="more samples, or a validation file beside the train file",
+        )
+    random.Random(seed).shuffle(different)
+    return set(different[: max(1, int(len(different) * fraction))])
 
 
 def read_rows(

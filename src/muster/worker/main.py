@@ -345,7 +345,7 @@ def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
     again = recipe.train.checkpointing
     flops = (
         FlopsCounter(context.emit, trainer.model, checkpointing=again, main=context.main)
-        if measure.flops
+        if measure.flops and built.flops
         else None
     )
     # What a compiled model is called by is no longer Python's; a GPU's own waiting cannot be told apart.

@@ -80,6 +80,9 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     if result.evaluation_loss is not None:
         told = f" (perplexity {result.perplexity:.2f})" if result.perplexity is not None else ""
         rows.append(("held-out loss", f"{result.evaluation_loss:.4f}{told}"))
+    for each in result.figures:
+        held = f"{each.held_out:.4g} held out" if each.held_out is not None else ""
+        rows.append((each.called, ", ".join(filter(None, (each.course, held)))))
     speed = result.throughput
     if speed:
         spread = f" (varies by {100 * speed.variation:.1f} %)" if speed.variation is not None else ""
@@ -89,6 +92,13 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
         share = speed.data_share
         getting = f", {100 * share:.1f} % of it getting batches" if share is not None else ""
         rows.append(("step time", f"{median} median, {p95} p95{getting}"))
+    if result.phases:
+        parts = [
+            f"{each.name} {100 * each.share:.0f} % ({format_number(each.samples_per_second)} samples/s)"
+            for each in result.phases
+            if each.samples_per_second is not None
+        ]
+        rows.append(("of a step", ", ".join(parts)))
     if result.flops:
         rows.append(("model FLOPs", flops_words(result.flops)))
     peak = result.memory.allocator_peak or result.memory.resident_peak

@@ -1,0 +1,119 @@
+"""Recipes of reinforcement learning, as the control side knows them: answers are generated, and rewarded."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from muster.core import families
+from muster.core.errors import RecipeError
+from muster.core.section import PositiveInt, Section
+from muster.core.workload import Lengths
+from muster.dialogues.spec import DialogueRecipe
+
+
+class Reward(Section):
+    """What an answer is worth. At least one is given; several are added up."""
+
+    model: str | None = Field(
+        None,
+        description="A reward model that `reward` has trained: a run's id, a folder, or a hub name. Its "
+        "tokenizer must be the model's own.",
+    )
+    function: str | None = Field(
+        None,
+        description="A Python function, as FILE.py:NAME or package.module:NAME. It takes the prompts, the "
+        "answers and the expected answers, three lists of texts, and returns a number for each. Never code "
+        "from a hub.",
+    )
+    execution: bool = Field(
+        False,
+        description="1 for an answer that is SQL with the same rows as the expected one, in its sample's "
+        "SQLite file; 0 for any other.",
+    )
+
+    @property
+    def given(self) -> bool:
+        """Whether there is any."""
+        return bool(self.model or self.function or self.execution)
+
+
+class Generation(Section):
+    """How answers are drawn."""
+
+    prompt: PositiveInt = Field(256, description="Longest prompt in tokens; longer ones are an error.")
+    answer: PositiveInt = Field(256, description="Longest answer in tokens.")
+    temperature: Annotated[float, Field(gt=0)] = Field(1.0, description="Temperature of sampling.")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="Draw from the likeliest tokens that have this probability together."
+    )
+    top_k: Annotated[int, Field(ge=0)] = Field(
+        0, description="Draw from so many of the likeliest tokens; 0: from all."
+    )
+
+
+class RolloutRecipe(DialogueRecipe):
+    """A decoder generates answers to prompts, and learns which ones are rewarded. A sample is an answer."""
+
+    traced: ClassVar[bool] = False
+    answered: ClassVar[bool] = False
+    metric: ClassVar[str] = "exact match"
+    other_models: ClassVar[tuple[tuple[str, str], ...]] = (("reward", "model"),)
+
+    reward: Reward = Field(default_factory=Reward, description="What an answer is worth.")
+    generation: Generation = Field(default_factory=Generation, description="How answers are drawn.")
+
+    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
+        """As all dialogues, and whether there is a reward."""
+        if not self.reward.given:
+            raise RecipeError(
+                "is missing: nothing says what an answer is worth",
+                where="reward",
+                hint="reward.model=RUN, reward.function=FILE.py:NAME, or reward.execution=true",
+            )
+        if self.reward.function:
+            check_function(self.reward.function)
+        positions = families.positions(config)
+        if positions and self.sequence(config) > positions:
+            raise RecipeError(
+                f"prompt and answer have {self.sequence(config):,} tokens, and the model has {positions:,} "
+                "positions",
+                where="generation",
+                hint="a shorter generation.prompt or generation.answer",
+            )
+        super().check_data(path, config)
+
+    def sequence(self, config: Mapping[str, Any] | None) -> int:
+        """Tokens of a prompt with its answer."""
+        return self.generation.prompt + self.generation.answer
+
+    def lengths(self, config: Mapping[str, Any] | None) -> Lengths:
+        """Prompt and answer together."""
+        return Lengths(self.sequence(config))
+
+    def example(self, question: str | None) -> tuple[str, int]:
+        """A prompt as it is."""
+        return question or "The ", self.evaluate.max_new_tokens or self.generation.answer
+
+
+def check_function(name: str) -> None:
+    """Raise RecipeError unless it may be a function's name, and its file is here."""
+    place, colon, function = name.rpartition(":")
+    if not colon or not place or not function.isidentifier():
+        raise RecipeError(
+            f"{name!r} is not FILE.py:NAME",
+            where="reward.function",
+            hint="such as rewards.py:short_answers, or package.module:short_answers",
+        )
+    if place.endswith(".py"):
+        if not os.path.isfile(place):  # noqa: PTH113 - never raises
+            raise RecipeError(f"no such file: {place}", where="reward.function")
+    elif not all(part.isidentifier() for part in place.split(".")):
+        raise RecipeError(f"{place!r} is not a module's name", where="reward.function")
+    elif "." not in place and importlib.util.find_spec(place) is None:
+        raise RecipeError(f"no module is named {place!r}", where="reward.function", hint="FILE.py:NAME")
