@@ -30,7 +30,7 @@ SETTINGS = re.compile(r"drop|^initializer_|^num_labels$|^attn_implementation$")
 # Keys of a recipe that are files or folders: always, and where there is one of that name.
 PATHS = (("data", "path"), ("engine", "config"), ("measure", "peaks"))
 NAMES = (
-    ("model", "name"), ("model", "tokenizer"), ("data", "name"),
+    ("model", "name"), ("model", "tokenizer"), ("data", "name"), ("reward", "model"),
     ("launch", "setup"),  # else a line of bash, which may begin like a path
 )  # fmt: skip
 NAME = re.compile(r"[a-zA-Z][\w-]*")  # of a plug-in
@@ -159,7 +159,24 @@ def anchored(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         there = os.path.isfile if section == "launch" else os.path.exists  # which never raise
         if is_path or there(folder / value):
             made[section] = {**made[section], key: _whole_path(value, folder, f"{section}.{key}")}
+    values = made.get("reward")
+    if isinstance(values, Mapping) and isinstance(values.get("function"), str):
+        place, colon, name = values["function"].rpartition(":")
+        if place.endswith(".py"):
+            whole = _whole_path(place, folder, "reward.function")
+            made["reward"] = {**values, "function": f"{whole}{colon}{name}"}
+    values = made.get("data")
+    if isinstance(values, Mapping) and isinstance(values.get("mix"), list):
+        mix = [_anchored_source(each, folder) for each in values["mix"]]
+        made["data"] = {**values, "mix": mix}
     return made
+
+
+def _anchored_source(source: Any, folder: Path) -> Any:
+    """One data set of data.mix."""
+    if not isinstance(source, Mapping) or not isinstance(source.get("path"), str):
+        return source
+    return {**source, "path": _whole_path(source["path"], folder, "data.mix.path")}
 
 
 def _whole_path(value: str, folder: Path, where: str) -> str:

@@ -117,3 +117,29 @@ def check_function(name: str) -> None:
         raise RecipeError(f"{place!r} is not a module's name", where="reward.function")
     elif "." not in place and importlib.util.find_spec(place) is None:
         raise RecipeError(f"no module is named {place!r}", where="reward.function", hint="FILE.py:NAME")
+
+
+class Group(Section):
+    """An objective that compares several answers to one prompt."""
+
+    answers: Annotated[int, Field(ge=2)] = Field(
+        8, description="Answers to each prompt. The global batch, in answers, is a multiple of it."
+    )
+    beta: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="How strongly the model is held to the one that it starts from; 0: not at all."
+    )
+    clip: Annotated[float, Field(gt=0)] = Field(
+        0.2, description="How far the probability of a token may move from where it was when it was drawn."
+    )
+    epochs: PositiveInt = Field(1, description="Optimizer steps on each batch of answers.")
+
+
+def check_held(beta: float, where: str, recipe: DialogueRecipe) -> None:
+    """Raise RecipeError where the model is to be held to one that is nowhere."""
+    model = recipe.model
+    if beta > 0 and recipe.lora is None and not (model.name and model.init == "pretrained"):
+        raise RecipeError(
+            "is above 0, and a model from scratch has nothing that it could be held to",
+            where=where,
+            hint=f"model.name=RUN of an earlier step, or {where}=0",
+        )

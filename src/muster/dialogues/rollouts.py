@@ -68,6 +68,7 @@ def generation_config(generation: Generation, tokenizer: Any, *, sampled: bool) 
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         disable_compile=True,
+        use_cache=True,
         **(drawn if sampled else {}),
     )
 
@@ -106,7 +107,7 @@ def generate(
                 inputs[row, longest - len(prompt) :] = torch.tensor(prompt)
                 mask[row, longest - len(prompt) :] = 1
             made = model.generate(
-                inputs.to(device), attention_mask=mask.to(device), generation_config=config, use_cache=True
+                inputs.to(device), attention_mask=mask.to(device), generation_config=config
             )
             found += [ended(row, int(config.eos_token_id)) for row in made[:, longest:].tolist()]
         model.train(training)

@@ -52,7 +52,9 @@ class Scorer:
             self._by_function(samples, texts),
             self._by_execution(samples, texts),
         ):
-            total = [one + other for one, other in zip(total, found or total, strict=True)] if found else total
+            total = (
+                [one + other for one, other in zip(total, found or total, strict=True)] if found else total
+            )
         return total
 
     def _by_model(self, samples: Sequence[Dialogue], answers: Sequence[Sequence[int]]) -> list[float] | None:
@@ -70,7 +72,9 @@ class Scorer:
             return None
         name = self.reward.function or ""
         try:
-            found = list(self.function([each.question for each in samples], texts, [s.answer for s in samples]))
+            found = list(
+                self.function([each.question for each in samples], texts, [s.answer for s in samples])
+            )
             numbers = [float(each) for each in found]
         except Exception as error:
             raise DataError(

@@ -14,11 +14,11 @@ from muster.dialogues.rows import ASSISTANT, TEXT, Dialogue, Turn
 from muster.worker.loss import IGNORED
 from muster.worker.workloads.base import Counts
 
-# Chat messages as the data sets of DeepSpeed-Chat have them. Each turn ends where the next begins; the end of
-# the text follows the last answer.
+# Chat messages as the data sets of DeepSpeed-Chat have them. `Templates` adds the end to each answer: a
+# tokenizer may take it for text where it stands in one.
 PLAIN = (
     "{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}{{ '\\n\\nAssistant: ' + message['content'] + eos_token }}"
+    "{% if message['role'] == 'assistant' %}{{ '\\n\\nAssistant: ' + message['content'] }}"
     "{% elif message['role'] == 'system' %}{{ message['content'] }}"
     "{% else %}{{ '\\n\\nHuman: ' + message['content'] }}{% endif %}"
     "{% endfor %}"
@@ -93,7 +93,10 @@ class Templates:
                 where="data.template",
                 hint="data.template=plain, or samples of one question and one answer",
             )
-        return Part(self._tokens(after[len(before) :]), learned)
+        tokens = self._tokens(after[len(before) :])
+        if learned and self.end not in tokens:
+            tokens.append(self.end)
+        return Part(tokens, learned)
 
     def _render(self, messages: Sequence[Mapping[str, str]], *, ask: bool) -> str:
         if not messages:

@@ -13,9 +13,13 @@ from muster.worker.trainer import Common
 class ByTrl(Common):
     """Goes before one of TRL's trainers among the base classes."""
 
-    def __init__(self, *, train_dataset: Any, eval_dataset: Any, **more: Any) -> None:
+    def __init__(
+        self, *, train_dataset: Any, eval_dataset: Any, data_collator: Any = None, **more: Any
+    ) -> None:
         """TRL looks whether it has a data set of the datasets library, and at its first row. It is given one
         row; what is trained on is put in its place."""
+        if data_collator is not None:  # trainers that generate have their own
+            more["data_collator"] = data_collator
         first = datasets.Dataset.from_list([dict(train_dataset[0])])
         held = None if eval_dataset is None else first
         super().__init__(train_dataset=first, eval_dataset=held, **more)  # type: ignore[call-arg]

@@ -108,6 +108,9 @@ def absolute(recipe: Recipe) -> Recipe:
     made = anchored(before, Path.cwd())
     name, init = made["model"]["name"], recipe.model.init
     made["model"] = {**made["model"], "name": name and _trained(name, init)}
+    for section, key in recipe.other_models:
+        if value := made[section][key]:
+            made[section] = {**made[section], key: _trained(_here(value), "pretrained", f"{section}.{key}")}
     if recipe.data.source is None and recipe.data.embedded:
         made["data"] = {**made["data"], recipe.data.embedded: {}}
     sections = {name: part for name, part in made.items() if part != before[name]}  # the others were checked
@@ -116,12 +119,17 @@ def absolute(recipe: Recipe) -> Recipe:
     )
 
 
-def _trained(name: str, init: str) -> str:
-    """model.name, or the folder of a run's trained model where it names a run: `last`, an id, or a folder.
+def _here(name: str) -> str:
+    """A folder by its whole path; any other name as it is."""
+    return os.path.abspath(name) if os.path.isdir(name) else name  # noqa: PTH100, PTH112 - never raise
+
+
+def _trained(name: str, init: str, where: str = "model.name") -> str:
+    """A model's name, or the folder of a run's trained model where it names a run: `last`, an id, or a
+    folder. `where`: the recipe's key.
 
     A known size stays that size, whatever runs are called.
     """
-    where = "model.name"
     if families.size(name):
         return name
     runs = [RunFolder(Path(os.path.expanduser(name))), RunFolder(DEFAULT_ROOT / name)]  # noqa: PTH111

@@ -159,7 +159,7 @@ class Evaluated(_Event):
 
     kind: Literal["evaluated"] = "evaluated"
     step: int
-    loss: float
+    loss: float | None = Field(None, description="None: of generated answers, whose reward is in figures")
     perplexity: float | None = Field(None, description="of language models: exp of the loss per token")
     seconds: float | None = None
     figures: dict[str, float] = Field(

@@ -353,7 +353,10 @@ def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
     own = Computing(context.device) if apart and not recipe.train.compiled else None
     skipped = getattr(context.engine, "skipped_steps", None)
     window, profiled = measure.window, measure.profiled
-    meter = Meter(context.emit, built.count, window, context.device, flops, profiled, own, skipped)
+    count = built.count
+    meter = Meter(
+        context.emit, count, window, context.device, flops, profiled, own, skipped, after=built.after
+    )
     trainer.add_callback(Keeper(context))
     trainer.add_callback(ScheduleWatch(context))
     if recipe.measure.attention:

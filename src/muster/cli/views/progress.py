@@ -118,7 +118,8 @@ class ProgressView(Waiting):
             told = f", perplexity {event.perplexity:.2f}," if event.perplexity is not None else ""
             for name, value in event.figures.items():
                 told += f", {name.replace('_', ' ')} {value:.4g}"
-            self.console.print(f"held-out loss {event.loss:.4f}{told} at step {event.step}")
+            loss = f"loss {event.loss:.4f}" if event.loss is not None else "answers"
+            self.console.print(f"held-out {loss}{told} at step {event.step}")
 
     def _phase(self, event: events.Phase) -> None:
         """What the first rank does now; and what any rank compiles, which all others wait for."""

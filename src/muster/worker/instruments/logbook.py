@@ -63,17 +63,17 @@ class Logbook(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        """The held-out loss."""
+        """The held-out loss, or the reward of held-out answers."""
         metrics = metrics or {}
-        loss = finite(metrics.get("eval_loss"))
-        if self.main and loss is not None:
+        loss, found = finite(metrics.get("eval_loss")), figures(metrics, "eval_")
+        if self.main and (loss is not None or found):
             self.emit(
                 events.Evaluated,
                 step=state.global_step,
                 loss=loss,
                 perplexity=finite(metrics.get("eval_perplexity")),
                 seconds=metrics.get("eval_runtime"),
-                figures=figures(metrics, "eval_"),
+                figures=found,
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
