@@ -37,7 +37,7 @@ class Reward(Section):
     execution: bool = Field(
         False,
         description="1 for an answer that is SQL with the same rows as the expected one, in its sample's "
-        "SQLite file; 0 for any other.",
+        "SQLite file; 0 for any other. Where the expected rows are none, 1 for the same SQL alone.",
     )
 
     @property

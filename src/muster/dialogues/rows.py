@@ -115,7 +115,7 @@ def dialogue_of(
         name = name or PROMPTS[0]
         turns = _turns(record, name, where)
         answer = _answer(record, wanted, turns, where)
-        if answer is None and turns[-1].role == ASSISTANT:
+        if answer is None and turns and turns[-1].role == ASSISTANT:
             answer, turns = turns[-1].text, turns[:-1]
         if wanted.pairs:
             rejected = _said(record, wanted.rejected or REJECTED[0], where, "data.rejected")
@@ -143,7 +143,9 @@ def _check_pair(answer: str, rejected: str, where: str) -> None:
 
 
 def _first(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    return next((name for name in names if value_at(record, name) not in (MISSING, None)), None)
+    """The first that holds a text or a list; else the first that is there, for the error's sake."""
+    there = [name for name in names if value_at(record, name) not in (MISSING, None)]
+    return next((name for name in there if isinstance(value_at(record, name), str | list)), (*there, None)[0])
 
 
 def _turns(record: Mapping[str, Any], name: str, where: str) -> tuple[Turn, ...]:

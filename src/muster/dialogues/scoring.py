@@ -20,7 +20,7 @@ from muster.dialogues.rl import RolloutRecipe
 from muster.dialogues.rows import Dialogue
 from muster.dialogues.tokens import Templates
 from muster.worker.context import Context
-from muster.worker.data.sqlexec import QueryFailed, same_result
+from muster.worker.data.sqlexec import QueryFailed, run_query, same_result
 from muster.worker.models import load_from, whole
 
 Function = Callable[[list[str], list[str], list[Any]], Sequence[float]]
@@ -91,6 +91,8 @@ class Scorer:
 
 
 def _executes(sample: Dialogue, text: str) -> bool:
+    """Whether the SQL gives the same rows. Where the expected ones are none, or zeros alone, much wrong SQL
+    gives them as well: there it has to be the same SQL."""
     if not sample.database or not sample.answer:
         raise DataError(
             "has no SQLite file or no expected SQL, so no answer can be judged by running it",
@@ -98,6 +100,9 @@ def _executes(sample: Dialogue, text: str) -> bool:
             hint="a field database beside the answer; or another reward than reward.execution",
         )
     try:
+        _, rows = run_query(Path(sample.database), sample.answer)
+        if not any(value not in (None, 0) for row in rows for value in row):
+            return text.split() == sample.answer.split()
         return same_result(Path(sample.database), text, sample.answer)
     except QueryFailed as error:
         raise DataError(f"its expected SQL cannot be run: {error}", where=sample.where) from None

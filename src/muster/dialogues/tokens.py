@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,11 +173,12 @@ class Rows(Dataset[dict[str, Any]]):  # type: ignore[misc]
 
 
 def usable(
-    samples: Sequence[Dialogue], make: Any, errors: list[DataError] | None
-) -> tuple[list[Dialogue], list[Any]]:
-    """The samples of which `make` makes a row, and the rows. `errors` gains those of the others; None: they
-    are raised."""
-    kept, rows = [], []
+    samples: Sequence[Dialogue],
+    make: Callable[[Dialogue], dict[str, list[int]]],
+    errors: list[DataError] | None,
+) -> list[dict[str, list[int]]]:
+    """The rows of the samples. `errors` gains those of samples that cannot be used; None: they are raised."""
+    rows = []
     for sample in samples:
         try:
             rows.append(make(sample))
@@ -185,9 +186,7 @@ def usable(
             if errors is None:
                 raise DataError(error.what, where=sample.where, hint=error.hint) from None
             errors.append(error)
-            continue
-        kept.append(sample)
-    return kept, rows
+    return rows
 
 
 def pairs(samples: Sequence[Dialogue], templates: Templates, fitting: Fitting, errors: Any) -> Rows:
@@ -206,7 +205,7 @@ def pairs(samples: Sequence[Dialogue], templates: Templates, fitting: Fitting, e
             )
         return {"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected}
 
-    _, rows = usable(samples, make, errors)
+    rows = usable(samples, make, errors)
     lengths = [len(row["prompt_ids"]) + max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in rows]
     return Rows(rows, lengths, fitting.cut)
 
@@ -260,7 +259,7 @@ def learned(
             labels += part.tokens if counts else [IGNORED] * len(part.tokens)
         return {"input_ids": [*prompt, *answer], "labels": [*labels, *answer]}
 
-    _, rows = usable(samples, make, errors)
+    rows = usable(samples, make, errors)
     return Rows(rows, [len(row["input_ids"]) for row in rows], fitting.cut)
 
 
