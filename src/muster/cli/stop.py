@@ -13,9 +13,10 @@ EXAMPLES = """Examples:
 
 
 def stop(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
-    """Stop a running job, or all jobs of a bench, on all hosts. Other jobs there are not touched."""
+    """Stop a running job, a pipeline, or all jobs of a bench, on all hosts; other jobs there go on."""
     from muster.benches.folder import BenchFolder, find
     from muster.benches.listing import stop_bench
+    from muster.core.result import Result
     from muster.runs.listing import stop as run_stop
 
     folder = find(run, root)
@@ -38,5 +39,6 @@ def stop(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
     elif result is None:
         err_console().print("asked; the controller has not answered yet")
     else:
-        say(f"{folder.id}: {result.status} at step {result.steps}")
+        at = f" at step {result.steps}" if isinstance(result, Result) else ""
+        say(f"{folder.id}: {result.status}{at}")
     return 0 if ended else 1
