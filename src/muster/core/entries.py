@@ -159,6 +159,9 @@ def recipes_of(
     changes: dict[str, list[dict[str, Any]]] = {name: [] for name in merged}
     for override in overrides:
         name, rest = _addressed(override, list(merged), marks, one)
+        key, _, value = rest.partition("=")
+        if value[:1] == "{" and value[1:-1] in merged:  # a step's model; to YAML it would be a mapping
+            rest = f"{key}='{value}'"
         change = parse_override(rest)
         told = [name] if name else [name for name in merged if means_something(change, merged[name])]
         if not told:
@@ -184,8 +187,8 @@ def _addressed(override: str, names: Sequence[str], marks: str, one: str) -> tup
     sections = {key for kind in recipe_classes().values() for key in kind.model_fields}
     if (mark == "." and name in sections) or (mark == ":" and "." in name):
         return None, override
-    known = [*names, *sections] if mark == "." else names
-    hint = did_you_mean(name, known) or f"there are: {', '.join(names)}"
+    near = did_you_mean(name, names) or (did_you_mean(name, sections) if mark == "." else None)
+    hint = near or f"there are: {', '.join(names)}"
     raise UsageError(f"no {one} is named {name!r}", where=override, hint=hint)
 
 

@@ -469,7 +469,10 @@ def _explain(error: ValidationError, where: str, model: type[Recipe]) -> RecipeE
         others = [each for each in error.errors(include_url=False) if each["loc"][: len(under)] == under]
         words = [each["ctx"]["expected"] for each in others if each["type"] == "literal_error"]
         wanted = " or ".join([wanted, *words])
-    return RecipeError(f"{location}: {wanted}, not {shown}", where=where)
+    hint = None
+    if isinstance(given, dict) and list(given.values()) == [None]:  # {NAME}, a text that YAML reads so
+        hint = f'as text: "{{{next(iter(given))}}}", in quotes'
+    return RecipeError(f"{location}: {wanted}, not {shown}", where=where, hint=hint)
 
 
 # What is meant where a whole section is given one value.

@@ -4,6 +4,7 @@ whole lies above them."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 import time
@@ -35,6 +36,9 @@ from muster.inputs.hub import check_names
 from muster.inputs.model import decided_config, whole_config
 from muster.inputs.peaks import read_peaks
 from muster.inputs.read import Inputs, absolute, check
+from muster.planner.document import Plan
+from muster.planner.outlook import UserFigures
+from muster.planner.plan import plan_hosts, plan_on
 from muster.reports.page import report
 from muster.reports.pipeline import pipeline_page
 from muster.runs.ask import check_model, check_trained
@@ -80,7 +84,7 @@ class Steps:
         its configuration, without weights; or the one that it starts from, where nobody here knows that."""
         models: dict[str, str] = {}
         for step in self.steps:
-            with _told(step):
+            with _told(step, folder):
                 recipe = resolved(self.recipes[step.name], models, step.name)
                 yield step, recipe
                 if recipe.trains:
@@ -98,11 +102,12 @@ class PipelineInputs:
         """Every step's inputs, as far as this machine can check them with models that stand in, below
         `folder`. `hub`: ask it for names as well. Raises UsageError and its kinds, naming the step."""
         for step, recipe in self.steps.standing_in(folder):
-            if recipe.measure.peaks:
-                read_peaks(recipe.measure.peaks)
-            made = check(recipe, self.inventory)
-            if made.launcher.ONE_MACHINE:
-                check_names(made.recipe, made.env, hub=hub)
+            with _told(step, folder):
+                if recipe.measure.peaks:
+                    read_peaks(recipe.measure.peaks)
+                made = check(recipe, self.inventory)
+                if made.launcher.ONE_MACHINE:
+                    check_names(made.recipe, made.env, hub=hub)
             yield step, made
 
 
@@ -146,36 +151,68 @@ def _stand_in(recipe: Recipe, folder: Path) -> str:
 
 
 @contextmanager
-def _told(step: Step) -> Iterator[None]:
-    """An error inside is one of this step."""
+def _told(step: Step, folder: Path) -> Iterator[None]:
+    """An error inside is one of this step; models that stand in have their names in braces."""
     try:
         yield
     except MusterError as error:
-        if not (error.where or "").startswith(step.name):
-            error.where = f"{step.name}: {error.where}" if error.where else step.name
+        error.what, where = _renamed((error.what, error.where or ""), folder, "{{{}}}")
+        if not where.startswith(step.name):
+            error.where = f"{step.name}: {where}" if where else step.name
         raise
+
+
+def _renamed(value: Any, folder: Path, to: str) -> Any:
+    """Data in which models that stand in below `folder` are called otherwise: `{}` in `to` is the step."""
+    if isinstance(value, Mapping):
+        return {key: _renamed(inner, folder, to) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_renamed(inner, folder, to) for inner in value]
+    if not isinstance(value, str):
+        return value
+    return re.sub(rf"{re.escape(str(folder))}/([^/]+)/model", lambda found: to.format(found[1]), value)
 
 
 def dry_run_of(inputs: PipelineInputs, folder: PipelineFolder) -> list[dict[str, Any]]:
     """What each step would do, as `dry_run` says it; models of earlier steps do not exist yet."""
-    told = []
+    told, later = [], str(folder.path).replace("{", "{{").replace("}", "}}") + "/{}/model"
     with tempfile.TemporaryDirectory(prefix="muster-") as stand:
         for step, made in inputs.checked(Path(stand)):
-            one = dry_run(made, folder.step(step.name))
+            with _told(step, Path(stand)):
+                one = dry_run(made, folder.step(step.name))
             taken = inputs.steps.before(step)
             why = [f"the model of {name}, which is not trained yet: its shape alone" for name in taken]
             one = {**one, "assumed": [*why, *one["assumed"]]}
-            told.append({"step": step.name, "after": step.after, **_moved(one, stand, str(folder.path))})
+            told.append({"step": step.name, "after": step.after, **_renamed(one, Path(stand), later)})
     return told
 
 
-def _moved(value: Any, old: str, new: str) -> Any:
-    """Data in which paths below `old` are those below `new`."""
-    if isinstance(value, Mapping):
-        return {key: _moved(inner, old, new) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_moved(inner, old, new) for inner in value]
-    return value.replace(old, new) if isinstance(value, str) else value
+def plan_steps(
+    file: Path,
+    hosts: str,
+    on: str,
+    overrides: Sequence[str],
+    told: UserFigures,
+    *,
+    traced: bool = True,
+    say: Callable[[str], None] | None = None,
+) -> dict[str, Plan]:
+    """A plan for each step that trains: on `hosts`, or on machines that are described (`on`)."""
+    plans: dict[str, Plan | None] = {}
+    with tempfile.TemporaryDirectory(prefix="muster-") as stand:
+        if on:
+            for step, recipe in read_steps(file, overrides).standing_in(Path(stand)):
+                with _told(step, Path(stand)):
+                    if recipe.trains:
+                        plans[step.name] = plan_on(recipe, on, told, traced=traced, say=say).plan
+        else:
+            for step, inputs in read_pipeline(file, hosts, overrides).checked(Path(stand)):
+                with _told(step, Path(stand)):
+                    if inputs.recipe.trains:
+                        plans[step.name] = plan_hosts(inputs, told, traced=traced, say=say).plan
+    found = {name: plan.model_dump(mode="json") for name, plan in plans.items() if plan is not None}
+    named = _renamed(found, Path(stand), "{{{}}}")
+    return {name: Plan.model_validate(plan) for name, plan in named.items()}
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -388,8 +425,9 @@ def _freeze(inputs: PipelineInputs, folder: PipelineFolder) -> None:
         {
             "name": step.name,
             "after": step.after,
-            "recipe": without_values(data := inputs.steps.recipes[step.name].as_dict()),
-            "set": {"model": data["model"]},  # also where it is not that of the step before
+            "recipe": without_values(inputs.steps.recipes[step.name].as_dict()),
+            # Also where it is not that of the step before.
+            "set": {"model": inputs.steps.recipes[step.name].as_dict()["model"]},
         }
         for step in inputs.steps.steps
     ]
