@@ -200,6 +200,13 @@ class Suite(Section):
             useless = [key for key in _FIXED if getattr(each, key) not in (None, 1)]
             if useless and self.of(each).groups == "adaptive":
                 raise ValueError(f"{each.name}: {useless[0]} and adaptive groups do not go together")
+            held = {
+                other.name: self.of(other) for other in self.jobs if other.name in (each.name, *each.after)
+            }
+            alike = {(str(of.groups), of.cover, of.repeats) for of in held.values()}
+            if each.after and (len(alike) > 1 or held[each.name].groups == "adaptive"):
+                what = "must have the same groups (none of them adaptive), cover and repeats"
+                raise ValueError(f"{' and '.join(held)} {what}, since one follows the other")
         return self
 
     def of(self, entry: Entry) -> EntrySettings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -126,7 +126,7 @@ def model_before(step: Entry, recipes: Mapping[str, Mapping[str, Any]]) -> dict[
     return {"model": {"name": f"{{{first}}}", "init": "pretrained", "tokenizer": "auto"}}
 
 
-def check_models(steps: list[Step], recipes: Mapping[str, Recipe]) -> None:
+def check_models(steps: Sequence[Entry], recipes: Mapping[str, Recipe]) -> None:
     """Raise RecipeError where a recipe takes the model of a step that it does not follow, that keeps none, or
     whose name is misspelt."""
     before: dict[str, set[str]] = {}
@@ -139,7 +139,7 @@ def check_models(steps: list[Step], recipes: Mapping[str, Recipe]) -> None:
                 where=step.name,
                 hint="in the step, `set: {model.init: random}` keeps the model of its recipe",
             )
-        for where, name in _taken(recipes[step.name].as_dict()):
+        for where, name in models_taken(recipes[step.name]):
             what, hint = None, None
             if name not in recipes:
                 hint = did_you_mean(name, recipes)
@@ -155,7 +155,6 @@ def check_models(steps: list[Step], recipes: Mapping[str, Recipe]) -> None:
 
 
 def _taken(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """(path of the value, step) of every value that is a step's model."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _taken(inner, f"{where}.{key}" if where else str(key))
@@ -166,9 +165,9 @@ def _taken(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
         yield where, found[1]
 
 
-def models_taken(recipe: Recipe) -> set[str]:
-    """The names in braces: steps, as far as there are steps of these names."""
-    return {name for _, name in _taken(recipe.as_dict())}
+def models_taken(recipe: Recipe) -> list[tuple[str, str]]:
+    """(dotted path, name) of each value in braces: the model of a step, where there is one of this name."""
+    return list(_taken(recipe.as_dict()))
 
 
 def with_models(value: Any, models: Mapping[str, str]) -> Any:

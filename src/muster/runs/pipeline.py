@@ -77,7 +77,8 @@ class Steps:
 
     def before(self, step: Step) -> list[str]:
         """The steps whose models a step takes."""
-        return [name for name in self.recipes if name in models_taken(self.recipes[step.name])]
+        taken = {name for _, name in models_taken(self.recipes[step.name])}
+        return [name for name in self.recipes if name in taken]
 
     def standing_in(self, folder: Path) -> Iterator[tuple[Step, Recipe]]:
         """Each step's recipe before anything is trained. Below `folder` stands a model for each that will be:
@@ -288,8 +289,6 @@ def _run(
         claim.touch()
         title = f"step {number} of {len(steps)}: {step.name}"
         status, failure = _ended(inputs, folder, step, seeing(title), shell, again)
-        with suppress(OSError, MusterError):
-            report(run)
         if status != "succeeded":
             failure = _of_step(failure, folder, run)
             break
@@ -319,12 +318,14 @@ def _ended(
     try:
         with seen as (watch, announce):
             result = _step(inputs, folder, step, watch, announce, shell, again)
+        with suppress(OSError, MusterError):
+            report(folder.step(step.name))
         return result.status, result.failure
     except (MusterError, KeyboardInterrupt) as error:
         if not _begun(folder):
             raise
         if isinstance(error, KeyboardInterrupt):
-            return "stopped", Failure(what="stopped by Ctrl-C before the step had started")
+            return "stopped", Failure(what="stopped by Ctrl-C")
         usage = isinstance(error, UsageError)
         return "failed", Failure.model_validate({**error.as_dict(), "usage": usage})
 
@@ -398,10 +399,11 @@ def _fold(steps: Steps, folder: PipelineFolder, status: Status, failure: Failure
         found.append(
             StepResult(name=step.name, after=step.after, run=str(run.path), status=state, result=result)
         )
+        anew = result and result.attempt > 1 and run.read_json(run.job).get("resume_step") is None
         for name in steps.before(step):
             source = results[name]
-            if result and source and source.ended > result.started:
-                notes.append(f"{step.name} started from a model of {name} that was trained again since")
+            if result and source and source.ended > (result.ended if anew else result.started):
+                notes.append(f"{step.name} started from an earlier model of {name}, which was trained again")
     known = [result for result in results.values() if result]
     return PipelineResult(
         id=folder.id,
