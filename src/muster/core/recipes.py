@@ -25,6 +25,7 @@ from muster.core.registry import ENGINES, WORKLOADS, find_plugin, plugin_names
 from muster.core.section import Section
 
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
+PIPELINE = "pipeline"  # the key of a file of several recipes (core/pipeline.py)
 # Fields of a configuration that say how a model is trained or what it is for, and not how large it is.
 SETTINGS = re.compile(r"drop|^initializer_|^num_labels$|^attn_implementation$")
 # Keys of a recipe that are files or folders: always, and where there is one of that name.
@@ -111,11 +112,15 @@ def shipped_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(SHIPPED.glob("*.yaml"))}
 
 
+def shipped_pipelines() -> dict[str, Path]:
+    """The pipelines that come with Muster, by name."""
+    return {path.stem: path for path in sorted((SHIPPED.parent / "pipelines").glob("*.yaml"))}
+
+
 def shipped_about() -> dict[str, str]:
-    """What each of them is: the first sentence of the comment that begins its file."""
-    return {
-        name: _first_sentence(path.read_text(encoding="utf-8")) for name, path in shipped_recipes().items()
-    }
+    """What each of both is: the first sentence of the comment that begins its file."""
+    files = {**shipped_recipes(), **shipped_pipelines()}
+    return {name: _first_sentence(path.read_text(encoding="utf-8")) for name, path in files.items()}
 
 
 def _first_sentence(text: str) -> str:
@@ -223,11 +228,25 @@ def read_layers(source: str, *, base: Path | None = None, chain: tuple[Path, ...
     """A recipe file with everything that it inherits, merged; not validated yet."""
     path = find_recipe(source, base=base)
     data, parents = read_layer(path, chain, "recipe", RecipeError)
+    if PIPELINE in data:
+        hint = "`muster train` and `muster plan` take it"
+        raise RecipeError("is a pipeline of several recipes, and not a recipe", where=str(path), hint=hint)
+    return _layered(data, parents, path, (*chain, path))
+
+
+def layers_of(data: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """A recipe that stands in another file, with everything that it inherits."""
+    return _layered(*parents_of(data, "recipe", RecipeError, str(file)), file, ())
+
+
+def _layered(
+    data: dict[str, Any], parents: Sequence[str], path: Path, chain: tuple[Path, ...]
+) -> dict[str, Any]:
     if path.parent != SHIPPED:  # whose paths are the user's to make: they count from the working folder
         data = anchored(data, path.parent)
     merged: dict[str, Any] = {}
     for parent in parents:
-        merged = lay_over(merged, [read_layers(parent, base=path.parent, chain=(*chain, path))])
+        merged = lay_over(merged, [read_layers(parent, base=path.parent, chain=chain)])
     return lay_over(merged, [data])
 
 
@@ -262,13 +281,20 @@ def read_layer(
     if path in chain:
         names = " -> ".join(each.name for each in (*chain, path))
         raise error(f"inherits from itself: {names}", where=str(path))
-    data = read_yaml(path)
-    parents = data.pop("inherit", None) or []
+    return parents_of(read_yaml(path), kind, error, str(path))
+
+
+def parents_of(
+    data: Mapping[str, Any], kind: str, error: type[UsageError], where: str
+) -> tuple[dict[str, Any], list[str]]:
+    """The keys of a recipe or a profile without `inherit`, and what that names."""
+    own = dict(data)
+    parents = own.pop("inherit", None) or []
     if isinstance(parents, str):
         parents = [parents]
     if not isinstance(parents, list) or not all(isinstance(each, str) for each in parents):
-        raise error(f"must be the name or path of a {kind}, or a list of them", where=f"{path}: inherit")
-    return data, parents
+        raise error(f"must be the name or path of a {kind}, or a list of them", where=f"{where}: inherit")
+    return own, parents
 
 
 def parse_override(text: str) -> dict[str, Any]:
@@ -460,7 +486,10 @@ def _explain(error: ValidationError, where: str, model: type[Recipe]) -> RecipeE
         others = [each for each in error.errors(include_url=False) if each["loc"][: len(under)] == under]
         words = [each["ctx"]["expected"] for each in others if each["type"] == "literal_error"]
         wanted = " or ".join([wanted, *words])
-    return RecipeError(f"{location}: {wanted}, not {shown}", where=where)
+    hint = None
+    if isinstance(given, dict) and list(given.values()) == [None]:  # {NAME}, a text that YAML reads so
+        hint = f'as text: "{{{next(iter(given))}}}", in quotes'
+    return RecipeError(f"{location}: {wanted}, not {shown}", where=where, hint=hint)
 
 
 # What is meant where a whole section is given one value.

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from muster.cli.output import err_console, out_console, print_row, table
 from muster.core.fabric.result import FabricRun
-from muster.core.result import Attention, Flops, Quality, Result
+from muster.core.result import Attention, Failure, Flops, Quality, Result
 from muster.core.units import (
     counted,
     format_bytes,
@@ -37,15 +37,18 @@ def print_result(result: Result) -> None:
     for note in result.notes:
         print_row(console, "note", note, style="yellow")
     if result.failure:
-        failure = result.failure
-        place = ": ".join(part for part in (failure.host, failure.where) if part)
-        err_console().print(
-            f"[red]{result.status}[/red]: {escape(f'{place}: ' if place else '')}{escape(failure.what)}"
-        )
-        if failure.hint:
-            err_console().print(f"hint: {escape(failure.hint)}")
-        if failure.id:
-            err_console().print(f"known as {failure.id}")
+        print_failure(result.status, result.failure)
+
+
+def print_failure(status: str, failure: Failure) -> None:
+    """Why a run or a pipeline did not succeed, and what helps."""
+    console = err_console()
+    place = ": ".join(part for part in (failure.host, failure.where) if part)
+    console.print(f"[red]{status}[/red]: {escape(f'{place}: ' if place else '')}{escape(failure.what)}")
+    if failure.hint:
+        console.print(f"hint: {escape(failure.hint)}")
+    if failure.id:
+        console.print(f"known as {failure.id}")
 
 
 def print_afterwards(run: RunFolder, *, asked: bool = False) -> None:
