@@ -83,6 +83,10 @@ def folder(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "my-gpt2.yaml": "inherit: causal-lm\n",
         "peaks.json": json.dumps(checked(matmul("node1", 700e12))),
         "pairs.csv": "\n".join(["question,sql", *rows]),
+        "pairs.jsonl": "\n".join(
+            json.dumps({"prompt": f"{n}?", "chosen": "y", "rejected": "n"}) for n in range(9)
+        ),
+        "chats.jsonl": "\n".join(json.dumps({"prompt": f"{n}?", "answer": "yes"}) for n in range(9)),
     }
     write_folder(tmp_path, {name: text.encode() for name, text in files.items()})
     (tmp_path / "data").symlink_to(data)
