@@ -15,7 +15,7 @@ from muster.cli import main
 from muster.cli.options import split_words
 from muster.cli.output import out_console, print_row
 from muster.core.errors import UsageError
-from muster.core.recipes import shipped_recipes
+from muster.core.recipes import shipped_pipelines, shipped_recipes
 from muster.store.queries import DAMAGED, runs_table
 from muster.store.runfolder import find_run, named_run_folder
 
@@ -133,10 +133,10 @@ def test_hosts_and_a_recipe_by_place_or_by_name() -> None:
 def test_recipes_are_listed_with_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = typed(capsys, "recipes")
     assert code == 0
-    assert {line.split()[0] for line in out.splitlines()} == set(shipped_recipes())
+    assert {line.split()[0] for line in out.splitlines()} == {*shipped_recipes(), *shipped_pipelines()}
     assert all(len(line.split()) > 4 for line in out.splitlines())
     told = json.loads(typed(capsys, "recipes", "--json")[1])
-    assert {each["name"] for each in told} == set(shipped_recipes())
+    assert {each["name"] for each in told} == {*shipped_recipes(), *shipped_pipelines()}
 
 
 def completed(words: str, folder: Path) -> list[str]:

@@ -45,6 +45,7 @@ def test_the_wheel_is_whole(wheel: zipfile.ZipFile) -> None:
     for folder, pattern in (
         ("recipes", "*.yaml"),
         ("suites", "*.yaml"),
+        ("pipelines", "*.yaml"),
         ("profiles", "*.yaml"),
         ("judging/readers/mappings", "*.yaml"),
         ("reports/templates", "*"),
