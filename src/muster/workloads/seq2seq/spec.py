@@ -30,8 +30,8 @@ DATABASE = "database"  # data.schema: from the row's SQLite file
 JOIN = " | "  # between a question and its schema; behind it, so that of a long input the schema is cut first
 # Where data.input and data.target are not given: the first of these pairs that a row has.
 PAIRS = (
-    ("input", "target"), ("input", "output"), ("question", "answer"), ("question", "sql"),
-    ("question", "query"), ("instruction", "output"), ("instruction", "response"), ("prompt", "completion"),
+    ("question", "answer"), ("question", "sql"), ("question", "query"), ("instruction", "output"),
+    ("instruction", "response"), ("input", "target"), ("input", "output"), ("prompt", "completion"),
     ("prompt", "response"), ("source", "target"), ("text", "summary"), ("document", "summary"),
     ("dialogue", "summary"), ("article", "highlights"),
 )  # fmt: skip
@@ -272,7 +272,8 @@ def fields_of(record: Mapping[str, Any], data: PairData, where: str) -> tuple[st
     ]
     values = {field: value_at(record, field) for pair in pairs for field in pair}
     texts = [pair for pair in pairs if all(isinstance(values[field], str) for field in pair)]
-    rivals = [one for one, other in texts if other == texts[0][1] and values[one].strip()]
+    texts = [pair for pair in texts if values[pair[0]].strip()] or texts
+    rivals = [one for one, other in texts if other == texts[0][1]]
     if len(rivals) > 1:
         told = " and ".join(rivals)
         hint = f"{data.key('input')}={rivals[0]}, and data.schema={rivals[1]} where the model shall read both"
