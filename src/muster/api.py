@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from muster.store.runfolder import DEFAULT_ROOT, RunFolder, find_run, run_folder_of
+from muster.store.runfolder import DEFAULT_ROOT, RunFolder, find_any, run_folder_of
 
 if TYPE_CHECKING:
     from muster.benches.document import Bench
@@ -127,7 +127,7 @@ def ask(
     from muster.runs.ask import ask as run_ask
     from muster.runs.ask import check_trained
 
-    folder = find_run(str(run), Path(runs))
+    folder = find_any(str(run), Path(runs)).trained
     check_trained(folder)
     return run_ask(folder, _words(questions), evaluate=evaluate, limit=limit, schema=schema)
 
@@ -188,7 +188,8 @@ def judge(
 def report(
     run: Path | str = "last", *, output: Path | str | None = None, runs: Path | str = DEFAULT_ROOT
 ) -> Path:
-    """Write a run's page, report.html in its folder or `output`. -> its path. Raises RunFolderError."""
-    from muster.reports.page import report as write_report
+    """Write a run's or a pipeline's page, report.html in its folder or `output`. -> its path. Raises
+    RunFolderError."""
+    from muster.reports.pipeline import write_page
 
-    return write_report(find_run(str(run), Path(runs)), Path(output) if output else None)
+    return write_page(find_any(str(run), Path(runs)), Path(output) if output else None)

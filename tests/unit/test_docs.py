@@ -289,7 +289,7 @@ def test_the_architecture_page_names_what_is_there() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     source = ROOT / "src" / "muster"
     tree = re.findall(r"^  ([a-z]+)/ +([0-9]+|-) ", text, re.MULTILINE)
-    data = {"profiles", "recipes", "suites", "__pycache__"}
+    data = {"profiles", "recipes", "pipelines", "suites", "__pycache__"}
     assert sorted(name for name, _ in tree) == sorted(
         each.name for each in source.iterdir() if each.is_dir() and each.name not in data
     )

@@ -75,7 +75,8 @@ def test_the_control_side_does_not_require_torch(wheel: zipfile.ZipFile) -> None
 
 
 @pytest.mark.parametrize(
-    "what", ["recipe", "result", "event", "inspection", "plan", "judged", "bench", "suite", "profile"]
+    "what",
+    ["recipe", "result", "event", "inspection", "plan", "judged", "bench", "suite", "pipeline", "profile"],
 )
 def test_schemas_are_current(what: str) -> None:
     """Renew with: muster schema WHAT > src/muster/schemas/WHAT.schema.json"""
@@ -83,7 +84,7 @@ def test_schemas_are_current(what: str) -> None:
     assert shipped == schema_of(what)
 
 
-@pytest.mark.parametrize("what", ["recipe", "suite", "profile"])
+@pytest.mark.parametrize("what", ["recipe", "suite", "pipeline", "profile"])
 def test_every_key_that_users_write_is_described(what: str) -> None:
     """In the schema, where editors show it: what the key means."""
     silent = [key for key, words in _keys(schema_of(what), what) if len(words.split()) < 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import selectors
@@ -34,6 +35,7 @@ from muster.checks.inspection import Inspection
 from muster.checks.survey import Progress
 from muster.core.errors import JobError, MusterError, UsageError
 from muster.core.inventory import Host
+from muster.core.pipeline import models_taken
 from muster.core.recipe import Recipe
 from muster.core.units import counted
 from muster.fleet.interrupts import interrupts
@@ -108,14 +110,17 @@ class Jobs:
                 self._leave()
 
     def _start(self) -> bool:
-        """Whatever may start now. -> whether a job could not be started."""
+        """Whatever may start now. -> whether a job is over that was not even started."""
         self.tasks = self.grown(self.done, self.unstarted)
-        now, before = time.monotonic(), len(self.unstarted)
+        now, before = time.monotonic(), len(self.unstarted) + len(self.done)
         self.lingering = [(until, task) for until, task in self.lingering if now < until]
         running = [*(child.task for child in self.children), *(task for _, task in self.lingering)]
         over = {*self.done, *self.unstarted}
         for task in startable(self.tasks, over, running, self.inputs.at_once):
             run = self.folder.next_attempt(task.id)
+            if any(self._failed(each) for each in task.after):
+                self._give_up(task, run)
+                continue
             child = self._child(task, run)
             if child is None:
                 continue
@@ -123,7 +128,30 @@ class Jobs:
             for pipe in child.pipes:
                 self.selector.register(pipe, selectors.EVENT_READ, child)
             self.spectator.began(task, run.path)
-        return len(self.unstarted) > before
+        return len(self.unstarted) + len(self.done) > before
+
+    def _failed(self, job: str) -> bool:
+        """Whether a job that others follow did not end well; a warm-up's end is nobody's."""
+        if any(task.id == job and task.warm_up for task in self.tasks):
+            return False
+        return job in self.unstarted or self.done[job].outcome != "succeeded"
+
+    def _give_up(self, task: Task, run: RunFolder) -> None:
+        """A job whose model is not there."""
+        why = f"follows {', '.join(filter(self._failed, task.after))}, which did not succeed"
+        now = time.time()
+        record = JobRecord(
+            job=task.id,
+            outcome="failed",
+            reason=why,
+            usage=True,
+            run=self.folder.relative(run),
+            started=now,
+            ended=now,
+        )
+        self.folder.write_record(record)
+        self.done[task.id] = record
+        self.spectator.ended(task, record)
 
     def _due(self) -> bool:
         """Whether a job waits for hosts on which agents may still be."""
@@ -136,7 +164,11 @@ class Jobs:
         inventory = self.inputs.inventory
         by_label = {host.label: host for host in inventory.hosts}
         hosts = self.folder.write_hosts(task.id, [by_label[label] for label in task.hosts], inventory)
-        argv = command(self.folder.recipe(task.entry), hosts, run, task, self.inputs.recipes[task.entry])
+        recipe = self.inputs.recipes[task.entry]
+        argv = [
+            *command(self.folder.recipe(task.entry), hosts, run, task, recipe),
+            *self._models(task, recipe),
+        ]
         more_files(8 * (len(self.children) + 2))
         log = self.folder.open_log(task.id)
         try:
@@ -145,6 +177,20 @@ class Jobs:
             log.close()
             self.unstarted[task.id] = error
             return None
+
+    def _models(self, task: Task, recipe: Recipe) -> list[str]:
+        """The models of the jobs that a job follows, as changes of its recipe."""
+        runs = {
+            self._entry(job): self.folder.path / self.done[job].run for job in task.after if job in self.done
+        }
+        return [
+            f"{where}={json.dumps(str(RunFolder(runs[entry]).model))}"
+            for where, entry in models_taken(recipe)
+            if entry in runs
+        ]
+
+    def _entry(self, job: str) -> str:
+        return next(task.entry for task in self.tasks if task.id == job)
 
     def _leave(self) -> None:
         """The end of everything: nothing of the bench may stay behind. Jobs still run after an error alone;

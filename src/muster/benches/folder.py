@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from muster.core.errors import NO_ROOM, JobError, RunFolderError, refused
 from muster.store.atomic import write_json, write_text
-from muster.store.runfolder import Inside, RunFolder, find_run, read_object, stamped
+from muster.store.runfolder import Inside, PipelineFolder, RunFolder, find_any, read_object, stamped
 
 if TYPE_CHECKING:  # `muster ls` needs none of them
     from muster.benches.document import JobRecord
@@ -221,9 +221,9 @@ def list_benches(root: Path) -> list[BenchFolder]:
     return [BenchFolder(found.parent) for found in sorted(root.glob("*/schedule.json"))]
 
 
-def find(text: str, root: Path) -> RunFolder | BenchFolder:
-    """A run, or a bench: by path, by id under `root`, by a unique part of its id, or `last`. A bench has its
-    runs below it, where only a path finds them. Raises RunFolderError."""
+def find(text: str, root: Path) -> RunFolder | PipelineFolder | BenchFolder:
+    """A run, a pipeline or a bench: by path, by id under `root`, by a unique part of its id, or `last`. A
+    bench has its runs below it, where only a path finds them. Raises RunFolderError."""
     path = Path(text).expanduser()
     benches = {bench.id: bench for bench in list_benches(root)}
     if (path / "schedule.json").is_file():
@@ -231,7 +231,7 @@ def find(text: str, root: Path) -> RunFolder | BenchFolder:
     if text in benches:
         return benches[text]
     try:
-        return find_run(text, root)
+        return find_any(text, root)
     except RunFolderError:
         matches = [bench for name, bench in benches.items() if text and text in name]
         if len(matches) != 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,19 +15,12 @@ from muster.benches.schedule import Impossible, Schedule, make_schedule, read_ta
 from muster.benches.suite import Suite, load_suite, suite_from
 from muster.benches.switches import check_switches, switches_of
 from muster.core.batch import resolve_batch
+from muster.core.entries import in_order, recipes_of
 from muster.core.errors import MusterError, RecipeError, UsageError
 from muster.core.inventory import Host, Inventory, read_inventory
-from muster.core.near import did_you_mean
-from muster.core.recipe import Recipe, recipe_class, recipe_classes, recipe_from
-from muster.core.recipes import (
-    dump_yaml,
-    lay_over,
-    load_recipe,
-    parse_override,
-    read_layers,
-    read_yaml,
-)
-from muster.core.recipes import validate as validate_recipe
+from muster.core.pipeline import check_models, model_before
+from muster.core.recipe import Recipe, recipe_from
+from muster.core.recipes import dump_yaml, load_recipe, read_yaml
 from muster.core.secrets import masked_override, shared_section
 from muster.inputs.read import absolute, check
 from muster.judging import Topology
@@ -36,8 +28,6 @@ from muster.store.values import recipe_file
 
 AT_ONCE = 64  # jobs at a time unless more are asked for: each has a controller on this machine, of 0.1 GB
 SPARE = 60.0  # seconds beyond its own timeout after which a job ends by itself, should the bench be gone
-_EVERYWHERE = ("launch", "env", "force")  # sections that mean something where nothing is trained
-_OF_ENTRY = re.compile(r"(?P<entry>[A-Za-z0-9][A-Za-z0-9_.\-]*):(?P<rest>[^=]+=.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -91,7 +81,9 @@ def read_bench(
     if at_once is not None:
         suite = suite.model_copy(update={"at_once": at_once})
     inventory = read_inventory(hosts)
-    recipes = _recipes(suite, overrides)
+    entries = in_order(suite.jobs)
+    recipes = recipes_of(entries, overrides, "entry", ":", model_before)
+    check_models(entries, recipes)
     name = Path(source).name.removesuffix(".yaml")
     checked = {}
     for entry in suite.jobs:
@@ -172,42 +164,6 @@ def _with_recipe(suite: Suite, recipe: str) -> Suite:
         each.model_copy(update={"recipe": recipe}) if each.name in training else each for each in suite.jobs
     ]
     return suite.model_copy(update={"jobs": jobs})
-
-
-def _recipes(suite: Suite, overrides: Iterable[str]) -> dict[str, Recipe]:
-    """Each entry's recipe: the file, the suite's changes, the user's."""
-    merged = {each.name: lay_over(read_layers(each.recipe), [each.set]) for each in suite.jobs}
-    changes: dict[str, list[dict[str, Any]]] = {name: [] for name in merged}
-    for override in overrides:
-        named = _OF_ENTRY.fullmatch(override)
-        if named and "." not in named["entry"] and named["entry"] not in merged:
-            hint = did_you_mean(named["entry"], merged) or f"entries: {', '.join(merged)}"
-            raise UsageError(f"no entry is named {named['entry']!r}", where=override, hint=hint)
-        one = named["entry"] if named and named["entry"] in merged else None
-        change = parse_override(named["rest"] if one and named else override)
-        told = [name for name in merged if (name == one if one else _means_something(change, merged[name]))]
-        if not told:
-            raise RecipeError("means nothing to any entry of the suite", where=override)
-        for name in told:
-            changes[name].append(change)
-    return {
-        each.name: validate_recipe(
-            lay_over(merged[each.name], changes[each.name]), where=f"{each.name} ({Path(each.recipe).name})"
-        )
-        for each in suite.jobs
-    }
-
-
-def _means_something(change: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
-    """Whether an override of all entries is for this recipe; a misspelt key is for all that train."""
-    kind = recipe_class(recipe.get("workload"))
-    section = next(iter(change))
-    if kind.trains:
-        others = (name for each in recipe_classes().values() for name in each.own_sections())
-        return section in kind.own_sections() or section not in others
-    if section == "measure":
-        return isinstance(change[section], Mapping) and set(change[section]) == {"hardware_seconds"}
-    return section in (*_EVERYWHERE, *kind.own_sections())
 
 
 def freeze_bench(folder: BenchFolder, inputs: BenchInputs) -> None:

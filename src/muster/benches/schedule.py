@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from muster.benches.suite import Sizes, Suite
+from muster.core.entries import in_order
 from muster.core.fabric.asked import rounds as pairings
 
 # ----------------------------------------------------------------------------------------------------
@@ -113,7 +114,7 @@ def make_schedule(
     yet."""
     tasks: list[Task] = []
     notes: list[str] = []
-    for entry in suite.jobs:
+    for entry in in_order(suite.jobs):
         held = suite.of(entry)
         if held.groups == "adaptive" and held.repeats > 1:
             notes.append(f"{entry.name}: not repeated: its groups are chosen from results")
@@ -132,10 +133,24 @@ def make_schedule(
             ]
         own, why = possible(own, impossible)
         notes += why
-        if held.warm_up and _beside(own):
+        if entry.after:
+            own = following(own, entry.name, entry.after, tasks)
+        elif held.warm_up and _beside(own):
             own = warmed(own)
         tasks += own
     return Schedule(tuple(tasks), tuple(notes))
+
+
+def following(own: Sequence[Task], entry: str, after: Sequence[str], tasks: Sequence[Task]) -> list[Task]:
+    """An entry's jobs, each behind the ones of the entries that it follows on the same hosts, where there are
+    such; the caches are filled by then."""
+    known = {task.id for task in tasks}
+    made = []
+    for task in own:
+        before = tuple(f"{name}{task.id.removeprefix(entry)}" for name in after)
+        if known.issuperset(before):
+            made.append(replace(task, after=before))
+    return made
 
 
 def possible(tasks: Sequence[Task], impossible: Impossible) -> tuple[list[Task], list[str]]:

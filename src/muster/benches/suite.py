@@ -7,9 +7,11 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from muster.core.errors import RecipeError, UsageError
+from muster.core import entries
+from muster.core.entries import After, check_names, explain, located, parts_of, with_names
+from muster.core.errors import UsageError
 from muster.core.near import did_you_mean
-from muster.core.recipes import anchored, find_file, find_recipe, merge, read_yaml
+from muster.core.recipes import find_file, read_yaml
 from muster.core.section import PositiveInt, Section
 from muster.core.units import parse_bytes
 
@@ -27,18 +29,6 @@ FIGURES: tuple[str, ...] = get_args(Figure)
 def _as_number(value: Any) -> Any:
     size = parse_bytes(value) if isinstance(value, str) else None
     return value if size is None else size
-
-
-def _dotted(value: Any) -> Any:
-    """{'train.max_steps': 5} -> {'train': {'max_steps': 5}}, beside keys that are nested already."""
-    if not isinstance(value, dict):
-        return value
-    nested: dict[str, Any] = {}
-    for key, inner in value.items():
-        for part in reversed(str(key).split(".")):
-            inner = {part: inner}
-        nested = merge(nested, inner, None)
-    return nested
 
 
 Amount = Annotated[float, BeforeValidator(_as_number)]  # 40GB, or a number
@@ -124,15 +114,17 @@ class Published(Section):
         return all(word in device.lower().replace(" ", "") for word in self.on.lower().split("-"))
 
 
-class Entry(Section):
+class Entry(entries.Entry):
     """One recipe on groups of hosts. What is None is as the suite says."""
 
     name: Name = Field(
         "", validate_default=False, description="Name of the entry in results. Default: the recipe's name."
     )
     recipe: str = Field(description="A shipped recipe's name, or a file (beside the suite, or as given).")
-    set: Annotated[dict[str, Any], BeforeValidator(_dotted)] = Field(
-        default_factory=dict, description="Changes to the recipe, nested or with dotted keys."
+    after: After = Field(
+        default_factory=list,
+        description="The entry, or a list of entries, with the same groups, whose jobs on the same hosts "
+        "must have ended before. The first one's model is `model.name`, unless `set` says which.",
     )
     groups: Sizes | None = Field(None, description=f"{GROUPS} Null: as the suite says.")
     cover: Literal["all", "first"] | None = Field(None, description=f"{COVER} Null: as the suite says.")
@@ -197,28 +189,24 @@ class Suite(Section):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, data: Any) -> Any:
-        """An entry without a name has its recipe's."""
-        if not isinstance(data, dict) or not isinstance(data.get("jobs"), list):
-            return data
-        jobs = []
-        for each in data["jobs"]:
-            if isinstance(each, dict) and not each.get("name") and isinstance(each.get("recipe"), str):
-                each = {**each, "name": Path(each["recipe"]).name.removesuffix(".yaml")}
-            jobs.append(each)
-        return {**data, "jobs": jobs}
+        return with_names(data, "jobs")
 
     @model_validator(mode="after")
     def _sensible(self) -> Suite:
-        names = [each.name for each in self.jobs]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"two entries are named {twice}: give each a `name`")
+        check_names(self.jobs, "entry", "entries")
         if any(groups == [] for groups in (self.groups, *(each.groups for each in self.jobs))):
             raise ValueError("groups must name at least one size")
         for each in self.jobs:
             useless = [key for key in _FIXED if getattr(each, key) not in (None, 1)]
             if useless and self.of(each).groups == "adaptive":
                 raise ValueError(f"{each.name}: {useless[0]} and adaptive groups do not go together")
+            held = {
+                other.name: self.of(other) for other in self.jobs if other.name in (each.name, *each.after)
+            }
+            alike = {(str(of.groups), of.cover, of.repeats) for of in held.values()}
+            if each.after and (len(alike) > 1 or held[each.name].groups == "adaptive"):
+                what = "must have the same groups (none of them adaptive), cover and repeats"
+                raise ValueError(f"{' and '.join(held)} {what}, since one follows the other")
         return self
 
     def of(self, entry: Entry) -> EntrySettings:
@@ -258,10 +246,7 @@ def load_suite(source: str) -> Suite:
     """
     path = find_suite(source)
     suite = suite_from(read_yaml(path), where=str(path))
-    jobs = [
-        each.model_copy(update={"recipe": _recipe(each, path, number), "set": _set(each, path)})
-        for number, each in enumerate(suite.jobs)
-    ]
+    jobs = [located(each, path, f"jobs.{number}", SHIPPED) for number, each in enumerate(suite.jobs)]
     return suite.model_copy(update={"jobs": jobs})
 
 
@@ -273,51 +258,16 @@ def suite_from(data: dict[str, Any], *, where: str) -> Suite:
         raise _explain(error, where) from None
 
 
-def _set(entry: Entry, suite: Path) -> dict[str, Any]:
-    """The changes, with paths from the suite's folder, as a recipe's are from its own."""
-    return entry.set if suite.parent == SHIPPED else anchored(entry.set, suite.parent)
-
-
-def _recipe(entry: Entry, suite: Path, number: int) -> str:
-    """A shipped recipe's name as it is; a file's path in full."""
-    try:
-        found = find_recipe(entry.recipe, base=suite.parent)
-    except RecipeError as error:
-        raise RecipeError(
-            error.what, where=f"{suite}: jobs.{number}.recipe {entry.recipe}", hint=error.hint
-        ) from None
-    shipped = found.parent == SHIPPED.parent / "recipes"
-    return found.stem if shipped else str(found)
-
-
 def _explain(error: ValidationError, where: str) -> UsageError:
     """pydantic's first complaint as one line with the field's path."""
-    first = error.errors(include_url=False)[0]
-    own = ("list[", "literal[", "function-")  # pydantic's own parts of a path
-    parts = [str(part) for part in first["loc"] if not str(part).startswith(own)]
-    location = ".".join(parts)
-    given, kind = first.get("input"), first["type"]
-    hint: str | None = None
-    if kind == "extra_forbidden":
-        model: type[Section] = Checks if parts[0] == "check" else Suite
-        if parts[0] in ("jobs", "thresholds") and len(parts) > 1:
-            model = Threshold if "thresholds" in parts else Entry
-        known = sorted(model.model_fields)
-        hint = did_you_mean(parts[-1], known) or f"known keys here: {', '.join(known)}"
-        return UsageError(f"unknown key {location!r}", where=where, hint=hint)
-    if kind == "value_error":
-        return UsageError(f"{location}: {first['ctx']['error']}".removeprefix(": "), where=where)
-    if kind == "missing":
-        return UsageError(f"{location} is missing", where=where, hint="docs/bench.md has an example")
-    if location.endswith("figure") and isinstance(given, str):
-        hint = did_you_mean(given, FIGURES) or f"figures: {', '.join(FIGURES)}"
-    elif "groups" in parts:
-        hint = "such as [1, 2, all], doubling, or adaptive"
-    elif kind == "string_pattern_mismatch":  # a name: nothing else has a pattern
-        hint = (
-            "at most 41 letters, digits, '.', '-' and '_', a letter or digit first; `name: NAME` beside "
-            "`recipe` gives one"
-        )
-        return UsageError(f"{location}: {given!r} cannot be the name of an entry", where=where, hint=hint)
-    said = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
-    return UsageError(f"{location}: {said}, not {given!r}", where=where, hint=hint)
+    parts = parts_of(error)
+    model: type[Section] = Checks if parts[:1] == ["check"] else Suite
+    if parts[:1] in (["jobs"], ["thresholds"]) and len(parts) > 1:
+        model = Threshold if "thresholds" in parts else Entry
+    told = explain(error, where, model.model_fields, "docs/bench.md", "'.', '-' and '_'")
+    given = error.errors(include_url=False)[0].get("input")
+    if told.hint is None and parts[-1:] == ["figure"] and isinstance(given, str):
+        told.hint = did_you_mean(given, FIGURES) or f"figures: {', '.join(FIGURES)}"
+    elif told.hint is None and "groups" in parts:
+        told.hint = "such as [1, 2, all], doubling, or adaptive"
+    return told

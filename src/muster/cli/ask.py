@@ -59,9 +59,9 @@ def ask(
     from muster.cli.views.results import print_afterwards
     from muster.cli.views.waiting import waiting
     from muster.runs.ask import TrainedModel, check_questions, check_trained, read_schema
-    from muster.store.runfolder import find_run
+    from muster.store.runfolder import find_any
 
-    folder = find_run(run, root)
+    folder = find_any(run, root).trained
     questions = list(question or []) + (_lines(file) if file is not None else [])
     typed = sys.stdin.isatty() and sys.stdout.isatty()
     talk = typed and not (questions or evaluate or json or file is not None)

@@ -32,11 +32,12 @@ def _known(names: Names, root: Path) -> list[str]:
     if names == "hosts":
         return ["local:2", "local:2x1", "localhost", "slurm:"]
     if names == "runs":
-        from muster.store.runfolder import list_runs
+        from muster.store.runfolder import list_folders
 
-        return ["last", *(run.id for run in reversed(list_runs(root)[-_KEPT:]))]
+        return ["last", *(run.id for run in reversed(list_folders(root)[-_KEPT:]))]
     package = Path(__file__).resolve().parent.parent
-    return sorted(path.stem for path in (package / names).glob("*.yaml"))
+    folders = (names, "pipelines") if names == "recipes" else (names,)
+    return sorted(path.stem for folder in folders for path in (package / folder).glob("*.yaml"))
 
 
 def _files(begun: str, names: Names) -> list[str]:

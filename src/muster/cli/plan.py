@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from muster.cli.options import Hosts, Json, Recipe, Root, Words, split_words
-from muster.cli.output import err_console, print_json
+from muster.cli.output import err_console, print_json, say
 from muster.cli.parameters import Option
 from muster.core.errors import UsageError
 from muster.core.units import parse_bytes
@@ -65,6 +65,7 @@ def plan(
     hosts, _, changes = split_words(words, hosts)
     from muster.cli.views.plans import print_plan
     from muster.cli.views.waiting import Waiting
+    from muster.core.pipeline import find_pipeline
     from muster.inputs.read import read_inputs
     from muster.planner.plan import plan_hosts, plan_on, recipe_of
     from muster.planner.write import write_plan
@@ -80,6 +81,10 @@ def plan(
     if hosts and host_memory:
         raise UsageError("is reported by the hosts themselves", where="--host-memory", hint="leave it out")
     told = _told(samples, price, link, host_memory)
+    if file := find_pipeline(recipe):
+        if write is not None:
+            raise UsageError("writes one recipe, and this is a pipeline", where="--write")
+        return _plan_steps(file, hosts, on, changes, told, traced=not quick, json=json)
     with Waiting(err_console()) as line:
         if on:
             decided = plan_on(recipe_of(recipe, changes), on, told, traced=not quick, say=line.now)
@@ -99,6 +104,25 @@ def plan(
             names = ",".join(host.name for host in decided.chosen.hosts)
             err_console().print(f"            for --hosts {names}")
     return 1 if plan.memory is not None and plan.memory.lacking else 0
+
+
+def _plan_steps(
+    file: Path, hosts: str, on: str, changes: list[str], told: UserFigures, *, traced: bool, json: bool
+) -> int:
+    """Plan each step of a pipeline that trains, before any of them is. -> exit code."""
+    from muster.cli.views.plans import print_plan
+    from muster.cli.views.waiting import Waiting
+    from muster.runs.pipeline import plan_steps
+
+    with Waiting(err_console()) as line:
+        plans = plan_steps(file, hosts, on, changes, told, traced=traced, say=line.now)
+    if json:
+        found = [{"step": name, "plan": each.model_dump(mode="json")} for name, each in plans.items()]
+        print_json({"pipeline": found})
+    for number, (name, plan) in enumerate(plans.items() if not json else (), 1):
+        say(f"{chr(10) * (number > 1)}step {name}")
+        print_plan(plan)
+    return 1 if any(plan.memory is not None and plan.memory.lacking for plan in plans.values()) else 0
 
 
 def _told(samples: int | None, price: float | None, link: str, host_memory: str) -> UserFigures:

@@ -13,7 +13,7 @@ EXAMPLES = """Examples:
 
 
 def recipes(json: Json = False) -> int:
-    """List the recipes that come with Muster."""
+    """List the recipes and pipelines that come with Muster."""
     from muster.core.recipes import shipped_about
 
     known = shipped_about()

@@ -24,13 +24,13 @@ def report(
     root: Root = Path("runs"),
     json: Json = False,
 ) -> int:
-    """Write a run's page, or a bench's: one HTML file that opens offline."""
+    """Write the page of a run, a pipeline or a bench: one HTML file that opens offline."""
     from muster.benches.folder import BenchFolder, find
     from muster.cli.views.benches import bench_page
-    from muster.reports.page import report as run_report
+    from muster.reports.pipeline import write_page
 
     folder = find(run, root)
-    page = bench_page(folder, output) if isinstance(folder, BenchFolder) else run_report(folder, output)
+    page = bench_page(folder, output) if isinstance(folder, BenchFolder) else write_page(folder, output)
     if json:
         print_json({"id": folder.id, "report": str(page)})
     else:

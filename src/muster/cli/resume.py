@@ -8,6 +8,7 @@ from typing import Annotated
 from muster.cli.options import Json, Root, Run
 from muster.cli.output import err_console
 from muster.cli.parameters import Option
+from muster.core.errors import UsageError
 
 EXAMPLES = """Examples:
 
@@ -40,14 +41,23 @@ def resume(
     root: Root = Path("runs"),
     json: Json = False,
 ) -> int:
-    """Resume a run from its newest checkpoint that is complete on every host."""
+    """Resume a run from its newest checkpoint that is complete on every host; or a pipeline's steps."""
     from muster.cli.train import finish
     from muster.cli.views.progress import ProgressView
     from muster.runs.checkpoints import WantedCheckpoint
     from muster.runs.resume import resume as run_resume
-    from muster.store.runfolder import find_run
+    from muster.store.runfolder import PipelineFolder, find_any
 
-    folder = find_run(run, root)
+    folder = find_any(run, root)
+    if isinstance(folder, PipelineFolder):
+        from muster.cli.views.pipelines import finish_pipeline, seeing
+        from muster.runs.pipeline import GoingOn, resume_pipeline
+
+        if step is not None:
+            hint = f"muster resume {folder.trained.word} --step {step}"
+            raise UsageError("is of a run, and this is a pipeline", where="--step", hint=hint)
+        again = GoingOn(hosts, leave or (), copy)
+        return finish_pipeline(resume_pipeline(folder, again, seeing=seeing), folder, json)
     with ProgressView(err_console()) as view:
         view.now("asking the hosts, and planning")
         result = run_resume(

@@ -32,8 +32,9 @@ def show(
     ] = False,
     json: Json = False,
 ) -> int:
-    """Show a run or a bench: its result, or its progress."""
+    """Show a run, a pipeline or a bench: its result, or its progress."""
     from muster.benches.folder import BenchFolder, find
+    from muster.store.runfolder import PipelineFolder
 
     if csv and (follow or json):
         raise UsageError("goes with neither --follow nor --json", where="--csv")
@@ -42,6 +43,13 @@ def show(
         raise UsageError(
             "is a bench; --csv shows the steps of one run", where=run, hint="muster show BENCH/runs/JOB --csv"
         )
+    if isinstance(folder, PipelineFolder):
+        from muster.cli.views.pipelines import show_pipeline
+
+        if csv or follow:
+            step = f"muster show {folder.trained.word} {'--csv' if csv else '--follow'}"
+            raise UsageError("is a pipeline; that is for one step", where=run, hint=step)
+        return show_pipeline(folder, json=json)
     if isinstance(folder, BenchFolder):
         from muster.cli.views.benches import show_bench
 

@@ -13,7 +13,7 @@ EXAMPLES = """Examples:
 
 
 def stop(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
-    """Stop a running job, or all jobs of a bench, on all hosts. Other jobs there are not touched."""
+    """Stop a running job, a pipeline, or all jobs of a bench, on all hosts; other jobs there go on."""
     from muster.benches.folder import BenchFolder, find
     from muster.benches.listing import stop_bench
     from muster.runs.listing import stop as run_stop
@@ -38,5 +38,7 @@ def stop(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
     elif result is None:
         err_console().print("asked; the controller has not answered yet")
     else:
-        say(f"{folder.id}: {result.status} at step {result.steps}")
+        steps = getattr(result, "steps", None)  # a pipeline has none of its own
+        at = "" if steps is None else f" at step {steps}"
+        say(f"{folder.id}: {result.status}{at}")
     return 0 if ended else 1

@@ -21,7 +21,9 @@ EXAMPLES = """Examples:
 
   muster train my.yaml --hosts node1:8,node2:8 engine.name=deepspeed engine.zero=3
 
-  muster train my.yaml --hosts hostfile batch.global=512 --dry-run"""
+  muster train my.yaml --hosts hostfile batch.global=512 --dry-run
+
+  muster train my-pipeline.yaml --hosts hostfile STEP.train.max_steps=100"""
 
 
 def train(
@@ -41,14 +43,27 @@ def train(
     ] = False,
     json: Json = False,
 ) -> int:
-    """Run a recipe on hosts: one command, all hosts, one result."""
+    """Run a recipe on hosts: one command, all hosts, one result; or a pipeline of recipes."""
     from muster.cli.views.progress import ProgressView
+    from muster.core.pipeline import find_pipeline
     from muster.inputs.read import read_inputs
     from muster.runs.train import train as run_train
+    from muster.store.runfolder import RunFolder, run_folder_of
 
     hosts, _, changes = split_words(words, hosts)
+    if file := find_pipeline(recipe):
+        from muster.cli.views.pipelines import print_dry_run, train_pipeline
+        from muster.store.runfolder import PipelineFolder, stamped
+
+        if detach:
+            raise UsageError("a pipeline is not handed to Slurm", where="--detach", hint="salloc first")
+        folder = PipelineFolder(_named(output, name, root) or stamped(root, "pipeline-", file.stem))
+        if dry_run:
+            return print_dry_run(file, hosts, changes, folder, json=json, verbose=verbose)
+        return train_pipeline(file, hosts, changes, folder, json=json)
     inputs = read_inputs(recipe, hosts, changes, waits=True)
-    run = _folder(inputs, output, name, root)
+    made = _named(output, name, root)
+    run = RunFolder(made) if made else run_folder_of(inputs.recipe, root)
     if inputs.inventory.ask is not None:
         return _submit(inputs, run, detach=detach, dry_run=dry_run, json=json)
     if dry_run:
@@ -59,16 +74,13 @@ def train(
     return finish(result, run, json=json)
 
 
-def _folder(inputs: Inputs, output: Path | None, name: str, root: Path) -> RunFolder:
-    from muster.store.runfolder import RunFolder, named_run_folder, run_folder_of
+def _named(output: Path | None, name: str, root: Path) -> Path | None:
+    """The folder that the user wants. Raises UsageError."""
+    from muster.store.runfolder import named_run_folder
 
     if output and name:
         raise UsageError("and --output both say where the run's folder is", where="--name")
-    if name:
-        return named_run_folder(root, name)
-    if output:
-        return RunFolder(output.absolute())
-    return run_folder_of(inputs.recipe, root)
+    return named_run_folder(root, name).path if name else output and output.absolute()
 
 
 def _submit(inputs: Inputs, run: RunFolder, *, detach: bool, dry_run: bool, json: bool) -> int:

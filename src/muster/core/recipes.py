@@ -25,12 +25,13 @@ from muster.core.registry import ENGINES, WORKLOADS, find_plugin, plugin_names
 from muster.core.section import Section
 
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
+PIPELINE = "pipeline"  # the key of a file of several recipes (core/pipeline.py)
 # Fields of a configuration that say how a model is trained or what it is for, and not how large it is.
 SETTINGS = re.compile(r"drop|^initializer_|^num_labels$|^attn_implementation$")
 # Keys of a recipe that are files or folders: always, and where there is one of that name.
 PATHS = (("data", "path"), ("engine", "config"), ("measure", "peaks"))
 NAMES = (
-    ("model", "name"), ("model", "tokenizer"), ("data", "name"),
+    ("model", "name"), ("model", "tokenizer"), ("data", "name"), ("reward", "model"),
     ("launch", "setup"),  # else a line of bash, which may begin like a path
 )  # fmt: skip
 NAME = re.compile(r"[a-zA-Z][\w-]*")  # of a plug-in
@@ -111,11 +112,15 @@ def shipped_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(SHIPPED.glob("*.yaml"))}
 
 
+def shipped_pipelines() -> dict[str, Path]:
+    """The pipelines that come with Muster, by name."""
+    return {path.stem: path for path in sorted((SHIPPED.parent / "pipelines").glob("*.yaml"))}
+
+
 def shipped_about() -> dict[str, str]:
-    """What each of them is: the first sentence of the comment that begins its file."""
-    return {
-        name: _first_sentence(path.read_text(encoding="utf-8")) for name, path in shipped_recipes().items()
-    }
+    """What each of both is: the first sentence of the comment that begins its file."""
+    files = {**shipped_recipes(), **shipped_pipelines()}
+    return {name: _first_sentence(path.read_text(encoding="utf-8")) for name, path in files.items()}
 
 
 def _first_sentence(text: str) -> str:
@@ -159,7 +164,24 @@ def anchored(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         there = os.path.isfile if section == "launch" else os.path.exists  # which never raise
         if is_path or there(folder / value):
             made[section] = {**made[section], key: _whole_path(value, folder, f"{section}.{key}")}
+    values = made.get("reward")
+    if isinstance(values, Mapping) and isinstance(values.get("function"), str):
+        place, colon, name = values["function"].rpartition(":")
+        if place.endswith(".py"):
+            whole = _whole_path(place, folder, "reward.function")
+            made["reward"] = {**values, "function": f"{whole}{colon}{name}"}
+    values = made.get("data")
+    if isinstance(values, Mapping) and isinstance(values.get("mix"), list):
+        mix = [_anchored_source(each, folder) for each in values["mix"]]
+        made["data"] = {**values, "mix": mix}
     return made
+
+
+def _anchored_source(source: Any, folder: Path) -> Any:
+    """One data set of data.mix."""
+    if not isinstance(source, Mapping) or not isinstance(source.get("path"), str):
+        return source
+    return {**source, "path": _whole_path(source["path"], folder, "data.mix.path")}
 
 
 def _whole_path(value: str, folder: Path, where: str) -> str:
@@ -206,11 +228,25 @@ def read_layers(source: str, *, base: Path | None = None, chain: tuple[Path, ...
     """A recipe file with everything that it inherits, merged; not validated yet."""
     path = find_recipe(source, base=base)
     data, parents = read_layer(path, chain, "recipe", RecipeError)
+    if PIPELINE in data:
+        hint = "`muster train` and `muster plan` take it"
+        raise RecipeError("is a pipeline of several recipes, and not a recipe", where=str(path), hint=hint)
+    return _layered(data, parents, path, (*chain, path))
+
+
+def layers_of(data: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """A recipe that stands in another file, with everything that it inherits."""
+    return _layered(*parents_of(data, "recipe", RecipeError, str(file)), file, ())
+
+
+def _layered(
+    data: dict[str, Any], parents: Sequence[str], path: Path, chain: tuple[Path, ...]
+) -> dict[str, Any]:
     if path.parent != SHIPPED:  # whose paths are the user's to make: they count from the working folder
         data = anchored(data, path.parent)
     merged: dict[str, Any] = {}
     for parent in parents:
-        merged = lay_over(merged, [read_layers(parent, base=path.parent, chain=(*chain, path))])
+        merged = lay_over(merged, [read_layers(parent, base=path.parent, chain=chain)])
     return lay_over(merged, [data])
 
 
@@ -245,13 +281,20 @@ def read_layer(
     if path in chain:
         names = " -> ".join(each.name for each in (*chain, path))
         raise error(f"inherits from itself: {names}", where=str(path))
-    data = read_yaml(path)
-    parents = data.pop("inherit", None) or []
+    return parents_of(read_yaml(path), kind, error, str(path))
+
+
+def parents_of(
+    data: Mapping[str, Any], kind: str, error: type[UsageError], where: str
+) -> tuple[dict[str, Any], list[str]]:
+    """The keys of a recipe or a profile without `inherit`, and what that names."""
+    own = dict(data)
+    parents = own.pop("inherit", None) or []
     if isinstance(parents, str):
         parents = [parents]
     if not isinstance(parents, list) or not all(isinstance(each, str) for each in parents):
-        raise error(f"must be the name or path of a {kind}, or a list of them", where=f"{path}: inherit")
-    return data, parents
+        raise error(f"must be the name or path of a {kind}, or a list of them", where=f"{where}: inherit")
+    return own, parents
 
 
 def parse_override(text: str) -> dict[str, Any]:
@@ -443,7 +486,10 @@ def _explain(error: ValidationError, where: str, model: type[Recipe]) -> RecipeE
         others = [each for each in error.errors(include_url=False) if each["loc"][: len(under)] == under]
         words = [each["ctx"]["expected"] for each in others if each["type"] == "literal_error"]
         wanted = " or ".join([wanted, *words])
-    return RecipeError(f"{location}: {wanted}, not {shown}", where=where)
+    hint = None
+    if isinstance(given, dict) and list(given.values()) == [None]:  # {NAME}, a text that YAML reads so
+        hint = f'as text: "{{{next(iter(given))}}}", in quotes'
+    return RecipeError(f"{location}: {wanted}, not {shown}", where=where, hint=hint)
 
 
 # What is meant where a whole section is given one value.

@@ -50,6 +50,35 @@ class Throughput(Part):
     measured_steps: int
 
 
+class Learned(Part):
+    """A further figure of the workload's training: pair_accuracy, margin, reward, kl."""
+
+    name: str
+    first: float | None = Field(None, description="in the first window of the training")
+    final: float | None = Field(None, description="in the last one")
+    held_out: float | None = Field(None, description="at the last evaluation; None: not measured there")
+
+    @property
+    def called(self) -> str:
+        """Its name for people."""
+        return self.name.replace("_", " ")
+
+    @property
+    def course(self) -> str:
+        """How it went in training; empty where it was not measured there."""
+        if self.first is None or self.final is None:
+            return ""
+        return f"{self.final:.4g}" if self.first == self.final else f"{self.first:.4g} -> {self.final:.4g}"
+
+
+class PhaseTime(Part):
+    """A part of every optimizer step, over the measured windows: generating, scoring, training."""
+
+    name: str
+    share: float = Field(description="of the steps' time, on the rank that spends most on it")
+    samples_per_second: float | None = Field(description="of all ranks, if there were this phase alone")
+
+
 class Flops(Part):
     """Floating-point operations of the model, over the windows of the throughput; per device, their mean.
 
@@ -212,7 +241,9 @@ class Result(Part):
     loss_final: float | None = None
     evaluation_loss: float | None = None
     perplexity: float | None = Field(None, description="language models: exp of the held-out loss per token")
+    figures: list[Learned] = Field(default_factory=list, description="further ones, of the workload")
     throughput: Throughput | None = None
+    phases: list[PhaseTime] = Field(default_factory=list, description="of a step that has such")
     flops: Flops | None = Field(None, description="None: not counted")
     memory: Memory
     planned: Planned | None = Field(None, description="None: the model was not known before the run")

@@ -65,6 +65,9 @@ def _needed(recipe: Recipe) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         yield "model.name", model.name, ("config.json",)
     if model.tokenizer not in WORDS:
         yield "model.tokenizer", model.tokenizer, ("*",)
+    for section, key in recipe.other_models:
+        if name := getattr(getattr(recipe, section), key):
+            yield f"{section}.{key}", name, WEIGHTS
     if recipe.data.name:
         yield "data.name", recipe.data.name, ("*",)
 

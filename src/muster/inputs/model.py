@@ -22,9 +22,10 @@ from muster.core.recipe import Recipe
 
 def is_t5(recipe: Recipe) -> bool:
     """Whether the model is of the T5 family, as far as can be told without loading it."""
-    config = model_config(recipe)
-    kind = str((config or {}).get("model_type", "")).lower()
-    return "t5" in (recipe.model.name or "").lower() or "t5" in (kind or recipe.usual_type() or "")
+    kind = (model_config(recipe) or {}).get("model_type")
+    if kind:  # a folder's name says nothing then
+        return "t5" in str(kind).lower()
+    return "t5" in (recipe.model.name or "").lower() or "t5" in (recipe.usual_type() or "")
 
 
 def model_config(recipe: Recipe) -> dict[str, Any] | None:

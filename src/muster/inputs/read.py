@@ -22,7 +22,7 @@ from muster.core.secrets import completed
 from muster.engines.base import spec_of
 from muster.inputs.model import check_model, model_config
 from muster.inputs.peaks import read_peaks
-from muster.store.runfolder import DEFAULT_ROOT, LAST, RunFolder, find_run
+from muster.store.runfolder import DEFAULT_ROOT, LAST, find_any, folder_at
 from muster.store.values import kept
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -108,6 +108,9 @@ def absolute(recipe: Recipe) -> Recipe:
     made = anchored(before, Path.cwd())
     name, init = made["model"]["name"], recipe.model.init
     made["model"] = {**made["model"], "name": name and _trained(name, init)}
+    for section, key in recipe.other_models:
+        if value := made[section][key]:
+            made[section] = {**made[section], key: _trained(_here(value), "pretrained", f"{section}.{key}")}
     if recipe.data.source is None and recipe.data.embedded:
         made["data"] = {**made["data"], recipe.data.embedded: {}}
     sections = {name: part for name, part in made.items() if part != before[name]}  # the others were checked
@@ -116,19 +119,25 @@ def absolute(recipe: Recipe) -> Recipe:
     )
 
 
-def _trained(name: str, init: str) -> str:
-    """model.name, or the folder of a run's trained model where it names a run: `last`, an id, or a folder.
+def _here(name: str) -> str:
+    """A folder by its whole path; any other name as it is."""
+    return os.path.abspath(name) if os.path.isdir(name) else name  # noqa: PTH100, PTH112 - never raise
+
+
+def _trained(name: str, init: str, where: str = "model.name") -> str:
+    """A model's name, or the folder of a run's trained model where it names a run: `last`, an id, or a
+    folder; of a pipeline that of its last step. `where`: the recipe's key.
 
     A known size stays that size, whatever runs are called.
     """
-    where = "model.name"
     if families.size(name):
         return name
-    runs = [RunFolder(Path(os.path.expanduser(name))), RunFolder(DEFAULT_ROOT / name)]  # noqa: PTH111
-    found = next((each for each in runs if os.path.isfile(each.job)), None)  # noqa: PTH113 - never raises
+    places = [Path(os.path.expanduser(name)), DEFAULT_ROOT / name]  # noqa: PTH111 - never raises
+    found = next((there for each in places if (there := folder_at(each))), None)
     if found is None and name not in LAST:
         return name
-    run = find_run(name) if found is None else RunFolder(found.path.absolute())
+    found = found or find_any(name)
+    run = found.trained
     if not (run.model / "config.json").is_file():
         raise RecipeError(
             f"the run {run.id} has no trained model",

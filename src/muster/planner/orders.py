@@ -30,7 +30,7 @@ TRACKERS = {
     "wandb": ("wandb",),
 }
 WORKER = "muster.worker"  # the ranks' module
-_SHIPPED = ("core", "engines", "failures", "store", "worker", "workloads")  # what a rank imports
+_SHIPPED = ("core", "dialogues", "engines", "failures", "store", "worker", "workloads")  # what a rank imports
 
 
 def greeting(

@@ -73,7 +73,11 @@ def loss(data: RunData) -> Chart:
     logs = data.folder.logs
     series = (
         ChartSeries("train", tuple((float(step), logs[step].loss) for step in sorted(logs)), "c0"),
-        ChartSeries("held-out", tuple((float(each.step), each.loss) for each in data.folder.evaluated), "c1"),
+        ChartSeries(
+            "held-out",
+            tuple((float(each.step), each.loss) for each in data.folder.evaluated if each.loss is not None),
+            "c1",
+        ),
     )
     return Chart(
         "Loss",

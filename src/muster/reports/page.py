@@ -35,11 +35,12 @@ def render(data: RunData) -> str:
     if figures and measured:
         bar, parts, time_note = fabric.time_parts(figures, measured)
         charts = curves.host_charts(data)
-        groups, subject = fabric.key_figures(figures, measured), fabric.subject(figures, measured)
+        subject = fabric.subject(figures, measured)
     else:
         bar, parts, time_note = tables.time_parts(data)
         charts = curves.charts(data)
-        groups, subject = words.key_figures(data), words.subject(data)
+        subject = words.subject(data)
+    groups = key_figures(data)
     nothing = [chart for chart in charts if not has_points(chart)]
     unmeasured: list[str] = []
     if data.broken:  # folded: a reader of this page looks for what went wrong
@@ -80,6 +81,13 @@ def render(data: RunData) -> str:
     return html.encode("utf-8", "replace").decode("utf-8")  # file names may hold bytes that are no text
 
 
+def key_figures(data: RunData) -> list[tuple[str, list[words.KeyFigure]]]:
+    """A run's figures in groups, those that were not measured among them."""
+    if data.figures and data.figures.fabric:
+        return fabric.key_figures(data.figures, data.figures.fabric)
+    return words.key_figures(data)
+
+
 def draw(chart: Chart) -> Picture:
     """A chart with its legend; a single line needs none."""
     names = [(each.name, each.style) for each in chart.series]
@@ -106,9 +114,9 @@ def notes(data: RunData) -> list[str]:
     return [note[:1].upper() + note[1:] for note in found]
 
 
-@lru_cache(maxsize=1)
-def template() -> Template:
-    """The page's template. Autoescape is on: questions, answers and names are other people's text."""
+@lru_cache
+def template(name: str = "report.html.j2") -> Template:
+    """A page's template. Autoescape is on: questions, answers and names are other people's text."""
     environment = Environment(
         loader=PackageLoader("muster.reports", "templates"),
         autoescape=True,
@@ -116,7 +124,7 @@ def template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html.j2")
+    return environment.get_template(name)
 
 
 # ----------------------------------------------------------------------------------------------------

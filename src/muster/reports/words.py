@@ -272,10 +272,20 @@ def _learning(data: RunData, figures: Result) -> list[KeyFigure]:
             told = f"{rows:,} of {counted(scored, 'question')}; {interval(quality.execution_match, scored)}"
             same = KeyFigure(same.name, percent(quality.execution_match), "%", told)
     learned = [exact, same] if metric == "exact match" else [exact]
-    if kind.metric == "perplexity":
+    if kind.metric == "perplexity" or (quality is None and figures.perplexity is not None):
         learned = [
             KeyFigure("Held-out perplexity", number(figures.perplexity), note="exp of the held-out loss")
         ]
+    if figures.figures and quality is None:
+        learned = []
+    learned += [
+        KeyFigure(
+            each.called[:1].upper() + each.called[1:] + (", held out" if each.held_out is not None else ""),
+            number(each.final if each.held_out is None else each.held_out),
+            note=f"{each.course} in training" if each.course else "",
+        )
+        for each in figures.figures
+    ]
     return [
         KeyFigure("Training loss, last", number(figures.loss_final), note=first),
         KeyFigure(

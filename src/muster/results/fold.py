@@ -18,7 +18,9 @@ from muster.core.result import (
     Extreme,
     Failure,
     HostReport,
+    Learned,
     Memory,
+    PhaseTime,
     Planned,
     Quality,
     Result,
@@ -336,7 +338,9 @@ def make_result(
         loss_final=losses[-1] if losses else None,
         evaluation_loss=folder.evaluated[-1].loss if folder.evaluated else None,
         perplexity=folder.evaluated[-1].perplexity if folder.evaluated else None,
+        figures=learned(logs, folder.evaluated),
         throughput=speed,
+        phases=phases(measured(windows, recipe.measure.warmup, job.world_size)),
         flops=flops(windows, folder.started, folder.counted, job, recipe.measure),
         planned=planned,
         memory=_memory(windows),
@@ -354,6 +358,31 @@ def make_result(
         notes=notes,
     )
     return made if recipe.trains else measured_alone(made, folder.measured, job)
+
+
+def learned(logs: Sequence[events.Log], evaluated: Sequence[events.Evaluated]) -> list[Learned]:
+    """The workload's further figures, in the order in which they are told."""
+    held = evaluated[-1].figures if evaluated else {}
+    names = dict.fromkeys([*held, *(name for log in logs for name in log.figures)])
+    found = []
+    for name in names:
+        values = [log.figures[name] for log in logs if name in log.figures]
+        first, final = (values[0], values[-1]) if values else (None, None)
+        found.append(Learned(name=name, first=first, final=final, held_out=held.get(name)))
+    return found
+
+
+def phases(windows: Sequence[Sequence[events.Window]]) -> list[PhaseTime]:
+    """Shares of the steps' time. Each phase ends when all ranks have ended it, so the slowest rank counts."""
+    names = dict.fromkeys(name for ranks in windows for each in ranks for name in each.phases)
+    whole = sum(max(each.seconds for each in ranks) for ranks in windows)
+    samples = sum(each.samples for ranks in windows for each in ranks)
+    found = []
+    for name in names:
+        spent = sum(max(each.phases.get(name, 0.0) for each in ranks) for ranks in windows)
+        rate = samples / spent if spent else None
+        found.append(PhaseTime(name=name, share=spent / whole if whole else 0.0, samples_per_second=rate))
+    return found
 
 
 def model_name(recipe: Recipe) -> str:

@@ -25,17 +25,19 @@ def metrics_csv(folder: Folder, world_size: int | None) -> str:
     rows: dict[int, dict[str, Any]] = {}
     for log in folder.logs.values():
         told = {name: getattr(log, name) for name in ("epoch", "loss", "learning_rate", "gradient_norm")}
-        rows.setdefault(log.step, {}).update(told, time=log.time)
+        rows.setdefault(log.step, {}).update(told, time=log.time, **log.figures)
     for step, by_rank in folder.windows.items():
         rows.setdefault(step, {}).update(_window(list(by_rank.values()), world_size))
     for each in folder.evaluated:
         rows.setdefault(each.step, {}).update(evaluation_loss=each.loss, perplexity=each.perplexity)
+        rows[each.step].update({f"held_out_{name}": value for name, value in each.figures.items()})
     for step, seen in folder.attention.items():
         rows.setdefault(step, {}).update(
             attention_largest=_known(seen.largest, max), attention_smallest=_known(seen.smallest, min)
         )
     text = io.StringIO()
-    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    more = dict.fromkeys(name for step in sorted(rows) for name in rows[step] if name not in COLUMNS)
+    table = csv.DictWriter(text, [*COLUMNS, *more], lineterminator="\n")
     table.writeheader()
     for step in sorted(rows):
         table.writerow({"step": step, **{name: _cell(value) for name, value in rows[step].items()}})

@@ -22,7 +22,7 @@ from muster.runs.resume import frozen_recipe
 from muster.store import events
 from muster.store.databases import MAGIC, SUFFIXES, tables_of
 from muster.store.lines import read_lines
-from muster.store.runfolder import RunFolder
+from muster.store.runfolder import RunFolder, from_here
 from muster.store.sealed import compare
 
 
@@ -230,6 +230,8 @@ def _no_model(run: RunFolder, state: str) -> RunFolderError:
     failure = result.failure if result else None
     if result is None or failure is None:
         again = f"`muster resume {run.word}`"
+        if state == "succeeded":  # it was removed
+            return _damaged(run, "it is not there", fold(events.read_events(run.events)).saved)
         return RunFolderError(f"has no trained model: the run is {state}", where=run.id, hint=again)
     cause = ": ".join(part for part in (failure.host, failure.where, failure.what) if part)
     hint = failure.hint
@@ -252,9 +254,17 @@ def check_model(run: RunFolder) -> None:
     files = next((each.files for each in reversed(saved) if each.step is None), None)
     wrong = compare(str(run.model), files)[0] if files else None
     if wrong:
-        steps = [each.step for each in saved if each.step]
-        again = f"`muster resume {run.word} --step {steps[-1]}` saves it again" if steps else "train it again"
-        raise RunFolderError(f"the trained model is damaged: {wrong}", where=str(run.model), hint=again)
+        raise _damaged(run, wrong, saved)
+
+
+def _damaged(run: RunFolder, wrong: str, saved: Sequence[events.Saved]) -> RunFolderError:
+    steps = [each.step for each in saved if each.step]
+    again = "train it again"
+    if steps:
+        again = f"`muster resume {run.word} --step {steps[-1]}` saves it again"
+    elif run.of_pipeline:
+        again = f"rm -r {from_here(run.path)}, and the pipeline trains it again when it is resumed"
+    return RunFolderError(f"the trained model is damaged: {wrong}", where=str(run.model), hint=again)
 
 
 def _explain(complaints: Sequence[str]) -> JobError:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from muster.core.errors import MusterError, RunFolderError
-from muster.store.runfolder import RunFolder
+from muster.store.runfolder import PipelineFolder, RunFolder
 
 if TYPE_CHECKING:
+    from muster.core.pipeline import PipelineResult
     from muster.core.result import Result
 
 
@@ -87,11 +88,11 @@ def _total_steps(run: RunFolder) -> int | None:
 class Stopped:
     """What a wish to stop came to. Neither: it has not ended yet, and the request stands."""
 
-    result: Result | None = None
+    result: Result | PipelineResult | None = None
     cancelled: bool = False  # it waited for Slurm, and was taken back
 
 
-def stop(run: RunFolder, *, patience: float = 30) -> Stopped:
+def stop(run: RunFolder | PipelineFolder, *, patience: float = 30) -> Stopped:
     """Ask the run's controller to stop the job on all hosts, and wait for the result at most so many seconds.
 
     A run that waits for Slurm is cancelled. Raises RunFolderError, and JobError where Slurm does not answer.
@@ -99,7 +100,7 @@ def stop(run: RunFolder, *, patience: float = 30) -> Stopped:
     from muster.runs.slurm_queue import cancel, waits
 
     state = run.state()
-    if state != "succeeded" and waits(run):
+    if isinstance(run, RunFolder) and state != "succeeded" and waits(run):
         cancel(run)
         return Stopped(run.read_result(), cancelled=True)
     if state not in ("running", "elsewhere"):

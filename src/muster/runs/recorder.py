@@ -48,9 +48,11 @@ class Board:
                 "train/loss": event.loss,
                 "train/learning_rate": event.learning_rate,
                 "train/gradient_norm": event.gradient_norm,
+                **{f"train/{name}": value for name, value in event.figures.items()},
             }
         elif isinstance(event, events.Evaluated):
             found = {"held_out/loss": event.loss, "held_out/perplexity": event.perplexity}
+            found |= {f"held_out/{name}": value for name, value in event.figures.items()}
         elif isinstance(event, events.Attention):
             for end, values in (("max", event.largest), ("min", event.smallest)):  # under Mistral's names
                 for layer, value in zip(event.layers, values, strict=False):

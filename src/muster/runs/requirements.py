@@ -10,6 +10,7 @@ from muster.core.units import format_bytes
 from muster.engines.base import spec_of
 from muster.inputs.model import parameters
 from muster.planner.orders import TRACKERS
+from muster.store.runfolder import RunFolder
 
 NEEDED = ("torch", "transformers", "accelerate", "pydantic")
 PROFILER = "deepspeed"  # has the one of measure.profile=flops
@@ -53,9 +54,16 @@ def check_hosts(facts: Facts, recipe: Recipe) -> None:
             )
 
 
-def check_sharing(recipe: Recipe, facts: Facts) -> None:
-    """Raises UsageError where hosts would lack checkpoints that the first one writes alone."""
+def check_sharing(recipe: Recipe, run: RunFolder, facts: Facts) -> None:
+    """Raises UsageError where hosts would lack checkpoints that the first one writes alone, or the models of
+    a pipeline's earlier steps."""
     apart = [host for host, about in facts.items() if not about["shared"]]
+    if apart and run.of_pipeline:
+        raise UsageError(
+            "does not see the run folder, where a pipeline's steps find each other's models",
+            host=apart[0],
+            hint="an --output that all hosts share",
+        )
     engine = spec_of(recipe.engine.name)
     if engine.one_disk and recipe.checkpoint.every and apart and len(facts) > 1:
         raise UsageError(

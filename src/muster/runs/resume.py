@@ -22,7 +22,7 @@ from muster.runs.continuing import on_other_hosts, without
 from muster.runs.recorder import Watcher
 from muster.runs.train import Attempt, nobody, train
 from muster.store import events
-from muster.store.runfolder import RunFolder
+from muster.store.runfolder import Folder, RunFolder
 
 
 def resume(
@@ -42,8 +42,7 @@ def resume(
     """
     wanted = wanted or WantedCheckpoint()
     run.read_result()  # raises, where it is damaged
-    state = run.state()
-    if state == "succeeded" and wanted.step is None:
+    if run.state() == "succeeded" and wanted.step is None:
         raise RunFolderError(
             "has finished: there is nothing to resume",
             where=run.id,
@@ -51,16 +50,8 @@ def resume(
         )
     if not run.job.exists():
         raise RunFolderError("has not started: there is nothing to resume", where=run.id)
-    controller = run.read_json(run.controller) if state in ("running", "elsewhere") else {}
-    # Slurm starts a job again only when its first start is over: what looks alive on a dead node is not.
     own = os.environ.get("SLURM_JOB_ID")
-    again = state == "elsewhere" and own is not None and controller.get("batch_job") == own
-    if controller and not again:
-        raise RunFolderError(
-            f"is being run by process {controller.get('pid')} on {controller.get('machine')}",
-            where=run.id,
-            hint=f"`muster stop {run.word}` first",
-        )
+    check_idle(run, own)
     avoid = dict(wanted.avoid)
     inputs = None
     while True:
@@ -75,6 +66,20 @@ def resume(
         if bad is None or bad in avoid:
             return result
         avoid[bad] = result.failure.what if result.failure else "it could not be loaded"
+
+
+def check_idle(folder: Folder, batch_job: str | None = None) -> None:
+    """Raise RunFolderError where a process supervises it, other than an earlier start of this batch job."""
+    state = folder.state()
+    controller = folder.read_json(folder.controller) if state in ("running", "elsewhere") else {}
+    # Slurm starts a job again only when its first start is over: what looks alive on a dead node is not.
+    again = state == "elsewhere" and batch_job is not None and controller.get("batch_job") == batch_job
+    if controller and not again:
+        raise RunFolderError(
+            f"is being run by process {controller.get('pid')} on {controller.get('machine')}",
+            where=folder.id,
+            hint=f"`muster stop {folder.word}` first",
+        )
 
 
 def _inputs(run: RunFolder, job: dict[str, Any], hosts: str | None, leave: Sequence[str]) -> Inputs:

@@ -146,7 +146,7 @@ def agree(
     check_hosts(facts, recipe)
     decided = plan_first(inputs, facts, chosen)
     check_disk(recipe, facts)
-    check_sharing(recipe, facts)
+    check_sharing(recipe, run, facts)
     check_profile(recipe, decided.job.world_size)
     threads = decided.threads if decided.job.device == "cpu" else None
     peaks, unmeasured = peaks_of(recipe.measure.peaks, decided.job.placements, facts, threads)
@@ -224,7 +224,7 @@ def _run(
         claim.touch()
         if wish.stop:
             return wish.stop
-        if run.stop_request.exists():
+        if run.stop_asked():
             return "stopped by `muster stop`"
         if deadline is not None and time.monotonic() > deadline:
             return f"timeout: launch.timeout of {launch.timeout:g} s was reached"

@@ -12,6 +12,7 @@ from muster.benches.suite import Suite
 from muster.checks.inspection import Inspection
 from muster.checks.profiles import profile_schema
 from muster.checks.registry import checks_of, families
+from muster.core.pipeline import Pipeline, PipelineResult
 from muster.core.recipe import Recipe, recipe_classes
 from muster.core.registry import ENGINES, own_plugins
 from muster.core.result import Result
@@ -32,6 +33,10 @@ def schema_of(what: str) -> dict[str, Any]:
         return Judged.model_json_schema()
     if what == "bench":
         return Bench.model_json_schema()
+    if what == "pipeline":
+        return Pipeline.model_json_schema()
+    if what == "pipeline-result":
+        return PipelineResult.model_json_schema()
     if what == "suite":
         return Suite.model_json_schema()
     if what == "result":

@@ -105,6 +105,9 @@ class Window(_Event):
     data_seconds: float | None = Field(
         None, description="that the rank's program spent getting batches: a GPU may compute meanwhile"
     )
+    phases: dict[str, float] = Field(
+        default_factory=dict, description="seconds of a step's parts where it has such: generating, scoring"
+    )
     model_flops: int | None = Field(None, description="forward and backward, by shapes with padding")
     hardware_flops: int | None = Field(None, description="with what gradient checkpointing computes again")
     allocator_peak: int | None = None
@@ -146,6 +149,9 @@ class Log(_Event):
     loss: float | None = None
     learning_rate: float | None = None
     gradient_norm: float | None = None
+    figures: dict[str, float] = Field(
+        default_factory=dict, description="further ones of the workload: reward, kl, pair_accuracy"
+    )
 
 
 class Evaluated(_Event):
@@ -153,9 +159,12 @@ class Evaluated(_Event):
 
     kind: Literal["evaluated"] = "evaluated"
     step: int
-    loss: float
+    loss: float | None = Field(None, description="None: of generated answers, whose reward is in figures")
     perplexity: float | None = Field(None, description="of language models: exp of the loss per token")
     seconds: float | None = None
+    figures: dict[str, float] = Field(
+        default_factory=dict, description="further ones of the workload: pair_accuracy, margin, reward"
+    )
 
 
 class Split(_Event):

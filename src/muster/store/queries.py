@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.core.errors import RunFolderError, UsageError
-from muster.store.runfolder import RunFolder, list_runs
+from muster.store.runfolder import PipelineFolder, RunFolder, list_folders
 
 DAMAGED = "damaged"
 # Column -> where it stands in result.json.
@@ -22,16 +22,16 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
 
 
 def runs_table(root: Path, where: str | None = None) -> list[dict[str, Any]]:
-    """One row per run, in the order of their start: finished ones from their results, the others with what
-    is known of them. A run whose files cannot be read is `damaged`, and `failure` says why.
+    """One row per run or pipeline, in the order of their start: finished ones from their results, the others
+    with what is known of them. A run whose files cannot be read is `damaged`, and `failure` says why.
 
     `where` is a condition in SQL over the columns. Raises UsageError where it is not one.
     """
-    rows = [_row(run) for run in list_runs(root)]
+    rows = [_row(run) for run in list_folders(root)]
     return rows if where is None else _those(rows, where)
 
 
-def _row(run: RunFolder) -> dict[str, Any]:
+def _row(run: RunFolder | PipelineFolder) -> dict[str, Any]:
     try:
         state = run.state()
         found = run.read_json(run.result) if run.result.is_file() else _begun(run)
@@ -42,8 +42,10 @@ def _row(run: RunFolder) -> dict[str, Any]:
     return row
 
 
-def _begun(run: RunFolder) -> dict[str, Any]:
+def _begun(run: RunFolder | PipelineFolder) -> dict[str, Any]:
     """What the job of a run without a result says, as a result would."""
+    if isinstance(run, PipelineFolder):
+        return {"workload": "pipeline"}
     job = run.read_json(run.job) if run.job.exists() else {}
     return {
         "workload": _at(job, ("recipe", "workload")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -102,6 +103,23 @@ def parts_of(
     told = f"{path}: train {names_of(train)}; held out "
     told += names_of(held_out) if held_out else f"{fraction:.3g} of it"
     return told + (f"; not used: {names_of(unused)}" if unused else "")
+
+
+def hold_out(
+    keys: Iterable[str], fraction: float, seed: int, where: str | None, *, kind: str = "sample"
+) -> set[str]:
+    """Which keys (questions, prompts) to hold out where a data set has no part for that: all samples of a key
+    stay together. `kind`: what keys are called. Raises DataError where none would be left to train on."""
+    different = sorted(set(keys))
+    if len(different) < 2:
+        told = f"{counted(len(different), f'different {kind}')} {'is' if len(different) == 1 else 'are'}"
+        raise DataError(
+            f"{told} too few to hold some out",
+            where=where,
+            hint="more samples, or a validation file beside the train file",
+        )
+    random.Random(seed).shuffle(different)
+    return set(different[: max(1, int(len(different) * fraction))])
 
 
 def read_rows(

@@ -9,7 +9,7 @@ import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from muster.core.errors import RunFolderError, UsageError
 from muster.core.near import did_you_mean
@@ -17,12 +17,17 @@ from muster.store.atomic import write_text
 from muster.store.runlock import Claim, is_held, take
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from muster.core.pipeline import PipelineResult
     from muster.core.recipe import Recipe
     from muster.core.result import Result
 
+Document = TypeVar("Document", bound="BaseModel")
 DEFAULT_ROOT = Path("runs")
 LOCK = "controller.lock"
 LAST = ("last", "latest")  # what finds the newest run
+PIPELINE = "pipeline.yaml"  # a folder with it is a pipeline's
 _MARKS = ("submission.json", "job.json")  # a folder with one of them is a run's
 
 
@@ -65,24 +70,94 @@ class Inside:
 
 
 @dataclass(frozen=True)
-class RunFolder:
-    """Paths of one run. Nothing is created until `create`."""
+class Folder:
+    """What the folder of a run and that of a pipeline have alike: one process supervises it, and its result
+    is written last."""
 
     path: Path
 
     @property
     def id(self) -> str:
-        """The run's name: that of its folder."""
-        return self.path.name
+        """Its name: that of the folder, behind the pipeline's where it is a step of one."""
+        return f"{self.path.parent.name}/{self.path.name}" if self.of_pipeline else self.path.name
+
+    @property
+    def of_pipeline(self) -> bool:
+        """Whether it is a step of a pipeline."""
+        return (self.path.parent / PIPELINE).is_file()
 
     @property
     def word(self) -> str:
-        """What names this run to a verb in the current folder: its id, with --runs where that is not the
+        """What names it to a verb in the current folder: its id, with --runs where that is not the
         default."""
-        root = self.path.parent
+        root = self.path.parents[self.of_pipeline]
         if root == DEFAULT_ROOT.absolute():
             return shlex.quote(self.id)
         return f"{shlex.quote(self.id)} --runs {shlex.quote(from_here(root))}"
+
+    result = Inside("result.json")  # written last. Not there: not finished
+    report = Inside("report.html")  # the page
+    controller = Inside("controller.json")  # who supervises it now
+    stop_request = Inside("stop.request")  # `muster stop` creates it; the controller obeys
+
+    def claim(self, batch_job: str | None = None) -> Claim:
+        """Make this process its controller until it ends or gives it back. Raises RunFolderError.
+
+        `batch_job`: the id of the batch system's job that this process belongs to.
+        """
+        return take(self.path / LOCK, self.controller, self.id, batch_job)
+
+    def controller_alive(self) -> bool | None:
+        """Whether a controller works on it now; None: on another machine, by its signs of life."""
+        return is_held(self.path / LOCK, self.controller)
+
+    read_json = staticmethod(read_object)
+
+    def state(self) -> str:
+        """succeeded, failed, stopped, timeout; running; interrupted (no result and no controller);
+        elsewhere; submitted (a batch system has it, and has not begun it), cancelled; damaged (its result, or
+        another of its files, cannot be read)."""
+        try:
+            return self._state()
+        except RunFolderError:
+            return "damaged"
+
+    def _state(self) -> str:
+        if self.result.exists():
+            status = self.read_json(self.result).get("status")
+            if not isinstance(status, str):
+                raise RunFolderError("cannot be read: it has no status", where=str(self.result))
+            return status
+        if waiting := self._waiting():
+            return waiting
+        alive = self.controller_alive()
+        if alive is None:
+            return "elsewhere"
+        return "running" if alive else "interrupted"
+
+    def _waiting(self) -> str | None:
+        """What it is while no controller has begun it; None: one has."""
+        return None
+
+    def _read_as(self, kind: type[Document]) -> Document | None:
+        """The result, or None where it is not finished. Raises RunFolderError for a damaged file."""
+        if not self.result.exists():
+            return None
+        try:
+            return kind.model_validate_json(self.result.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            found = error.errors() if hasattr(error, "errors") else []  # pydantic's, which is not imported
+            what = found[0]["msg"] if found else str(error)
+            raise RunFolderError(
+                f"is damaged: {what}",
+                where=str(self.result),
+                hint="remove this file: the run then counts as not finished, and its events are still there",
+            ) from None
+
+
+@dataclass(frozen=True)
+class RunFolder(Folder):
+    """Paths of one run. Nothing is created until `create`."""
 
     @property
     def mark(self) -> str | None:
@@ -95,9 +170,14 @@ class RunFolder:
             raise RunFolderError(f"cannot be read: {error}", where=str(self._mark)) from None
 
     @property
+    def trained(self) -> RunFolder:
+        """The run whose model is meant by this one's name: of a pipeline, a step."""
+        return self
+
+    @property
     def elsewhere(self) -> str:
         """The name of its folder below `launch.workdir`, on hosts with disks of their own."""
-        return name_elsewhere(self.id, self.mark)
+        return name_elsewhere(self.path.name, self.mark)
 
     _mark = Inside("mark")
     recipe = Inside("recipe.yaml")  # the recipe as it was resolved, frozen before the launch
@@ -110,19 +190,15 @@ class RunFolder:
     peaks = Inside("peaks.json")
     env = Inside("env.json")  # versions and environment of the controller
     events = Inside("events.jsonl")  # all events of all attempts, in the order of arrival
-    result = Inside("result.json")  # written last. Not there: not finished
     logs = Inside("logs")  # one file per host and one per rank
     checkpoints = Inside("checkpoints")  # where hosts that share this folder save to
     model = Inside("model")  # the trained model, in the Hugging Face format
     tensorboard = Inside("tensorboard")  # TensorBoard event files
     # Profiles that were asked for: breakdowns by module and traces, a file per rank.
     profile = Inside("profile")
-    report = Inside("report.html")  # the page
     # Held-out questions with the model's answers, one JSON object per line.
     predictions = Inside("predictions.jsonl")
     fabric = Inside("fabric")  # the fabric workload's tables, as CSV files
-    controller = Inside("controller.json")  # who supervises this run now
-    stop_request = Inside("stop.request")  # `muster stop` creates it; the controller obeys
     room = Inside(".room")  # holds some room on the disk while the job runs, for its result
     # What was handed to a batch system: there before the job is, and the way to find it again.
     submission = Inside("submission.json")
@@ -153,11 +229,7 @@ class RunFolder:
             if mark:
                 write_text(self._mark, f"{mark}\n")
         except FileExistsError:
-            raise RunFolderError(
-                "is already there, and a run never writes over another",
-                where=str(self.path),
-                hint=f"choose another --name or --output, or `muster resume {self.path}`",
-            ) from None
+            raise taken(self) from None
         except OSError as error:
             raise RunFolderError(f"cannot be made: {error.strerror}", where=str(self.path)) from None
 
@@ -167,35 +239,18 @@ class RunFolder:
             return False
         return bool(self.read_json(self.submission).get("ticket") == ticket)
 
-    def claim(self, batch_job: str | None = None) -> Claim:
-        """Make this process the run's controller until it ends or gives it back. Raises RunFolderError.
-
-        `batch_job`: the id of the batch system's job that this process belongs to.
-        """
-        return take(self.path / LOCK, self.controller, self.id, batch_job)
-
-    def controller_alive(self) -> bool | None:
-        """Whether a controller works on this run now; None: on another machine, by its signs of life."""
-        return is_held(self.path / LOCK, self.controller)
-
     def read_result(self) -> Result | None:
         """The result, or None where the run is not finished. Raises RunFolderError for a damaged file."""
         from muster.core.result import Result  # pydantic's models take long to load; `muster ls` needs none
 
-        if not self.result.exists():
-            return None
-        try:
-            return Result.model_validate_json(self.result.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            found = error.errors() if hasattr(error, "errors") else []  # pydantic's, which is not imported
-            what = found[0]["msg"] if found else str(error)
-            raise RunFolderError(
-                f"is damaged: {what}",
-                where=str(self.result),
-                hint="remove this file: the run then counts as not finished, and its events are still there",
-            ) from None
+        return self._read_as(Result)
 
-    read_json = staticmethod(read_object)
+    def stop_asked(self) -> bool:
+        """Whether `muster stop` named this run, or the pipeline of which it is the running step."""
+        if self.stop_request.exists():
+            return True
+        above = Folder(self.path.parent)
+        return self.of_pipeline and above.stop_request.exists() and above.controller_alive() is not False
 
     def set_result_aside(self) -> None:
         """Keep the last attempt's result under another name: until the new one ends, the run is not
@@ -204,27 +259,70 @@ class RunFolder:
         if result is not None:
             self.result.replace(self.path / f"result.attempt{result.attempt}.json")
 
-    def state(self) -> str:
-        """succeeded, failed, stopped, timeout; running; interrupted (no result and no controller);
-        elsewhere; submitted (a batch system has it, and has not begun it), cancelled; damaged (its result, or
-        another of its files, cannot be read)."""
-        try:
-            return self._state()
-        except RunFolderError:
-            return "damaged"
+    def _waiting(self) -> str | None:
+        if not self.submission.is_file() or self.job.exists():
+            return None
+        return "cancelled" if self.read_json(self.submission).get("cancelled") else "submitted"
 
-    def _state(self) -> str:
-        if self.result.exists():
-            status = self.read_json(self.result).get("status")
-            if not isinstance(status, str):
-                raise RunFolderError("cannot be read: it has no status", where=str(self.result))
-            return status
-        if self.submission.is_file() and not self.job.exists():
-            return "cancelled" if self.read_json(self.submission).get("cancelled") else "submitted"
-        alive = self.controller_alive()
-        if alive is None:
-            return "elsewhere"
-        return "running" if alive else "interrupted"
+
+@dataclass(frozen=True)
+class PipelineFolder(Folder):
+    """Paths of one pipeline. Each step has its run's folder in it, by the step's name."""
+
+    pipeline = Inside(PIPELINE)  # the steps as they were resolved, in the order in which they run
+    hosts = Inside("hosts.json")  # where they run
+
+    def step(self, name: str) -> RunFolder:
+        """A step's run folder, which need not be there yet."""
+        return RunFolder(self.path / name)
+
+    @property
+    def steps(self) -> list[RunFolder]:
+        """The run folders of all steps, in the order in which they run. Raises RunFolderError."""
+        from muster.core.recipes import read_yaml
+
+        try:
+            found = [self.step(str(each["name"])) for each in read_yaml(self.pipeline)["pipeline"]]
+        except (UsageError, KeyError, TypeError):
+            found = []
+        if found:
+            return found
+        raise RunFolderError("is damaged: it has no list of steps", where=str(self.pipeline))
+
+    @property
+    def trained(self) -> RunFolder:
+        """The last step that has a model; the first step where none has."""
+        steps = self.steps
+        return next((each for each in reversed(steps) if each.model.is_dir()), steps[0])
+
+    def create(self) -> None:
+        """Make the folder. Raises RunFolderError where it is there already or cannot be made."""
+        try:
+            self.path.mkdir(parents=True)
+        except FileExistsError:
+            raise taken(self) from None
+        except OSError as error:
+            raise RunFolderError(f"cannot be made: {error.strerror}", where=str(self.path)) from None
+
+    def read_result(self) -> PipelineResult | None:
+        """The result, or None where it is not finished. Raises RunFolderError for a damaged file."""
+        from muster.core.pipeline import PipelineResult
+
+        return self._read_as(PipelineResult)
+
+    def controller_alive(self) -> bool | None:
+        """Whether a controller works on it now; its own signs of life come between steps alone."""
+        found = [super().controller_alive(), *(each.controller_alive() for each in self.steps)]
+        return True if True in found else None if None in found else False
+
+
+def taken(folder: Folder) -> RunFolderError:
+    """The error where a folder is there already."""
+    return RunFolderError(
+        "is already there, and a run never writes over another",
+        where=str(folder.path),
+        hint=f"choose another --name or --output, or `muster resume {folder.path}`",
+    )
 
 
 def new_run_folder(root: Path, *, workload: str, model: str) -> RunFolder:
@@ -259,46 +357,94 @@ def named_run_folder(root: Path, name: str) -> RunFolder:
 
 
 def find_run(text: str, root: Path = DEFAULT_ROOT) -> RunFolder:
-    """A run by path, by id under `root`, by a unique part of its id, or `last`. Raises RunFolderError."""
-    try:
-        path = Path(text).expanduser()
-        if any((path / name).is_file() for name in _MARKS):
-            return RunFolder(path.absolute())
-        if (path / "schedule.json").is_file():
-            raise RunFolderError(
-                "is a bench, and not a run",
-                where=text,
-                hint=f"`muster bench --continue {path}`; its runs: `muster ls --runs {path / 'runs'}`",
-            )
-    except (OSError, RuntimeError):  # longer than a file name can be; ~nobody
-        pass
-    runs = list_runs(root)
-    if text in LAST and runs:
-        return runs[-1]
-    matches = [run for run in runs if text == run.id] or [run for run in runs if text in run.id]
+    """A run by path, by id under `root`, by a unique part of its id, or `last`; a pipeline's step with its
+    name behind that: last/sft. Raises RunFolderError."""
+    found = find_any(text, root)
+    if isinstance(found, RunFolder):
+        return found
+    names = ", ".join(f"{found.id}/{each.path.name}" for each in found.steps)
+    raise RunFolderError("is a pipeline, and not a run", where=text, hint=f"its steps: {names}")
+
+
+def find_any(text: str, root: Path = DEFAULT_ROOT) -> RunFolder | PipelineFolder:
+    """A run as `find_run` finds it, or a pipeline. Raises RunFolderError."""
+    path = folder_of(text)
+    for each in (path, path and root / path):
+        if each and (there := folder_at(each)):
+            return there
+    if path and (path / "schedule.json").is_file():
+        raise RunFolderError(
+            "is a bench, and not a run",
+            where=text,
+            hint=f"`muster bench --continue {path}`; its runs: `muster ls --runs {path / 'runs'}`",
+        )
+    folders = list_folders(root)
+    if text in LAST and folders:
+        return folders[-1]
+    head, _, step = text.rpartition("/")
+    names = [each.id for each in folders]
+    if head in LAST or any(head and head in name for name in names):
+        return _step_of(find_any(head, root), step)
+    matches = [run for run in folders if text == run.id] or [run for run in folders if text in run.id]
     if len(matches) == 1:
         return matches[0]
     if matches:
         raise RunFolderError(f"fits {len(matches)} runs", where=text, hint=f"such as {matches[-1].id}")
-    raise RunFolderError(
-        "no such run",
-        where=text,
-        hint=did_you_mean(text, [r.id for r in runs]) or f"`muster ls` lists those in {root}/",
-    )
+    hint = did_you_mean(text, names) or f"`muster ls` lists those in {root}/"
+    raise RunFolderError("no such run", where=text, hint=hint)
 
 
-def list_runs(root: Path = DEFAULT_ROOT) -> list[RunFolder]:
-    """The runs under `root`, in the order of their (last) start: their names may be of the user's choice."""
+def _step_of(found: Folder, name: str) -> RunFolder:
+    """A step that has begun. Raises RunFolderError."""
+    if not isinstance(found, PipelineFolder):
+        raise RunFolderError("is a run, and no pipeline with steps", where=found.id)
+    names = [each.path.name for each in found.steps]
+    if name not in names:
+        hint = did_you_mean(name, names) or f"its steps: {', '.join(names)}"
+        raise RunFolderError(f"has no step named {name!r}", where=found.id, hint=hint)
+    if not isinstance(step := folder_at(found.path / name), RunFolder):
+        raise RunFolderError(f"step {name} has not begun", where=found.id)
+    return step
+
+
+def folder_of(text: str) -> Path | None:
+    """A path as a user gives it; None: it is none."""
+    try:
+        path = Path(text).expanduser()
+        path.exists()
+        return path
+    except (OSError, RuntimeError, ValueError):  # longer than a file name can be; ~nobody; a null byte
+        return None
+
+
+def folder_at(path: Path) -> RunFolder | PipelineFolder | None:
+    """What lies at a path, whatever that is. None: no run and no pipeline."""
+    if os.path.isfile(path / PIPELINE):  # noqa: PTH113 - never raises
+        return PipelineFolder(path.absolute())
+    if any(os.path.isfile(path / name) for name in _MARKS):  # noqa: PTH113
+        return RunFolder(path.absolute())
+    return None
+
+
+def list_folders(root: Path = DEFAULT_ROOT) -> list[RunFolder | PipelineFolder]:
+    """Runs and pipelines under `root`, in the order of their (last) start: their names may be of the user's
+    choice."""
     if not root.is_dir():
         return []
     found: dict[Path, int] = {}
-    for name in _MARKS:  # the job's own mark is the later one
+    for name in (*_MARKS, PIPELINE):  # the job's own mark is the later one
         for path in root.glob(f"*/{name}"):
             try:
                 found[path.parent.absolute()] = path.stat().st_mtime_ns
             except FileNotFoundError:  # deleted just now
                 continue
-    return [RunFolder(path) for path, _ in sorted(found.items(), key=lambda item: (item[1], item[0]))]
+    paths = [path for path, _ in sorted(found.items(), key=lambda item: (item[1], item[0]))]
+    return [each for path in paths if (each := folder_at(path))]
+
+
+def list_runs(root: Path = DEFAULT_ROOT) -> list[RunFolder]:
+    """The runs among them."""
+    return [each for each in list_folders(root) if isinstance(each, RunFolder)]
 
 
 def _safe(name: str) -> str:

@@ -54,9 +54,13 @@ def forget(key: str | None) -> None:
 
 
 def recipe_file(recipe: Mapping[str, Any], key: str | None = None) -> str:
-    """A recipe as the text of a file that may be shared. What is secret in it is kept under `key`, or a new
-    one."""
+    """A recipe as the text of a file that may be shared."""
+    return dump_yaml(without_values(recipe, key))
+
+
+def without_values(recipe: Mapping[str, Any], key: str | None = None) -> dict[str, Any]:
+    """A recipe as it may be shared. What is secret in it is kept under `key`, or a new one."""
     data, taken = shareable(recipe)
     if taken:
         data["env_kept"] = keep(taken, key)
-    return dump_yaml(data)
+    return data

@@ -345,7 +345,7 @@ def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
     again = recipe.train.checkpointing
     flops = (
         FlopsCounter(context.emit, trainer.model, checkpointing=again, main=context.main)
-        if measure.flops
+        if measure.flops and built.flops
         else None
     )
     # What a compiled model is called by is no longer Python's; a GPU's own waiting cannot be told apart.
@@ -353,7 +353,10 @@ def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
     own = Computing(context.device) if apart and not recipe.train.compiled else None
     skipped = getattr(context.engine, "skipped_steps", None)
     window, profiled = measure.window, measure.profiled
-    meter = Meter(context.emit, built.count, window, context.device, flops, profiled, own, skipped)
+    count = built.count
+    meter = Meter(
+        context.emit, count, window, context.device, flops, profiled, own, skipped, after=built.after
+    )
     trainer.add_callback(Keeper(context))
     trainer.add_callback(ScheduleWatch(context))
     if recipe.measure.attention:

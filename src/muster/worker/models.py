@@ -217,3 +217,16 @@ def load_from(loader: Callable[..., Any], name: str, where: str, **fields: Any) 
             hint=f"{near} {otherwise}" if near else otherwise,
             failure=known.failure.id if known else None,
         ) from None
+
+
+@contextmanager
+def whole() -> Iterator[None]:
+    """Inside, a model is loaded whole, also where the one that is trained is cut into shards (ZeRO-3)."""
+    from transformers.integrations import deepspeed
+
+    known = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = known

@@ -137,13 +137,15 @@ def wired(
     sampler: type[GroupedSampler] = GroupedSampler,
     grouped: bool = False,
     moved: bool = False,
+    own_loss: bool = False,
+    **more: Any,
 ) -> Any:
     """A workload's trainer, with Muster's order of samples, loss and held-out loss.
 
     `kind`: its class; `arguments`: Transformers'; `train`, `held_out`: data sets; `lengths`: of each training
     sample or of its two parts, by which it is `grouped` or not; `processing`: what is saved beside the model;
-    `moved`: labels are the inputs, and the loss moves them on by one. Where nothing is held out, nothing is
-    evaluated.
+    `moved`: labels are the inputs, and the loss moves them on by one; `own_loss`: the trainer has a loss of
+    its own; `more`: what else the trainer is made of. Where nothing is held out, nothing is evaluated.
     """
     if not len(held_out):
         arguments.eval_strategy = IntervalStrategy.NO  # Transformers refuses any other without data
@@ -151,6 +153,13 @@ def wired(
     if hasattr(context.engine, "before_trainer"):
         context.engine.before_trainer()
     unit = arguments.per_device_eval_batch_size * context.world_size
+    if not own_loss:
+        more["compute_loss_func"] = TokenLoss(
+            lambda: recipe.train.label_smoothing if model.training else 0.0,
+            moved=moved,
+            tally=tally,
+            head=fused_head(model, wanted=recipe.train.fused_loss),
+        )
     trainer = kind(
         model=model,
         args=arguments,
@@ -158,14 +167,10 @@ def wired(
         eval_dataset=Filled(held_out, unit) if len(held_out) else None,
         processing_class=processing,
         data_collator=collator,
-        compute_loss_func=TokenLoss(
-            lambda: recipe.train.label_smoothing if model.training else 0.0,
-            moved=moved,
-            tally=tally,
-            head=fused_head(model, wanted=recipe.train.fused_loss),
-        ),
+        **more,
     )
-    trainer.tally = tally
+    if not own_loss:
+        trainer.tally = tally
     trainer.in_shards = context.spec.shards_weights(recipe.engine.stage, context.world_size)
     # Models that take **kwargs (T5) average their own loss over a micro-batch: with the loss above, which is
     # the whole of it, the trainer must not hand them a token count as well.

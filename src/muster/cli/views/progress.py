@@ -116,7 +116,10 @@ class ProgressView(Waiting):
             self.console.print(f"[dim]samples of a micro-step per rank: {_listed(event.shares)}[/dim]")
         elif isinstance(event, events.Evaluated):
             told = f", perplexity {event.perplexity:.2f}," if event.perplexity is not None else ""
-            self.console.print(f"held-out loss {event.loss:.4f}{told} at step {event.step}")
+            for name, value in event.figures.items():
+                told += f", {name.replace('_', ' ')} {value:.4g}"
+            loss = f"loss {event.loss:.4f}" if event.loss is not None else "answers"
+            self.console.print(f"held-out {loss}{told} at step {event.step}")
 
     def _phase(self, event: events.Phase) -> None:
         """What the first rank does now; and what any rank compiles, which all others wait for."""

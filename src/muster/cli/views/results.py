@@ -10,7 +10,7 @@ from rich.table import Table
 
 from muster.cli.output import err_console, out_console, print_row, table
 from muster.core.fabric.result import FabricRun
-from muster.core.result import Attention, Flops, Quality, Result
+from muster.core.result import Attention, Failure, Flops, Quality, Result
 from muster.core.units import (
     counted,
     format_bytes,
@@ -37,15 +37,18 @@ def print_result(result: Result) -> None:
     for note in result.notes:
         print_row(console, "note", note, style="yellow")
     if result.failure:
-        failure = result.failure
-        place = ": ".join(part for part in (failure.host, failure.where) if part)
-        err_console().print(
-            f"[red]{result.status}[/red]: {escape(f'{place}: ' if place else '')}{escape(failure.what)}"
-        )
-        if failure.hint:
-            err_console().print(f"hint: {escape(failure.hint)}")
-        if failure.id:
-            err_console().print(f"known as {failure.id}")
+        print_failure(result.status, result.failure)
+
+
+def print_failure(status: str, failure: Failure) -> None:
+    """Why a run or a pipeline did not succeed, and what helps."""
+    console = err_console()
+    place = ": ".join(part for part in (failure.host, failure.where) if part)
+    console.print(f"[red]{status}[/red]: {escape(f'{place}: ' if place else '')}{escape(failure.what)}")
+    if failure.hint:
+        console.print(f"hint: {escape(failure.hint)}")
+    if failure.id:
+        console.print(f"known as {failure.id}")
 
 
 def print_afterwards(run: RunFolder, *, asked: bool = False) -> None:
@@ -80,6 +83,9 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     if result.evaluation_loss is not None:
         told = f" (perplexity {result.perplexity:.2f})" if result.perplexity is not None else ""
         rows.append(("held-out loss", f"{result.evaluation_loss:.4f}{told}"))
+    for each in result.figures:
+        held = f"{each.held_out:.4g} held out" if each.held_out is not None else ""
+        rows.append((each.called, ", ".join(filter(None, (each.course, held)))))
     speed = result.throughput
     if speed:
         spread = f" (varies by {100 * speed.variation:.1f} %)" if speed.variation is not None else ""
@@ -89,6 +95,13 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
         share = speed.data_share
         getting = f", {100 * share:.1f} % of it getting batches" if share is not None else ""
         rows.append(("step time", f"{median} median, {p95} p95{getting}"))
+    if result.phases:
+        parts = [
+            f"{each.name} {100 * each.share:.0f} % ({format_number(each.samples_per_second)} samples/s)"
+            for each in result.phases
+            if each.samples_per_second is not None
+        ]
+        rows.append(("of a step", ", ".join(parts)))
     if result.flops:
         rows.append(("model FLOPs", flops_words(result.flops)))
     peak = result.memory.allocator_peak or result.memory.resident_peak

@@ -176,7 +176,8 @@ class FlopsCounter:
         config: Any = getattr(model, "config", None)
         self.config = config.to_dict() if hasattr(config, "to_dict") else {}
         self.config.setdefault("num_labels", getattr(config, "num_labels", None))
-        self.plain = all(parameter.requires_grad for parameter in model.parameters())
+        # The families' formulas are of models that predict tokens; a classifier has a layer `score` instead.
+        self.plain = all(each.requires_grad for each in model.parameters()) and not hasattr(model, "score")
         self.two_stacks = bool(getattr(config, "is_encoder_decoder", False))
         self.seconds += time.perf_counter() - began
 

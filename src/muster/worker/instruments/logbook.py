@@ -13,6 +13,15 @@ from muster.failures.table import known_failures
 from muster.store import events
 from muster.worker.context import Emitter
 
+# What trainers log beside the loss -> what Muster calls it. The names on the left are TRL's.
+FIGURES = {
+    "accuracy": "pair_accuracy", "rewards/accuracies": "pair_accuracy", "pair_accuracy": "pair_accuracy",
+    "margin": "margin", "rewards/margins": "margin",
+    "reward": "reward", "reward_std": "reward_std", "kl": "kl", "entropy": "entropy",
+    "completions/mean_length": "answer_tokens", "completions/clipped_ratio": "cut_answers",
+    "value_loss": "value_loss", "clip_fraction": "clip_fraction",
+}  # fmt: skip
+
 
 class Logbook(TrainerCallback):  # type: ignore[misc]
     """Rank 0 records; the figures are averages over all ranks already."""
@@ -42,6 +51,7 @@ class Logbook(TrainerCallback):  # type: ignore[misc]
                 loss=finite(logs["loss"]),
                 learning_rate=finite(self.rate),
                 gradient_norm=finite(logs.get("grad_norm")),
+                figures=figures(logs),
             )
         if "loss" in logs and not math.isfinite(float(logs["loss"])):
             raise WorkerError(
@@ -53,16 +63,17 @@ class Logbook(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        """The held-out loss."""
+        """The held-out loss, or the reward of held-out answers."""
         metrics = metrics or {}
-        loss = finite(metrics.get("eval_loss"))
-        if self.main and loss is not None:
+        loss, found = finite(metrics.get("eval_loss")), figures(metrics, "eval_")
+        if self.main and (loss is not None or found):
             self.emit(
                 events.Evaluated,
                 step=state.global_step,
                 loss=loss,
                 perplexity=finite(metrics.get("eval_perplexity")),
                 seconds=metrics.get("eval_runtime"),
+                figures=found,
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -74,6 +85,12 @@ class Logbook(TrainerCallback):  # type: ignore[misc]
             if self.out_of_time:
                 control.should_training_stop = True
                 control.should_log = True
+
+
+def figures(logs: dict[str, Any], before: str = "") -> dict[str, float]:
+    """The workload's further figures of a log, by Muster's names; what is no finite number is left out."""
+    found = {told: finite(logs.get(before + name)) for name, told in FIGURES.items() if before + name in logs}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def finite(value: Any) -> float | None:

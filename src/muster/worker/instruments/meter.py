@@ -83,6 +83,8 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         profiled: range = range(0),
         computing: Computing | None = None,
         skipped_by: Callable[[Any], int | None] | None = None,
+        *,
+        after: bool = False,
     ) -> None:
         self.emit = emit
         self.count = count
@@ -91,6 +93,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.flops = flops
         self.profiled = profiled  # steps that get a window of their own
         self.computing = computing
+        self.after = after  # a batch is counted when its step is done
         self.skipped_by = skipped_by  # how many steps a trainer's engine has skipped, if it counts them
         self.trainer: Any = None
         self.clock = StepClock(device)
@@ -117,11 +120,14 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         fetch = trainer.get_batch_samples
 
         def training_step(model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-            counts = self.count(inputs)
-            self.in_step = _plus(self.in_step, counts)
+            if not self.after:  # the loss takes labels out of the inputs
+                self.in_step = _plus(self.in_step, self.count(inputs))
             if self.flops:
                 self.flops.see(inputs)
-            return original(model, inputs, *rest, **named)
+            loss = original(model, inputs, *rest, **named)
+            if self.after:
+                self.in_step = _plus(self.in_step, self.count(inputs))
+            return loss
 
         def get_batch_samples(batches: Iterator[Any], *rest: Any, **named: Any) -> Any:
             timed = TimedBatches(batches)
@@ -225,11 +231,19 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             profiled=step in self.profiled,
             forward_seconds=self.computing.take() if self.computing else None,
             data_seconds=self.getting,
+            phases=self._phases(seconds),
             **memory_peaks(self.device),
             **(self.flops.close(skips) if self.flops else {}),
         )
         self.clock.restart()  # what the line above counted is nobody's time
         self._open()
+
+    def _phases(self, seconds: float) -> dict[str, float]:
+        """What the trainer says of the phases of its steps; the rest is training. It begins anew."""
+        told: dict[str, float] = getattr(self.trainer, "phase_seconds", {})
+        found = {name: value for name, value in told.items() if value > 0}
+        told.clear()
+        return {**found, "training": max(0.0, seconds - sum(found.values()))} if found else {}
 
     def _counted(self) -> int | None:
         return self.skipped_by(self.trainer) if self.skipped_by else None

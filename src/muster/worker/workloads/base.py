@@ -46,3 +46,5 @@ class Built:
     skipped: int = 0  # samples that cannot be used, and are left out
     held_samples: int | None = None  # held out for the loss, where nothing of it is answered; None: as above
     notes: list[str] = field(default_factory=list)
+    after: bool = False  # a micro-batch is counted when its step is done: what it holds is made there
+    flops: bool = True  # whether a step is a forward and a backward pass of the model over its batch

@@ -14,13 +14,14 @@ from muster.core.errors import DataError, RecipeError, UsageError
 from muster.core.recipe import Recipe
 from muster.worker.context import Context
 from muster.worker.data.tokenizer import named_tokenizer
+from muster.worker.decoders import make_config, make_model, positions_of
 from muster.worker.heldout import perplexity
 from muster.worker.loss import Tally, TokenLoss, fused_head
 from muster.worker.models import load_from, to_answer
 from muster.worker.together import check_alike
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built
-from muster.workloads.causal_lm.model import make_config, make_model, positions_of, sequence_of
+from muster.workloads.causal_lm.model import sequence_of
 from muster.workloads.causal_lm.sources import source_of
 from muster.workloads.causal_lm.spec import TextData
 from muster.workloads.causal_lm.tokens import (

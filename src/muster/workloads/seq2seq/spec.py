@@ -3,7 +3,6 @@ start."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,10 @@ from muster.core.errors import DataError
 from muster.core.families import t5
 from muster.core.recipe import DATA, WORKLOAD, Recipe
 from muster.core.section import PositiveInt, Section
-from muster.core.units import counted
 from muster.core.workload import Lengths
 from muster.store import databases
 from muster.store.lines import MISSING, text_of, value_at
-from muster.store.records import find_data, parts_of, read_rows
+from muster.store.records import find_data, hold_out, parts_of, read_rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -152,7 +150,7 @@ print(words.decode(model.generate(words({question}, return_tensors="pt").input_i
             for _ in read_pairs(files.validation, data):
                 pass
         else:
-            hold_out(groups, data, self.train.seed)
+            held_groups(groups, data, self.train.seed)
 
     def describe_data(self, path: Path) -> str:
         """Files by name, and the fields that are read."""
@@ -175,7 +173,7 @@ print(words.decode(model.generate(words({question}, return_tensors="pt").input_i
             return None
         files = find_data(Path(data.path))
         groups = [group_of(row, data) for row in read_pairs(files.train, data, limit=data.limit)]
-        held = set() if files.validation else hold_out(groups, data, self.train.seed)
+        held = set() if files.validation else held_groups(groups, data, self.train.seed)
         return sum(group not in held for group in groups)
 
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths:
@@ -324,17 +322,7 @@ def group_of(row: PairRow, data: PairData) -> str:
     return row.schema if data.hold_out == "schemas" else row.input
 
 
-def hold_out(groups: Iterable[str], data: PairData, seed: int) -> set[str]:
-    """Which inputs (or schemas) to hold out where a data set has no part for that; equal ones stay together.
-    Raises DataError where none would be left to train on."""
-    different = sorted(set(groups))
-    if len(different) < 2:
-        kind = "different schema" if data.hold_out == "schemas" else "different sample"
-        told = f"{counted(len(different), kind)} {'is' if len(different) == 1 else 'are'}"
-        raise DataError(
-            f"{told} too few to hold some out",
-            where=data.path or data.name,
-            hint="more samples, or a validation file beside the train file",
-        )
-    random.Random(seed).shuffle(different)
-    return set(different[: max(1, int(len(different) * data.validation_fraction))])
+def held_groups(groups: Iterable[str], data: PairData, seed: int) -> set[str]:
+    """Which inputs (or schemas) are held out where a data set has no part for that. Raises DataError."""
+    kind = "schema" if data.hold_out == "schemas" else "sample"
+    return hold_out(groups, data.validation_fraction, seed, data.path or data.name, kind=kind)

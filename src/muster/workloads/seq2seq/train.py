@@ -35,7 +35,7 @@ from muster.workloads.seq2seq.spec import (
     PairData,
     PairRow,
     group_of,
-    hold_out,
+    held_groups,
     pair_of,
     read_pairs,
 )
@@ -219,7 +219,7 @@ def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Pa
         told += f"; no such database, so not executed: {', '.join(missing[:3])}"
         told += f" and {len(missing) - 3} more" if len(missing) > 3 else ""
     if not held_out:
-        held = hold_out((group_of(row, data) for row in train), data, seed)
+        held = held_groups((group_of(row, data) for row in train), data, seed)
         held_out = [row for row in train if group_of(row, data) in held]
         train = [row for row in train if group_of(row, data) not in held]
         told += f"; held out {len(held_out):,} of them"

@@ -1,0 +1,121 @@
+"""A pipeline for people: its steps as they run, what they came to, what they would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.markup import escape
+
+from muster.cli.output import err_console, out_console, print_json, print_table, say, table
+from muster.cli.views.progress import ProgressView
+from muster.cli.views.results import print_afterwards, print_failure
+from muster.core.pipeline import PipelineResult, StepResult
+from muster.core.units import format_number, format_seconds
+from muster.runs.dry_run import format_dry_run
+from muster.runs.pipeline import Seen, dry_run_of, read_pipeline, run_pipeline, so_far
+from muster.store.runfolder import PipelineFolder
+
+_COLOURS = {"succeeded": "green", "running": "cyan", "not begun": "dim"}
+
+
+@contextmanager
+def seeing(title: str) -> Iterator[Seen]:
+    """A step's progress."""
+    console = err_console()
+    with ProgressView(console) as view:
+        console.print(f"[bold]{escape(title)}[/bold]")
+        view.now("asking the hosts, and planning")
+        yield view, view.announce
+
+
+def train_pipeline(file: Path, hosts: str, changes: list[str], folder: PipelineFolder, *, json: bool) -> int:
+    """Run all steps, and print what they came to. -> exit code."""
+    return finish_pipeline(
+        run_pipeline(read_pipeline(file, hosts, changes), folder, seeing=seeing), folder, json
+    )
+
+
+def finish_pipeline(result: PipelineResult, folder: PipelineFolder, json: bool) -> int:
+    """Print the result. -> exit code: 0 succeeded, 1 failed."""
+    if json:
+        print_json(result.model_dump(mode="json"))
+    else:
+        _print_result(result)
+    err_console().print(f"run folder  {folder.path}\nreport      {folder.report}", markup=False)
+    if result.status != "succeeded":
+        return 1
+    if folder.trained.model.is_dir():
+        print_afterwards(folder.trained)
+    return 0
+
+
+def show_pipeline(folder: PipelineFolder, *, json: bool) -> int:
+    """How far a pipeline has come, and what its steps came to. -> exit code."""
+    state, result = folder.state(), folder.read_result()
+    shown = result or so_far(folder)
+    if json:
+        told = shown.model_dump(mode="json")
+        about = {"id": folder.id, "path": str(folder.path), "state": state}
+        print_json({**about, "pipeline": told["pipeline"], "result": told if result else None})
+        return 0
+    say(folder.id)
+    _print_result(shown, state)
+    for name, path in (("folder", folder.path), ("report", folder.report)):
+        if path.exists():
+            say(f"  {name:<22} {path}")
+    if state == "interrupted":
+        say(f"  {'go on with':<22} muster resume {folder.word}")
+    return 0
+
+
+def print_dry_run(
+    file: Path, hosts: str, changes: list[str], folder: PipelineFolder, *, json: bool, verbose: bool
+) -> int:
+    """What each step would do. -> exit code."""
+    from muster.cli.views.waiting import waiting
+
+    with waiting(err_console(), "planning"):
+        told = dry_run_of(read_pipeline(file, hosts, changes), folder)
+    if json:
+        print_json({"pipeline": told})
+        return 0
+    for number, each in enumerate(told, 1):
+        after = f", after {', '.join(each['after'])}" if each["after"] else ""
+        say(f"step {number} of {len(told)}: {each['step']}{after}")
+        say(format_dry_run(each, verbose=verbose) + "\n" * (number < len(told)))
+    return 0
+
+
+def _print_result(result: PipelineResult, state: str | None = None) -> None:
+    """A row per step, and why it ended."""
+    console = out_console()
+    took = format_seconds(result.seconds.total)
+    say(f"  {state or result.status}; {took}")
+    made = table(
+        "step", "status", ">steps", ">loss", ">held-out", ">right", ">samples/s", ">time", padding=(0, 2)
+    )
+    for step in result.pipeline:
+        colour = _COLOURS.get(step.status, "red")
+        made.add_row(escape(step.name), f"[{colour}]{step.status}[/{colour}]", *_figures(step))
+    print_table(console, made)
+    for note in result.notes:
+        say(f"  note: {note}")
+    if result.failure:
+        print_failure(result.status, result.failure)
+
+
+def _figures(step: StepResult) -> list[str]:
+    found = step.result
+    if found is None:
+        return [""] * 6
+    speed, quality = found.throughput, found.quality
+    return [
+        str(found.steps),
+        "" if found.loss_final is None else f"{found.loss_final:.4f}",
+        "" if found.evaluation_loss is None else f"{found.evaluation_loss:.4f}",
+        "" if quality is None else f"{100 * quality.exact_match:.1f} %",
+        "" if speed is None else format_number(speed.samples_per_second),
+        format_seconds(found.seconds.total),
+    ]

@@ -1,0 +1,231 @@
+"""Files that name recipes: the jobs of a suite and the steps of a pipeline. What each changes of its recipe,
+which of them it follows, and what a command line changes of one or of all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
+
+from muster.core.errors import RecipeError, UsageError
+from muster.core.near import did_you_mean
+from muster.core.recipe import Recipe, recipe_class, recipe_classes
+from muster.core.recipes import (
+    SHIPPED,
+    anchored,
+    find_recipe,
+    lay_over,
+    layers_of,
+    merge,
+    parse_override,
+    read_layers,
+    validate,
+)
+from muster.core.section import Section
+
+NAME_HINT = (
+    "at most 41 letters, digits, {marks}, a letter or digit first; `name: NAME` beside `recipe` gives one"
+)
+_EVERYWHERE = ("launch", "env", "force")  # sections that mean something where nothing is trained
+
+
+def _dotted(value: Any) -> Any:
+    """{'train.max_steps': 5} -> {'train': {'max_steps': 5}}, beside keys that are nested already."""
+    if not isinstance(value, dict):
+        return value
+    nested: dict[str, Any] = {}
+    for key, inner in value.items():
+        for part in reversed(str(key).split(".")):
+            inner = {part: inner}
+        nested = merge(nested, inner, None)
+    return nested
+
+
+def _listed(value: Any) -> Any:
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+After = Annotated[
+    list[str],
+    BeforeValidator(_listed),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+
+
+class Entry(Section):
+    """A recipe with changes, and what goes before it."""
+
+    name: str = ""
+    recipe: str | dict[str, Any]
+    set: Annotated[dict[str, Any], BeforeValidator(_dotted)] = Field(
+        default_factory=dict, description="Changes to the recipe, nested or with dotted keys."
+    )
+    after: After = Field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """The entry's name with its recipe's, for people."""
+        return f"{self.name} ({Path(self.recipe).name})" if isinstance(self.recipe, str) else self.name
+
+
+Entries = TypeVar("Entries", bound=Entry)
+
+
+def with_names(data: Any, key: str) -> Any:
+    """A file's data, where an entry without a name has its recipe's. Pure."""
+    if not isinstance(data, dict) or not isinstance(data.get(key), list):
+        return data
+    entries = []
+    for each in data[key]:
+        if isinstance(each, dict) and not each.get("name") and isinstance(each.get("recipe"), str):
+            each = {**each, "name": Path(each["recipe"]).name.removesuffix(".yaml")}
+        entries.append(each)
+    return {**data, key: entries}
+
+
+def check_names(entries: Sequence[Entry], one: str, several: str) -> None:
+    """Raise ValueError for a name that is there twice, one that `after` names and nobody has, and for entries
+    that wait for each other. `one`, `several`: what entries are called."""
+    names = [each.name for each in entries]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"two {several} are named {twice}: give each a `name`")
+    for each in entries:
+        for name in each.after:
+            if name not in names:
+                near = did_you_mean(name, names) or f"{several}: {', '.join(names)}"
+                raise ValueError(f"{each.name}: after: no {one} is named {name!r}; {near}")
+    in_order(entries)
+
+
+def in_order(entries: Sequence[Entries]) -> list[Entries]:
+    """In the file's order, but each behind all that it follows. Raises ValueError where some wait for each
+    other."""
+    made: list[Entries] = []
+    left = list(entries)
+    while left:
+        done = {each.name for each in made}
+        ready = next((each for each in left if done.issuperset(each.after)), None)
+        if ready is None:
+            raise ValueError(f"wait for each other: {' -> '.join(_circle(left))}")
+        made.append(ready)
+        left.remove(ready)
+    return made
+
+
+def _circle(entries: Sequence[Entry]) -> list[str]:
+    """Entries of which none can be first: some of them, each with one that it follows, back to the first."""
+    by_name = {each.name: each for each in entries}
+    path = [entries[0].name]
+    while path.count(path[-1]) < 2:
+        path.append(next(name for name in by_name[path[-1]].after if name in by_name))
+    return path[path.index(path[-1]) :]
+
+
+def located(entry: Entries, file: Path, place: str, shipped: Path) -> Entries:
+    """With its recipe found, and paths from the file's folder; one that lies in `shipped` has none. `place`:
+    where it stands in the file. Raises RecipeError."""
+    if isinstance(entry.recipe, dict):
+        recipe: str | dict[str, Any] = layers_of(entry.recipe, file)
+    else:
+        try:
+            found = find_recipe(entry.recipe, base=file.parent)
+        except RecipeError as error:
+            where = f"{file}: {place}.recipe {entry.recipe}"
+            raise RecipeError(error.what, where=where, hint=error.hint) from None
+        recipe = found.stem if found.parent == SHIPPED else str(found)
+    changes = entry.set if file.parent == shipped else anchored(entry.set, file.parent)
+    return entry.model_copy(update={"recipe": recipe, "set": changes})
+
+
+def recipes_of(
+    entries: Sequence[Entry],
+    overrides: Iterable[str],
+    one: str,
+    marks: str,
+    below: Callable[[Entry, Mapping[str, Mapping[str, Any]]], Mapping[str, Any]] = lambda entry, made: {},
+) -> dict[str, Recipe]:
+    """Each entry's recipe: the file, what `below` says of the entry and the recipes before it, the entry's
+    changes, the user's. Those that name an entry, with one of `marks` behind it, are for that one; the others
+    for all to which they mean something. `one`: what an entry is called. Raises RecipeError, UsageError."""
+    merged: dict[str, dict[str, Any]] = {}
+    for each in entries:
+        own = read_layers(each.recipe) if isinstance(each.recipe, str) else each.recipe
+        before = below(each, {**merged, each.name: own})
+        merged[each.name] = lay_over(lay_over(own, [before]), [each.set])
+    changes: dict[str, list[dict[str, Any]]] = {name: [] for name in merged}
+    for override in overrides:
+        name, rest = _addressed(override, list(merged), marks, one)
+        key, _, value = rest.partition("=")
+        if value[:1] == "{" and value[1:-1] in merged:  # a step's model; to YAML it would be a mapping
+            rest = f"{key}='{value}'"
+        change = parse_override(rest)
+        told = [name] if name else [name for name in merged if means_something(change, merged[name])]
+        if not told:
+            raise RecipeError(f"means nothing to any {one}", where=override)
+        for name in told:
+            changes[name].append(change)
+    return {
+        each.name: validate(lay_over(merged[each.name], changes[each.name]), where=each.label)
+        for each in entries
+    }
+
+
+def _addressed(override: str, names: Sequence[str], marks: str, one: str) -> tuple[str | None, str]:
+    """`sft.train.seed=1` -> ('sft', 'train.seed=1'); None: it is for all. Raises UsageError for a name that
+    nobody has."""
+    inner = "" if "." in marks else "."
+    found = re.fullmatch(rf"([A-Za-z0-9][\w{inner}-]*)([{marks}])([^=]+=.*)", override, re.DOTALL)
+    if found is None or "=" in found[1]:
+        return None, override
+    name, mark, rest = found.groups()
+    if name in names:
+        return name, rest
+    sections = {key for kind in recipe_classes().values() for key in kind.model_fields}
+    if (mark == "." and name in sections) or (mark == ":" and "." in name):
+        return None, override
+    near = did_you_mean(name, names) or (did_you_mean(name, sections) if mark == "." else None)
+    hint = near or f"there are: {', '.join(names)}"
+    raise UsageError(f"no {one} is named {name!r}", where=override, hint=hint)
+
+
+def means_something(change: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
+    """Whether an override of all entries is for this recipe; a misspelt key is for all that train."""
+    kind = recipe_class(recipe.get("workload"))
+    section = next(iter(change))
+    if kind.trains:
+        others = (name for each in recipe_classes().values() for name in each.own_sections())
+        return section in kind.own_sections() or section not in others
+    if section == "measure":
+        return isinstance(change[section], Mapping) and set(change[section]) == {"hardware_seconds"}
+    return section in (*_EVERYWHERE, *kind.own_sections())
+
+
+def parts_of(error: ValidationError) -> list[str]:
+    """Where pydantic's first complaint is, without pydantic's own parts of the path."""
+    own = ("list[", "literal[", "function-", "dict[")
+    first = error.errors(include_url=False)[0]
+    return [str(part) for part in first["loc"] if part != "str" and not str(part).startswith(own)]
+
+
+def explain(error: ValidationError, where: str, known: Iterable[str], example: str, marks: str) -> UsageError:
+    """pydantic's first complaint as one line with the field's path. `known`: the keys at its place;
+    `example`: a page with one; `marks`: what a name may have besides letters and digits."""
+    first, parts = error.errors(include_url=False)[0], parts_of(error)
+    location, given, kind = ".".join(parts), first.get("input"), first["type"]
+    if kind == "extra_forbidden":
+        keys = sorted(known)
+        hint = did_you_mean(parts[-1], keys) or f"known keys here: {', '.join(keys)}"
+        return UsageError(f"unknown key {location!r}", where=where, hint=hint)
+    if kind == "value_error":
+        return UsageError(f"{location}: {first['ctx']['error']}".removeprefix(": "), where=where)
+    if kind == "missing":
+        return UsageError(f"{location} is missing", where=where, hint=f"{example} has an example")
+    if kind == "string_pattern_mismatch":  # a name: nothing else has a pattern
+        what = f"{location}: {given!r} cannot be the name of an entry"
+        return UsageError(what, where=where, hint=NAME_HINT.format(marks=marks))
+    said = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+    return UsageError(f"{location}: {said}, not {given!r}", where=where)

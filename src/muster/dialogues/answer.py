@@ -1,0 +1,104 @@
+"""A trained model answers: held-out prompts, and what `muster ask` is asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from muster.dialogues.load import read
+from muster.dialogues.rows import Dialogue, Turn
+from muster.dialogues.spec import DialogueRecipe
+from muster.dialogues.tokens import Templates, turns_of
+from muster.worker.decoders import positions_of
+from muster.worker.models import load_from, to_answer
+from muster.worker.workloads.base import HeldOut
+
+NEW_TOKENS = 128  # of an answer where the recipe does not say
+
+
+def questions(recipe: DialogueRecipe, cache: Path) -> list[HeldOut]:
+    """The held-out prompts of one turn, with their answers. Raises DataError."""
+    return asked(read(recipe, cache, may_write=True).held_out)
+
+
+def asked(samples: Sequence[Dialogue]) -> list[HeldOut]:
+    """Those of one turn, as questions."""
+    return [
+        HeldOut(each.question, each.answer, each.database)
+        for each in samples
+        if each.answer and len(each.turns) == 1
+    ]
+
+
+def executed(samples: Sequence[Dialogue]) -> list[HeldOut]:
+    """Those that a database judges. Of other answers, few are right word by word: nobody waits for them."""
+    return [each for each in asked(samples) if each.database]
+
+
+class Answerer:
+    """The saved model and its tokenizer."""
+
+    kind: Any = AutoModelForCausalLM
+
+    def __init__(self, folder: Path, recipe: Any, device: str) -> None:
+        self.recipe = recipe
+        self.streamer: Any = None  # Transformers': hears the answer to a single question as it grows
+        self.tokenizer = load_from(AutoTokenizer.from_pretrained, str(folder), "model")
+        self.model = to_answer(self.kind, folder, device)
+        self.device = self.model.device
+        self.templates = Templates(self.tokenizer)
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def answer(self, questions: Sequence[str], before: Sequence[Turn] = ()) -> tuple[list[str], float]:
+        """Answers in the order of the questions, and the seconds they took (tokenizing to text).
+
+        `before`: earlier turns of the conversation that each question goes on with.
+        """
+        began = time.perf_counter()
+        prompts = [self.templates.prompt(turns_of(self.tokenizer, text, before)) for text in questions]
+        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+        answers = [""] * len(prompts)
+        for start in range(0, len(order), self.recipe.evaluate.batch):
+            part = order[start : start + self.recipe.evaluate.batch]
+            made = self._generated([prompts[index] for index in part])
+            for index, text in zip(part, made, strict=True):
+                answers[index] = text.strip()
+        return answers, time.perf_counter() - began
+
+    def _generated(self, prompts: Sequence[list[int]]) -> list[str]:
+        new, room = self._room()
+        prompts = [prompt[-room:] for prompt in prompts]
+        longest = max(map(len, prompts))
+        inputs = torch.full((len(prompts), longest), self.tokenizer.pad_token_id)
+        mask = torch.zeros_like(inputs)
+        for row, prompt in enumerate(prompts):
+            inputs[row, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[row, longest - len(prompt) :] = 1
+        made = self.model.generate(
+            inputs.to(self.device),
+            attention_mask=mask.to(self.device),
+            max_new_tokens=new,
+            num_beams=self.recipe.evaluate.beams,
+            do_sample=False,
+            eos_token_id=self.tokenizer.eos_token_id,
+            pad_token_id=self.tokenizer.pad_token_id,
+            streamer=self.streamer,
+        )
+        texts: list[str] = self.tokenizer.batch_decode(
+            made[:, longest:], skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return texts
+
+    def _room(self) -> tuple[int, int]:
+        """New tokens, and how many of the prompt's last ones fit beside them."""
+        positions = positions_of(self.model.config)
+        new = self.recipe.evaluate.max_new_tokens or NEW_TOKENS
+        if positions is None:
+            return new, 1 << 30
+        new = min(new, positions - 1)
+        return new, positions - new

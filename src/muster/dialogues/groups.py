@@ -1,0 +1,124 @@
+"""What grpo and rloo share in the ranks: TRL's trainers draw several answers to a prompt and compare them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from muster.core.errors import RecipeError
+from muster.dialogues.answer import executed
+from muster.dialogues.load import Encoding
+from muster.dialogues.rl import Group, RolloutRecipe
+from muster.dialogues.rollouts import Prompts, Rollouts
+from muster.dialogues.scoring import Scorer
+from muster.dialogues.trl import ByTrl
+from muster.worker.context import Context
+from muster.worker.decoders import make_config, make_model
+from muster.worker.trainer import wired
+from muster.worker.workloads.base import Built, Counts
+
+
+class Grouped(Rollouts, ByTrl):
+    """Goes before TRL's GRPOTrainer and RLOOTrainer among the base classes. TRL's own order of samples is
+    kept: it deals the answers to one prompt to all ranks. Set `prompts` as well."""
+
+    prompts: Prompts
+
+    def _tokenize_prompts(self, numbers: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
+        """As every workload of dialogues makes tokens."""
+        return [self.prompts.tokens[int(number)] for number in numbers], None, {}
+
+    def _generate(self, *args: Any, **named: Any) -> Any:
+        with self.phase("generating"):
+            return super()._generate(*args, **named)  # type: ignore[misc]
+
+    def _calculate_rewards(self, *args: Any, **named: Any) -> Any:
+        with self.phase("scoring"):
+            return super()._calculate_rewards(*args, **named)  # type: ignore[misc]
+
+    def rewarded(self, prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        """TRL's call for rewards."""
+        return self.scorer([self.prompts.samples[int(number)] for number in prompts], completion_ids)
+
+
+def build(
+    context: Context,
+    arguments: dict[str, Any],
+    group: Group,
+    kind: Any,
+    make_arguments: Callable[..., Any],
+    **own: Any,
+) -> Built:
+    """The trainer for the recipe. `kind`: its class; `make_arguments`: TRL's; `own`: what else they take.
+    Raises DataError and RecipeError."""
+    recipe = context.recipe
+    assert isinstance(recipe, RolloutRecipe)
+    if context.batch.global_ % group.answers:
+        raise RecipeError(
+            f"is {context.batch.global_:,} answers, and each prompt has {group.answers}",
+            where="batch.global",
+            hint=f"a multiple of {group.answers}",
+        )
+    encoding, generation = Encoding(context), recipe.generation
+    tokenizer, samples = encoding.tokenizer, encoding.samples
+    train, held = (Prompts(part, encoding, generation.prompt) for part in (samples.train, samples.held_out))
+    model = make_model(context, make_config(recipe, tokenizer), tokenizer)
+    functions: list[Any] = [_Later()]
+    trainer = wired(
+        kind,
+        context,
+        model,
+        make_arguments(
+            **arguments,
+            num_generations=group.answers,
+            num_generations_eval=1,
+            max_completion_length=generation.answer,
+            temperature=generation.temperature,
+            top_p=generation.top_p,
+            top_k=generation.top_k,
+            beta=group.beta,
+            epsilon=group.clip,
+            num_iterations=group.epochs,
+            **own,
+        ),
+        train=train,
+        held_out=held,
+        lengths=train.lengths,
+        collator=None,
+        processing=tokenizer,
+        own_loss=True,
+        reward_funcs=functions,
+    )
+    trainer.encoding, trainer.generation, trainer.prompts = encoding, generation, train
+    trainer.scorer = Scorer(context, recipe, tokenizer)
+    functions[0].function = trainer.rewarded
+
+    def count(_: Any) -> Counts:
+        """The answers of the last micro-step, with their prompts."""
+        made: Sequence[Mapping[str, Any]] = trainer._buffered_inputs
+        batch = made[(trainer._step - 1) % len(made)]
+        masks = [batch["prompt_mask"], batch["completion_mask"]]
+        return Counts(len(masks[0]), sum(mask.sum() for mask in masks), sum(mask.numel() for mask in masks))
+
+    return Built(
+        trainer,
+        count,
+        len(train) * group.answers,
+        executed(held.samples),
+        0,
+        encoding.skipped,
+        len(held),
+        encoding.notes,
+        after=True,
+        flops=False,  # of generation, mostly
+    )
+
+
+class _Later:
+    """A reward function that is known once its trainer is made."""
+
+    __name__ = "reward"
+    function: Callable[..., list[float]]
+
+    def __call__(self, **given: Any) -> list[float]:
+        return self.function(**given)

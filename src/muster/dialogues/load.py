@@ -1,0 +1,166 @@
+"""A recipe's samples and tokenizer, in the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from muster.core.errors import DataError
+from muster.dialogues.rows import USER, Dialogue, Turn, Wanted, dialogue_of, read_dialogues
+from muster.dialogues.spec import DialogueRecipe, Generated, Samples, Source, load_samples, split_part
+from muster.dialogues.tokens import Fitting, Templates, texts_of, with_template
+from muster.store.lines import Skip
+from muster.worker.context import Context
+from muster.worker.data import sqlgen
+from muster.worker.data.digest import short_digest
+from muster.worker.data.hub import hub_parts
+from muster.worker.data.sqlgen.wrong import wrong_queries
+from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer
+from muster.worker.models import load_from
+from muster.worker.together import check_alike, first_on_disk
+
+HELD_OUT = ("validation", "test", "dev")  # of a hub data set, the first that is there
+
+
+def samples_of(context: Context) -> Samples:
+    """This machine's samples; all ranks must have the same ones. Raises DataError."""
+    recipe = recipe_of(context)
+    with first_on_disk(context) as first:
+        found = read(recipe, context.cache, may_write=first)
+    check_alike(context, "the samples are", lambda: _digest(found))
+    return replace(found, held_out=found.held_out[: recipe.evaluate.limit])
+
+
+def recipe_of(context: Context) -> DialogueRecipe:
+    """The rank's recipe, which is one of dialogues."""
+    assert isinstance(context.recipe, DialogueRecipe)
+    return context.recipe
+
+
+def read(recipe: DialogueRecipe, cache: Path, *, may_write: bool) -> Samples:
+    """The samples of files, of a hub, or generated ones in `cache`. Raises DataError."""
+    if recipe.data.sources():
+        return load_samples(recipe, _from_hub)
+    generated = recipe.data.generated or Generated()
+    if may_write:
+        sqlgen.build(cache, seed=generated.seed, train=generated.train, validation=generated.validation)
+    plain = Wanted("question", "sql", answered=True)
+    train, held = (
+        _asked(list(read_dialogues([cache / name], plain)), wrong=recipe.pairs, seed=generated.seed)
+        for name in ("train.jsonl", "validation.jsonl")
+    )
+    return Samples(split_part(recipe.data, train)[: recipe.data.limit], held)
+
+
+def _asked(samples: list[Dialogue], *, wrong: bool, seed: int) -> list[Dialogue]:
+    """Generated questions as chat messages; with wrong SQL where it is wanted."""
+    asked = [replace(each, turns=(Turn(USER, each.question),)) for each in samples]
+    if not wrong:
+        return asked
+    queries = wrong_queries([(str(each.answer), Path(str(each.database))) for each in asked], seed)
+    return [replace(each, rejected=query) for each, query in zip(asked, queries, strict=True)]
+
+
+def _from_hub(source: Source, wanted: Wanted, skip: Skip | None) -> tuple[list[Dialogue], list[Dialogue]]:
+    assert source.name
+    loaded = hub_parts(source.name, source.subset)
+    held_name = next((name for name in HELD_OUT if name in loaded and len(loaded[name])), None)
+    parts: dict[str, list[Dialogue]] = {}
+    for name in filter(None, ("train", held_name)):
+        parts[name] = []
+        for number, record in enumerate(loaded[name]):
+            try:
+                parts[name].append(dialogue_of(record, wanted, f"{source.name}, {name}[{number}]"))
+            except DataError as error:
+                if skip is None:
+                    raise
+                skip(error)
+    return parts["train"], parts[held_name] if held_name else []
+
+
+def _digest(samples: Samples) -> str:
+    told = []
+    for part in (samples.train, samples.held_out):
+        texts = (
+            text or ""
+            for each in part
+            for text in (*(turn.text for turn in each.turns), each.answer, each.rejected)
+        )
+        told.append(f"{len(part):,} ({short_digest(texts)})")
+    return f"{told[0]} to train on and {told[1]} held out"
+
+
+def tokenizer_of(context: Context, samples: Samples) -> Any:
+    """The model's own tokenizer, or one trained on the samples, with the chat template that they need."""
+    recipe = recipe_of(context)
+    name = named_tokenizer(recipe.model)
+    if name is None:
+        made = train_tokenizer(texts_of(samples.train), recipe.model.vocab_size)
+    else:
+        where = "model.tokenizer" if recipe.model.tokenizer != "auto" else "model.name"
+        made = load_from(AutoTokenizer.from_pretrained, name, where)
+    if made.eos_token_id is None:
+        raise DataError("the tokenizer has no end of text, so no answer would end", where="model.tokenizer")
+    chats = {each.chat for each in (*samples.train, *samples.held_out)}
+    if len(chats) > 1:
+        raise DataError(
+            "some prompts are chat messages and some are plain text",
+            where="data",
+            hint="write them in one form; a model learns one",
+        )
+    with_template(made, chat=chats == {True}, template=recipe.data.template)
+    return made
+
+
+def notes_of(samples: Samples, errors: Sequence[DataError]) -> list[str]:
+    """Where samples are from, and why some were left out."""
+    notes = [samples.about] if samples.about else []
+    first = samples.first_skipped or (f"{errors[0].where}: {errors[0].what}" if errors else None)
+    if first:
+        count = samples.skipped + len(errors)
+        notes.append(f"could not be used and were left out (data.bad=skip): {count:,}; the first: {first}")
+    return notes
+
+
+class Encoding:
+    """What every workload of dialogues needs to make tokens: its samples, tokenizer, templates, lengths."""
+
+    def __init__(self, context: Context) -> None:
+        self.recipe = recipe_of(context)
+        self.samples = samples_of(context)
+        self.tokenizer = tokenizer_of(context, self.samples)
+        self.templates = Templates(self.tokenizer)
+        self.errors: list[DataError] | None = [] if self.recipe.data.bad == "skip" else None
+        self.multiple = 8 if context.device == "cuda" else 1  # tensor cores want it; on a CPU it is only work
+
+    def fitting(self, config: Any) -> Fitting:
+        """For a model of this configuration."""
+        names = ("model_type", *_positions())
+        known = {name: getattr(config, name, None) for name in names}
+        self.sequence = self.recipe.sequence(known)
+        return Fitting(self.sequence)
+
+    @property
+    def fixed(self) -> int | None:
+        """The one length of all batches; None: each its own."""
+        return self.sequence if self.recipe.data.padding == "fixed" else None
+
+    @property
+    def notes(self) -> list[str]:
+        """For the result."""
+        return notes_of(self.samples, self.errors or [])
+
+    @property
+    def skipped(self) -> int:
+        """Samples that are left out."""
+        return self.samples.skipped + len(self.errors or [])
+
+
+def _positions() -> tuple[str, ...]:
+    from muster.core import families
+
+    return tuple(families.POSITIONS)

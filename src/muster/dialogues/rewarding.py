@@ -1,0 +1,74 @@
+"""Reward models: made for training, and loaded to give rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from muster.core.errors import RecipeError
+from muster.worker.context import Context
+from muster.worker.decoders import make_config
+from muster.worker.models import add_lora, create, fit_vocabulary, load, without_cache
+
+
+def make_reward_model(context: Context, tokenizer: Any) -> Any:
+    """A decoder whose last token gives one number, in fp32. Its body is the recipe's model; the new layer on
+    top is drawn from the seed. Raises RecipeError."""
+    recipe = context.recipe
+    config = make_config(recipe, tokenizer)
+    _check_kind(config)
+    config.num_labels = 1
+    if recipe.model.init == "pretrained" and recipe.model.name:
+        with _new_layer_expected():
+            model = load(context, AutoModelForSequenceClassification, recipe.model.name, config=config)
+    else:
+        model = create(
+            context, lambda: AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+        )
+    fit_vocabulary(context, model, tokenizer)
+    model.config.pad_token_id = tokenizer.pad_token_id  # it finds the last token by it
+    without_cache(model)
+    return add_lora(context, model, "SEQ_CLS") if recipe.lora else model
+
+
+def _check_kind(config: Any) -> None:
+    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as MAPPING
+
+    if type(config) not in MAPPING:
+        raise RecipeError(
+            f"Transformers has no model of {config.model_type} that gives a number for a text", where="model"
+        )
+
+
+@contextmanager
+def _new_layer_expected() -> Iterator[None]:
+    """Inside, no warning says that the layer on top is new and the language model's output layer unused."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def rewards(model: Any, texts: Sequence[Sequence[int]], pad: int, batch: int = 64) -> torch.Tensor:
+    """(texts) rewards of whole texts, prompt and answer, as token numbers."""
+    found = []
+    for start in range(0, len(texts), batch):
+        part = texts[start : start + batch]
+        longest = max(map(len, part))
+        inputs = torch.full((len(part), longest), pad)
+        mask = torch.zeros_like(inputs)
+        for row, tokens in enumerate(part):
+            inputs[row, : len(tokens)] = torch.tensor(tokens)
+            mask[row, : len(tokens)] = 1
+        device = next(model.parameters()).device
+        found.append(model(inputs.to(device), attention_mask=mask.to(device)).logits[:, 0].float())
+    return torch.cat(found) if found else torch.zeros(0)

@@ -1,0 +1,161 @@
+"""Recipes of reinforcement learning, as the control side knows them: answers are generated, and rewarded."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from muster.core import families
+from muster.core.errors import RecipeError
+from muster.core.section import PositiveInt, Section
+from muster.core.workload import Lengths
+from muster.dialogues.spec import DialogueRecipe
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Reward(Section):
+    """What an answer is worth. At least one is given; several are added up."""
+
+    model: str | None = Field(
+        None,
+        description="A reward model that `reward` has trained: a run's id, a folder, or a hub name. Its "
+        "tokenizer must be the model's own.",
+    )
+    function: str | None = Field(
+        None,
+        description="A Python function, as FILE.py:NAME or package.module:NAME. It takes the prompts, the "
+        "answers and the expected answers, three lists of texts, and returns a number for each. Never code "
+        "from a hub.",
+    )
+    execution: bool = Field(
+        False,
+        description="1 for an answer that is SQL with the same rows as the expected one, in its sample's "
+        "SQLite file; 0 for any other. Where the expected rows are none, 1 for the same SQL alone.",
+    )
+
+    @property
+    def given(self) -> bool:
+        """Whether there is any."""
+        return bool(self.model or self.function or self.execution)
+
+
+class Generation(Section):
+    """How answers are drawn."""
+
+    prompt: PositiveInt = Field(256, description="Longest prompt in tokens; longer ones are an error.")
+    answer: PositiveInt = Field(256, description="Longest answer in tokens.")
+    temperature: Annotated[float, Field(gt=0)] = Field(1.0, description="Temperature of sampling.")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="Draw from the likeliest tokens that have this probability together."
+    )
+    top_k: Annotated[int, Field(ge=0)] = Field(
+        0, description="Draw from so many of the likeliest tokens; 0: from all."
+    )
+
+
+class RolloutRecipe(DialogueRecipe):
+    """A decoder generates answers to prompts, and learns which ones are rewarded. A sample is an answer."""
+
+    traced: ClassVar[bool] = False
+    answered: ClassVar[bool] = False
+    metric: ClassVar[str] = "exact match"
+    other_models: ClassVar[tuple[tuple[str, str], ...]] = (("reward", "model"),)
+
+    reward: Reward = Field(default_factory=Reward, description="What an answer is worth.")
+    generation: Generation = Field(
+        default_factory=Generation, description="How long answers may be, and how each token is drawn."
+    )
+
+    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
+        """As all dialogues, and whether there is a reward."""
+        if not self.reward.given:
+            raise RecipeError(
+                "is missing: nothing says what an answer is worth",
+                where="reward",
+                hint="reward.model=RUN, reward.function=FILE.py:NAME, or reward.execution=true",
+            )
+        if self.reward.function:
+            check_function(self.reward.function)
+        positions = families.positions(config)
+        if positions and self.sequence(config) > positions:
+            raise RecipeError(
+                f"prompt and answer have {self.sequence(config):,} tokens, and the model has {positions:,} "
+                "positions",
+                where="generation",
+                hint="a shorter generation.prompt or generation.answer",
+            )
+        super().check_data(path, config)
+
+    def sequence(self, config: Mapping[str, Any] | None) -> int:
+        """Tokens of a prompt with its answer."""
+        return self.generation.prompt + self.generation.answer
+
+    def lengths(self, config: Mapping[str, Any] | None) -> Lengths:
+        """Prompt and answer together."""
+        return Lengths(self.sequence(config))
+
+    def with_tokens(self, tokens: float) -> Self:
+        """Prompts and answers shortened alike."""
+        given = self.generation
+        share = tokens / (given.prompt + given.answer)
+        sizes = {name: max(1, round(share * getattr(given, name))) for name in ("prompt", "answer")}
+        shorter = {
+            "data": self.data.model_copy(update={"padding": "fixed"}),
+            "generation": given.model_copy(update=sizes),
+        }
+        return self.model_copy(update=shorter)
+
+    def example(self, question: str | None) -> tuple[str, int]:
+        """A prompt as it is."""
+        return question or "The ", self.evaluate.max_new_tokens or self.generation.answer
+
+
+def check_function(name: str) -> None:
+    """Raise RecipeError unless it may be a function's name, and its file is here."""
+    place, colon, function = name.rpartition(":")
+    if not colon or not place or not function.isidentifier():
+        raise RecipeError(
+            f"{name!r} is not FILE.py:NAME",
+            where="reward.function",
+            hint="such as rewards.py:short_answers, or package.module:short_answers",
+        )
+    if place.endswith(".py"):
+        if not os.path.isfile(place):  # noqa: PTH113 - never raises
+            raise RecipeError(f"no such file: {place}", where="reward.function")
+    elif not all(part.isidentifier() for part in place.split(".")):
+        raise RecipeError(f"{place!r} is not a module's name", where="reward.function")
+    elif "." not in place and importlib.util.find_spec(place) is None:
+        raise RecipeError(f"no module is named {place!r}", where="reward.function", hint="FILE.py:NAME")
+
+
+class Group(Section):
+    """An objective that compares several answers to one prompt."""
+
+    answers: Annotated[int, Field(ge=2)] = Field(
+        8, description="Answers to each prompt. The global batch, in answers, is a multiple of it."
+    )
+    beta: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="How strongly the model is held to the one that it starts from; 0: not at all."
+    )
+    clip: Annotated[float, Field(gt=0)] = Field(
+        0.2, description="How far the probability of a token may move from where it was when it was drawn."
+    )
+    epochs: PositiveInt = Field(1, description="Optimizer steps on each batch of answers.")
+
+
+def check_held(beta: float, where: str, recipe: DialogueRecipe) -> None:
+    """Raise RecipeError where the model is to be held to one that is nowhere."""
+    model = recipe.model
+    if beta > 0 and recipe.lora is None and not (model.name and model.init == "pretrained"):
+        raise RecipeError(
+            "is above 0, and a model from scratch has nothing that it could be held to",
+            where=where,
+            hint=f"model.name=RUN of an earlier step, or {where}=0",
+        )

@@ -1,0 +1,163 @@
+"""Answers that the trained model draws: in training and for held-out prompts, with the time that takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+from transformers import GenerationConfig
+from transformers.trainer_utils import EvalLoopOutput
+from trl.distributed import DistributedBackend
+from trl.models import unwrap_model_for_generation
+
+from muster.core.errors import DataError
+from muster.dialogues.load import Encoding
+from muster.dialogues.rl import Generation
+from muster.dialogues.rows import Dialogue
+from muster.dialogues.scoring import Scorer
+from muster.worker.together import gather
+
+BATCH = 64  # held-out prompts that are answered at once
+
+
+class Prompts(Dataset[dict[str, Any]]):  # type: ignore[misc]
+    """Samples by their number: a row is {"prompt": "17"}, since TRL wants a text there; what it means is in
+    `samples` and `tokens`."""
+
+    def __init__(self, samples: Sequence[Dialogue], encoding: Encoding, longest: int) -> None:
+        self.samples: list[Dialogue] = []
+        self.tokens: list[list[int]] = []
+        for sample in samples:
+            tokens = encoding.templates.prompt(sample.turns)
+            if len(tokens) > longest:
+                error = DataError(
+                    f"its prompt has {len(tokens):,} tokens, and generation.prompt is {longest:,}",
+                    where=sample.where,
+                    hint="a longer generation.prompt; data.bad=skip leaves such samples out",
+                )
+                if encoding.errors is None:
+                    raise error
+                encoding.errors.append(error)
+                continue
+            self.samples.append(sample)
+            self.tokens.append(tokens)
+        self.lengths = [len(each) for each in self.tokens]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"prompt": str(range(len(self))[index])}
+
+
+def generation_config(generation: Generation, tokenizer: Any, *, sampled: bool) -> GenerationConfig:
+    """Transformers' configuration. `sampled`: else the likeliest token is taken each time."""
+    drawn = {
+        "temperature": generation.temperature,
+        "top_p": generation.top_p,
+        "top_k": generation.top_k,
+    }
+    return GenerationConfig(
+        max_new_tokens=generation.answer,
+        do_sample=sampled,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        disable_compile=True,
+        use_cache=True,
+        **(drawn if sampled else {}),
+    )
+
+
+def generate(
+    trainer: Any,
+    prompts: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    *,
+    batch: int = BATCH,
+    part: Callable[[Any], Any] = lambda model: model,
+) -> list[list[int]]:
+    """The answers' tokens, each with its end if it came. Every rank has to call it.
+
+    Under ZeRO-3 and FSDP the whole parameters are gathered once for all of them. `part`: of the trained
+    module, the model that generates.
+    """
+    found: list[list[int]] = []
+    device = trainer.accelerator.device
+    with (
+        unwrap_model_for_generation(
+            trainer.model_wrapped, trainer.accelerator, generation_kwargs=config.to_diff_dict()
+        ) as unwrapped,
+        torch.no_grad(),
+        DistributedBackend(trainer.accelerator).summon_full_params(trainer.model_wrapped, recurse=False),
+    ):
+        model = part(unwrapped)
+        training = model.training
+        model.eval()
+        for start in range(0, len(prompts), batch):
+            chosen = prompts[start : start + batch]
+            longest = max(map(len, chosen))
+            inputs = torch.full((len(chosen), longest), int(config.pad_token_id))
+            mask = torch.zeros_like(inputs)
+            for row, prompt in enumerate(chosen):
+                inputs[row, longest - len(prompt) :] = torch.tensor(prompt)
+                mask[row, longest - len(prompt) :] = 1
+            made = model.generate(
+                inputs.to(device), attention_mask=mask.to(device), generation_config=config
+            )
+            found += [ended(row, int(config.eos_token_id)) for row in made[:, longest:].tolist()]
+        model.train(training)
+    return found
+
+
+def ended(tokens: list[int], end: int) -> list[int]:
+    """Tokens up to the first end, which is one of them."""
+    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+
+
+class Rollouts:
+    """Goes before a trainer that generates. Set `encoding`, `scorer` and `generation` before training.
+
+    `phase_seconds`: what the ranks spent on each phase since the meter asked.
+    """
+
+    encoding: Encoding
+    scorer: Scorer
+    generation: Generation
+    phase_seconds: dict[str, float]
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """The time inside is the phase's. Inner phases are left out of outer ones."""
+        seconds = self.__dict__.setdefault("phase_seconds", {})
+        before, began = sum(seconds.values()), time.perf_counter()
+        try:
+            yield
+        finally:
+            inner = sum(seconds.values()) - before
+            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began - inner
+
+    def evaluation_loop(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> EvalLoopOutput:
+        """The mean reward of the likeliest answers to held-out prompts; every rank answers its share."""
+        trainer: Any = self
+        held: Prompts = trainer.eval_dataset.inner
+        ranks, rank = trainer.args.world_size, trainer.args.process_index
+        mine = list(range(rank, len(held), ranks))
+        config = generation_config(self.generation, self.encoding.tokenizer, sampled=False)
+        answers = generate(trainer, [held.tokens[index] for index in mine], config, part=self.generating)
+        found = self.scorer([held.samples[index] for index in mine], answers)
+        told = [each for part in gather([*zip(found, map(len, answers), strict=True)]) for each in part]
+        metrics = {
+            f"{metric_key_prefix}_reward": sum(reward for reward, _ in told) / len(told),
+            f"{metric_key_prefix}_completions/mean_length": sum(size for _, size in told) / len(told),
+        }
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(told))
+
+    @staticmethod
+    def generating(model: Any) -> Any:
+        """Of the trained module, the model that generates."""
+        return model

@@ -1,0 +1,223 @@
+"""Rows of files as dialogues: a prompt of one or several turns, an answer, and a rejected answer.
+
+The common forms are found by their fields (FORMS): text prompts with answers, pairs of a chosen and a
+rejected answer, Alpaca's instructions, lists of chat messages, and whole dialogues that share their begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.core.errors import DataError
+from muster.store.lines import MISSING, Skip, text_of, value_at
+from muster.store.records import read_rows
+
+# Fields that are looked for where the recipe names none; the first that a row has.
+PROMPTS = ("prompt", "messages", "conversations", "instruction", "question")
+ANSWERS = ("chosen", "answer", "completion", "response", "output", "sql", "sql.human_readable", "query")
+REJECTED = ("rejected",)
+INPUT = "input"  # Alpaca's: what the instruction is about
+TEXT, USER, ASSISTANT, SYSTEM = "text", "user", "assistant", "system"
+# Names of roles -> ours. ShareGPT says human and gpt.
+ROLES = {
+    "user": USER, "human": USER, "prompter": USER,
+    "assistant": ASSISTANT, "gpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT,
+    "system": SYSTEM,
+}  # fmt: skip
+LAST_TURN = "\n\nAssistant:"  # where the answer begins in dialogues that are one text
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Something that was said. `role`: user, assistant or system; TEXT of a prompt that is taken as it is."""
+
+    role: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """A prompt with its answers. `where`: the file and line; `database`: a SQLite file that runs the
+    answer."""
+
+    turns: tuple[Turn, ...]
+    answer: str | None
+    rejected: str | None
+    where: str
+    database: str | None = None
+
+    @property
+    def chat(self) -> bool:
+        """Whether its turns have roles, so that a chat template is needed."""
+        return any(turn.role != TEXT for turn in self.turns)
+
+    @property
+    def question(self) -> str:
+        """What was said last before the answer."""
+        return self.turns[-1].text
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a workload needs of a row. Fields: names or dotted paths; None: found by FORMS."""
+
+    prompt: str | None = None
+    answer: str | None = None
+    rejected: str | None = None
+    answered: bool = True  # there is an answer
+    pairs: bool = False  # there is a rejected one as well
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """All that may be read."""
+        named = (self.prompt, self.answer, self.rejected)
+        return (*(name for name in named if name), *PROMPTS, *ANSWERS, *REJECTED, INPUT, "database", "system")
+
+
+def read_dialogues(
+    files: Iterable[Path], wanted: Wanted, *, limit: int | None = None, skip: Skip | None = None
+) -> Iterator[Dialogue]:
+    """The dialogues of files. Raises DataError with the file and the row; `skip` is told instead, and the row
+    is left out."""
+    count, where = 0, ""
+    for file in files:
+        where = str(file)
+        for place, record in read_rows(file, skip, fields=wanted.fields):
+            try:
+                found = dialogue_of(record, wanted, place, file.parent)
+            except DataError as error:
+                if skip is None:
+                    raise
+                skip(error)
+                continue
+            count += 1
+            yield found
+            if count == limit:
+                return
+    if not count:
+        raise DataError("has no samples that can be used", where=where)
+
+
+def dialogue_of(
+    record: Mapping[str, Any], wanted: Wanted, where: str, folder: Path | None = None
+) -> Dialogue:
+    """A row as a dialogue. `folder`: where its database is looked for. Raises DataError for what nothing can
+    be learned from: an empty prompt or answer, a rejected answer that equals the chosen one."""
+    name = wanted.prompt or _first(record, PROMPTS)
+    answer: str | None
+    rejected: str | None = None
+    if name is None and wanted.pairs:
+        turns, answer, rejected = _shared_begin(record, wanted, where)
+    else:
+        name = name or PROMPTS[0]
+        turns = _turns(record, name, where)
+        answer = _answer(record, wanted, turns, where)
+        if answer is None and turns and turns[-1].role == ASSISTANT:
+            answer, turns = turns[-1].text, turns[:-1]
+        if wanted.pairs:
+            rejected = _said(record, wanted.rejected or REJECTED[0], where, "data.rejected")
+    if not turns or not turns[-1].text.strip():
+        raise DataError("has an empty prompt", where=where, hint="leave such samples out, or data.bad=skip")
+    if wanted.answered and (answer is None or not answer.strip()):
+        what = "has no answer" if answer is None else "has an empty answer"
+        hint = f"data.answer names its field; the fields there are: {', '.join(map(str, record))}"
+        raise DataError(what, where=where, hint=hint if answer is None else "data.bad=skip leaves it out")
+    if wanted.pairs and answer is not None and rejected is not None:
+        _check_pair(answer, rejected, where)
+    named = record.get("database")
+    beside = folder / named if folder and isinstance(named, str) else None
+    database = str(beside) if beside and beside.is_file() else None
+    return Dialogue(turns, answer, rejected, where, database)
+
+
+def _check_pair(answer: str, rejected: str, where: str) -> None:
+    if not rejected.strip():
+        raise DataError("has an empty rejected answer", where=where, hint="data.bad=skip leaves it out")
+    if answer.split() == rejected.split():
+        raise DataError(
+            "its rejected answer is the chosen one", where=where, hint="data.bad=skip leaves it out"
+        )
+
+
+def _first(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The first that holds a text or a list; else the first that is there, for the error's sake."""
+    there = [name for name in names if value_at(record, name) not in (MISSING, None)]
+    return next((name for name in there if isinstance(value_at(record, name), str | list)), (*there, None)[0])
+
+
+def _turns(record: Mapping[str, Any], name: str, where: str) -> tuple[Turn, ...]:
+    """The prompt: messages, or a text; Alpaca's instruction with its input below it."""
+    value = value_at(record, name)
+    if isinstance(value, list):
+        turns = tuple(_message(each, name, where) for each in value)
+    else:
+        text = text_of(record, name, where, "data.prompt")
+        more = record.get(INPUT)
+        if name == "instruction" and isinstance(more, str) and more.strip():
+            text = f"{text}\n\n{more}"
+        turns = (Turn(TEXT, text),)
+    system = record.get("system")
+    if isinstance(system, str) and system.strip() and turns and turns[0].role not in (SYSTEM, TEXT):
+        turns = (Turn(SYSTEM, system), *turns)
+    return turns
+
+
+def _message(value: Any, name: str, where: str) -> Turn:
+    """{role, content}, or ShareGPT's {from, value}."""
+    given = value if isinstance(value, Mapping) else {}
+    role, text = given.get("role", given.get("from")), given.get("content", given.get("value"))
+    known = ROLES.get(role.lower()) if isinstance(role, str) else None
+    if known is None or not isinstance(text, str):
+        told = f"a message of {name!r} is not a role ({', '.join(sorted(set(ROLES.values())))}) with its text"
+        hint = '{"role": "user", "content": "..."}; messages with tools or pictures are not trained on'
+        raise DataError(told, where=where, hint=hint)
+    return Turn(known, text)
+
+
+def _answer(record: Mapping[str, Any], wanted: Wanted, turns: tuple[Turn, ...], where: str) -> str | None:
+    name = wanted.answer or _first(record, ANSWERS)
+    if name is None or (wanted.answer is None and turns and turns[-1].role == ASSISTANT):
+        return None
+    return _said(record, name, where, "data.answer")
+
+
+def _said(record: Mapping[str, Any], name: str, where: str, key: str) -> str:
+    """An answer: a text, or the last message of a list."""
+    value = value_at(record, name)
+    if isinstance(value, list) and value:
+        return _message(value[-1], name, where).text
+    return text_of(record, name, where, key)
+
+
+def _shared_begin(record: Mapping[str, Any], wanted: Wanted, where: str) -> tuple[tuple[Turn, ...], str, str]:
+    """Two whole dialogues with the same begin: lists of messages, or texts, whose last answer follows the
+    last "Assistant:" that they share."""
+    names = wanted.answer or "chosen", wanted.rejected or REJECTED[0]
+    values = [value_at(record, name) for name in names]
+    if all(isinstance(value, list) and value for value in values):
+        chosen, rejected = (
+            tuple(_message(each, name, where) for each in value)
+            for name, value in zip(names, values, strict=True)
+        )
+        if chosen[:-1] != rejected[:-1]:
+            raise DataError("its two answers have different prompts", where=where)
+        return chosen[:-1], chosen[-1].text, rejected[-1].text
+    texts = [
+        text_of(record, name, where, key)
+        for name, key in zip(names, ("data.answer", "data.rejected"), strict=True)
+    ]
+    shared = 0
+    while shared < min(map(len, texts)) and texts[0][shared] == texts[1][shared]:
+        shared += 1
+    cut = texts[0].rfind(LAST_TURN, 0, shared)
+    if cut < 0:
+        raise DataError(
+            "has no prompt",
+            where=where,
+            hint=f"data.prompt names its field; the fields there are: {', '.join(map(str, record))}",
+        )
+    cut += len(LAST_TURN)
+    return (Turn(TEXT, texts[0][:cut]),), texts[0][cut:], texts[1][cut:]

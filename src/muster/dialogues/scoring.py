@@ -1,0 +1,173 @@
+"""What answers are worth: by a reward model, by a user's function, or by running them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from muster.core.errors import DataError, RecipeError
+from muster.dialogues.rewarding import rewards
+from muster.dialogues.rl import RolloutRecipe
+from muster.dialogues.rows import Dialogue
+from muster.dialogues.tokens import Templates
+from muster.worker.context import Context
+from muster.worker.data.sqlexec import QueryFailed, run_query, same_result
+from muster.worker.models import load_from, whole
+
+Function = Callable[[list[str], list[str], list[Any]], Sequence[float]]
+
+
+class Scorer:
+    """The recipe's rewards, added up."""
+
+    def __init__(self, context: Context, recipe: RolloutRecipe, tokenizer: Any) -> None:
+        self.reward, self.tokenizer, self.device = recipe.reward, tokenizer, context.device
+        self.model = load_reward_model(context, tokenizer) if recipe.reward.model else None
+        self.function = load_function(recipe.reward.function) if recipe.reward.function else None
+        self.templates = Templates(tokenizer)
+
+    def __call__(self, samples: Sequence[Dialogue], answers: Sequence[Sequence[int]]) -> list[float]:
+        """The reward of each answer, in tokens, to its sample's prompt. Raises DataError where one is no
+        number."""
+        texts = [
+            text.strip()
+            for text in self.tokenizer.batch_decode(
+                [list(answer) for answer in answers],
+                skip_special_tokens=True,
+                clean_up_tokenization_spaces=False,
+            )
+        ]
+        total = [0.0] * len(samples)
+        for found in (
+            self._by_model(samples, answers),
+            self._by_function(samples, texts),
+            self._by_execution(samples, texts),
+        ):
+            total = (
+                [one + other for one, other in zip(total, found or total, strict=True)] if found else total
+            )
+        return total
+
+    def _by_model(self, samples: Sequence[Dialogue], answers: Sequence[Sequence[int]]) -> list[float] | None:
+        if self.model is None:
+            return None
+        texts = [
+            [*self.templates.prompt(sample.turns), *answer]
+            for sample, answer in zip(samples, answers, strict=True)
+        ]
+        found: list[float] = rewards(self.model, texts, self.tokenizer.pad_token_id).tolist()
+        return _checked(found, samples, "the reward model")
+
+    def _by_function(self, samples: Sequence[Dialogue], texts: list[str]) -> list[float] | None:
+        if self.function is None:
+            return None
+        name = self.reward.function or ""
+        try:
+            found = list(
+                self.function([each.question for each in samples], texts, [s.answer for s in samples])
+            )
+            numbers = [float(each) for each in found]
+        except Exception as error:
+            raise DataError(
+                f"raised {type(error).__name__}: {' '.join(str(error).split())}{_line_of(error)}", where=name
+            ) from error
+        if len(numbers) != len(texts):
+            raise DataError(f"gave {len(numbers):,} rewards for {len(texts):,} answers", where=name)
+        return _checked(numbers, samples, name)
+
+    def _by_execution(self, samples: Sequence[Dialogue], texts: Sequence[str]) -> list[float] | None:
+        if not self.reward.execution:
+            return None
+        return [float(_executes(sample, text)) for sample, text in zip(samples, texts, strict=True)]
+
+
+def _executes(sample: Dialogue, text: str) -> bool:
+    """Whether the SQL gives the same rows. Where the expected ones are none, or zeros alone, much wrong SQL
+    gives them as well: there it has to be the same SQL."""
+    if not sample.database or not sample.answer:
+        raise DataError(
+            "has no SQLite file or no expected SQL, so no answer can be judged by running it",
+            where=sample.where,
+            hint="a field database beside the answer; or another reward than reward.execution",
+        )
+    try:
+        _, rows = run_query(Path(sample.database), sample.answer)
+        if not any(value not in (None, 0) for row in rows for value in row):
+            return text.split() == sample.answer.split()
+        return same_result(Path(sample.database), text, sample.answer)
+    except QueryFailed as error:
+        raise DataError(f"its expected SQL cannot be run: {error}", where=sample.where) from None
+
+
+def _checked(found: list[float], samples: Sequence[Dialogue], name: str) -> list[float]:
+    for value, sample in zip(found, samples, strict=True):
+        if not math.isfinite(value):
+            raise DataError(f"gave {value} for an answer to the prompt of {sample.where}", where=name)
+    return found
+
+
+def _line_of(error: Exception) -> str:
+    """The last line of the user's own file."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+
+
+def load_function(name: str) -> Function:
+    """A user's function. Raises RecipeError."""
+    place, _, function = name.rpartition(":")
+    try:
+        if place.endswith(".py"):
+            spec = importlib.util.spec_from_file_location("muster_reward", place)
+            assert spec and spec.loader
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(place)
+        found: Function = getattr(module, function)
+    except Exception as error:
+        raise RecipeError(
+            f"{name} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())}",
+            where="reward.function",
+            hint="the file must be on every host, and its packages installed there",
+        ) from error
+    return found
+
+
+def load_reward_model(context: Context, tokenizer: Any) -> Any:
+    """The recipe's reward model, whole on every rank, in the precision that is computed in. Raises
+    RecipeError where its tokenizer is another one."""
+    recipe = context.recipe
+    assert isinstance(recipe, RolloutRecipe) and recipe.reward.model
+    name = recipe.reward.model
+    own = load_from(AutoTokenizer.from_pretrained, name, "reward.model")
+    if own.get_vocab() != tokenizer.get_vocab():
+        raise RecipeError(
+            f"{name} has another tokenizer than the model: it would read other words",
+            where="reward.model",
+            hint="train it with `reward`, starting from this model",
+        )
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(context.precision, torch.float32)
+    with whole():
+        kind = AutoModelForSequenceClassification
+        model = load_from(kind.from_pretrained, name, "reward.model", dtype=half)
+    if model.config.num_labels != 1:
+        raise RecipeError(
+            f"{name} gives {model.config.num_labels} numbers for a text, and a reward is one",
+            where="reward.model",
+        )
+    model.config.pad_token_id = tokenizer.pad_token_id
+    return model.to(_device(context)).eval().requires_grad_(False)
+
+
+def _device(context: Context) -> torch.device:
+    return torch.device("cuda", context.local_rank) if context.device == "cuda" else torch.device("cpu")

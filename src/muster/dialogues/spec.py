@@ -1,0 +1,314 @@
+"""Data and recipes of prompts and answers, as the control side knows them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from muster.core import families
+from muster.core.data import Data, OnBad
+from muster.core.errors import DataError, RecipeError
+from muster.core.families import gpt2, llama, opt
+from muster.core.recipe import DATA, Recipe
+from muster.core.section import PositiveInt, Section
+from muster.core.workload import Lengths
+from muster.dialogues.rows import TEXT, Dialogue, Wanted, read_dialogues
+from muster.store.records import find_data, hold_out, parts_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+SEQUENCE = 512  # tokens of a sample where neither the recipe nor the model says less
+SPLIT_SEED = 1234  # of the parts of data.split: the same for all steps, whatever their own seeds are
+
+
+class Generated(Section):
+    """The generated text-to-SQL set: how many questions, and the seed that makes them."""
+
+    train: PositiveInt = Field(8000, description="Number of training questions.")
+    validation: PositiveInt = Field(300, description="Number of held-out questions.")
+    seed: int = Field(0, description="Seed of the generator: the same seed gives the same questions.")
+
+
+class Source(Section):
+    """One data set of a mix."""
+
+    exclusive: ClassVar[tuple[str, ...]] = ("name", "path")
+
+    name: str | None = Field(None, description="A data set of the Hugging Face hub.")
+    subset: str | None = Field(None, description="Configuration of the hub data set. Null: its only one.")
+    path: str | None = Field(None, description="A file, or a folder with training and validation files.")
+    share: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="Its part of the mixed training samples, relative to the other shares."
+    )
+
+
+class DialogueData(Data):
+    """Prompts and answers."""
+
+    exclusive: ClassVar[tuple[str, ...]] = (*Data.exclusive, "mix", "generated")
+    embedded: ClassVar[str | None] = "generated"
+
+    generated: Generated | None = Field(
+        None,
+        description="Questions, SQL and wrong SQL that Muster generates; the built-in data of this workload.",
+    )
+    mix: list[Source] | None = Field(
+        None,
+        description="Several data sets. Each gives its share of the training samples; as many are taken as "
+        "the shares allow without repeating one.",
+    )
+    prompt: str | None = Field(
+        None,
+        description="Name or dotted path of the field that holds the prompt: a text, or a list of chat "
+        "messages. Null: the first of prompt, messages, conversations, instruction (with input), question "
+        "that a row has.",
+    )
+    answer: str | None = Field(
+        None,
+        description="Name or dotted path of the field that holds the answer. Null: the first of chosen, "
+        "answer, completion, response, output, sql, query that a row has; or the last message.",
+    )
+    rejected: str | None = Field(
+        None, description="Name or dotted path of the field with the rejected answer. Null: rejected."
+    )
+    split: list[Annotated[float, Field(ge=0)]] | None = Field(
+        None,
+        description="Cut the training samples into parts of these relative sizes, which share no sample: one "
+        "for each step of RLHF, such as [2, 4, 4]. Null: every step trains on all.",
+    )
+    part: PositiveInt = Field(1, description="The part of `split` to train on, counted from 1.")
+    sequence: PositiveInt | None = Field(
+        None,
+        description="Longest sample in tokens, prompt and answer together. Longer answers are cut, and "
+        f"counted. Null: {SEQUENCE}, or as many positions as the model has, if that is less.",
+    )
+    template: Literal["auto", "plain"] = Field(
+        "auto",
+        description="How chat messages become text. auto: by the tokenizer's own chat template; plain where "
+        "it has none. plain: lines that begin with Human: and Assistant:. Prompts that are plain text are "
+        "taken as they are.",
+    )
+    padding: Literal["dynamic", "fixed"] = Field(
+        "dynamic",
+        description="dynamic: samples of similar length share a batch and are padded to its longest. fixed: "
+        "every sample is padded to `sequence`.",
+    )
+    bad: OnBad = Field(
+        "error",
+        description="What to do with a sample that cannot be used (an empty answer, a rejected answer that "
+        "equals the chosen one, a prompt that fills the sequence): error, or skip and count it.",
+    )
+
+    @field_validator("split")
+    @classmethod
+    def _has_size(cls, value: list[float] | None) -> list[float] | None:
+        if value is not None and not sum(value) > 0:
+            raise ValueError("has no part with a size above 0")
+        return value
+
+    def sources(self) -> tuple[Source, ...]:
+        """The data sets that are read: those of the mix, or the one that is named; none where they are
+        generated."""
+        if self.mix:
+            return tuple(self.mix)
+        if self.name or self.path:
+            return (Source(name=self.name, subset=self.subset, path=self.path),)
+        return ()
+
+
+class DialogueRecipe(Recipe):
+    """A decoder learns from prompts and answers."""
+
+    families: ClassVar[tuple[ModuleType, ...]] = (llama, opt, gpt2)
+    traced: ClassVar[bool] = True
+    pairs: ClassVar[bool] = False  # a sample has a rejected answer as well
+    answered: ClassVar[bool] = True  # a sample needs an answer
+    loading: ClassVar[str] = """\
+from transformers import pipeline
+model = pipeline("text-generation", model={model})
+print(model({question}, max_new_tokens={new}, return_full_text=False)[0]["generated_text"])"""
+
+    data: DialogueData = Field(default_factory=DialogueData, description=DATA)
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is needed of a row."""
+        data = self.data
+        return Wanted(data.prompt, data.answer, data.rejected, self.answered, self.pairs)
+
+    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
+        """Read the files as the ranks will. Raises DataError and RecipeError."""
+        data, positions = self.data, families.positions(config)
+        if data.sequence is not None and positions and data.sequence > positions:
+            raise RecipeError(
+                f"is {data.sequence:,}, and the model has {positions:,} positions",
+                where="data.sequence",
+                hint=f"data.sequence={positions}, or a model with more of them",
+            )
+        if data.split and data.part > len(data.split):
+            raise RecipeError(
+                f"is {data.part}, and data.split has {len(data.split)} parts", where="data.part"
+            )
+        if all(source.path and Path(source.path).exists() for source in data.sources()):
+            load_samples(self)
+
+    def describe_data(self, path: Path) -> str:
+        """Files by name."""
+        files = find_data(path)
+        return parts_of(path, files.train, files.validation, self.data.validation_fraction)
+
+    def short_data(self, samples: int) -> dict[str, Any]:
+        """Fewer generated questions."""
+        return {"generated": {"train": samples, "validation": 8}} if self.data.generated else {}
+
+    def epoch_samples(self) -> int | None:
+        """As the recipe says, or as the files have them; a hub data set's number is not known."""
+        data = self.data
+        if data.generated:
+            return part_size(data, min(data.generated.train, data.limit or data.generated.train))
+        if not all(source.path and Path(source.path).exists() for source in data.sources()):
+            return None
+        return len(load_samples(self).train)
+
+    def sequence(self, config: Mapping[str, Any] | None) -> int:
+        """Tokens of the longest sample, for a model of this configuration."""
+        positions = families.positions(config) if config else None
+        return self.data.sequence or min(SEQUENCE, positions or SEQUENCE)
+
+    def lengths(self, config: Mapping[str, Any] | None) -> Lengths:
+        """As the recipe limits samples."""
+        return Lengths(self.sequence(config))
+
+    @property
+    def padding_varies(self) -> bool:
+        """With data.padding=dynamic."""
+        return self.data.padding == "dynamic"
+
+    def with_tokens(self, tokens: float) -> Self:
+        """Samples of so many tokens."""
+        update = {"sequence": max(2, round(tokens)), "padding": "fixed"}
+        return self.model_copy(update={"data": self.data.model_copy(update=update)})
+
+    def example(self, question: str | None) -> tuple[str, int]:
+        """A prompt as it is."""
+        return question or "The ", self.evaluate.max_new_tokens or 64
+
+
+# ----------------------------------------------------------------------------------------------------
+# The samples of files: read, mixed, held out, split.
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What is trained on, what is held out, how many rows were left out (data.bad=skip) with the first of
+    their places, and where it all is from."""
+
+    train: list[Dialogue]
+    held_out: list[Dialogue]
+    skipped: int = 0
+    first_skipped: str | None = None
+    about: str = ""
+
+
+def load_samples(recipe: DialogueRecipe, hub: Any = None) -> Samples:
+    """The recipe's samples. `hub`: reads one that has a hub name, (source, wanted, skip) -> (train, held
+    out). Raises DataError with the file and the line."""
+    data, wanted = recipe.data, recipe.wanted
+    skipped: list[DataError] = []
+    skip = skipped.append if data.bad == "skip" else None
+    trains, helds, abouts = [], [], []
+    for source in data.sources():
+        if source.path:
+            files = find_data(Path(source.path).expanduser())
+            train = list(read_dialogues(files.train, wanted, skip=skip))
+            held = list(read_dialogues(files.validation, wanted, skip=skip)) if files.validation else []
+            abouts.append(source.path)
+        else:
+            train, held = hub(source, wanted, skip)
+            abouts.append(str(source.name))
+        if not held:
+            train, held = parted(train, data.validation_fraction, recipe.train.seed, abouts[-1])
+        trains.append(train)
+        helds.append(held)
+    train = mixed(trains, [source.share for source in data.sources()])
+    held_out = [each for held in helds for each in held]
+    about = f"samples: {', '.join(abouts)}"
+    return Samples(
+        split_part(data, train)[: data.limit],
+        held_out,
+        len(skipped),
+        f"{skipped[0].where}: {skipped[0].what}" if skipped else None,
+        about,
+    )
+
+
+def parted(
+    samples: list[Dialogue], fraction: float, seed: int, where: str
+) -> tuple[list[Dialogue], list[Dialogue]]:
+    """Training and held-out samples; those with one prompt stay together. Raises DataError."""
+    held = hold_out((_key(each) for each in samples), fraction, seed, where)
+    return (
+        [each for each in samples if _key(each) not in held],
+        [each for each in samples if _key(each) in held],
+    )
+
+
+def _key(sample: Dialogue) -> str:
+    return "\n".join(turn.text for turn in sample.turns)
+
+
+def mixed(sets: Sequence[list[Dialogue]], shares: Sequence[float]) -> list[Dialogue]:
+    """Of each set its share, in a shuffled order; a single set as it is. The largest mix that repeats no
+    sample: the set that is shortest for its share gives all it has."""
+    if len(sets) < 2:
+        return [each for part in sets for each in part]
+    unit = min(len(part) / share for part, share in zip(sets, shares, strict=True))
+    dice = random.Random(SPLIT_SEED)
+    found: list[Dialogue] = []
+    for part, share in zip(sets, shares, strict=True):
+        found += dice.sample(part, min(len(part), round(unit * share)))
+    dice.shuffle(found)
+    return found
+
+
+def split_part(data: DialogueData, samples: list[Dialogue]) -> list[Dialogue]:
+    """The part of data.split, of the samples in an order that all parts share."""
+    if not data.split:
+        return samples
+    order = list(range(len(samples)))
+    random.Random(SPLIT_SEED).shuffle(order)
+    start, end = _bounds(data, len(samples))
+    return [samples[index] for index in order[start:end]]
+
+
+def part_size(data: DialogueData, count: int) -> int:
+    """How many of so many samples `split_part` gives."""
+    if not data.split:
+        return count
+    start, end = _bounds(data, count)
+    return end - start
+
+
+def _bounds(data: DialogueData, count: int) -> tuple[int, int]:
+    sizes = data.split or [1.0]
+    whole = math.fsum(sizes)
+    before, after = (math.fsum(sizes[:end]) / whole for end in (data.part - 1, data.part))
+    return round(before * count), round(after * count)
+
+
+def chosen_only(sample: Dialogue) -> Dialogue:
+    """Without its rejected answer."""
+    return replace(sample, rejected=None)
+
+
+def text_prompts(samples: Sequence[Dialogue]) -> bool:
+    """Whether every prompt is plain text."""
+    return all(turn.role == TEXT for sample in samples for turn in sample.turns)

@@ -1,0 +1,357 @@
+"""Prompts and answers as tokens: chat templates, what of a sample is learned, packing, batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from muster.core.errors import DataError
+from muster.dialogues.rows import ASSISTANT, TEXT, Dialogue, Turn
+from muster.worker.loss import IGNORED
+from muster.worker.workloads.base import Counts
+
+# Chat messages as the data sets of DeepSpeed-Chat have them. `Templates` adds the end to each answer: a
+# tokenizer may take it for text where it stands in one.
+PLAIN = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}{{ '\\n\\nAssistant: ' + message['content'] }}"
+    "{% elif message['role'] == 'system' %}{{ message['content'] }}"
+    "{% else %}{{ '\\n\\nHuman: ' + message['content'] }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '\\n\\nAssistant: ' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tokens of one piece of a sample; `learned`: they are an answer's."""
+
+    tokens: list[int]
+    learned: bool
+
+
+class Templates:
+    """How dialogues become tokens with one tokenizer.
+
+    Plain prompts are taken as they are, and an answer ends with the tokenizer's end of text. Chat messages go
+    through the chat template. Prompt and answers are made tokens apart, so that what the model is asked later
+    is just what it saw.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.end = tokenizer.eos_token_id
+
+    def prompt(self, turns: Sequence[Turn]) -> list[int]:
+        """The tokens before an answer."""
+        if turns[0].role == TEXT:
+            tokens = self._tokens(turns[0].text, start=True)
+            return tokens or [self.end]
+        return [token for part in self._rendered(turns, None) for token in part.tokens]
+
+    def answer(self, turns: Sequence[Turn], text: str) -> list[int]:
+        """An answer's tokens, with its end."""
+        if turns[0].role == TEXT:
+            return [*self._tokens(text), self.end]
+        return self._rendered(turns, text)[-1].tokens
+
+    def parts(self, sample: Dialogue) -> list[Part]:
+        """A sample's pieces in order: what is learned of several turns are all answers."""
+        if sample.turns[0].role == TEXT:
+            return [
+                Part(self.prompt(sample.turns), False),
+                Part(self.answer(sample.turns, sample.answer or ""), True),
+            ]
+        return self._rendered(sample.turns, sample.answer or "")
+
+    def _rendered(self, turns: Sequence[Turn], answer: str | None) -> list[Part]:
+        """Messages through the template, cut where answers begin and end. `answer`: the last one; None: it is
+        still to come. Raises DataError where the template changes what it has already written."""
+        messages = [{"role": turn.role, "content": turn.text} for turn in turns]
+        if answer is not None:
+            messages.append({"role": ASSISTANT, "content": answer})
+        parts, done = [], ""
+        for index, message in enumerate(messages):
+            if message["role"] != ASSISTANT:
+                continue
+            before = self._render(messages[:index], ask=True)
+            after = self._render(messages[: index + 1], ask=False)
+            parts += [self._new(done, before, learned=False), self._new(before, after, learned=True)]
+            done = after
+        if answer is None:
+            parts.append(self._new(done, self._render(messages, ask=True), learned=False))
+        return parts
+
+    def _new(self, before: str, after: str, *, learned: bool) -> Part:
+        if not after.startswith(before):
+            raise DataError(
+                "the tokenizer's chat template rewrites earlier turns, so no answer can be told apart",
+                where="data.template",
+                hint="data.template=plain, or samples of one question and one answer",
+            )
+        tokens = self._tokens(after[len(before) :])
+        if learned and self.end not in tokens:
+            tokens.append(self.end)
+        return Part(tokens, learned)
+
+    def _render(self, messages: Sequence[Mapping[str, str]], *, ask: bool) -> str:
+        if not messages:
+            return ""
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=ask
+            )
+        except Exception as error:  # a template is a program: jinja2's errors, and its own
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise DataError(f"does not fit the tokenizer's chat template: {reason}", where="data") from None
+        return text
+
+    def _tokens(self, text: str, *, start: bool = False) -> list[int]:
+        """`start`: with what the tokenizer puts before a text (Llama's and OPT's do), without its end."""
+        tokens: list[int] = self.tokenizer(text, add_special_tokens=start)["input_ids"]
+        return tokens[:-1] if start and len(tokens) > 1 and tokens[-1] == self.end else tokens
+
+
+def with_template(tokenizer: Any, *, chat: bool, template: str) -> None:
+    """Give the tokenizer the chat template that is used; none where prompts are plain text, so that who asks
+    the saved model does as the training did."""
+    if not chat:
+        tokenizer.chat_template = None
+    elif template == "plain" or not tokenizer.chat_template:
+        tokenizer.chat_template = PLAIN
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+
+
+def turns_of(tokenizer: Any, text: str, before: Sequence[Turn] = ()) -> tuple[Turn, ...]:
+    """A question as the saved model reads it. `before`: earlier turns of the conversation."""
+    if tokenizer.chat_template:
+        return (*before, Turn("user", text))
+    return (Turn(TEXT, "".join(turn.text for turn in before) + text),)
+
+
+class Fitting:
+    """Cuts samples to a number of tokens. `cut` counts those that lost the end of an answer."""
+
+    def __init__(self, sequence: int) -> None:
+        self.sequence = sequence
+        self.cut = 0
+
+    def prompt(self, tokens: list[int], where: str) -> list[int]:
+        """A prompt that leaves room for an answer. Raises DataError."""
+        if len(tokens) >= self.sequence:
+            raise DataError(
+                f"its prompt has {len(tokens):,} tokens, and a sample of {self.sequence:,} leaves no room "
+                "for an answer",
+                where=where,
+                hint="a longer data.sequence; data.bad=skip leaves such samples out",
+            )
+        return tokens
+
+    def answers(self, prompt: list[int], *answers: list[int]) -> list[list[int]]:
+        """Answers as far as they fit after the prompt."""
+        room = self.sequence - len(prompt)
+        self.cut += any(len(answer) > room for answer in answers)
+        return [answer[:room] for answer in answers]
+
+
+class Rows(Dataset[dict[str, Any]]):  # type: ignore[misc]
+    """Samples as tokens. `lengths`: tokens of each; `cut`: how many lost something."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]], lengths: Sequence[int], cut: int = 0) -> None:
+        self.rows, self.lengths, self.cut = rows, list(lengths), cut
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.rows[index]
+
+
+def usable(
+    samples: Sequence[Dialogue],
+    make: Callable[[Dialogue], dict[str, list[int]]],
+    errors: list[DataError] | None,
+) -> list[dict[str, list[int]]]:
+    """The rows of the samples. `errors` gains those of samples that cannot be used; None: they are raised."""
+    rows = []
+    for sample in samples:
+        try:
+            rows.append(make(sample))
+        except DataError as error:
+            if errors is None:
+                raise DataError(error.what, where=sample.where, hint=error.hint) from None
+            errors.append(error)
+    return rows
+
+
+def pairs(samples: Sequence[Dialogue], templates: Templates, fitting: Fitting, errors: Any) -> Rows:
+    """Samples with two answers: prompt_ids, chosen_ids and rejected_ids (without the prompt), as TRL calls
+    them."""
+
+    def make(sample: Dialogue) -> dict[str, list[int]]:
+        prompt = fitting.prompt(templates.prompt(sample.turns), sample.where)
+        answers = [templates.answer(sample.turns, text or "") for text in (sample.answer, sample.rejected)]
+        chosen, rejected = fitting.answers(prompt, *answers)
+        if chosen == rejected:
+            raise DataError(
+                f"its answers are the same in their first {len(chosen):,} tokens, the rest does not fit",
+                where=sample.where,
+                hint="a longer data.sequence; data.bad=skip leaves such samples out",
+            )
+        return {"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected}
+
+    rows = usable(samples, make, errors)
+    lengths = [len(row["prompt_ids"]) + max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in rows]
+    return Rows(rows, lengths, fitting.cut)
+
+
+@dataclass(frozen=True)
+class PairCollator:
+    """Rows -> (2 x batch, length): the chosen answers, then the rejected ones, as TRL's trainers want them.
+
+    A row that only fills up a held-out batch has nothing in its completion_mask.
+    """
+
+    pad: int
+    fixed: int | None = None
+    multiple: int = 1
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        """input_ids, attention_mask and completion_mask, each (2 x batch, length)."""
+        names = ("chosen_ids", "rejected_ids")
+        both = [(row["prompt_ids"], row[name], row.get("ignored")) for name in names for row in rows]
+        longest = max(len(prompt) + len(answer) for prompt, answer, _ in both)
+        length = self.fixed or -(-longest // self.multiple) * self.multiple
+        inputs = torch.full((len(both), length), self.pad)
+        mask, answered = torch.zeros_like(inputs), torch.zeros_like(inputs)
+        for index, (prompt, answer, ignored) in enumerate(both):
+            whole = [*prompt, *answer]
+            inputs[index, : len(whole)] = torch.tensor(whole)
+            mask[index, : len(whole)] = 1
+            answered[index, len(prompt) : len(whole)] = 0 if ignored else 1
+        return {"input_ids": inputs, "attention_mask": mask, "completion_mask": answered}
+
+
+def count_pairs(inputs: Mapping[str, Any]) -> Counts:
+    """A pair is one sample; the tokens are those of both of its texts."""
+    mask = inputs["attention_mask"]
+    return Counts(int(mask.shape[0]) // 2, mask.sum(), mask.numel())
+
+
+def learned(
+    samples: Sequence[Dialogue], templates: Templates, fitting: Fitting, what: str, errors: Any
+) -> Rows:
+    """Samples with input_ids and labels. `what`: answers, last (the last answer alone), or everything."""
+
+    def make(sample: Dialogue) -> dict[str, list[int]]:
+        parts = templates.parts(sample)
+        *before, final = parts
+        prompt = fitting.prompt([token for part in before for token in part.tokens], sample.where)
+        (answer,) = fitting.answers(prompt, final.tokens)
+        labels: list[int] = []
+        for part in before:
+            counts = what == "everything" or (what == "answers" and part.learned)
+            labels += part.tokens if counts else [IGNORED] * len(part.tokens)
+        return {"input_ids": [*prompt, *answer], "labels": [*labels, *answer]}
+
+    rows = usable(samples, make, errors)
+    return Rows(rows, [len(row["input_ids"]) for row in rows], fitting.cut)
+
+
+def packed(rows: Rows, sequence: int) -> Rows:
+    """Several samples in each row of at most `sequence` tokens, the longest first, each into the first row
+    that has room (first-fit decreasing). `sizes` says where one ends and the next begins."""
+    room: list[int] = []
+    bins: list[list[int]] = []
+    for index in sorted(range(len(rows)), key=lambda index: (-rows.lengths[index], index)):
+        length = rows.lengths[index]
+        found = next((place for place, left in enumerate(room) if left >= length), None)
+        if found is None:
+            found = len(bins)
+            bins.append([])
+            room.append(sequence)
+        bins[found].append(index)
+        room[found] -= length
+    made = []
+    for members in bins:
+        inputs = [token for index in members for token in rows[index]["input_ids"]]
+        labels = [
+            label if place else IGNORED  # the first token of a sample is predicted by none
+            for index in members
+            for place, label in enumerate(rows[index]["labels"])
+        ]
+        sizes = [rows.lengths[index] for index in members]
+        made.append({"input_ids": inputs, "labels": labels, "sizes": sizes})
+    return Rows(made, [sequence - left for left in room], rows.cut)
+
+
+@dataclass(frozen=True)
+class LearnedCollator:
+    """Rows -> a padded batch. `pads`: padding is learned as well, as DeepSpeed-Chat's first step does.
+
+    Packed rows get (batch, 1, length, length) masks in which no token sees another sample, and positions that
+    begin anew in each.
+    """
+
+    pad: int
+    fixed: int | None = None
+    multiple: int = 1
+    pads: bool = False
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        """(batch, length) input_ids, labels and attention_mask; of packed rows also position_ids."""
+        longest = max(len(row["input_ids"]) for row in rows)
+        length = self.fixed or -(-longest // self.multiple) * self.multiple
+        inputs = torch.full((len(rows), length), self.pad)
+        mask = torch.zeros_like(inputs)
+        labels = torch.full_like(inputs, IGNORED)
+        for index, row in enumerate(rows):
+            size = len(row["input_ids"])
+            inputs[index, :size] = torch.tensor(row["input_ids"])
+            mask[index, :size] = 1
+            if row.get("ignored"):  # it only fills up a held-out batch
+                continue
+            labels[index, :size] = torch.tensor(row["labels"])
+            if self.pads:
+                labels[index, size:] = self.pad
+        made = {"input_ids": inputs, "labels": labels, "attention_mask": mask}
+        if "sizes" in rows[0]:
+            made |= apart([row["sizes"] for row in rows], length)
+        return made
+
+
+def apart(sizes: Sequence[Sequence[int]], length: int) -> dict[str, torch.Tensor]:
+    """(batch, 1, length, length) attention_mask, true where a token may look, and (batch, length)
+    position_ids, for rows of samples of these sizes. Padding sees itself alone, at position 1."""
+    samples = torch.full((len(sizes), length), -1)
+    positions = torch.ones((len(sizes), length), dtype=torch.long)
+    for row, members in enumerate(sizes):
+        start = 0
+        for number, size in enumerate(members):
+            samples[row, start : start + size] = number
+            positions[row, start : start + size] = torch.arange(size)
+            start += size
+    same = (samples[:, :, None] == samples[:, None, :]) & (samples >= 0)[:, :, None]
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    itself = torch.eye(length, dtype=torch.bool)
+    return {"attention_mask": ((same & causal) | itself)[:, None], "position_ids": positions}
+
+
+def count_learned(inputs: Mapping[str, Any]) -> Counts:
+    """A row is a sample, also where several are packed in it."""
+    mask, rows = inputs["attention_mask"], inputs["input_ids"]
+    if mask.ndim > 2:  # packed: a token at position p sees p + 1, and padding, at position 1, itself alone
+        mask = mask.sum(-1)[:, 0] == inputs["position_ids"] + 1
+    return Counts(int(rows.shape[0]), mask.sum(), rows.numel())
+
+
+def texts_of(samples: Sequence[Dialogue]) -> Iterator[str]:
+    """All texts, for a tokenizer that is trained on them."""
+    for sample in samples:
+        yield from (turn.text for turn in sample.turns)
+        yield from (text for text in (sample.answer, sample.rejected) if text)

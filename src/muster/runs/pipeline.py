@@ -1,0 +1,455 @@
+"""Pipeline: steps that follow each other. Each is an ordinary run in a folder of its own; what is kept of the
+whole lies above them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from muster.core.entries import recipes_of
+from muster.core.errors import MusterError, RunFolderError, UsageError, refused
+from muster.core.inventory import Inventory, inventory_document, parse_inventory, read_inventory
+from muster.core.job import Job
+from muster.core.pipeline import (
+    PipelineResult,
+    Step,
+    StepResult,
+    check_models,
+    load_pipeline,
+    model_before,
+    models_taken,
+    with_models,
+)
+from muster.core.recipe import Recipe
+from muster.core.recipes import dump_yaml, read_yaml, validate
+from muster.core.result import Failure, Result, Seconds, Status
+from muster.fleet.shell import Shell
+from muster.inputs.hub import check_names
+from muster.inputs.model import decided_config, whole_config
+from muster.inputs.peaks import read_peaks
+from muster.inputs.read import Inputs, absolute, check
+from muster.planner.document import Plan
+from muster.planner.outlook import UserFigures
+from muster.planner.plan import plan_hosts, plan_on
+from muster.reports.page import report
+from muster.reports.pipeline import pipeline_page
+from muster.runs.ask import check_model, check_trained
+from muster.runs.checkpoints import WantedCheckpoint
+from muster.runs.continuing import on_other_hosts, without
+from muster.runs.dry_run import dry_run
+from muster.runs.recorder import Watcher
+from muster.runs.resume import check_idle, resume
+from muster.runs.train import nobody, train
+from muster.store.atomic import write_json, write_text
+from muster.store.runfolder import PipelineFolder, RunFolder
+from muster.store.runlock import Claim
+from muster.store.values import forget, without_values
+
+Seen = tuple[Watcher, Callable[[Job], None]]  # what hears of a step's events, and of its job
+Seeing = Callable[[str], AbstractContextManager[Seen]]  # from a step's title
+
+
+def unseen(title: str) -> AbstractContextManager[Seen]:
+    """Nobody looks."""
+    return nullcontext((nobody, nobody))
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a user typed -> steps with their recipes, checked before the first one starts.
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps in the order in which they run, and each one's recipe, in which `{step}` is the model of that
+    step, wherever it will be."""
+
+    about: str
+    steps: tuple[Step, ...]
+    recipes: Mapping[str, Recipe]
+
+    def before(self, step: Step) -> list[str]:
+        """The steps whose models a step takes."""
+        taken = {name for _, name in models_taken(self.recipes[step.name])}
+        return [name for name in self.recipes if name in taken]
+
+    def standing_in(self, folder: Path) -> Iterator[tuple[Step, Recipe]]:
+        """Each step's recipe before anything is trained. Below `folder` stands a model for each that will be:
+        its configuration, without weights; or the one that it starts from, where nobody here knows that."""
+        models: dict[str, str] = {}
+        for step in self.steps:
+            with _told(step, folder):
+                recipe = resolved(self.recipes[step.name], models, step.name)
+                yield step, recipe
+                if recipe.trains:
+                    models[step.name] = _stand_in(recipe, folder / step.name / "model")
+
+
+@dataclass(frozen=True)
+class PipelineInputs:
+    """A pipeline and its hosts."""
+
+    steps: Steps
+    inventory: Inventory
+
+    def checked(self, folder: Path, *, hub: bool = False) -> Iterator[tuple[Step, Inputs]]:
+        """Every step's inputs, as far as this machine can check them with models that stand in, below
+        `folder`. `hub`: ask it for names as well. Raises UsageError and its kinds, naming the step."""
+        for step, recipe in self.steps.standing_in(folder):
+            with _told(step, folder):
+                if recipe.measure.peaks:
+                    read_peaks(recipe.measure.peaks)
+                made = check(recipe, self.inventory)
+                if made.launcher.ONE_MACHINE:
+                    check_names(made.recipe, made.env, hub=hub)
+            yield step, made
+
+
+def read_steps(file: Path, overrides: Sequence[str] = (), *, frozen: bool = False) -> Steps:
+    """The steps of a file. `frozen`: of a pipeline's own, in which all is decided. Raises RecipeError."""
+    made = load_pipeline(file, frozen=frozen)
+    recipes = recipes_of(made.pipeline, overrides, "step", ".:", model_before)
+    if not frozen:
+        recipes = {name: absolute(recipe) for name, recipe in recipes.items()}
+    check_models(made.pipeline, recipes)
+    return Steps(made.about, tuple(made.pipeline), recipes)
+
+
+def read_pipeline(file: Path, hosts: str, overrides: Sequence[str] = ()) -> PipelineInputs:
+    """Steps and hosts. Raises RecipeError, InventoryError."""
+    steps, inventory = read_steps(file, overrides), read_inventory(hosts, waits=True)
+    if inventory.ask is not None:
+        raise UsageError(
+            "a pipeline is not handed to Slurm: its steps would each wait in the queue",
+            where=hosts,
+            hint="salloc first, or a batch script of your own with `muster train` and --hosts slurm:",
+        )
+    return PipelineInputs(steps, inventory)
+
+
+def resolved(recipe: Recipe, models: Mapping[str, str], name: str) -> Recipe:
+    """A step's recipe with these models of others."""
+    data = recipe.as_dict()
+    made = with_models(data, models)
+    return recipe if made == data else validate(made, where=name)
+
+
+def _stand_in(recipe: Recipe, folder: Path) -> str:
+    config = whole_config(recipe)
+    if config is None:
+        return recipe.model.name or str(folder)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(decided_config(recipe, config)), encoding="utf-8")
+    (folder / "model.safetensors").touch()
+    return str(folder)
+
+
+@contextmanager
+def _told(step: Step, folder: Path) -> Iterator[None]:
+    """An error inside is one of this step; models that stand in have their names in braces."""
+    try:
+        yield
+    except MusterError as error:
+        error.what, where = _renamed((error.what, error.where or ""), folder, "{{{}}}")
+        if not where.startswith(step.name):
+            error.where = f"{step.name}: {where}" if where else step.name
+        raise
+
+
+def _renamed(value: Any, folder: Path, to: str) -> Any:
+    """Data in which models that stand in below `folder` are called otherwise: `{}` in `to` is the step."""
+    if isinstance(value, Mapping):
+        return {key: _renamed(inner, folder, to) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_renamed(inner, folder, to) for inner in value]
+    if not isinstance(value, str):
+        return value
+    return re.sub(rf"{re.escape(str(folder))}/([^/]+)/model", lambda found: to.format(found[1]), value)
+
+
+def dry_run_of(inputs: PipelineInputs, folder: PipelineFolder) -> list[dict[str, Any]]:
+    """What each step would do, as `dry_run` says it; models of earlier steps do not exist yet."""
+    told, later = [], str(folder.path).replace("{", "{{").replace("}", "}}") + "/{}/model"
+    with tempfile.TemporaryDirectory(prefix="muster-") as stand:
+        for step, made in inputs.checked(Path(stand)):
+            with _told(step, Path(stand)):
+                one = dry_run(made, folder.step(step.name))
+            taken = inputs.steps.before(step)
+            why = [f"the model of {name}, which is not trained yet: its shape alone" for name in taken]
+            one = {**one, "assumed": [*why, *one["assumed"]]}
+            told.append({"step": step.name, "after": step.after, **_renamed(one, Path(stand), later)})
+    return told
+
+
+def plan_steps(
+    file: Path,
+    hosts: str,
+    on: str,
+    overrides: Sequence[str],
+    told: UserFigures,
+    *,
+    traced: bool = True,
+    say: Callable[[str], None] | None = None,
+) -> dict[str, Plan]:
+    """A plan for each step that trains: on `hosts`, or on machines that are described (`on`)."""
+    plans: dict[str, Plan | None] = {}
+    with tempfile.TemporaryDirectory(prefix="muster-") as stand:
+        if on:
+            for step, recipe in read_steps(file, overrides).standing_in(Path(stand)):
+                with _told(step, Path(stand)):
+                    if recipe.trains:
+                        plans[step.name] = plan_on(recipe, on, told, traced=traced, say=say).plan
+        else:
+            for step, inputs in read_pipeline(file, hosts, overrides).checked(Path(stand)):
+                with _told(step, Path(stand)):
+                    if inputs.recipe.trains:
+                        plans[step.name] = plan_hosts(inputs, told, traced=traced, say=say).plan
+    found = {name: plan.model_dump(mode="json") for name, plan in plans.items() if plan is not None}
+    named = _renamed(found, Path(stand), "{{{}}}")
+    return {name: Plan.model_validate(plan) for name, plan in named.items()}
+
+
+# ----------------------------------------------------------------------------------------------------
+# The loop over the steps.
+
+
+@dataclass(frozen=True)
+class GoingOn:
+    """How the step that was broken off goes on; None: on its own hosts."""
+
+    hosts: str | None = None
+    leave: Sequence[str] = ()
+    copy: bool = False
+
+
+def run_pipeline(
+    inputs: PipelineInputs, folder: PipelineFolder, *, seeing: Seeing = unseen, shell: Shell | None = None
+) -> PipelineResult:
+    """Run all steps, or until one does not end well. The result is also in the folder.
+
+    Raises UsageError where the first step cannot start; no folder is left behind then.
+    """
+    with tempfile.TemporaryDirectory(prefix="muster-") as stand:
+        for _ in inputs.checked(Path(stand), hub=True):
+            pass
+    folder.create()
+    try:
+        _freeze(inputs, folder)
+        with folder.claim() as claim:
+            return _run(inputs, folder, claim, seeing, shell, None)
+    finally:
+        if not _begun(folder):
+            shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def resume_pipeline(
+    folder: PipelineFolder, again: GoingOn, *, seeing: Seeing = unseen, shell: Shell | None = None
+) -> PipelineResult:
+    """Go on: finished steps are kept, the one that was broken off goes on from its checkpoint, or from its
+    first step where there is none; the others follow. Raises RunFolderError where it cannot be."""
+    before = folder.read_result()
+    if folder.state() == "succeeded":
+        step = folder.steps[-1]
+        raise RunFolderError(
+            "has finished: there is nothing to resume",
+            where=folder.id,
+            hint=f"`muster resume {step.word} --step N` goes back to a checkpoint of that step",
+        )
+    check_idle(folder)
+    with folder.claim() as claim:
+        inputs = _reread(folder, again)
+        _freeze(inputs, folder)
+        if before is not None:
+            folder.result.replace(folder.path / f"result.attempt{before.attempt}.json")
+        return _run(inputs, folder, claim, seeing, shell, again)
+
+
+def _run(
+    inputs: PipelineInputs,
+    folder: PipelineFolder,
+    claim: Claim,
+    seeing: Seeing,
+    shell: Shell | None,
+    again: GoingOn | None,
+) -> PipelineResult:
+    folder.stop_request.unlink(missing_ok=True)
+    steps, failure = inputs.steps.steps, None
+    status: Status = "succeeded"
+    for number, step in enumerate(steps, 1):
+        run = folder.step(step.name)
+        if run.state() == "succeeded":
+            continue
+        claim.touch()
+        title = f"step {number} of {len(steps)}: {step.name}"
+        status, failure = _ended(inputs, folder, step, seeing(title), shell, again)
+        if status != "succeeded":
+            failure = _of_step(failure, folder, run)
+            break
+    result = _fold(inputs.steps, folder, status, failure)
+    with refused(RunFolderError, "written", folder.result):
+        write_json(folder.result, result.model_dump(mode="json"))
+    with suppress(OSError, MusterError):
+        pipeline_page(folder)
+    folder.stop_request.unlink(missing_ok=True)
+    if status == "succeeded":  # nothing is left to resume
+        for each in read_yaml(folder.pipeline)["pipeline"]:
+            forget(each["recipe"].get("env_kept"))
+    return result
+
+
+def _ended(
+    inputs: PipelineInputs,
+    folder: PipelineFolder,
+    step: Step,
+    seen: AbstractContextManager[Seen],
+    shell: Shell | None,
+    again: GoingOn | None,
+) -> tuple[Status, Failure | None]:
+    """How a step ended, whatever happened. Raises where nothing of the pipeline has begun."""
+    if folder.stop_request.exists():
+        return "stopped", Failure(what="stopped by `muster stop` before this step")
+    try:
+        with seen as (watch, announce):
+            result = _step(inputs, folder, step, watch, announce, shell, again)
+        with suppress(OSError, MusterError):
+            report(folder.step(step.name))
+        return result.status, result.failure
+    except (MusterError, KeyboardInterrupt) as error:
+        if not _begun(folder):
+            raise
+        if isinstance(error, KeyboardInterrupt):
+            return "stopped", Failure(what="stopped by Ctrl-C")
+        usage = isinstance(error, UsageError)
+        return "failed", Failure.model_validate({**error.as_dict(), "usage": usage})
+
+
+def _step(
+    inputs: PipelineInputs,
+    folder: PipelineFolder,
+    step: Step,
+    watch: Watcher,
+    announce: Callable[[Job], None],
+    shell: Shell | None,
+    again: GoingOn | None,
+) -> Result:
+    """Run a step, or go on with it."""
+    run, recipe = folder.step(step.name), inputs.steps.recipes[step.name]
+    models = {}
+    for name in inputs.steps.before(step):
+        source = folder.step(name)
+        check_trained(source)
+        if again is not None:  # it may have lain there for long
+            check_model(source)
+        models[name] = str(source.model)
+    if run.job.exists():
+        again = again or GoingOn()
+        wanted = WantedCheckpoint(copy=again.copy)
+        return resume(
+            run,
+            wanted=wanted,
+            hosts=again.hosts,
+            leave=again.leave,
+            watch=watch,
+            announce=announce,
+            shell=shell,
+        )
+    if run.path.exists():  # broken off before anything was launched
+        shutil.rmtree(run.path)
+    made = check(resolved(recipe, models, step.name), inputs.inventory)
+    return train(made, run, watch=watch, announce=announce, shell=shell)
+
+
+def _begun(folder: PipelineFolder) -> bool:
+    """Whether any step has."""
+    return any(folder.path.glob("*/job.json"))
+
+
+def _of_step(failure: Failure | None, folder: PipelineFolder, run: RunFolder) -> Failure:
+    """A step's failure as the pipeline's, with the command that goes on with all steps."""
+    failure = failure or Failure(what="ended without a reason")
+    where = f"step {run.path.name}" + (f": {failure.where}" if failure.where else "")
+    go_on = f"`muster resume {folder.word}"
+    hint = (failure.hint or "").replace(f"`muster resume {run.word}`", f"{go_on}`")
+    if go_on not in hint:
+        hint = "; ".join(part for part in (hint, f"{go_on}` goes on with this step") if part)
+    return failure.model_copy(update={"where": where, "hint": hint})
+
+
+def so_far(folder: PipelineFolder) -> PipelineResult:
+    """What the steps of an unfinished pipeline came to. Its status stands for nothing: its state says how it
+    is. Raises RunFolderError and RecipeError."""
+    return _fold(read_steps(folder.pipeline, frozen=True), folder, "stopped", None)
+
+
+def _fold(steps: Steps, folder: PipelineFolder, status: Status, failure: Failure | None) -> PipelineResult:
+    """What all steps came to."""
+    found: list[StepResult] = []
+    notes: list[str] = []
+    results = {step.name: folder.step(step.name).read_result() for step in steps.steps}
+    for step in steps.steps:
+        run, result = folder.step(step.name), results[step.name]
+        state = run.state() if run.job.exists() else "not begun"
+        found.append(
+            StepResult(name=step.name, after=step.after, run=str(run.path), status=state, result=result)
+        )
+        anew = result and result.attempt > 1 and run.read_json(run.job).get("resume_step") is None
+        for name in steps.before(step):
+            source = results[name]
+            if result and source and source.ended > (result.ended if anew else result.started):
+                notes.append(f"{step.name} started from an earlier model of {name}, which was trained again")
+    known = [result for result in results.values() if result]
+    return PipelineResult(
+        id=folder.id,
+        status=status,
+        failure=failure,
+        attempt=1 + len(list(folder.path.glob("result.attempt*.json"))),
+        started=min((result.started for result in known), default=time.time()),
+        ended=time.time(),
+        seconds=Seconds(total=sum(result.seconds.total for result in known)),
+        pipeline=found,
+        notes=notes,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a pipeline that goes on reads: steps and hosts as they were decided.
+
+
+def _freeze(inputs: PipelineInputs, folder: PipelineFolder) -> None:
+    steps = [
+        {
+            "name": step.name,
+            "after": step.after,
+            "recipe": without_values(inputs.steps.recipes[step.name].as_dict()),
+            # Also where it is not that of the step before.
+            "set": {"model": inputs.steps.recipes[step.name].as_dict()["model"]},
+        }
+        for step in inputs.steps.steps
+    ]
+    inventory = inputs.inventory
+    hosts = inventory_document(inventory.hosts, inventory.launcher, inventory.ssh_config)
+    with refused(RunFolderError, "written", folder.path):
+        write_json(folder.hosts, {**hosts, "source": inventory.source})
+        write_text(folder.pipeline, dump_yaml({"about": inputs.steps.about, "pipeline": steps}))
+
+
+def _reread(folder: PipelineFolder, again: GoingOn) -> PipelineInputs:
+    steps = read_steps(folder.pipeline, frozen=True)
+    source = str(folder.read_json(folder.hosts).get("source"))
+    if source.startswith("slurm:"):  # those that it gives now
+        before = read_inventory(source)
+    else:
+        text = folder.hosts.read_text(encoding="utf-8")
+        before = replace(parse_inventory(text, source=str(folder.hosts)), source=source)
+    if not again.hosts and not again.leave:
+        return PipelineInputs(steps, before)
+    inventory = without(read_inventory(again.hosts) if again.hosts else before, again.leave)
+    recipes = {name: on_other_hosts(recipe, before, inventory) for name, recipe in steps.recipes.items()}
+    return PipelineInputs(replace(steps, recipes=recipes), inventory)

@@ -1,0 +1,72 @@
+"""Decoder-only models: configuration and weights, from a size's name, a configuration, a folder or a hub."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from muster.core import families
+from muster.core.errors import RecipeError
+from muster.core.recipe import Recipe
+from muster.worker.context import Context
+from muster.worker.models import add_lora, config_for, create, fit_vocabulary, load, load_from, without_cache
+
+
+def make_config(recipe: Recipe, tokenizer: Any) -> Any:
+    """The model's configuration. Raises RecipeError.
+
+    A model from scratch has as many entries as its name or the recipe says, or as the tokenizer has, if that
+    is more; it ends and pads with the tokenizer's tokens.
+    """
+    spec = recipe.model
+    fields = dict(spec.config or {})
+    known = families.size(spec.name)
+    if spec.name and (known is None or spec.init == "pretrained"):
+        config = load_from(AutoConfig.from_pretrained, spec.name, "model.name", **fields)
+    else:
+        fields = {"model_type": "gpt2", **(known or {}), **fields}
+        kind = fields.pop("model_type")
+        if tokenizer is not None:
+            fields["vocab_size"] = max(len(tokenizer), int(fields.get("vocab_size") or 0))
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            fields.setdefault(name, getattr(tokenizer, name, None))
+        config = config_for(kind, fields)
+    check_kind(config)
+    if spec.init == "random" and tokenizer is not None and len(tokenizer) > config.vocab_size:
+        config.vocab_size = len(tokenizer)
+    return config
+
+
+def check_kind(config: Any) -> None:
+    """Raise RecipeError where Transformers has no causal language model for it."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING as MAPPING
+
+    if type(config) not in MAPPING:
+        raise RecipeError(
+            f"{config.model_type} is not a causal language model",
+            where="model",
+            hint=f"such as {', '.join(families.sizes('gpt2', 'opt')[:3])}, or a Llama-like configuration",
+        )
+
+
+def make_model(context: Context, config: Any, tokenizer: Any) -> Any:
+    """The network, in fp32: pretrained, or drawn anew; with adapters where the recipe says so."""
+    recipe = context.recipe
+    if recipe.model.init == "pretrained" and recipe.model.name:
+        model = load(context, AutoModelForCausalLM, recipe.model.name, config=config)
+    else:
+        model = create(context, lambda: AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+    if tokenizer is not None:
+        fit_vocabulary(context, model, tokenizer)
+    without_cache(model)
+    if recipe.lora:
+        model = add_lora(context, model, "CAUSAL_LM")
+    return model
+
+
+def positions_of(config: Any) -> int | None:
+    """How many positions a model has; None where it does not say."""
+    names = ("model_type", *families.POSITIONS)
+    return families.positions({name: getattr(config, name, None) for name in names})

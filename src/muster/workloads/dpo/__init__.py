@@ -1,0 +1,1 @@
+"""Direct preference optimization: a decoder learns from pairs of answers, without a reward model."""

@@ -1,0 +1,35 @@
+"""Direct preference optimization, as the control side knows it."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from muster.core.recipe import WORKLOAD
+from muster.core.section import Section
+from muster.dialogues.spec import DialogueRecipe
+
+
+class Dpo(Section):
+    """The objective."""
+
+    beta: Annotated[float, Field(gt=0)] = Field(
+        0.1, description="How strongly the model is held to the one that it starts from."
+    )
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
+        0.0, description="Probability that a pair is in the wrong order."
+    )
+
+
+class DpoRecipe(DialogueRecipe):
+    """A decoder learns from pairs of answers, held to the model that it starts from. A sample is a pair."""
+
+    pairs: ClassVar[bool] = True
+    traced: ClassVar[bool] = False
+
+    workload: str = Field("dpo", description=WORKLOAD)
+    dpo: Dpo = Field(default_factory=Dpo, description="The objective of direct preference optimization.")
+
+
+RECIPE = DpoRecipe

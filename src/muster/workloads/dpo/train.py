@@ -1,0 +1,85 @@
+"""Direct preference optimization: a decoder learns from pairs of answers, without a reward model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trl import DPOConfig, DPOTrainer
+
+from muster.dialogues.answer import Answerer, executed, questions
+from muster.dialogues.load import Encoding
+from muster.dialogues.tokens import PairCollator, count_pairs, pairs
+from muster.dialogues.trl import HeldOutPairs
+from muster.worker.context import Context
+from muster.worker.decoders import make_config, make_model
+from muster.worker.trainer import wired
+from muster.worker.workloads.base import Built
+from muster.workloads.dpo.spec import DpoRecipe
+
+__all__ = ["Answerer", "build", "questions"]
+
+
+class _Trainer(HeldOutPairs, DPOTrainer):  # type: ignore[misc]
+    """TRL's, with exact figures over held-out pairs."""
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
+        """TRL's loss; of held-out pairs the rewards, beta x (log pi - log pi of the reference), after which
+        the loss is that of the pair (Rafailov et al. 2023, equation 7)."""
+        if self.model.training:
+            return super().compute_loss(model, inputs, *args, **named)
+        labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, -100)
+        given = {name: each for name, each in inputs.items() if name != "completion_mask"}
+        found = model(**given, labels=labels, use_cache=False, fused_lm_head=True).log_probs.sum(1)
+        reference = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
+        chosen, rejected = (
+            self.beta * (each - before) for each, before in zip(found.chunk(2), reference, strict=True)
+        )
+        self.seen(inputs, chosen, rejected)
+        return chosen.new_zeros(())
+
+
+def build(context: Context, arguments: dict[str, Any]) -> Built:
+    """The trainer for the recipe. Raises DataError and RecipeError."""
+    recipe = context.recipe
+    assert isinstance(recipe, DpoRecipe)
+    encoding = Encoding(context)
+    tokenizer, samples = encoding.tokenizer, encoding.samples
+    config = make_config(recipe, tokenizer)
+    fitting = encoding.fitting(config)
+    train, held = (
+        pairs(part, encoding.templates, fitting, encoding.errors)
+        for part in (samples.train, samples.held_out)
+    )
+    model = make_model(context, config, tokenizer)
+    # With adapters the reference is the model without them.
+    reference = None if recipe.lora else make_model(context, config, tokenizer)
+    trainer = wired(
+        _Trainer,
+        context,
+        model,
+        DPOConfig(
+            **{**arguments, "per_device_eval_batch_size": context.batch.micro},
+            beta=recipe.dpo.beta,
+            label_smoothing=recipe.dpo.label_smoothing,
+        ),
+        train=train,
+        held_out=held,
+        lengths=train.lengths,
+        collator=PairCollator(tokenizer.pad_token_id, encoding.fixed, encoding.multiple),
+        processing=tokenizer,
+        grouped=recipe.padding_varies,
+        own_loss=True,
+        ref_model=reference,
+    )
+    answered = executed(samples.held_out)
+    return Built(
+        trainer,
+        count_pairs,
+        len(train),
+        answered,
+        train.cut,
+        encoding.skipped,
+        len(held),
+        encoding.notes,
+        flops=False,  # the reference's are its own
+    )

@@ -1,0 +1,105 @@
+"""Reward model: a decoder with one number on top learns which of two answers is better."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForSequenceClassification
+from trl import RewardConfig, RewardTrainer
+
+from muster.dialogues.answer import Answerer as Dialogues
+from muster.dialogues.load import Encoding, read
+from muster.dialogues.rewarding import make_reward_model, rewards
+from muster.dialogues.rows import Dialogue
+from muster.dialogues.tokens import PairCollator, count_pairs, pairs, turns_of
+from muster.dialogues.trl import HeldOutPairs
+from muster.worker.context import Context
+from muster.worker.trainer import wired
+from muster.worker.workloads.base import Built
+
+
+class _Trainer(HeldOutPairs, RewardTrainer):  # type: ignore[misc]
+    """TRL's, with exact figures over held-out pairs."""
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
+        """-log sigmoid(reward of the chosen answer - reward of the rejected one), the mean over pairs
+        (Ouyang et al. 2022, equation 1)."""
+        given = {name: each for name, each in inputs.items() if name != "completion_mask"}
+        if self.model.training:
+            return super().compute_loss(model, given, *args, **named)
+        chosen, rejected = model(**given, use_cache=False).logits.squeeze(-1).chunk(2)
+        self.seen(inputs, chosen, rejected)
+        return chosen.new_zeros(())
+
+
+def build(context: Context, arguments: dict[str, Any]) -> Built:
+    """The trainer for the recipe. Raises DataError and RecipeError."""
+    encoding = Encoding(context)
+    tokenizer, samples = encoding.tokenizer, encoding.samples
+    model = make_reward_model(context, tokenizer)
+    fitting = encoding.fitting(model.config)
+    train, held = (
+        pairs(part, encoding.templates, fitting, encoding.errors)
+        for part in (samples.train, samples.held_out)
+    )
+    trainer = wired(
+        _Trainer,
+        context,
+        model,
+        RewardConfig(**{**arguments, "per_device_eval_batch_size": context.batch.micro}),
+        train=train,
+        held_out=held,
+        lengths=train.lengths,
+        collator=PairCollator(tokenizer.pad_token_id, encoding.fixed, encoding.multiple),
+        processing=tokenizer,
+        grouped=context.recipe.padding_varies,
+        own_loss=True,
+    )
+    return Built(trainer, count_pairs, len(train), [], train.cut, encoding.skipped, len(held), encoding.notes)
+
+
+class Answerer(Dialogues):
+    """The saved model, which gives a number for a prompt with its answer."""
+
+    kind = AutoModelForSequenceClassification
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def answer(self, questions: Sequence[str], before: Any = ()) -> tuple[list[str], float]:
+        """The reward of each text. A chat model wants a prompt and its answer, with a line => between."""
+        began = time.perf_counter()
+        texts = []
+        for question in questions:
+            prompt, _, answer = question.partition("=>")
+            turns = turns_of(self.tokenizer, prompt.strip() if answer else question, before)
+            said = self.templates.answer(turns, answer.strip()) if answer else []
+            texts.append([*self.templates.prompt(turns), *said])
+        found = rewards(self.model, texts, self.tokenizer.pad_token_id, self.recipe.evaluate.batch)
+        return [f"{each:.4f}" for each in found.tolist()], time.perf_counter() - began
+
+
+def score(answerer: Answerer, cache: Path, limit: int | None) -> dict[str, float]:
+    """Accuracy and margin on held-out pairs: `muster ask --evaluate`. Raises DataError."""
+    began = time.perf_counter()
+    recipe, templates = answerer.recipe, answerer.templates
+    held: list[Dialogue] = read(recipe, cache, may_write=True).held_out[:limit]
+
+    def texts(answers: Sequence[str | None]) -> list[list[int]]:
+        return [
+            [*templates.prompt(each.turns), *templates.answer(each.turns, answer or "")]
+            for each, answer in zip(held, answers, strict=True)
+        ]
+
+    pad, batch = answerer.tokenizer.pad_token_id, recipe.evaluate.batch
+    chosen = rewards(answerer.model, texts([each.answer for each in held]), pad, batch)
+    rejected = rewards(answerer.model, texts([each.rejected for each in held]), pad, batch)
+    margin = chosen - rejected
+    return {
+        "pair_accuracy": float((margin > 0).float().mean()),
+        "margin": float(margin.mean()),
+        "pairs": len(held),
+        "seconds": time.perf_counter() - began,
+    }

@@ -1,0 +1,1 @@
+"""Supervised fine-tuning: a decoder learns the answers to prompts."""

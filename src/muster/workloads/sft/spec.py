@@ -1,0 +1,56 @@
+"""Supervised fine-tuning, as the control side knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from muster.core.errors import RecipeError
+from muster.core.recipe import DATA, WORKLOAD
+from muster.dialogues.spec import DialogueData, DialogueRecipe
+
+
+class SftData(DialogueData):
+    """Prompts and the answers to learn."""
+
+    learn: Literal["answers", "last", "everything", "padding"] = Field(
+        "answers",
+        description="Which tokens the loss counts. answers: those of all answers. last: of the last answer "
+        "alone. everything: prompts as well. padding: prompts, answers and padding, as DeepSpeed-Chat's "
+        "first step does.",
+    )
+    packing: bool = Field(
+        False,
+        description="Put several samples into one sequence. No sample attends to another. A sequence then "
+        "counts as one sample.",
+    )
+
+
+class SftRecipe(DialogueRecipe):
+    """A decoder learns the answers to prompts."""
+
+    metric: ClassVar[str] = "exact match"
+
+    workload: str = Field("sft", description=WORKLOAD)
+    data: SftData = Field(default_factory=SftData, description=DATA)
+
+    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
+        """As all dialogues; packing leaves no padding to learn."""
+        if self.data.packing and self.data.learn == "padding":
+            raise RecipeError(
+                "is true, and data.learn=padding wants padded samples",
+                where="data.packing",
+                hint="data.learn=answers, or data.packing=false",
+            )
+        super().check_data(path, config)
+
+    @property
+    def padding_varies(self) -> bool:
+        """Packed sequences are full, but for a little."""
+        return self.data.padding == "dynamic" and not self.data.packing
+
+
+RECIPE = SftRecipe

@@ -1,0 +1,65 @@
+"""Supervised fine-tuning: a decoder learns the answers to prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainingArguments
+
+from muster.dialogues.answer import Answerer, executed, questions
+from muster.dialogues.load import Encoding
+from muster.dialogues.tokens import LearnedCollator, count_learned, learned, packed
+from muster.worker.context import Context
+from muster.worker.decoders import make_config, make_model
+from muster.worker.trainer import Trainer, wired
+from muster.worker.workloads.base import Built
+from muster.workloads.sft.spec import SftData
+
+__all__ = ["Answerer", "build", "questions"]
+
+
+class _Trainer(Trainer):
+    """Muster's trainer; the loss is one per token."""
+
+    per_token = True
+
+
+def build(context: Context, arguments: dict[str, Any]) -> Built:
+    """The trainer for the recipe: data, tokenizer, model, loss. Raises DataError and RecipeError."""
+    data = context.recipe.data
+    assert isinstance(data, SftData)
+    encoding = Encoding(context)
+    tokenizer, samples = encoding.tokenizer, encoding.samples
+    config = make_config(context.recipe, tokenizer)
+    fitting = encoding.fitting(config)
+    what = "everything" if data.learn == "padding" else data.learn
+    train, held = (
+        learned(part, encoding.templates, fitting, what, encoding.errors)
+        for part in (samples.train, samples.held_out)
+    )
+    notes = encoding.notes
+    if data.packing:
+        told = f"{len(train):,} samples"
+        train, held = (packed(part, encoding.sequence) for part in (train, held))
+        notes.append(f"{told} are packed into {len(train):,} sequences of {encoding.sequence:,} tokens")
+    model = make_model(context, config, tokenizer)
+    trainer = wired(
+        _Trainer,
+        context,
+        model,
+        TrainingArguments(**{**arguments, "per_device_eval_batch_size": context.batch.micro}),
+        train=train,
+        held_out=held,
+        lengths=train.lengths,
+        collator=LearnedCollator(
+            tokenizer.pad_token_id,
+            encoding.sequence if data.packing else encoding.fixed,
+            encoding.multiple,
+            pads=data.learn == "padding",
+        ),
+        processing=tokenizer,
+        grouped=data.padding == "dynamic",
+        moved=True,
+    )
+    answered = executed(samples.held_out)
+    return Built(trainer, count_learned, len(train), answered, train.cut, encoding.skipped, len(held), notes)

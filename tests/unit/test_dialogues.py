@@ -1,0 +1,364 @@
+"""Prompts and answers: rows of files, templates, what is learned, packing, pairs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.core.errors import DataError
+from muster.core.recipe import recipe_from
+from muster.dialogues.rows import Turn, Wanted, dialogue_of, read_dialogues
+from muster.dialogues.spec import DialogueRecipe, load_samples, mixed, part_size, split_part
+from tests.support import needs_torch
+
+PAIRS = Wanted(pairs=True)
+SAID = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "turns", "answer"),
+    [
+        ({"prompt": "A", "chosen": "B"}, [("text", "A")], "B"),
+        ({"prompt": "A", "completion": "B"}, [("text", "A")], "B"),
+        ({"question": "A", "answer": "B"}, [("text", "A")], "B"),
+        ({"question": "A", "sql": {"human_readable": "B"}}, [("text", "A")], "B"),
+        ({"instruction": "A", "input": "C", "output": "B"}, [("text", "A\n\nC")], "B"),
+        ({"instruction": "A", "input": "", "output": "B"}, [("text", "A")], "B"),
+        ({"messages": SAID}, [("user", "Hi")], "Hello"),
+        (
+            {
+                "messages": [
+                    *SAID,
+                    {"role": "user", "content": "And?"},
+                    {"role": "assistant", "content": "So."},
+                ]
+            },
+            [("user", "Hi"), ("assistant", "Hello"), ("user", "And?")],
+            "So.",
+        ),
+        (
+            {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
+            [("user", "Hi")],
+            "Hello",
+        ),
+        ({"messages": SAID, "system": "Be kind."}, [("system", "Be kind."), ("user", "Hi")], "Hello"),
+        ({"prompt": SAID[:1], "completion": SAID[1:]}, [("user", "Hi")], "Hello"),
+    ],
+)
+def test_the_common_forms_are_found(row: dict[str, Any], turns: list[tuple[str, str]], answer: str) -> None:
+    found = dialogue_of(row, Wanted(), "x:1")
+    assert [(turn.role, turn.text) for turn in found.turns] == turns
+    assert found.answer == answer
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "answers"),
+    [
+        ({"prompt": "A", "chosen": "B", "rejected": "C"}, "A", ("B", "C")),
+        (
+            {"chosen": "\n\nHuman: A\n\nAssistant: B", "rejected": "\n\nHuman: A\n\nAssistant: C"},
+            "\n\nHuman: A\n\nAssistant:",
+            (" B", " C"),
+        ),
+        (
+            {"chosen": SAID, "rejected": [SAID[0], {"role": "assistant", "content": "No"}]},
+            "Hi",
+            ("Hello", "No"),
+        ),
+        ({"prompt": "A", "chosen": SAID, "rejected": [SAID[0], {"role": "assistant", "content": "C"}]}, "A",
+         ("Hello", "C")),
+    ],
+)  # fmt: skip
+def test_pairs(row: dict[str, Any], prompt: str, answers: tuple[str, str]) -> None:
+    found = dialogue_of(row, PAIRS, "x:1")
+    assert found.question == prompt
+    assert (found.answer, found.rejected) == answers
+
+
+@pytest.mark.parametrize(
+    ("row", "wanted", "what"),
+    [
+        ({"prompt": "A", "chosen": "B", "rejected": " B\n"}, PAIRS, "rejected answer is the chosen"),
+        ({"prompt": "A", "chosen": "B", "rejected": ""}, PAIRS, "empty rejected"),
+        ({"prompt": "A", "chosen": "", "rejected": "C"}, PAIRS, "empty answer"),
+        ({"prompt": "A", "chosen": "B"}, PAIRS, "'rejected' is missing"),
+        ({"prompt": " ", "chosen": "B"}, Wanted(), "empty prompt"),
+        ({"prompt": "A"}, Wanted(), "no answer"),
+        ({"prompt": "A", "chosen": None}, Wanted(), "no answer"),
+        ({"messages": []}, Wanted(), "empty prompt"),
+        ({"messages": SAID[:1]}, Wanted(), "no answer"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, Wanted(), "not a role"),
+        ({"messages": ["x"]}, Wanted(), "not a role"),
+        ({"text": "A"}, Wanted(), "'prompt' is missing"),
+        ({"prompt": 3, "chosen": "B"}, Wanted(), "not text"),
+        (
+            {"chosen": SAID, "rejected": [{"role": "user", "content": "Ho"}, SAID[1]]},
+            PAIRS,
+            "different prompts",
+        ),
+        ({"chosen": "one", "rejected": "two"}, PAIRS, "no prompt"),
+    ],
+)
+def test_what_nothing_is_learned_from(row: dict[str, Any], wanted: Wanted, what: str) -> None:
+    with pytest.raises(DataError, match=what) as found:
+        dialogue_of(row, wanted, "x:7")
+    assert found.value.where == "x:7"
+
+
+def test_prompts_alone_need_no_answer() -> None:
+    assert dialogue_of({"prompt": "A"}, Wanted(answered=False), "x:1").answer is None
+
+
+def _file(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def _recipe(workload: str = "sft", **data: Any) -> DialogueRecipe:
+    found = recipe_from({"workload": workload, "data": data})
+    assert isinstance(found, DialogueRecipe)
+    return found
+
+
+def test_a_bad_row_stops_the_reading_or_is_counted(tmp_path: Path) -> None:
+    rows = [{"prompt": str(n), "answer": "x" if n != 3 else " "} for n in range(20)]
+    file = _file(tmp_path / "a.jsonl", rows)
+    with pytest.raises(DataError, match="empty answer") as found:
+        load_samples(_recipe(path=str(file)))
+    assert found.value.where == f"{file}:4"
+    samples = load_samples(_recipe(path=str(file), bad="skip"))
+    assert len(samples.train) + len(samples.held_out) == 19
+    assert samples.skipped == 1 and samples.first_skipped and f"{file}:4" in samples.first_skipped
+
+
+def test_a_folder_has_its_own_held_out_part(tmp_path: Path) -> None:
+    _file(tmp_path / "train.jsonl", [{"prompt": f"t{n}", "answer": "x"} for n in range(5)])
+    _file(tmp_path / "test.jsonl", [{"prompt": "h", "answer": "x"}])
+    samples = load_samples(_recipe(path=str(tmp_path)))
+    assert [each.question for each in samples.held_out] == ["h"]
+    assert len(samples.train) == 5
+
+
+def test_equal_prompts_stay_together(tmp_path: Path) -> None:
+    rows = [{"prompt": f"p{n % 10}", "answer": f"a{n}"} for n in range(40)]
+    samples = load_samples(_recipe(path=str(_file(tmp_path / "a.jsonl", rows)), validation_fraction=0.3))
+    train, held = ({each.question for each in part} for part in (samples.train, samples.held_out))
+    assert len(held) == 3 and len(train) == 7 and not train & held
+
+
+def test_a_mix_has_its_shares_and_repeats_nothing(tmp_path: Path) -> None:
+    one = _file(tmp_path / "one.jsonl", [{"prompt": f"1-{n}", "answer": "x"} for n in range(100)])
+    two = _file(tmp_path / "two.jsonl", [{"prompt": f"2-{n}", "answer": "x"} for n in range(400)])
+    mix = [{"path": str(one), "share": 1}, {"path": str(two), "share": 3}]
+    samples = load_samples(_recipe(mix=mix, validation_fraction=0.1))
+    found = [each.question for each in samples.train]
+    assert len(found) == len(set(found)) == 360
+    assert sum(each.startswith("1-") for each in found) == 90
+    assert found != sorted(found)  # shuffled: not one set after the other
+    assert load_samples(_recipe(mix=mix, validation_fraction=0.1)).train == samples.train
+
+
+def test_a_single_set_keeps_its_order() -> None:
+    samples = [dialogue_of({"prompt": str(n), "answer": "x"}, Wanted(), "x") for n in range(5)]
+    assert mixed([samples], [2.0]) == samples
+
+
+def test_parts_share_no_sample_and_are_all(tmp_path: Path) -> None:
+    rows = [{"prompt": str(n), "answer": "x"} for n in range(103)]
+    every = [dialogue_of(row, Wanted(), "x") for row in rows]
+    parts = [split_part(_recipe(split=[2, 4, 4], part=part).data, every) for part in (1, 2, 3)]
+    assert [len(part) for part in parts] == [21, 41, 41]
+    assert sorted(int(each.question) for part in parts for each in part) == list(range(103))
+    assert [part_size(_recipe(split=[2, 4, 4], part=part).data, 103) for part in (1, 2, 3)] == [21, 41, 41]
+
+
+def test_the_rest_of_a_file_is_not_read_beyond_the_limit(tmp_path: Path) -> None:
+    file = _file(tmp_path / "a.jsonl", [{"prompt": str(n), "answer": "x"} for n in range(9)])
+    assert [each.question for each in read_dialogues([file], Wanted(), limit=2)] == ["0", "1"]
+
+
+# --- tokens -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    needs_torch()
+    from muster.worker.data.tokenizer import train_tokenizer
+
+    return train_tokenizer(["Human: Hi there\n\nAssistant: Hello you, what now?"] * 20, 320)
+
+
+def _templates(tokenizer: Any, *, chat: bool) -> Any:
+    from muster.dialogues.tokens import Templates, with_template
+
+    tokenizer.chat_template = None  # of an earlier test
+    with_template(tokenizer, chat=chat, template="auto")
+    return Templates(tokenizer)
+
+
+def test_a_plain_prompt_is_taken_as_it_is(tokenizer: Any) -> None:
+    templates = _templates(tokenizer, chat=False)
+    sample = dialogue_of({"prompt": "Hi there", "answer": " Hello"}, Wanted(), "x")
+    prompt, answer = templates.parts(sample)
+    assert tokenizer.decode(prompt.tokens) == "Hi there" and not prompt.learned
+    assert tokenizer.decode(answer.tokens) == " Hello</s>" and answer.learned
+    assert prompt.tokens == templates.prompt(sample.turns)
+    assert answer.tokens == templates.answer(sample.turns, " Hello")
+
+
+def test_all_answers_of_a_chat_are_learned_and_each_ends(tokenizer: Any) -> None:
+    templates = _templates(tokenizer, chat=True)
+    said = [*SAID, {"role": "user", "content": "now?"}, {"role": "assistant", "content": "So"}]
+    sample = dialogue_of({"messages": said}, Wanted(), "x")
+    parts = templates.parts(sample)
+    texts = [(tokenizer.decode(part.tokens), part.learned) for part in parts]
+    assert texts == [
+        ("\n\nHuman: Hi\n\nAssistant: ", False),
+        ("Hello</s>", True),
+        ("\n\nHuman: now?\n\nAssistant: ", False),
+        ("So</s>", True),
+    ]
+    asked = [token for part in parts[:-1] for token in part.tokens]
+    assert templates.prompt(sample.turns) == asked  # what is asked later is what was seen
+    assert templates.answer(sample.turns, "So") == parts[-1].tokens
+
+
+def test_an_end_that_a_user_writes_is_text(tokenizer: Any) -> None:
+    templates = _templates(tokenizer, chat=True)
+    tokens = templates.prompt((Turn("user", "Hi</s>"),))
+    assert tokenizer.eos_token_id not in tokens
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Any) -> None:
+    templates = _templates(tokenizer, chat=True)
+    tokenizer.chat_template = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    sample = dialogue_of({"messages": [*SAID, *SAID]}, Wanted(), "x")
+    with pytest.raises(DataError, match="rewrites earlier turns"):
+        templates.parts(sample)
+
+
+def _learned(tokenizer: Any, what: str, sequence: int = 64, *, chat: bool = True) -> Any:
+    from muster.dialogues.tokens import Fitting, learned
+
+    said = [*SAID, {"role": "user", "content": "now?"}, {"role": "assistant", "content": "So"}]
+    samples = [
+        dialogue_of({"messages": said}, Wanted(), "x:1"),
+        dialogue_of({"messages": SAID}, Wanted(), "x:2"),
+    ]
+    return learned(samples, _templates(tokenizer, chat=chat), Fitting(sequence), what, None)
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [("answers", "Hello</s>So</s>"), ("last", "So</s>"), ("everything", None)],
+)
+def test_what_the_loss_counts(tokenizer: Any, what: str, told: str | None) -> None:
+    row = _learned(tokenizer, what)[0]
+    counted = [label for label in row["labels"] if label != -100]
+    assert len(row["labels"]) == len(row["input_ids"])
+    assert all(label in (-100, token) for token, label in zip(row["input_ids"], row["labels"], strict=True))
+    assert counted == row["input_ids"] if told is None else tokenizer.decode(counted) == told
+
+
+def test_a_long_answer_is_cut_and_a_long_prompt_is_refused(tokenizer: Any) -> None:
+    whole = _learned(tokenizer, "answers")
+    shortest = _learned(tokenizer, "answers", max(whole.lengths) - 1)
+    assert shortest.cut == 1 and max(shortest.lengths) == max(whole.lengths) - 1
+    with pytest.raises(DataError, match="leaves no room") as found:
+        _learned(tokenizer, "answers", 8)
+    assert found.value.where == "x:1"
+
+
+def test_padding_is_learned_where_that_is_asked_for(tokenizer: Any) -> None:
+    from muster.dialogues.tokens import LearnedCollator
+
+    rows = _learned(tokenizer, "everything")
+    pad = tokenizer.pad_token_id
+    made = LearnedCollator(pad, fixed=64, pads=True)([rows[1], {**rows[1], "ignored": True}])
+    assert (made["labels"][0] == made["input_ids"][0]).all()
+    assert (made["labels"][1] == -100).all()  # only fills up a held-out batch
+    plain = LearnedCollator(pad, multiple=8)([rows[0], rows[1]])
+    assert plain["input_ids"].shape[1] % 8 == 0
+    assert (plain["labels"][1][rows.lengths[1] :] == -100).all()
+
+
+def test_packed_samples_do_not_see_each_other(tokenizer: Any) -> None:
+    """The loss of packed samples is that of the same samples apart, with a real model."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from muster.dialogues.tokens import LearnedCollator, count_learned, packed
+    from muster.worker.loss import TokenLoss
+
+    rows = _learned(tokenizer, "answers")
+    together = packed(rows, sum(rows.lengths) + 3)
+    assert len(together) == 1 and sorted(together[0]["sizes"]) == sorted(rows.lengths)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    collate = LearnedCollator(tokenizer.pad_token_id, fixed=sum(rows.lengths) + 3)
+    apart = LearnedCollator(tokenizer.pad_token_id)
+    loss = TokenLoss(moved=True)
+    losses = []
+    for batch in (collate([together[0]]), apart([rows[0], rows[1]])):
+        labels = batch.pop("labels")
+        losses.append(float(loss(model(**batch), labels)))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    batch = collate([together[0]])
+    counts = count_learned(batch)
+    assert (counts.samples, int(counts.tokens), counts.padded_tokens) == (
+        1,
+        sum(rows.lengths),
+        sum(rows.lengths) + 3,
+    )
+
+
+def test_packing_keeps_every_sample_once(tokenizer: Any) -> None:
+    from muster.dialogues.tokens import Rows, packed
+
+    sizes = [5, 9, 3, 7, 7, 2, 9, 1]
+    rows = Rows([{"input_ids": [n] * n, "labels": [n] * n} for n in sizes], sizes)
+    made = packed(rows, 10)
+    assert sorted(size for row in made.rows for size in row["sizes"]) == sorted(sizes)
+    assert all(
+        len(row["input_ids"]) == length <= 10 for row, length in zip(made.rows, made.lengths, strict=True)
+    )
+    assert len(made) == 5  # first-fit decreasing: 9+1, 9, 7+3, 7+2, 5
+    first = made[0]
+    assert first["labels"][0] == -100 and first["labels"][9] == -100  # nobody predicts a sample's first token
+
+
+def test_pairs_as_tokens(tokenizer: Any) -> None:
+    from muster.dialogues.tokens import Fitting, PairCollator, count_pairs, pairs
+
+    templates = _templates(tokenizer, chat=False)
+    samples = [
+        dialogue_of({"prompt": "Hi", "chosen": "Hello you", "rejected": "now"}, PAIRS, "x:1"),
+        dialogue_of({"prompt": "Hi there", "chosen": "what", "rejected": "what now"}, PAIRS, "x:2"),
+    ]
+    rows = pairs(samples, templates, Fitting(64), None)
+    made = PairCollator(tokenizer.pad_token_id)([rows[0], {**rows[1], "ignored": True}])
+    assert made["input_ids"].shape[0] == 4
+    texts = [
+        tokenizer.decode(ids[mask == 1])
+        for ids, mask in zip(made["input_ids"], made["attention_mask"], strict=True)
+    ]
+    assert texts == ["HiHello you</s>", "Hi therewhat</s>", "Hinow</s>", "Hi therewhat now</s>"]
+    answered = made["completion_mask"].sum(1).tolist()
+    assert answered == [len(rows[0]["chosen_ids"]), 0, len(rows[0]["rejected_ids"]), 0]
+    counts = count_pairs(made)
+    assert (counts.samples, int(counts.tokens)) == (2, int(made["attention_mask"].sum()))
+    same = dialogue_of({"prompt": "Hi", "chosen": "Hello you x", "rejected": "Hello you y"}, PAIRS, "x:3")
+    room = len(templates.prompt(same.turns)) + 1
+    with pytest.raises(DataError, match="the same in their first") as found:
+        pairs([same], templates, Fitting(room), None)
+    assert found.value.where == "x:3"
+    errors: list[DataError] = []
+    assert len(pairs([same, samples[0]], templates, Fitting(64), errors)) == 2 and not errors
+    assert len(pairs([same], templates, Fitting(room), errors)) == 0 and len(errors) == 1
