@@ -146,8 +146,8 @@ def pairs(work: Work) -> Figures:
     from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
 
     from muster.worker.data.tokenizer import train_tokenizer
+    from muster.workloads.seq2seq.train import Encoded, cover_characters, load_pairs
     from muster.workloads.text2sql.spec import TextToSqlData
-    from muster.workloads.text2sql.train import Encoded, cover_characters, load_pairs
 
     data = TextToSqlData(path=work.data, max_source=work.sequence, max_target=work.sequence)
     found = load_pairs(data, Path(work.data), may_write=False, seed=42)

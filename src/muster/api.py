@@ -116,9 +116,11 @@ def ask(
     *,
     evaluate: bool = False,
     limit: int | None = None,
+    schema: str | None = None,
     runs: Path | str = DEFAULT_ROOT,
 ) -> Answers:
     """Answers of the model that a run has trained; with `evaluate` to its held-out set, at most `limit`.
+    `schema`: the tables that the questions are about, where data.schema was given: a SQLite file, or text.
 
     Raises RunFolderError where there is no model, UsageError and JobError.
     """
@@ -127,7 +129,7 @@ def ask(
 
     folder = find_any(str(run), Path(runs)).trained
     check_trained(folder)
-    return run_ask(folder, _words(questions), evaluate=evaluate, limit=limit)
+    return run_ask(folder, _words(questions), evaluate=evaluate, limit=limit, schema=schema)
 
 
 def bench(

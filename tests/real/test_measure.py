@@ -180,8 +180,8 @@ def test_first_losses_are_those_of_plain_pytorch(
     import torch
 
     from muster.worker.data.sampler import GroupedSampler
-    from muster.workloads.text2sql.model import make_model
-    from muster.workloads.text2sql.train import load_pairs, make_tokenizer
+    from muster.workloads.seq2seq.model import make_model
+    from muster.workloads.seq2seq.train import load_pairs, make_tokenizer
 
     spec = json.loads(next(stepwise.path.glob("hosts/*/spec.json")).read_text())
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):

@@ -176,8 +176,8 @@ def test_lora(engine: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from safetensors.torch import load_file
     from transformers import AutoTokenizer
 
-    from muster.workloads.text2sql.model import make_model
-    from muster.workloads.text2sql.train import Answerer
+    from muster.workloads.seq2seq.model import make_model
+    from muster.workloads.seq2seq.train import Answerer
 
     settings = ["lora.rank=4", "lora.alpha=8", "train.learning_rate=0.01"]
     answering = ["evaluate.after=true", "evaluate.limit=4", "data.max_target=12"]

@@ -24,7 +24,7 @@ from muster.worker.tracing import tasks  # noqa: E402
 from muster.worker.tracing.tasks import Vocabulary  # noqa: E402
 from muster.workloads.causal_lm import model as causal_lm  # noqa: E402
 from muster.workloads.image_classification import model as image_classification  # noqa: E402
-from muster.workloads.text2sql import model as text2sql  # noqa: E402
+from muster.workloads.seq2seq import model as seq2seq  # noqa: E402
 
 WIDE = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -342,7 +342,7 @@ def made_by(recipe: Any) -> Any:
         emit=Emitter(None, rank=0, attempt=1),
     )  # fmt: skip
     if recipe.workload == "text2sql":
-        return text2sql.make_model(context, Vocabulary(recipe.model.config))
+        return seq2seq.make_model(context, Vocabulary(recipe.model.config))
     if recipe.workload == "image-classification":
         return image_classification.make_model(context, ["a", "b"])
     return causal_lm.make_model(context, causal_lm.make_config(recipe, None), None)

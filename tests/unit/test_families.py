@@ -17,7 +17,7 @@ def model_of(fields: dict[str, Any]) -> Any:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     kinds = {
-        "text2sql": transformers.AutoModelForSeq2SeqLM, "causal-lm": transformers.AutoModelForCausalLM,
+        "seq2seq": transformers.AutoModelForSeq2SeqLM, "causal-lm": transformers.AutoModelForCausalLM,
         "image-classification": transformers.AutoModelForImageClassification,
     }  # fmt: skip
     family = families.family_of(fields)

@@ -18,7 +18,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 from pyarrow import Table  # noqa: E402
 
-from muster.workloads.text2sql.train import Pairs, load_pairs  # noqa: E402
+from muster.workloads.seq2seq.train import Pairs, load_pairs  # noqa: E402
 
 
 @pytest.fixture

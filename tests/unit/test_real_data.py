@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from muster.store.records import find_data
-from muster.workloads.text2sql.spec import TextToSqlData, read_pairs
+from muster.workloads.seq2seq.spec import read_pairs
+from muster.workloads.text2sql.spec import TextToSqlData
 
 WIKISQL = Path(__file__).resolve().parents[3] / "shared" / "data" / "wikisql"
 
@@ -19,4 +20,4 @@ def test_wikisql_is_read_whole() -> None:
     train = list(read_pairs(files.train, TextToSqlData()))
     validation = list(read_pairs(files.validation, TextToSqlData()))
     assert (len(train), len(validation)) == (56_355, 8_421)
-    assert all(row.sql.startswith("SELECT ") for row in train[:1000])
+    assert all(row.target.startswith("SELECT ") for row in train[:1000])

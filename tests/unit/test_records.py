@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from muster.core.errors import DataError
-from muster.store.records import find_data, read_rows
-from muster.workloads.text2sql.spec import PairRow, TextToSqlData, held_out_questions, read_pairs
+from muster.store.records import find_data, hold_out, read_rows
+from muster.workloads.seq2seq.spec import PairRow, read_pairs
+from muster.workloads.text2sql.spec import TextToSqlData
 
 DATA = TextToSqlData()
 GOOD = '{"question": "how many?", "sql": "SELECT 1", "more": [1]}'
@@ -36,8 +37,8 @@ def test_reads_every_object(tmp_path: Path, name: str) -> None:
     text = f"{GOOD}\n\n  \n{json.dumps(second, ensure_ascii=False)}"  # no last newline
     path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
     assert read(path) == [
-        PairRow("how many?", "SELECT 1", "sql", None),
-        PairRow("è\u2028", "x", "sql", None),
+        PairRow("how many?", "SELECT 1", ("question", "sql")),
+        PairRow("è\u2028", "x", ("question", "sql")),
     ]
 
 
@@ -242,20 +243,20 @@ def wikisql(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_field_with_parts_is_no_answer_but_its_text_is(wikisql: Path) -> None:
-    for data in (DATA, TextToSqlData(sql="sql.human_readable")):
-        assert [(row.question, row.sql, row.answer) for row in read(wikisql, data)] == [
+    for data in (DATA, TextToSqlData(target="sql.human_readable")):
+        assert [(row.input, row.target, row.fields[1]) for row in read(wikisql, data)] == [
             (WIKISQL["question"], WIKISQL["sql"]["human_readable"], "sql.human_readable")
         ]
-    error = failure(wikisql, TextToSqlData(sql="sql.conds"))
+    error = failure(wikisql, TextToSqlData(target="sql.conds"))
     assert error.what == (
         "field 'sql.conds' is not text: it has the parts column_index, operator_index, condition"
     )
-    error = failure(wikisql, TextToSqlData(question="sql"))
+    error = failure(wikisql, TextToSqlData(input="sql"))
     assert error.what == "field 'sql' is not text: it has the parts human_readable, sel, agg, conds"
     assert error.hint == "data.question=sql.human_readable names one of them"
-    assert "'sql.human' is missing" in failure(wikisql, TextToSqlData(sql="sql.human")).what
-    assert "'sql.sel' is not text but a number" in failure(wikisql, TextToSqlData(sql="sql.sel")).what
-    assert "is not text but a list" in failure(wikisql, TextToSqlData(sql="table.header")).what
+    assert "'sql.human' is missing" in failure(wikisql, TextToSqlData(target="sql.human")).what
+    assert "'sql.sel' is not text but a number" in failure(wikisql, TextToSqlData(target="sql.sel")).what
+    assert "is not text but a list" in failure(wikisql, TextToSqlData(target="table.header")).what
 
 
 @pytest.mark.parametrize("without_pyarrow", [False, True])
@@ -270,16 +271,16 @@ def test_columns_that_are_not_asked_for_are_named_in_the_error(
         failure(tmp_path / "a.parquet").hint
         == "the fields there are: a, c; data.question names the one to use"
     )
-    both = TextToSqlData(question="a.b", sql="a.b")
-    assert [row.sql for row in read(tmp_path / "a.parquet", both)] == ["x"]
+    both = TextToSqlData(input="a.b", target="a.b")
+    assert [row.target for row in read(tmp_path / "a.parquet", both)] == ["x"]
 
 
 def test_a_name_with_a_dot_is_a_field_before_it_is_a_path(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"question": "q", "a.b": "flat", "a": {"b": "deep"}}\n')
-    assert [row.sql for row in read(path, TextToSqlData(sql="a.b"))] == ["flat"]
+    assert [row.target for row in read(path, TextToSqlData(target="a.b"))] == ["flat"]
     path.write_text('{"question": "q", "a": {"b": {"c": "deeper"}}}\n')
-    assert [row.sql for row in read(path, TextToSqlData(sql="a.b.c"))] == ["deeper"]
+    assert [row.target for row in read(path, TextToSqlData(target="a.b.c"))] == ["deeper"]
 
 
 @pytest.mark.parametrize(
@@ -294,7 +295,7 @@ def test_a_name_with_a_dot_is_a_field_before_it_is_a_path(tmp_path: Path) -> Non
 def test_tables(tmp_path: Path, name: str, text: str) -> None:
     path = tmp_path / name
     path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
-    assert [(row.question, row.sql) for row in read(path)] == [("how, many?", "SELECT\n1"), ("q", "s")]
+    assert [(row.input, row.target) for row in read(path)] == [("how, many?", "SELECT\n1"), ("q", "s")]
 
 
 @pytest.mark.parametrize(
@@ -336,9 +337,8 @@ def test_what_is_no_parquet(tmp_path: Path, without_pyarrow: bool, monkeypatch: 
 
 
 def test_equal_questions_are_held_out_together() -> None:
-    data = TextToSqlData(validation_fraction=0.4)
-    held = held_out_questions(["a", "b", "a", "c", "b"], data, seed=1)
+    held = hold_out(["a", "b", "a", "c", "b"], 0.4, 1, None)
     assert len(held) == 1
-    assert held == held_out_questions(["c", "b", "a"], data, seed=1)
+    assert held == hold_out(["c", "b", "a"], 0.4, 1, None)
     with pytest.raises(DataError, match="too few to hold some out"):
-        held_out_questions(["a", "a"], data, seed=1)
+        hold_out(["a", "a"], 0.4, 1, None)

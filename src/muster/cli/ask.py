@@ -27,6 +27,8 @@ EXAMPLES = """Examples:
 
   muster ask last --evaluate --limit 100
 
+  muster ask last "How many singers are there?" --schema singers.sqlite (trained with data.schema)
+
   muster ask last "def main(" (a language model goes on with the text)
 
   muster ask last cat.png dog.jpg (a vision model names what is on them)"""
@@ -42,13 +44,21 @@ def ask(
     limit: Annotated[
         int | None, Option("--limit", min=1, help="Ask at most this many held-out questions.")
     ] = None,
+    schema: Annotated[
+        str | None,
+        Option(
+            "--schema",
+            help="For a model that was trained with data.schema: the tables that the questions are about, as "
+            "a SQLite file, a text file, or the text itself.",
+        ),
+    ] = None,
     root: Root = Path("runs"),
     json: Json = False,
 ) -> int:
     """Ask a trained model, or score it on the held-out set."""
     from muster.cli.views.results import print_afterwards
     from muster.cli.views.waiting import waiting
-    from muster.runs.ask import TrainedModel, check_questions, check_trained
+    from muster.runs.ask import TrainedModel, check_questions, check_trained, read_schema
     from muster.store.runfolder import find_any
 
     folder = find_any(run, root).trained
@@ -58,13 +68,17 @@ def ask(
     if not talk and not evaluate:
         check_questions(questions)
     check_trained(folder)
+    tables = read_schema(folder, schema, evaluate=evaluate)
     with waiting(err_console(), "loading the model"):
         model = TrainedModel(folder)
     with model:
+        if tables is None and not evaluate and any(map(model.recipe.lacks_schema, questions or [""])):
+            told = "the model was trained with the schema of tables; --schema FILE gives it one"
+            err_console().print(f"[yellow]note[/yellow]: {told}")
         if talk:
-            _talk(model)
+            _talk(model, tables)
         else:
-            _answer(model, questions, evaluate=evaluate, limit=limit, json=json)
+            _answer(model, questions, tables, evaluate=evaluate, limit=limit, json=json)
     if not json:
         print_afterwards(folder, asked=not evaluate)
     return 0
@@ -77,7 +91,7 @@ def _lines(file: Path) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def _talk(model: TrainedModel) -> None:
+def _talk(model: TrainedModel, schema: str | None) -> None:
     """One question after the other, until the end of the input or Ctrl-C."""
     import readline  # noqa: F401  (input() then has a history and can be edited)
 
@@ -92,12 +106,12 @@ def _talk(model: TrainedModel) -> None:
             err_console().print("the question is empty: type one, or Ctrl-D to end")
             continue
         try:
-            _say(model, question)
+            _say(model, question, schema)
         except UsageError as error:  # such as an image that cannot be read: the next one may be
             say(f"error: {error}", err=True)
 
 
-def _say(model: TrainedModel, question: str) -> Answers:
+def _say(model: TrainedModel, question: str, schema: str | None) -> Answers:
     """Print the answer to one question as it grows."""
     streamed = []
 
@@ -106,7 +120,7 @@ def _say(model: TrainedModel, question: str) -> Answers:
         say(piece, end="")
 
     try:
-        answers = model.ask([question], said if sys.stdout.isatty() else None)
+        answers = model.ask([question], said if sys.stdout.isatty() else None, schema=schema)
     except BaseException:
         if streamed:
             say("")
@@ -120,7 +134,13 @@ def _say(model: TrainedModel, question: str) -> Answers:
 
 
 def _answer(
-    model: TrainedModel, questions: list[str], *, evaluate: bool, limit: int | None, json: bool
+    model: TrainedModel,
+    questions: list[str],
+    schema: str | None,
+    *,
+    evaluate: bool,
+    limit: int | None,
+    json: bool,
 ) -> None:
     """Answer all questions, or the held-out set, and print everything."""
     from rich.markup import escape
@@ -130,10 +150,10 @@ def _answer(
     from muster.core.result import unscored_words
 
     if len(questions) == 1 and not evaluate and not json:
-        answers = _say(model, questions[0])
+        answers = _say(model, questions[0], schema)
     else:
         with waiting(err_console(), "answering"):
-            answers = model.evaluate(limit) if evaluate else model.ask(questions)
+            answers = model.evaluate(limit) if evaluate else model.ask(questions, schema=schema)
     count = len(answers.rows)
     summary = {
         "questions": count,

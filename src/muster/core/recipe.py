@@ -17,7 +17,7 @@ from muster.core.registry import WORKLOADS, declared, plugin_names
 from muster.core.section import AutoInt, Fraction, PositiveInt, Section
 from muster.core.workload import Workload
 
-WORKLOAD = "What the ranks do: text2sql, causal-lm, image-classification, fabric, or a plug-in's name."
+WORKLOAD = "What the ranks do: text2sql, causal-lm, fabric and so on, or a plug-in's name."
 DATA = "Where the samples come from. At most one source is given; without one, the built-in data is used."
 # Names of model.attention -> Transformers'.
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}

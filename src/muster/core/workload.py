@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from muster.core.errors import UsageError
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -95,3 +97,12 @@ class Workload:
         """A question as the trained model reads it, and the most tokens that it answers with; None: it reads
         no text. `question`: None for any."""
         return question or "The ", 64
+
+    def with_schema(self, question: str, schema: str) -> str:
+        """A question about tables of this schema, as the trained model reads it. Raises UsageError: the model
+        reads no schema."""
+        raise UsageError("the model was trained without schemas", where="--schema", hint="ask without it")
+
+    def lacks_schema(self, question: str) -> bool:
+        """Whether the trained model expects a schema with the question, and there is none."""
+        return False

@@ -8,17 +8,20 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from subprocess import TimeoutExpired
 from threading import Thread
 from typing import Any
 
-from muster.core.errors import JobError, RunFolderError, UsageError
+from muster.core.errors import DataError, JobError, RunFolderError, UsageError, refused
 from muster.core.result import Unscored
 from muster.failures.table import find
 from muster.fleet.shell import Shell
 from muster.results.fold import fold
 from muster.runs.resume import frozen_recipe
 from muster.store import events
+from muster.store.databases import MAGIC, SUFFIXES, tables_of
+from muster.store.lines import read_lines
 from muster.store.runfolder import RunFolder, from_here
 from muster.store.sealed import compare
 
@@ -68,12 +71,13 @@ class TrainedModel:
     def __init__(self, run: RunFolder, shell: Shell | None = None) -> None:
         check_trained(run)
         check_model(run)
+        self.recipe = frozen_recipe(run)
         self._complaints: deque[str] = deque(maxlen=50)
         self._process = (shell or Shell()).start([sys.executable, "-m", "muster.worker.ask"])
         self._reader = Thread(target=self._listen, daemon=True)
         self._reader.start()
         try:
-            model = {"recipe": frozen_recipe(run).as_dict(), "model": str(run.model)}
+            model = {"recipe": self.recipe.as_dict(), "model": str(run.model)}
             self.device = str(next(self._say({**model, "cache": str(run.path / "data")}))["ready"])
         except BaseException:
             self.__exit__()
@@ -91,11 +95,22 @@ class TrainedModel:
         self._process.kill()
         self._process.wait()
 
-    def ask(self, questions: Sequence[str], said: Callable[[str], None] | None = None) -> Answers:
+    def ask(
+        self,
+        questions: Sequence[str],
+        said: Callable[[str], None] | None = None,
+        *,
+        schema: str | None = None,
+    ) -> Answers:
         """Answer. `said`: hears the words of the answer to a single question as they come, and then none
-        where this model cannot do that. Raises UsageError for a question that is none, JobError."""
+        where this model cannot do that. `schema`: of the tables that the questions are about. Raises
+        UsageError for a question that is none, or a model that reads no schema; JobError."""
         check_questions(questions)
-        return self._answers({"questions": list(questions), "stream": said is not None}, said)
+        asked = [self.recipe.with_schema(each, schema) if schema else each for each in questions]
+        answers = self._answers({"questions": asked, "stream": said is not None}, said)
+        for row, question in zip(answers.rows, questions, strict=True):
+            row["question"] = question
+        return answers
 
     def evaluate(self, limit: int | None = None) -> Answers:
         """Answer the held-out set."""
@@ -141,13 +156,40 @@ def ask(
     *,
     evaluate: bool = False,
     limit: int | None = None,
+    schema: str | None = None,
     shell: Shell | None = None,
 ) -> Answers:
-    """Answer `questions`, or the held-out set. Raises UsageError, RunFolderError and JobError."""
+    """Answer `questions`, or the held-out set. `schema`: see read_schema. Raises UsageError, RunFolderError
+    and JobError."""
     if not evaluate:
         check_questions(questions)
+    tables = read_schema(run, schema, evaluate=evaluate)
     with TrainedModel(run, shell) as model:
-        return model.evaluate(limit) if evaluate else model.ask(questions)
+        return model.evaluate(limit) if evaluate else model.ask(questions, schema=tables)
+
+
+def read_schema(run: RunFolder, given: str | None, *, evaluate: bool = False) -> str | None:
+    """The schema that questions come with: a SQLite file's, a text file's, or `given` itself where it is no
+    file. Raises UsageError where it cannot be had, or the run's model reads none."""
+    if given is None:
+        return None
+    if evaluate:
+        raise UsageError("means nothing to --evaluate: each held-out row has its own", where="--schema")
+    check_trained(run)
+    frozen_recipe(run).with_schema("", "schema")
+    file = Path(given).expanduser()
+    if file.is_file():
+        with refused(DataError, "read", file), file.open("rb") as opened:
+            binary = opened.read(len(MAGIC)) == MAGIC
+        found = tables_of(file) if binary else "".join(line for _, line in read_lines(file))
+    elif len(given.split()) > 1 and not given.lower().endswith(SUFFIXES):
+        found = given
+    else:
+        hint = "a SQLite file, a text file, or the schema itself, such as 'singer: name TEXT, age INTEGER'"
+        raise UsageError(f"no such file: {given}", where="--schema", hint=hint)
+    if not found.strip():
+        raise UsageError("is empty", where=f"--schema {given}")
+    return found.strip()
 
 
 def check_questions(questions: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ out, and their rows, with the place of anything that is wrong."""
 from __future__ import annotations
 
 import csv
+import json
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -104,14 +105,16 @@ def parts_of(
     return told + (f"; not used: {names_of(unused)}" if unused else "")
 
 
-def hold_out(keys: Iterable[str], fraction: float, seed: int, where: str | None) -> set[str]:
+def hold_out(
+    keys: Iterable[str], fraction: float, seed: int, where: str | None, *, kind: str = "sample"
+) -> set[str]:
     """Which keys (questions, prompts) to hold out where a data set has no part for that: all samples of a key
-    stay together. Raises DataError where none would be left to train on."""
+    stay together. `kind`: what keys are called. Raises DataError where none would be left to train on."""
     different = sorted(set(keys))
     if len(different) < 2:
-        told = "sample is" if len(different) == 1 else "samples are"
+        told = f"{counted(len(different), f'different {kind}')} {'is' if len(different) == 1 else 'are'}"
         raise DataError(
-            f"{len(different)} different {told} too few to hold some out",
+            f"{told} too few to hold some out",
             where=where,
             hint="more samples, or a validation file beside the train file",
         )
@@ -122,7 +125,8 @@ def hold_out(keys: Iterable[str], fraction: float, seed: int, where: str | None)
 def read_rows(
     file: Path, skip: Skip | None = None, *, way: str = "", fields: Sequence[str] = ()
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, row) of every row of a file; what is no table is JSON lines. gzip by its name.
+    """(place, row) of every row of a file; what is no table is JSON lines, or in .json one list of objects.
+    gzip by its name.
 
     `skip` is told of each row that cannot be read, which is then left out; None: DataError is raised. `way`
     is added to the hints of these errors. `fields`: those that are looked for; of a Parquet
@@ -135,15 +139,34 @@ def read_rows(
     if is_of(file, TABLES):
         yield from _table(file, lines, skip)
         return
+    listed = is_of(file, (".json", ".json.gz"))
     for number, line in lines:
+        if listed and line.lstrip().startswith("["):
+            rest = "".join(text for _, text in lines)
+            yield from _listed(file, "\n" * (number - 1) + line + rest, skip)
+            return
         if line.strip():
-            where = f"{file}:{number}"
+            listed, where = False, f"{file}:{number}"
             try:
                 record = parse_object(line, where)
             except DataError as error:
                 _pass_over(error, skip)
             else:
                 yield where, record
+
+
+def _listed(file: Path, text: str, skip: Skip | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a list, by their places in it."""
+    try:
+        rows = json.loads(text)
+    except json.JSONDecodeError as error:
+        _pass_over(DataError(f"is not JSON: {error}", where=f"{file}:{error.lineno}"), skip)
+        return
+    for number, row in enumerate(rows):
+        if isinstance(row, dict):
+            yield f"{file}[{number}]", row
+        else:
+            _pass_over(DataError("is not a JSON object", where=f"{file}[{number}]"), skip)
 
 
 def _pass_over(error: DataError, skip: Skip | None) -> None:

@@ -5,7 +5,7 @@ A workload that trains nothing has `measure(context) -> None` instead of `build`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ class Built:
     trainer: Trainer
     count: Callable[[Mapping[str, Any]], Counts]
     train_samples: int
-    held_out: list[HeldOut]
+    held_out: Sequence[HeldOut]
     cut: int = 0
     skipped: int = 0  # samples that cannot be used, and are left out
     held_samples: int | None = None  # held out for the loss, where nothing of it is answered; None: as above

@@ -1,1 +1,1 @@
-"""Text to SQL: an encoder-decoder model (T5) learns to translate questions."""
+"""Text to SQL: seq2seq whose targets are queries, which a row's database runs."""

@@ -1,0 +1,328 @@
+"""Texts to texts, as the control side knows it: its data and recipe, and what can be told before ranks
+start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from muster.core.data import Data
+from muster.core.errors import DataError
+from muster.core.families import t5
+from muster.core.recipe import DATA, WORKLOAD, Recipe
+from muster.core.section import PositiveInt, Section
+from muster.core.workload import Lengths
+from muster.store import databases
+from muster.store.lines import MISSING, text_of, value_at
+from muster.store.records import find_data, hold_out, parts_of, read_rows
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+DATABASE = "database"  # data.schema: from the row's SQLite file
+JOIN = " | "  # between a question and its schema; behind it, so that of a long input the schema is cut first
+# Where data.input and data.target are not given: the first of these pairs that a row has.
+PAIRS = (
+    ("question", "answer"), ("question", "sql"), ("question", "query"), ("instruction", "output"),
+    ("instruction", "response"), ("input", "target"), ("input", "output"), ("prompt", "completion"),
+    ("prompt", "response"), ("source", "target"), ("text", "summary"), ("document", "summary"),
+    ("dialogue", "summary"), ("article", "highlights"),
+)  # fmt: skip
+
+
+class Generated(Section):
+    """The generated text-to-SQL set: how many questions, and the seed that makes them."""
+
+    train: PositiveInt = Field(8000, description="Number of training questions.")
+    validation: PositiveInt = Field(300, description="Number of held-out questions.")
+    seed: int = Field(0, description="Seed of the generator: the same seed gives the same questions.")
+
+
+class PairData(Data):
+    """Inputs and their targets."""
+
+    exclusive: ClassVar[tuple[str, ...]] = (*Data.exclusive, "generated")
+    embedded: ClassVar[str | None] = "generated"
+    pairs: ClassVar[tuple[tuple[str, str], ...]] = PAIRS
+    executed: ClassVar[bool] = False  # targets are SQL, which a row's database runs
+
+    generated: Generated | None = Field(
+        None, description="Questions and SQL that Muster generates; the built-in data of this workload."
+    )
+    input: str | None = Field(
+        None,
+        description="Name or dotted path of the field that holds the input. Null: with data.target, the "
+        f"first pair that a row has of {', '.join('/'.join(pair) for pair in PAIRS)}; in small or capital "
+        "letters.",
+    )
+    target: str | None = Field(
+        None,
+        description="Name or dotted path of the field that holds the text to learn. Null: see data.input.",
+    )
+    schema_: str | None = Field(
+        None,
+        alias="schema",
+        description="The schema of the tables that a question is about, put behind it: `QUESTION | SCHEMA`. "
+        "A field's name or dotted path (a text, or a list of names); or database: from the SQLite file "
+        "that the row's field database or db_id names, as `table: column type, ... | table: ...`. Null: "
+        "none.",
+    )
+    prefix: str = Field("", description='Text put before every input; "" for none.')
+    max_source: PositiveInt = Field(
+        96,
+        description="Longest input in tokens, with prefix and schema; longer ones lose their end, which is "
+        "the schema's, and are counted.",
+    )
+    max_target: PositiveInt = Field(
+        96, description="Longest target in tokens; longer ones are truncated and counted."
+    )
+    padding: Literal["dynamic", "fixed"] = Field(
+        "dynamic",
+        description="dynamic: samples of similar length share a batch and are padded to its longest. fixed: "
+        "every sample is padded to max_source and max_target.",
+    )
+    hold_out: Literal["inputs", "schemas"] = Field(
+        "inputs",
+        description="What is held out where the data has no validation part. inputs: a share of the "
+        "different inputs. schemas: a share of the different schemas with all of their samples, so that the "
+        "held-out tables were never seen.",
+    )
+
+    @model_validator(mode="after")
+    def _schemas_are_there(self) -> PairData:
+        if self.hold_out == "schemas" and self.schema_ is None:
+            raise ValueError("hold_out=schemas needs data.schema")
+        if self.schema_ == DATABASE and self.name:
+            raise ValueError("schema=database needs SQLite files beside data.path; a hub's data has none")
+        return self
+
+    @classmethod
+    def key(cls, field: str) -> str:
+        """A field as recipes call it: data.question."""
+        return f"data.{cls.model_fields[field].alias or field}"
+
+    def named(self, field: str) -> str | None:
+        """The value of a field where it is not the default."""
+        value: str | None = getattr(self, field)
+        return None if value == type(self).model_fields[field].default else value
+
+    def candidates(self) -> list[tuple[str, str]]:
+        """Pairs of fields that a row's input and target may be in; what the recipe names stays."""
+        one, other = self.named("input"), self.named("target")
+        return list(dict.fromkeys((one or known[0], other or known[1]) for known in self.pairs))
+
+    def fields(self) -> tuple[str, ...]:
+        """All fields that are looked for."""
+        given = (self.schema_,) if self.schema_ else ()
+        return (*(field for pair in self.candidates() for field in pair), *given, *databases.FIELDS)
+
+    def asked(self, question: str, schema: str) -> str:
+        """The input without its prefix."""
+        return f"{question}{JOIN}{schema}" if schema else question
+
+
+class PairRecipe(Recipe):
+    """An encoder-decoder model learns what each text becomes."""
+
+    families: ClassVar[tuple[ModuleType, ...]] = (t5,)
+    traced: ClassVar[bool] = True
+    loading: ClassVar[str] = """\
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+words, model = AutoTokenizer.from_pretrained({model}), AutoModelForSeq2SeqLM.from_pretrained({model})
+print(words.decode(model.generate(words({question}, return_tensors="pt").input_ids, max_new_tokens={new})\
+[0], skip_special_tokens=True))"""
+
+    workload: str = Field("seq2seq", description=WORKLOAD)
+    data: PairData = Field(default_factory=PairData, description=DATA)
+
+    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
+        """Read the files as the ranks will. Raises DataError."""
+        if path is None:
+            return
+        files, data = find_data(path), self.data
+        groups = {group_of(row, data) for row in read_pairs(files.train, data, limit=data.limit)}
+        if files.validation:
+            for _ in read_pairs(files.validation, data):
+                pass
+        else:
+            held_groups(groups, data, self.train.seed)
+
+    def describe_data(self, path: Path) -> str:
+        """Files by name, and the fields that are read."""
+        files = find_data(path)
+        row = next(read_pairs(files.train, self.data, limit=1))
+        told = parts_of(path, files.train, files.validation, self.data.validation_fraction)
+        schema = f" with schema {self.data.schema_}" if self.data.schema_ else ""
+        return f"{told}; from field {row.fields[0]}{schema} to field {row.fields[1]}"
+
+    def short_data(self, samples: int) -> dict[str, Any]:
+        """Fewer generated questions."""
+        return {"generated": {"train": samples, "validation": 8}} if self.data.generated else {}
+
+    def epoch_samples(self) -> int | None:
+        """As the recipe says, or as the files have them; a hub data set's number is not known."""
+        data = self.data
+        if data.generated:
+            return min(data.generated.train, data.limit or data.generated.train)
+        if not data.path or not Path(data.path).exists():
+            return None
+        files = find_data(Path(data.path))
+        groups = [group_of(row, data) for row in read_pairs(files.train, data, limit=data.limit)]
+        held = set() if files.validation else held_groups(groups, data, self.train.seed)
+        return sum(group not in held for group in groups)
+
+    def lengths(self, config: Mapping[str, Any] | None) -> Lengths:
+        """As the recipe limits inputs and targets."""
+        return Lengths(self.data.max_source, self.data.max_target)
+
+    @property
+    def padding_varies(self) -> bool:
+        """With data.padding=dynamic."""
+        return self.data.padding == "dynamic"
+
+    def with_tokens(self, tokens: float) -> Self:
+        """Inputs and targets shortened alike."""
+        data = self.data
+        share = tokens / (data.max_source + data.max_target)
+        lengths = {name: max(1, round(share * getattr(data, name))) for name in ("max_source", "max_target")}
+        return self.model_copy(update={"data": data.model_copy(update={**lengths, "padding": "fixed"})})
+
+    def example(self, question: str | None) -> tuple[str, int]:
+        """With the prefix that the model has learned."""
+        return self.data.prefix + (question or "The "), self.data.max_target
+
+    def with_schema(self, question: str, schema: str) -> str:
+        """Behind the question, as in training."""
+        data = self.data
+        return data.asked(question, schema) if data.schema_ else super().with_schema(question, schema)
+
+    def lacks_schema(self, question: str) -> bool:
+        """Where the model was trained with schemas and there is none behind the question."""
+        return self.data.schema_ is not None and JOIN not in question
+
+
+RECIPE = PairRecipe
+
+# ----------------------------------------------------------------------------------------------------
+# Inputs and targets in files of rows.
+
+
+@dataclass(frozen=True)
+class PairRow:
+    """An input and its target as a row has them."""
+
+    input: str  # with the schema at its end
+    target: str
+    fields: tuple[str, str]  # where both are from
+    schema: str = ""
+    database: Path | None = None
+    missing: str | None = None  # the name of a database that is not there
+
+
+def read_pairs(files: Iterable[Path], data: PairData, *, limit: int | None = None) -> Iterator[PairRow]:
+    """The inputs and targets of files, as data.input and data.target name them; none is empty.
+
+    Raises DataError with the file and the row.
+    """
+    count, where = 0, ""
+    for file in files:
+        where = str(file)
+        for place, record in read_rows(file, fields=data.fields()):
+            count += 1
+            yield pair_of(record, data, place, beside=file.parent)
+            if count == limit:
+                return
+    if not count:
+        raise DataError("has no samples", where=where)
+
+
+def pair_of(
+    record: Mapping[str, Any], data: PairData, where: str, *, beside: Path | None = None, blank: bool = False
+) -> PairRow:
+    """A row's input and target. Raises DataError. `beside`: the folder that its database is looked for from;
+    `blank`: texts may be empty."""
+    fields = fields_of(record, data, where)
+    question = text_of(record, fields[0], where, data.key("input"), blank=blank)
+    target = text_of(record, fields[1], where, data.key("target"), blank=blank)
+    found = (record.get(field) for field in databases.FIELDS)
+    named = next((name for name in found if isinstance(name, str) and name), None)
+    database = databases.find_database(named, beside) if named and beside else None
+    schema = schema_of(record, data, where, named, database) if data.schema_ else ""
+    missing = named if database is None else None
+    return PairRow(data.asked(question, schema), target, fields, schema, database, missing)
+
+
+def fields_of(record: Mapping[str, Any], data: PairData, where: str) -> tuple[str, str]:
+    """The fields of a row's input and target: those that the recipe names, else the first known pair that it
+    has. Raises DataError where it has none, or two known inputs for one target."""
+    given = (data.named("input"), data.named("target"))
+    if given[0] and given[1]:
+        return given[0], given[1]
+    spelt = {**{str(name).lower(): str(name) for name in record}, **{name: name for name in record}}
+    pairs = [
+        (given[0] or spelt.get(one, one), given[1] or spelt.get(other, other))
+        for one, other in data.candidates()
+    ]
+    values = {field: value_at(record, field) for pair in pairs for field in pair}
+    texts = [pair for pair in pairs if all(isinstance(values[field], str) for field in pair)]
+    texts = [pair for pair in texts if values[pair[0]].strip()] or texts
+    rivals = [one for one, other in texts if other == texts[0][1]]
+    if len(rivals) > 1:
+        told = " and ".join(rivals)
+        hint = f"{data.key('input')}={rivals[0]}, and data.schema={rivals[1]} where the model shall read both"
+        raise DataError(f"the input may be any of the fields {told}", where=where, hint=hint)
+    there = texts or [pair for pair in pairs if all(values[field] is not MISSING for field in pair)]
+    if there:
+        return there[0]
+    one, other = given[0] or data.input, given[1] or data.target
+    if one and other:
+        return one, other
+    has = [str(name) for name in record][:10]
+    names = [name for name in has if isinstance(record.get(name), str)]
+    example = names if len(names) == 2 else ["NAME", "NAME"]
+    raise DataError(
+        "has no known pair of input and target",
+        where=where,
+        hint=f"the fields there are: {', '.join(has)}; {data.key('input')}={one or example[0]} "
+        f"{data.key('target')}={other or example[1]} names the two",
+    )
+
+
+def schema_of(
+    record: Mapping[str, Any], data: PairData, where: str, named: str | None, database: Path | None
+) -> str:
+    """The schema of a row's tables, as data.schema says. `named`, `database`: the row's, if it has one and it
+    is there. Raises DataError."""
+    assert data.schema_ is not None
+    if data.schema_ != DATABASE:
+        value = value_at(record, data.schema_)
+        if isinstance(value, list) and all(isinstance(name, str) for name in value):
+            record = {data.schema_: ", ".join(value)}
+        return text_of(record, data.schema_, where, "data.schema").strip()
+    if named is None:
+        fields = " or ".join(databases.FIELDS)
+        hint = f"data.schema=database takes it from a SQLite file; the fields there are: {', '.join(record)}"
+        raise DataError(f"names no database: it has no field {fields}", where=where, hint=hint)
+    if database is None:
+        hint = f"a SQLite file beside the data: {named}, {named}.sqlite or database/{named}/{named}.sqlite"
+        raise DataError(f"has the database {named!r}, and there is no such file", where=where, hint=hint)
+    try:
+        return databases.tables_of(database)
+    except DataError as error:
+        raise DataError(f"has a database that {error.what}", where=where, hint=str(database)) from None
+
+
+def group_of(row: PairRow, data: PairData) -> str:
+    """What of a row stays on one side of the split."""
+    return row.schema if data.hold_out == "schemas" else row.input
+
+
+def held_groups(groups: Iterable[str], data: PairData, seed: int) -> set[str]:
+    """Which inputs (or schemas) are held out where a data set has no part for that. Raises DataError."""
+    kind = "schema" if data.hold_out == "schemas" else "sample"
+    return hold_out(groups, data.validation_fraction, seed, data.path or data.name, kind=kind)

@@ -1,0 +1,352 @@
+"""Texts to texts: an encoder-decoder model (T5) learns what each input becomes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
+
+from muster.core.recipe import Recipe
+from muster.core.units import counted
+from muster.store.records import find_data, names_of
+from muster.worker.context import Context
+from muster.worker.data.digest import short_digest
+from muster.worker.data.hub import hub_parts
+from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer
+from muster.worker.loss import IGNORED
+from muster.worker.models import load_from, to_answer
+from muster.worker.together import check_alike, first_on_disk
+from muster.worker.trainer import Common, wired
+from muster.worker.workloads.base import Built, Counts, HeldOut
+from muster.workloads.seq2seq.model import make_model
+from muster.workloads.seq2seq.spec import (
+    Generated,
+    PairData,
+    PairRow,
+    group_of,
+    held_groups,
+    pair_of,
+    read_pairs,
+)
+
+EVALUATION_SAMPLES = 2000  # for the loss during training, which wants to be cheap
+
+
+@dataclass(frozen=True)
+class Pair(HeldOut):
+    """An input and its target. `schema`: the end of the input that describes tables; empty: there is none."""
+
+    schema: str = ""
+
+
+def data_of(recipe: Recipe) -> PairData:
+    """The recipe's data section, which is this workload's."""
+    assert isinstance(recipe.data, PairData)
+    return recipe.data
+
+
+class _Trainer(Common, Seq2SeqTrainer):  # type: ignore[misc]
+    """Transformers' trainer with what Muster adds."""
+
+
+def build(context: Context, arguments: dict[str, Any]) -> Built:
+    """The trainer for the recipe: data, tokenizer, model, loss. Raises DataError and RecipeError."""
+    recipe, data = context.recipe, data_of(context.recipe)
+    with first_on_disk(context) as first:
+        pairs = load_pairs(data, context.cache, may_write=first, seed=recipe.train.seed)
+    train, held = pairs.train, pairs.held_out
+    tokenizer = make_tokenizer(context, train)
+    check_alike(context, "the questions are", lambda: digest_of_pairs(train, held, tokenizer))
+    limit = recipe.evaluate.limit
+    held = held[:limit]
+    notes = [pairs.about] if pairs.about else []
+    notes += cover_characters(tokenizer, [pair.expected for pair in train])
+    model = make_model(context, tokenizer)
+    encoded = Encoded(train, tokenizer, data)
+    encoded_held = Encoded(held[:EVALUATION_SAMPLES], tokenizer, data)
+    notes += schemas_cut(encoded, encoded_held, data.max_source)
+    start = model.config.decoder_start_token_id
+    fixed = (data.max_source, data.max_target) if data.padding == "fixed" else None
+    trainer = wired(
+        _Trainer,
+        context,
+        model,
+        Seq2SeqTrainingArguments(**arguments),
+        train=encoded,
+        held_out=encoded_held,
+        lengths=encoded.lengths,
+        collator=PairCollator(
+            pad=tokenizer.pad_token_id,
+            start=tokenizer.pad_token_id if start is None else start,
+            fixed=fixed,
+            multiple=8 if context.device == "cuda" else 1,  # tensor cores want it; on a CPU it is only work
+        ),
+        processing=tokenizer,
+        grouped=data.padding == "dynamic",
+    )
+    cut = encoded.cut + encoded_held.cut
+    return Built(trainer, count_batch, len(encoded), held, cut, notes=notes)
+
+
+def digest_of_pairs(train: Sequence[HeldOut], held_out: Sequence[HeldOut], tokenizer: Any) -> str:
+    """Of inputs and targets in their order, and of the tokens' numbers."""
+    digests = [
+        short_digest(text for pair in part for text in (pair.question, pair.expected))
+        for part in (train, held_out)
+    ]
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    tokens = short_digest(f"{number} {token}" for token, number in vocabulary)
+    return (
+        f"{len(train):,} to train on ({digests[0]}) and {len(held_out):,} held out ({digests[1]}), "
+        f"{len(vocabulary):,} tokens ({tokens})"
+    )
+
+
+def make_tokenizer(context: Context, train: Sequence[Pair]) -> Any:
+    """The model's own tokenizer, or one trained on the data (the same on every rank: same data, no
+    chance)."""
+    model = context.recipe.model
+    name = named_tokenizer(model)
+    if name is None:
+        prefix = data_of(context.recipe).prefix
+        texts = [text for pair in train for text in (prefix + alone(pair), pair.expected)]
+        schemas = dict.fromkeys(pair.schema for pair in train)  # once each: many samples share one
+        return train_tokenizer([*texts, *schemas], model.vocab_size)
+    return load_from(AutoTokenizer.from_pretrained, name, "model.tokenizer")
+
+
+def alone(pair: Pair) -> str:
+    """The input without its schema."""
+    return pair.question.removesuffix(pair.schema)
+
+
+def cover_characters(tokenizer: Any, texts: Sequence[str]) -> list[str]:
+    """Add characters of the answers that the tokenizer cannot write (T5's has no `<`). -> notes."""
+    unknown = tokenizer.unk_token_id
+    characters = sorted(set("".join(texts)))
+    if unknown is None:
+        return []
+    missing = [c for c in characters if unknown in tokenizer(c, add_special_tokens=False)["input_ids"]]
+    if not missing:
+        return []
+    tokenizer.add_tokens(missing)
+    return [f"added to the tokenizer, which had no token for them: {' '.join(missing)}"]
+
+
+def questions(recipe: Recipe, cache: Path) -> list[Pair]:
+    """All held-out inputs with their targets. Raises DataError."""
+    return load_pairs(data_of(recipe), cache, may_write=True, seed=recipe.train.seed).held_out
+
+
+class Answerer:
+    """The trained model, answering questions in batches."""
+
+    def __init__(self, folder: Path, recipe: Any, device: str) -> None:
+        self.recipe = recipe
+        self.streamer: Any = None  # Transformers': hears the answer to a single question as it grows
+        self.tokenizer = load_from(AutoTokenizer.from_pretrained, str(folder), "model")
+        self.model = to_answer(AutoModelForSeq2SeqLM, folder, device)
+        self.device = self.model.device
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def answer(self, questions: Sequence[str]) -> tuple[list[str], float]:
+        """Answers in the order of the questions, and the seconds they took (tokenizing to text)."""
+        began = time.perf_counter()
+        data, evaluate = data_of(self.recipe), self.recipe.evaluate
+        order = sorted(range(len(questions)), key=lambda i: len(questions[i]))
+        answers = [""] * len(questions)
+        for start in range(0, len(order), evaluate.batch):
+            part = order[start : start + evaluate.batch]
+            texts = [data.prefix + questions[i] for i in part]
+            batch = self.tokenizer(
+                texts, padding=True, truncation=True, max_length=data.max_source, return_tensors="pt"
+            ).to(self.device)
+            batch.pop("token_type_ids", None)
+            made = self.model.generate(
+                **batch,
+                max_new_tokens=evaluate.max_new_tokens or data.max_target,
+                num_beams=evaluate.beams,
+                do_sample=False,
+                streamer=self.streamer,
+            )
+            decoded = self.tokenizer.batch_decode(
+                made, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+            for index, text in zip(part, decoded, strict=True):
+                answers[index] = text.strip()
+        return answers, time.perf_counter() - began
+
+
+# ----------------------------------------------------------------------------------------------------
+# Inputs and their targets: from files, a hub data set, or generated; tokenized, batched, padded.
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The training and the held-out pairs, and a note that says where they are from."""
+
+    train: list[Pair]
+    held_out: list[Pair]
+    about: str = ""
+
+
+def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Pairs:
+    """The recipe's pairs. `may_write`: this process may fill `cache`. Raises DataError."""
+    if data.name:
+        train, held_out, about = _from_hub(data)
+    else:
+        folder = Path(data.path).expanduser() if data.path else cache
+        if not data.path and may_write:
+            _generate(data.generated or Generated(), cache)
+        files = find_data(folder)
+        train = list(read_pairs(files.train, data, limit=data.limit))
+        held_out = list(read_pairs(files.validation, data)) if files.validation else []
+        about = names_of(files.train) + (f", held out {names_of(files.validation)}" if held_out else "")
+    told = f"questions: {about}; {_fields_told(train[-1:], data)}"
+    missing = sorted({row.missing for row in (*train, *held_out) if row.missing}) if data.executed else []
+    if missing:
+        told += f"; no such database, so not executed: {', '.join(missing[:3])}"
+        told += f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    if not held_out:
+        held = held_groups((group_of(row, data) for row in train), data, seed)
+        held_out = [row for row in train if group_of(row, data) in held]
+        train = [row for row in train if group_of(row, data) not in held]
+        told += f"; held out {len(held_out):,} of them"
+    return Pairs(_pairs(train, data), _pairs(held_out, data), told if data.name or data.path else "")
+
+
+def _fields_told(rows: Sequence[PairRow], data: PairData) -> str:
+    """Which fields the pairs are from, by a row of them."""
+    names = [row.fields for row in rows] or data.candidates()[:1]
+    schema = f", schema: {data.schema_}" if data.schema_ else ""
+    return f"inputs: field {names[0][0]}{schema}; answers: field {names[0][1]}"
+
+
+def _pairs(rows: Sequence[PairRow], data: PairData) -> list[Pair]:
+    def database(row: PairRow) -> str | None:
+        return str(row.database) if data.executed and row.database else None
+
+    return [Pair(row.input, row.target, database(row), row.schema) for row in rows]
+
+
+def _generate(generated: Generated, folder: Path) -> None:
+    from muster.worker.data import sqlgen
+
+    sqlgen.build(folder, seed=generated.seed, train=generated.train, validation=generated.validation)
+
+
+def _from_hub(data: PairData) -> tuple[list[PairRow], list[PairRow], str]:
+    assert data.name
+    loaded = hub_parts(data.name, data.subset)
+    held_name = next((name for name in ("validation", "test") if name in loaded and len(loaded[name])), None)
+    parts: dict[str, list[PairRow]] = {}
+    wanted = {root for field in data.fields() for root in (field, field.partition(".")[0])}
+    for name in ("train", held_name):
+        if name is None:
+            continue
+        rows = loaded[name]
+        used = [key for key in rows.column_names if key.lower() in wanted or key in wanted]
+        rows = rows.select_columns(used) if used else rows  # the others are not decoded
+        place = f"data.name={data.name}, {name}"
+        parts[name] = [
+            pair_of(record, data, f"{place}[{number}]", blank=True) for number, record in enumerate(rows)
+        ]
+    about = data.name + (f", held out its part {held_name}" if held_name else "")
+    return parts["train"][: data.limit], parts[held_name] if held_name else [], about
+
+
+class Encoded(Dataset[dict[str, list[int]]]):  # type: ignore[misc]
+    """Pairs as token numbers, cut to the recipe's lengths. `cut` counts the pairs that lost something,
+    `schemas_cut` those that lost a part of their schema, `questions_cut` those of them that lost more."""
+
+    def __init__(self, pairs: Sequence[Pair], tokenizer: Any, data: PairData) -> None:
+        self.cut = self.schemas_cut = self.questions_cut = 0
+        self.rows: list[tuple[list[int], list[int]]] = []
+        for start in range(0, len(pairs), 10_000):
+            part = pairs[start : start + 10_000]
+            sources = tokenizer([data.prefix + pair.question for pair in part])["input_ids"]
+            targets = tokenizer([pair.expected for pair in part])["input_ids"]
+            for pair, source, target in zip(part, sources, targets, strict=True):
+                self.cut += len(source) > data.max_source or len(target) > data.max_target
+                if pair.schema and len(source) > data.max_source:
+                    question = tokenizer(data.prefix + alone(pair))["input_ids"]
+                    self.schemas_cut += 1
+                    self.questions_cut += len(question) > data.max_source
+                self.rows.append((_cut(source, data.max_source), _cut(target, data.max_target)))
+        self.lengths = [(len(source), len(target)) for source, target in self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        source, target = self.rows[index]
+        return {"input_ids": source, "labels": target}
+
+
+def schemas_cut(train: Encoded, held_out: Encoded, length: int) -> list[str]:
+    """What to say where schemas were too long for data.max_source. -> notes."""
+    cut, questions = train.schemas_cut + held_out.schemas_cut, train.questions_cut + held_out.questions_cut
+    if not cut:
+        return []
+    told = f"data.max_source={length} is too short for {counted(cut, 'sample')}: the end of the schema is cut"
+    return [told + (f"; {counted(questions, 'sample')} lost a part of the question too" if questions else "")]
+
+
+def _cut(tokens: list[int], length: int) -> list[int]:
+    """At most `length` tokens; the last one (the end mark) stays."""
+    return tokens if len(tokens) <= length else [*tokens[: length - 1], tokens[-1]]
+
+
+@dataclass(frozen=True)
+class PairCollator:
+    """Rows -> a padded batch: to its longest row (rounded up to `multiple`), or to fixed lengths.
+
+    Decoder inputs are the labels moved right by one, so that the loss may be computed outside of the model.
+    """
+
+    pad: int
+    start: int
+    fixed: tuple[int, int] | None = None
+    multiple: int = 1
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        """(batch, source) input_ids and attention_mask, (batch, target) labels and decoder_input_ids."""
+        source, target = self.fixed or (
+            _round_up(max(len(row["input_ids"]) for row in rows), self.multiple),
+            _round_up(max(len(row["labels"]) for row in rows), self.multiple),
+        )
+        inputs = torch.full((len(rows), source), self.pad)
+        mask = torch.zeros((len(rows), source), dtype=torch.long)
+        labels = torch.full((len(rows), target), IGNORED)
+        decoder = torch.full((len(rows), target), self.pad)
+        for index, row in enumerate(rows):
+            question, answer = row["input_ids"], row["labels"]
+            inputs[index, : len(question)] = torch.tensor(question)
+            mask[index, : len(question)] = 1
+            if not row.get("ignored"):  # it only fills up a held-out batch
+                labels[index, : len(answer)] = torch.tensor(answer)
+            moved = [self.start, *answer[:-1]]
+            decoder[index, : len(moved)] = torch.tensor(moved)
+        return {"input_ids": inputs, "attention_mask": mask, "labels": labels, "decoder_input_ids": decoder}
+
+
+def _round_up(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple
+
+
+def count_batch(inputs: Mapping[str, Any]) -> Counts:
+    """Source and target tokens of a batch; padding is apart."""
+    labels, mask = inputs["labels"], inputs["attention_mask"]
+    real = mask.sum() + (labels != IGNORED).sum()
+    return Counts(int(labels.shape[0]), real, mask.numel() + labels.numel())
