@@ -7,8 +7,8 @@ own: there two ranks with ddp are what others are held against, and the rewards 
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import tempfile
 from pathlib import Path
 
@@ -50,9 +50,12 @@ def losses(folder: Path, recipe: str, hosts: str, *changes: str) -> list[float] 
 
 def main() -> None:
     """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workloads", nargs="*", default=WORKLOADS, metavar="WORKLOAD")
+    chosen = parser.parse_args().workloads
     print(f"{'workload':8} {'engine':8} {'first':>8} {'last':>8} {'apart':>9}")
     with tempfile.TemporaryDirectory() as place:
-        for workload in sys.argv[1:] or WORKLOADS:
+        for workload in chosen:
             alone: list[float] | str | None = None
             changes = [f"batch.micro={GLOBAL // 2}"]
             if workload in DRAWN:

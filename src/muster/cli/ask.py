@@ -13,7 +13,10 @@ from muster.core.errors import DataError, UsageError, refused
 from muster.core.units import counted, format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from muster.runs.ask import Answers, TrainedModel
+    from muster.store.runfolder import RunFolder
 
 EXAMPLES = """Examples:
 
@@ -26,6 +29,8 @@ EXAMPLES = """Examples:
   cat questions.txt | muster ask last --file -
 
   muster ask last --evaluate --limit 100
+
+  muster ask last "Tell me a joke" --compare sft-run --reward reward-run
 
   muster ask last "How many singers are there?" --schema singers.sqlite (trained with data.schema)
 
@@ -52,6 +57,12 @@ def ask(
             "a SQLite file, a text file, or the text itself.",
         ),
     ] = None,
+    compare: Annotated[
+        str | None, Option("--compare", help="Another run: both models' answers side by side.")
+    ] = None,
+    reward: Annotated[
+        str | None, Option("--reward", help="With --compare, a reward model's run: its score of each answer.")
+    ] = None,
     root: Root = Path("runs"),
     json: Json = False,
 ) -> int:
@@ -64,6 +75,13 @@ def ask(
     folder = find_any(run, root).trained
     questions = list(question or []) + (_lines(file) if file is not None else [])
     typed = sys.stdin.isatty() and sys.stdout.isatty()
+    if reward is not None and compare is None:
+        raise UsageError("means nothing without --compare", where="--reward")
+    if compare is not None:
+        if not evaluate:
+            check_questions(questions)
+        others = [find_any(other, root).trained for other in (compare, reward) if other is not None]
+        return _compare([folder, others[0]], questions, *others[1:], limit=limit, json=json)
     talk = typed and not (questions or evaluate or json or file is not None)
     if not talk and not evaluate:
         check_questions(questions)
@@ -84,6 +102,29 @@ def ask(
     return 0
 
 
+def _compare(
+    runs: list[RunFolder],
+    questions: list[str],
+    reward: RunFolder | None = None,
+    *,
+    limit: int | None,
+    json: bool,
+) -> int:
+    """Two models' answers side by side."""
+    from muster.cli.views.results import print_compared
+    from muster.cli.views.waiting import waiting
+    from muster.runs.ask import side_by_side
+
+    with waiting(err_console(), "asking both models"):
+        told = side_by_side(runs, questions, reward, limit=limit)
+    names = [run.id for run in runs]
+    if json:
+        print_json({"runs": names, "answers": told})
+    else:
+        print_compared(names, told)
+    return 0
+
+
 def _lines(file: Path) -> list[str]:
 
     with refused(DataError, "read", file):
@@ -96,6 +137,9 @@ def _talk(model: TrainedModel, schema: str | None) -> None:
     import readline  # noqa: F401  (input() then has a history and can be edited)
 
     err_console().print(f"the model is loaded ({model.device}); an empty line asks nothing, Ctrl-D ends")
+    if model.converses:
+        err_console().print("it knows what was said before; /new begins a new conversation")
+    before: list[tuple[str, str]] = []
     while True:
         try:
             question = input("> ")
@@ -105,14 +149,21 @@ def _talk(model: TrainedModel, schema: str | None) -> None:
         if not question.strip():
             err_console().print("the question is empty: type one, or Ctrl-D to end")
             continue
+        if model.converses and question.strip() == "/new":
+            before.clear()
+            continue
         try:
-            _say(model, question, schema)
+            answers = _say(model, question, schema, before)
+            if model.converses:
+                before += [("user", question), ("assistant", str(answers.rows[0]["predicted"]))]
         except UsageError as error:  # such as an image that cannot be read: the next one may be
             say(f"error: {error}", err=True)
 
 
-def _say(model: TrainedModel, question: str, schema: str | None) -> Answers:
-    """Print the answer to one question as it grows."""
+def _say(
+    model: TrainedModel, question: str, schema: str | None, before: Sequence[tuple[str, str]] = ()
+) -> Answers:
+    """Print the answer to one question as it grows. `before`: earlier turns of the conversation."""
     streamed = []
 
     def said(piece: str) -> None:
@@ -120,7 +171,8 @@ def _say(model: TrainedModel, question: str, schema: str | None) -> Answers:
         say(piece, end="")
 
     try:
-        answers = model.ask([question], said if sys.stdout.isatty() else None, schema=schema)
+        hears = said if sys.stdout.isatty() else None
+        answers = model.ask([question], hears, schema=schema, before=before)
     except BaseException:
         if streamed:
             say("")

@@ -53,14 +53,22 @@ class Answerer:
         self.device = self.model.device
         self.templates = Templates(self.tokenizer)
 
+    @property
+    def converses(self) -> bool:
+        """Whether it was trained on chat messages, and takes earlier turns."""
+        return bool(self.tokenizer.chat_template)
+
     @torch.inference_mode()  # type: ignore[untyped-decorator]
-    def answer(self, questions: Sequence[str], before: Sequence[Turn] = ()) -> tuple[list[str], float]:
+    def answer(
+        self, questions: Sequence[str], before: Sequence[tuple[str, str]] = ()
+    ) -> tuple[list[str], float]:
         """Answers in the order of the questions, and the seconds they took (tokenizing to text).
 
-        `before`: earlier turns of the conversation that each question goes on with.
+        `before`: earlier turns of the conversation that each question goes on with: role and text.
         """
         began = time.perf_counter()
-        prompts = [self.templates.prompt(turns_of(self.tokenizer, text, before)) for text in questions]
+        turns = [Turn(*turn) for turn in before]
+        prompts = [self.templates.prompt(turns_of(self.tokenizer, text, turns)) for text in questions]
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
         answers = [""] * len(prompts)
         for start in range(0, len(order), self.recipe.evaluate.batch):

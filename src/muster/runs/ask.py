@@ -78,7 +78,8 @@ class TrainedModel:
         self._reader.start()
         try:
             model = {"recipe": self.recipe.as_dict(), "model": str(run.model)}
-            self.device = str(next(self._say({**model, "cache": str(run.path / "data")}))["ready"])
+            ready = next(self._say({**model, "cache": str(run.path / "data")}))
+            self.device, self.converses = str(ready["ready"]), bool(ready["converses"])
         except BaseException:
             self.__exit__()
             raise
@@ -101,16 +102,23 @@ class TrainedModel:
         said: Callable[[str], None] | None = None,
         *,
         schema: str | None = None,
+        before: Sequence[tuple[str, str]] = (),
     ) -> Answers:
         """Answer. `said`: hears the words of the answer to a single question as they come, and then none
-        where this model cannot do that. `schema`: of the tables that the questions are about. Raises
+        where this model cannot do that. `schema`: of the tables that the questions are about. `before`:
+        earlier turns of the conversation, (role, text), where the model `converses`. Raises
         UsageError for a question that is none, or a model that reads no schema; JobError."""
         check_questions(questions)
         asked = [self.recipe.with_schema(each, schema) if schema else each for each in questions]
-        answers = self._answers({"questions": asked, "stream": said is not None}, said)
+        request = {"questions": asked, "stream": said is not None, "before": list(before)}
+        answers = self._answers(request, said)
         for row, question in zip(answers.rows, questions, strict=True):
             row["question"] = question
         return answers
+
+    def rewards(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """What this reward model says of each (prompt, answer). Raises UsageError where it is none."""
+        return [float(row["reward"]) for row in self._answers({"pairs": list(pairs)}).rows]
 
     def evaluate(self, limit: int | None = None) -> Answers:
         """Answer the held-out set."""
@@ -190,6 +198,33 @@ def read_schema(run: RunFolder, given: str | None, *, evaluate: bool = False) ->
     if not found.strip():
         raise UsageError("is empty", where=f"--schema {given}")
     return found.strip()
+
+
+def side_by_side(
+    runs: Sequence[RunFolder],
+    questions: Sequence[str],
+    reward: RunFolder | None = None,
+    *,
+    limit: int | None = None,
+    shell: Shell | None = None,
+) -> list[list[dict[str, Any]]]:
+    """What each run's model answers to the same questions: a list of rows for each run, with `reward` where a
+    reward model's run is given. Without questions: the first run's held-out ones."""
+    told: list[list[dict[str, Any]]] = []
+    for run in runs:
+        with TrainedModel(run, shell) as model:
+            answers = model.ask(questions) if questions else model.evaluate(limit)
+        if answers.figures:
+            raise UsageError("its held-out set is not questions", where=run.id, hint="ask both a question")
+        questions = [row["question"] for row in answers.rows]
+        told.append(answers.rows)
+    if reward is not None:
+        with TrainedModel(reward, shell) as model:
+            for rows in told:
+                found = model.rewards([(row["question"], row["predicted"]) for row in rows])
+                for row, value in zip(rows, found, strict=True):
+                    row["reward"] = value
+    return told
 
 
 def check_questions(questions: Sequence[str]) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from muster.core.errors import DataError, MusterError
+from muster.core.errors import DataError, MusterError, UsageError
 from muster.core.recipe import recipe_from
 from muster.core.registry import WORKLOADS, load_plugin
 from muster.worker.workloads.base import HeldOut
@@ -36,7 +37,7 @@ def main() -> int:
         try:
             if model is None:
                 model = _Model(json.loads(line))
-                say(ready=model.device)
+                say(ready=model.device, converses=bool(getattr(model.answerer, "converses", False)))
             else:
                 model.answer(json.loads(line), say)
         except MusterError as error:
@@ -61,19 +62,34 @@ class _Model:
 
         A workload whose held-out set is not questions has `score` for it.
         """
-        if "questions" in request:
-            self._answer(request["questions"], say, stream=request["stream"])
+        if "pairs" in request:
+            self._reward(request["pairs"], say)
+        elif "questions" in request:
+            before = [tuple(turn) for turn in request.get("before", ())]
+            self._answer(request["questions"], say, before, stream=request["stream"])
         elif hasattr(self.workload, "score"):
             figures = self.workload.score(self.answerer, self.cache, request["limit"])
             say(done={"seconds": figures.pop("seconds"), "figures": figures})
         else:
             self._evaluate(request["limit"], say)
 
-    def _answer(self, questions: list[str], say: Say, *, stream: bool) -> None:
+    def _reward(self, pairs: list[list[str]], say: Say) -> None:
+        if not hasattr(self.answerer, "rewards"):
+            raise UsageError("is no reward model", where="--reward", hint="a run of the workload reward")
+        began = time.perf_counter()
+        found = self.answerer.rewards([(prompt, answer) for prompt, answer in pairs])
+        for (prompt, answer), reward in zip(pairs, found, strict=True):
+            say(row={"question": prompt, "predicted": answer, "reward": reward})
+        say(done={"seconds": time.perf_counter() - began})
+
+    def _answer(
+        self, questions: list[str], say: Say, before: list[tuple[str, ...]], *, stream: bool
+    ) -> None:
         if hasattr(self.answerer, "streamer") and getattr(self.answerer, "tokenizer", None) is not None:
             alone = stream and len(questions) == 1 and self.recipe.evaluate.beams == 1
             self.answerer.streamer = _Pieces(self.answerer.tokenizer, say) if alone else None
-        answers, seconds = self.answerer.answer(questions)
+        more = {"before": before} if before else {}
+        answers, seconds = self.answerer.answer(questions, **more)
         for question, predicted in zip(questions, answers, strict=True):
             say(row={"question": question, "predicted": predicted})
         say(done={"seconds": seconds})

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoModelForSequenceClassification
 from trl import RewardConfig, RewardTrainer
 
+from muster.core.errors import UsageError
 from muster.dialogues.answer import Answerer as Dialogues
 from muster.dialogues.load import Encoding, read
 from muster.dialogues.rewarding import make_reward_model, rewards
@@ -67,18 +67,33 @@ class Answerer(Dialogues):
 
     kind = AutoModelForSequenceClassification
 
-    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    converses = False
+
     def answer(self, questions: Sequence[str], before: Any = ()) -> tuple[list[str], float]:
-        """The reward of each text. A chat model wants a prompt and its answer, with a line => between."""
+        """The reward of each "prompt => answer". Raises UsageError for a question without an answer."""
         began = time.perf_counter()
-        texts = []
+        pairs = []
         for question in questions:
-            prompt, _, answer = question.partition("=>")
-            turns = turns_of(self.tokenizer, prompt.strip() if answer else question, before)
-            said = self.templates.answer(turns, answer.strip()) if answer else []
-            texts.append([*self.templates.prompt(turns), *said])
-        found = rewards(self.model, texts, self.tokenizer.pad_token_id, self.recipe.evaluate.batch)
-        return [f"{each:.4f}" for each in found.tolist()], time.perf_counter() - began
+            prompt, arrow, answer = question.partition("=>")
+            if not arrow or not prompt.strip() or not answer.strip():
+                raise UsageError(
+                    "is no prompt with an answer, and a reward model judges answers",
+                    where=f"the question {question!r}",
+                    hint='muster ask RUN "prompt => answer"',
+                )
+            pairs.append((prompt.strip(), answer.strip()))
+        return [f"{each:.4f}" for each in self.rewards(pairs)], time.perf_counter() - began
+
+    def rewards(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """The reward of each (prompt, answer)."""
+        texts = []
+        for prompt, answer in pairs:
+            turns = turns_of(self.tokenizer, prompt)
+            texts.append([*self.templates.prompt(turns), *self.templates.answer(turns, answer)])
+        found: list[float] = rewards(
+            self.model, texts, self.tokenizer.pad_token_id, self.recipe.evaluate.batch
+        ).tolist()
+        return found
 
 
 def score(answerer: Answerer, cache: Path, limit: int | None) -> dict[str, float]:
