@@ -23,6 +23,7 @@ def charts(data: RunData) -> list[Chart]:
     clock = clock_of(data)
     return [
         loss(data),
+        *learned(data),
         throughput(data, windows),
         *rank_throughput(data, windows),
         step_time(data, windows),
@@ -88,6 +89,27 @@ def loss(data: RunData) -> Chart:
         span=steps_of(data),
         nothing="No loss was logged.",
     )
+
+
+# Figures of workloads that get a picture, where they were measured.
+PICTURED = {"reward": "Reward", "pair_accuracy": "Pairs in the right order"}
+
+
+def learned(data: RunData) -> list[Chart]:
+    """The workload's own figures, in training and held out."""
+    logs, found = data.folder.logs, []
+    for name, title in PICTURED.items():
+        points = tuple((float(step), logs[step].figures.get(name)) for step in sorted(logs))
+        held = tuple((float(each.step), each.figures.get(name)) for each in data.folder.evaluated)
+        series = (
+            ChartSeries("train", tuple(each for each in points if each[1] is not None), "c0"),
+            ChartSeries("held-out", tuple(each for each in held if each[1] is not None), "c1"),
+        )
+        if any(each.points for each in series):
+            shown = tuple(each for each in series if each.points)
+            unit, span = name.replace("_", " "), steps_of(data)
+            found.append(Chart(title, unit, "step", shown, zero=False, span=span, nothing=""))
+    return found
 
 
 def throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Chart:

@@ -229,6 +229,15 @@ def _speed(figures: Result) -> list[KeyFigure]:
             note=f"over {counted(found.measured_steps, 'measured step')}{getting}",
         ),
         KeyFigure(names[3], seconds(found.step_seconds_p95), note="of the slowest rank"),
+        *(
+            KeyFigure(
+                each.name[:1].upper() + each.name[1:],
+                number(each.samples_per_second),
+                "samples/s",
+                f"if there were this phase alone; {percent(each.share)} % of a step",
+            )
+            for each in figures.phases
+        ),
         *_utilization(figures.flops),
     ]
 
