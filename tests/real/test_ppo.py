@@ -23,20 +23,21 @@ MODEL = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
     "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 16,
 }  # fmt: skip
+ALL_IN_SHARDS = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 
 # 1 for an answer that says the prompt's word three times. Under DeepSpeed it also writes down what it is
-# asked, and how often the rank has gathered weights by then.
+# asked, and how many weights the rank has gathered by then to generate.
 REWARD = f"""
-import json, os, sys
+import json, os, sys, traceback
 gathers = 0
 if "deepspeed" in sys.modules:
-    from deepspeed import comm
-    gather = comm.allgather_fn
+    from deepspeed.comm.torch import TorchBackend
+    gather = TorchBackend.all_gather_into_tensor
     def counted(*given, **named):
         global gathers
-        gathers += 1
+        gathers += "generate" in [frame.name for frame in traceback.extract_stack()]
         return gather(*given, **named)
-    comm.allgather_fn = counted
+    TorchBackend.all_gather_into_tensor = counted
 def share(prompts, answers, expected):
     if "deepspeed" in sys.modules:
         with open(__file__ + os.environ["RANK"], "a") as file:
@@ -70,7 +71,7 @@ def bandit(tmp_path: Path) -> dict[str, Any]:
     return {
         "model": {"init": "random", "tokenizer": str(tmp_path / "tokenizer"), "config": MODEL},
         "data": {"path": str(data), "sequence": 16},
-        "reward": {"function": f"{tmp_path / 'reward.py'}:share"},
+        "reward": {"function": f"{tmp_path / 'reward.py'}:share", "execution": False},
         "generation": {"prompt": 4, "answer": LONGEST},
         "evaluate": {"batch": 8, "max_new_tokens": LONGEST},
     }
@@ -101,13 +102,14 @@ def test_two_ranks_under_zero_3_write_what_one_process_writes(bandit: dict[str, 
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
     overrides = {
-        **bandit, "engine": {"name": "deepspeed", "zero": 3}, "train": {"max_steps": 3, "warmup": 0},
+        **bandit, "engine": {"name": "deepspeed", "zero": 3, "options": ALL_IN_SHARDS}, "train": {"max_steps": 3, "warmup": 0},
         "batch": {"micro": 8, "accumulation": 2}, "measure": {"window": 1, "hardware_seconds": 5},
     }  # fmt: skip
     (tmp_path / "recipe.yaml").write_text(json.dumps({"inherit": "ppo", **overrides}))
     run = RunFolder(tmp_path / "run")
     assert train(read_inputs(str(tmp_path / "recipe.yaml"), "local:2x1", []), run).status == "succeeded"
     model = AutoModelForCausalLM.from_pretrained(run.model).eval()
+    critic = AutoModelForSequenceClassification.from_pretrained(run.model / "critic")
     tokenizer = AutoTokenizer.from_pretrained(run.model)
     parts = [(tmp_path / f"reward.py{rank}").read_text().splitlines() for rank in range(2)]
     held = [json.loads(line) for part in parts for line in part[-len(WORDS) :]]  # each rank's half is its last
@@ -116,7 +118,5 @@ def test_two_ranks_under_zero_3_write_what_one_process_writes(bandit: dict[str, 
         asked = tokenizer(prompt, return_tensors="pt")
         made = model.generate(**asked, max_new_tokens=LONGEST, do_sample=False, use_cache=True)
         assert answer == tokenizer.decode(made[0, asked.input_ids.shape[1] :], skip_special_tokens=True)
-    # Of the first step's two micro-batches of eight answers, three tokens each.
-    assert 0 < json.loads(parts[0][0])[2] <= len(list(model.parameters())) * 2
-    critic = AutoModelForSequenceClassification.from_pretrained(run.model / "critic")
-    assert critic.config.num_labels == 1
+    # For two micro-batches of answers of three tokens.
+    assert 0 < json.loads(parts[0][0])[2] <= len([*model.parameters(), *critic.parameters()])
