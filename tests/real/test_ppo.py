@@ -102,9 +102,12 @@ def test_two_ranks_under_zero_3_write_what_one_process_writes(bandit: dict[str, 
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
     overrides = {
-        **bandit, "engine": {"name": "deepspeed", "zero": 3, "options": ALL_IN_SHARDS}, "train": {"max_steps": 3, "warmup": 0},
-        "batch": {"micro": 8, "accumulation": 2}, "measure": {"window": 1, "hardware_seconds": 5},
-    }  # fmt: skip
+        **bandit,
+        "engine": {"name": "deepspeed", "zero": 3, "options": ALL_IN_SHARDS},
+        "train": {"max_steps": 3, "warmup": 0},
+        "batch": {"micro": 8, "accumulation": 2},
+        "measure": {"window": 1, "hardware_seconds": 5},
+    }
     (tmp_path / "recipe.yaml").write_text(json.dumps({"inherit": "ppo", **overrides}))
     run = RunFolder(tmp_path / "run")
     assert train(read_inputs(str(tmp_path / "recipe.yaml"), "local:2x1", []), run).status == "succeeded"
@@ -112,7 +115,7 @@ def test_two_ranks_under_zero_3_write_what_one_process_writes(bandit: dict[str, 
     critic = AutoModelForSequenceClassification.from_pretrained(run.model / "critic")
     tokenizer = AutoTokenizer.from_pretrained(run.model)
     parts = [(tmp_path / f"reward.py{rank}").read_text().splitlines() for rank in range(2)]
-    held = [json.loads(line) for part in parts for line in part[-len(WORDS) :]]  # each rank's half is its last
+    held = [json.loads(line) for part in parts for line in part[-len(WORDS) :]]  # its half is its last
     assert len({prompt for prompt, *_ in held}) == 2 * len(WORDS)
     for prompt, answer, _ in held:
         asked = tokenizer(prompt, return_tensors="pt")

@@ -14,9 +14,13 @@ from muster.workloads.ppo.spec import PpoRecipe
 torch = pytest.importorskip("torch")
 
 from muster.workloads.ppo import objective  # noqa: E402
-from muster.workloads.ppo.actor_critic import Answered  # noqa: E402
+from muster.workloads.ppo.actor_critic import ActorCritic, Answered  # noqa: E402
 
-THIRDS = [0.0, math.log(2.0), 0.0]  # as probabilities: 1/4, 1/2, 1/4
+SMALL = {
+    "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "num_hidden_layers": 1, "vocab_size": 10, "num_labels": 1,
+}  # fmt: skip
+LOGITS = [0.0, math.log(2.0), 0.0]  # as probabilities: 1/4, 1/2, 1/4
 
 
 def close(found: Any, expected: Any) -> None:
@@ -25,7 +29,7 @@ def close(found: Any, expected: Any) -> None:
 
 def test_log_probabilities_are_those_of_the_tokens() -> None:
     """At temperature 1/2 the logits count twice: 1/6, 4/6, 1/6."""
-    logits, tokens = torch.tensor([[THIRDS, THIRDS]]), torch.tensor([[1, 2]])
+    logits, tokens = torch.tensor([[LOGITS, LOGITS]]), torch.tensor([[1, 2]])
     close(objective.log_probs_of(logits, tokens, 1.0), [[math.log(1 / 2), math.log(1 / 4)]])
     close(objective.log_probs_of(logits, tokens, 0.5), [[math.log(4 / 6), math.log(1 / 6)]])
     assert objective.log_probs_of(logits.bfloat16(), tokens, 1.0).dtype == torch.float32
@@ -33,7 +37,7 @@ def test_log_probabilities_are_those_of_the_tokens() -> None:
 
 def test_entropy_is_that_of_the_distribution() -> None:
     """1/2 log 2 + 2 x 1/4 log 4 = 1.5 log 2."""
-    close(objective.entropy_of(torch.tensor([[THIRDS]]), 1.0), [[1.5 * math.log(2)]])
+    close(objective.entropy_of(torch.tensor([[LOGITS]]), 1.0), [[1.5 * math.log(2)]])
 
 
 def test_the_reward_comes_at_the_last_token_and_the_penalty_at_each() -> None:
@@ -132,6 +136,42 @@ def test_answers_stand_behind_their_prompts() -> None:
     assert made.mask.tolist() == [[0, 0, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0]]
     assert made.tokens[0].tolist() == [6, 7, 9, 0, 0, 0, 0]
     assert Answered.of([[1]], [[2]], 0, 6, 4).input_ids.shape == (1, 6)
+
+
+def test_a_padded_answer_is_what_it_is_alone() -> None:
+    """Log-probabilities, values and entropy of two answers in one batch, and of each by itself."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("llama", **SMALL)
+    actor = AutoModelForCausalLM.from_config(config)
+    critic = AutoModelForSequenceClassification.from_config(config)
+    model = ActorCritic(actor, critic, 0.7).eval()
+    prompts, answers = [[5, 6, 7], [8]], [[9, 3], [4, 3, 2]]
+    both = Answered.of(prompts, answers, pad=0, length=None, multiple=8)
+    with torch.no_grad():
+        found = model(both.input_ids, both.attention_mask, both.mask.shape[1], entropy=True)
+        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            alone = torch.tensor([[*prompt, *answer]])
+            before = actor(alone).logits[0, len(prompt) - 1 : -1] / 0.7
+            logs = before.log_softmax(-1)
+            expected = [
+                logs[range(len(answer)), answer],
+                critic.score(critic.model(alone)[0])[0, len(prompt) - 1 : -1, 0],
+                -(logs.exp() * logs).sum(-1),
+            ]
+            for each, wanted in zip(found, expected, strict=True):
+                torch.testing.assert_close(each[row][both.mask[row] > 0], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_on_the_same_answers_repeats_a_global_batch() -> None:
+    from muster.worker.data.sampler import GroupedSampler
+    from muster.workloads.ppo.train import Passes
+
+    order = GroupedSampler([1] * 4, global_batch=2, seed=0, grouped=False)
+    once, twice = list(order), list(Passes(order, 2))
+    assert twice == [*once[:2], *once[:2], *once[2:], *once[2:]]
+    assert len(Passes(order, 2)) == 8
 
 
 @pytest.mark.parametrize(

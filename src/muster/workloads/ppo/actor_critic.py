@@ -1,5 +1,5 @@
-"""The actor, which answers, and the critic, which expects rewards, as one module: one engine spreads both, and
-one optimizer trains both."""
+"""The actor, which answers, and the critic, which expects rewards, as one module: one engine spreads both,
+and one optimizer trains both."""
 
 from __future__ import annotations
 
@@ -32,7 +32,12 @@ class Answered:
 
     @classmethod
     def of(
-        cls, prompts: Sequence[list[int]], answers: Sequence[list[int]], pad: int, length: int | None, multiple: int
+        cls,
+        prompts: Sequence[list[int]],
+        answers: Sequence[list[int]],
+        pad: int,
+        length: int | None,
+        multiple: int,
     ) -> Answered:
         """From token numbers. `length`: of all rows, or None: of the longest, in whole multiples."""
         rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
@@ -63,7 +68,8 @@ class ActorCritic(PreTrainedModel):  # type: ignore[misc]
     def __init__(self, actor: Any, critic: Any, temperature: float) -> None:
         sizes = [each.config.hidden_size for each in (actor, critic)]
         super().__init__(PreTrainedConfig(hidden_size=max(sizes), use_cache=False))
-        self.actor, self.critic, self.temperature = without_dropout(actor), without_dropout(critic), temperature
+        self.actor, self.critic = without_dropout(actor), without_dropout(critic)
+        self.temperature = temperature
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, columns: int, entropy: bool = False
@@ -71,13 +77,16 @@ class ActorCritic(PreTrainedModel):  # type: ignore[misc]
         """Of the last tokens, (answers, columns) each: log-probabilities, the values before they were drawn,
         and where it is asked for the entropy that they were drawn with."""
         logits = logits_of(self.actor, input_ids, attention_mask, columns)
-        hidden = self.critic.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)[0]
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
+        hidden = self.critic.base_model(**given)[0]
         values = self.critic.score(hidden[:, -columns - 1 : -1])[..., 0].float()
         found = (log_probs_of(logits, input_ids[:, -columns:], self.temperature), values)
         return (*found, entropy_of(logits, self.temperature)) if entropy else found
 
 
-def logits_of(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, columns: int) -> torch.Tensor:
+def logits_of(
+    model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, columns: int
+) -> torch.Tensor:
     """(answers, columns, vocabulary) of what the model says before each of the last tokens."""
     given = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
     logits: torch.Tensor = model(**given, logits_to_keep=columns + 1).logits[:, :-1]
@@ -100,7 +109,8 @@ def make_critic(context: Context, tokenizer: Any) -> Any:
     recipe = context.recipe
     assert isinstance(recipe, PpoRecipe)
     where = "ppo.critic" if recipe.ppo.critic else "reward.model"
-    name, changes = recipe.ppo.critic or recipe.reward.model, {"lora": None}
+    name = recipe.ppo.critic or recipe.reward.model
+    changes: dict[str, Any] = {"lora": None}
     if name:
         check_tokenizer(name, tokenizer, where)
         start = {"name": name, "init": "pretrained", "config": None}

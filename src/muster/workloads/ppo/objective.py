@@ -3,8 +3,9 @@
 Sources: Schulman et al. 2017, Proximal policy optimization algorithms, arXiv:1707.06347 (PPO); Schulman et
 al. 2016, High-dimensional continuous control using generalized advantage estimation, arXiv:1506.02438 (GAE);
 Ouyang et al. 2022, Training language models to follow instructions with human feedback, arXiv:2203.02155
-(InstructGPT); DeepSpeed-Chat's dschat/rlhf/ppo_trainer.py at DeepSpeedExamples 5ff0211. `mask` is 1 for tokens of an
-answer, its end included, and 0 for prompts, padding and what comes after the end.
+(InstructGPT); DeepSpeed-Chat's dschat/rlhf/ppo_trainer.py at DeepSpeedExamples 5ff0211.
+
+`mask` is 1 for tokens of an answer, its end included; 0 for prompts, padding and what comes after the end.
 """
 
 from __future__ import annotations

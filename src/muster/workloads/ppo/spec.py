@@ -38,7 +38,7 @@ class Ppo(Section):
     gamma: Fraction = Field(1.0, description="What a reward is worth one token earlier.")
     lam: Fraction = Field(
         0.95,
-        description="How far advantages look past the next value. 1: to the end of the answer, 0: no further.",
+        description="How far advantages look past the next value. 1: to the answer's end, 0: no further.",
     )
     reward_clip: Positive | None = Field(
         5.0, description="Rewards above it, and below its negative, are cut. Null: none is."
@@ -48,8 +48,9 @@ class Ppo(Section):
     )
     critic: str | None = Field(
         None,
-        description="The model that the critic starts from: a run's id, a folder, or a hub name. Its tokenizer "
-        "must be the model's own. Null: the reward model; without one, the model with a new layer on top.",
+        description="The model that the critic starts from: a run's id, a folder, or a hub name. Its "
+        "tokenizer must be the model's own. Null: the reward model; without one, the model with a new layer "
+        "on top.",
     )
     critic_learning_rate: Positive | None = Field(
         None, description="Learning rate of the critic at its peak. Null: train.learning_rate."

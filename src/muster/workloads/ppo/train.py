@@ -1,4 +1,4 @@
-"""Proximal policy optimization: a decoder draws answers, and a critic says how much reward to expect of them."""
+"""Proximal policy optimization: a decoder draws answers, and a critic says what reward to expect of them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class _Trainer(Rollouts, Trainer):
         self._experiences: list[Experience] = []  # of this step's micro-batches, the next one first
         self._at = 0
         self._tokens = 1.0  # of all answers of the global batch
-        self._sums: dict[str, torch.Tensor] = {}  # of each figure since the last log: its sum, and of how many
+        self._sums: dict[str, torch.Tensor] = {}  # since the last log: each figure's sum, and of how many
 
     @staticmethod
     def generating(model: Any) -> Any:
@@ -141,33 +141,29 @@ class _Trainer(Rollouts, Trainer):
         config = generation_config(self.generation, tokenizer, sampled=True)
         with self.phase("generating"):
             answers = generate(self, prompts, config, batch=micro, part=self.generating)
+        samples = [self.prompts.samples[number] for number in numbers]
         with self.phase("scoring"):
-            scores = self.scorer([self.prompts.samples[number] for number in numbers], answers)
+            scores = self.scorer(samples, answers)
+            made = [
+                self._experience(prompts[part], answers[part], scores[part])
+                for part in (slice(start, start + micro) for start in range(0, len(numbers), micro))
+            ]
+            self._settle(made)
         cut = sum(answer[-1] != tokenizer.eos_token_id for answer in answers)
-        for name, sums in (
-            ("reward", sum(scores)),
-            ("completions/mean_length", sum(map(len, answers))),
-            ("completions/clipped_ratio", cut),
-        ):
-            self._see(name, sums, len(answers))
-        made = []
-        for start in range(0, len(numbers), micro):
-            part = slice(start, start + micro)
-            answered = Answered.of(
-                prompts[part],
-                answers[part],
-                tokenizer.pad_token_id,
-                self.encoding.fixed,
-                self.encoding.multiple,
-            ).to(self.accelerator.device)
-            made.append(self._experience(answered, torch.tensor(scores[part], device=self.accelerator.device)))
-        self._settle(made)
+        self._see("reward", sum(scores), len(answers))
+        self._see("completions/mean_length", sum(map(len, answers)), len(answers))
+        self._see("completions/clipped_ratio", cut, len(answers))
         return made
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def _experience(self, answered: Answered, scores: torch.Tensor) -> Experience:
-        """What is true of answers when they are drawn."""
-        ppo, mask = self.ppo, answered.mask
+    def _experience(
+        self, prompts: Sequence[list[int]], answers: Sequence[list[int]], scores: Sequence[float]
+    ) -> Experience:
+        """What is true of a micro-batch of answers when they are drawn."""
+        encoding, ppo, device = self.encoding, self.ppo, self.accelerator.device
+        pad = encoding.tokenizer.pad_token_id
+        answered = Answered.of(prompts, answers, pad, encoding.fixed, encoding.multiple).to(device)
+        mask = answered.mask
         given = (answered.input_ids, answered.attention_mask, mask.shape[1])
         self.model.eval()
         with self.accelerator.autocast():
@@ -179,7 +175,8 @@ class _Trainer(Rollouts, Trainer):
                 divergence = log_probs - log_probs_of(logits, answered.tokens, self.generation.temperature)
                 self._see("kl", (divergence * mask).sum(), mask.sum())
         self._see("entropy", (entropy * mask).sum(), mask.sum())
-        rewards = token_rewards(scores, divergence, mask, ppo.kl, ppo.reward_clip)
+        scored = torch.tensor(scores, device=device)
+        rewards = token_rewards(scored, divergence, mask, ppo.kl, ppo.reward_clip)
         return Experience(
             answered, log_probs, values, *advantages_of(values, rewards, mask, ppo.gamma, ppo.lam)
         )
