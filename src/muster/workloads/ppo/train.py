@@ -170,8 +170,9 @@ class _Trainer(Rollouts, Trainer):
             log_probs, values, entropy = self.model(*given, entropy=True)
             divergence = torch.zeros_like(log_probs)
             if ppo.kl:
-                with nullcontext() if self.reference else self.model.actor.disable_adapter():
-                    logits = logits_of(self.reference or self.model.actor, *given)
+                actor, own = self.model.actor, self.reference is None
+                with actor.disable_adapter() if own else nullcontext():
+                    logits = logits_of(actor if own else self.reference, *given)
                 divergence = log_probs - log_probs_of(logits, answered.tokens, self.generation.temperature)
                 self._see("kl", (divergence * mask).sum(), mask.sum())
         self._see("entropy", (entropy * mask).sum(), mask.sum())
