@@ -164,6 +164,23 @@ def test_a_padded_answer_is_what_it_is_alone() -> None:
                 torch.testing.assert_close(each[row][both.mask[row] > 0], wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_the_critic_has_a_learning_rate_of_its_own() -> None:
+    """Behind the others; the first group's rate is the recipe's. What is parted already stays so."""
+    from muster.workloads.ppo.train import parted
+
+    actor, critic = torch.nn.Linear(2, 3), torch.nn.Linear(4, 1)
+    both = [actor.weight, critic.weight]
+    groups = [
+        {"params": both, "weight_decay": 0.1, "lr": 1.0},
+        {"params": [actor.bias], "weight_decay": 0.0, "lr": 1.0},
+    ]
+    found = parted(groups, critic, 2.0)
+    assert [(group["lr"], group["weight_decay"]) for group in found] == [(1.0, 0.1), (1.0, 0.0), (2.0, 0.1)]
+    assert [len(group["params"]) for group in found] == [1, 1, 1]
+    assert found[2]["params"][0] is critic.weight
+    assert parted(found, critic, 2.0) == found
+
+
 def test_a_step_on_the_same_answers_repeats_a_global_batch() -> None:
     from muster.worker.data.sampler import GroupedSampler
     from muster.workloads.ppo.train import Passes

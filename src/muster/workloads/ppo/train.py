@@ -82,19 +82,15 @@ class _Trainer(Rollouts, Trainer):
         return model.actor
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Transformers' own, with a learning rate for the critic. DeepSpeed's own optimizer has none yet."""
+        """Transformers' own, with a learning rate for the critic. DeepSpeed makes its own later, where the
+        recipe wants one, from what is said here."""
         optimizer, rate = super().create_optimizer(model), self.ppo.critic_learning_rate
         if rate is None:
             return optimizer
-        own = isinstance(optimizer, DummyOptim)
-        groups = [{"params": optimizer.params}] if own else optimizer.param_groups
-        critics = {id(parameter) for parameter in self.model.critic.parameters()}
-        split = []
-        for critic in (False, True):
-            for group in groups:
-                part = [each for each in group["params"] if (id(each) in critics) == critic]
-                split += [{**group, "params": part, **({"lr": rate} if critic else {})}] if part else []
-        if own:
+        later = isinstance(optimizer, DummyOptim)
+        groups = [{"params": optimizer.params}] if later else optimizer.param_groups
+        split = parted(groups, self.model.critic, rate)
+        if later:
             optimizer.params = split
         else:
             optimizer.param_groups[:] = split
@@ -228,6 +224,17 @@ class _Trainer(Rollouts, Trainer):
         self.model.critic.save_pretrained(str(folder / "critic"), state_dict=_part(weights, "critic."))
         for each in (folder, folder / "critic"):
             self.processing_class.save_pretrained(str(each))
+
+
+def parted(groups: Sequence[dict[str, Any]], critic: Any, rate: float) -> list[dict[str, Any]]:
+    """An optimizer's groups of parameters, with the critic's in groups of their own behind the others."""
+    own = {id(parameter) for parameter in critic.parameters()}
+    found = []
+    for inside, change in ((False, {}), (True, {"lr": rate})):
+        for group in groups:
+            part = [each for each in group["params"] if (id(each) in own) == inside]
+            found += [{**group, "params": part, **change}] if part else []
+    return found
 
 
 def _part(weights: Mapping[str, Any], prefix: str) -> dict[str, Any]:
