@@ -78,8 +78,8 @@ def bandit(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_it_solves_a_bandit_over_tokens(bandit: dict[str, Any], tmp_path: Path) -> None:
-    """Ten arms, by the prompt, three times in a row. Drawn answers get more than 95 % of the best reward, in
-    less than a minute, of a critic that began with nothing."""
+    """Ten arms, by the prompt, three times in a row. Drawn answers get more than 95 % of the best reward, of
+    a critic that began with nothing."""
     recipe = load_recipe("ppo").as_dict()
     recipe |= {**bandit, "engine": {"name": "ddp"}}
     recipe["train"] |= {"max_steps": 160, "learning_rate": 5e-3, "schedule": "constant", "warmup": 0}
@@ -88,10 +88,8 @@ def test_it_solves_a_bandit_over_tokens(bandit: dict[str, Any], tmp_path: Path) 
     recipe["checkpoint"] |= {"every": None, "model": False}
     told = train_here(tmp_path, recipe, micro=64)
     logs = [event for event in told if isinstance(event, events.Log)]
-    windows = [event for event in told if isinstance(event, events.Window)]
     assert logs[0].figures["reward"] < 0.3 < 0.95 < logs[-1].figures["reward"]
     assert logs[-1].figures["entropy"] < 0.5 < logs[0].figures["entropy"]
-    assert sum(window.seconds for window in windows) < 60
     (held,) = [event.figures["reward"] for event in told if isinstance(event, events.Evaluated)]
     assert held > 0.95
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from muster.core.errors import DataError
+from muster.core.errors import DataError, RecipeError
 from muster.core.recipe import recipe_from
 from muster.dialogues.rows import Turn, Wanted, dialogue_of, read_dialogues
 from muster.dialogues.spec import DialogueRecipe, load_samples, mixed, part_size, split_part
@@ -180,6 +180,28 @@ def test_the_rest_of_a_file_is_not_read_beyond_the_limit(tmp_path: Path) -> None
     assert [each.question for each in read_dialogues([file], Wanted(), limit=2)] == ["0", "1"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"reward": {}}, "nothing says what an answer is worth"),
+        ({"reward": {"function": "here.py"}}, "is not FILE.py:NAME"),
+        ({"reward": {"function": "nowhere.py:f"}}, "no such file"),
+        ({"reward": {"execution": True}, "data": {"path": "PAIRS"}}, "no answer can be judged by running it"),
+        ({"reward": {"execution": True}, "generation": {"prompt": 300, "answer": 300}}, "512 positions"),
+        ({"reward": {"execution": True}, "grpo": {"beta": 0.1}}, "nothing that it could be held to"),
+    ],
+)
+def test_what_cannot_be_rewarded(changes: dict[str, Any], what: str, tmp_path: Path) -> None:
+    file = _file(tmp_path / "a.jsonl", [{"prompt": f"p{n}", "answer": "x"} for n in range(9)])
+    if "data" in changes:
+        changes["data"] = {"path": str(file)}
+    made = recipe_from({"workload": "grpo", **changes})
+    with pytest.raises((DataError, RecipeError), match=what):
+        made.check_data(
+            file if "data" in changes else None, {"model_type": "llama", "max_position_embeddings": 512}
+        )
+
+
 # --- tokens -----------------------------------------------------------------------------------------------
 
 
@@ -308,7 +330,7 @@ def test_packed_samples_do_not_see_each_other(tokenizer: Any) -> None:
     losses = []
     for batch in (collate([together[0]]), apart([rows[0], rows[1]])):
         labels = batch.pop("labels")
-        losses.append(float(loss(model(**batch), labels)))
+        losses.append(loss(model(**batch), labels).item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     batch = collate([together[0]])
     counts = count_learned(batch)

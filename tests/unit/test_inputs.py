@@ -117,6 +117,22 @@ def test_a_runs_model_is_named_by_the_run(here: Path, name: str) -> None:
     assert found.model.config is None  # the shape is the run's, not the recipe's
 
 
+def test_a_runs_name_alone_means_its_weights_shape_and_tokenizer(here: Path) -> None:
+    """Over a recipe that describes a model from scratch; what is said beside it wins."""
+    run = a_run(here, "first-steps")
+    found = read_inputs("sft", "local:1", ["model.name=first-steps"]).recipe.model
+    assert (found.name, found.init, found.config, found.tokenizer) == (
+        str(run / "model"),
+        "pretrained",
+        None,
+        "auto",
+    )
+    found = read_inputs("sft", "local:1", ["model.name=last", "model.tokenizer=train"]).recipe.model
+    assert (found.init, found.tokenizer) == ("pretrained", "train")
+    other = read_inputs("sft", "local:1", ["model.name=llama-3-8b"]).recipe.model
+    assert (other.init, other.tokenizer) == ("random", "train")  # a size, whose weights are not here
+
+
 def test_a_run_without_a_model_and_weights_that_would_not_be_used_are_refused(here: Path) -> None:
     a_run(here, "broken", model=False)
     a_run(here, "whole")

@@ -24,10 +24,10 @@ from muster.core.hostlist import fold_hosts
 from muster.core.inventory import Host, Inventory, inventory_document
 from muster.core.job import Placement
 from muster.core.recipe import Recipe
-from muster.core.recipes import lay_over, load_recipe, parse_override, validate
+from muster.core.recipes import lay_over, parse_override, validate
 from muster.fleet.launchers.base import interpreter as starter_of
 from muster.fleet.shell import Shell
-from muster.inputs.read import Inputs, absolute
+from muster.inputs.read import Inputs, read_recipe
 from muster.inputs.read import check as prepare_job
 from muster.store.atomic import write_json
 
@@ -47,7 +47,7 @@ class WantedChecks:
 def settings_of(recipe: str, overrides: list[str]) -> Recipe:
     """The recipe, or what a recipe is without a file. Raises RecipeError."""
     if recipe:
-        return absolute(load_recipe(recipe, overrides))
+        return read_recipe(recipe, overrides)
     return validate(lay_over({}, [parse_override(override) for override in overrides]), where="settings")
 
 

@@ -13,7 +13,11 @@ from muster.core.printable import clean, printable
 
 
 class SafeConsole(Console):
-    """Prints every text clean; styles, and what rich itself tells the terminal, are as ever."""
+    """Prints every text clean; styles, and what rich itself tells the terminal, are as ever. `:name:` is no
+    picture: a reward function may be FILE.py:boom."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**{"emoji": False, **how})
 
     def render_str(self, text: str, **how: Any) -> Text:
         """Of a text with markup; before it is measured."""

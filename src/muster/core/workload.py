@@ -41,9 +41,9 @@ class Workload:
     packed: ClassVar[bool] = False  # each sample is one full sequence of tokens
     traced: ClassVar[bool] = False  # its model.py says how (TRACED)
     # Fields of the model's configuration that another key of the recipe sets: image_size -> data.size.
+    config_keys: ClassVar[Mapping[str, str]] = {}
     # (section, key) of further models that a recipe names: anchored and looked up as model.name is.
     other_models: ClassVar[tuple[tuple[str, str], ...]] = ()
-    config_keys: ClassVar[Mapping[str, str]] = {}
     metric: ClassVar[str] = "exact match"  # what its answers to held-out samples are judged by
     # What kinds of answers are called where they are not texts: by the names of reports/answers.py.
     answer_names: ClassVar[Mapping[str, str]] = {}

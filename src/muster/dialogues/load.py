@@ -32,6 +32,7 @@ def samples_of(context: Context) -> Samples:
     with first_on_disk(context) as first:
         found = read(recipe, context.cache, may_write=first)
     check_alike(context, "the samples are", lambda: _digest(found))
+    recipe.check_rows(found.train + found.held_out)
     return replace(found, held_out=found.held_out[: recipe.evaluate.limit])
 
 

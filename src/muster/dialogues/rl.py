@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from muster.core import families
-from muster.core.errors import RecipeError
+from muster.core.errors import DataError, RecipeError
 from muster.core.section import PositiveInt, Section
 from muster.core.workload import Lengths
+from muster.dialogues.rows import Dialogue
 from muster.dialogues.spec import DialogueRecipe
 
 if TYPE_CHECKING:
@@ -92,6 +93,16 @@ class RolloutRecipe(DialogueRecipe):
                 hint="a shorter generation.prompt or generation.answer",
             )
         super().check_data(path, config)
+
+    def check_rows(self, samples: Sequence[Dialogue]) -> None:
+        """Raise DataError where SQL is to be run and a sample has none, or no database."""
+        for sample in samples if self.reward.execution else ():
+            if not sample.database or not sample.answer:
+                raise DataError(
+                    "has no SQLite file or no expected SQL, so no answer can be judged by running it",
+                    where=sample.where,
+                    hint="a field database beside the answer; or reward.execution=false and another reward",
+                )
 
     def sequence(self, config: Mapping[str, Any] | None) -> int:
         """Tokens of a prompt with its answer."""

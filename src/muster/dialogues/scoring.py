@@ -93,12 +93,7 @@ class Scorer:
 def _executes(sample: Dialogue, text: str) -> bool:
     """Whether the SQL gives the same rows. Where the expected ones are none, or zeros alone, much wrong SQL
     gives them as well: there it has to be the same SQL."""
-    if not sample.database or not sample.answer:
-        raise DataError(
-            "has no SQLite file or no expected SQL, so no answer can be judged by running it",
-            where=sample.where,
-            hint="a field database beside the answer; or another reward than reward.execution",
-        )
+    assert sample.database and sample.answer  # RolloutRecipe.check_rows
     try:
         _, rows = run_query(Path(sample.database), sample.answer)
         if not any(value not in (None, 0) for row in rows for value in row):

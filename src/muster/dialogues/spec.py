@@ -147,7 +147,7 @@ print(model({question}, max_new_tokens={new}, return_full_text=False)[0]["genera
     def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
         """Read the files as the ranks will. Raises DataError and RecipeError."""
         data, positions = self.data, families.positions(config)
-        if data.sequence is not None and positions and data.sequence > positions:
+        if data.sequence is not None and positions and self.sequence(config) > positions:
             raise RecipeError(
                 f"is {data.sequence:,}, and the model has {positions:,} positions",
                 where="data.sequence",
@@ -157,8 +157,12 @@ print(model({question}, max_new_tokens={new}, return_full_text=False)[0]["genera
             raise RecipeError(
                 f"is {data.part}, and data.split has {len(data.split)} parts", where="data.part"
             )
-        if all(source.path and Path(source.path).exists() for source in data.sources()):
-            load_samples(self)
+        if data.sources() and all(s.path and Path(s.path).exists() for s in data.sources()):
+            samples = load_samples(self)
+            self.check_rows(samples.train + samples.held_out)
+
+    def check_rows(self, samples: Sequence[Dialogue]) -> None:
+        """Raise DataError for a sample that this workload cannot use."""
 
     def describe_data(self, path: Path) -> str:
         """Files by name."""

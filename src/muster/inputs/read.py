@@ -6,6 +6,7 @@ import os
 import pwd
 import re
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +23,7 @@ from muster.core.secrets import completed
 from muster.engines.base import spec_of
 from muster.inputs.model import check_model, model_config
 from muster.inputs.peaks import read_peaks
-from muster.store.runfolder import DEFAULT_ROOT, LAST, find_any, folder_at
+from muster.store.runfolder import DEFAULT_ROOT, LAST, PipelineFolder, RunFolder, find_any, folder_at
 from muster.store.values import kept
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -45,11 +46,24 @@ def read_inputs(source: str, hosts: str, overrides: list[str], *, waits: bool = 
 
     Raises RecipeError, InventoryError, DataError.
     """
-    recipe = absolute(load_recipe(source, overrides))
+    recipe = read_recipe(source, overrides)
     if recipe.measure.peaks:
         read_peaks(recipe.measure.peaks)
     inventory = read_inventory(hosts, waits=waits)
     return check(recipe, inventory)
+
+
+def read_recipe(source: str, overrides: Sequence[str]) -> Recipe:
+    """A recipe with its changes, its paths whole. `model.name=RUN` means the run's model, its weights, shape
+    and tokenizer, also over a recipe that describes a model from scratch; what is said beside it wins.
+    Raises RecipeError."""
+    said = {word.partition("=")[0].strip(): word.partition("=")[2].strip() for word in overrides}
+    implied: list[str] = []
+    name = said.get("model.name", "")
+    if "model.init" not in said and name and not families.size(name) and _run_of(name):
+        implied = ["model.init=pretrained", "model.config=null", "model.tokenizer=auto"]
+        implied = [word for word in implied if word.partition("=")[0] not in said]
+    return absolute(load_recipe(source, [*implied, *overrides]))
 
 
 def check(recipe: Recipe, inventory: Inventory) -> Inputs:
@@ -132,11 +146,9 @@ def _trained(name: str, init: str, where: str = "model.name") -> str:
     """
     if families.size(name):
         return name
-    places = [Path(os.path.expanduser(name)), DEFAULT_ROOT / name]  # noqa: PTH111 - never raises
-    found = next((there for each in places if (there := folder_at(each))), None)
-    if found is None and name not in LAST:
+    found = _run_of(name)
+    if found is None:
         return name
-    found = found or find_any(name)
     run = found.trained
     if not (run.model / "config.json").is_file():
         raise RecipeError(
@@ -151,6 +163,14 @@ def _trained(name: str, init: str, where: str = "model.name") -> str:
             hint="model.init=pretrained",
         )
     return str(run.model)
+
+
+def _run_of(name: str) -> RunFolder | PipelineFolder | None:
+    """The run or pipeline of this name, id or folder; None: it names none. Raises where there is no last
+    one."""
+    places = [Path(os.path.expanduser(name)), DEFAULT_ROOT / name]  # noqa: PTH111 - never raises
+    found = next((there for each in places if (there := folder_at(each))), None)
+    return find_any(name) if found is None and name in LAST else found
 
 
 def check_data(recipe: Recipe, *, here: bool) -> None:

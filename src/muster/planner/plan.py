@@ -16,13 +16,12 @@ from muster.core.hardware.machines import Machines, parse_parts
 from muster.core.job import Decision, Facts, place
 from muster.core.near import near_names
 from muster.core.recipe import Recipe
-from muster.core.recipes import load_recipe
 from muster.core.result import Planned as Promise
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Supervisor
 from muster.inputs.model import check_closed_form, whole_config
-from muster.inputs.read import Inputs, absolute, check
+from muster.inputs.read import Inputs, check, read_recipe
 from muster.planner.advice import advise
 from muster.planner.decide import Chosen, Decided, Tracer, decide
 from muster.planner.document import Plan
@@ -45,7 +44,7 @@ TIGHT = 0.5  # of a rank's room: closed forms, which miss by up to 37 %, will do
 
 def recipe_of(source: str, overrides: list[str]) -> Recipe:
     """A recipe as a user names it. Raises RecipeError."""
-    return absolute(load_recipe(source, overrides))
+    return read_recipe(source, overrides)
 
 
 def plan_on(

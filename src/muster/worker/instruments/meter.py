@@ -241,9 +241,11 @@ class Meter(TrainerCallback):  # type: ignore[misc]
     def _phases(self, seconds: float) -> dict[str, float]:
         """What the trainer says of the phases of its steps; the rest is training. It begins anew."""
         told: dict[str, float] = getattr(self.trainer, "phase_seconds", {})
-        found = {name: value for name, value in told.items() if value > 0}
-        told.clear()
-        return {**found, "training": max(0.0, seconds - sum(found.values()))} if found else {}
+        if not told:
+            return {}
+        found = dict(told)
+        told.update(dict.fromkeys(told, 0.0))  # the next window may have none, and is training alone
+        return {**found, "training": max(0.0, seconds - sum(found.values()))}
 
     def _counted(self) -> int | None:
         return self.skipped_by(self.trainer) if self.skipped_by else None
