@@ -178,6 +178,10 @@ class EngineSpec:
         """What a rank holds; rank None: the one that holds most. None: not known."""
         return None
 
+    def gathers_to_draw(self, spread: ModelSpread, tensors: Tensors) -> int | None:
+        """Bytes of weights that a rank gathers, beside what it holds, to draw answers; None: as in any pass."""
+        return None
+
     def traffic(self, parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic | None:
         """What several ranks exchange per optimizer step. None: not known."""
         return None

@@ -144,6 +144,10 @@ class DeepSpeedSpec(EngineSpec):
             return _held_0(spread, tensors)
         return _held_3(spread, tensors) if spread.stage == 3 else _held_1_2(spread, tensors, rank)
 
+    def gathers_to_draw(self, spread: ModelSpread, tensors: Tensors) -> int | None:
+        """Stage 3: all of them, once for all tokens (trl/models/utils.py, unwrap_model_for_generation)."""
+        return spread.element * elements(tensors) if spread.stage == 3 and spread.ranks > 1 else None
+
     def traffic(self, parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
         return (_exchanged_3 if spread.stage == 3 else _exchanged_0_to_2)(parameters, spread)
 

@@ -16,12 +16,20 @@ from muster.core.families import t5
 from muster.core.hardware.devices import WIDE
 from muster.core.trace import AFTER_BLOCKS, BACKWARD, Arithmetic, Pass, Trace
 from muster.core.units import format_bytes
-from muster.core.workload import Lengths
+from muster.core.workload import Drawing, HeldModel, Lengths, Output
 from muster.engines.base import spec_of
 from muster.engines.spread import NO_DISK, ModelSpread, NvmeOffload, Tensors
 from muster.engines.states import Parts, States, added, elements, largest
-from muster.planner.memory.activations import Kept, activation_bytes, fused_bytes, logit_bytes, stacks
-from muster.planner.memory.states import likely_tensors, states
+from muster.planner.memory.activations import (
+    Kept,
+    activation_bytes,
+    drawing_bytes,
+    fused_bytes,
+    logit_bytes,
+    stacks,
+    tile_bytes,
+)
+from muster.planner.memory.states import frozen_states, held_tensors, likely_tensors, states
 
 MARGIN = 0.06  # of a device's or a host's memory, left free
 SLACK = 0.04  # of all tensors: what torch's allocator reserves and cannot hand out
@@ -66,6 +74,9 @@ class Setting:
     share: float = 1.0  # of micro, samples of a rank on average: below 1 where batch.split differs
     saves: bool = True  # the first rank gathers the trained model
     fused_loss: bool | str = False  # as the recipe has it
+    output: Output = "logits"
+    others: tuple[HeldModel, ...] = ()  # of a step, beside the trained one
+    drawing: Drawing | None = None
     trace: Trace | None = field(default=None, repr=False)  # of the recipe's real model
 
     @property
@@ -91,10 +102,33 @@ class Setting:
 
     @property
     def tensors(self) -> Tensors:
+        """Parameter tensors of all that is trained."""
+        found = self.own_tensors
+        for each in self.others:
+            found += self.tensors_of(each) if each.trained else ()
+        return found
+
+    @property
+    def own_tensors(self) -> Tensors:
         """The model's parameter tensors: real ones where it was traced, else about such."""
         if self.trace is not None:
             return self.trace.parameters
         return likely_tensors(self.config, self.lengths, self.parameters, self.trainable)
+
+    def tensors_of(self, model: HeldModel) -> Tensors:
+        """Those of a further model of a step."""
+        return held_tensors(model, self.own_tensors, self.config, self.lengths)
+
+    @property
+    def frozen(self) -> list[HeldModel]:
+        """Further models that take memory and are not trained."""
+        return [each for each in self.others if not (each.trained or each.shared)]
+
+    @property
+    def drawn(self) -> int:
+        """Answers that a rank draws at once."""
+        rows = self.micro * self.accumulation
+        return min(rows, self.drawing.most or rows) if self.drawing else 0
 
     @property
     def spread(self) -> ModelSpread:
@@ -142,13 +176,29 @@ def need(setting: Setting) -> Need | None:
     found = states(setting.spread, tensors)
     if found is None:
         return None
+    frozen = [frozen_states(setting.spread, each, setting.tensors_of(each)) for each in setting.frozen]
     moments = moments_of(found, passing, accumulates=setting.accumulation > 1)
+    gathered = added(*(each.passes for each in frozen if each))
+    if setting.drawing is None:  # further models run while activations are kept, else before there are any
+        moments["loss"] = added(moments["loss"], gathered)
+    else:
+        moments["drawing answers"] = _drawing(setting, tensors, found, passing)
     sums = {name: sum(parts.values()) for name, parts in moments.items()}
     moment = max(sums, key=lambda name: sums[name])
-    device = added(found.held, moments[moment])
+    device = added(found.held, *(each.held for each in frozen if each), moments[moment])
+    host = added(found.host, *(each.host for each in frozen if each))
     if setting.trace is not None:
         device["model's buffers"] = setting.trace.buffers
-    return _with_overhead(setting, tensors, device, dict(found.host), passing.basis, moment)
+    return _with_overhead(setting, tensors, device, host, passing.basis, moment)
+
+
+def _drawing(setting: Setting, tensors: Tensors, found: States, passing: Passing) -> Parts:
+    """What is on the device beside what is always held, while a rank draws answers."""
+    assert setting.drawing is not None
+    gathered = spec_of(setting.engine).gathers_to_draw(setting.spread, tensors)
+    weights = found.passes if gathered is None else {"gathered parameters": gathered}
+    made = drawing_bytes(setting.config, setting.drawing, setting.drawn, setting.kept)
+    return added(weights, passing.copies, made)
 
 
 def _passing(setting: Setting) -> Passing | None:
@@ -162,11 +212,16 @@ def _passing(setting: Setting) -> Passing | None:
     each = activation_bytes(config, lengths, kept, checkpointing=setting.checkpointing)
     if each is None:
         return None
-    rows = setting.micro * (lengths.target or lengths.tokens)
-    logits = fused_bytes(config, rows, kept, setting.device, setting.fused_loss)
+    sequences = setting.micro * lengths.sequences
+    rows = sequences * (lengths.target or lengths.tokens)
+    logits: int | None = 0
+    if setting.output == "log-probs":
+        logits = tile_bytes(config, rows, kept, setting.device)
+    elif setting.output == "logits":
+        logits = fused_bytes(config, rows, kept, setting.device, setting.fused_loss)
     if logits is None:
-        logits = setting.micro * logit_bytes(config, lengths, kept)
-    parts = {"activations": setting.micro * each, "logits and loss": logits}
+        logits = sequences * logit_bytes(config, lengths, kept)
+    parts = {"activations": sequences * each, "logits and loss": logits}
     return closed(parts, setting.element * elements(setting.tensors) if kept.mixed else 0)
 
 
