@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/planner_dialogues.py [--only reward dpo] [--engines ddp zero-3]
 
-Each row is a job of six steps on two ranks of this machine: a Llama of 29.6 million parameters in fp32, with
-activations of a few hundred MB. Planned as `muster plan` does, with traces where a workload has them, and by
-closed forms alone as `muster train` does where memory is not tight. Measured: the resident peak of the
-largest rank. Rows that were there before stay. Writes benchmarks/results/planner_dialogues.json and the table
+Each row is a job of three steps on two ranks of this machine: a Llama of 29.5 million parameters in fp32,
+with activations of several hundred MB. Planned as `muster plan` does, with traces, and by closed forms alone
+as `muster train` does where memory is not tight. Measured: the resident peak of the largest rank. Rows that
+were there before stay. Writes benchmarks/results/planner_dialogues.json and the table
 in docs/memory.md.
 """
 
@@ -44,7 +44,7 @@ MODEL = {
 }  # fmt: skip
 COMMON = [
     f"model.config={json.dumps(MODEL)}", "data.generated.train=256", "data.generated.validation=8",
-    "data.sequence=256", "data.padding=fixed", "train.max_steps=6", "train.warmup=0", "evaluate.after=false",
+    "data.sequence=256", "data.padding=fixed", "train.max_steps=3", "train.warmup=0", "evaluate.after=false",
     "measure.warmup=1", "launch.threads=1",
 ]  # fmt: skip
 # Long answers, so that the passes are as long as planned: a model of random weights ends few.
@@ -135,7 +135,9 @@ def save(rows: list[dict[str, Any]]) -> None:
     begin, end = "<!-- planner_dialogues -->", "<!-- /planner_dialogues -->"
     text = PAGE.read_text()
     if begin in text:
-        PAGE.write_text(re.sub(f"{begin}.*{end}", f"{begin}\n\n{table(rows)}\n\n{end}", text, flags=re.DOTALL))
+        PAGE.write_text(
+            re.sub(f"{begin}.*{end}", f"{begin}\n\n{table(rows)}\n\n{end}", text, flags=re.DOTALL)
+        )
 
 
 if __name__ == "__main__":

@@ -24,16 +24,16 @@ SHORT_TRAINING = (
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a sample, with padding. `target`: the decoder's, where there are two stacks; `sequences`: of so
-    many tokens each, 2 where a sample is a pair."""
+    """Tokens of a sample, with padding. `target`: the decoder's, where there are two stacks; `sequences`: of
+    so many tokens each, 2 where a sample is a pair."""
 
     tokens: int
     target: int = 0
     sequences: int = 1
 
 
-# What a model makes of its last layer's output in a training step. logits: all of them at once, or in Muster's
-# parts; log-probs: of the tokens that are there, by TRL in tiles; numbers: one of each sequence.
+# What becomes of the last layer's output in a training step. logits: all at once, or in Muster's parts;
+# log-probs: those of the tokens that are there, by TRL in tiles; numbers: one of each sequence.
 Output = Literal["logits", "log-probs", "numbers"]
 
 
@@ -41,10 +41,10 @@ Output = Literal["logits", "log-probs", "numbers"]
 class HeldModel:
     """A model that takes part in a step beside the one that `model` names.
 
-    `role`: what it is for; `source`: its name, as `model.name` says one, None: the trained model's shape;
+    `role`: what it is for; `source`: its name, as in `model.name`, None: it has the trained model's shape;
     `output`: see Output; `trained`: by the same optimizer; `cut`: by the engine where it cuts weights, else
-    every rank has it whole in the precision that is computed in; `shared`: its weights are the trained model's
-    (adapters off), so that it takes time and no memory; `config`: its configuration, where that was found.
+    every rank has it whole in the precision that is computed in; `shared`: its weights are the trained
+    model's (adapters off), so that it takes time and no memory; `config`: its own, where known.
     """
 
     role: str
@@ -58,12 +58,12 @@ class HeldModel:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Answers that the model draws in a step: longest prompt and answer in tokens, and `most` at once; None:
-    all of a rank's step."""
+    """Answers that the model draws in a step: longest prompt and answer in tokens; all of a rank's step
+    `at_once`, or a micro-batch of them."""
 
     prompt: int
     answer: int
-    most: int | None = None
+    at_once: bool = True
 
 
 class Workload:

@@ -106,9 +106,7 @@ def generate(
             for row, prompt in enumerate(chosen):
                 inputs[row, longest - len(prompt) :] = torch.tensor(prompt)
                 mask[row, longest - len(prompt) :] = 1
-            made = model.generate(
-                inputs.to(device), attention_mask=mask.to(device), generation_config=config
-            )
+            made = model.generate(inputs.to(device), attention_mask=mask.to(device), generation_config=config)
             found += [ended(row, int(config.eos_token_id)) for row in made[:, longest:].tolist()]
         model.train(training)
     return found

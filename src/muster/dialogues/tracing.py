@@ -58,15 +58,18 @@ def _log_probs_loss(forward: Callable[..., Any], inputs: Inputs) -> torch.Tensor
 def _tiles(model: Any, request: TraceRequest, several: bool) -> Iterator[None]:
     """Inside, TRL's tiles of logits are as large as they are in memory, and their products count.
 
-    On CPUs the columns beyond the vocabulary are never written to. On GPUs a kernel of Triton's works in place
-    (trl/kernels/chunked_logprob.py), and gradients are added up in fp32 by the product itself.
+    On CPUs columns beyond the vocabulary are never written to. On GPUs a kernel of Triton's works in place
+    (trl/kernels/chunked_logprob.py), and the product itself adds gradients up in fp32. `several`: there are
+    more predictions than a tile has.
     """
     gpu = request.device == "cuda"
     classes = _inner(model).get_output_embeddings().weight.shape[0]
     width = utils._CHUNKED_LOGPROB_CHUNK_SIZE
 
     def added(sums: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-        if gpu and sums.dtype != left.dtype:  # the CPU has no such product: one of the same size, in its place
+        if (
+            gpu and sums.dtype != left.dtype
+        ):  # the CPU has no such product: one of the same size, in its place
             torch.mm(left, right, out=sums.view(left.dtype)[:, : sums.shape[1]])
         else:
             torch.addmm(sums, left.float(), right.float(), out=sums)

@@ -179,7 +179,7 @@ class EngineSpec:
         return None
 
     def gathers_to_draw(self, spread: ModelSpread, tensors: Tensors) -> int | None:
-        """Bytes of weights that a rank gathers, beside what it holds, to draw answers; None: as in any pass."""
+        """Bytes of weights that a rank gathers beside its own to draw answers; None: as in any pass."""
         return None
 
     def traffic(self, parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic | None:

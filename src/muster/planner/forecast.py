@@ -110,8 +110,8 @@ def case_of(setting: Setting, machines: Machines) -> StepCase | None:
 
 
 def _work(setting: Setting) -> StepWork | None:
-    """Of all models of a step, but for drawing answers. By the trace; else by the family's formula, without what
-    moves through memory."""
+    """Of all models of a step, but for drawing answers. By the trace; else by the family's formula, without
+    what moves through memory."""
     if setting.trace is not None and setting.trace.checkpointing == setting.checkpointing:
         return _with_others(setting, work_of(setting.trace.at(setting.micro)))
     products = families.products(setting.config, _shape(setting))
@@ -129,8 +129,8 @@ def _shape(setting: Setting) -> Shape:
 
 
 def _with_others(setting: Setting, work: StepWork) -> StepWork:
-    """With the passes of a step's further models: forward alone, or both where they are trained. What they move,
-    and their operations, are taken to be in proportion."""
+    """With the passes of a step's further models: forward alone, or both where they are trained. What they
+    move, and their operations, are taken to be in proportion."""
     more = 0.0
     for each in setting.others:
         config = setting.config if each.config is None else each.config
@@ -232,7 +232,7 @@ def _undrawn(setting: Setting, case: StepCase) -> str:
     """What the time leaves out, and the least that it is: each token reads all weights once."""
     assert setting.drawing is not None
     bandwidth = case.machines.device.bandwidth
-    rounds = -(-setting.micro * setting.accumulation // max(1, setting.drawn))
+    rounds = setting.micro * setting.accumulation // setting.drawn
     read = rounds * setting.drawing.answer * setting.element * setting.parameters
     least = f", at least {format_seconds(read / bandwidth)} a step on this device" if bandwidth else ""
     return f"not predicted: drawing answers{least}. Steps are longer by it, and samples/s fewer"

@@ -81,11 +81,10 @@ def setting_of(
 
 
 def assumed_shapes(recipe: Recipe) -> list[str]:
-    """The models of a step whose configuration is not known here: each is taken to be as large as the one that is
-    trained."""
+    """Which further models are taken to be as large as the trained one, for want of a configuration."""
     unknown = [each for each in recipe.held_models() if each.source and config_of(each.source) is None]
     return [
-        f"the {each.role} is taken to be as large as the model: the configuration of {each.source} is not here"
+        f"the {each.role} is taken to be as large as the model: {each.source} has no configuration here"
         for each in unknown
     ]
 

@@ -18,7 +18,10 @@ from muster.core.families import llama, t5, vit
 from muster.core.loss_parts import PLAIN_OUTPUT, most_rows, part_rows
 from muster.core.workload import Drawing, Lengths
 
-TILE = (4096, 32768)  # predictions and entries of the vocabulary: TRL's TOKEN_CHUNK_SIZE, _CHUNKED_LOGPROB_CHUNK_SIZE
+TILE = (
+    4096,
+    32768,
+)  # predictions and entries of the vocabulary: TRL's TOKEN_CHUNK_SIZE, _CHUNKED_LOGPROB_CHUNK_SIZE
 TILE_COPIES = 8  # of a tile in fp32, in the backward pass without a kernel: traced
 SAMPLING = 5  # copies of the next token's logits in fp32
 WIDTHS = ("word_embed_proj_dim", "d_model", "n_embd", "hidden_size")  # of the output layer's input
@@ -233,9 +236,9 @@ def fused_bytes(
 
 
 def tile_bytes(config: Mapping[str, Any], rows: int, kept: Kept, device: str) -> int:
-    """Log-probabilities of `rows` predictions by TRL (kernels/chunked_logprob.py): a tile of logits, on CPUs with
-    what PyTorch's operations make of it in place of one kernel; in fp32 the gradients of the output layer's
-    input and of its weight."""
+    """Log-probabilities of `rows` predictions by TRL (kernels/chunked_logprob.py): a tile of logits, on CPUs
+    with what PyTorch's operations make of it in place of one kernel; in fp32 the gradients of the output
+    layer's input and of its weight."""
     classes = int(config.get("vocab_size") or 0)
     width = int(next((config[key] for key in WIDTHS if config.get(key)), 0))
     columns = min(classes, TILE[1]) if device == "cpu" else TILE[1]
@@ -243,11 +246,9 @@ def tile_bytes(config: Mapping[str, Any], rows: int, kept: Kept, device: str) ->
     return min(rows, TILE[0]) * columns * per_value + 4 * width * (rows + classes)
 
 
-def drawing_bytes(
-    config: Mapping[str, Any], drawing: Drawing, rows: int, kept: Kept
-) -> dict[str, int]:
-    """Drawing `rows` answers at once: the keys and values of all tokens, of one layer twice while a token's are
-    added to them; what a layer makes of the prompts; logits of the next token, with the copies of sampling."""
+def drawing_bytes(config: Mapping[str, Any], drawing: Drawing, rows: int, kept: Kept) -> dict[str, int]:
+    """Drawing `rows` answers at once: the keys and values of all tokens, of one layer twice while a token's
+    are added; what a layer makes of the prompts; logits of the next token, with the copies of sampling."""
     whole = Lengths(drawing.prompt + drawing.answer)
     found = stacks(config, whole) or []
     layers = sum(stack.layers for stack in found)

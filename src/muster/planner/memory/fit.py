@@ -127,8 +127,14 @@ class Setting:
     @property
     def drawn(self) -> int:
         """Answers that a rank draws at once."""
-        rows = self.micro * self.accumulation
-        return min(rows, self.drawing.most or rows) if self.drawing else 0
+        if self.drawing is None:
+            return 0
+        return self.micro * (self.accumulation if self.drawing.at_once else 1)
+
+    @property
+    def elements(self) -> int:
+        """Parameters of all models that a rank makes."""
+        return elements(self.tensors) + sum(elements(self.tensors_of(each)) for each in self.frozen)
 
     @property
     def spread(self) -> ModelSpread:
@@ -202,6 +208,20 @@ def _drawing(setting: Setting, tensors: Tensors, found: States, passing: Passing
 
 
 def _passing(setting: Setting) -> Passing | None:
+    """Of the model, and by closed forms of further ones that are trained with it."""
+    found = _own_passing(setting)
+    if found is None:
+        return None
+    more: Parts = {}
+    for each in setting.others:
+        config = setting.config if each.config is None else each.config
+        kept = activation_bytes(config, setting.lengths, setting.kept, checkpointing=setting.checkpointing)
+        if each.trained and kept is not None:
+            more = added(more, {f"activations of the {each.role}": setting.micro * kept})
+    return replace(found, top=added(found.top, more), later=added(found.later, more))
+
+
+def _own_passing(setting: Setting) -> Passing | None:
     """Traced where the trace is of this arithmetic: not of another engine or precision, nor with other
     checkpointing. None for a family that is neither traced so nor known."""
     trace = setting.trace
@@ -230,7 +250,7 @@ def _with_overhead(
 ) -> Need:
     """What a process needs besides, and the model while it is made."""
     count = elements(tensors)
-    making = 4 * (count if setting.create == "whole" else largest(tensors))
+    making = 4 * (setting.elements if setting.create == "whole" else largest(tensors))
     first: Parts = {}  # one after the other: the larger counts
     engine = spec_of(setting.engine)
     if setting.create == "sharded" and engine.made_by_first:

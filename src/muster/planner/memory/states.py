@@ -35,8 +35,8 @@ def states(spread: ModelSpread, tensors: Tensors, rank: int | None = None) -> St
 
 
 def held_tensors(model: HeldModel, known: Tensors, shape: Mapping[str, Any], lengths: Lengths) -> Tensors:
-    """Parameter tensors of a further model. `known`, `shape`: those of the trained one, and its configuration,
-    whose shape it has where its own configuration is not known."""
+    """Parameter tensors of a further model. `known`, `shape`: those of the trained one, and its
+    configuration, whose shape it has where its own is not known."""
     config = shape_of(model.output, shape if model.config is None else model.config)
     count = families.parameters(config)
     if count is not None and (model.config is not None or model.trained or model.output == "numbers"):
@@ -44,7 +44,9 @@ def held_tensors(model: HeldModel, known: Tensors, shape: Mapping[str, Any], len
     return tuple(
         replace(each, name=f"{model.role}.{each.name}", unit=each.unit and f"{model.role}.{each.unit}")
         if model.trained
-        else replace(each, trained=False, unit="")  # FSDP cuts it as one unit (trl/models/utils.py, prepare_fsdp)
+        else replace(
+            each, trained=False, unit=""
+        )  # FSDP cuts it as one unit (trl/models/utils.py, prepare_fsdp)
         for each in known
     )
 

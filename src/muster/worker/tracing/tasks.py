@@ -31,8 +31,9 @@ class TraceTask:
     `lengths`: the request's that are a sample's tokens; none where samples are no tokens, and a prediction is
     one of the configuration's `num_labels`; `masked`: whether some of a batch is padding, which is what
     models ask of their masks; `moved`: labels are predicted by the place before; `sequences`: of a sample;
-    `loss`: of the forward pass and a batch, where it is not Muster's over logits; it has `tile` predictions in
-    memory at once, None: all; `within`: what a model of a request is traced inside of, in such parts or not.
+    `loss`: of the forward pass and a batch, where it is not Muster's over logits; it has at most `tile`
+    predictions in memory at once, None: all; `within`: what a model of a request is traced inside of, with
+    several tiles or one.
     """
 
     make: Callable[[Context, TraceRequest, dict[str, Any]], Any]
