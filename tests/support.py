@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -74,6 +77,36 @@ def run(folder: Path, hosts: str, *overrides: str, recipe: str = "demo") -> tupl
     target = RunFolder(folder)
     result = train(read_inputs(recipe, hosts, [*TINY, *overrides]), target)
     return target, result
+
+
+def train_here(folder: Path, recipe: dict[str, Any], micro: int = 4) -> list[events.Event]:
+    """What the one rank of a job says, which trains in this process: fp32 on the CPU, no agent."""
+    from accelerate.state import AcceleratorState
+
+    from muster.worker.main import run
+
+    recipe["launch"]["workdir"] = str(folder / "work")
+    job = {
+        "recipe": recipe, "batch": {"micro": micro, "accumulation": 1, "global": micro}, "precision": "fp32",
+        "device": "cpu", "attempt": 1, "resume_step": None,
+    }  # fmt: skip
+    port = socket.create_server(("127.0.0.1", 0))
+    alone = {
+        "OMP_NUM_THREADS": 1,
+        "RANK": 0,
+        "LOCAL_RANK": 0,
+        "WORLD_SIZE": 1,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port.getsockname()[1],
+        "MUSTER_RENDEZVOUS": port.detach(),  # open, as from an agent; the store closes it
+    }
+    # All of the environment comes back: a rank sets variables that ranks of later tests would inherit.
+    with mock.patch.dict(os.environ, {variable: str(value) for variable, value in alone.items()}):
+        try:
+            assert run({"job": job, "place": str(folder), "base": str(folder), "shared": True}) == 0
+        finally:
+            AcceleratorState._reset_state(reset_partial_state=True)  # this process's: the next begins anew
+    return list(events.read_events(folder / "rank0.events.jsonl"))
 
 
 def ranks(count: int, module: str, *arguments: str) -> list[str]:

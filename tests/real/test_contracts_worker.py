@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import os
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -18,7 +15,7 @@ from muster.core.recipes import load_recipe, shipped_recipes
 from muster.core.registry import load_plugin, plugin_names
 from muster.store import events
 from muster.store.sealed import compare, what_is_wrong
-from tests.support import needs_torch
+from tests.support import needs_torch, train_here
 from tests.unit.test_contracts import promised
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("torch_here")]
@@ -86,37 +83,11 @@ def smallest_recipe(workload: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(plugin_names("muster.worker.workloads")))
 def test_a_workload_trains_measures_and_answers(name: str, tmp_path: Path) -> None:
     """One rank, in this process: its events, whole checkpoints, its saved model, and an answer of that."""
-    from accelerate.state import AcceleratorState
-
-    from muster.worker.main import run
-
     module = load_plugin("muster.worker.workloads", name, "train")
     if hasattr(module, "measure"):
         pytest.skip("it trains nothing")
     data = smallest_recipe(name)
-    data["launch"]["workdir"] = str(tmp_path / "work")
-    job = {
-        "recipe": data, "batch": {"micro": 4, "accumulation": 1, "global": 4}, "precision": "fp32",
-        "device": "cpu", "attempt": 1, "resume_step": None,
-    }  # fmt: skip
-    spec = {"job": job, "place": str(tmp_path), "base": str(tmp_path), "shared": True}
-    port = socket.create_server(("127.0.0.1", 0))
-    alone = {
-        "OMP_NUM_THREADS": 1,
-        "RANK": 0,
-        "LOCAL_RANK": 0,
-        "WORLD_SIZE": 1,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port.getsockname()[1],
-        "MUSTER_RENDEZVOUS": port.detach(),  # open, as from an agent; the store closes it
-    }
-    # All of the environment comes back: a rank sets variables that ranks of later tests would inherit.
-    with mock.patch.dict(os.environ, {variable: str(value) for variable, value in alone.items()}):
-        try:
-            assert run(spec) == 0
-        finally:
-            AcceleratorState._reset_state(reset_partial_state=True)  # this process's: the next begins anew
-    told = list(events.read_events(tmp_path / "rank0.events.jsonl"))
+    told = train_here(tmp_path, data)
     windows = [event for event in told if isinstance(event, events.Window)]
     assert [window.samples for window in windows] == [4, 4, 4]
     assert all(0 < window.tokens <= window.padded_tokens for window in windows)

@@ -297,7 +297,7 @@ def test_the_code_that_is_sent_is_what_ranks_import() -> None:
         "muster/store/events.py", "muster/worker/__main__.py", "muster/engines/ddp/runtime.py",
     } <= names  # fmt: skip
     rooms = {name.split("/")[1] for name in names if name.count("/") > 1}
-    assert rooms == {"core", "engines", "failures", "store", "worker", "workloads"}
+    assert rooms == {"core", "dialogues", "engines", "failures", "store", "worker", "workloads"}
     assert "muster/failures/failures.json" in names
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 

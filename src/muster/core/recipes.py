@@ -31,6 +31,7 @@ SETTINGS = re.compile(r"drop|^initializer_|^num_labels$|^attn_implementation$")
 PATHS = (("data", "path"), ("engine", "config"), ("measure", "peaks"))
 NAMES = (
     ("model", "name"), ("model", "tokenizer"), ("data", "name"), ("reward", "model"),
+    ("ppo", "critic"),
     ("launch", "setup"),  # else a line of bash, which may begin like a path
 )  # fmt: skip
 NAME = re.compile(r"[a-zA-Z][\w-]*")  # of a plug-in

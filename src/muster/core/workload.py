@@ -33,8 +33,9 @@ class Lengths:
 
 
 # What becomes of the last layer's output in a training step. logits: all at once, or in Muster's parts;
-# log-probs: those of the tokens that are there, by TRL in tiles; numbers: one of each sequence.
-Output = Literal["logits", "log-probs", "numbers"]
+# all logits: at once; log-probs: those of the tokens that are there, by TRL in tiles; numbers: one of each
+# sequence.
+Output = Literal["logits", "all logits", "log-probs", "numbers"]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -15,6 +15,9 @@ from muster.core.errors import RecipeError
 from muster.core.section import PositiveInt, Section
 from muster.core.workload import Drawing, HeldModel, Lengths, Output
 from muster.dialogues.spec import DialogueRecipe
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Reward(Section):
@@ -66,7 +69,9 @@ class RolloutRecipe(DialogueRecipe):
     other_models: ClassVar[tuple[tuple[str, str], ...]] = (("reward", "model"),)
 
     reward: Reward = Field(default_factory=Reward, description="What an answer is worth.")
-    generation: Generation = Field(default_factory=Generation, description="How answers are drawn.")
+    generation: Generation = Field(
+        default_factory=Generation, description="How long answers may be, and how each token is drawn."
+    )
 
     def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
         """As all dialogues, and whether there is a reward."""
@@ -110,6 +115,17 @@ class RolloutRecipe(DialogueRecipe):
     def drawing(self) -> Drawing:
         """All answers of a rank's step at once, as TRL draws them."""
         return Drawing(self.generation.prompt, self.generation.answer)
+
+    def with_tokens(self, tokens: float) -> Self:
+        """Prompts and answers shortened alike."""
+        given = self.generation
+        share = tokens / (given.prompt + given.answer)
+        sizes = {name: max(1, round(share * getattr(given, name))) for name in ("prompt", "answer")}
+        shorter = {
+            "data": self.data.model_copy(update={"padding": "fixed"}),
+            "generation": given.model_copy(update=sizes),
+        }
+        return self.model_copy(update=shorter)
 
     def example(self, question: str | None) -> tuple[str, int]:
         """A prompt as it is."""

@@ -138,19 +138,24 @@ def load_function(name: str) -> Function:
     return found
 
 
+def check_tokenizer(name: str, tokenizer: Any, where: str) -> None:
+    """Raise RecipeError unless the trained model of this name reads the same tokens. `where`: its key."""
+    own = load_from(AutoTokenizer.from_pretrained, name, where)
+    if own.get_vocab() != tokenizer.get_vocab():
+        raise RecipeError(
+            f"{name} has another tokenizer than the model: it would read other words",
+            where=where,
+            hint="train it with `reward`, starting from this model",
+        )
+
+
 def load_reward_model(context: Context, tokenizer: Any) -> Any:
     """The recipe's reward model, whole on every rank, in the precision that is computed in. Raises
     RecipeError where its tokenizer is another one."""
     recipe = context.recipe
     assert isinstance(recipe, RolloutRecipe) and recipe.reward.model
     name = recipe.reward.model
-    own = load_from(AutoTokenizer.from_pretrained, name, "reward.model")
-    if own.get_vocab() != tokenizer.get_vocab():
-        raise RecipeError(
-            f"{name} has another tokenizer than the model: it would read other words",
-            where="reward.model",
-            hint="train it with `reward`, starting from this model",
-        )
+    check_tokenizer(name, tokenizer, "reward.model")
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(context.precision, torch.float32)
     with whole():
         kind = AutoModelForSequenceClassification

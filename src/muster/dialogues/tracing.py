@@ -18,8 +18,13 @@ from muster.worker.decoders import make_config, make_model
 from muster.worker.tracing.tasks import Inputs, TraceTask, Vocabulary, tokens_of
 
 
-def _model(context: Context, request: TraceRequest, config: dict[str, Any]) -> Any:
-    model = make_model(context, make_config(context.recipe, None), None)
+def make_decoder(context: Context, request: TraceRequest, config: dict[str, Any]) -> Any:
+    """The model that is trained."""
+    return make_model(context, make_config(context.recipe, None), None)
+
+
+def _compared_model(context: Context, request: TraceRequest, config: dict[str, Any]) -> Any:
+    model = make_decoder(context, request, config)
     utils.add_fused_lm_head(_inner(model), outputs=("log_probs", "entropy"))
     return model
 
@@ -32,7 +37,7 @@ def _reward_model(context: Context, request: TraceRequest, config: dict[str, Any
     return make_reward_model(context, Vocabulary(config))
 
 
-def _batch(sequences: int) -> Callable[[TraceRequest, Any, int], Inputs]:
+def batches_of(sequences: int) -> Callable[[TraceRequest, Any, int], Inputs]:
     """As dialogues/tokens.py collates. `sequences`: of a sample."""
 
     def batch(request: TraceRequest, model: Any, samples: int) -> Inputs:
@@ -90,15 +95,15 @@ def _changed(stack: ExitStack, module: Any, name: str, value: Any) -> None:
 
 
 REWARDED = TraceTask(
-    _reward_model, _batch(2), lengths=("tokens",), masked=True, sequences=2, loss=_reward_loss
+    _reward_model, batches_of(2), lengths=("tokens",), masked=True, sequences=2, loss=_reward_loss
 )
 
 
 def compared(sequences: int) -> TraceTask:
     """A decoder that is trained by log-probabilities. `sequences`: of a sample."""
     return TraceTask(
-        _model,
-        _batch(sequences),
+        _compared_model,
+        batches_of(sequences),
         lengths=("tokens",),
         masked=True,
         sequences=sequences,

@@ -24,16 +24,21 @@ def save_merged(trainer: Any, folder: Path, *, main: bool) -> None:
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if not main:
         return
+    write_merged(trainer.model, weights, folder)
+    if trainer.processing_class is not None:
+        trainer.processing_class.save_pretrained(str(folder))
+
+
+def write_merged(model: Any, weights: Mapping[str, Any], folder: Path) -> None:
+    """A PEFT model with these weights, whole. Raises WorkerError."""
     from peft import get_peft_model
 
-    base = trainer.model.get_base_model()
-    twin = get_peft_model(type(base)(base.config), trainer.model.peft_config["default"])
+    base = model.get_base_model()
+    twin = get_peft_model(type(base)(base.config), model.peft_config["default"])
     _load(twin, weights)
     whole = twin.merge_and_unload()
     whole.generation_config = base.generation_config
     whole.save_pretrained(str(folder))
-    if trainer.processing_class is not None:
-        trainer.processing_class.save_pretrained(str(folder))
 
 
 def _load(twin: Any, weights: Mapping[str, Any]) -> None:

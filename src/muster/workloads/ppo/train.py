@@ -1,0 +1,297 @@
+"""Proximal policy optimization: a decoder draws answers, and a critic says what reward to expect of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import DummyOptim, set_seed
+from torch.utils.data import Sampler
+from transformers import TrainingArguments
+from trl.models.utils import prepare_deepspeed
+
+from muster.dialogues.answer import Answerer, executed, questions
+from muster.dialogues.load import Encoding
+from muster.dialogues.rollouts import Prompts, Rollouts, generate, generation_config
+from muster.dialogues.scoring import Scorer
+from muster.worker.adapters import write_merged
+from muster.worker.context import Context
+from muster.worker.data.sampler import GroupedSampler
+from muster.worker.decoders import make_config, make_model
+from muster.worker.trainer import Trainer, wired
+from muster.worker.workloads.base import Built, Counts
+from muster.workloads.ppo.actor_critic import ActorCritic, Answered, logits_of, make_critic, without_dropout
+from muster.workloads.ppo.objective import advantages_of, log_probs_of, policy_loss, token_rewards, value_loss
+from muster.workloads.ppo.spec import Ppo, PpoRecipe
+
+__all__ = ["Answerer", "build", "questions"]
+
+
+@dataclass
+class Experience:
+    """A micro-batch of answers with what was true when they were drawn; (answers, columns) each."""
+
+    answered: Answered
+    log_probs: torch.Tensor
+    values: torch.Tensor
+    advantages: torch.Tensor
+    returns: torch.Tensor
+
+
+class Passes(Sampler[int]):  # type: ignore[misc]
+    """Every global batch of an order several times."""
+
+    def __init__(self, order: GroupedSampler, count: int) -> None:
+        self.order, self.count = order, count
+
+    def __len__(self) -> int:
+        return len(self.order) * self.count
+
+    def __iter__(self) -> Iterator[int]:
+        indices, size = list(self.order), self.order.global_batch
+        for start in range(0, len(indices), size):
+            yield from indices[start : start + size] * self.count
+
+
+class _Trainer(Rollouts, Trainer):
+    """Muster's trainer; each optimizer step begins with answers to its prompts, or goes on with those of the
+    step before. All micro-batches of a step are answered at once. Set `prompts`, `ppo` and `reference` as
+    well."""
+
+    prompts: Prompts
+    ppo: Ppo
+    reference: Any = None  # None: the actor without its adapters
+    loss_is_scaled_for_ga = True
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self._waiting: list[list[int]] = []  # prompts of micro-batches that are to be answered
+        self._left = 0  # steps on the answers there are
+        self._experiences: list[Experience] = []  # of this step's micro-batches, the next one first
+        self._at = 0
+        self._tokens = 1.0  # of all answers of the global batch
+        self._sums: dict[str, torch.Tensor] = {}  # since the last log: each figure's sum, and of how many
+
+    @staticmethod
+    def generating(model: Any) -> Any:
+        """The actor."""
+        return model.actor
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Transformers' own, with a learning rate for the critic. DeepSpeed's own optimizer has none yet."""
+        optimizer, rate = super().create_optimizer(model), self.ppo.critic_learning_rate
+        if rate is None:
+            return optimizer
+        own = isinstance(optimizer, DummyOptim)
+        groups = [{"params": optimizer.params}] if own else optimizer.param_groups
+        critics = {id(parameter) for parameter in self.model.critic.parameters()}
+        split = []
+        for critic in (False, True):
+            for group in groups:
+                part = [each for each in group["params"] if (id(each) in critics) == critic]
+                split += [{**group, "params": part, **({"lr": rate} if critic else {})}] if part else []
+        if own:
+            optimizer.params = split
+        else:
+            optimizer.param_groups[:] = split
+        return optimizer
+
+    def get_batch_samples(self, *given: Any) -> Any:
+        """A step's micro-batches of prompts, which `training_step` answers."""
+        found, _ = super().get_batch_samples(*given)
+        self._at = 0
+        if not self._left:
+            self._waiting = [batch["prompts"].tolist() for batch in found]
+            self._left = self.ppo.epochs - self.state.global_step % self.ppo.epochs
+        self._left -= 1
+        return found, None
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> torch.Tensor:
+        """Loss and gradient of a micro-batch of answers. They are in `inputs` afterwards."""
+        if self._waiting:
+            self._experiences = self._drawn(self._waiting)
+            self._waiting = []
+        answered = self._experiences[self._at].answered
+        inputs |= {"input_ids": answered.input_ids, "attention_mask": answered.attention_mask}
+        loss: torch.Tensor = super().training_step(model, inputs)
+        self._at += 1
+        return loss
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> torch.Tensor:
+        """This rank's and micro-batch's part of the mean over all answers' tokens of the global batch: the
+        policy's loss and the weighted value's. Engines average over ranks."""
+        now, ppo = self._experiences[self._at], self.ppo
+        mask = now.answered.mask
+        log_probs, values = model(inputs["input_ids"], inputs["attention_mask"], mask.shape[1])
+        policy, clipped = policy_loss(log_probs, now.log_probs, now.advantages, mask, ppo.clip)
+        value = value_loss(values, now.values, now.returns, mask, ppo.value_clip)
+        self._see("value_loss", value.detach(), mask.sum())
+        self._see("clip_fraction", clipped, mask.sum())
+        return (policy + ppo.value_weight * value) * (self.accelerator.num_processes / self._tokens)
+
+    def _drawn(self, waiting: Sequence[Sequence[int]]) -> list[Experience]:
+        """Answers to these prompts, as numbers, and all that the loss needs of them."""
+        micro, tokenizer = self.args.per_device_train_batch_size, self.encoding.tokenizer
+        numbers = [number for batch in waiting for number in batch]
+        prompts = [self.prompts.tokens[number] for number in numbers]
+        config = generation_config(self.generation, tokenizer, sampled=True)
+        with self.phase("generating"):
+            answers = generate(self, prompts, config, batch=micro, part=self.generating)
+        samples = [self.prompts.samples[number] for number in numbers]
+        with self.phase("scoring"):
+            scores = self.scorer(samples, answers)
+            made = [
+                self._experience(prompts[part], answers[part], scores[part])
+                for part in (slice(start, start + micro) for start in range(0, len(numbers), micro))
+            ]
+            self._settle(made)
+        cut = sum(answer[-1] != tokenizer.eos_token_id for answer in answers)
+        self._see("reward", sum(scores), len(answers))
+        self._see("completions/mean_length", sum(map(len, answers)), len(answers))
+        self._see("completions/clipped_ratio", cut, len(answers))
+        return made
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _experience(
+        self, prompts: Sequence[list[int]], answers: Sequence[list[int]], scores: Sequence[float]
+    ) -> Experience:
+        """What is true of a micro-batch of answers when they are drawn."""
+        encoding, ppo, device = self.encoding, self.ppo, self.accelerator.device
+        pad = encoding.tokenizer.pad_token_id
+        answered = Answered.of(prompts, answers, pad, encoding.fixed, encoding.multiple).to(device)
+        mask = answered.mask
+        given = (answered.input_ids, answered.attention_mask, mask.shape[1])
+        self.model.eval()
+        with self.accelerator.autocast():
+            log_probs, values, entropy = self.model(*given, entropy=True)
+            divergence = torch.zeros_like(log_probs)
+            if ppo.kl:
+                with nullcontext() if self.reference else self.model.actor.disable_adapter():
+                    logits = logits_of(self.reference or self.model.actor, *given)
+                divergence = log_probs - log_probs_of(logits, answered.tokens, self.generation.temperature)
+                self._see("kl", (divergence * mask).sum(), mask.sum())
+        self._see("entropy", (entropy * mask).sum(), mask.sum())
+        scored = torch.tensor(scores, device=device)
+        rewards = token_rewards(scored, divergence, mask, ppo.kl, ppo.reward_clip)
+        return Experience(
+            answered, log_probs, values, *advantages_of(values, rewards, mask, ppo.gamma, ppo.lam)
+        )
+
+    def _settle(self, made: Sequence[Experience]) -> None:
+        """Count the answers' tokens on all ranks; give their advantages mean 0 and variance 1 where that is
+        wanted."""
+        masks = [each.answered.mask.double() for each in made]
+        moments = [
+            torch.stack([mask.sum(), each.advantages.sum(), (each.advantages.double() ** 2).sum()])
+            for mask, each in zip(masks, made, strict=True)
+        ]
+        summed = self.accelerator.reduce(torch.stack(moments).sum(0), "sum")
+        self._tokens, total, squares = summed.tolist()
+        if self.ppo.whiten:
+            mean = total / self._tokens
+            deviation = max(squares / self._tokens - mean**2, 0.0) ** 0.5
+            for each in made:
+                each.advantages = (each.advantages - mean) / (deviation + 1e-8) * each.answered.mask
+
+    def _see(self, name: str, total: Any, count: Any) -> None:
+        device = self.accelerator.device
+        seen = torch.stack([torch.as_tensor(each, device=device).double() for each in (total, count)])
+        self._sums[name] = self._sums.get(name, 0) + seen
+
+    def log(self, logs: dict[str, float], *rest: Any) -> None:
+        """With the figures' means over all ranks since the last log of training."""
+        if "loss" in logs and self._sums:
+            sums = self.accelerator.reduce(torch.stack(list(self._sums.values())), "sum").tolist()
+            logs |= {name: total / count for name, (total, count) in zip(self._sums, sums, strict=True)}
+            self._sums = {}
+        super().log(logs, *rest)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Of checkpoints both; else the actor, as any causal language model, and the critic in `critic/`."""
+        if _internal_call:
+            super().save_model(output_dir, _internal_call=True)
+            return
+        weights = self.accelerator.get_state_dict(self.model_wrapped)
+        if not self.is_world_process_zero():
+            return
+        folder, actor = Path(output_dir or self.args.output_dir), self.model.actor
+        if hasattr(actor, "peft_config"):
+            actor.save_pretrained(str(folder / "adapter"), state_dict=_part(weights, "actor."))
+            write_merged(actor, _part(weights, "actor."), folder)
+        else:
+            actor.save_pretrained(str(folder), state_dict=_part(weights, "actor."))
+        self.model.critic.save_pretrained(str(folder / "critic"), state_dict=_part(weights, "critic."))
+        for each in (folder, folder / "critic"):
+            self.processing_class.save_pretrained(str(each))
+
+
+def _part(weights: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {name[len(prefix) :]: value for name, value in weights.items() if name.startswith(prefix)}
+
+
+def build(context: Context, arguments: dict[str, Any]) -> Built:
+    """The trainer for the recipe. Raises DataError and RecipeError."""
+    recipe = context.recipe
+    assert isinstance(recipe, PpoRecipe)
+    encoding, generation = Encoding(context), recipe.generation
+    tokenizer, samples = encoding.tokenizer, encoding.samples
+    train, held = (Prompts(part, encoding, generation.prompt) for part in (samples.train, samples.held_out))
+    config = make_config(recipe, tokenizer)
+    encoding.fitting(config)
+    scorer = Scorer(context, recipe, tokenizer)
+    actor, critic = make_model(context, config, tokenizer), make_critic(context, tokenizer)
+    own = recipe.ppo.kl and not recipe.lora
+    reference = make_model(context, config, tokenizer) if own else None
+    trainer = wired(
+        _Trainer,
+        context,
+        ActorCritic(actor, critic, generation.temperature),
+        TrainingArguments(**arguments),
+        train=train,
+        held_out=held,
+        lengths=train.lengths,
+        collator=_numbers,
+        processing=tokenizer,
+        grouped=recipe.padding_varies,
+        own_loss=True,
+    )
+    trainer.encoding, trainer.generation, trainer.scorer = encoding, generation, scorer
+    trainer.prompts, trainer.ppo = train, recipe.ppo
+    trainer.sampler = Passes(trainer.sampler, recipe.ppo.epochs)
+    if reference is not None:
+        trainer.reference = _frozen(trainer, reference)
+    set_seed(recipe.train.seed, device_specific=True)  # ranks draw different answers to the same prompt
+    return Built(
+        trainer,
+        _count,
+        len(train) * recipe.ppo.epochs,
+        executed(held.samples),
+        0,
+        encoding.skipped,
+        len(held),
+        encoding.notes,
+        after=True,
+        flops=False,  # of generation, mostly
+    )
+
+
+def _frozen(trainer: Any, model: Any) -> Any:
+    """The reference, which is never trained: in shards where the actor is."""
+    without_dropout(model).requires_grad_(False)
+    if trainer.is_deepspeed_enabled:
+        return prepare_deepspeed(model, trainer.accelerator)
+    return trainer.accelerator.prepare_model(model, evaluation_mode=True).eval()
+
+
+def _numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    return {"prompts": torch.tensor([int(row["prompt"]) for row in rows])}
+
+
+def _count(inputs: Mapping[str, Any]) -> Counts:
+    """Answers, and their tokens with those of their prompts."""
+    mask = inputs["attention_mask"]
+    return Counts(len(mask), mask.sum(), mask.numel())

@@ -1,0 +1,192 @@
+"""The terms of proximal policy optimization, each against a case computed by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from muster.core.errors import RecipeError
+from muster.core.recipe import recipe_from
+from muster.workloads.ppo.spec import PpoRecipe
+
+torch = pytest.importorskip("torch")
+
+from muster.workloads.ppo import objective  # noqa: E402
+from muster.workloads.ppo.actor_critic import ActorCritic, Answered  # noqa: E402
+
+SMALL = {
+    "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "num_hidden_layers": 1, "vocab_size": 10, "num_labels": 1,
+}  # fmt: skip
+LOGITS = [0.0, math.log(2.0), 0.0]  # as probabilities: 1/4, 1/2, 1/4
+
+
+def close(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_log_probabilities_are_those_of_the_tokens() -> None:
+    """At temperature 1/2 the logits count twice: 1/6, 4/6, 1/6."""
+    logits, tokens = torch.tensor([[LOGITS, LOGITS]]), torch.tensor([[1, 2]])
+    close(objective.log_probs_of(logits, tokens, 1.0), [[math.log(1 / 2), math.log(1 / 4)]])
+    close(objective.log_probs_of(logits, tokens, 0.5), [[math.log(4 / 6), math.log(1 / 6)]])
+    assert objective.log_probs_of(logits.bfloat16(), tokens, 1.0).dtype == torch.float32
+
+
+def test_entropy_is_that_of_the_distribution() -> None:
+    """1/2 log 2 + 2 x 1/4 log 4 = 1.5 log 2."""
+    close(objective.entropy_of(torch.tensor([[LOGITS]]), 1.0), [[1.5 * math.log(2)]])
+
+
+def test_the_reward_comes_at_the_last_token_and_the_penalty_at_each() -> None:
+    """-0.1 x the difference; + 2 at the second answer's last token, + 5 where 7 is cut. A divergence outside
+    an answer, at its prompt or after its end, costs nothing."""
+    divergence = torch.tensor([[9.0, 1.0, -2.0, 9.0], [3.0, 0.5, 9.0, 9.0], [9.0, 9.0, 9.0, 1.0]])
+    mask = torch.tensor([[0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 1]])
+    scores = torch.tensor([7.0, 2.0, -7.0])
+    found = objective.token_rewards(scores, divergence, mask, kl=0.1, limit=5.0)
+    close(found, [[0.0, -0.1, 5.2, 0.0], [-0.3, 1.95, 0.0, 0.0], [0.0, 0.0, 0.0, -5.1]])
+    close(objective.token_rewards(scores, divergence, mask, 0.0, None).sum(1), [7.0, 2.0, -7.0])
+
+
+def test_advantages_of_three_tokens() -> None:
+    """gamma 0.5, lambda 0.5, values 1, 2, 4, rewards 0.5, 0, 8.
+
+    delta: 8 - 4 = 4; 0 + 0.5 x 4 - 2 = 0; 0.5 + 0.5 x 2 - 1 = 0.5.
+    A: 4; 0 + 0.25 x 4 = 1; 0.5 + 0.25 x 1 = 0.75.
+    """
+    values, rewards = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[0.5, 0.0, 8.0]])
+    advantages, returns = objective.advantages_of(values, rewards, torch.ones(1, 3), 0.5, 0.5)
+    close(advantages, [[0.75, 1.0, 4.0]])
+    close(returns, [[1.75, 3.0, 8.0]])
+
+
+def test_with_gamma_and_lambda_of_one_a_return_is_the_rewards_to_come() -> None:
+    """Whatever the critic says."""
+    rewards = torch.tensor([[1.0, 2.0, 3.0]])
+    _, returns = objective.advantages_of(torch.randn(1, 3), rewards, torch.ones(1, 3), 1.0, 1.0)
+    close(returns, [[6.0, 5.0, 3.0]])
+
+
+def test_prompts_and_what_comes_after_the_end_count_for_nothing() -> None:
+    """The case of three tokens, with another row's columns around it and anything in them."""
+    values = torch.tensor([[50.0, 1.0, 2.0, 4.0, 70.0, 80.0]])
+    rewards = torch.tensor([[60.0, 0.5, 0.0, 8.0, 90.0, 11.0]])
+    mask = torch.tensor([[0, 1, 1, 1, 0, 0]])
+    advantages, returns = objective.advantages_of(values, rewards, mask, 0.5, 0.5)
+    close(advantages, [[0.0, 0.75, 1.0, 4.0, 0.0, 0.0]])
+    close(returns, [[0.0, 1.75, 3.0, 8.0, 0.0, 0.0]])
+    new, old = torch.tensor([[5.0, 0, 0, 0, 5, 5]]), torch.zeros(1, 6)
+    loss, clipped = objective.policy_loss(new, old, torch.ones(1, 6), mask, 0.2)
+    assert (float(loss), int(clipped)) == (-3.0, 0)
+    assert float(objective.value_loss(new, old, torch.zeros(1, 6), mask, 0.2)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient", "clipped"),
+    [
+        (1.1, 2.0, -2.2, -2.2, 0),  # inside: -r A, and d(r A)/d log pi = r A
+        (1.5, 2.0, -2.4, 0.0, 1),  # likelier than 1.2: no more is won
+        (0.5, 2.0, -1.0, -1.0, 0),  # a good token that became unlikely is pulled back
+        (0.5, -2.0, 1.6, 0.0, 1),  # unlikelier than 0.8: no more is won
+        (1.5, -2.0, 3.0, 3.0, 0),  # a bad token that became likely is pushed back
+    ],
+)  # fmt: skip
+def test_the_policy_is_clipped_where_it_gained(
+    ratio: float, advantage: float, loss: float, gradient: float, clipped: int
+) -> None:
+    """PPO, figure 1: both signs, both sides."""
+    new = torch.tensor([[math.log(ratio) - 1.0]], requires_grad=True)
+    found, count = objective.policy_loss(
+        new, torch.tensor([[-1.0]]), torch.tensor([[advantage]]), torch.ones(1, 1), 0.2
+    )
+    found.backward()
+    assert found.item() == pytest.approx(loss, rel=1e-5)
+    assert new.grad is not None and new.grad.item() == pytest.approx(gradient, rel=1e-5, abs=1e-6)
+    assert int(count) == clipped
+
+
+@pytest.mark.parametrize(
+    ("value", "returned", "loss", "gradient"),
+    [
+        (1.1, 3.0, 0.5 * 1.9**2, -1.9),  # inside 1 +- 0.2
+        (2.0, 3.0, 0.5 * 1.8**2, 0.0),  # nearer than 1.2 allows: as if it were at 1.2
+        (0.0, 3.0, 0.5 * 3.0**2, -3.0),  # away from the return: as it is
+        (0.0, -1.0, 0.5 * 1.8**2, 0.0),  # the other side: as if it were at 0.8
+    ],
+)  # fmt: skip
+def test_a_value_is_clipped_around_the_old_one(
+    value: float, returned: float, loss: float, gradient: float
+) -> None:
+    """The old value is 1, the clip 0.2."""
+    new = torch.tensor([[value]], requires_grad=True)
+    found = objective.value_loss(new, torch.ones(1, 1), torch.tensor([[returned]]), torch.ones(1, 1), 0.2)
+    found.backward()
+    assert found.item() == pytest.approx(loss, rel=1e-5)
+    assert new.grad is not None and new.grad.item() == pytest.approx(gradient, rel=1e-5, abs=1e-6)
+
+
+def test_answers_stand_behind_their_prompts() -> None:
+    """Columns begin at the shortest prompt; padding is behind all, and its id in an answer is an answer's."""
+    made = Answered.of([[5, 6, 7], [8]], [[9, 0], [4, 3]], pad=0, length=None, multiple=4)
+    assert made.input_ids.tolist() == [[5, 6, 7, 9, 0, 0, 0, 0], [8, 4, 3, 0, 0, 0, 0, 0]]
+    assert made.attention_mask.sum(1).tolist() == [5, 3]
+    assert made.mask.tolist() == [[0, 0, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0]]
+    assert made.tokens[0].tolist() == [6, 7, 9, 0, 0, 0, 0]
+    assert Answered.of([[1]], [[2]], 0, 6, 4).input_ids.shape == (1, 6)
+
+
+def test_a_padded_answer_is_what_it_is_alone() -> None:
+    """Log-probabilities, values and entropy of two answers in one batch, and of each by itself."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("llama", **SMALL)
+    actor = AutoModelForCausalLM.from_config(config)
+    critic = AutoModelForSequenceClassification.from_config(config)
+    model = ActorCritic(actor, critic, 0.7).eval()
+    prompts, answers = [[5, 6, 7], [8]], [[9, 3], [4, 3, 2]]
+    both = Answered.of(prompts, answers, pad=0, length=None, multiple=8)
+    with torch.no_grad():
+        found = model(both.input_ids, both.attention_mask, both.mask.shape[1], entropy=True)
+        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            alone = torch.tensor([[*prompt, *answer]])
+            before = actor(alone).logits[0, len(prompt) - 1 : -1] / 0.7
+            logs = before.log_softmax(-1)
+            expected = [
+                logs[range(len(answer)), answer],
+                critic.score(critic.model(alone)[0])[0, len(prompt) - 1 : -1, 0],
+                -(logs.exp() * logs).sum(-1),
+            ]
+            for each, wanted in zip(found, expected, strict=True):
+                torch.testing.assert_close(each[row][both.mask[row] > 0], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_on_the_same_answers_repeats_a_global_batch() -> None:
+    from muster.worker.data.sampler import GroupedSampler
+    from muster.workloads.ppo.train import Passes
+
+    order = GroupedSampler([1] * 4, global_batch=2, seed=0, grouped=False)
+    once, twice = list(order), list(Passes(order, 2))
+    assert twice == [*once[:2], *once[:2], *once[2:], *once[2:]]
+    assert len(Passes(order, 2)) == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [({"engine": {"name": "fsdp"}}, "engine.name"), ({"batch": {"split": "measured"}}, "batch.split")],
+)
+def test_what_it_cannot_do_is_refused_before_the_start(changes: dict[str, Any], where: str) -> None:
+    recipe = recipe_from({"workload": "ppo", "reward": {"execution": True}, **changes})
+    assert isinstance(recipe, PpoRecipe)
+    with pytest.raises(RecipeError) as caught:
+        recipe.check_data(None, {})
+    assert caught.value.where == where and caught.value.hint
+
+
+def test_steps_on_the_same_answers_are_counted() -> None:
+    """An epoch has as many more samples."""
+    data = {"workload": "ppo", "data": {"generated": {"train": 50}}, "ppo": {"epochs": 3}}
+    assert recipe_from(data).epoch_samples() == 150
