@@ -33,6 +33,10 @@ from muster.planner.memory.states import frozen_states, held_tensors, likely_ten
 
 MARGIN = 0.06  # of a device's or a host's memory, left free
 SLACK = 0.04  # of all tensors: what torch's allocator reserves and cannot hand out
+# On CPUs, of the C library, whose heap keeps what is freed between tensors that stay: of all tensors, and of
+# weights that are gathered and released between activations. Measured (docs/memory.md); 1 MiB blocks of their
+# own would be given back, and cost a third of the speed.
+HEAP, HOLES = 0.08, 2
 GB = 1_000_000_000
 CONTEXT = GB * 8 // 10  # a CUDA context with its libraries: 0.3 to 1 GB
 COMMUNICATOR = GB // 2  # of NCCL
@@ -195,7 +199,9 @@ def need(setting: Setting) -> Need | None:
     host = added(found.host, *(each.host for each in frozen if each))
     if setting.trace is not None:
         device["model's buffers"] = setting.trace.buffers
-    return _with_overhead(setting, tensors, device, host, passing.basis, moment)
+    passes = added(found.passes, gathered)
+    holes = HOLES * sum(size for name, size in passes.items() if name.startswith("gathered"))
+    return _with_overhead(setting, tensors, device, host, passing.basis, moment, holes)
 
 
 def _drawing(setting: Setting, tensors: Tensors, found: States, passing: Passing) -> Parts:
@@ -246,9 +252,9 @@ def _own_passing(setting: Setting) -> Passing | None:
 
 
 def _with_overhead(
-    setting: Setting, tensors: Tensors, device: Parts, host: Parts, basis: str, moment: str
+    setting: Setting, tensors: Tensors, device: Parts, host: Parts, basis: str, moment: str, holes: int
 ) -> Need:
-    """What a process needs besides, and the model while it is made."""
+    """What a process needs besides, and the model while it is made. `holes`: in a CPU's heap."""
     count = elements(tensors)
     making = 4 * (setting.elements if setting.create == "whole" else largest(tensors))
     first: Parts = {}  # one after the other: the larger counts
@@ -259,7 +265,8 @@ def _with_overhead(
         first["the whole model, saved by the first rank"] = engine.weight_bytes(setting.element) * count
     if setting.device == "cpu":
         everything = added(device, host)
-        everything = added(everything, {"allocator slack": int(SLACK * sum(everything.values()))})
+        slack = holes + int(HEAP * sum(everything.values()))
+        everything = added(everything, {"allocator slack": slack})
         if sum(everything.values()) < making:
             everything, moment = {"the model while it is made": making}, "making the model"
         return Need({**everything, "process": PROCESS}, {}, first, basis, moment)

@@ -91,9 +91,14 @@ class PpoRecipe(RolloutRecipe):
         return self.ppo.kl > 0
 
     def held_models(self) -> tuple[HeldModel, ...]:
-        """The critic beside those of all that generate."""
+        """The critic beside those of all that generate; and both once more, before the step."""
         start = self.ppo.critic or self.reward.model
-        return (HeldModel("critic", source=start, output="numbers", trained=True), *super().held_models())
+        return (
+            HeldModel("critic", source=start, output="numbers", trained=True),
+            HeldModel("actor before the step", output=self.output, shared=True),
+            HeldModel("critic before the step", source=start, output="numbers", shared=True),
+            *super().held_models(),
+        )
 
     def drawing(self) -> Drawing:
         """A micro-batch of answers after the other."""
