@@ -48,7 +48,7 @@ COMMON = [
     "measure.warmup=1", "launch.threads=1",
 ]  # fmt: skip
 # Long answers, so that the passes are as long as planned: a model of random weights ends few.
-DRAWN = ["generation.prompt=64", "generation.answer=192", "batch.micro=8"]
+DRAWN = ["generation.prompt=40", "generation.answer=216", "data.bad=skip", "batch.micro=8"]
 WORKLOADS: dict[str, list[str]] = {
     "sft": ["batch.micro=8"],
     "reward": ["batch.micro=4"],

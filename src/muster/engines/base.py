@@ -56,6 +56,7 @@ class EngineSpec:
     one_disk: ClassVar[bool] = False  # the first host alone writes checkpoints
     pickles: ClassVar[bool] = True  # loading a checkpoint may run what its files say
     whole_checkpoints: ClassVar[bool] = False  # that any number of ranks reads
+    gathers_tensors: ClassVar[bool] = False  # that it cuts one by one, not a module in one block
     copies: ClassVar[int] = 4  # times a gradient is read and written: into a bucket, averaged, out again
 
     # --- words -------------------------------------------------------------------------------------------

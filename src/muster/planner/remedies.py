@@ -62,8 +62,8 @@ def engine_words(setting: Setting) -> str:
 
 
 def remedies(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHING_SAID) -> list[str]:
-    """What would fit: the fewest overrides on these hosts, then on more ranks, else larger GPUs; another size;
-    where not even one sample fits in any of these ways, shorter ones."""
+    """What would fit: the fewest overrides on these hosts, then on more ranks, then another size; where not even
+    one sample fits on such ranks, shorter ones, and larger GPUs."""
     ways = []
     here = next((each for each in changes(setting, said) if _fits(each[1], room)), None)
     if here:
@@ -233,7 +233,7 @@ def _larger(setting: Setting, room: Room) -> str | None:
     """The smallest GPUs that are known on which it fits as it is, where the device is what it lacks."""
     if setting.device != "cuda" or room.device is None:
         return None
-    known = sorted(((each.memory or 0, each.name) for each in map(find_device, names())))
+    known = sorted((each.memory or 0, each.name) for each in map(find_device, names()))
     for memory, name in known:
         if memory > room.device and _fits(setting, replace(room, device=memory)):
             return f"GPUs of {format_bytes(memory)}, such as {name}"

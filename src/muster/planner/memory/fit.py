@@ -34,9 +34,8 @@ from muster.planner.memory.states import frozen_states, held_tensors, likely_ten
 MARGIN = 0.06  # of a device's or a host's memory, left free
 SLACK = 0.04  # of all tensors: what torch's allocator reserves and cannot hand out
 # On CPUs, of the C library, whose heap keeps what is freed between tensors that stay: of all tensors, and of
-# weights that are gathered and released between activations. Measured (docs/memory.md); 1 MiB blocks of their
-# own would be given back, and cost a third of the speed.
-HEAP, HOLES = 0.08, 2
+# weights that are gathered one by one and released between activations. Measured (docs/memory.md).
+HEAP, HOLES = 0.12, 2
 GB = 1_000_000_000
 CONTEXT = GB * 8 // 10  # a CUDA context with its libraries: 0.3 to 1 GB
 COMMUNICATOR = GB // 2  # of NCCL
@@ -200,7 +199,8 @@ def need(setting: Setting) -> Need | None:
     if setting.trace is not None:
         device["model's buffers"] = setting.trace.buffers
     passes = added(found.passes, gathered)
-    holes = HOLES * sum(size for name, size in passes.items() if name.startswith("gathered"))
+    scattered = spec_of(setting.engine).gathers_tensors
+    holes = HOLES * sum(size for name, size in passes.items() if scattered and name.startswith("gathered"))
     return _with_overhead(setting, tensors, device, host, passing.basis, moment, holes)
 
 
