@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,15 @@ def test_what_autograd_holds(kind: str, checkpointing: bool) -> None:
         else:
             assert at.saved == pytest.approx(held, rel=0.02)
     check_allocated(found, real, 8)
+
+
+@pytest.mark.parametrize("workload", ["reward", "dpo", "ppo"])
+def test_what_workloads_with_a_loss_of_their_own_hold(workload: str) -> None:
+    request = replace(asked("llama"), workload=workload)
+    found, real = traced(request), Real(request)
+    for samples in (3, 8):
+        held, _ = real.saved(samples)
+        assert found.at(samples).saved == pytest.approx(held, rel=0.02)
 
 
 def check_allocated(found: Trace, real: Real, samples: int) -> None:

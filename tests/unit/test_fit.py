@@ -409,7 +409,8 @@ def test_every_change_that_is_offered_makes_the_batch_and_fits(
     setting = big("opt-1.3b", 4, checkpointing=False, micro=micro, accumulation=accumulation)
     room = Room(40 * 10**9, ROOMY)
     assert not fits(setting, room)
-    ways = [way for way in remedies(setting, room, "opt-1.3b", said) if "model.name" not in way]
+    offered = remedies(setting, room, "opt-1.3b", said)
+    ways = [way for way in offered if "model.name" not in way and not way.startswith("GPUs of")]
     assert ways
     for way in ways:
         changed, ranks = overridden(way, setting)

@@ -28,7 +28,7 @@ def test_shipped_suites_are_valid(name: str) -> None:
 
 def test_those_that_ship() -> None:
     compared = {"old-and-new", "s1-old-and-new", "zero-sweep"}
-    assert set(shipped_suites()) == {"acceptance", "s1", "scaling", *compared}
+    assert set(shipped_suites()) == {"acceptance", "s1", "s1-ppo", "scaling", *compared}
     acceptance = load_suite("acceptance")
     assert (acceptance.slow, acceptance.check is not None) == (0.02, True)
     assert [each.name for each in acceptance.jobs] == ["fabric", "opt-350m"]

@@ -7,10 +7,10 @@ prepares or reports asks here, and never which workload it is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from muster.core.errors import UsageError
 
@@ -26,10 +26,47 @@ SHORT_TRAINING = (
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a sample, with padding. `target`: the decoder's, where there are two stacks."""
+    """Tokens of a sample, with padding. `target`: the decoder's, where there are two stacks; `sequences`: of
+    so many tokens each, 2 where a sample is a pair."""
 
     tokens: int
     target: int = 0
+    sequences: int = 1
+
+
+# What becomes of the last layer's output in a training step. logits: all at once, or in Muster's parts;
+# all logits: at once; log-probs: those of the tokens that are there, by TRL in tiles; numbers: one of each
+# sequence.
+Output = Literal["logits", "all logits", "log-probs", "numbers"]
+
+
+@dataclass(frozen=True)
+class HeldModel:
+    """A model that takes part in a step beside the one that `model` names.
+
+    `role`: what it is for; `source`: its name, as in `model.name`, None: it has the trained model's shape;
+    `output`: see Output; `trained`: by the same optimizer; `cut`: by the engine where it cuts weights, else
+    every rank has it whole in the precision that is computed in; `shared`: its weights are the trained
+    model's (adapters off), so that it takes time and no memory; `config`: its own, where known.
+    """
+
+    role: str
+    source: str | None = None
+    output: Output = "logits"
+    trained: bool = False
+    cut: bool = True
+    shared: bool = False
+    config: Mapping[str, Any] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Answers that the model draws in a step: longest prompt and answer in tokens; all of a rank's step
+    `at_once`, or a micro-batch of them."""
+
+    prompt: int
+    answer: int
+    at_once: bool = True
 
 
 class Workload:
@@ -40,10 +77,11 @@ class Workload:
     tokenized: ClassVar[bool] = True  # samples become tokens: the model has a vocabulary
     packed: ClassVar[bool] = False  # each sample is one full sequence of tokens
     traced: ClassVar[bool] = False  # its model.py says how (TRACED)
-    # Fields of the model's configuration that another key of the recipe sets: image_size -> data.size.
-    config_keys: ClassVar[Mapping[str, str]] = {}
+    output: ClassVar[Output] = "logits"  # of the trained model
     # (section, key) of further models that a recipe names: anchored and looked up as model.name is.
     other_models: ClassVar[tuple[tuple[str, str], ...]] = ()
+    # Fields of the model's configuration that another key of the recipe sets: image_size -> data.size.
+    config_keys: ClassVar[Mapping[str, str]] = {}
     metric: ClassVar[str] = "exact match"  # what its answers to held-out samples are judged by
     # What kinds of answers are called where they are not texts: by the names of reports/answers.py.
     answer_names: ClassVar[Mapping[str, str]] = {}
@@ -82,6 +120,14 @@ class Workload:
 
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths | None:
         """The longest sample, for a model of this configuration; None: not known."""
+        return None
+
+    def held_models(self) -> tuple[HeldModel, ...]:
+        """The models of a step beside the one that is trained."""
+        return ()
+
+    def drawing(self) -> Drawing | None:
+        """The answers that a step draws before it trains; None: it draws none."""
         return None
 
     @property

@@ -13,7 +13,7 @@ from pydantic import Field
 from muster.core import families
 from muster.core.errors import DataError, RecipeError
 from muster.core.section import PositiveInt, Section
-from muster.core.workload import Lengths
+from muster.core.workload import Drawing, HeldModel, Lengths, Output
 from muster.dialogues.rows import Dialogue
 from muster.dialogues.spec import DialogueRecipe
 
@@ -64,8 +64,8 @@ class Generation(Section):
 class RolloutRecipe(DialogueRecipe):
     """A decoder generates answers to prompts, and learns which ones are rewarded. A sample is an answer."""
 
-    traced: ClassVar[bool] = False
     answered: ClassVar[bool] = False
+    output: ClassVar[Output] = "log-probs"
     metric: ClassVar[str] = "exact match"
     other_models: ClassVar[tuple[tuple[str, str], ...]] = (("reward", "model"),)
 
@@ -111,6 +111,21 @@ class RolloutRecipe(DialogueRecipe):
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths:
         """Prompt and answer together."""
         return Lengths(self.sequence(config))
+
+    @property
+    def held(self) -> bool:
+        """Whether the model is held to the one that it starts from."""
+        return False
+
+    def held_models(self) -> tuple[HeldModel, ...]:
+        """What the model is held to, and what rewards its answers."""
+        reference = HeldModel("reference model", output=self.output, shared=self.lora is not None)
+        reward = HeldModel("reward model", source=self.reward.model, output="numbers", cut=False)
+        return (*[reference] * self.held, *[reward] * (self.reward.model is not None))
+
+    def drawing(self) -> Drawing:
+        """All answers of a rank's step at once, as TRL draws them."""
+        return Drawing(self.generation.prompt, self.generation.answer)
 
     def with_tokens(self, tokens: float) -> Self:
         """Prompts and answers shortened alike."""

@@ -189,7 +189,7 @@ print(model({question}, max_new_tokens={new}, return_full_text=False)[0]["genera
 
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths:
         """As the recipe limits samples."""
-        return Lengths(self.sequence(config))
+        return Lengths(self.sequence(config), sequences=2 if self.pairs else 1)
 
     @property
     def padding_varies(self) -> bool:

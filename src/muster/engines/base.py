@@ -56,6 +56,7 @@ class EngineSpec:
     one_disk: ClassVar[bool] = False  # the first host alone writes checkpoints
     pickles: ClassVar[bool] = True  # loading a checkpoint may run what its files say
     whole_checkpoints: ClassVar[bool] = False  # that any number of ranks reads
+    gathers_tensors: ClassVar[bool] = False  # that it cuts one by one, not a module in one block
     copies: ClassVar[int] = 4  # times a gradient is read and written: into a bucket, averaged, out again
 
     # --- words -------------------------------------------------------------------------------------------
@@ -176,6 +177,10 @@ class EngineSpec:
 
     def states(self, spread: ModelSpread, tensors: Tensors, rank: int | None = None) -> States | None:
         """What a rank holds; rank None: the one that holds most. None: not known."""
+        return None
+
+    def gathers_to_draw(self, spread: ModelSpread, tensors: Tensors) -> int | None:
+        """Bytes of weights that a rank gathers beside its own to draw answers; None: as in any pass."""
         return None
 
     def traffic(self, parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic | None:

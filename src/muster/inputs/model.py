@@ -30,27 +30,31 @@ def is_t5(recipe: Recipe) -> bool:
 
 def model_config(recipe: Recipe) -> dict[str, Any] | None:
     """The model's configuration where it is known here: a size by name, a local folder, the recipe's own."""
-    base = families.size(recipe.model.name)
-    file = config_file(recipe)
-    if base is None and recipe.model.name:
-        if file is None:
-            return None
-        try:
-            base = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RecipeError(f"cannot be read: {error}", where=str(file)) from None
-        if not isinstance(base, dict):
-            raise RecipeError("is not a JSON object", where=str(file))
-    if base is None and recipe.model.config is None:
+    base = config_of(recipe.model.name)
+    if base is None and (recipe.model.name or recipe.model.config is None):
         return None
     return {**(base or {}), **(recipe.model.config or {})}
 
 
-def config_file(recipe: Recipe) -> Path | None:
+def config_of(name: str | None) -> dict[str, Any] | None:
+    """The configuration of a model by its name: a size, or a folder here; None: it is neither."""
+    file = config_file(name)
+    if file is None:
+        return families.size(name)
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"cannot be read: {error}", where=str(file)) from None
+    if not isinstance(found, dict):
+        raise RecipeError("is not a JSON object", where=str(file))
+    return found
+
+
+def config_file(name: str | None) -> Path | None:
     """The file of a model that is a folder here."""
-    if not recipe.model.name or families.size(recipe.model.name):
+    if not name or families.size(name):
         return None
-    file = Path(recipe.model.name).expanduser() / "config.json"
+    file = Path(name).expanduser() / "config.json"
     return file if file.is_file() else None
 
 
@@ -90,7 +94,7 @@ def check_model(recipe: Recipe) -> None:
     if config is None:
         _check_name(recipe.model.name or "")
         return
-    own, base, decided = recipe.model.config or {}, config_file(recipe), recipe.config_of_data()
+    own, base, decided = recipe.model.config or {}, config_file(recipe.model.name), recipe.config_of_data()
     elsewhere = {name: key for name, key in recipe.config_keys.items() if name in decided}
     named = "model.name" if recipe.model.name and "model_type" not in own else "model.config.model_type"
     _check_family(recipe, config, named)

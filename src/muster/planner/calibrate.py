@@ -112,6 +112,8 @@ def measured_of(run: RunFolder, link: str | None = None) -> MeasuredRun:
     if any(report.share is not None for report in result.hosts):
         raise RunFolderError("had unequal shares, which teach nothing about one device", where=run.id)
     recipe = recipe_from(job.recipe)
+    if recipe.drawing():
+        raise RunFolderError("drew answers, and how long that takes is not planned", where=run.id)
     slots = [place.slots for place in job.placements]
     case = _case(at_mean_lengths(recipe, result), job, slots, _machines(run, result, job, link))
     if case is None:

@@ -110,17 +110,40 @@ def case_of(setting: Setting, machines: Machines) -> StepCase | None:
 
 
 def _work(setting: Setting) -> StepWork | None:
-    """Of the trace; else by the family's formula, without what moves through memory."""
+    """Of all models of a step, but for drawing answers. By the trace; else by the family's formula, without
+    what moves through memory."""
     if setting.trace is not None and setting.trace.checkpointing == setting.checkpointing:
-        return work_of(setting.trace.at(setting.micro))
-    image = "image_size" in setting.config
-    tokens = 0 if image else setting.lengths.tokens
-    products = families.products(setting.config, Shape(setting.micro, tokens, setting.lengths.target))
+        return _with_others(setting, work_of(setting.trace.at(setting.micro)))
+    products = families.products(setting.config, _shape(setting))
     if products is None:
         return None
     frozen = setting.trainable < setting.parameters
     done = training(products, checkpointing=setting.checkpointing, frozen=frozen)
-    return StepWork(setting.micro, done.forward, done.hardware)
+    return _with_others(setting, StepWork(setting.micro, done.forward, done.hardware))
+
+
+def _shape(setting: Setting) -> Shape:
+    image = "image_size" in setting.config
+    rows = setting.micro * setting.lengths.sequences
+    return Shape(rows, 0 if image else setting.lengths.tokens, setting.lengths.target)
+
+
+def _with_others(setting: Setting, work: StepWork) -> StepWork:
+    """With the passes of a step's further models: forward alone, or both where they are trained. What they
+    move, and their operations, are taken to be in proportion."""
+    more = 0.0
+    for each in setting.others:
+        config = setting.config if each.config is None else each.config
+        products = families.products(config, _shape(setting))
+        if products is None:
+            more += work.flops if each.trained else work.forward
+        else:
+            done = training(products, checkpointing=setting.checkpointing)
+            more += done.hardware if each.trained else done.forward
+    times = 1 + more / work.flops if work.flops else 1.0
+    return replace(
+        work, flops=work.flops + more, moved=times * work.moved, operations=times * work.operations
+    )
 
 
 def memory_plan(setting: Setting, room: Room, found: Need) -> MemoryPlan:
@@ -190,6 +213,8 @@ def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, m
     assumed = [] if case.work.moved else ["operations only: memory traffic is not counted"]
     if not case.work.moved and case.machines.device.bandwidth:
         notes.append(UNTRACED)
+    if setting.drawing is not None:
+        notes.append(_undrawn(setting, case))
     if recipe.padding_varies:
         assumed.append("steps are for the longest samples; with dynamic padding they are shorter")
     return made.model_copy(
@@ -201,6 +226,16 @@ def _with_time(recipe: Recipe, setting: Setting, room: Room, outlook: Outlook, m
             "notes": notes,
         }
     )
+
+
+def _undrawn(setting: Setting, case: StepCase) -> str:
+    """What the time leaves out, and the least that it is: each token reads all weights once."""
+    assert setting.drawing is not None
+    bandwidth = case.machines.device.bandwidth
+    rounds = setting.micro * setting.accumulation // setting.drawn
+    read = rounds * setting.drawing.answer * setting.element * setting.parameters
+    least = f", at least {format_seconds(read / bandwidth)} a step on this device" if bandwidth else ""
+    return f"not predicted: drawing answers{least}. Steps are longer by it, and samples/s fewer"
 
 
 def global_given(recipe: Recipe) -> bool:

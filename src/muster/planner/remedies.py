@@ -10,6 +10,7 @@ from typing import Any
 from muster.core import families
 from muster.core.batch import resolve_batch
 from muster.core.errors import RecipeError, UsageError
+from muster.core.hardware.devices import find_device, names
 from muster.core.units import counted, format_bytes
 from muster.engines.base import own_specs, spec_of
 from muster.planner.memory.fit import Room, Setting, fits, lacking, need
@@ -61,8 +62,8 @@ def engine_words(setting: Setting) -> str:
 
 
 def remedies(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHING_SAID) -> list[str]:
-    """Overrides that would fit: the fewest on these hosts, then on more ranks, then another size; where not
-    even one sample fits in any of these ways, shorter ones."""
+    """What would fit: the fewest overrides on these hosts, then on more ranks, then another size; where not even
+    one sample fits on such ranks, shorter ones, and larger GPUs."""
     ways = []
     here = next((each for each in changes(setting, said) if _fits(each[1], room)), None)
     if here:
@@ -71,11 +72,12 @@ def remedies(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHI
         shards = "engine" not in said.fixed and (here is None or "engine.offload" in here[0])
         more = _more_ranks(setting, room, said, shards=shards)
         ways += [more] if more else []
+    larger = None if ways else _larger(setting, room)
     smaller = _smaller(setting, room, model)
     if smaller:
         ways.append(f"model.name={smaller}")
     shorter = None if ways else _shorter(setting, room, said)
-    return [shorter] if shorter else ways
+    return [*ways, *(each for each in (shorter, larger) if each)]
 
 
 def _with_large_micro(
@@ -225,6 +227,17 @@ def _more_ranks(setting: Setting, room: Room, said: OpenChoices, *, shards: bool
                 best = (ranks, f"{_words(changed)} on {words}" if changed else words)
             ranks *= 2
     return best[1] if best else None
+
+
+def _larger(setting: Setting, room: Room) -> str | None:
+    """The smallest GPUs that are known on which it fits as it is, where the device is what it lacks."""
+    if setting.device != "cuda" or room.device is None:
+        return None
+    known = sorted((each.memory or 0, each.name) for each in map(find_device, names()))
+    for memory, name in known:
+        if memory > room.device and _fits(setting, replace(room, device=memory)):
+            return f"GPUs of {format_bytes(memory)}, such as {name}"
+    return None
 
 
 def _smaller(setting: Setting, room: Room, model: str) -> str | None:

@@ -12,8 +12,9 @@ from muster.core.job import Facts
 from muster.core.recipe import Recipe
 from muster.core.trace import Trace
 from muster.engines.base import spec_of
-from muster.inputs.model import decided_config, whole_config
+from muster.inputs.model import config_of, decided_config, whole_config
 from muster.planner.memory.fit import Room, Setting
+from muster.planner.memory.states import shape_of
 from muster.planner.placing import gpus_of
 from muster.planner.remedies import hidden_size
 
@@ -51,7 +52,7 @@ def setting_of(
     lengths = recipe.lengths(config)
     if config is None or lengths is None:
         return None
-    config = decided_config(recipe, config)
+    config = shape_of(recipe.output, decided_config(recipe, config))
     counted = _counted(recipe, config, trace)
     if counted is None:
         return None
@@ -71,9 +72,21 @@ def setting_of(
         create="sharded" if recipe.model.create == "sharded" else "whole",
         saves=recipe.checkpoint.model,
         fused_loss=recipe.train.fused_loss,
+        output=recipe.output,
+        others=tuple(replace(each, config=config_of(each.source)) for each in recipe.held_models()),
+        drawing=recipe.drawing(),
         trace=trace,
     )
     return replace(setting, **spec_of(recipe.engine.name).spread_of(recipe, precision, hidden_size(config)))
+
+
+def assumed_shapes(recipe: Recipe) -> list[str]:
+    """Which further models are taken to be as large as the trained one, for want of a configuration."""
+    unknown = [each for each in recipe.held_models() if each.source and config_of(each.source) is None]
+    return [
+        f"the {each.role} is taken to be as large as the model: {each.source} has no configuration here"
+        for each in unknown
+    ]
 
 
 def sequence_of(recipe: Recipe, config: Mapping[str, Any] | None) -> int | None:

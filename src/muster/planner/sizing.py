@@ -111,7 +111,7 @@ def _creation(
     if choice == "auto":
         choice = "whole"
         share = room.host if room.host is not None else room.device
-        whole = 4 * setting.parameters if setting else 0
+        whole = 4 * setting.elements if setting else 0
         if shards and share is not None and whole > WHOLE_AT_MOST * share:
             choice = "sharded"
             why = (

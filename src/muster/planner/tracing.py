@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from muster.planner.decide import Tracer
 from muster.store.atomic import write_json
 
 NEEDED = ("torch", "transformers")
-DECIDING = ("torch", "transformers", "accelerate", "peft")  # whose versions a trace depends on
+DECIDING = ("torch", "transformers", "accelerate", "peft", "trl")  # whose versions a trace depends on
 PATIENCE = 600.0  # seconds; OPT-175B takes a tenth of it
 
 
@@ -134,7 +135,8 @@ def _makers(workload: str) -> str:
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
     root = Path(muster.__file__).parent
     own = Path(inspect.getfile(recipe_class(workload))).parent
-    for file in sorted([*root.glob("worker/**/*.py"), root / "core/trace.py", *own.glob("**/*.py")]):
+    makers = ("worker/**/*.py", "dialogues/*.py", "core/trace.py")
+    for file in sorted([*chain.from_iterable(map(root.glob, makers)), *own.glob("**/*.py")]):
         digest.update(f"{file.name}\0".encode() + file.read_bytes())
     return digest.hexdigest()
 

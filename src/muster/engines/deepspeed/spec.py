@@ -31,6 +31,7 @@ class DeepSpeedSpec(EngineSpec):
     stages: ClassVar[tuple[int, ...]] = (0, 1, 2, 3)
     offloads: ClassVar[tuple[str, ...]] = ("none", "optimizer", "optimizer+param")  # stages: in config.py
     relief: ClassVar[bool] = True
+    gathers_tensors: ClassVar[bool] = True
     copies: ClassVar[int] = 6
 
     # --- the recipe, and a configuration of the engine's own ---------------------------------------------
@@ -143,6 +144,10 @@ class DeepSpeedSpec(EngineSpec):
         if spread.stage == 0:
             return _held_0(spread, tensors)
         return _held_3(spread, tensors) if spread.stage == 3 else _held_1_2(spread, tensors, rank)
+
+    def gathers_to_draw(self, spread: ModelSpread, tensors: Tensors) -> int | None:
+        """Stage 3: all of them, once for all tokens (trl/models/utils.py, unwrap_model_for_generation)."""
+        return spread.element * elements(tensors) if spread.stage == 3 and spread.ranks > 1 else None
 
     def traffic(self, parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
         return (_exchanged_3 if spread.stage == 3 else _exchanged_0_to_2)(parameters, spread)

@@ -16,8 +16,13 @@ from typing import Any
 from muster.core import families
 from muster.core.families import llama, t5, vit
 from muster.core.loss_parts import PLAIN_OUTPUT, most_rows, part_rows
-from muster.core.workload import Lengths
+from muster.core.workload import Drawing, Lengths
 
+# Predictions and entries of the vocabulary: TRL's TOKEN_CHUNK_SIZE, _CHUNKED_LOGPROB_CHUNK_SIZE.
+TILE = (4096, 32768)
+# Of a tile in fp32, in the backward pass without a kernel: 8 as traced, less one for gradients that are added.
+TILE_COPIES = 7
+SAMPLING = 5  # copies of the next token's logits in fp32
 WIDTHS = ("word_embed_proj_dim", "d_model", "n_embd", "hidden_size")  # of the output layer's input
 
 
@@ -227,6 +232,32 @@ def fused_bytes(
         return None
     part = min(rows, part_rows(classes, width))
     return part * classes * (2 * kept.element + 4) + rows * width * kept.element + 4 * classes * width
+
+
+def tile_bytes(config: Mapping[str, Any], rows: int, kept: Kept, device: str) -> int:
+    """Log-probabilities of `rows` predictions by TRL (kernels/chunked_logprob.py): a tile of logits, on CPUs
+    with what PyTorch's operations make of it in place of one kernel; in fp32 the gradients of the output
+    layer's input and of its weight."""
+    classes = int(config.get("vocab_size") or 0)
+    width = int(next((config[key] for key in WIDTHS if config.get(key)), 0))
+    columns = min(classes, TILE[1]) if device == "cpu" else TILE[1]
+    per_value = 4 * TILE_COPIES if device == "cpu" else kept.element
+    return min(rows, TILE[0]) * columns * per_value + 4 * width * (rows + classes)
+
+
+def drawing_bytes(config: Mapping[str, Any], drawing: Drawing, rows: int, kept: Kept) -> dict[str, int]:
+    """Drawing `rows` answers at once: the keys and values of all tokens, of one layer twice while a token's
+    are added; what a layer makes of the prompts; logits of the next token, with the copies of sampling."""
+    whole = Lengths(drawing.prompt + drawing.answer)
+    found = stacks(config, whole) or []
+    layers = sum(stack.layers for stack in found)
+    one = max((2 * kept.element * rows * whole.tokens * stack.keys for stack in found), default=0)
+    widest = max((max(stack.inner, 3 * stack.query) for stack in found), default=0)
+    return {
+        "keys and values": one * (layers + 1),
+        "temporary tensors": 2 * kept.element * rows * drawing.prompt * widest,
+        "logits of the next token": 4 * SAMPLING * rows * int(config.get("vocab_size") or 0),
+    }
 
 
 def logit_bytes(config: Mapping[str, Any], lengths: Lengths, kept: Kept) -> int:

@@ -16,15 +16,26 @@ from muster.core.families import t5
 from muster.core.hardware.devices import WIDE
 from muster.core.trace import AFTER_BLOCKS, BACKWARD, Arithmetic, Pass, Trace
 from muster.core.units import format_bytes
-from muster.core.workload import Lengths
+from muster.core.workload import Drawing, HeldModel, Lengths, Output
 from muster.engines.base import spec_of
 from muster.engines.spread import NO_DISK, ModelSpread, NvmeOffload, Tensors
 from muster.engines.states import Parts, States, added, elements, largest
-from muster.planner.memory.activations import Kept, activation_bytes, fused_bytes, logit_bytes, stacks
-from muster.planner.memory.states import likely_tensors, states
+from muster.planner.memory.activations import (
+    Kept,
+    activation_bytes,
+    drawing_bytes,
+    fused_bytes,
+    logit_bytes,
+    stacks,
+    tile_bytes,
+)
+from muster.planner.memory.states import frozen_states, held_tensors, likely_tensors, states
 
 MARGIN = 0.06  # of a device's or a host's memory, left free
 SLACK = 0.04  # of all tensors: what torch's allocator reserves and cannot hand out
+# On CPUs, of the C library, whose heap keeps what is freed between tensors that stay: of all tensors, and of
+# weights that are gathered one by one and released between activations. Measured (docs/memory.md).
+HEAP, HOLES = 0.12, 2
 GB = 1_000_000_000
 CONTEXT = GB * 8 // 10  # a CUDA context with its libraries: 0.3 to 1 GB
 COMMUNICATOR = GB // 2  # of NCCL
@@ -66,6 +77,9 @@ class Setting:
     share: float = 1.0  # of micro, samples of a rank on average: below 1 where batch.split differs
     saves: bool = True  # the first rank gathers the trained model
     fused_loss: bool | str = False  # as the recipe has it
+    output: Output = "logits"
+    others: tuple[HeldModel, ...] = ()  # of a step, beside the trained one
+    drawing: Drawing | None = None
     trace: Trace | None = field(default=None, repr=False)  # of the recipe's real model
 
     @property
@@ -91,10 +105,39 @@ class Setting:
 
     @property
     def tensors(self) -> Tensors:
+        """Parameter tensors of all that is trained."""
+        found = self.own_tensors
+        for each in self.others:
+            found += self.tensors_of(each) if each.trained else ()
+        return found
+
+    @property
+    def own_tensors(self) -> Tensors:
         """The model's parameter tensors: real ones where it was traced, else about such."""
         if self.trace is not None:
             return self.trace.parameters
         return likely_tensors(self.config, self.lengths, self.parameters, self.trainable)
+
+    def tensors_of(self, model: HeldModel) -> Tensors:
+        """Those of a further model of a step."""
+        return held_tensors(model, self.own_tensors, self.config, self.lengths)
+
+    @property
+    def frozen(self) -> list[HeldModel]:
+        """Further models that take memory and are not trained."""
+        return [each for each in self.others if not (each.trained or each.shared)]
+
+    @property
+    def drawn(self) -> int:
+        """Answers that a rank draws at once."""
+        if self.drawing is None:
+            return 0
+        return self.micro * (self.accumulation if self.drawing.at_once else 1)
+
+    @property
+    def elements(self) -> int:
+        """Parameters of all models that a rank makes."""
+        return elements(self.tensors) + sum(elements(self.tensors_of(each)) for each in self.frozen)
 
     @property
     def spread(self) -> ModelSpread:
@@ -142,16 +185,49 @@ def need(setting: Setting) -> Need | None:
     found = states(setting.spread, tensors)
     if found is None:
         return None
+    frozen = [frozen_states(setting.spread, each, setting.tensors_of(each)) for each in setting.frozen]
     moments = moments_of(found, passing, accumulates=setting.accumulation > 1)
+    gathered = added(*(each.passes for each in frozen if each))
+    if setting.drawing is None:  # further models run while activations are kept, else before there are any
+        moments["loss"] = added(moments["loss"], gathered)
+    else:
+        moments["drawing answers"] = _drawing(setting, tensors, found, passing)
     sums = {name: sum(parts.values()) for name, parts in moments.items()}
     moment = max(sums, key=lambda name: sums[name])
-    device = added(found.held, moments[moment])
+    device = added(found.held, *(each.held for each in frozen if each), moments[moment])
+    host = added(found.host, *(each.host for each in frozen if each))
     if setting.trace is not None:
         device["model's buffers"] = setting.trace.buffers
-    return _with_overhead(setting, tensors, device, dict(found.host), passing.basis, moment)
+    passes = added(found.passes, gathered)
+    scattered = spec_of(setting.engine).gathers_tensors
+    holes = HOLES * sum(size for name, size in passes.items() if scattered and name.startswith("gathered"))
+    return _with_overhead(setting, tensors, device, host, passing.basis, moment, holes)
+
+
+def _drawing(setting: Setting, tensors: Tensors, found: States, passing: Passing) -> Parts:
+    """What is on the device beside what is always held, while a rank draws answers."""
+    assert setting.drawing is not None
+    gathered = spec_of(setting.engine).gathers_to_draw(setting.spread, tensors)
+    weights = found.passes if gathered is None else {"gathered parameters": gathered}
+    made = drawing_bytes(setting.config, setting.drawing, setting.drawn, setting.kept)
+    return added(weights, passing.copies, made)
 
 
 def _passing(setting: Setting) -> Passing | None:
+    """Of the model, and by closed forms of further ones that are trained with it."""
+    found = _own_passing(setting)
+    if found is None:
+        return None
+    more: Parts = {}
+    for each in setting.others:
+        config = setting.config if each.config is None else each.config
+        kept = activation_bytes(config, setting.lengths, setting.kept, checkpointing=setting.checkpointing)
+        if each.trained and kept is not None:
+            more = added(more, {f"activations of the {each.role}": setting.micro * kept})
+    return replace(found, top=added(found.top, more), later=added(found.later, more))
+
+
+def _own_passing(setting: Setting) -> Passing | None:
     """Traced where the trace is of this arithmetic: not of another engine or precision, nor with other
     checkpointing. None for a family that is neither traced so nor known."""
     trace = setting.trace
@@ -162,20 +238,25 @@ def _passing(setting: Setting) -> Passing | None:
     each = activation_bytes(config, lengths, kept, checkpointing=setting.checkpointing)
     if each is None:
         return None
-    rows = setting.micro * (lengths.target or lengths.tokens)
-    logits = fused_bytes(config, rows, kept, setting.device, setting.fused_loss)
+    sequences = setting.micro * lengths.sequences
+    rows = sequences * (lengths.target or lengths.tokens)
+    logits: int | None = 0
+    if setting.output == "log-probs":
+        logits = tile_bytes(config, rows, kept, setting.device)
+    elif setting.output == "logits":
+        logits = fused_bytes(config, rows, kept, setting.device, setting.fused_loss)
     if logits is None:
-        logits = setting.micro * logit_bytes(config, lengths, kept)
-    parts = {"activations": setting.micro * each, "logits and loss": logits}
+        logits = sequences * logit_bytes(config, lengths, kept)
+    parts = {"activations": sequences * each, "logits and loss": logits}
     return closed(parts, setting.element * elements(setting.tensors) if kept.mixed else 0)
 
 
 def _with_overhead(
-    setting: Setting, tensors: Tensors, device: Parts, host: Parts, basis: str, moment: str
+    setting: Setting, tensors: Tensors, device: Parts, host: Parts, basis: str, moment: str, holes: int
 ) -> Need:
-    """What a process needs besides, and the model while it is made."""
+    """What a process needs besides, and the model while it is made. `holes`: in a CPU's heap."""
     count = elements(tensors)
-    making = 4 * (count if setting.create == "whole" else largest(tensors))
+    making = 4 * (setting.elements if setting.create == "whole" else largest(tensors))
     first: Parts = {}  # one after the other: the larger counts
     engine = spec_of(setting.engine)
     if setting.create == "sharded" and engine.made_by_first:
@@ -184,7 +265,8 @@ def _with_overhead(
         first["the whole model, saved by the first rank"] = engine.weight_bytes(setting.element) * count
     if setting.device == "cpu":
         everything = added(device, host)
-        everything = added(everything, {"allocator slack": int(SLACK * sum(everything.values()))})
+        slack = holes + int(HEAP * sum(everything.values()))
+        everything = added(everything, {"allocator slack": slack})
         if sum(everything.values()) < making:
             everything, moment = {"the model while it is made": making}, "making the model"
         return Need({**everything, "process": PROCESS}, {}, first, basis, moment)

@@ -7,12 +7,13 @@ tests/real/test_states.py holds them against the tensors that every engine reall
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from muster.core import families
 from muster.core.trace import EMBEDDINGS, Parameter
-from muster.core.workload import Lengths
+from muster.core.workload import HeldModel, Lengths, Output
 from muster.engines.base import spec_of
 from muster.engines.spread import ModelSpread, Tensors
 from muster.engines.states import States, elements
@@ -21,11 +22,54 @@ from muster.planner.memory.activations import Stack, stacks
 _OUTPUT = "output.weight"
 
 
+def shape_of(output: Output, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration as sizes follow from it: what gives numbers has no output layer of its own."""
+    return {**config, "tie_word_embeddings": True} if output == "numbers" else config
+
+
 @lru_cache(maxsize=512)
 def states(spread: ModelSpread, tensors: Tensors, rank: int | None = None) -> States | None:
     """What a rank holds, as its engine says; rank None: the one that holds most. None: the engine does not
     say. The result is shared: not to be changed."""
     return spec_of(spread.engine).states(spread, tensors, rank)
+
+
+def held_tensors(model: HeldModel, known: Tensors, shape: Mapping[str, Any], lengths: Lengths) -> Tensors:
+    """Parameter tensors of a further model. `known`, `shape`: those of the trained one, and its
+    configuration, whose shape it has where its own is not known."""
+    config = shape_of(model.output, shape if model.config is None else model.config)
+    count = families.parameters(config)
+    if count is not None and (model.config is not None or model.trained or model.output == "numbers"):
+        known = likely_tensors(config, lengths, count, count)
+    return tuple(
+        replace(each, name=f"{model.role}.{each.name}", unit=each.unit and f"{model.role}.{each.unit}")
+        if model.trained
+        else replace(
+            each, trained=False, unit=""
+        )  # FSDP cuts it as one unit (trl/models/utils.py, prepare_fsdp)
+        for each in known
+    )
+
+
+def frozen_states(spread: ModelSpread, model: HeldModel, tensors: Tensors) -> States | None:
+    """What a rank holds of a model that is not trained, under its role, and gathers while it runs.
+
+    An engine that does not cut weights leaves it whole (trl/models/utils.py, prepare_deepspeed: stage 0).
+    """
+    if not model.cut:
+        return States({model.role: spread.element * elements(tensors)})
+    cuts = spec_of(spread.engine).shards_weights(spread.stage, spread.ranks)
+    plain = replace(
+        spread,
+        stage=spread.stage if cuts else 0,
+        offload="optimizer+param" if spread.moves_parameters else "none",
+        bucket=0,
+    )
+    found = states(plain, tensors)
+    if found is None:
+        return None
+    held, host, passes = (sum(parts.values()) for parts in (found.held, found.host, found.passes))
+    return States({model.role: held}, {model.role: host}, {f"gathered {model.role}": passes})
 
 
 def likely_tensors(

@@ -16,7 +16,7 @@ from muster.core import loss_parts
 from muster.core.trace import AFTER_BLOCKS, BACKWARD, FORWARD, Pass, TraceRequest, with_peaks
 from muster.worker.loss import TokenLoss
 from muster.worker.tracing.cuda import cuda_kernels
-from muster.worker.tracing.tasks import Inputs
+from muster.worker.tracing.tasks import Inputs, task_of
 
 # ----------------------------------------------------------------------------------------------------
 # Keeps account of every storage that comes and goes while a model runs, and of what its operations do.
@@ -204,16 +204,17 @@ def run(
     request: TraceRequest,
     loss_of: TokenLoss,
     *,
+    samples: int,
     classes: int,
     in_parts: bool,
     answer: bool | None = None,
 ) -> Pass:
     """A pass over `inputs`. `in_parts`: the loss works through the logits in parts; `answer`: see Ledger."""
     inputs = dict(inputs)
-    samples = len(inputs["labels"])
     outside = [*inputs.values(), *model.buffers()]
     ledger = Ledger(model.parameters(), outside, classes=classes, answer=answer)
     with ExitStack() as stack:
+        stack.enter_context(task_of(request).within(model, request, in_parts))
         stack.enter_context(_loss_in_parts(in_parts))
         stack.enter_context(_marked(model, ledger))
         if request.device == "cuda":
@@ -246,16 +247,17 @@ def compute_loss(
     model: Any, inputs: Mapping[str, torch.Tensor], request: TraceRequest, loss: TokenLoss
 ) -> torch.Tensor:
     """What the trainer does in compute_loss; under DDP's mixed precision as Accelerate wraps it."""
+    forward, own = model, task_of(request).loss
+    if request.arithmetic == "autocast":
+        from accelerate.utils import convert_outputs_to_fp32
+
+        forward = convert_outputs_to_fp32(torch.autocast("cpu", torch.bfloat16)(model.forward))
     given = dict(inputs)
+    if own is not None:
+        return own(forward, given)
     labels = given.pop("labels")
     with loss.expecting(labels):
-        if request.arithmetic == "autocast":
-            from accelerate.utils import convert_outputs_to_fp32
-
-            mixed = torch.autocast("cpu", torch.bfloat16)
-            outputs = convert_outputs_to_fp32(mixed(model.forward))(**given)
-        else:
-            outputs = model(**given)
+        outputs = forward(**given)
     return loss(outputs, labels, num_items_in_batch=torch.ones((), dtype=torch.long))
 
 

@@ -4,6 +4,7 @@ depth."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,10 @@ class TraceTask:
 
     `lengths`: the request's that are a sample's tokens; none where samples are no tokens, and a prediction is
     one of the configuration's `num_labels`; `masked`: whether some of a batch is padding, which is what
-    models ask of their masks; `moved`: labels are predicted by the place before.
+    models ask of their masks; `moved`: labels are predicted by the place before; `sequences`: of a sample;
+    `loss`: of the forward pass and a batch, where it is not Muster's over logits; it has at most `tile`
+    predictions in memory at once, None: all; `within`: what a model of a request is traced inside of, with
+    several tiles or one.
     """
 
     make: Callable[[Context, TraceRequest, dict[str, Any]], Any]
@@ -37,6 +41,10 @@ class TraceTask:
     lengths: tuple[str, ...] = ()
     masked: bool = False
     moved: bool = False
+    sequences: int = 1
+    loss: Callable[[Callable[..., Any], Inputs], torch.Tensor] | None = None
+    tile: int | None = None
+    within: Callable[[Any, TraceRequest, bool], AbstractContextManager[None]] = lambda *_: nullcontext()
 
 
 class Vocabulary:
@@ -133,6 +141,7 @@ def loss_of(request: TraceRequest, head: FusedHead | None) -> TokenLoss:
 
 def logits_of(request: TraceRequest, model: Any) -> tuple[int, int]:
     """How many classes a prediction has, and how many predictions a sample."""
-    if not task_of(request).lengths:
-        return int(model.config.num_labels), 1
-    return int(model.get_output_embeddings().weight.shape[0]), request.target or request.tokens
+    task, output = task_of(request), model.get_output_embeddings()
+    if not task.lengths or output is None:
+        return int(model.config.num_labels), task.sequences
+    return int(output.weight.shape[0]), task.sequences * (request.target or request.tokens)

@@ -187,10 +187,7 @@ def trace(request: TraceRequest) -> Trace:
     whole = _without_weights(request, {})
     depth = depth_of(request.config, whole.config.to_dict())
     classes, rows = logits_of(request, whole)
-    head = fused_head(whole, wanted=request.fused_loss)
-    width = 0 if head is None else whole.get_output_embeddings().weight.shape[1]
-    always = head is not None and head.always
-    most = 0 if always else most_rows(request.device, classes, width) // rows
+    most = _most(request, whole, classes) // rows
     layers: list[tuple[int, ...]] = []
 
     def traced(changes: Mapping[str, int], some: Sequence[Group]) -> Sequence[Pass]:
@@ -217,6 +214,18 @@ def trace(request: TraceRequest) -> Trace:
     )
 
 
+def _most(request: TraceRequest, model: Any, classes: int) -> int:
+    """Predictions up to which all of their logits lie in memory."""
+    task = task_of(request)
+    if task.loss is not None:
+        return task.tile or MANY * request.tokens * task.sequences
+    head = fused_head(model, wanted=request.fused_loss)
+    if head is not None and head.always:
+        return 0
+    width = 0 if head is None else model.get_output_embeddings().weight.shape[1]
+    return most_rows(request.device, classes, width)
+
+
 def _groups(request: TraceRequest, most: int) -> tuple[list[Group], list[Group]]:
     """The micro-batches to run, and those beyond `most`, where that is a number that there may be: samples,
     and whether the loss works through their logits in parts.
@@ -239,13 +248,15 @@ def _traced(
         replace_tensors(model, lambda each: torch.empty(each.shape, dtype=each.dtype))
         if request.checkpointing:
             set_checkpointing(model, True)
-        loss = loss_of(request, fused_head(model, wanted=request.fused_loss))
+        head = None if task.loss else fused_head(model, wanted=request.fused_loss)
+        loss = loss_of(request, head)
         return [
             passes.run(
                 model,
                 task.batch(request, model, samples),
                 request,
                 loss,
+                samples=samples,
                 classes=classes,
                 in_parts=in_parts,
                 answer=not task.masked,

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from muster.core.recipe import WORKLOAD
 from muster.core.section import Section
+from muster.core.workload import HeldModel, Output
 from muster.dialogues.spec import DialogueRecipe
 
 
@@ -26,10 +27,14 @@ class DpoRecipe(DialogueRecipe):
     """A decoder learns from pairs of answers, held to the model that it starts from. A sample is a pair."""
 
     pairs: ClassVar[bool] = True
-    traced: ClassVar[bool] = False
+    output: ClassVar[Output] = "log-probs"
 
     workload: str = Field("dpo", description=WORKLOAD)
     dpo: Dpo = Field(default_factory=Dpo, description="The objective of direct preference optimization.")
+
+    def held_models(self) -> tuple[HeldModel, ...]:
+        """The model that it starts from; with adapters that is the model without them."""
+        return (HeldModel("reference model", output=self.output, shared=self.lora is not None),)
 
 
 RECIPE = DpoRecipe

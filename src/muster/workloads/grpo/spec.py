@@ -33,6 +33,11 @@ class GrpoRecipe(RolloutRecipe):
         default_factory=Grpo, description="The objective of group relative policy optimization."
     )
 
+    @property
+    def held(self) -> bool:
+        """Where beta is above 0."""
+        return self.grpo.beta > 0
+
     def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
         """As all that generate."""
         check_held(self.grpo.beta, "grpo.beta", self)

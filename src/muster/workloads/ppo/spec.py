@@ -11,6 +11,7 @@ from pydantic import Field
 from muster.core.errors import RecipeError
 from muster.core.recipe import WORKLOAD
 from muster.core.section import Fraction, PositiveInt, Section
+from muster.core.workload import Drawing, HeldModel, Output
 from muster.dialogues.rl import RolloutRecipe
 
 Positive = Annotated[float, Field(gt=0)]
@@ -64,6 +65,7 @@ class PpoRecipe(RolloutRecipe):
 
     other_models: ClassVar[tuple[tuple[str, str], ...]] = (*RolloutRecipe.other_models, ("ppo", "critic"))
 
+    output: ClassVar[Output] = "all logits"
     workload: str = Field("ppo", description=WORKLOAD)
     ppo: Ppo = Field(default_factory=Ppo, description="The objective of proximal policy optimization.")
 
@@ -82,6 +84,25 @@ class PpoRecipe(RolloutRecipe):
                 hint="batch.split=even",
             )
         super().check_data(path, config)
+
+    @property
+    def held(self) -> bool:
+        """Where kl is above 0."""
+        return self.ppo.kl > 0
+
+    def held_models(self) -> tuple[HeldModel, ...]:
+        """The critic beside those of all that generate; and both once more, before the step."""
+        start = self.ppo.critic or self.reward.model
+        return (
+            HeldModel("critic", source=start, output="numbers", trained=True),
+            HeldModel("actor before the step", output=self.output, shared=True),
+            HeldModel("critic before the step", source=start, output="numbers", shared=True),
+            *super().held_models(),
+        )
+
+    def drawing(self) -> Drawing:
+        """A micro-batch of answers after the other."""
+        return Drawing(self.generation.prompt, self.generation.answer, at_once=False)
 
     def epoch_samples(self) -> int | None:
         """Answers that are trained on: each prompt's as often as there are steps on it."""

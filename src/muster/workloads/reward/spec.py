@@ -7,6 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from muster.core.recipe import WORKLOAD
+from muster.core.workload import Output
 from muster.dialogues.spec import DialogueRecipe
 
 
@@ -14,7 +15,7 @@ class RewardRecipe(DialogueRecipe):
     """A decoder with one number on top learns which of two answers is better. A sample is a pair."""
 
     pairs: ClassVar[bool] = True
-    traced: ClassVar[bool] = False
+    output: ClassVar[Output] = "numbers"
     metric: ClassVar[str] = "pair accuracy"
     loading: ClassVar[str] = """\
 from transformers import AutoModelForSequenceClassification, AutoTokenizer

@@ -30,6 +30,11 @@ class RlooRecipe(RolloutRecipe):
     workload: str = Field("rloo", description=WORKLOAD)
     rloo: Rloo = Field(default_factory=Rloo, description="The objective of REINFORCE leave-one-out.")
 
+    @property
+    def held(self) -> bool:
+        """Where beta is above 0."""
+        return self.rloo.beta > 0
+
     def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
         """As all that generate."""
         check_held(self.rloo.beta, "rloo.beta", self)
