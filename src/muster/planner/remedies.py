@@ -63,7 +63,7 @@ def engine_words(setting: Setting) -> str:
 
 def remedies(setting: Setting, room: Room, model: str, said: OpenChoices = NOTHING_SAID) -> list[str]:
     """What would fit: the fewest overrides on these hosts, then on more ranks, then another size; where not
-    even one sample fits on such ranks, shorter ones, and larger GPUs."""
+    even one sample fits so, shorter ones. Where these GPUs hold nothing of it, larger ones as well."""
     ways = []
     here = next((each for each in changes(setting, said) if _fits(each[1], room)), None)
     if here:

@@ -20,7 +20,7 @@ from muster.core.workload import Drawing, Lengths
 
 # Predictions and entries of the vocabulary: TRL's TOKEN_CHUNK_SIZE, _CHUNKED_LOGPROB_CHUNK_SIZE.
 TILE = (4096, 32768)
-# Of a tile in fp32, in the backward pass without a kernel: 8 as traced, less one of gradients that are added
+# Of a tile in fp32, in the backward pass without a kernel: 8 as traced, less one since gradients are added.
 TILE_COPIES = 7
 SAMPLING = 5  # copies of the next token's logits in fp32
 WIDTHS = ("word_embed_proj_dim", "d_model", "n_embd", "hidden_size")  # of the output layer's input
