@@ -188,8 +188,12 @@ def test_hosts_that_are_not_asked_are_not_said_to_lack_a_tracker(
             ["a.txt", "valid.txt", "test.txt"],
             "train a.txt; held out valid.txt; not used: test.txt",
         ),
-        ("demo", ["train.csv", "dev.csv"], "train train.csv; held out dev.csv"),
-        ("demo", ["train.csv"], "train train.csv; held out 0.05 of it"),
+        (
+            "demo",
+            ["train.csv", "dev.csv"],
+            "train train.csv; held out dev.csv; from field question to field sql",
+        ),
+        ("demo", ["train.csv"], "train train.csv; held out 0.05 of it; from field question to field sql"),
     ],
 )
 def test_the_files_are_named(

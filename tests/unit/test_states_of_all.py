@@ -14,6 +14,7 @@ from muster.engines.spread import ModelSpread
 from muster.engines.states import States
 from muster.planner.memory.fit import (
     CONTEXT,
+    HEAP,
     PROCESS,
     SLACK,
     WORKSPACES,
@@ -129,7 +130,8 @@ def test_parts_are_positive_whole_numbers_of_bytes_that_add_up(setting: Setting)
     if found.moment == "making the model":
         assert found.device == {"the model while it is made": tensors, "process": PROCESS}
     else:
-        assert found.device["allocator slack"] == int(SLACK * tensors)
+        share, slack = (HEAP if setting.device == "cpu" else SLACK), found.device["allocator slack"]
+        assert slack == int(share * tensors) or (setting.device == "cpu" and slack > share * tensors)  # holes
     if setting.device == "cpu":
         assert found.host == {}
     else:

@@ -13,6 +13,7 @@ from muster.core.recipe import WORKLOAD
 from muster.core.section import Fraction, PositiveInt, Section
 from muster.core.workload import Drawing, HeldModel, Output
 from muster.dialogues.rl import RolloutRecipe
+from muster.engines.base import spec_of
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -71,9 +72,9 @@ class PpoRecipe(RolloutRecipe):
 
     def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
         """As all that generate; and what its trainer cannot do."""
-        if self.engine.name == "fsdp":
+        if spec_of(self.engine.name).shards_weights(0):  # module by module, and those of both at once
             raise RecipeError(
-                "is fsdp, which ppo cannot use: its actor and critic are one model to the engine",
+                f"is {self.engine.name}, which would take ppo's actor and critic apart in one model",
                 where="engine.name",
                 hint="engine.name=deepspeed with engine.zero=3 shards both",
             )
