@@ -104,7 +104,7 @@ def test_a_workload_trains_measures_and_answers(name: str, tmp_path: Path) -> No
     recipe = recipe_from(data)
     answerer = module.Answerer(tmp_path / "model", recipe, "cpu")
     if hasattr(module, "score"):
-        question = "def"
+        question = "def => ghi"  # a reward model judges answers
         assert module.score(answerer, tmp_path / "data", 4)["seconds"] > 0
     else:
         question = module.questions(recipe, tmp_path / "data")[0].question
