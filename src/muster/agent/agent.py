@@ -47,6 +47,7 @@ PACKAGES = (
     "deepspeed",
     "datasets",
     "peft",
+    "trl",
     "pydantic",
     "tokenizers",
     "numpy",

@@ -37,3 +37,11 @@ class Data(Section):
     def source(self) -> str | None:
         """The name of the source that is given."""
         return next((name for name in self.exclusive if getattr(self, name, None) is not None), None)
+
+
+class Generated(Section):
+    """The generated text-to-SQL set: how many questions, and the seed that makes them."""
+
+    train: PositiveInt = Field(8000, description="Number of training questions.")
+    validation: PositiveInt = Field(300, description="Number of held-out questions.")
+    seed: int = Field(0, description="Seed of the generator: the same seed gives the same questions.")

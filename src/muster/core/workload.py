@@ -77,6 +77,7 @@ class Workload:
     tokenized: ClassVar[bool] = True  # samples become tokens: the model has a vocabulary
     packed: ClassVar[bool] = False  # each sample is one full sequence of tokens
     traced: ClassVar[bool] = False  # its model.py says how (TRACED)
+    packages: ClassVar[tuple[str, ...]] = ()  # that its ranks import beside those of any workload
     output: ClassVar[Output] = "logits"  # of the trained model
     # (section, key) of further models that a recipe names: anchored and looked up as model.name is.
     other_models: ClassVar[tuple[tuple[str, str], ...]] = ()

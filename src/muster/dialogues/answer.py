@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from muster.dialogues.load import read
 from muster.dialogues.rows import Dialogue, Turn
 from muster.dialogues.spec import DialogueRecipe
-from muster.dialogues.tokens import Templates, turns_of
-from muster.worker.decoders import positions_of
+from muster.dialogues.tokens import Templates, padded, turns_of
+from muster.worker.decoders import room_of
 from muster.worker.models import load_from, to_answer
 from muster.worker.workloads.base import HeldOut
 
@@ -79,14 +79,8 @@ class Answerer:
         return answers, time.perf_counter() - began
 
     def _generated(self, prompts: Sequence[list[int]]) -> list[str]:
-        new, room = self._room()
-        prompts = [prompt[-room:] for prompt in prompts]
-        longest = max(map(len, prompts))
-        inputs = torch.full((len(prompts), longest), self.tokenizer.pad_token_id)
-        mask = torch.zeros_like(inputs)
-        for row, prompt in enumerate(prompts):
-            inputs[row, longest - len(prompt) :] = torch.tensor(prompt)
-            mask[row, longest - len(prompt) :] = 1
+        new, room = room_of(self.model.config, self.recipe.evaluate.max_new_tokens or NEW_TOKENS)
+        inputs, mask = padded([prompt[-room:] for prompt in prompts], self.tokenizer.pad_token_id, left=True)
         made = self.model.generate(
             inputs.to(self.device),
             attention_mask=mask.to(self.device),
@@ -98,15 +92,6 @@ class Answerer:
             streamer=self.streamer,
         )
         texts: list[str] = self.tokenizer.batch_decode(
-            made[:, longest:], skip_special_tokens=True, clean_up_tokenization_spaces=False
+            made[:, inputs.shape[1] :], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return texts
-
-    def _room(self) -> tuple[int, int]:
-        """New tokens, and how many of the prompt's last ones fit beside them."""
-        positions = positions_of(self.model.config)
-        new = self.recipe.evaluate.max_new_tokens or NEW_TOKENS
-        if positions is None:
-            return new, 1 << 30
-        new = min(new, positions - 1)
-        return new, positions - new

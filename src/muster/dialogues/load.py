@@ -9,21 +9,20 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from muster.core.data import Generated
 from muster.core.errors import DataError
 from muster.dialogues.rows import USER, Dialogue, Turn, Wanted, dialogue_of, read_dialogues
-from muster.dialogues.spec import DialogueRecipe, Generated, Samples, Source, load_samples, split_part
+from muster.dialogues.spec import DialogueRecipe, Samples, Source, load_samples, split_part
 from muster.dialogues.tokens import Fitting, Templates, texts_of, with_template
 from muster.store.lines import Skip
 from muster.worker.context import Context
 from muster.worker.data import sqlgen
 from muster.worker.data.digest import short_digest
-from muster.worker.data.hub import hub_parts
+from muster.worker.data.hub import held_part, hub_parts
 from muster.worker.data.sqlgen.wrong import wrong_queries
 from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer
 from muster.worker.models import load_from
 from muster.worker.together import check_alike, first_on_disk
-
-HELD_OUT = ("validation", "test", "dev")  # of a hub data set, the first that is there
 
 
 def samples_of(context: Context) -> Samples:
@@ -69,7 +68,7 @@ def _asked(samples: list[Dialogue], *, wrong: bool, seed: int) -> list[Dialogue]
 def _from_hub(source: Source, wanted: Wanted, skip: Skip | None) -> tuple[list[Dialogue], list[Dialogue]]:
     assert source.name
     loaded = hub_parts(source.name, source.subset)
-    held_name = next((name for name in HELD_OUT if name in loaded and len(loaded[name])), None)
+    held_name = held_part(loaded)
     parts: dict[str, list[Dialogue]] = {}
     for name in filter(None, ("train", held_name)):
         parts[name] = []
@@ -140,9 +139,7 @@ class Encoding:
 
     def fitting(self, config: Any) -> Fitting:
         """For a model of this configuration."""
-        names = ("model_type", *_positions())
-        known = {name: getattr(config, name, None) for name in names}
-        self.sequence = self.recipe.sequence(known)
+        self.sequence = self.recipe.sequence(config.to_dict())
         return Fitting(self.sequence)
 
     @property
@@ -159,9 +156,3 @@ class Encoding:
     def skipped(self) -> int:
         """Samples that are left out."""
         return self.samples.skipped + len(self.errors or [])
-
-
-def _positions() -> tuple[str, ...]:
-    from muster.core import families
-
-    return tuple(families.POSITIONS)

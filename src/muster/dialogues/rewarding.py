@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from muster.core.errors import RecipeError
+from muster.dialogues.tokens import padded
 from muster.worker.context import Context
 from muster.worker.decoders import make_config
 from muster.worker.models import add_lora, create, fit_vocabulary, load, without_cache
@@ -63,12 +64,7 @@ def rewards(model: Any, texts: Sequence[Sequence[int]], pad: int, batch: int = 6
     found = []
     for start in range(0, len(texts), batch):
         part = texts[start : start + batch]
-        longest = max(map(len, part))
-        inputs = torch.full((len(part), longest), pad)
-        mask = torch.zeros_like(inputs)
-        for row, tokens in enumerate(part):
-            inputs[row, : len(tokens)] = torch.tensor(tokens)
-            mask[row, : len(tokens)] = 1
+        inputs, mask = padded(part, pad)
         device = next(model.parameters()).device
         found.append(model(inputs.to(device), attention_mask=mask.to(device)).logits[:, 0].float())
     return torch.cat(found) if found else torch.zeros(0)

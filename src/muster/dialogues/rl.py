@@ -64,6 +64,7 @@ class Generation(Section):
 class RolloutRecipe(DialogueRecipe):
     """A decoder generates answers to prompts, and learns which ones are rewarded. A sample is an answer."""
 
+    packages: ClassVar[tuple[str, ...]] = ("trl",)
     answered: ClassVar[bool] = False
     output: ClassVar[Output] = "log-probs"
     metric: ClassVar[str] = "exact match"

@@ -19,6 +19,7 @@ from muster.dialogues.load import Encoding
 from muster.dialogues.rl import Generation
 from muster.dialogues.rows import Dialogue
 from muster.dialogues.scoring import Scorer
+from muster.dialogues.tokens import padded
 from muster.worker.together import gather
 
 BATCH = 64  # held-out prompts that are answered at once
@@ -100,14 +101,9 @@ def generate(
         model.eval()
         for start in range(0, len(prompts), batch):
             chosen = prompts[start : start + batch]
-            longest = max(map(len, chosen))
-            inputs = torch.full((len(chosen), longest), int(config.pad_token_id))
-            mask = torch.zeros_like(inputs)
-            for row, prompt in enumerate(chosen):
-                inputs[row, longest - len(prompt) :] = torch.tensor(prompt)
-                mask[row, longest - len(prompt) :] = 1
+            inputs, mask = padded(chosen, int(config.pad_token_id), left=True)
             made = model.generate(inputs.to(device), attention_mask=mask.to(device), generation_config=config)
-            found += [ended(row, int(config.eos_token_id)) for row in made[:, longest:].tolist()]
+            found += [ended(row, int(config.eos_token_id)) for row in made[:, inputs.shape[1] :].tolist()]
         model.train(training)
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from muster.core import families
-from muster.core.data import Data, OnBad
+from muster.core.data import Data, Generated, OnBad
 from muster.core.errors import DataError, RecipeError
 from muster.core.families import gpt2, llama, opt
 from muster.core.recipe import DATA, Recipe
 from muster.core.section import PositiveInt, Section
 from muster.core.workload import Lengths
-from muster.dialogues.rows import TEXT, Dialogue, Wanted, read_dialogues
+from muster.dialogues.rows import Dialogue, Wanted, read_dialogues
 from muster.store.records import find_data, hold_out, parts_of
 
 if TYPE_CHECKING:
@@ -27,14 +27,6 @@ if TYPE_CHECKING:
 
 SEQUENCE = 512  # tokens of a sample where neither the recipe nor the model says less
 SPLIT_SEED = 1234  # of the parts of data.split: the same for all steps, whatever their own seeds are
-
-
-class Generated(Section):
-    """The generated text-to-SQL set: how many questions, and the seed that makes them."""
-
-    train: PositiveInt = Field(8000, description="Number of training questions.")
-    validation: PositiveInt = Field(300, description="Number of held-out questions.")
-    seed: int = Field(0, description="Seed of the generator: the same seed gives the same questions.")
 
 
 class Source(Section):
@@ -306,13 +298,3 @@ def _bounds(data: DialogueData, count: int) -> tuple[int, int]:
     whole = math.fsum(sizes)
     before, after = (math.fsum(sizes[:end]) / whole for end in (data.part - 1, data.part))
     return round(before * count), round(after * count)
-
-
-def chosen_only(sample: Dialogue) -> Dialogue:
-    """Without its rejected answer."""
-    return replace(sample, rejected=None)
-
-
-def text_prompts(samples: Sequence[Dialogue]) -> bool:
-    """Whether every prompt is plain text."""
-    return all(turn.role == TEXT for sample in samples for turn in sample.turns)

@@ -134,6 +134,21 @@ def turns_of(tokenizer: Any, text: str, before: Sequence[Turn] = ()) -> tuple[Tu
     return (Turn(TEXT, "".join(turn.text for turn in before) + text),)
 
 
+def padded(
+    rows: Sequence[Sequence[int]], pad: int, length: int | None = None, *, left: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rows, length) tokens, and a mask that is 1 where there is one. `length`: None for the longest row's;
+    `left`: padding comes first, as models want it that go on with the rows."""
+    length = length or max(map(len, rows))
+    tokens = torch.full((len(rows), length), pad)
+    mask = torch.zeros_like(tokens)
+    for index, row in enumerate(rows):
+        place = slice(length - len(row), None) if left else slice(len(row))
+        tokens[index, place] = torch.tensor(row)
+        mask[index, place] = 1
+    return tokens, mask
+
+
 class Fitting:
     """Cuts samples to a number of tokens. `cut` counts those that lost the end of an answer."""
 
@@ -170,6 +185,11 @@ class Rows(Dataset[dict[str, Any]]):  # type: ignore[misc]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.rows[index]
+
+
+def length_of(rows: Sequence[Sequence[int]], multiple: int) -> int:
+    """Of the longest row, rounded up to a multiple."""
+    return -(-max(map(len, rows)) // multiple) * multiple
 
 
 def usable(
@@ -225,15 +245,11 @@ class PairCollator:
         """input_ids, attention_mask and completion_mask, each (2 x batch, length)."""
         names = ("chosen_ids", "rejected_ids")
         both = [(row["prompt_ids"], row[name], row.get("ignored")) for name in names for row in rows]
-        longest = max(len(prompt) + len(answer) for prompt, answer, _ in both)
-        length = self.fixed or -(-longest // self.multiple) * self.multiple
-        inputs = torch.full((len(both), length), self.pad)
-        mask, answered = torch.zeros_like(inputs), torch.zeros_like(inputs)
-        for index, (prompt, answer, ignored) in enumerate(both):
-            whole = [*prompt, *answer]
-            inputs[index, : len(whole)] = torch.tensor(whole)
-            mask[index, : len(whole)] = 1
-            answered[index, len(prompt) : len(whole)] = 0 if ignored else 1
+        whole = [[*prompt, *answer] for prompt, answer, _ in both]
+        inputs, mask = padded(whole, self.pad, self.fixed or length_of(whole, self.multiple))
+        answered = mask.clone()
+        for index, (prompt, _, ignored) in enumerate(both):
+            answered[index, : None if ignored else len(prompt)] = 0
         return {"input_ids": inputs, "attention_mask": mask, "completion_mask": answered}
 
 
@@ -305,15 +321,12 @@ class LearnedCollator:
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """(batch, length) input_ids, labels and attention_mask; of packed rows also position_ids."""
-        longest = max(len(row["input_ids"]) for row in rows)
-        length = self.fixed or -(-longest // self.multiple) * self.multiple
-        inputs = torch.full((len(rows), length), self.pad)
-        mask = torch.zeros_like(inputs)
+        texts = [row["input_ids"] for row in rows]
+        length = self.fixed or length_of(texts, self.multiple)
+        inputs, mask = padded(texts, self.pad, length)
         labels = torch.full_like(inputs, IGNORED)
         for index, row in enumerate(rows):
             size = len(row["input_ids"])
-            inputs[index, :size] = torch.tensor(row["input_ids"])
-            mask[index, :size] = 1
             if row.get("ignored"):  # it only fills up a held-out batch
                 continue
             labels[index, :size] = torch.tensor(row["labels"])

@@ -21,7 +21,7 @@ def needed(recipe: Recipe) -> list[str]:
     if not recipe.trains:
         return ["torch", "pydantic"]
     profiler = [PROFILER] if recipe.measure.profile == "flops" else []
-    return list(dict.fromkeys([*NEEDED, *spec_of(recipe.engine.name).packages, *profiler]))
+    return list(dict.fromkeys([*NEEDED, *spec_of(recipe.engine.name).packages, *recipe.packages, *profiler]))
 
 
 def check_hosts(facts: Facts, recipe: Recipe) -> None:

@@ -66,6 +66,15 @@ def make_model(context: Context, config: Any, tokenizer: Any) -> Any:
     return model
 
 
+def room_of(config: Any, new: int) -> tuple[int, int]:
+    """At most `new` tokens of an answer, and how many of a text's last ones fit before them."""
+    positions = positions_of(config)
+    if positions is None:
+        return new, 1 << 30
+    new = min(new, positions - 1)
+    return new, positions - new
+
+
 def positions_of(config: Any) -> int | None:
     """How many positions a model has; None where it does not say."""
     names = ("model_type", *families.POSITIONS)

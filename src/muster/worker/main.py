@@ -33,7 +33,7 @@ from muster.worker.workloads.base import HeldOut
 # ----------------------------------------------------------------------------------------------------
 # What a rank says of itself before it trains.
 
-PACKAGES = ("torch", "transformers", "accelerate", *packages(), "datasets", "peft", "numpy")
+PACKAGES = ("torch", "transformers", "accelerate", *packages(), "datasets", "peft", "trl", "numpy")
 
 
 def started(context: Context, built: Any) -> None:
@@ -62,7 +62,14 @@ def started(context: Context, built: Any) -> None:
 
 def _unused(context: Context, trainer: Any) -> list[str]:
     """What the recipe asks for and this model cannot do."""
-    loss = getattr(trainer, "compute_loss_func", None)
+    loss, train = getattr(trainer, "compute_loss_func", None), context.recipe.train
+    if loss is None:
+        asked = {"train.fused_loss": train.fused_loss is True, "train.label_smoothing": train.label_smoothing}
+        return [
+            f"{name} does nothing here: {context.recipe.workload} has a loss of its own"
+            for name, given in asked.items()
+            if given
+        ]
     if context.recipe.train.fused_loss is not True or getattr(loss, "head", None) is not None:
         return []
     return ["train.fused_loss=true does nothing here: the logits are more than what the output layer gives"]

@@ -15,6 +15,7 @@ import transformers
 from torch.utils.data import DataLoader, Sampler
 from transformers.trainer_utils import IntervalStrategy, seed_worker
 
+from muster.core.errors import DataError
 from muster.worker.context import Context
 from muster.worker.data.sampler import Dealt, GroupedSampler
 from muster.worker.heldout import ExactHeldOut, Filled
@@ -146,7 +147,12 @@ def wired(
     sample or of its two parts, by which it is `grouped` or not; `processing`: what is saved beside the model;
     `moved`: labels are the inputs, and the loss moves them on by one; `own_loss`: the trainer has a loss of
     its own; `more`: what else the trainer is made of. Where nothing is held out, nothing is evaluated.
+    Raises DataError where there is nothing to train on.
     """
+    if not len(train):
+        raise DataError(
+            "no sample is left that can be trained on", where="data", hint="data.bad=error says what is wrong"
+        )
     if not len(held_out):
         arguments.eval_strategy = IntervalStrategy.NO  # Transformers refuses any other without data
     recipe, tally = context.recipe, Tally()

@@ -6,6 +6,7 @@ from typing import Any
 
 from muster.core.errors import DataError
 
+HELD_OUT = ("validation", "test")  # parts of a data set: the first that is there
 CONVERTED = "refs/convert/parquet"  # the hub's own copy of a data set as Parquet files
 
 
@@ -25,6 +26,11 @@ def load(builder: str, where: str, hint: str | None = None, **options: Any) -> A
         cause = error.__cause__ or error
         reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
         raise DataError(f"cannot be loaded: {reason}", where=where, hint=hint) from None
+
+
+def held_part(parts: dict[str, Any]) -> str | None:
+    """The name of the part that is held out, of a hub data set's; None: it has none with rows."""
+    return next((name for name in HELD_OUT if name in parts and len(parts[name])), None)
 
 
 def hub_parts(name: str, subset: str | None = None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from muster.core.errors import DataError, RecipeError, UsageError
 from muster.core.recipe import Recipe
 from muster.worker.context import Context
 from muster.worker.data.tokenizer import named_tokenizer
-from muster.worker.decoders import make_config, make_model, positions_of
+from muster.worker.decoders import make_config, make_model, room_of
 from muster.worker.heldout import perplexity
 from muster.worker.loss import Tally, TokenLoss, fused_head
 from muster.worker.models import load_from, to_answer
@@ -193,7 +193,7 @@ class Answerer:
                 hint="`muster ask RUN --evaluate` gives its perplexity",
             )
         began = time.perf_counter()
-        new, room = self._room()
+        new, room = room_of(self.model.config, self.recipe.evaluate.max_new_tokens or NEW_TOKENS)
         prompts = [self._tokens(question)[-room:] for question in questions]
         answers = [""] * len(prompts)
         size = self.recipe.evaluate.batch
@@ -217,15 +217,6 @@ class Answerer:
                         row, skip_special_tokens=True, clean_up_tokenization_spaces=False
                     )
         return answers, time.perf_counter() - began
-
-    def _room(self) -> tuple[int, int]:
-        """New tokens, and how many of the text's last ones fit beside them."""
-        positions = positions_of(self.model.config)
-        new = self.recipe.evaluate.max_new_tokens or NEW_TOKENS
-        if positions is None:
-            return new, 1 << 30
-        new = min(new, positions - 1)
-        return new, positions - new
 
     def _tokens(self, text: str) -> list[int]:
         tokens: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -26,6 +26,7 @@ class Dpo(Section):
 class DpoRecipe(DialogueRecipe):
     """A decoder learns from pairs of answers, held to the model that it starts from. A sample is a pair."""
 
+    packages: ClassVar[tuple[str, ...]] = ("trl",)
     pairs: ClassVar[bool] = True
     output: ClassVar[Output] = "log-probs"
 

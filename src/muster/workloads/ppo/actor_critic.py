@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from muster.core.errors import RecipeError
 from muster.dialogues.rewarding import make_reward_model
 from muster.dialogues.scoring import check_tokenizer
+from muster.dialogues.tokens import length_of, padded
 from muster.worker.context import Context
 from muster.workloads.ppo.objective import entropy_of, log_probs_of
 from muster.workloads.ppo.spec import PpoRecipe
@@ -41,13 +42,10 @@ class Answered:
     ) -> Answered:
         """From token numbers. `length`: of all rows, or None: of the longest, in whole multiples."""
         rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
-        length = length or -(-max(map(len, rows)) // multiple) * multiple
-        inputs = torch.full((len(rows), length), pad)
-        attention, mask = torch.zeros_like(inputs), torch.zeros_like(inputs)
-        for index, row in enumerate(rows):
-            inputs[index, : len(row)] = torch.tensor(row)
-            attention[index, : len(row)] = 1
-            mask[index, len(prompts[index]) : len(row)] = 1
+        inputs, attention = padded(rows, pad, length or length_of(rows, multiple))
+        mask = attention.clone()
+        for index, prompt in enumerate(prompts):
+            mask[index, : len(prompt)] = 0
         return cls(inputs, attention, mask[:, min(map(len, prompts)) :])
 
     def to(self, device: torch.device) -> Answered:

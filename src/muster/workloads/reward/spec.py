@@ -14,6 +14,7 @@ from muster.dialogues.spec import DialogueRecipe
 class RewardRecipe(DialogueRecipe):
     """A decoder with one number on top learns which of two answers is better. A sample is a pair."""
 
+    packages: ClassVar[tuple[str, ...]] = ("trl",)
     pairs: ClassVar[bool] = True
     output: ClassVar[Output] = "numbers"
     metric: ClassVar[str] = "pair accuracy"

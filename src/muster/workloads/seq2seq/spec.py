@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from muster.core.data import Data
+from muster.core.data import Data, Generated
 from muster.core.errors import DataError
 from muster.core.families import t5
 from muster.core.recipe import DATA, WORKLOAD, Recipe
-from muster.core.section import PositiveInt, Section
+from muster.core.section import PositiveInt
 from muster.core.workload import Lengths
 from muster.store import databases
 from muster.store.lines import MISSING, text_of, value_at
@@ -33,14 +33,6 @@ PAIRS = (
     ("prompt", "response"), ("source", "target"), ("text", "summary"), ("document", "summary"),
     ("dialogue", "summary"), ("article", "highlights"),
 )  # fmt: skip
-
-
-class Generated(Section):
-    """The generated text-to-SQL set: how many questions, and the seed that makes them."""
-
-    train: PositiveInt = Field(8000, description="Number of training questions.")
-    validation: PositiveInt = Field(300, description="Number of held-out questions.")
-    seed: int = Field(0, description="Seed of the generator: the same seed gives the same questions.")
 
 
 class PairData(Data):

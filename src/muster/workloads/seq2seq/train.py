@@ -17,12 +17,13 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
+from muster.core.data import Generated
 from muster.core.recipe import Recipe
 from muster.core.units import counted
 from muster.store.records import find_data, names_of
 from muster.worker.context import Context
 from muster.worker.data.digest import short_digest
-from muster.worker.data.hub import hub_parts
+from muster.worker.data.hub import held_part, hub_parts
 from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer
 from muster.worker.loss import IGNORED
 from muster.worker.models import load_from, to_answer
@@ -31,7 +32,6 @@ from muster.worker.trainer import Common, wired
 from muster.worker.workloads.base import Built, Counts, HeldOut
 from muster.workloads.seq2seq.model import make_model
 from muster.workloads.seq2seq.spec import (
-    Generated,
     PairData,
     PairRow,
     group_of,
@@ -249,7 +249,7 @@ def _generate(generated: Generated, folder: Path) -> None:
 def _from_hub(data: PairData) -> tuple[list[PairRow], list[PairRow], str]:
     assert data.name
     loaded = hub_parts(data.name, data.subset)
-    held_name = next((name for name in ("validation", "test") if name in loaded and len(loaded[name])), None)
+    held_name = held_part(loaded)
     parts: dict[str, list[PairRow]] = {}
     wanted = {root for field in data.fields() for root in (field, field.partition(".")[0])}
     for name in ("train", held_name):
