@@ -384,3 +384,33 @@ def test_pairs_as_tokens(tokenizer: Any) -> None:
     errors: list[DataError] = []
     assert len(pairs([same, samples[0]], templates, Fitting(64), errors)) == 2 and not errors
     assert len(pairs([same], templates, Fitting(room), errors)) == 0 and len(errors) == 1
+
+
+def test_nothing_to_train_on_is_said() -> None:
+    needs_torch()
+    from muster.worker.trainer import wired
+
+    nothing: Any = None
+    with pytest.raises(DataError, match="no sample is left"):
+        wired(
+            nothing,
+            nothing,
+            nothing,
+            nothing,
+            train=[],
+            held_out=[],
+            lengths=[],
+            collator=None,
+            processing=None,
+        )
+
+
+@pytest.mark.parametrize(
+    ("workload", "wanted"), [("sft", False), ("reward", True), ("grpo", True), ("ppo", True)]
+)
+def test_trl_is_looked_for_before_the_start(workload: str, wanted: bool) -> None:
+    from muster.agent.agent import PACKAGES
+    from muster.runs.requirements import needed
+
+    assert ("trl" in needed(recipe_from({"workload": workload}))) is wanted
+    assert "trl" in PACKAGES  # whose versions hosts tell

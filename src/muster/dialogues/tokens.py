@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -280,19 +281,23 @@ def learned(
 
 
 def packed(rows: Rows, sequence: int) -> Rows:
-    """Several samples in each row of at most `sequence` tokens, the longest first, each into the first row
-    that has room (first-fit decreasing). `sizes` says where one ends and the next begins."""
-    room: list[int] = []
+    """Several samples in each row of at most `sequence` tokens, the longest first, each into a row that it
+    fills best (best-fit decreasing). `sizes` says where one ends and the next begins."""
+    room: list[int] = []  # of each row
     bins: list[list[int]] = []
+    by_room: list[deque[int]] = [deque() for _ in range(sequence + 1)]  # so that no row is looked for
     for index in sorted(range(len(rows)), key=lambda index: (-rows.lengths[index], index)):
         length = rows.lengths[index]
-        found = next((place for place, left in enumerate(room) if left >= length), None)
-        if found is None:
+        left = next((left for left in range(length, sequence + 1) if by_room[left]), None)
+        if left is None:
             found = len(bins)
             bins.append([])
             room.append(sequence)
+        else:
+            found = by_room[left].popleft()
         bins[found].append(index)
         room[found] -= length
+        by_room[room[found]].append(found)
     made = []
     for members in bins:
         inputs = [token for index in members for token in rows[index]["input_ids"]]
