@@ -12,11 +12,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["MusterError", "ask", "bench", "check", "judge", "plan", "report", "train"]
+__all__ = [
+    "MusterError",
+    "ask",
+    "bench",
+    "check",
+    "judge",
+    "note",
+    "phase",
+    "plan",
+    "report",
+    "step",
+    "train",
+]
+_MARKS = ("step", "phase", "note")  # of a script that `muster run` starts: marks.py
 
 if TYPE_CHECKING:
     from muster.api import ask, bench, check, judge, plan, report, train
     from muster.core.errors import MusterError
+    from muster.marks import note, phase, step
 
 
 def __getattr__(name: str) -> Any:
@@ -24,7 +38,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'muster' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module("muster.core.errors" if name == "MusterError" else "muster.api"), name)
+    home = "marks" if name in _MARKS else "core.errors" if name == "MusterError" else "api"
+    return getattr(import_module(f"muster.{home}"), name)
 
 
 def __dir__() -> list[str]:

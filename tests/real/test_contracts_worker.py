@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from muster.core.errors import RecipeError
-from muster.core.recipe import recipe_from
+from muster.core.recipe import recipe_class, recipe_from
 from muster.core.recipes import load_recipe, shipped_recipes
 from muster.core.registry import load_plugin, plugin_names
 from muster.store import events
@@ -40,7 +40,11 @@ def test_an_engine_has_what_is_promised(name: str) -> None:
         assert inspect.getdoc(getattr(module, function))
 
 
-@pytest.mark.parametrize("name", sorted(plugin_names("muster.worker.workloads")))
+# Of those whose ranks are Muster's: a command's are the user's program (tests/real/test_run.py).
+OWN = [name for name in sorted(plugin_names("muster.worker.workloads")) if not recipe_class(name).foreign]
+
+
+@pytest.mark.parametrize("name", OWN)
 def test_a_workload_has_what_is_promised(name: str) -> None:
     import muster.workloads
 
@@ -80,7 +84,7 @@ def smallest_recipe(workload: str) -> dict[str, Any]:
     raise AssertionError(f"{workload} has no recipe that runs anywhere")
 
 
-@pytest.mark.parametrize("name", sorted(plugin_names("muster.worker.workloads")))
+@pytest.mark.parametrize("name", OWN)
 def test_a_workload_trains_measures_and_answers(name: str, tmp_path: Path) -> None:
     """One rank, in this process: its events, whole checkpoints, its saved model, and an answer of that."""
     module = load_plugin("muster.worker.workloads", name, "train")

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
-from muster.judging.readers._mapping import Mapping, load_mappings
-from muster.judging.readers._read import read_blocks
-from muster.judging.readers.base import JobLog
+from muster.readers._mapping import Mapping, load_mappings
+from muster.readers._read import read_blocks
+from muster.readers.base import JobLog
 from muster.store.logfiles import BrokenFile
 
 MAPPINGS = load_mappings()

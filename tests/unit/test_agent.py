@@ -88,6 +88,19 @@ def test_tail_takes_an_unfinished_log_line_at_the_end_only(file: Path) -> None:
     assert tail.read(final=True) == ["Traceb"]
 
 
+def test_tail_gives_a_progress_bar_as_it_grows(file: Path) -> None:
+    """A bar ends its lines with CR alone; CRLF is one end, wherever a read stops."""
+    tail = Tail(str(file), "log", 0)
+    append(file, b"\r 10%\r 20%\r")
+    assert tail.read() == ["", " 10%"]
+    append(file, b" 30%")
+    assert tail.read() == [" 20%"]
+    append(file, b"\rdone\r")
+    assert tail.read() == [" 30%"]
+    append(file, b"\nnext\r\n")
+    assert tail.read() == ["done", "next"]
+
+
 def test_tail_never_gives_half_an_event(file: Path) -> None:
     append(file, b'{"kind": "don')
     assert Tail(str(file), "event", 0).read(final=True) == []

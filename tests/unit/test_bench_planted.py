@@ -18,7 +18,7 @@ from muster.judging import Baseline, Class, Settings
 from muster.judging.document import Gate, JobEntry, Judged, Verdict
 from muster.judging.joblogs import judged, work_of
 from muster.judging.logs import judge
-from muster.judging.readers.base import JobLog, MeasuredWindows
+from muster.readers.base import JobLog, MeasuredWindows
 from tests.unit.benches import ended, made, recorded, suite_of
 from tests.unit.logs import chat_log
 from tests.unit.test_bench_doubts import BUSY, curve, on, windows

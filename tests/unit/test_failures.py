@@ -12,6 +12,7 @@ from typing import get_args
 import pytest
 
 from muster.checks.unreachable import Stage
+from muster.failures.signs import weight_of
 from muster.failures.table import (
     Blame,
     KnownFailure,
@@ -26,7 +27,6 @@ from muster.failures.table import (
     known_failures,
     why_lost,
 )
-from muster.judging.readers._failures import weight_of
 from muster.schemas.documents import schema_of
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "muster"

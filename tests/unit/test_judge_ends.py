@@ -9,7 +9,7 @@ import pytest
 from muster.judging import Settings
 from muster.judging.document import Judged
 from muster.judging.joblogs import AS_MOST, judged
-from muster.judging.readers.base import JobLog, MeasuredWindows, Outcome
+from muster.readers.base import JobLog, MeasuredWindows, Outcome
 from tests.unit.logs import chat_log, one
 
 FLEET = [f"node-{number:03d}" for number in range(1, 17)]

@@ -7,8 +7,8 @@ import re
 from muster.judging import Settings
 from muster.judging.document import Judged
 from muster.judging.joblogs import judged
-from muster.judging.readers._mapping import Mapping
-from muster.judging.readers.base import JobLog
+from muster.readers._mapping import Mapping
+from muster.readers.base import JobLog
 from tests.unit.logs import metaseq_log, one, read_log, trainer_log
 
 FLEET = [f"node{number:02d}" for number in range(32)]

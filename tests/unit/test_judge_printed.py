@@ -31,7 +31,7 @@ from muster.judging.document import (
     Verdict,
 )
 from muster.judging.joblogs import judged
-from muster.judging.readers.base import JobLog, MeasuredWindows
+from muster.readers.base import JobLog, MeasuredWindows
 from tests.unit.benches import ended, made, suite_of
 
 WORK = "facebook/opt-350m (sft), fb261aea, 8 ranks a host, batch 192"

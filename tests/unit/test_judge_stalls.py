@@ -9,8 +9,8 @@ import pytest
 
 from muster.judging.document import Judged
 from muster.judging.logs import judge
-from muster.judging.readers.base import LogWindow, measure
 from muster.judging.verdict import below
+from muster.readers.base import LogWindow, measure
 
 HOSTS = [f"lxn{number:02d}" for number in range(1, 13)]
 STALLED = "lxn06"

@@ -47,7 +47,7 @@ def test_the_wheel_is_whole(wheel: zipfile.ZipFile) -> None:
         ("suites", "*.yaml"),
         ("pipelines", "*.yaml"),
         ("profiles", "*.yaml"),
-        ("judging/readers/mappings", "*.yaml"),
+        ("readers/mappings", "*.yaml"),
         ("reports/templates", "*"),
         ("schemas", "*.json"),
         ("engines/deepspeed", "*.json"),

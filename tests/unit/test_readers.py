@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import muster.judging.readers
+import muster.readers
 from muster.core.registry import plugin_names
-from muster.judging.readers._frame import Frame, stamp
-from muster.judging.readers._mapping import Mapping
-from muster.judging.readers._paths import hosts_of_path, place_of
-from muster.judging.readers._read import Sieve
+from muster.readers._frame import Frame, stamp
+from muster.readers._mapping import Mapping
+from muster.readers._paths import hosts_of_path, place_of
+from muster.readers._read import Sieve
 from tests.unit.logs import LIGHTNING, MAPPINGS, chat_log, metaseq_log, one, read_log, trainer_log
 from tests.unit.test_readers_lines import ALL as LINES
 
@@ -34,9 +34,9 @@ def test_the_readers_there_are() -> None:
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_reader_has_what_is_promised(name: str) -> None:
-    promised = re.findall(r"^ *(\w+)\(", muster.judging.readers.__doc__ or "", re.MULTILINE)
+    promised = re.findall(r"^ *(\w+)\(", muster.readers.__doc__ or "", re.MULTILINE)
     assert promised == ["Reader", "line", "readings"]
-    module = importlib.import_module(f"muster.judging.readers.{name}")
+    module = importlib.import_module(f"muster.readers.{name}")
     assert module.FORMAT and module.HINTS and inspect.getdoc(module.Reader)
     reader = module.Reader(Frame(), [*MAPPINGS, Mapping(line="(?P<seconds>never)")])
     assert reader.readings() == [] and reader.closed is False

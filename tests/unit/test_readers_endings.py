@@ -8,7 +8,7 @@ import pytest
 
 from muster.judging import Settings
 from muster.judging.joblogs import culprits_of, judged
-from muster.judging.readers.base import JobLog
+from muster.readers.base import JobLog
 from muster.store.logfiles import BrokenFile
 from tests.unit.logs import chat_log, one, read_log
 

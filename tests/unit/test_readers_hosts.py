@@ -9,8 +9,8 @@ import pytest
 from muster.judging import Settings
 from muster.judging.joblogs import judged
 from muster.judging.logs import judge
-from muster.judging.readers._paths import hosts_of_path
-from muster.judging.readers.base import JobLog
+from muster.readers._paths import hosts_of_path
+from muster.readers.base import JobLog
 from tests.unit.logs import chat_log, metaseq_log, one, read_log
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from muster.judging import Settings
 from muster.judging.joblogs import judged
-from muster.judging.readers.base import JobLog
+from muster.readers.base import JobLog
 from tests.unit.logs import one
 
 

@@ -12,8 +12,8 @@ from muster.core.errors import UsageError
 from muster.judging import Settings
 from muster.judging.joblogs import judged
 from muster.judging.logs import judge
-from muster.judging.readers._mapping import LONGEST, Mapping, load_mapping
-from muster.judging.readers.base import JobLog
+from muster.readers._mapping import LONGEST, Mapping, load_mapping
+from muster.readers.base import JobLog
 from tests.unit.logs import metaseq_log, read_log
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "judge.md"

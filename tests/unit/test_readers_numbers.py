@@ -12,8 +12,8 @@ import pytest
 
 from muster.judging import Settings
 from muster.judging.joblogs import judged
-from muster.judging.readers._frame import Frame
-from muster.judging.readers.base import FIGURE, number
+from muster.readers._frame import Frame
+from muster.readers.base import FIGURE, number
 from tests.unit.logs import chat_log, one, trainer_log
 
 HOST = "ml-512-node-001"

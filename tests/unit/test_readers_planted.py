@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from muster.judging.joblogs import work_of
-from muster.judging.readers._frame import Frame
-from muster.judging.readers._mapping import Mapping
-from muster.judging.readers.base import JobLog
+from muster.readers._frame import Frame
+from muster.readers._mapping import Mapping
+from muster.readers.base import JobLog
 from tests.unit.logs import chat_log, metaseq_log, one, read_log
 from tests.unit.test_readers_lines import LORA, mllog
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from muster.judging.logs import judge
-from muster.judging.readers.base import JobLog
+from muster.readers.base import JobLog
 from tests.unit.logs import chat_log, one
 
 PREFIXES = {

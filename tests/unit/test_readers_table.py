@@ -10,8 +10,8 @@ import pytest
 from muster.core.errors import UsageError
 from muster.judging import Settings
 from muster.judging.joblogs import judged
-from muster.judging.readers._mapping import Mapping, load_mapping
-from muster.judging.readers.base import JobLog
+from muster.readers._mapping import Mapping, load_mapping
+from muster.readers.base import JobLog
 from tests.unit.logs import LIGHTNING, MAPPINGS, one, read_log
 
 

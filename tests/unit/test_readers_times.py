@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 import pytest
 
 from muster.judging.joblogs import observation_of, work_of
-from muster.judging.readers._read import read_blocks
+from muster.readers._read import read_blocks
 from tests.unit.logs import MAPPINGS, chat_log, metaseq_log, one, read_log, trainer_log
 
 BEGAN = datetime(2024, 7, 8, 5, 52, 0, tzinfo=timezone.utc).timestamp()

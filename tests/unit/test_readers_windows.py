@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.judging.readers.base import HEAD, TAIL, LogWindow, Series
+from muster.readers.base import HEAD, TAIL, LogWindow, Series
 
 WINDOWS = st.builds(
     LogWindow,

@@ -14,8 +14,8 @@ import pytest
 from muster.judging import Settings
 from muster.judging.joblogs import judged, work_of
 from muster.judging.logs import judge
-from muster.judging.readers._frame import Frame, described
-from muster.judging.readers.base import JobLog
+from muster.readers._frame import Frame, described
+from muster.readers.base import JobLog
 from tests.unit.logs import at, chat_log, metaseq_log, one, trainer_log
 
 # No line of 2023 says with which command a process was spawned: it stands in the runner's alone.

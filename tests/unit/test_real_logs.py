@@ -16,7 +16,7 @@ from muster.judging import Settings
 from muster.judging.document import Gate
 from muster.judging.joblogs import judged
 from muster.judging.logs import judge
-from muster.judging.readers.base import JobLog
+from muster.readers.base import JobLog
 from muster.store.logfiles import find_logs, members_of
 from tests.unit.logs import read_log
 

@@ -16,7 +16,7 @@ import pytest
 from muster.core.data import Data
 from muster.core.errors import DataError
 from muster.core.recipe import Recipe, recipe_class, recipe_classes, recipe_from
-from muster.core.recipes import lay_over, load_recipe, merge, shipped_recipes, validate
+from muster.core.recipes import lay_over, load_recipe, merge, parse_override, shipped_recipes, validate
 from muster.core.registry import WORKLOADS, load_part, own_plugins, plugin_names
 from muster.core.workload import Lengths, Workload
 from muster.inputs.model import whole_config
@@ -28,7 +28,10 @@ NAMES = sorted(name.replace("_", "-") for name in own_plugins(WORKLOADS))
 
 
 def shipped(workload: str, *overrides: str) -> Recipe:
-    """A recipe of the workload that comes with Muster."""
+    """A recipe of the workload that comes with Muster, or of a command, which is the user's."""
+    if recipe_class(workload).foreign:
+        data = {"workload": workload, "command": ["true"]}
+        return absolute(validate(lay_over(data, [parse_override(each) for each in overrides]), where="here"))
     name = next(name for name in shipped_recipes() if load_recipe(name).workload == workload)
     return absolute(load_recipe(name, overrides))
 
@@ -56,7 +59,8 @@ def test_a_workload_is_a_folder_with_a_spec_and_a_ranks_half(name: str) -> None:
     assert issubclass(spec.RECIPE, Recipe) and inspect.getdoc(spec.RECIPE)
     assert spec.RECIPE().workload == name
     folder = Path(inspect.getfile(spec)).parent
-    assert (folder / "train.py").is_file() and (folder / "model.py").is_file() == spec.RECIPE.traced
+    assert (folder / "train.py").is_file() != spec.RECIPE.foreign  # whose ranks run the user's program
+    assert (folder / "model.py").is_file() == spec.RECIPE.traced
     asked = {key for key in vars(Workload) if not key.startswith("_")}
     for key in asked & set(vars(spec.RECIPE)):  # with the parameters of the question
         question, answer = getattr(Workload, key), getattr(spec.RECIPE, key)
@@ -90,7 +94,7 @@ def test_its_recipe_stays_the_same_as_data(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_short_job_and_a_warm_up_are_recipes_too(name: str) -> None:
     recipe = shipped(name)
-    assert recipe.short and shipped(name, *recipe.short) != recipe
+    assert recipe.foreign or (recipe.short and shipped(name, *recipe.short) != recipe)
     changed = merge(recipe.as_dict(), {"data": recipe.short_data(32)}, type(recipe))
     short = validate(changed, where="warm-up").epoch_samples()
     assert short is None or recipe.epoch_samples() is None or short <= 32 or not recipe.short_data(32)

@@ -2,8 +2,8 @@
 
 One file, standard library alone, Python >= 3.8: the launchers send this text to a bare host. It speaks JSON
 lines:
-  in   spec, verify, start, ping, stop
-  out  hello, verified, beat, event (a rank's own line, unchanged), log, hardware, exit, error
+  in   spec, verify, tree, blob, start, ping, stop
+  out  hello, verified, lacks, brought, beat, event (a rank's own line, unchanged), log, hardware, exit, error
 It ends the ranks' whole process tree when its input closes, when the controller is silent for longer than the
 lease, when it is signalled, when its parent is gone, or when its deadline passes. It kills by process id: the
 descendants of this process, and processes that carry this job's token in their environment. Never by name.
@@ -15,6 +15,7 @@ import base64
 import collections
 import ctypes
 import errno
+import hashlib
 import json
 import os
 import platform
@@ -28,7 +29,7 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Any, Deque, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
 
 TICK = 0.1  # seconds between two looks at everything
 BEAT = 1.0  # seconds between signs of life
@@ -40,6 +41,32 @@ LEAST_ROOM = 1 << 20  # free bytes below which a disk counts as full
 # What mpirun and srun tell the one process that they started: its ranks are others.
 BACKLOG = 4096  # ranks that may wait at the port at a time
 NOT_THEIRS = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "SLURM_PROCID", "SLURM_LOCALID")
+# What mpirun, srun, and the launchers of MPICH and Intel MPI call torchrun's variables.
+NAMES = {
+    "ompi": {
+        "OMPI_COMM_WORLD_RANK": "RANK",
+        "OMPI_COMM_WORLD_SIZE": "WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "LOCAL_RANK",
+        "OMPI_COMM_WORLD_NODE_RANK": "LOCAL_RANK",  # among the host's, of all jobs there
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "LOCAL_WORLD_SIZE",
+        "OMPI_UNIVERSE_SIZE": "WORLD_SIZE",
+    },
+    "slurm": {
+        "SLURM_PROCID": "RANK",
+        "SLURM_NTASKS": "WORLD_SIZE",
+        "SLURM_NPROCS": "WORLD_SIZE",
+        "SLURM_LOCALID": "LOCAL_RANK",
+        "SLURM_NTASKS_PER_NODE": "LOCAL_WORLD_SIZE",
+        "SLURM_NODEID": "NODE_RANK",
+        "SLURM_NNODES": "NNODES",
+    },
+    "pmi": {
+        "PMI_RANK": "RANK",
+        "PMI_SIZE": "WORLD_SIZE",
+        "MPI_LOCALRANKID": "LOCAL_RANK",
+        "MPI_LOCALNRANKS": "LOCAL_WORLD_SIZE",
+    },
+}
 PACKAGES = (
     "torch",
     "transformers",
@@ -54,6 +81,7 @@ PACKAGES = (
 )
 
 
+KEPT_DAYS = 30  # that a file of code is kept on a host after it was used last
 SETUP_SECONDS = 60.0  # that launch.setup may take
 # Shells that nobody logs in to often lack `module` and `conda activate`, though the host has them.
 SETUP = r"""
@@ -96,6 +124,8 @@ class Tail:
         except FileNotFoundError:
             return []
         end = data.rfind(b"\n") + 1
+        if self.kind == "log":  # a progress bar's lines end with CR alone; a last one may be half of CRLF
+            end = max(end, data.rfind(b"\r", 0, max(0, len(data) - 1)) + 1)
         if end == 0 and self.kind == "event" and len(data) == limit:
             return self.read(final, limit * 4)  # an event is sent whole, however long
         if end == 0 and self.kind == "log" and (final or len(data) == limit):
@@ -579,12 +609,34 @@ def carries(pid: int, mark: bytes) -> bool:
         return False
 
 
+def marked(token: str, table: Dict[int, int]) -> Set[int]:
+    """Every process with the job's token in its environment."""
+    mark = ("MUSTER_TOKEN=" + token).encode()
+    return {pid for pid in table if carries(pid, mark)}
+
+
 def family(token: str) -> Set[int]:
     """The descendants of this process, and every process with the job's token; not this process."""
     table = proc_table()
-    mark = ("MUSTER_TOKEN=" + token).encode()
-    found = {pid for pid in table if carries(pid, mark)}
-    return (found | descent(table)) - {os.getpid()}
+    return (marked(token, table) | descent(table)) - {os.getpid()}
+
+
+def end_all(find: Callable[[], Set[int]], meanwhile: Callable[[], None] = lambda: None) -> None:
+    """End all processes that `find` finds: ask, wait, force, and look again."""
+    limit = time.monotonic() + GRACE
+    number = int(signal.SIGTERM)
+    while True:
+        pids = find()
+        if not pids:
+            break
+        send_signal(pids, number)
+        number = 0
+        if time.monotonic() > limit:
+            number = int(signal.SIGKILL)
+        if time.monotonic() > limit + 10:
+            break  # unkillable: in the kernel, on a dead device
+        time.sleep(0.05)
+        meanwhile()
 
 
 def send_signal(pids: Set[int], number: int) -> None:
@@ -609,6 +661,32 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     except (OSError, AttributeError):
         pass
+
+
+def guard(token: str) -> int:
+    """A process that ends all that carry the job's token when this one ends, however it ends: the children of
+    a command do not die with their parent as ranks do. -> its id; it leaves by itself."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(ours)  # the other end stays open for as long as this process lives
+        return pid
+    try:
+        os.setsid()
+        os.close(theirs)
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) != ours:
+                try:
+                    os.close(int(name))
+                except OSError:
+                    pass
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        while os.read(ours, 1):
+            pass
+        end_all(lambda: marked(token, proc_table()))
+    finally:
+        os._exit(0)
 
 
 def new_folder(path: str) -> None:
@@ -790,7 +868,10 @@ class Agent:
         self.out_bytes = 0
         self.parent = os.getppid()
         self.signalled = None  # type: Optional[int]
-        self.ranks = {}  # type: Dict[int, subprocess.Popen[bytes]]
+        self.ranks = {}  # type: Dict[int, subprocess.Popen[bytes]]  # of a command per host: its first rank
+        self.guard = 0  # the process that ends the job's others should this one be killed
+        self.redirected = ""  # where torchrun puts what its ranks print
+        self.looked = 0.0  # when new files there were looked for
         self.ended = {}  # type: Dict[int, int]  # ranks that have ended by themselves: their exit codes
         self.tails = []  # type: List[Tail]
         self.logs = collections.deque()  # type: Deque[Tail]
@@ -806,6 +887,10 @@ class Agent:
         self.keep = False  # the controller could not write it down
         self.sealed = {}  # type: Dict[str, Any]
         self.verified = collections.deque()  # type: Deque[Dict[str, Any]]
+        self.told = collections.deque()  # type: Deque[Dict[str, Any]]  # by threads, to be said
+        self.tree = {}  # type: Dict[str, Any]  # the code that is brought
+        self.lacks = set()  # type: Set[str]
+        self.kept = ""  # where contents of files stay from job to job
 
     # --- talking -------------------------------------------------------------------------------------------
 
@@ -879,6 +964,7 @@ class Agent:
         facts["damaged_checkpoints"] = {str(step): wrong for step, wrong in found.items() if wrong}
         self.python = self.find_python()
         facts["python"] = self.python
+        self.check_command()
         facts["versions"] = self.versions()
         if spec["node_rank"] == 0:
             facts["port"] = self.hold_port(spec.get("port") or 0)
@@ -940,6 +1026,22 @@ class Agent:
             )
         return dict(json.loads(done.stdout.decode().splitlines()[-1]))
 
+    def check_command(self) -> None:
+        """Whether a command's folder and program are here. Raises Problem."""
+        folder, program = self.spec.get("cwd"), self.spec.get("program")
+        if folder and not os.path.isdir(folder):
+            hint = (
+                "`--sync DIR` brings a folder to every host; `--workdir DIR` names one that each of them has"
+            )
+            raise Problem("there is no folder %s" % folder, hint)
+        if program:
+            beside = os.path.join(folder or "/", program) if "/" in program else program
+            if not shutil.which(beside):
+                raise Problem(
+                    "no program %s" % program,
+                    "it is looked for in PATH, or by its path; it must be executable",
+                )
+
     def checkpoints(self) -> Dict[int, Optional[str]]:
         """Steps of the checkpoints on this host; None: complete by its sizes, or what is wrong with one.
 
@@ -973,6 +1075,86 @@ class Agent:
 
         threading.Thread(target=look, daemon=True).start()
 
+    # --- code that is brought -------------------------------------------------------------------------------
+
+    def bring(self, order: Dict[str, Any]) -> None:
+        """Take a list of files, and say which contents this host has not kept from before."""
+        self.tree = order
+        self.kept = os.path.join(os.path.dirname(os.path.expanduser(self.spec["workdir"])), "code")
+
+        def look() -> None:
+            os.makedirs(self.kept, exist_ok=True)
+            self.lacks = {each[2] for each in order["files"] if not self.has(each[2])}
+            self.told.append({"m": "lacks", "digests": sorted(self.lacks)})
+            if not self.lacks:
+                self.assemble()
+
+        self.beside(look)
+
+    def kept_at(self, digest: str) -> str:
+        return os.path.join(self.kept, digest)
+
+    def has(self, digest: str) -> bool:
+        """Whether the content was kept; it is from now on, for as long as any."""
+        try:
+            os.utime(self.kept_at(digest))
+        except OSError:
+            return False
+        return True
+
+    def blob(self, order: Dict[str, Any]) -> None:
+        """A part of a file's content."""
+        digest = order["digest"]
+        # Of this job alone: hosts may share the folder, and what a killed agent has begun stays there.
+        part = "%s.%s" % (self.kept_at(digest), self.spec["token"])
+        with open(part, "ab") as file:
+            file.write(base64.b64decode(order["data"]))
+        if not order["last"]:
+            return
+        os.replace(part, self.kept_at(digest))  # whole, or not at all
+        self.lacks.discard(digest)
+        if not self.lacks:
+            self.beside(self.assemble)
+
+    def assemble(self) -> None:
+        """Write the files in their folder, each content checked; forget what was not used for long."""
+        place = os.path.join(self.base, "code")
+        new_folder(place)
+        for path, mode, digest, _ in self.tree["files"]:
+            target = os.path.join(place, path)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            kept, made = self.kept_at(digest), hashlib.sha256()
+            with open(kept, "rb") as source, open(target, "wb") as copy:
+                for block in iter(lambda: source.read(1 << 20), b""):
+                    made.update(block)
+                    copy.write(block)
+            if made.hexdigest() != digest:
+                remove(kept)
+                raise Problem("%s came damaged" % path, "start again: it is sent anew")
+            os.chmod(target, mode)
+        limit = time.time() - KEPT_DAYS * 86400
+        for entry in os.scandir(self.kept):
+            try:
+                if entry.stat().st_mtime < limit:
+                    os.unlink(entry.path)
+            except OSError:  # another job's agent was here before
+                pass
+        self.told.append({"m": "brought"})
+
+    def beside(self, work: Callable[[], None]) -> None:
+        """Do it beside the signs of life; what goes wrong is said."""
+
+        def run() -> None:
+            try:
+                work()
+            except Problem as problem:
+                self.told.append({"m": "error", "what": str(problem), "hint": problem.hint, "id": None})
+            except Exception as error:
+                what = "the code cannot be written: %s: %s" % (type(error).__name__, error)
+                self.told.append({"m": "error", "what": what, "hint": None, "id": None})
+
+        threading.Thread(target=run, daemon=True).start()
+
     def hold_port(self, wanted: int) -> int:
         """A port for the rendezvous, which no other job can take from now on: the first rank gets it open."""
         try:
@@ -996,6 +1178,7 @@ class Agent:
         """Write the ranks' files and start the ranks."""
         spec = self.spec
         spec.update(order["host"])
+        self.check_command()  # of code that was brought, which was not here before
         self.place = place = self.own_place()
         new_folder(place)
         os.chmod(place, 0o700)  # logs of ranks, as they were written
@@ -1006,27 +1189,38 @@ class Agent:
         secret = os.open(os.path.join(place, "spec.json"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(secret, "w") as file:  # it may hold tokens of the recipe's env
             json.dump(rank_spec, file)
+        once = spec.get("each") == "host"  # a command that starts the host's ranks itself
         for rank in spec["ranks"]:
             self.tails.append(Tail(os.path.join(place, "rank%d.events.jsonl" % rank), "event", rank))
-            self.tails.append(Tail(os.path.join(place, "rank%d.log" % rank), "log", rank))
+            if not once:
+                self.tails.append(Tail(os.path.join(place, "rank%d.log" % rank), "log", rank))
+        if once:
+            self.tails.append(Tail(os.path.join(place, "host.log"), "log", None))
         self.logs.extend(tail for tail in self.tails if tail.kind == "log")
         env = self.environment(place, code, order)
+        if self.port_holder and "each" in spec:
+            self.port_holder.close()  # a command opens it by itself
+            self.port_holder = None
         if self.port_holder:
             self.port_holder.listen(BACKLOG)  # others come before the first rank has imported
-        for local, rank in enumerate(spec["ranks"]):
+        self.guard = guard(spec["token"])
+        for local, rank in enumerate(spec["ranks"][:1] if once else spec["ranks"]):
             own, files = self.one_of(env, rank, local, order)
-            with open(os.path.join(place, "rank%d.log" % rank), "ab") as log:
-                self.ranks[rank] = subprocess.Popen(
-                    spec["argv"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    cwd=place,
-                    env=own,
-                    pass_fds=files,
-                    start_new_session=True,
-                    preexec_fn=die_with_parent,
-                )
+            with open(os.path.join(place, "host.log" if once else "rank%d.log" % rank), "ab") as log:
+                try:
+                    self.ranks[rank] = subprocess.Popen(
+                        spec["argv"],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        cwd=spec.get("cwd") or place,
+                        env=own,
+                        pass_fds=files,
+                        start_new_session=True,
+                        preexec_fn=die_with_parent,
+                    )
+                except OSError as error:
+                    raise Problem("%s cannot be started: %s" % (spec["argv"][0], error.strerror))
         if self.port_holder:
             self.port_holder.close()
         self.sampler = Sampler(spec["hardware_seconds"], spec.get("visible_gpus") or spec.get("used_gpus"))
@@ -1039,14 +1233,19 @@ class Agent:
         which all meet: MUSTER_RENDEZVOUS."""
         own = dict(
             env,
-            RANK=str(rank),
-            LOCAL_RANK=str(local),
             WORLD_SIZE=str(self.spec["world_size"]),
             LOCAL_WORLD_SIZE=str(len(self.spec["ranks"])),
             NODE_RANK=str(self.spec["node_rank"]),
             MASTER_ADDR=order["address"],
             MASTER_PORT=str(order["port"]),
         )
+        if "each" in self.spec:
+            own["NNODES"] = str(order["nodes"])
+        if self.spec.get("each") == "host":
+            return own, []
+        own.update(RANK=str(rank), LOCAL_RANK=str(local))
+        for names in self.spec.get("names", ()):
+            own.update((name, own[usual]) for name, usual in NAMES[names].items())
         if rank or not self.port_holder:
             return own, []
         return dict(own, MUSTER_RENDEZVOUS=str(self.port_holder.fileno())), [self.port_holder.fileno()]
@@ -1082,7 +1281,8 @@ class Agent:
         spec = self.spec
         env = {name: value for name, value in os.environ.items() if not name.startswith(NOT_THEIRS)}
         env["PYTHONUNBUFFERED"] = "1"
-        env["OMP_NUM_THREADS"] = str(spec["threads"])
+        if spec.get("each") != "host" or spec.get("torchrun"):
+            env["OMP_NUM_THREADS"] = str(spec["threads"])
         env.setdefault("TOKENIZERS_PARALLELISM", "false")
         env.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # NVML's numbers are CUDA's
         if spec.get("visible_gpus") is not None:
@@ -1095,6 +1295,12 @@ class Agent:
         env.update(spec["env"])
         # Last, so that nobody's variables take the place of the job's own code and token.
         env.update({"MUSTER_TOKEN": spec["token"], "MUSTER_SPEC": os.path.join(place, "spec.json")})
+        if "each" in spec:  # a command, whose program may call muster.step
+            first = spec["ranks"][0]  # of a program that knows no rank of its own
+            env.update(MUSTER_EVENTS=place, MUSTER_RANK=str(first), MUSTER_ATTEMPT=str(spec["attempt"]))
+        if spec.get("torchrun"):  # its option --log-dir, and all that ranks print into files there
+            self.redirected = env["PET_LOG_DIR"] = os.path.join(place, "torchrun")
+            env["PET_REDIRECTS"] = "3"
         env["PYTHONPATH"] = os.pathsep.join(p for p in (code, env.get("PYTHONPATH")) if p)
         if "GLOO_SOCKET_IFNAME" not in env:  # gloo looks up the host's own name, which often means loopback
             address = source_address(order["address"], order["port"])
@@ -1103,9 +1309,23 @@ class Agent:
                 env["GLOO_SOCKET_IFNAME"] = interface
         return env
 
+    def find_logs(self) -> None:
+        """Follow what torchrun's ranks print: DIR/RUN/attempt_N/LOCAL_RANK/stdout.log and stderr.log."""
+        known = {tail.path for tail in self.logs}
+        for folder, _, files in os.walk(self.redirected):
+            local = os.path.basename(folder)
+            for name in sorted(files):
+                path = os.path.join(folder, name)
+                if name.endswith(".log") and local.isdigit() and path not in known:
+                    rank = self.spec["ranks"][0] + int(local)
+                    self.logs.append(Tail(path, "log", rank if rank in self.spec["ranks"] else None))
+
     def read_tails(self, final: bool = False) -> bool:
         """Forward what the ranks wrote. False when everything was read."""
         more = False
+        if self.redirected and (final or time.monotonic() - self.looked > BEAT):
+            self.looked = time.monotonic()
+            self.find_logs()
         for tail in self.tails:  # events first, whole: what a rank says must not wait for what it chatters
             if tail.kind == "event":
                 lines = tail.read(final)
@@ -1124,23 +1344,15 @@ class Agent:
         return more
 
     def end_ranks(self) -> None:
-        """End every process of this job on this host: ask, wait, force, and look again."""
+        """End every process of this job on this host."""
         token = self.spec.get("token") or ""
-        limit = time.monotonic() + GRACE
-        number = int(signal.SIGTERM)
-        while True:
-            pids = family(token) if token else set()
-            if not pids:
-                break
-            send_signal(pids, number)
-            number = 0
-            if time.monotonic() > limit:
-                number = int(signal.SIGKILL)
-            if time.monotonic() > limit + 10:
-                break  # unkillable: in the kernel, on a dead device
-            time.sleep(0.05)
+
+        def meanwhile() -> None:
             self.reap()
             self.flush()
+
+        if token:
+            end_all(lambda: family(token) - {self.guard}, meanwhile)
 
     def reap(self) -> None:
         """Collect adopted orphans that have ended."""
@@ -1165,6 +1377,10 @@ class Agent:
                 self.heard = time.monotonic()  # looking took its time; messages lie unread, not unsent
             elif op == "verify":
                 self.verify(message)
+            elif op == "tree":
+                self.bring(message)
+            elif op == "blob":
+                self.blob(message)
             elif op == "start":
                 self.start(message)
                 self.heard = time.monotonic()
@@ -1177,6 +1393,9 @@ class Agent:
             self.say("beat")
         while self.verified:
             self.say("verified", **self.verified.popleft())
+        while self.told:
+            told = self.told.popleft()
+            self.say(told.pop("m"), **told)
         if self.sampler:
             while self.sampler.samples:
                 self.say("hardware", sample=self.sampler.samples.popleft())
@@ -1225,7 +1444,7 @@ class Agent:
             code=code,
             why=self.why,
             kernel=self.kernel.look(),
-            rank=first,
+            rank=None if self.spec.get("each") == "host" else first,
             pid=None if first is None else self.ranks[first].pid,
         )
         self.send_all(min(10.0, float(self.spec.get("lease", 5))))

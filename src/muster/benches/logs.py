@@ -16,7 +16,7 @@ from muster.core.recipe import Recipe
 from muster.core.result import Result
 from muster.judging import Observation
 from muster.judging.joblogs import observation_of, work_of
-from muster.judging.readers.base import JobLog, MeasuredWindows
+from muster.readers.base import JobLog, MeasuredWindows
 
 # Of matrix products, the first arithmetic that all devices did is compared: that of the bench's trainings,
 # then what such devices train in where a recipe leaves it open.

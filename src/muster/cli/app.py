@@ -22,6 +22,7 @@ VERBS = (
     "plan",
     "prepare",
     "train",
+    "run",
     "bench",
     "ask",
     "resume",
@@ -81,13 +82,13 @@ app = click.version_option(__version__, message="muster %(version)s")(app)
 
 def main(argv: list[str] | None = None) -> None:
     """Run a verb and exit: 0 succeeded, 1 failed, 2 bad input. A user never sees a traceback."""
-    arguments = sys.argv[1:] if argv is None else argv
+    arguments, behind = _divided(sys.argv[1:] if argv is None else argv)
     wants_json = "--json" in arguments
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 takes less than there is to say
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = _call(arguments or ["--help"])
+        code = _call(arguments or ["--help"], behind)
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = fail("interrupted", None, as_json=wants_json, code=1)
@@ -97,13 +98,21 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _call(arguments: list[str]) -> int:
+def _divided(arguments: list[str]) -> tuple[list[str], list[str] | None]:
+    """Of `muster run`: its own words, and the command behind `--`; None: there is no `--`."""
+    if arguments[:1] != ["run"] or "--" not in arguments:
+        return arguments, None
+    cut = arguments.index("--")
+    return arguments[:cut], arguments[cut + 1 :]
+
+
+def _call(arguments: list[str], behind: list[str] | None = None) -> int:
 
     wants_json = "--json" in arguments
     try:
         if "_MUSTER_COMPLETE" in os.environ:
             app.main(prog_name="muster")  # a shell asks what can follow: this exits
-        with app.make_context("muster", list(arguments)) as context:
+        with app.make_context("muster", list(arguments), obj=behind) as context:
             result: Any = app.invoke(context)
     except MusterError as error:
         return fail(str(error), error.hint, as_json=wants_json, code=error.exit_code, detail=error.as_dict())

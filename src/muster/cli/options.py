@@ -14,6 +14,13 @@ Recipe = Annotated[
     str, Argument(help="A recipe: a YAML file, or a name of `muster recipes`.", complete="recipes")
 ]
 Run = Annotated[str, Argument(help="A run: its folder, its id, a part of it, or `last`.", complete="runs")]
+Output = Annotated[Path | None, Option("--output", "-o", help="The run's folder; must not exist.")]
+Name = Annotated[str, Option("--name", "-n", help="The run's name: its folder in --runs, and RUN.")]
+DryRun = Annotated[bool, Option("--dry-run", help="Print what would run; start nothing.")]
+Verbose = Annotated[bool, Option("--verbose", help="With --dry-run: every command, environment and file.")]
+Detach = Annotated[
+    bool, Option("--detach", help="With slurm:, submit and return; watch with `muster show RUN --follow`.")
+]
 Hosts = Annotated[
     str,
     Option(

@@ -89,8 +89,9 @@ def show(
         from muster.core.recipe import recipe_class
 
         step = f"step {shown.step} of {shown.total_steps or '?'}{loss}"
-        if not recipe_class((shown.job.get("recipe") or {}).get("workload")).trains:
-            step = "measuring"
+        kind = recipe_class((shown.job.get("recipe") or {}).get("workload"))
+        if not kind.trains and (not kind.foreign or not shown.step):
+            step = "running" if kind.foreign else "measuring"
         say(f"  {shown.state}: {queued(folder) or step}; hosts {hosts}")
     if shown.damage:
         say(f"  {'damaged':<22} {shown.damage}")

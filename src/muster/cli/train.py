@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from muster.cli.options import Hosts, Json, Recipe, Root, Words, split_words
+from muster.cli.options import (
+    Detach,
+    DryRun,
+    Hosts,
+    Json,
+    Name,
+    Output,
+    Recipe,
+    Root,
+    Verbose,
+    Words,
+    split_words,
+)
 from muster.cli.output import err_console, print_json, say
-from muster.cli.parameters import Option
 from muster.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,25 +41,17 @@ def train(
     recipe: Recipe,
     words: Words = None,
     hosts: Hosts = "",
-    output: Annotated[Path | None, Option("--output", "-o", help="The run's folder; must not exist.")] = None,
-    name: Annotated[str, Option("--name", "-n", help="The run's name: its folder in --runs, and RUN.")] = "",
+    output: Output = None,
+    name: Name = "",
     root: Root = Path("runs"),
-    dry_run: Annotated[bool, Option("--dry-run", help="Print what would run; start nothing.")] = False,
-    verbose: Annotated[
-        bool, Option("--verbose", help="With --dry-run: every command, environment and file.")
-    ] = False,
-    detach: Annotated[
-        bool,
-        Option("--detach", help="With slurm:, submit and return; watch with `muster show RUN --follow`."),
-    ] = False,
+    dry_run: DryRun = False,
+    verbose: Verbose = False,
+    detach: Detach = False,
     json: Json = False,
 ) -> int:
     """Run a recipe on hosts: one command, all hosts, one result; or a pipeline of recipes."""
-    from muster.cli.views.progress import ProgressView
     from muster.core.pipeline import find_pipeline
     from muster.inputs.read import read_inputs
-    from muster.runs.train import train as run_train
-    from muster.store.runfolder import RunFolder, run_folder_of
 
     hosts, _, changes = split_words(words, hosts)
     if file := find_pipeline(recipe):
@@ -62,6 +65,25 @@ def train(
             return print_dry_run(file, hosts, changes, folder, json=json, verbose=verbose)
         return train_pipeline(file, hosts, changes, folder, json=json)
     inputs = read_inputs(recipe, hosts, changes, waits=True)
+    return start(inputs, output, name, root, dry_run=dry_run, verbose=verbose, detach=detach, json=json)
+
+
+def start(
+    inputs: Inputs,
+    output: Path | None,
+    name: str,
+    root: Path,
+    *,
+    dry_run: bool,
+    verbose: bool,
+    detach: bool,
+    json: bool,
+) -> int:
+    """Run it here, hand it to Slurm, or say what would run. -> exit code."""
+    from muster.cli.views.progress import ProgressView
+    from muster.runs.train import train as run_train
+    from muster.store.runfolder import RunFolder, run_folder_of
+
     made = _named(output, name, root)
     run = RunFolder(made) if made else run_folder_of(inputs.recipe, root)
     if inputs.inventory.ask is not None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from muster.core.errors import InventoryError
+from muster.core.errors import InventoryError, UsageError
 from muster.core.hostlist import split_outside
 from muster.core.printable import HIDDEN
 from muster.core.slurm import SlurmAsk, allocation, parse_ask
@@ -320,3 +320,11 @@ def _checked(hosts: list[Host], *, launcher: str, source: str) -> Inventory:
             )
         seen.add(host.label)
     return Inventory(tuple(hosts), launcher, source)
+
+
+def split_hosts(text: str) -> tuple[str, ...]:
+    """The hosts of a list; of what is none, itself."""
+    try:
+        return tuple(host.label for host in parse_hosts(text.replace("+", ",")).hosts)
+    except UsageError:
+        return (text,)

@@ -29,7 +29,7 @@ PIPELINE = "pipeline"  # the key of a file of several recipes (core/pipeline.py)
 # Fields of a configuration that say how a model is trained or what it is for, and not how large it is.
 SETTINGS = re.compile(r"drop|^initializer_|^num_labels$|^attn_implementation$")
 # Keys of a recipe that are files or folders: always, and where there is one of that name.
-PATHS = (("data", "path"), ("engine", "config"), ("measure", "peaks"))
+PATHS = (("data", "path"), ("engine", "config"), ("measure", "peaks"), ("run", "sync"), ("run", "metrics"))
 NAMES = (
     ("model", "name"), ("model", "tokenizer"), ("data", "name"), ("reward", "model"), ("ppo", "critic"),
     ("launch", "setup"),  # else a line of bash, which may begin like a path
@@ -193,6 +193,8 @@ def _whole_path(value: str, folder: Path, where: str) -> str:
 
 def validate(data: Mapping[str, Any], *, where: str) -> Recipe:
     """Plain data -> Recipe, or one RecipeError about the first thing that is wrong."""
+    if "command" in data and data.get("workload") is None:
+        data = {**data, "workload": "command"}
     _check_workload(data.get("workload"), where)
     try:
         recipe = recipe_from(data)

@@ -26,7 +26,7 @@ WORKLOADS = "muster.worker.workloads"
 PACKAGES = {
     "muster.checks": "muster.checks.families",
     "muster.launchers": "muster.fleet.launchers",
-    "muster.readers": "muster.judging.readers",
+    "muster.readers": "muster.readers",
     ENGINES: "muster.engines",
     WORKLOADS: "muster.workloads",
 }

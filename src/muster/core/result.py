@@ -50,6 +50,32 @@ class Throughput(Part):
     measured_steps: int
 
 
+class Code(Part):
+    """A folder of code as it was brought to the hosts."""
+
+    folder: str
+    digest: str = Field(description="SHA-256 of all files' paths, modes and contents")
+    files: int
+    bytes: int
+    sent: int = Field(0, description="bytes that went over connections: hosts had the rest")
+
+
+class CommandRun(Part):
+    """A command of the user's: what was started, and its progress as it told it."""
+
+    command: list[str] = Field(description="without values that may be secrets")
+    start: str = Field(description="torchrun, rank or host")
+    told_by: str | None = Field(
+        None, description="muster.step, or the format of its output; None: it told no steps that can be read"
+    )
+    rate: float | None = Field(None, description="per second, after the warm-up")
+    unit: Literal["samples", "steps", "tokens"] = "samples"
+    step_seconds: float | None = None
+    variation: float | None = Field(None, description="coefficient of variation of the rate")
+    rests_on: int = Field(0, description="steps")
+    code: Code | None = None
+
+
 class Learned(Part):
     """A further figure of the workload's training: pair_accuracy, margin, reward, kl."""
 
@@ -250,6 +276,7 @@ class Result(Part):
     quality: Quality | None = None
     attention: Attention | None = None
     fabric: FabricRun | None = Field(None, description="of the fabric workload, which trains nothing")
+    command: CommandRun | None = Field(None, description="of `muster run`, whose command is the user's own")
     hosts: list[HostReport]
     versions: dict[str, str] = Field(default_factory=dict)
     model_path: str | None = None

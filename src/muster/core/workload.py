@@ -69,10 +69,35 @@ class Drawing:
     at_once: bool = True
 
 
+@dataclass(frozen=True)
+class Spot:
+    """A host's place in a job, and where its ranks meet. `python`: its interpreter."""
+
+    python: str
+    node: int
+    nodes: int
+    slots: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a host starts that is not Muster's own: the words of a command, started once for `each` rank or
+    for the host; `names`: further names of a rank's variables; `torchrun`: it is torchrun, which starts the
+    host's ranks and can put what each prints into a file."""
+
+    argv: tuple[str, ...]
+    each: str
+    names: tuple[str, ...] = ()
+    torchrun: bool = False
+
+
 class Workload:
     """The questions, answered as most workloads would."""
 
     trains: ClassVar[bool] = True  # else model, engine, batch and the like mean nothing
+    foreign: ClassVar[bool] = False  # its ranks are no program of Muster's: see `program`
     families: ClassVar[tuple[ModuleType, ...]] = ()  # of models that it trains, the usual one first; (): any
     tokenized: ClassVar[bool] = True  # samples become tokens: the model has a vocabulary
     packed: ClassVar[bool] = False  # each sample is one full sequence of tokens
@@ -122,6 +147,15 @@ class Workload:
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths | None:
         """The longest sample, for a model of this configuration; None: not known."""
         return None
+
+    def program(self, spot: Spot) -> Program:
+        """What a host starts, of a workload that is `foreign`."""
+        raise NotImplementedError
+
+    def before_start(self, base: str | None = None) -> dict[str, Any]:
+        """What its agent must look for on a host, beside what all need. `base`: the job's folder there; None:
+        before there is one."""
+        return {}
 
     def held_models(self) -> tuple[HeldModel, ...]:
         """The models of a step beside the one that is trained."""

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from muster.core.job import Placement
 from muster.core.result import Failure, Status
+from muster.failures.signs import Sign, order, shortened
 from muster.failures.table import blame_of, find, known_failures, why_lost
 from muster.fleet.messages import Kernel
+from muster.readers._frame import uncoloured
+from muster.readers._why import sign_of
 from muster.store import events
 
 if TYPE_CHECKING:
@@ -97,6 +100,66 @@ def judge_outcome(
         ranks = ", ".join(str(rank) for rank in missing)
         return "failed", Failure(what=f"rank {ranks} left without saying that it was done")
     return "succeeded", None
+
+
+def judge_command(
+    outcome: Outcome, words: Callable[[str, int | None], Iterable[Sequence[str]]], places: Sequence[Placement]
+) -> tuple[Status, Failure | None]:
+    """How a command ended that is no program of Muster's: it succeeded where it ended with exit code 0 on all
+    hosts. `words`: what a host's rank printed, some lines at a time; None: what its command itself did.
+
+    The host that failed first is read first. What ranks say comes before what was seen from outside; but a
+    rank that was killed has no words for it, and what others say then is that they miss it.
+    """
+    status, failure = judge_outcome(outcome, (), {}, 0, places)
+    failed = [host for host, left in outcome.exits.items() if left != (0, None) and left[1] != "stopped"]
+    if failure is None or status != "failed" or outcome.problems or not failed:
+        return status, failure
+    ordered = sorted(failed, key=lambda host: host != outcome.first_failed)
+    if outcome.exits[ordered[0]][0] == -signal.SIGKILL:  # without last words: those of others are echoes
+        return status, failure
+    by_host = {place.host: place for place in places}
+    told: tuple[Sign, str, int | None] | None = None
+    for host in ordered:
+        for rank in (*by_host[host].ranks, None):
+            sign = sign_of(words(host, rank))
+            if sign and not _is_echo(sign) and (told is None or order(sign.weight) < order(told[0].weight)):
+                told = sign, host, rank
+    if told is None:
+        return status, _with_last_words(failure, words, by_host[ordered[0]])
+    sign, host, rank = told
+    known = known_failures().get(sign.failure or "")
+    if known and known.id == "host_oom_killed":  # a launcher sees the signal; the kernel knows who sent it
+        pid = re.search(r"\bpid: (\d+)", sign.text)
+        kernel = outcome.kernel.get(host, Kernel())
+        return status, by_sigkill("a rank", host, kernel, int(pid[1]) if pid else None)
+    return status, Failure(
+        what=shortened(sign.text),
+        where=None if rank is None else f"rank {rank}",
+        host=host,
+        hint=known.remedy.replace("{host}", host) if known else failure.hint,
+        id=sign.failure,
+    )
+
+
+def _is_echo(sign: Sign) -> bool:
+    """Whether a line says only that something else, or another rank, has failed."""
+    known = known_failures().get(sign.failure or "")
+    return known is not None and (known.retry == "by cause" or known.blame == "peer")
+
+
+def _with_last_words(
+    failure: Failure, words: Callable[[str, int | None], Iterable[Sequence[str]]], place: Placement
+) -> Failure:
+    """Nobody knows why: with the last line that a rank of the host printed, or else its command."""
+    for rank in (*place.ranks, None):
+        last = ""
+        for block in words(place.host, rank):
+            last = next((line for line in reversed(block) if line.strip()), last)
+        if last and not (rank is None and last.startswith("===")):
+            told = f"{failure.what}; its last line: {shortened(uncoloured(last))}"
+            return failure.model_copy(update={"what": told})
+    return failure
 
 
 def with_way_on(failure: Failure, run: str, saved: Sequence[events.Saved], lost: str | None) -> Failure:

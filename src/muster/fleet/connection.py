@@ -72,6 +72,8 @@ class Connection:
         self.accused = False  # a process that starts many hosts complained about this one by name
         self.facts: dict[str, Any] | None = None
         self.verified: dict[str, Any] | None = None  # what it found when it read a checkpoint
+        self.lacks: list[str] | None = None  # contents of files that it has not
+        self.brought = False  # it has all files of the code
         self.problem: Failure | None = None  # what its agent could not do
         self.exit: tuple[int | None, str | None] | None = None
         self.culprit: tuple[int, int] | None = None  # the rank that ended badly first, its process id

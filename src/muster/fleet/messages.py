@@ -101,10 +101,16 @@ class _Verified(_Message):
     wrong: str | None
 
 
+class _Lacks(_Message):
+    digests: list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
+
+
 _JOB: dict[str, type[_Message]] = {
     "beat": _Message,
     "hello": _Hello,
     "verified": _Verified,
+    "lacks": _Lacks,
+    "brought": _Message,
     "error": _Error,
     "exit": _Exit,
     "event": _Event,

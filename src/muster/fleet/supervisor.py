@@ -6,16 +6,18 @@ Two phases, so that nothing starts unless everything can: `greet` connects and a
 
 from __future__ import annotations
 
+import base64
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, TypeVar
 
-from muster.core.errors import HostError, InventoryError, UsageError
+from muster.core.errors import HostError, InventoryError, RecipeError, UsageError, refused
 from muster.core.job import Placement
 from muster.core.launch import Launch
 from muster.core.result import Failure
@@ -25,8 +27,11 @@ from muster.fleet.connection import Connection
 from muster.fleet.launchers.base import agent_source
 from muster.fleet.messages import MOST_WORDS, Kernel, of_job
 from muster.fleet.shell import Process, Shell
+from muster.store.tree import Tree
 
 T = TypeVar("T")
+
+_PIECE, _QUEUED = 1 << 20, 4 << 20  # bytes of a file in a message; bytes that wait for a host to take them
 
 _LOOKING = 100.0  # seconds that an agent gets to find out what its host has: a driver may take a minute
 _AT_MOST = 64  # hosts that are asked whether they can be reached, where one process did not say
@@ -162,6 +167,35 @@ class Supervisor:
                     raise HostError(f"was lost while it read a checkpoint: {words}", host=link.place.host)
         return {link.place.host: (link.verified or {})["wrong"] for link in self.links}
 
+    def bring(self, tree: Tree, hosts: Collection[str]) -> int:
+        """Bring a folder of code to these hosts, which were greeted: what each lacks of it. -> bytes sent.
+        Raises HostError where one is lost meanwhile or cannot take it."""
+        links = [link for link in self.links if link.place.host in hosts]
+        files = [[each.path, each.mode, each.digest, each.size] for each in tree.files]
+        paths = {each.digest: tree.folder / each.path for each in tree.files}
+        sent, parts = 0, dict[Connection, Iterator[dict[str, Any]]]()
+        for link in links:
+            link.heard = time.monotonic()
+            link.tell("tree", files=files)
+        while not all(link.brought for link in links):
+            self.fleet.turn(self._note)
+            for link in links:
+                silent = time.monotonic() - link.heard
+                if not link.brought and silent > self.launch.lease and not link.sending:
+                    self.fleet.give_up(link, f"silent for {silent:.0f} s")
+                if link.problem or link.ended or link.exit is not None:
+                    words = link.problem.what if link.problem else f"was lost: {link.why_unreachable()}"
+                    raise HostError(f"while the code was brought: {words}", host=link.place.host)
+                if link.lacks is not None and link not in parts:
+                    if not paths.keys() >= set(link.lacks):
+                        self.fleet.give_up(link, "it asked for a file that is not among the code")
+                        continue
+                    parts[link] = _parts(paths, link.lacks)
+                while link in parts and len(link.outgoing) < _QUEUED and (part := next(parts[link], None)):
+                    link.tell("blob", **part)
+                    sent += len(part["data"]) * 3 // 4
+        return sent
+
     def _raise_refusals(self) -> None:
         unreached = [link for link in self.links if not (link.facts or link.problem)]
         if unreached:
@@ -264,6 +298,10 @@ class Supervisor:
             link.facts = message["facts"]
         elif message["m"] == "verified":
             link.verified = message
+        elif message["m"] == "lacks":
+            link.lacks = message["digests"]
+        elif message["m"] == "brought":
+            link.brought = True
         elif message["m"] == "error":
             what, known = message["what"][:MOST_WORDS], known_failures().get(message.get("id") or "")
             hint = message.get("hint") or (known.remedy if known else None)
@@ -285,6 +323,19 @@ class Supervisor:
             listener.hardware(host, message["sample"])
         else:
             self._note(link, message)
+
+
+def _parts(paths: Mapping[str, Path], digests: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The contents of files, in pieces of a message each."""
+    for digest in digests:
+        with refused(RecipeError, "read", paths[digest], "start again"), paths[digest].open("rb") as file:
+            last = False
+            block = file.read(_PIECE)
+            while not last:
+                more = file.read(_PIECE)
+                last = not more
+                yield {"digest": digest, "data": base64.b64encode(block).decode(), "last": last}
+                block = more
 
 
 def _failure(process: Process, seconds: float) -> str | None:

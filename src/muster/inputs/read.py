@@ -6,7 +6,7 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -51,6 +51,12 @@ def read_inputs(source: str, hosts: str, overrides: list[str], *, waits: bool = 
         read_peaks(recipe.measure.peaks)
     inventory = read_inventory(hosts, waits=waits)
     return check(recipe, inventory)
+
+
+def inputs_of(data: Mapping[str, Any], hosts: str) -> Inputs:
+    """The same of a recipe that stands on the command line. Raises RecipeError, InventoryError."""
+    recipe = absolute(validate(data, where="the command line"))
+    return check(recipe, read_inventory(hosts, waits=True))
 
 
 def read_recipe(source: str, overrides: Sequence[str]) -> Recipe:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from muster.judging.readers._failures import weight_of
-from muster.judging.readers._paths import place_of
-from muster.judging.readers.base import JobLog
+from muster.failures.signs import weight_of
+from muster.readers._paths import place_of
+from muster.readers.base import JobLog
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from muster.judging import (
     localise,
 )
 from muster.judging.grouping import File, files_of, notes_of
-from muster.judging.readers.base import APART, JobLog, MeasuredWindows
 from muster.judging.readings import smallest
+from muster.readers.base import APART, JobLog, MeasuredWindows
 
 # Why nothing is known of a host that no observation is of.
 AS_MOST = "its jobs ended like most jobs of the same work, so they do not show how the host is"

@@ -25,9 +25,9 @@ from muster.core.units import counted, format_number, parse_rate
 from muster.judging import Baseline, Class, Settings
 from muster.judging.document import Condition, JobEntry, Judged, Peers, Verdict
 from muster.judging.joblogs import judged
-from muster.judging.readers._mapping import Mapping, load_mappings
-from muster.judging.readers._read import read_blocks
-from muster.judging.readers.base import JobLog
+from muster.readers._mapping import Mapping, load_mappings
+from muster.readers._read import read_blocks
+from muster.readers.base import JobLog
 from muster.store.atomic import write_text
 from muster.store.logfiles import LogFile, blocks_of, find_logs, members_of
 

@@ -14,6 +14,7 @@ from typing import Any
 from muster.core.errors import UsageError
 from muster.core.job import ENGINE_CONFIG, Facts, Placement
 from muster.core.recipe import Recipe
+from muster.core.workload import Spot
 from muster.engines.base import spec_of
 from muster.inputs.model import whole_config
 from muster.inputs.read import Inputs
@@ -66,6 +67,7 @@ def greeting(
             "folder": place.host,
             "attempt": attempt,
             "token": f"{job_id}.{attempt}.{nonce}.{index}",  # per host: pretend hosts share a machine
+            **recipe.before_start(),
         }
         for index, place in enumerate(places)
     }
@@ -75,6 +77,8 @@ def orders(inputs: Inputs, decided: Decided, facts: Facts) -> dict[str, dict[str
     """Per host, the start order of a job: the ranks' command, its environment, and what they read. `facts`:
     of each host, its interpreter and a free port. Raises UsageError."""
     job, recipe = decided.job, decided.recipe
+    if recipe.foreign:
+        return command_orders(inputs, decided, facts)
     engine = spec_of(recipe.engine.name)
     config = engine.config(recipe, job.batch, job.precision)
     if config is not None:
@@ -85,6 +89,25 @@ def orders(inputs: Inputs, decided: Decided, facts: Facts) -> dict[str, dict[str
         return content, [facts[place.host]["python"], "-m", WORKER]
 
     return start_orders(inputs, decided, facts, one, recipe.measure.hardware_seconds)
+
+
+def command_orders(inputs: Inputs, decided: Decided, facts: Facts) -> dict[str, dict[str, Any]]:
+    """Per host, the start order of a program that is not Muster's own. Raises UsageError."""
+    recipe, places = decided.recipe, decided.job.placements
+    content = {"job": {"id": decided.job.id}, ENGINE_CONFIG: None}
+    programs = {}
+
+    def one(index: int, place: Placement, address: str, port: int) -> tuple[dict[str, Any], list[str]]:
+        spot = Spot(facts[place.host]["python"], index, len(places), place.slots, address, port)
+        made = programs[place.host] = recipe.program(spot)
+        return content, list(made.argv)
+
+    told = start_orders(inputs, decided, facts, one, recipe.measure.hardware_seconds)
+    for host, order in told.items():
+        made = programs[host]
+        order["host"] |= recipe.before_start(facts[host].get("base"))
+        order["host"] |= {"each": made.each, "names": list(made.names), "torchrun": made.torchrun}
+    return told
 
 
 def start_orders(
@@ -128,30 +151,40 @@ def start_orders(
 
 def with_code(by_host: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Start orders as they are sent: with the code, which a dry run does not show."""
-    return {host: {**order, "host": {**order["host"], "code": code()}} for host, order in by_host.items()}
+    return {
+        host: {**order, "host": {**order["host"], "code": marks() if "each" in order["host"] else code()}}
+        for host, order in by_host.items()
+    }
+
+
+_ROOT = Path(__file__).resolve().parents[1]
 
 
 @cache
 def code() -> str:
     """The part of Muster that ranks import, as a base64 zip: every host runs this very version."""
+    paths = [path for part in _SHIPPED for path in sorted((_ROOT / part).rglob("*"))]
+    files = [
+        each for each in paths if each.suffix in (".py", ".json", ".gz") and "__pycache__" not in each.parts
+    ]
+    names = {f"muster/{path.relative_to(_ROOT).as_posix()}": path for path in files}
+    return _zipped({"muster/__init__.py": _ROOT / "__init__.py", **names})
+
+
+@cache
+def marks() -> str:
+    """What a program that is not Muster's own can import of it: muster.step and so on. As `code`."""
+    return _zipped({"muster/__init__.py": _ROOT / "marks.py"})
+
+
+def _zipped(files: Mapping[str, Path]) -> str:
     buffer = io.BytesIO()
-    root = Path(__file__).resolve().parents[1]
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        _add(archive, root / "__init__.py", "muster/__init__.py")
-        for part in _SHIPPED:
-            _add_tree(archive, root / part, f"muster/{part}")
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, path in files.items():
+            # A fixed date: the same code is the same bytes.
+            info = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
+            archive.writestr(info, path.read_bytes(), compress_type=zipfile.ZIP_DEFLATED)
     return base64.b64encode(buffer.getvalue()).decode()
-
-
-def _add_tree(archive: zipfile.ZipFile, folder: Path, name: str) -> None:
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in (".py", ".json", ".gz") and "__pycache__" not in path.parts:
-            _add(archive, path, f"{name}/{path.relative_to(folder).as_posix()}")
-
-
-def _add(archive: zipfile.ZipFile, path: Path, name: str) -> None:
-    info = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))  # a fixed date: the same code is the same bytes
-    archive.writestr(info, path.read_bytes(), compress_type=zipfile.ZIP_DEFLATED)
 
 
 def rendezvous_address(inputs: Inputs, about: Mapping[str, Any]) -> str:

@@ -21,6 +21,8 @@ def charts(data: RunData) -> list[Chart]:
     """Every picture of a report, in its order."""
     windows = data.folder.ordered_windows()
     clock = clock_of(data)
+    if data.figures and data.figures.command:
+        return [loss(data), *host_charts(data)]
     return [
         loss(data),
         *learned(data),

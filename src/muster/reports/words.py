@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from muster.core.recipe import recipe_class
-from muster.core.result import Flops, Result
+from muster.core.result import CommandRun, Flops, Result
 from muster.core.units import counted, format_bytes, format_count, format_flops, format_number, format_seconds
 from muster.reports.rundata import RunData
 
@@ -163,6 +164,9 @@ def subject(data: RunData) -> str:
     if figures is None:
         return "Nothing is known about this run yet."
     hosts = counted(len(figures.hosts), "host")
+    if figures.command:
+        line = shlex.join(figures.command.command)
+        return f"{line}, on {counted(figures.world_size, 'rank')} of {hosts}"
     parameters = f" ({format_count(figures.parameters)} parameters)" if figures.parameters else ""
     return (
         f"{figures.workload}, {figures.model}{parameters}, {figures.engine} in {figures.precision}, "
@@ -170,11 +174,38 @@ def subject(data: RunData) -> str:
     )
 
 
+def _of_command(figures: Result, run: CommandRun) -> list[tuple[str, list[KeyFigure]]]:
+    """The figures of a command of the user's, as it tells them."""
+    told = f"as {run.told_by} tells" if run.told_by else ""
+    loss = f"{figures.loss_final:.4f}" if figures.loss_final is not None else UNKNOWN
+    code = [KeyFigure("Code", run.code.digest[:16], note=run.code.folder)] if run.code else []
+    return [
+        (
+            "Run",
+            [
+                KeyFigure("Duration", seconds(figures.seconds.total), note=f"from {moment(figures.started)}"),
+                KeyFigure("Steps", f"{figures.steps:,}", note=told) if run.told_by else KeyFigure("Steps"),
+                *code,
+            ],
+        ),
+        (
+            "Speed",
+            [
+                KeyFigure("Throughput", number(run.rate), f"{run.unit}/s" if run.rate else ""),
+                KeyFigure("Step", seconds(run.step_seconds)),
+                KeyFigure("Loss", loss),
+            ],
+        ),
+    ]
+
+
 def key_figures(data: RunData) -> list[tuple[str, list[KeyFigure]]]:
     """The figures in groups: the run, its speed, what it learned, what it needed."""
     figures = data.figures
     if figures is None:
         return []
+    if figures.command:
+        return _of_command(figures, figures.command)
     return [
         ("Run", _run(data, figures)),
         ("Speed", _speed(figures)),

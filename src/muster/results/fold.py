@@ -15,6 +15,7 @@ from muster.core.job import FASTEST, PASSED_OVER, SLOWER, Decision, Job
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.result import (
     Attention,
+    CommandRun,
     Extreme,
     Failure,
     HostReport,
@@ -29,6 +30,7 @@ from muster.core.result import (
     Unscored,
     unscored_words,
 )
+from muster.core.secrets import masked_words
 from muster.core.units import counted
 from muster.engines.base import spec_of
 from muster.results.speed import flops, throughput
@@ -173,6 +175,7 @@ class Folder:
     failed: list[events.Failed] = field(default_factory=list)  # in the order of arrival
     noted: list[str] = field(default_factory=list)
     measured: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # the fabric's: (host, event)
+    progress: events.Progress | None = None  # of a command, as its output tells
     evaluated: list[events.Evaluated] = field(default_factory=list)
     saved: list[events.Saved] = field(default_factory=list)
     attention: dict[int, events.Attention] = field(default_factory=dict)
@@ -217,6 +220,10 @@ class Folder:
             self.counted[rank] = event
         elif isinstance(event, events.Profiled):
             self.profiled.append(event)
+        elif isinstance(event, events.Progress):
+            self.progress = event
+            if not self.windows:  # muster.step counts its own steps, and tells its own losses
+                self.logs[event.step] = events.Log(time=event.time, step=event.step, loss=event.loss)
         elif isinstance(event, events.Noted):
             if event.text not in self.noted:
                 self.noted.append(event.text)
@@ -257,7 +264,7 @@ class Folder:
         self.profiled = [each for each in self.profiled if each.last_step <= resume]
         for told in (self.failed, self.noted, self.measured, self.done, self.answered, self.unscored):
             told.clear()
-        self.split = None
+        self.split = self.progress = None
 
     def ordered_windows(self) -> list[list[events.Window]]:
         """Windows in the order of steps, each with what every rank said of it."""
@@ -303,7 +310,7 @@ def make_result(
     quality = _quality(folder)
     if quality and (told := unscored_words(quality.questions, quality.scored, quality.unscored)):
         notes.append(told)
-    speed = throughput(windows, recipe.measure.warmup, job.world_size)
+    speed = None if recipe.foreign else throughput(windows, recipe.measure.warmup, job.world_size)
     if speed and speed.measured_steps < FEW_STEPS:
         notes.append(f"the throughput rests on {counted(speed.measured_steps, 'step')} alone")
     if speed and speed.data_share is not None and speed.data_share > STARVING:
@@ -357,6 +364,8 @@ def make_result(
         model_path=folder.model_path,
         notes=notes,
     )
+    if recipe.foreign:
+        return of_command(made, folder, job)
     return made if recipe.trains else measured_alone(made, folder.measured, job)
 
 
@@ -474,6 +483,56 @@ def spent(folder: Folder, total: float) -> Seconds:
         evaluation=slowest("evaluation", sum(evaluated) if evaluated else None),
         saving=slowest("saving", sum(saved.values()) if saved else None),
     )
+
+
+# ----------------------------------------------------------------------------------------------------
+# The result of a command of the user's. Pure.
+
+
+def of_command(made: Result, folder: Folder, job: Job) -> Result:
+    """The same with what the command told of its progress, and without a model, an engine, a batch."""
+    recipe, told = job.recipe, folder.progress
+    figures: dict[str, Any] = {}
+    changed: dict[str, Any] = {"model": None, "engine": None, "precision": None, "global_batch": None}
+    marked = [each for ranks in folder.windows.values() for each in ranks.values() if each.seconds > 0]
+    if marked:
+        figures = _marked(marked)
+    elif told is not None:
+        figures = {"told_by": told.format, "rests_on": told.steps}
+        figures |= {name: getattr(told, name) for name in ("rate", "unit", "step_seconds", "variation")}
+        # Its first line is not among those that were looked at: some seconds of them at a time.
+        changed |= {"steps": told.step, "loss_first": None}
+    words = masked_words(recipe["command"], recipe["env_show"])
+    changed["command"] = CommandRun(command=words, start=recipe["run"]["start"], **figures)
+    return made.model_copy(update=changed)
+
+
+def _marked(windows: Sequence[events.Window]) -> dict[str, Any]:
+    """What ranks told by muster.step: their samples (else tokens, else steps) over their own seconds. Windows
+    of ranks begin and end when each of them pleases, so a rank's rate is its own, and they are added up."""
+    ranks: dict[int, list[events.Window]] = defaultdict(list)
+    for each in sorted(windows, key=lambda each: each.step):
+        ranks[each.rank or 0].append(each)
+    for rank, told in ranks.items():  # the first of more than two windows has the program's own warm-up
+        ranks[rank] = told[1:] if len(told) > 2 else told
+    whole = [each for told in ranks.values() for each in told]
+    unit = next((name for name in ("samples", "tokens") if any(getattr(w, name) for w in whole)), "steps")
+
+    def count(each: events.Window) -> int:
+        return int(getattr(each, unit))
+
+    rates = [sum(map(count, told)) / sum(each.seconds for each in told) for told in ranks.values()]
+    steps = sorted(seconds for each in whole for seconds in each.step_seconds)
+    paces = [count(each) / each.seconds for each in ranks[min(ranks)]]
+    mean = statistics.mean(paces) if paces else 0.0
+    return {
+        "told_by": "muster.step",
+        "rate": min(rates) if unit == "steps" else sum(rates),
+        "unit": unit,
+        "step_seconds": statistics.median(steps) if steps else None,
+        "variation": statistics.stdev(paces) / mean if len(paces) > 2 and mean else None,
+        "rests_on": sum(each.steps for each in ranks[min(ranks)]),
+    }
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -254,6 +254,10 @@ def format_dry_run(told: Mapping[str, Any], *, verbose: bool = False) -> str:
 
 def _what(told: Mapping[str, Any]) -> str:
     recipe, plan = told["recipe"], told["plan"]
+    if "command" in recipe:
+        return (
+            f"{shlex.join(masked_words(recipe['command'], recipe['env_show']))}, by {recipe['run']['start']}"
+        )
     if plan is None:
         return f"{recipe['workload']}, {counted(told['world_size'], 'rank')} on {told['device']}"
     name = recipe["model"]["name"] or "a model of its own configuration"

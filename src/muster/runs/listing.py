@@ -64,7 +64,7 @@ def show(run: RunFolder) -> ShownRun:
         run=run,
         state=state,
         result=None,
-        step=max(folder.windows, default=0),
+        step=max([*folder.windows, folder.progress.step if folder.progress else 0]),
         total_steps=started.total_steps if started else None,
         loss=logs[-1].loss if logs else None,
         job=job,

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from muster.core.job import Job
 from muster.core.printable import scrubbed, scrubbed_data
+from muster.readers._live import Live
+from muster.readers._mapping import Mapping
 from muster.results.fold import Folder, fold
 from muster.store import events
+from muster.store.logfiles import BrokenFile, blocks
 from muster.store.runfolder import RunFolder
 
 # ----------------------------------------------------------------------------------------------------
@@ -77,6 +81,7 @@ class Board:
 # Events and logs, folded as they come.
 
 _TAIL = 1 << 16  # bytes of a rank's log
+EVERY = 2.0  # seconds between two looks at what a command's output comes to
 
 Watcher = Callable[[events.Event], None]
 
@@ -89,12 +94,67 @@ def machine_id() -> str:
         return ""
 
 
+class Follower:
+    """Reads a command's progress out of what it prints: of one rank, the first that tells any steps.
+
+    Looked at are the first and the last rank, and the output of the first and the last host: tools report on
+    one of these.
+    """
+
+    def __init__(self, job: Job, mappings: Sequence[Mapping]) -> None:
+        places = job.placements
+        ends: set[tuple[str, int | None]] = {(place.host, None) for place in (places[0], places[-1])}
+        ends |= {(places[0].host, 0), (places[-1].host, job.world_size - 1)}
+        self.streams = {each: Live(mappings) for each in sorted(ends, key=str)}
+        self.said = 0.0
+        self.step = 0
+
+    def lines(self, host: str, rank: int | None, lines: list[str]) -> events.Progress | None:
+        """Read them; -> what is new, every EVERY seconds at most."""
+        stream = self.streams.get((host, rank))
+        if stream is None:
+            return None
+        stream.lines(lines)
+        if not stream.steps:
+            return None
+        if len(self.streams) > 1:
+            self.streams = {(host, rank): stream}
+        if stream.steps == self.step or time.monotonic() - self.said < EVERY:
+            return None
+        return self.now()
+
+    def now(self) -> events.Progress | None:
+        """All that is known; None: no line told a step."""
+        seen = next((found for stream in self.streams.values() if (found := stream.seen())), None)
+        if seen is None:
+            return None
+        self.said, self.step = time.monotonic(), seen.steps
+        figures = seen.measured
+        return events.Progress(
+            time=time.time(),
+            format=seen.format,
+            step=seen.steps,
+            loss=seen.loss,
+            rate=figures.rate if figures else None,
+            unit=figures.unit if figures else "samples",
+            step_seconds=seen.step_seconds,
+            steps=figures.steps if figures else 0,
+            variation=figures.variation if figures else None,
+        )
+
+
 class Recorder:
     """The run folder's only writer while a job runs. A context manager."""
 
     def __init__(
-        self, run: RunFolder, attempt: int, watch: Watcher, scrub: Callable[[str], str] = scrubbed
+        self,
+        run: RunFolder,
+        attempt: int,
+        watch: Watcher,
+        scrub: Callable[[str], str] = scrubbed,
+        follow: Follower | None = None,
     ) -> None:
+        self.follow = follow
         self.scrub = scrub  # takes secrets out of a line
         self.run = run
         self.attempt = attempt
@@ -175,6 +235,16 @@ class Recorder:
             file.seek(max(self._begins[path], file.seek(0, 2) - _TAIL))
             return file.read().decode("utf-8", "replace")
 
+    def lines_of(self, host: str, rank: int | None) -> Iterator[list[str]]:
+        """What a rank, or a host's command itself, printed in this attempt, some lines at a time."""
+        path = self.run.host_log(host) if rank is None else self.run.rank_log(host, rank)
+        if path not in self._begins:
+            return
+        with path.open("rb") as file:
+            file.seek(self._begins[path])
+            with suppress(BrokenFile):
+                yield from blocks(file)
+
     @property
     def _mark(self) -> str:
         return f"=== muster: attempt {self.attempt} ==="
@@ -187,6 +257,13 @@ class Recorder:
             self._begins[path] = self._logs[path].tell()
         self._logs[path].write("".join(f"{self.scrub(line)}\n" for line in lines))
         self._logs[path].flush()
+        if self.follow is not None and (told := self.follow.lines(host, rank, lines)) is not None:
+            self.record(told.model_copy(update={"attempt": self.attempt}))
+
+    def last_progress(self) -> None:
+        """Write down what is known of a command's progress when it has ended."""
+        if self.follow is not None and (told := self.follow.now()) is not None:
+            self.record(told.model_copy(update={"attempt": self.attempt}))
 
 
 def _open_after_whole_lines(path: Path) -> IO[str]:

@@ -6,6 +6,7 @@ import inspect
 import os
 import platform
 import secrets
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,14 +22,14 @@ from muster.core.job import ENGINE_CONFIG, Facts, Job, Placement, place
 from muster.core.printable import scrubbed_data
 from muster.core.recipe import recipe_from
 from muster.core.recipes import read_yaml
-from muster.core.result import Failure, Result
+from muster.core.result import Code, Failure, Result
 from muster.core.secrets import masked, masked_override, scrubber
 from muster.core.slurm import allocation
 from muster.core.versions import versions_of
 from muster.engines.base import packages
 from muster.fabric.run import judged, write_tables
 from muster.failures.table import disk_full
-from muster.fleet.cause import judge_outcome, with_way_on
+from muster.fleet.cause import judge_command, judge_outcome, with_way_on
 from muster.fleet.fetch import copy_between, fetch_model, fetch_profiles
 from muster.fleet.interrupts import interrupts
 from muster.fleet.launchers.slurm import TICKET
@@ -43,13 +44,15 @@ from muster.planner.plan import ask, hosts_first, plan_first, promised
 from muster.results.fold import make_result
 from muster.runs.checkpoints import BEGINNING, Start, WantedCheckpoint, choose
 from muster.runs.continuing import continued, same_batch
-from muster.runs.recorder import Recorder, Watcher
+from muster.runs.recorder import Follower, Recorder, Watcher
 from muster.runs.requirements import check_disk, check_hosts, check_profile, check_sharing
 from muster.store import events, sealed
 from muster.store.atomic import write_json, write_text
 from muster.store.runfolder import RunFolder, new_mark
 from muster.store.runlock import Claim
+from muster.store.tree import Tree, read_tree
 from muster.store.values import forget, recipe_file
+from muster.workloads.command.spec import CommandRecipe
 
 ROOM = 1 << 18  # bytes that are held for the result, should the disk be full by then
 
@@ -94,6 +97,9 @@ def train(
         run.create()  # raises: it is there already
     if inputs.launcher.ONE_MACHINE:
         check_names(inputs.recipe, inputs.env)
+    command = inputs.recipe if isinstance(inputs.recipe, CommandRecipe) else None
+    # Before any host is asked: hashing many files takes longer than an agent waits for a word.
+    tree = read_tree(Path(command.run.sync), but=run.path.parent) if command and command.run.sync else None
     inputs, chosen = hosts_first(inputs, partial(ask, shell=shell))
     places = place([(host, host.slots or 1) for host in inputs.inventory.hosts])
     nonce = f".muster-{secrets.token_hex(8)}"
@@ -126,7 +132,7 @@ def train(
                 run.create(ticket, mark)
             with claim or run.claim(os.environ.get("SLURM_JOB_ID")) as held:
                 note_batch_job(run, ticket)
-                return _run(inputs, run, held, supervisor, decided, facts, watch, announce)
+                return _run(inputs, run, held, supervisor, decided, facts, watch, announce, tree)
     finally:
         sign.unlink(missing_ok=True)
 
@@ -181,6 +187,19 @@ def _copy(
     supervisor.meanwhile(partial(copy_between, supervisor.remote, supervisor.shell, *ends, name))
 
 
+def bring_code(tree: Tree, run: RunFolder, supervisor: Supervisor, facts: Facts) -> Code:
+    """Bring a command's folder to all hosts: those that share the run folder have one copy in it. Raises
+    RecipeError and HostError."""
+    if any(about["shared"] for about in facts.values()):
+        shutil.rmtree(run.code, ignore_errors=True)  # of an earlier attempt
+        supervisor.meanwhile(partial(tree.write, run.code))
+    others = [host for host, about in facts.items() if not about["shared"]]
+    sent = supervisor.bring(tree, others) if others else 0
+    return Code(
+        folder=str(tree.folder), digest=tree.digest, files=len(tree.files), bytes=tree.size, sent=sent
+    )
+
+
 def _leave(sign: Path) -> Path:
     """Beside the run folder: hosts that see the sign share this file system. Raises RunFolderError."""
     with refused(RunFolderError, "written", sign.parent, "choose another --output or --runs"):
@@ -206,6 +225,7 @@ def _run(
     facts: Facts,
     watch: Watcher,
     announce: Callable[[Job], None],
+    tree: Tree | None,
 ) -> Result:
     run.set_result_aside()
     if not os.environ.get(TICKET):  # a job that Slurm starts again obeys what was asked of its first start
@@ -219,6 +239,8 @@ def _run(
     announce(job)
     deadline = time.monotonic() + launch.timeout if launch.timeout else None
     scrub = scrubber(inputs.env)
+    command = inputs.recipe if isinstance(inputs.recipe, CommandRecipe) else None
+    follow = Follower(job, command.mappings()) if command else None
 
     def tick() -> str | None:
         claim.touch()
@@ -230,15 +252,20 @@ def _run(
             return f"timeout: launch.timeout of {launch.timeout:g} s was reached"
         return None
 
-    with interrupts() as wish, Recorder(run, job.attempt, watch, scrub) as recorder:
+    with interrupts() as wish, Recorder(run, job.attempt, watch, scrub, follow) as recorder:
         try:
             recorder.begin_logs(list(facts))
             recorder.state("begin", resume_step=job.resume_step, hosts=list(facts))
             for host, about in facts.items():
                 recorder.host_facts(host, {k: v for k, v in about.items() if k != "port"})
             listener = Listener(recorder.event, recorder.log, recorder.hardware, tick)
+            code = bring_code(tree, run, supervisor, facts) if tree else None
             outcome = supervisor.run(with_code(decided.orders), listener)
+            recorder.last_progress()
             result = _conclude(inputs, run, job, recorder, outcome, facts, supervisor)
+            if code is not None and result.command is not None:
+                brought = result.command.model_copy(update={"code": code})
+                result = result.model_copy(update={"command": brought})
             recorder.state("end", status=result.status)
             _write_predictions(run, result)
             write_tables(run, result)
@@ -288,9 +315,12 @@ def _conclude(
     supervisor: Supervisor,
 ) -> Result:
     folder = recorder.folder
-    status, failure = judge_outcome(
-        outcome, folder.failed, folder.done, job.world_size, job.placements, recorder.rank_words
-    )
+    if inputs.recipe.foreign:
+        status, failure = judge_command(outcome, recorder.lines_of, job.placements)
+    else:
+        status, failure = judge_outcome(
+            outcome, folder.failed, folder.done, job.world_size, job.placements, recorder.rank_words
+        )
     first = job.placements[0]
     trains = inputs.recipe.trains
     saved = trains and inputs.recipe.checkpoint.model
@@ -320,7 +350,7 @@ def _conclude(
         ended=time.time(),
         planned=promised(run.read_json(run.plan)),
     )
-    return result if trains else judged(result, folder, job)
+    return result if trains or inputs.recipe.foreign else judged(result, folder, job)
 
 
 def _write_predictions(run: RunFolder, result: Result) -> None:

@@ -257,6 +257,20 @@ class Measured(_Event):
     content: dict[str, Any] = Field(default_factory=dict)
 
 
+class Progress(_Event):
+    """How far a command is, as its own output tells: what a reader of such logs makes of it."""
+
+    kind: Literal["progress"] = "progress"
+    format: str = Field(description="of the output: Transformers, Megatron-LM, nanoGPT and so on")
+    step: int
+    loss: float | None = None
+    rate: float | None = Field(None, description="per second, over the steps so far without the warm-up")
+    unit: Literal["samples", "steps", "tokens"] = Field("samples", description="what is counted by `rate`")
+    step_seconds: float | None = Field(None, description="mean; None: not told")
+    steps: int = Field(0, description="that `rate` rests on")
+    variation: float | None = Field(None, description="coefficient of variation of the rate over windows")
+
+
 class Failed(_Event):
     """Something broke. `usage`: bad input rather than a breakdown; `id`: in the table of failures."""
 
@@ -303,6 +317,7 @@ Event = (
     | Answered
     | Answer
     | Phase
+    | Progress
     | Failed
     | Measured
     | Noted

@@ -196,6 +196,7 @@ class RunFolder(Folder):
     tensorboard = Inside("tensorboard")  # TensorBoard event files
     # Profiles that were asked for: breakdowns by module and traces, a file per rank.
     profile = Inside("profile")
+    code = Inside("code")  # of a command, where it was brought to hosts that share this folder
     # Held-out questions with the model's answers, one JSON object per line.
     predictions = Inside("predictions.jsonl")
     fabric = Inside("fabric")  # the fabric workload's tables, as CSV files

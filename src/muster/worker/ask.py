@@ -82,9 +82,7 @@ class _Model:
             say(row={"question": prompt, "predicted": answer, "reward": reward})
         say(done={"seconds": time.perf_counter() - began})
 
-    def _answer(
-        self, questions: list[str], say: Say, before: list[tuple[str, ...]], *, stream: bool
-    ) -> None:
+    def _answer(self, questions: list[str], say: Say, before: list[tuple[str, ...]], *, stream: bool) -> None:
         if hasattr(self.answerer, "streamer") and getattr(self.answerer, "tokenizer", None) is not None:
             alone = stream and len(questions) == 1 and self.recipe.evaluate.beams == 1
             self.answerer.streamer = _Pieces(self.answerer.tokenizer, say) if alone else None

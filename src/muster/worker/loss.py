@@ -62,9 +62,7 @@ class TokenLoss:
         finally:
             self.head.wanted = None
 
-    def __call__(
-        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None
-    ) -> torch.Tensor:
+    def __call__(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
         """The loss of a model's outputs: their logits, or the sum that the fused head made in their place."""
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         labels = self._placed(labels)

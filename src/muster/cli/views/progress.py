@@ -60,6 +60,7 @@ class ProgressView(Waiting):
         self.windows: dict[int, list[events.Window]] = {}
         self.loss: float | None = None
         self.rate: float | None = None
+        self.unit = "samples"
         self.tokens = 0.0  # per second; images have none
         self.said = 0.0
         self.phases: set[str] = set()
@@ -80,6 +81,8 @@ class ProgressView(Waiting):
             f"{job.precision} on {job.device}; "
             f"global batch {batch.global_} = {batch.micro} x {batch.accumulation} x {job.world_size}"
         )
+        if recipe_class(job.recipe.get("workload")).foreign:
+            self.task = self.bar.add_task("running", total=None, figures="")
         where = f"{counted(job.world_size, 'rank')} on {counted(len(job.placements), 'host')}: {hosts}{more}"
         self.console.print(f"{where}; {what if trains else job.device}")
         for decision in job.decisions:
@@ -100,6 +103,9 @@ class ProgressView(Waiting):
             self.task = self.bar.add_task("training", total=event.total_steps, figures="")
         elif isinstance(event, events.Log):
             self.loss = event.loss
+            self._refresh(event.step)
+        elif isinstance(event, events.Progress):
+            self.loss, self.rate, self.unit = event.loss, event.rate, event.unit
             self._refresh(event.step)
         elif isinstance(event, events.Window):
             self._window(event)
@@ -153,15 +159,15 @@ class ProgressView(Waiting):
 
     def _refresh(self, step: int) -> None:
         figures = [f"loss {self.loss:.4f}"] if self.loss is not None else []
-        figures += [f"{format_number(self.rate)} samples/s"] if self.rate is not None else []
+        figures += [f"{format_number(self.rate)} {self.unit}/s"] if self.rate is not None else []
         figures += [f"{format_count(self.tokens)} tokens/s"] if self.tokens else []
         text = ", ".join(figures)
         if self.live and self.task is not None:
             self.bar.update(self.task, completed=step, figures=text)
         elif not self.live and time.monotonic() - self.said > QUIET:
             self.said = time.monotonic()
-            total = int(self.bar.tasks[0].total or 0) if self.bar.tasks else "?"
-            self.console.print(f"step {step}/{total}: {text}")
+            total = f"/{int(self.bar.tasks[0].total or 0)}" if self.bar.tasks else "/?"
+            self.console.print(f"step {step}{'' if total == '/0' else total}: {text}")
 
 
 def _listed(shares: list[int], most: int = 16) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.table import Table
 
 from muster.cli.output import err_console, out_console, print_row, table
 from muster.core.fabric.result import FabricRun
-from muster.core.result import Attention, Failure, Flops, Quality, Result
+from muster.core.result import Attention, CommandRun, Failure, Flops, Quality, Result
 from muster.core.units import (
     counted,
     format_bytes,
@@ -66,6 +67,8 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     """The figures of a result as (name, text); unknown ones are left out."""
     if result.fabric:
         return fabric_rows(result, result.fabric)
+    if result.command:
+        return command_rows(result, result.command)
     rows = [
         ("status", result.status),
         ("model", f"{result.model}, {format_count(result.parameters)} parameters"),
@@ -76,10 +79,7 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
         ),
         ("steps", f"{result.steps} of {result.global_batch} samples ({result.skipped_steps} skipped)"),
     ]
-    if result.loss_final is not None:
-        once = result.loss_first is None or result.loss_first == result.loss_final  # a single window
-        first = "" if once else f"{result.loss_first:.4f} -> "
-        rows.append(("loss", f"{first}{result.loss_final:.4f}"))
+    rows += loss_rows(result)
     if result.evaluation_loss is not None:
         told = f" (perplexity {result.perplexity:.2f})" if result.perplexity is not None else ""
         rows.append(("held-out loss", f"{result.evaluation_loss:.4f}{told}"))
@@ -237,6 +237,41 @@ def print_compared(names: list[str], told: list[list[dict[str, Any]]]) -> None:
             parts.append(f"same rows from the database {100 * sum(judged) / len(judged):.1f} %")
         if parts:
             out_console().print(f"{name}: {', '.join(parts)}")
+
+
+def loss_rows(result: Result) -> list[tuple[str, str]]:
+    """How the loss went, where it was told."""
+    if result.loss_final is None:
+        return []
+    once = result.loss_first is None or result.loss_first == result.loss_final  # a single window
+    first = "" if once else f"{result.loss_first:.4f} -> "
+    return [("loss", f"{first}{result.loss_final:.4f}")]
+
+
+def command_rows(result: Result, run: CommandRun) -> list[tuple[str, str]]:
+    """The figures of a command as (name, text); unknown ones are left out."""
+    where = f"{counted(result.world_size, 'rank')} on {counted(len(result.hosts), 'host')}"
+    rows = [
+        ("status", result.status),
+        ("command", shlex.join(run.command)),
+        (
+            "started",
+            f"{where}, by {run.start}" if run.start == "torchrun" else f"{where}, once per {run.start}",
+        ),
+    ]
+    if run.code:
+        sent = f", {format_bytes(run.code.sent)} sent" if run.code.sent else ""
+        size = f"{counted(run.code.files, 'file')}, {format_bytes(run.code.bytes)}{sent}"
+        rows.append(("code", f"{run.code.digest[:16]} of {run.code.folder} ({size})"))
+    if run.told_by:
+        rows.append(("steps", f"{result.steps}, as {run.told_by} tells"))
+    rows += loss_rows(result)
+    if run.rate is not None:
+        spread = f" (varies by {100 * run.variation:.1f} %)" if run.variation is not None else ""
+        rows.append(("throughput", f"{format_number(run.rate)} {run.unit}/s{spread}"))
+    if run.step_seconds is not None:
+        rows.append(("step time", format_seconds(run.step_seconds)))
+    return [*rows, ("time", format_seconds(result.seconds.total))]
 
 
 def fabric_rows(result: Result, fabric: FabricRun) -> list[tuple[str, str]]:

@@ -7,9 +7,9 @@ import json
 import re
 from collections.abc import Sequence
 
-from muster.judging.readers._frame import Frame, stamp
-from muster.judging.readers._mapping import Mapping
-from muster.judging.readers.base import LogWindow, Reading, Series, number
+from muster.readers._frame import Frame, stamp
+from muster.readers._mapping import Mapping
+from muster.readers.base import LogWindow, Reading, Series, number
 
 FORMAT = "metaseq"
 HINTS = (

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from muster.core.errors import UsageError
-from muster.core.inventory import parse_hosts
+from muster.core.inventory import split_hosts
 
 _ENDING = re.compile(r"\.(?:log|txt|out|err|csv|tsv|jsonl?|gz|xz|bz2|stdout|stderr)$", re.IGNORECASE)
 # Hosts are guessed from parts of names: between dots, underscores and commas, since no host's name has those
@@ -126,11 +125,3 @@ def folder_of(path: str, hosts: Sequence[str]) -> str:
     """The folder of a log, with a star for hosts and for numbers of jobs: what logs of one kind share."""
     parts = PurePosixPath(place_of(path).job).parts[:-1]
     return "/".join("*" if part in hosts or _NUMBERED.fullmatch(part) else part for part in parts)
-
-
-def split_hosts(text: str) -> tuple[str, ...]:
-    """The hosts of a list; of what is none, itself."""
-    try:
-        return tuple(host.label for host in parse_hosts(text.replace("+", ",")).hosts)
-    except UsageError:
-        return (text,)

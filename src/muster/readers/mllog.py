@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping as Dict
 from collections.abc import Sequence
 
-from muster.judging.readers._frame import Frame
-from muster.judging.readers._mapping import Mapping
-from muster.judging.readers.base import LogWindow, Reading, Series, number
+from muster.readers._frame import Frame
+from muster.readers._mapping import Mapping
+from muster.readers.base import LogWindow, Reading, Series, number
 
 FORMAT = "MLPerf"
 HINTS = (":::MLLOG",)

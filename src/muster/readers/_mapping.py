@@ -34,7 +34,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 
@@ -42,7 +42,7 @@ from muster.core.errors import UsageError
 from muster.core.near import did_you_mean
 from muster.core.recipes import read_yaml
 from muster.core.section import Section
-from muster.judging.readers.base import number
+from muster.readers.base import number
 
 DELIMITERS = (",", ";", "\t")
 # Of a line; what they mean stands in _lines.py.
@@ -234,7 +234,11 @@ def load_mappings(files: Iterable[Path] = ()) -> tuple[Mapping, ...]:
 
 def load_mapping(path: Path) -> Mapping:
     """A mapping file. Raises UsageError that names the file and the key."""
-    data = read_yaml(path)
+    return made_mapping(read_yaml(path), str(path))
+
+
+def made_mapping(data: dict[str, Any], where: str) -> Mapping:
+    """A mapping of these keys. Raises UsageError that names `where` and the key."""
     try:
         return Mapping.model_validate(data)
     except ValidationError as error:
@@ -243,8 +247,8 @@ def load_mapping(path: Path) -> Mapping:
         if first["type"] == "extra_forbidden":
             known = Columns.model_fields if key.startswith("columns.") else Mapping.model_fields
             hint = did_you_mean(key.rpartition(".")[2], known) or f"known keys: {', '.join(known)}"
-            raise UsageError(f"unknown key {key!r}", where=str(path), hint=hint) from None
+            raise UsageError(f"unknown key {key!r}", where=where, hint=hint) from None
         says = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"].lower()
         raise UsageError(
-            f"{key}: {says}" if key else says, where=str(path), hint="docs/judge.md has an example"
+            f"{key}: {says}" if key else says, where=where, hint="docs/judge.md has an example"
         ) from None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from muster.judging.readers._frame import Frame, stamp, uncoloured
-from muster.judging.readers._lines import LineFormat, MappedSteps
-from muster.judging.readers._mapping import LONGEST, Mapping
-from muster.judging.readers.base import Reading
+from muster.readers._frame import Frame, stamp, uncoloured
+from muster.readers._lines import LineFormat, MappedSteps
+from muster.readers._mapping import LONGEST, Mapping
+from muster.readers.base import Reading
 
 FORMAT = "mapped lines"
 HINTS = ("",)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
+from muster.core.inventory import split_hosts
 from muster.failures.table import Weight, find, known_failures, phrases
-from muster.judging.readers._paths import split_hosts
 
 LONGEST = 300  # characters of a reason
 
@@ -181,6 +181,11 @@ class Signs:
             self._add("exception", None, text, hosts)
         elif code:
             self._add("exit", None, text, hosts)
+
+
+def order(weight: Weight) -> int:
+    """How little a line of this weight explains."""
+    return _ORDER[weight]
 
 
 def weight_of(failure: str | None) -> int:

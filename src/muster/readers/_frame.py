@@ -14,8 +14,8 @@ from datetime import datetime, timezone
 
 from muster.core.errors import UsageError
 from muster.core.inventory import parse_hosts
-from muster.judging.readers._failures import Signs
-from muster.judging.readers.base import FIGURE, number
+from muster.failures.signs import Signs
+from muster.readers.base import FIGURE, number
 
 MOST_HOSTS = 100_000
 OWN = 100  # characters of a line, in which its own time stamp stands

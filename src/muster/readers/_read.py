@@ -12,13 +12,13 @@ from itertools import accumulate, chain, islice
 
 from muster.core.registry import load_plugin, loading, plugin_names
 from muster.core.units import counted
-from muster.judging.readers._failures import HINTS as SIGN_HINTS
-from muster.judging.readers._failures import Sign, shortened
-from muster.judging.readers._frame import FOR_FACTS, FOR_READERS, Frame, own_stamp
-from muster.judging.readers._frame import HINTS as FRAME_HINTS
-from muster.judging.readers._mapping import Mapping
-from muster.judging.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
-from muster.judging.readers.base import APART, JobLog, LineReader, MeasuredWindows, Outcome, Reading, Unit
+from muster.failures.signs import HINTS as SIGN_HINTS
+from muster.failures.signs import Sign, shortened
+from muster.readers._frame import FOR_FACTS, FOR_READERS, Frame, own_stamp
+from muster.readers._frame import HINTS as FRAME_HINTS
+from muster.readers._mapping import Mapping
+from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
+from muster.readers.base import APART, JobLog, LineReader, MeasuredWindows, Outcome, Reading, Unit
 from muster.store.logfiles import BrokenFile
 
 PACKAGE = "muster.readers"
@@ -88,18 +88,17 @@ def _read_file(
     """
     whole = _Whole(blocks)
     rest: Iterator[Sequence[str]] | None = iter(whole)
-    frame, jobs = Frame(), list[JobLog]()
+    feed, jobs = Feed(fitting), list[JobLog]()
     while rest is not None:
-        made = [(hints, make(frame, fitting)) for hints, make in _readers()]
-        rest = _feed(frame, made, rest)
-        found = [reading for _, reader in made for reading in reader.readings()]
+        rest = feed.take(rest)
+        frame, found = feed.frame, feed.readings()
         name = f"{path}#{len(jobs) + 1}" if jobs else path
         if found or (frame.begun and not whole.broken):
             parts = [[each] for each in found if each.part] or [found]
             jobs += [_job(name, frame, each, whole.broken, named) for each in parts]
         elif not jobs:
             jobs.append(_with_hosts(_unread(path, frame, whole, fitting), frame, named))
-        frame = Frame(frame.later)
+        feed = feed.again()
     span = whole.span() if len(jobs) == 1 else None
     jobs = [replace(job, began=span[0], ended=span[1]) if span and not job.began else job for job in jobs]
     return [replace(job, digest=whole.digest) for job in jobs]
@@ -162,31 +161,45 @@ def _stamp_of(lines: Iterable[str]) -> float | None:
     return next((found for line in islice(lines, STAMPED) if (found := own_stamp(line)) is not None), None)
 
 
-def _feed(
-    frame: Frame, made: Sequence[tuple[tuple[str, ...], LineReader]], blocks: Iterator[Sequence[str]]
-) -> Iterator[Sequence[str]] | None:
-    """Every line that says something to the frame, and to the readers that want it. -> what is left, where
-    another job begins."""
-    sieve = _sieve()
-    whole = [reader for hints, reader in made if "" in hints]
-    some = [(hints, reader) for hints, reader in made if "" not in hints]
-    bits = [(1 << number, hints, reader) for number, (hints, reader) in enumerate(some, FOR_READERS)]
-    for block in blocks:
-        fed = 0
-        for place, telling in sieve.telling(block):
-            line = block[place]
-            if telling & FOR_FACTS and frame.another(line):
-                return chain([block[place:]], blocks)
-            whole = _feed_whole(whole, block[fed : place + 1]) if whole else whole
-            fed = place + 1
-            text = frame.line(line, telling)
-            for bit, hints, reader in bits:
-                # A prefix or a colour that was taken off can have hidden a word, or had one in it.
-                wanted = telling & bit or "\x1b" in line
-                if wanted and not reader.closed and any(hint in text for hint in hints):
-                    reader.line(text)
-        whole = _feed_whole(whole, block[fed:]) if whole else whole
-    return None
+class Feed:
+    """Readers of one job, and what they are given."""
+
+    def __init__(self, mappings: Sequence[Mapping], frame: Frame | None = None) -> None:
+        self.mappings = mappings
+        self.frame = frame or Frame()
+        self.made = [(hints, make(self.frame, mappings)) for hints, make in _readers()]
+
+    def again(self) -> Feed:
+        """For another job of the same file."""
+        return Feed(self.mappings, Frame(self.frame.later))
+
+    def readings(self) -> list[Reading]:
+        """What was found."""
+        return [reading for _, reader in self.made for reading in reader.readings()]
+
+    def take(self, blocks: Iterator[Sequence[str]]) -> Iterator[Sequence[str]] | None:
+        """Every line that says something to the frame, and to the readers that want it. -> what is left,
+        where another job begins."""
+        frame, sieve = self.frame, _sieve()
+        whole = [reader for hints, reader in self.made if "" in hints]
+        some = [(hints, reader) for hints, reader in self.made if "" not in hints]
+        bits = [(1 << number, hints, reader) for number, (hints, reader) in enumerate(some, FOR_READERS)]
+        for block in blocks:
+            fed = 0
+            for place, telling in sieve.telling(block):
+                line = block[place]
+                if telling & FOR_FACTS and frame.another(line):
+                    return chain([block[place:]], blocks)
+                whole = _feed_whole(whole, block[fed : place + 1]) if whole else whole
+                fed = place + 1
+                text = frame.line(line, telling)
+                for bit, hints, reader in bits:
+                    # A prefix or a colour that was taken off can have hidden a word, or had one in it.
+                    wanted = telling & bit or "\x1b" in line
+                    if wanted and not reader.closed and any(hint in text for hint in hints):
+                        reader.line(text)
+            whole = _feed_whole(whole, block[fed:]) if whole else whole
+        return None
 
 
 def _feed_whole(readers: Sequence[LineReader], lines: Sequence[str]) -> list[LineReader]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from muster.judging.readers._frame import Frame
-from muster.judging.readers._lines import LineFormat, MappedSteps
-from muster.judging.readers._mapping import Mapping, cells_of
-from muster.judging.readers.base import Reading, number
+from muster.readers._frame import Frame
+from muster.readers._lines import LineFormat, MappedSteps
+from muster.readers._mapping import Mapping, cells_of
+from muster.readers.base import Reading, number
 
 FORMAT = "table"
 HINTS = ("",)

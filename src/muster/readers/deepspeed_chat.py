@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from muster.judging.readers._frame import Frame
-from muster.judging.readers._mapping import Mapping
-from muster.judging.readers.base import FIGURE, LogWindow, Reading, Series, number
+from muster.readers._frame import Frame
+from muster.readers._mapping import Mapping
+from muster.readers.base import FIGURE, LogWindow, Reading, Series, number
 
 FORMAT = "DeepSpeed-Chat"
 HINTS = ("Throughput:", "Execution time:", "Samples/sec:")

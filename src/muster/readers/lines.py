@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from muster.judging.readers._frame import Frame
-from muster.judging.readers._lines import LineFormat, Steps
-from muster.judging.readers._mapping import Mapping
-from muster.judging.readers.base import Reading
+from muster.readers._frame import Frame
+from muster.readers._lines import LineFormat, Steps
+from muster.readers._mapping import Mapping
+from muster.readers.base import Reading
 
 
 def _all(*patterns: str) -> tuple[re.Pattern[str], ...]:

@@ -24,9 +24,9 @@ from collections.abc import Mapping as Dict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from muster.judging.readers._frame import Frame, stamp
-from muster.judging.readers._mapping import Mapping
-from muster.judging.readers.base import LogWindow, Reading, Series, Unit, number
+from muster.readers._frame import Frame, stamp
+from muster.readers._mapping import Mapping
+from muster.readers.base import LogWindow, Reading, Series, Unit, number
 
 STEPS_ONLY = "the batch size is unknown: rates are in steps, not in samples"
 _TEXTS = ("time", "clock", "per", "host", "rank")

@@ -1,0 +1,146 @@
+"""Tell Muster how a training goes: three calls in a script that `muster run` starts.
+
+    import muster
+
+    for batch in loader:
+        with muster.phase("forward"):
+            loss = model(batch)
+        ...
+        muster.step(loss=loss, samples=len(batch))
+
+Without Muster around they do nothing. This file needs the standard library alone: a copy of it may lie
+beside the script (`import marks as muster`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import time
+from pkgutil import extend_path
+from typing import Any
+
+try:  # as the package `muster` of a program that Muster starts: its other modules, where it is installed
+    __path__ = extend_path(globals()["__path__"], __name__)
+except KeyError:
+    pass
+
+_FOLDER = os.environ.get("MUSTER_EVENTS")
+_EACH = 1.0  # seconds between two lines of events, at least
+
+
+class _Marks:
+    """What this process has told."""
+
+    def __init__(self, folder: str) -> None:
+        environ = os.environ.get
+        self.rank = int(environ("RANK") or environ("MUSTER_RANK") or 0)
+        self.attempt = int(environ("MUSTER_ATTEMPT") or 1)
+        self.file = open(os.path.join(folder, "rank%d.events.jsonl" % self.rank), "a")
+        self.steps = 0
+        self.loss: Any = None
+        self.begun = self.last = 0.0  # where the window begins, and its last step ended
+        self._anew(0.0)
+        atexit.register(self.flush)
+
+    def _anew(self, at: float) -> None:
+        self.begun, self.samples, self.tokens = at, 0.0, 0.0
+        self.seconds: list[float] = []
+        self.phases: dict[str, float] = {}
+
+    def step(self, loss: Any, samples: float, tokens: float) -> None:
+        at = time.perf_counter()
+        self.steps += 1
+        self.loss = loss
+        if self.steps > 1:  # before the first one there was the start of the program
+            self.seconds.append(at - self.last)
+            self.samples += samples
+            self.tokens += tokens
+        self.last = at
+        if self.steps == 1:
+            self.write("phase", name="steps")
+            self._anew(at)
+            self.flush()  # the first loss
+        elif at - self.begun >= _EACH:
+            self.flush()
+
+    def flush(self) -> None:
+        if self.seconds:
+            self.write(
+                "window",
+                step=self.steps,
+                steps=len(self.seconds),
+                seconds=self.last - self.begun,
+                samples=int(self.samples),
+                tokens=int(self.tokens),
+                padded_tokens=int(self.tokens),
+                step_seconds=self.seconds,
+                phases={name: spent for name, spent in self.phases.items() if name != "data"},
+                data_seconds=self.phases.get("data"),
+            )
+            self._anew(self.last)
+        if self.loss is not None and self.rank == 0:
+            self.write("log", step=self.steps, loss=float(self.loss))
+            self.loss = None
+
+    def write(self, kind: str, **content: Any) -> None:
+        line = dict(content, v=1, kind=kind, time=time.time(), attempt=self.attempt, rank=self.rank)
+        try:
+            self.file.write(json.dumps(line) + "\n")
+            self.file.flush()
+        except OSError:  # a full disk: a program must not fail because nobody can be told of it
+            pass
+
+
+class _Phase:
+    """A part of a step, as a context."""
+
+    def __init__(self, marks: _Marks, name: str) -> None:
+        self.marks, self.name = marks, name
+
+    def __enter__(self) -> _Phase:
+        self.began = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        spent = self.marks.phases  # of the window in which the phase ends
+        spent[self.name] = spent.get(self.name, 0.0) + time.perf_counter() - self.began
+
+
+class _Nothing:
+    """A phase that nobody wants to know of."""
+
+    def __enter__(self) -> _Nothing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+_nothing = _Nothing()
+_marks: _Marks | None = None
+if _FOLDER:
+    try:
+        _marks = _Marks(_FOLDER)
+    except (OSError, ValueError):
+        pass  # as in `write`
+
+
+def step(loss: Any = None, samples: float = 0, tokens: float = 0) -> None:
+    """This rank has done an optimizer step. `loss`: a number, or what `float` makes one of; it is read once a
+    second at most. `samples`, `tokens`: of this rank in this step."""
+    if _marks is not None:
+        _marks.step(loss, samples, tokens)
+
+
+def phase(name: str) -> _Phase | _Nothing:
+    """A part of a step: `with muster.phase("data"):`. The names data, forward, backward and optimizer mean
+    the same in all programs."""
+    return _nothing if _marks is None else _Phase(_marks, name)
+
+
+def note(text: str) -> None:
+    """Something that a reader of the result must know."""
+    if _marks is not None:
+        _marks.write("noted", text=str(text))

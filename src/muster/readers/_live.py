@@ -1,0 +1,67 @@
+"""The lines of a job that runs -> its steps, loss and speed, as soon as any reader knows them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muster.readers._mapping import Mapping
+from muster.readers._read import Feed, measured
+from muster.readers.base import MeasuredWindows
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How far a job is. `steps`: the last one that a line tells; `measured`: over the steps so far, without
+    the warm-up."""
+
+    format: str
+    steps: int
+    loss: float | None
+    measured: MeasuredWindows | None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Mean seconds of a step; None: there is no time of its own, or a step's size is not known."""
+        figures = self.measured
+        if figures is None or not figures.timed or not figures.steps:
+            return None
+        return figures.seconds / figures.steps
+
+
+class Live:
+    """One stream of lines, such as a rank's output."""
+
+    def __init__(self, mappings: Sequence[Mapping] = ()) -> None:
+        self.feed = Feed(mappings)
+
+    @property
+    def steps(self) -> int:
+        """The last step that a line told; 0: none yet."""
+        return self.feed.frame.steps
+
+    def lines(self, lines: Sequence[str]) -> None:
+        """The next ones, without their ends."""
+        rest = self.feed.take(iter([lines]))
+        while rest is not None:  # another training begins in the same output
+            self.feed = self.feed.again()
+            rest = self.feed.take(rest)
+
+    def seen(self) -> Seen | None:
+        """What is known so far; None: no line told a step. Asking changes nothing."""
+        if not self.steps:
+            return None
+        found = [
+            (reading, measured(reading)) for reading in copy.deepcopy(self.feed).readings() if reading.steps
+        ]
+        if not found:
+            return None
+        others = [reading for reading, _ in found]
+        best, figures = max(found, key=lambda each: (each[1] is not None, each[0].exact))
+        return Seen(
+            format=best.format,
+            steps=self.steps,
+            loss=next((each.loss for each in (best, *others) if each.loss is not None), None),
+            measured=figures,
+        )

@@ -1,0 +1,126 @@
+"""A command of the user's, as the control side knows it: what it is, and how its ranks are started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from muster.core.data import Data
+from muster.core.errors import RecipeError
+from muster.core.recipe import DATA, WORKLOAD, Recipe
+from muster.core.section import Section
+from muster.core.workload import Program, Spot
+from muster.readers._mapping import Mapping as LineMapping
+from muster.readers._mapping import load_mapping, made_mapping
+
+TORCHRUN = ("-m", "torch.distributed.run")
+
+
+class Run(Section):
+    """How a command is started."""
+
+    start: Literal["torchrun", "rank", "host"] = Field(
+        "torchrun",
+        description="torchrun: `command` is a Python script with its arguments, or torchrun's options before "
+        "these; torchrun starts each host's ranks. rank: the command once per slot, with torchrun's "
+        "variables. host: once per host, with those that do not depend on a rank.",
+    )
+    names: list[Literal["ompi", "slurm", "pmi"]] = Field(
+        default_factory=list,
+        description="With start=rank, set a rank's variables by these names as well: those of mpirun (Open "
+        "MPI), of srun, of the launcher of MPICH and Intel MPI.",
+    )
+    workdir: str | None = Field(
+        None,
+        description="The folder on each host in which the command starts; below the synced folder if that is "
+        "given and this is relative. Null: the synced folder, else where muster was started.",
+    )
+    sync: str | None = Field(
+        None,
+        description="A folder of code that is brought to every host before the start. What its .gitignore "
+        "names stays here, and only what a host lacks is sent.",
+    )
+    metrics: str | None = Field(
+        None,
+        description="A mapping (as `muster judge --mapping`) that says how the command's lines tell steps, "
+        "loss and speed. Null: the formats of docs/judge.md are recognised.",
+    )
+    line: str | None = Field(
+        None,
+        description="The same as one regular expression, with groups such as (?P<step>..), (?P<loss>..), "
+        "(?P<seconds>..), (?P<samples>..).",
+    )
+
+
+class CommandData(Data):
+    """A command reads its own data."""
+
+
+class CommandRecipe(Recipe):
+    """Any command: Muster starts it, watches it, reads its progress, and ends all of it together."""
+
+    trains: ClassVar[bool] = False
+    foreign: ClassVar[bool] = True
+    short: ClassVar[tuple[str, ...]] = ()
+
+    workload: str = Field("command", description=WORKLOAD)
+    command: list[str] = Field(
+        default_factory=list,
+        description="The program and its arguments, word by word; no shell reads them. Use [bash, -c, "
+        "'LINE'] for one.",
+    )
+    run: Run = Field(default_factory=Run, description="How the command is started.")
+    data: CommandData = Field(default_factory=CommandData, description=DATA)
+
+    def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
+        """Whether what this machine must have for it is here. Raises RecipeError."""
+        run = self.run
+        if not self.command:
+            raise RecipeError("is missing: there is nothing to run", where="command")
+        if run.names and run.start != "rank":
+            raise RecipeError(f"needs run.start=rank, and it is {run.start}", where="run.names")
+        if run.metrics and run.line:
+            raise RecipeError("and run.metrics both say how lines are read", where="run.line")
+        if run.sync and not Path(run.sync).is_dir():
+            raise RecipeError(f"no such folder: {run.sync}", where="run.sync")
+        self.mappings()
+
+    def mappings(self) -> list[LineMapping]:
+        """How the command's lines are read, where the user says so. Raises UsageError."""
+        if self.run.metrics:
+            return [load_mapping(Path(self.run.metrics))]
+        return [made_mapping({"line": self.run.line}, "run.line")] if self.run.line else []
+
+    def program(self, spot: Spot) -> Program:
+        """The command as a host starts it."""
+        run, words = self.run, tuple(self.command)
+        if run.start != "torchrun":
+            return Program(words, run.start, names=tuple(run.names))
+        before = (
+            spot.python,
+            *TORCHRUN,
+            f"--nnodes={spot.nodes}",
+            f"--node-rank={spot.node}",
+            f"--nproc-per-node={spot.slots}",
+            f"--master-addr={spot.address}",
+            f"--master-port={spot.port}",
+        )
+        return Program((*before, *words), "host", torchrun=True)
+
+    def before_start(self, base: str | None = None) -> dict[str, Any]:
+        """The folder and the program that must be there: code that is brought has them from then on."""
+        run = self.run
+        if run.sync is None:
+            folder = os.path.abspath(run.workdir or ".")  # noqa: PTH100 - of the hosts
+        elif base is None:
+            return {}
+        else:
+            folder = str(PurePosixPath(base, "code", run.workdir or "."))
+        return {"cwd": folder, "program": None if run.start == "torchrun" else self.command[0]}
+
+
+RECIPE = CommandRecipe

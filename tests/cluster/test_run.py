@@ -1,0 +1,118 @@
+"""`muster run` on three hosts with disks of their own: code is brought, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from muster.store.runfolder import RunFolder
+from muster.store.tree import read_tree
+from tests.cluster.cluster import Cluster
+from tests.cluster.fixtures import need
+from tests.cluster.scenarios import HOSTS, over_ssh
+from tests.cluster.slurm import Slurm, clean_environment
+from tests.jobs import PATIENCE
+from tests.real.test_run import DDP
+from tests.support import needs_torch, wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.real_start, pytest.mark.timeout(280)]
+
+
+def words(cluster: Cluster, runs: Path, *more: str) -> list[str]:
+    """The command line up to the options."""
+    launch = [f"launch.workdir={cluster.private_dir}/muster", *over_ssh(cluster)]
+    return [sys.executable, "-m", "muster", "run", HOSTS, "--runs", str(runs), "--json", *launch, *more]
+
+
+def test_torchrun_with_code_that_is_brought(cluster: Cluster, tmp_path: Path) -> None:
+    """Torchrun's ranks of three hosts meet; the second time no content has to be sent again."""
+    needs_torch()
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text(DDP)
+    (code / "large.txt").write_bytes(os.urandom(3 << 20))  # of more than one message
+    runs = cluster.private_dir / "runs"  # every host has its own disk in this place
+    sent = []
+    for name in ("first", "second"):
+        argv = words(cluster, runs, "--name", name, "--sync", str(code), "--", "train.py")
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        result = json.loads(done.stdout)
+        assert result["command"]["code"]["digest"] == read_tree(code).digest
+        assert (result["command"]["told_by"], result["steps"], result["world_size"]) == ("nanoGPT", 29, 3)
+        assert "rank 2 of 3 has 6" in RunFolder(runs / name).rank_log("node3", 2).read_text()
+        sent.append(result["command"]["code"]["sent"])
+    assert sent[0] >= 3 * (3 << 20) and sent[1] == 0
+
+
+SAYS = 'echo "rank $OMPI_COMM_WORLD_RANK of $WORLD_SIZE on $(hostname)"'
+
+
+@pytest.mark.parametrize(("launcher", "program"), [("pdsh", "pdsh"), ("openmpi", "mpirun")])
+def test_by_other_launchers(launcher: str, program: str, cluster: Cluster, tmp_path: Path) -> None:
+    """A rank's variables are the job's, and not those of the mpirun that started the agents."""
+    need(program)
+    argv = words(cluster, tmp_path, f"launch.launcher={launcher}", "--workdir", "/", "--start", "rank")
+    argv += ["--names", "ompi", "--name", launcher, "--", "bash", "-c", SAYS]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    for n in (1, 2, 3):
+        log = RunFolder(tmp_path / launcher).rank_log(f"node{n}", n - 1).read_text()
+        assert f"rank {n - 1} of 3 on node{n}" in log
+
+
+def test_by_slurm(slurm: Slurm, tmp_path: Path) -> None:
+    """A batch job: handed over, followed to its end, with srun's own names for a rank."""
+    argv = [
+        sys.executable,
+        "-m",
+        "muster",
+        "run",
+        "slurm:/2x1",
+        "--name",
+        "batch",
+        "--json",
+        "launch.threads=1",
+    ]
+    argv += ["--start", "rank", "--names", "slurm", "--workdir", "/", "--runs", str(tmp_path)]
+    argv += ["--", "bash", "-c", 'echo "task $SLURM_PROCID of $SLURM_NTASKS"']
+    env = {**clean_environment(), **slurm.env}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, env=env)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    result = json.loads(done.stdout)
+    assert (result["status"], result["world_size"]) == ("succeeded", 2)
+    for rank, host in enumerate(result["hosts"]):
+        log = RunFolder(tmp_path / "batch").rank_log(host["host"], rank).read_text()
+        assert f"task {rank} of 2" in log
+
+
+def test_a_killed_controller_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    """Grandchildren on every host are gone, those that left their session among them."""
+    script = "setsid sleep 987654 & echo ready; wait"
+    argv = words(cluster, tmp_path, "--name", "job", "--workdir", "/", "--start", "host", "launch.lease=3")
+    job = subprocess.Popen([*argv, "--", "bash", "-c", script], stderr=subprocess.DEVNULL)
+    run = RunFolder(tmp_path / "job")
+
+    def sleeping() -> list[str]:
+        found = [cluster.run(node, ["pgrep", "-f", "^sleep 987654"]) for node in cluster.hosts]
+        return [each.stdout for each in found if each.stdout.strip()]
+
+    def ready() -> bool:
+        logs = [run.host_log(f"node{n}") for n in (1, 2, 3)]
+        return all(each.exists() and "ready" in each.read_text() for each in logs)
+
+    try:
+        assert wait_until(ready, 60)
+        assert sleeping()
+        job.send_signal(signal.SIGKILL)
+        job.wait(10)
+        assert wait_until(lambda: not sleeping(), 15)
+    finally:
+        job.kill()
+        job.wait()

@@ -1,0 +1,273 @@
+"""`muster run`: any command, started, read, ended and explained as a training of Muster's own is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.core.errors import RecipeError
+from muster.runs.listing import stop
+from muster.store.runfolder import RunFolder
+from muster.store.tree import read_tree
+from tests.support import needs_torch, wait_until
+
+pytestmark = [pytest.mark.real, pytest.mark.real_start]
+
+# What nanoGPT's train.py prints of a step (its `print(f"iter {iter_num}: loss {lossf:.4f}, time ...")`).
+DDP = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1.0])
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()} has {total.item():g}")
+for step in range(30):
+    if dist.get_rank() == 0:
+        print(f"iter {step}: loss {4 / (step + 1):.4f}, time 20.50ms, mfu 1.00%")
+dist.destroy_process_group()
+"""
+
+
+def muster(folder: Path, *words: str, hosts: str = "local:2x1") -> tuple[int, dict[str, Any], str]:
+    """-> exit code, the result, what was said beside it."""
+    argv = [sys.executable, "-m", "muster", "run", hosts, "--name", "job", "--json", *words]
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=120)
+    return done.returncode, json.loads(done.stdout) if done.stdout.strip() else {}, done.stderr
+
+
+def log(folder: Path, host: str, rank: int | None = None) -> str:
+    """What was printed there."""
+    run = RunFolder(folder / "runs/job")
+    return (run.host_log(host) if rank is None else run.rank_log(host, rank)).read_text()
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    """An unmodified script under torchrun: its ranks meet, each has its log, and its progress is read."""
+    needs_torch()
+    (tmp_path / "train.py").write_text(DDP)
+    code, result, said = muster(tmp_path, "--", "train.py", "--lr", "0.1")
+    assert code == 0, said
+    assert "rank 0 of 2 has 3" in log(tmp_path, "local0", 0)
+    assert "rank 1 of 2 has 3" in log(tmp_path, "local1", 1)
+    told = result["command"]
+    assert (told["told_by"], told["start"], result["world_size"]) == ("nanoGPT", "torchrun", 2)
+    assert (result["steps"], result["loss_final"]) == (29, pytest.approx(0.1333))
+    assert told["step_seconds"] == pytest.approx(0.0205)
+    page = (tmp_path / "runs/job/report.html").read_text()
+    assert "train.py --lr 0.1" in page
+    assert "nanoGPT" in page
+
+
+def test_ranks_by_the_names_of_mpirun(tmp_path: Path) -> None:
+    """`--start rank`: once per slot, with torchrun's variables and those asked for; its own folder."""
+    script = "env | grep -E '^(RANK|WORLD_SIZE|NODE_RANK|OMPI_COMM_WORLD_\\w+|A|B)=' | sort; pwd"
+    (tmp_path / "vars").write_text("# of all\nA=one two\n")
+    asked = ["--start", "rank", "--names", "ompi", "--env-file", "vars", "--env", "B=3", "--workdir", "/tmp"]
+    code, _, said = muster(tmp_path, *asked, "--", "bash", "-c", script, hosts="local:1x2")
+    assert code == 0, said
+    for rank in range(2):
+        lines = set(log(tmp_path, "local0", rank).splitlines())
+        wanted = {f"RANK={rank}", f"OMPI_COMM_WORLD_RANK={rank}", f"OMPI_COMM_WORLD_LOCAL_RANK={rank}"}
+        wanted |= {"OMPI_COMM_WORLD_SIZE=2", "WORLD_SIZE=2", "NODE_RANK=0", "A=one two", "B=3", "/tmp"}
+        assert wanted <= lines
+
+
+def test_once_per_host(tmp_path: Path) -> None:
+    """`--start host`: no rank's variables, but those of the host."""
+    script = "echo node $NODE_RANK of $NNODES with $LOCAL_WORLD_SIZE, rank ${RANK-none}, at $MASTER_PORT"
+    code, _, said = muster(tmp_path, "--start", "host", "--", "bash", "-c", script, hosts="local:2x3")
+    assert code == 0, said
+    assert "node 1 of 2 with 3, rank none, at " in log(tmp_path, "local1")
+
+
+def test_the_line_that_decides(tmp_path: Path) -> None:
+    """Of two ranks one fails: its exception is the failure, and not what its end brings about."""
+    (tmp_path / "f.py").write_text(
+        "import os, time\n"
+        "if os.environ['RANK'] == '1':\n    raise RuntimeError('no cheese on the moon')\n"
+        "time.sleep(60)\n"
+    )
+    code, result, _ = muster(tmp_path, "--start", "rank", "--", sys.executable, "f.py")
+    assert (code, result["status"]) == (1, "failed")
+    failure = result["failure"]
+    assert (failure["host"], failure["where"]) == ("local1", "rank 1")
+    assert "RuntimeError: no cheese on the moon" in failure["what"]
+
+
+def test_an_echo_is_no_cause(tmp_path: Path) -> None:
+    """Torchrun's account of a rank that failed says nothing of why: the rank's own last words do."""
+    needs_torch()
+    code, result, _ = muster(tmp_path, "--", "no-such-file.py", hosts="local:1x1")
+    assert code == 1
+    assert "no-such-file.py': [Errno 2] No such file" in result["failure"]["what"]
+    assert "ChildFailedError" not in result["failure"]["what"]
+
+
+@pytest.mark.parametrize("start", ["torchrun", "rank"])
+def test_a_killed_rank_is_named(tmp_path: Path, start: str) -> None:
+    """SIGKILL of one rank: neither the words of the rank that misses it, nor a guess that memory ran out."""
+    needs_torch()
+    (tmp_path / "loop.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\nprint('ready')\n"
+        "while True:\n    dist.all_reduce(torch.ones(2))\n"
+    )
+    command = ["loop.py"] if start == "torchrun" else [sys.executable, "-u", "loop.py"]
+    argv = [sys.executable, "-m", "muster", "run", "local:2x1", "--name", "job", "--json", "--start", start]
+    run = RunFolder(tmp_path / "runs/job")
+    with subprocess.Popen([*argv, "--", *command], cwd=tmp_path, stdout=subprocess.PIPE) as job:
+
+        def ready() -> bool:
+            log = run.rank_log("local1", 1)
+            return log.exists() and "ready" in log.read_text()
+
+        assert wait_until(ready, 60)
+        mine = [
+            pid for pid in marked(f"MUSTER_EVENTS={run.path}/hosts/local1.") if "loop.py" in words(pid)[-2]
+        ]
+        os.kill(max(mine), signal.SIGKILL)
+        result = json.loads(job.communicate(timeout=60)[0])
+    failure = result["failure"]
+    assert (job.returncode, failure["host"], failure["id"]) == (1, "local1", None)
+    assert "was killed by SIGKILL, not by the kernel's out-of-memory killer" in failure["what"]
+
+
+def test_a_known_failure_has_its_remedy(tmp_path: Path) -> None:
+    """What a rank prints that the table of failures knows."""
+    line = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 56.00 MiB. GPU 0 has a total capacity"
+    )
+    (tmp_path / "f.py").write_text(f"import sys\nprint({line!r})\nsys.exit(1)\n")
+    code, result, _ = muster(tmp_path, "--start", "rank", "--", sys.executable, "f.py", hosts="local:1x1")
+    assert code == 1
+    assert result["failure"]["id"] == "cuda_oom"
+    assert result["failure"]["hint"]
+
+
+def test_marks(tmp_path: Path) -> None:
+    """muster.step and muster.phase of every rank, without Muster being installed for the program."""
+    (tmp_path / "m.py").write_text(
+        "import time, muster\n"
+        "for step in range(60):\n"
+        "    with muster.phase('forward'):\n        time.sleep(0.02)\n"
+        "    muster.step(loss=1 / (step + 1), samples=8)\n"
+        "muster.note('it was a pleasure')\n"
+    )
+    python = [sys.executable, "-I", "-c"]
+    program = "import os, sys; sys.path.insert(0, os.environ['PYTHONPATH'].split(':')[0]); "
+    program += "exec(open('m.py').read())"  # nothing else of muster can be imported
+    code, result, said = muster(tmp_path, "--start", "rank", "--", *python, program)
+    assert code == 0, said
+    told = result["command"]
+    assert (told["told_by"], told["unit"], result["steps"]) == ("muster.step", "samples", 60)
+    assert 100 < told["rate"] <= 2 * 8 / 0.02
+    assert "it was a pleasure" in result["notes"]
+    assert result["loss_final"] == pytest.approx(1 / 60)
+
+
+def test_code_is_brought(tmp_path: Path) -> None:
+    """--sync: the folder without what .gitignore names, and the same digest wherever it lies."""
+    code = tmp_path / "project"
+    (code / "lib").mkdir(parents=True)
+    (code / "lib/part.py").write_text("value = 7\n")
+    (code / "main.py").write_text("import lib.part, os; print(lib.part.value, sorted(os.listdir()))\n")
+    (code / ".gitignore").write_text("*.bin\n/data/\n!keep.bin\n")
+    for name in ("big.bin", "keep.bin"):
+        (code / name).write_bytes(b"x" * 100)
+    (code / "data").mkdir()
+    (code / "data/rows").write_text("rows")
+    done, result, said = muster(
+        tmp_path, "--sync", "project", "--start", "rank", "--", sys.executable, "main.py", hosts="local:1x1"
+    )
+    assert done == 0, said
+    assert "7 ['.gitignore', 'keep.bin', 'lib', 'main.py']" in log(tmp_path, "local0", 0)
+    brought = result["command"]["code"]
+    assert (brought["digest"], brought["files"]) == (read_tree(code).digest, 4)
+    (code / "lib/part.py").chmod(0o755)
+    assert read_tree(code).digest != brought["digest"]
+    (code / "data/rows").unlink()
+    with pytest.raises(RecipeError, match="no files"):
+        read_tree(code / "data")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--", "no-such-program"], "no program no-such-program"),
+        (["--workdir", "/no/such/folder", "--", "true"], "there is no folder /no/such/folder"),
+        (["--sync", "nowhere", "--", "true"], "no such folder"),
+        (["--line", "step (", "--", "true"], "run.line"),
+        (["--env", "NOT_SET_ANYWHERE", "--", "true"], "NOT_SET_ANYWHERE is not set here"),
+        ([], "there is no command"),
+    ],
+)
+def test_bad_input(tmp_path: Path, words: list[str], says: str) -> None:
+    """One line, exit code 2, and no folder."""
+    code, _, said = muster(tmp_path, "--start", "rank", *words)
+    assert code == 2
+    assert says in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "runs/job").exists()
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("ends", ["agent", "controller", "interrupt", "stop", "child"])
+def test_nothing_is_left(tmp_path: Path, ends: str) -> None:
+    """However it ends, grandchildren that ignore SIGTERM are gone, also those that left their session."""
+    script = "trap '' TERM; (trap '' TERM; exec setsid sleep 987654) & echo ready; sleep 876543 & wait"
+    argv = [sys.executable, "-m", "muster", "run", "local:2x1", "--name", "job", "--start", "host", "--"]
+    job = subprocess.Popen([*argv, "bash", "-c", script], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    run = RunFolder(tmp_path / "runs/job")
+    try:
+
+        def ready() -> bool:
+            logs = [run.host_log(f"local{each}") for each in range(2)]
+            return all(each.exists() and "ready" in each.read_text() for each in logs)
+
+        assert wait_until(ready, 60)
+        mine = marked(f"MUSTER_EVENTS={run.path}")
+        assert len(mine) >= 6  # two shells, and two of their children each
+        if ends == "agent":
+            os.kill(parent(min(mine)), signal.SIGKILL)
+        elif ends == "child":
+            os.kill(next(pid for pid in mine if words(pid)[:1] == ["bash"]), signal.SIGKILL)
+        elif ends == "stop":
+            stop(run)
+        else:
+            job.send_signal(signal.SIGKILL if ends == "controller" else signal.SIGINT)
+        job.wait(30)
+        assert wait_until(lambda: not marked(f"MUSTER_EVENTS={run.path}"), 10)
+    finally:
+        for pid in marked(f"MUSTER_EVENTS={run.path}"):
+            os.kill(pid, signal.SIGKILL)
+        job.kill()
+        job.wait()
+
+
+def marked(text: str) -> list[int]:
+    """Living processes with this in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            if text.encode() in (entry / "environ").read_bytes() and state not in "ZX":
+                found.append(int(entry.name))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def words(pid: int) -> list[str]:
+    """A process's command line."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+
+
+def parent(pid: int) -> int:
+    """A process's parent."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
