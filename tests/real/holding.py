@@ -3,8 +3,9 @@
 FOLDER/asked.json: cases, each with a name, a recipe, a precision, and `ranks`; with `rank`, that one alone
 runs, and torch's fake process group plays the others. `traced`: a trace of the model as well. Everything is
 imported once; the ranks of a case are forks of this process. Each writes FOLDER/NAME.rankN.json: bytes by
-what they are for, before and after the second optimizer step, all bytes between its micro-batches, and the
-most that was alive in the passes before it and during it.
+what they are for, before and after the last optimizer step, all bytes between its micro-batches, and the
+most that was alive in the passes before it and during it; of several steps after the first, the least of
+these: a thread of gloo may hold what a rank has let go, for as long as a busy machine keeps it from running.
 """
 
 from __future__ import annotations
@@ -69,9 +70,12 @@ def join(context: Context, engine: Any, *, fake: bool) -> None:
 
 
 def watched(trainer: Any, told: dict[str, Any]) -> Any:
-    """A callback that looks at the second step: at the passes, the optimizer's step, and what there is before
-    and after it."""
+    """A callback that looks at all steps but the first: at the passes, the optimizer's step, and what there
+    is before and after it."""
     from transformers import TrainerCallback
+
+    def least(name: str, found: int) -> None:
+        told[name] = min(found, told.get(name, found))
 
     class Watch(TrainerCallback):
         peak: Peak
@@ -85,33 +89,33 @@ def watched(trainer: Any, told: dict[str, Any]) -> Any:
             told["fused"] = bool(inner.defaults.get("fused"))
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 1:
+            if state.global_step:
                 gc.collect()
                 self.peak = Peak(resized=bool(args.fsdp))
                 self.peak.__enter__()
 
         def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 1:
+            if state.global_step:
                 gc.collect()
                 told["between"] = sum(storages(every_tensor()).values())
 
         def look(self, step: Any) -> Any:
             def looking(*args: Any, **kwargs: Any) -> Any:
-                if trainer.state.global_step != 1:
+                if not trainer.state.global_step:
                     return step(*args, **kwargs)
                 self.peak.again()
-                told["passes"] = self.peak.restart()
+                least("passes", self.peak.restart())
                 told["before"] = kinds(trainer)
                 self.peak.settle()
                 self.peak.restart()
                 done = step(*args, **kwargs)
-                told["peak"] = self.peak.restart()
+                least("peak", self.peak.restart())
                 return done
 
             return looking
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 2:
+            if state.global_step > 1:
                 self.peak.__exit__(None, None, None)
                 gc.collect()
                 told["after"] = kinds(trainer)
