@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import atexit
 import json
+import mmap
 import os
+import struct
 import time
 from pkgutil import extend_path
 from typing import Any
@@ -30,6 +32,35 @@ _FOLDER = os.environ.get("MUSTER_EVENTS")
 _EACH = 1.0  # seconds between two lines of events, at least
 
 
+class Pulse:
+    """How far a rank is, in a small mapped file that its agent reads: optimizer steps, signs of life (steps
+    are such, and whatever else is done), and the phase that it is in. A write is no system call."""
+
+    LAYOUT = struct.Struct("<QQ48s")
+
+    def __init__(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.ftruncate(descriptor, self.LAYOUT.size)
+            self.map = mmap.mmap(descriptor, self.LAYOUT.size)
+        finally:
+            os.close(descriptor)
+        self.steps = self.beats = 0
+        self.phase = b""
+
+    def beat(self, steps: int | None = None) -> None:
+        """Something was done: so many steps in all, or another sign of life."""
+        self.steps = self.steps if steps is None else steps
+        self.beats += 1
+        self.LAYOUT.pack_into(self.map, 0, self.steps, self.beats, self.phase)
+
+    def enter(self, phase: bytes) -> bytes:
+        """The rank is in this phase now. -> the one that it was in"""
+        before, self.phase = self.phase, phase
+        self.beat()
+        return before
+
+
 class _Marks:
     """What this process has told."""
 
@@ -38,6 +69,7 @@ class _Marks:
         self.rank = int(environ("RANK") or environ("MUSTER_RANK") or 0)
         self.attempt = int(environ("MUSTER_ATTEMPT") or 1)
         self.file = open(os.path.join(folder, "rank%d.events.jsonl" % self.rank), "a")
+        self.pulse = Pulse(os.path.join(folder, "rank%d.pulse" % self.rank))
         self.steps = 0
         self.loss: Any = None
         self.begun = self.last = 0.0  # where the window begins, and its last step ended
@@ -52,6 +84,7 @@ class _Marks:
     def step(self, loss: Any, samples: float, tokens: float) -> None:
         at = time.perf_counter()
         self.steps += 1
+        self.pulse.beat(self.steps)
         self.loss = loss
         if self.steps > 1:  # before the first one there was the start of the program
             self.seconds.append(at - self.last)
@@ -100,10 +133,12 @@ class _Phase:
         self.marks, self.name = marks, name
 
     def __enter__(self) -> _Phase:
+        self.before = self.marks.pulse.enter(self.name.encode()[:48])
         self.began = time.perf_counter()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.marks.pulse.enter(self.before)
         spent = self.marks.phases  # of the window in which the phase ends
         spent[self.name] = spent.get(self.name, 0.0) + time.perf_counter() - self.began
 
@@ -136,7 +171,8 @@ def step(loss: Any = None, samples: float = 0, tokens: float = 0) -> None:
 
 def phase(name: str) -> _Phase | _Nothing:
     """A part of a step: `with muster.phase("data"):`. The names data, forward, backward and optimizer mean
-    the same in all programs."""
+    the same in all programs. Any other name announces something that may take long, such as an evaluation:
+    no hang is suspected while a rank is in it."""
     return _nothing if _marks is None else _Phase(_marks, name)
 
 

@@ -2,8 +2,9 @@
 
 One file, standard library alone, Python >= 3.8: the launchers send this text to a bare host. It speaks JSON
 lines:
-  in   spec, verify, tree, blob, start, ping, stop
-  out  hello, verified, lacks, brought, beat, event (a rank's own line, unchanged), log, hardware, exit, error
+  in   spec, verify, tree, blob, start, ping, look, stop
+  out  hello, verified, lacks, brought, beat, event (a rank's own line, unchanged), log, hardware, looked,
+       exit, error
 It ends the ranks' whole process tree when its input closes, when the controller is silent for longer than the
 lease, when it is signalled, when its parent is gone, or when its deadline passes. It kills by process id: the
 descendants of this process, and processes that carry this job's token in their environment. Never by name.
@@ -24,6 +25,7 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -38,8 +40,9 @@ GRACE = 1.5  # seconds between SIGTERM and SIGKILL
 OUT_LIMIT = 1 << 20
 ORDERLY = ("stopped", "deadline")  # ends of a job whose controller is still there
 LEAST_ROOM = 1 << 20  # free bytes below which a disk counts as full
-# What mpirun and srun tell the one process that they started: its ranks are others.
+PULSE = struct.Struct("<QQ48s")  # a rank's file rankN.pulse: its steps, signs of life, phase
 BACKLOG = 4096  # ranks that may wait at the port at a time
+# What mpirun and srun tell the one process that they started: its ranks are others.
 NOT_THEIRS = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "SLURM_PROCID", "SLURM_LOCALID")
 # What mpirun, srun, and the launchers of MPICH and Intel MPI call torchrun's variables.
 NAMES = {
@@ -746,7 +749,6 @@ def _resolve(name: str, port: int) -> List[Any]:
 def interface_of(address: str) -> Optional[str]:
     """The network interface that has an IPv4 address (SIOCGIFADDR), or None."""
     import fcntl
-    import struct
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -887,6 +889,7 @@ class Agent:
         self.keep = False  # the controller could not write it down
         self.sealed = {}  # type: Dict[str, Any]
         self.verified = collections.deque()  # type: Deque[Dict[str, Any]]
+        self.beats = {}  # type: Dict[int, int]  # of each rank, its signs of life as they were told last
         self.told = collections.deque()  # type: Deque[Dict[str, Any]]  # by threads, to be said
         self.tree = {}  # type: Dict[str, Any]  # the code that is brought
         self.lacks = set()  # type: Set[str]
@@ -1295,6 +1298,9 @@ class Agent:
         env.update(spec["env"])
         # Last, so that nobody's variables take the place of the job's own code and token.
         env.update({"MUSTER_TOKEN": spec["token"], "MUSTER_SPEC": os.path.join(place, "spec.json")})
+        if spec.get("watched"):  # what a rank says when it is asked where it stands: agent/inside.py
+            env["MUSTER_WITNESS"] = place
+            env.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # entries of PyTorch's flight recorder
         if "each" in spec:  # a command, whose program may call muster.step
             first = spec["ranks"][0]  # of a program that knows no rank of its own
             env.update(MUSTER_EVENTS=place, MUSTER_RANK=str(first), MUSTER_ATTEMPT=str(spec["attempt"]))
@@ -1354,6 +1360,35 @@ class Agent:
         if token:
             end_all(lambda: family(token) - {self.guard}, meanwhile)
 
+    def pulses(self) -> List[List[Any]]:
+        """[rank, steps, signs of life, phase] of ranks that have done something since the last call."""
+        news = []
+        for rank in self.spec.get("ranks", ()) if self.place else ():
+            try:
+                with open(os.path.join(self.place, "rank%d.pulse" % rank), "rb") as file:
+                    steps, beats, phase = PULSE.unpack(file.read(PULSE.size))
+            except (OSError, struct.error):
+                continue
+            if self.beats.get(rank) != beats:
+                self.beats[rank] = beats
+                news.append([rank, steps, beats, phase.rstrip(b"\0").decode("utf-8", "replace")])
+        return news
+
+    def look(self, order: Dict[str, Any]) -> None:
+        """Find out where the ranks stand, by the program that came with the question."""
+
+        def do() -> None:
+            found = {"ranks": [], "xid": []}  # type: Dict[str, Any]
+            try:
+                program = {}  # type: Dict[str, Any]
+                exec(order["program"], program)
+                found = program["look"](self.place, self.spec["token"], self.spec["ranks"], self.python)
+            except Exception as error:  # what cannot be seen is no reason to end the job
+                found["trouble"] = "%s: %s" % (type(error).__name__, error)
+            self.told.append(dict(found, m="looked", number=order["number"]))
+
+        threading.Thread(target=do, daemon=True).start()
+
     def reap(self) -> None:
         """Collect adopted orphans that have ended."""
         for process in self.ranks.values():
@@ -1384,13 +1419,16 @@ class Agent:
             elif op == "start":
                 self.start(message)
                 self.heard = time.monotonic()
+            elif op == "look":
+                self.look(message)
             elif op == "stop":
                 self.why = self.why or "stopped"
                 self.keep = bool(message.get("keep"))
         now = time.monotonic()
         if now - self.beaten >= BEAT:
             self.beaten = now
-            self.say("beat")
+            news = self.pulses()
+            self.say("beat", **({"pulses": news} if news else {}))
         while self.verified:
             self.say("verified", **self.verified.popleft())
         while self.told:

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 
 from muster.core.errors import RecipeError, UsageError
 from muster.core.near import did_you_mean
-from muster.core.recipe import Recipe, recipe_class, recipe_classes
+from muster.core.recipe import EVERYWHERE, Recipe, recipe_class, recipe_classes
 from muster.core.recipes import (
     SHIPPED,
     anchored,
@@ -29,7 +29,6 @@ from muster.core.section import Section
 NAME_HINT = (
     "at most 41 letters, digits, {marks}, a letter or digit first; `name: NAME` beside `recipe` gives one"
 )
-_EVERYWHERE = ("launch", "env", "force")  # sections that mean something where nothing is trained
 
 
 def _dotted(value: Any) -> Any:
@@ -201,7 +200,7 @@ def means_something(change: Mapping[str, Any], recipe: Mapping[str, Any]) -> boo
         return section in kind.own_sections() or section not in others
     if section == "measure":
         return isinstance(change[section], Mapping) and set(change[section]) == {"hardware_seconds"}
-    return section in (*_EVERYWHERE, *kind.own_sections())
+    return section in (*EVERYWHERE, *kind.own_sections())
 
 
 def parts_of(error: ValidationError) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from muster.core.section import PositiveInt, Section, SlurmText
 
@@ -104,4 +104,22 @@ class Launch(Section):
     )
     slurm: Slurm = Field(
         default_factory=Slurm, description="What Slurm is asked for where there is no allocation yet."
+    )
+
+
+# `off` is false in YAML.
+_Off = BeforeValidator(lambda value: "off" if value is False else value)
+
+
+class Hang(Section):
+    """When a job that makes no progress is looked into, and what happens then."""
+
+    seconds: Annotated[Annotated[float, Field(ge=2)] | Literal["auto", "off"], _Off] = Field(
+        "auto",
+        description="Seconds without any rank's progress (a step, else a line of output) after which every "
+        "host is asked where its ranks stand. auto: 60, or the time of ten steps where that is longer. off: "
+        "never.",
+    )
+    action: Literal["stop", "report"] = Field(
+        "stop", description="What follows when the ranks are found to hang: end the job, or only say so."
     )

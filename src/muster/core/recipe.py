@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from muster.core.checkpoints import check_pairs
 from muster.core.data import Data
 from muster.core.errors import BrokenPluginError, UsageError
-from muster.core.launch import Launch
+from muster.core.launch import Hang, Launch
 from muster.core.measure import Evaluate, Measure
 from muster.core.registry import WORKLOADS, declared, plugin_names
 from muster.core.section import AutoInt, Fraction, PositiveInt, Section
@@ -264,6 +264,9 @@ class Checkpoint(Section):
         return value
 
 
+EVERYWHERE = ("launch", "hang", "env", "force")  # sections that mean something where nothing is trained
+
+
 class Recipe(Workload, Section):
     """What to train: everything that decides the result, in one place. A workload's own is in its spec.py."""
 
@@ -305,6 +308,9 @@ class Recipe(Workload, Section):
     launch: Launch = Field(
         default_factory=Launch,
         description="How ranks are started on the hosts, and when a host counts as lost.",
+    )
+    hang: Hang = Field(
+        default_factory=Hang, description="When a job without progress is looked into, and what follows."
     )
     env: dict[str, str | None] = Field(
         default_factory=dict,

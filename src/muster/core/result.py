@@ -198,6 +198,18 @@ class Planned(Part):
     samples_per_second: float | None = None
 
 
+class Hung(Part):
+    """A job that made no progress: which rank the others waited for."""
+
+    what: str
+    seconds: float = Field(description="without progress, when it was looked at")
+    step: int | None = Field(None, description="the last one that a rank did; None: no steps are known")
+    ranks: list[int] = Field(description="that keep the others; empty: it is not known which")
+    certain: bool = Field(description="whether all that was heard agrees on them")
+    waiting: list[int] = Field(default_factory=list, description="ranks that waited for others")
+    witnesses: list[str] = Field(default_factory=list, description="what speaks for it")
+
+
 class Failure(Part):
     """Why a run did not succeed."""
 
@@ -276,6 +288,7 @@ class Result(Part):
     quality: Quality | None = None
     attention: Attention | None = None
     fabric: FabricRun | None = Field(None, description="of the fabric workload, which trains nothing")
+    hang: Hung | None = Field(None, description="None: the job was not found to hang")
     command: CommandRun | None = Field(None, description="of `muster run`, whose command is the user's own")
     hosts: list[HostReport]
     versions: dict[str, str] = Field(default_factory=dict)

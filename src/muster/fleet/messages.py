@@ -82,6 +82,80 @@ class _Exit(_Message):
     pid: int | None = None
 
 
+class _Beat(_Message):
+    model_config = ConfigDict(strict=False, extra="allow")
+    pulses: list[tuple[int, _Count, _Count, str]] = Field(default_factory=list)
+
+
+class Call(Part):
+    """A collective operation that a rank began. `number`: in the order of its group; `pending`: it has not
+    ended."""
+
+    number: int
+    name: str
+    sizes: Any = None
+    pending: bool
+
+
+class Group(Part):
+    """What a rank did in one process group: its last collective's number, and those that have not ended, or
+    else that one."""
+
+    group: str
+    last: int
+    calls: list[Call]
+
+
+Frame = tuple[str, str, int]  # function, file, line
+
+
+class Thread(Part):
+    """A thread's Python stack, the innermost frame first."""
+
+    name: str
+    frames: list[Frame]
+
+
+class Child(Part):
+    """A process below a rank that is stopped (T), traced (t) or in the kernel's hands (D)."""
+
+    pid: int
+    state: str
+    name: str
+
+
+class Look(Part):
+    """A rank as it was seen from outside, some times within seconds. `cpu`, `own_cpu`: cores that it used
+    with its children and by itself; `io`: bytes that they read and wrote; `states`: of the main thread, as
+    in /proc; `mains`: the main thread's stacks; `before` and `after`: its collectives at the begin and the
+    end; None: it did not answer."""
+
+    rank: int
+    pid: int
+    states: list[str | None]
+    cpu: float
+    own_cpu: float
+    io: int
+    wchan: str
+    tracer: str | None
+    mains: list[list[Frame]]
+    others: list[Thread]
+    stopped: list[Child]
+    before: list[Group] | None
+    after: list[Group] | None
+    unread: str = ""
+
+
+class Looked(_Message):
+    """What an agent found when it was asked where its ranks stand."""
+
+    model_config = ConfigDict(strict=False, extra="allow")
+    number: int
+    ranks: list[Look]
+    xid: list[_Words]
+    trouble: _Words | None = None
+
+
 class _Event(_Message):
     rank: int
     lines: list[str]
@@ -106,7 +180,8 @@ class _Lacks(_Message):
 
 
 _JOB: dict[str, type[_Message]] = {
-    "beat": _Message,
+    "beat": _Beat,
+    "looked": Looked,
     "hello": _Hello,
     "verified": _Verified,
     "lacks": _Lacks,
@@ -133,9 +208,12 @@ _PROVISION: dict[str, type[_Message]] = {"reply": _Reply, "progress": _Progress,
 def of_job(place: Placement, message: Mapping[str, Any]) -> None:
     """What the agent of a job says. Raises ValueError."""
     _check(_JOB, message)
-    rank = message.get("rank")
-    if rank is not None and rank not in place.ranks:
-        raise ValueError(f"{message['m']}: rank {rank} is not on that host")
+    told = [message.get("rank"), *(each[0] for each in message.get("pulses", ()))]
+    if message["m"] == "looked":
+        told += [each["rank"] for each in message["ranks"]]
+    for rank in told:
+        if rank is not None and rank not in place.ranks:
+            raise ValueError(f"{message['m']}: rank {rank} is not on that host")
     if message["m"] == "hello" and place.first_rank == 0 and "port" not in message["facts"]:
         raise ValueError("hello: facts.port: field required")
 

@@ -7,6 +7,7 @@ Two phases, so that nothing starts unless everything can: `greet` connects and a
 from __future__ import annotations
 
 import base64
+import inspect
 import subprocess
 import threading
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, TypeVar
 
+from muster.agent import look
 from muster.core.errors import HostError, InventoryError, RecipeError, UsageError, refused
 from muster.core.job import Placement
 from muster.core.launch import Launch
@@ -25,7 +27,7 @@ from muster.failures.table import known_failures, why_lost
 from muster.fleet.agents import Fleet
 from muster.fleet.connection import Connection
 from muster.fleet.launchers.base import agent_source
-from muster.fleet.messages import MOST_WORDS, Kernel, of_job
+from muster.fleet.messages import MOST_WORDS, Kernel, Looked, of_job
 from muster.fleet.shell import Process, Shell
 from muster.store.tree import Tree
 
@@ -46,6 +48,9 @@ class Listener:
     log: Callable[[str, int | None, list[str]], None]
     hardware: Callable[[str, dict[str, Any]], None]
     tick: Callable[[], str | None] = lambda: None  # called a few times a second; a text stops the job
+    # Each: rank, steps, signs of life, phase.
+    pulses: Callable[[Sequence[Sequence[Any]]], None] = lambda pulses: None
+    looked: Callable[[str, Looked], None] = lambda host, found: None  # the answer to Supervisor.look
 
 
 @dataclass
@@ -279,6 +284,14 @@ class Supervisor:
             self._notice(outcome)
         return outcome
 
+    def look(self, number: int) -> list[str]:
+        """Ask every host that is there where its ranks stand. -> these hosts; each answer comes to
+        `Listener.looked` with this number."""
+        asked = [link for link in self.links if not link.ended and link.exit is None]
+        for link in asked:
+            link.tell("look", number=number, program=inspect.getsource(look))
+        return [link.place.host for link in asked]
+
     def _notice(self, outcome: Outcome) -> None:
         """Record hosts that were lost and the first one that failed."""
         for link in self.links:
@@ -321,6 +334,11 @@ class Supervisor:
             listener.log(host, message["rank"], message["lines"])
         elif kind == "hardware":
             listener.hardware(host, message["sample"])
+        elif kind == "beat":
+            if pulses := message.get("pulses"):
+                listener.pulses(pulses)
+        elif kind == "looked":
+            listener.looked(host, Looked.model_validate(message))
         else:
             self._note(link, message)
 

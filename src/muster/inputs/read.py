@@ -16,7 +16,7 @@ from muster.core import families
 from muster.core.errors import DataError, RecipeError
 from muster.core.inventory import MOUNTED, Inventory, read_inventory
 from muster.core.job import Decision
-from muster.core.recipe import Recipe
+from muster.core.recipe import EVERYWHERE, Recipe
 from muster.core.recipes import anchored, load_recipe, validate, workloads
 from muster.core.registry import load_plugin
 from muster.core.secrets import completed
@@ -262,7 +262,6 @@ def read_deepspeed_env(path: Path) -> dict[str, str]:
 # ----------------------------------------------------------------------------------------------------
 # Fields of a recipe that mean nothing to its workload. Pure.
 
-_MEANINGFUL = ("workload", "launch", "env", "force")
 _HINTS = {
     "precision": "every precision that a device supports is measured",
     "measure": "only measure.hardware_seconds means something here",
@@ -279,7 +278,7 @@ def check_idle(recipe: Recipe) -> None:
     changed: dict[str, Any] = recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     for section, value in changed.items():
         left = {k: v for k, v in value.items() if k != "hardware_seconds"} if section == "measure" else value
-        if section in (*_MEANINGFUL, *own) or not left:
+        if section in ("workload", *EVERYWHERE, *own) or not left:
             continue
         where = section
         while isinstance(left, dict) and left:

@@ -138,6 +138,7 @@ def start_orders(
                 "ranks": list(where.ranks),
                 "world_size": decided.job.world_size,
                 "apart": apart,
+                "watched": decided.recipe.hang.seconds != "off",
                 "threads": decided.threads[index],
                 "visible_gpus": decided.visible_gpus[index],
                 "used_gpus": list(range(where.slots)),
@@ -158,6 +159,8 @@ def with_code(by_host: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]
 
 
 _ROOT = Path(__file__).resolve().parents[1]
+# The interpreter runs it at the start of every Python program of a job.
+_INSIDE = {"sitecustomize.py": _ROOT / "agent" / "inside.py"}
 
 
 @cache
@@ -168,13 +171,14 @@ def code() -> str:
         each for each in paths if each.suffix in (".py", ".json", ".gz") and "__pycache__" not in each.parts
     ]
     names = {f"muster/{path.relative_to(_ROOT).as_posix()}": path for path in files}
-    return _zipped({"muster/__init__.py": _ROOT / "__init__.py", **names})
+    own = {f"muster/{name}.py": _ROOT / f"{name}.py" for name in ("__init__", "marks")}
+    return _zipped({**own, **names, **_INSIDE})
 
 
 @cache
 def marks() -> str:
     """What a program that is not Muster's own can import of it: muster.step and so on. As `code`."""
-    return _zipped({"muster/__init__.py": _ROOT / "marks.py"})
+    return _zipped({"muster/__init__.py": _ROOT / "marks.py", **_INSIDE})
 
 
 def _zipped(files: Mapping[str, Path]) -> str:

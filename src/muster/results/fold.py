@@ -19,6 +19,7 @@ from muster.core.result import (
     Extreme,
     Failure,
     HostReport,
+    Hung,
     Learned,
     Memory,
     PhaseTime,
@@ -175,6 +176,7 @@ class Folder:
     failed: list[events.Failed] = field(default_factory=list)  # in the order of arrival
     noted: list[str] = field(default_factory=list)
     measured: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # the fabric's: (host, event)
+    hang: Hung | None = None
     progress: events.Progress | None = None  # of a command, as its output tells
     evaluated: list[events.Evaluated] = field(default_factory=list)
     saved: list[events.Saved] = field(default_factory=list)
@@ -224,6 +226,8 @@ class Folder:
             self.progress = event
             if not self.windows:  # muster.step counts its own steps, and tells its own losses
                 self.logs[event.step] = events.Log(time=event.time, step=event.step, loss=event.loss)
+        elif isinstance(event, events.Hang):
+            self.hang = event.found
         elif isinstance(event, events.Noted):
             if event.text not in self.noted:
                 self.noted.append(event.text)
@@ -264,7 +268,7 @@ class Folder:
         self.profiled = [each for each in self.profiled if each.last_step <= resume]
         for told in (self.failed, self.noted, self.measured, self.done, self.answered, self.unscored):
             told.clear()
-        self.split = self.progress = None
+        self.split = self.progress = self.hang = None
 
     def ordered_windows(self) -> list[list[events.Window]]:
         """Windows in the order of steps, each with what every rank said of it."""
@@ -353,6 +357,7 @@ def make_result(
         memory=_memory(windows),
         quality=quality,
         attention=attention_report(list(folder.attention.values()), seconds.training),
+        hang=folder.hang,
         hosts=host_reports(
             job,
             folder.facts,

@@ -109,6 +109,11 @@ class Follower:
         self.said = 0.0
         self.step = 0
 
+    @property
+    def steps(self) -> int:
+        """The last step that a line told."""
+        return max(stream.steps for stream in self.streams.values())
+
     def lines(self, host: str, rank: int | None, lines: list[str]) -> events.Progress | None:
         """Read them; -> what is new, every EVERY seconds at most."""
         stream = self.streams.get((host, rank))

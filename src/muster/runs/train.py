@@ -22,7 +22,7 @@ from muster.core.job import ENGINE_CONFIG, Facts, Job, Placement, place
 from muster.core.printable import scrubbed_data
 from muster.core.recipe import recipe_from
 from muster.core.recipes import read_yaml
-from muster.core.result import Code, Failure, Result
+from muster.core.result import Code, Failure, Hung, Result
 from muster.core.secrets import masked, masked_override, scrubber
 from muster.core.slurm import allocation
 from muster.core.versions import versions_of
@@ -44,6 +44,7 @@ from muster.planner.plan import ask, hosts_first, plan_first, promised
 from muster.results.fold import make_result
 from muster.runs.checkpoints import BEGINNING, Start, WantedCheckpoint, choose
 from muster.runs.continuing import continued, same_batch
+from muster.runs.hang import Watch
 from muster.runs.recorder import Follower, Recorder, Watcher
 from muster.runs.requirements import check_disk, check_hosts, check_profile, check_sharing
 from muster.store import events, sealed
@@ -241,6 +242,7 @@ def _run(
     scrub = scrubber(inputs.env)
     command = inputs.recipe if isinstance(inputs.recipe, CommandRecipe) else None
     follow = Follower(job, command.mappings()) if command else None
+    hang = Watch(inputs.recipe.hang, job.placements, supervisor.look, announces=command is not None)
 
     def tick() -> str | None:
         claim.touch()
@@ -250,7 +252,16 @@ def _run(
             return "stopped by `muster stop`"
         if deadline is not None and time.monotonic() > deadline:
             return f"timeout: launch.timeout of {launch.timeout:g} s was reached"
+        if hang.tick() is not None:
+            found = note_hang(run, hang, recorder)
+            return found.what if inputs.recipe.hang.action == "stop" else None
         return None
+
+    def log(host: str, rank: int | None, lines: list[str]) -> None:
+        recorder.log(host, rank, lines)
+        hang.output()
+        if follow is not None and follow.steps > hang.steps:
+            hang.progress(follow.steps)
 
     with interrupts() as wish, Recorder(run, job.attempt, watch, scrub, follow) as recorder:
         try:
@@ -258,11 +269,11 @@ def _run(
             recorder.state("begin", resume_step=job.resume_step, hosts=list(facts))
             for host, about in facts.items():
                 recorder.host_facts(host, {k: v for k, v in about.items() if k != "port"})
-            listener = Listener(recorder.event, recorder.log, recorder.hardware, tick)
+            listener = Listener(recorder.event, log, recorder.hardware, tick, hang.pulses, hang.looked)
             code = bring_code(tree, run, supervisor, facts) if tree else None
             outcome = supervisor.run(with_code(decided.orders), listener)
             recorder.last_progress()
-            result = _conclude(inputs, run, job, recorder, outcome, facts, supervisor)
+            result = _conclude(inputs, run, job, recorder, outcome, facts, supervisor, hang)
             if code is not None and result.command is not None:
                 brought = result.command.model_copy(update={"code": code})
                 result = result.model_copy(update={"command": brought})
@@ -277,6 +288,18 @@ def _run(
     if result.status == "succeeded":  # nothing is left to resume
         forget(recipe_from(read_yaml(run.recipe)).env_kept)
     return result
+
+
+def note_hang(run: RunFolder, hang: Watch, recorder: Recorder) -> Hung:
+    """Write down that the job hangs, and where each rank stands."""
+    found = hang.hung()
+    with suppress(OSError):
+        write_json(run.hang, hang.document())
+    recorder.record(events.Hang(time=time.time(), attempt=recorder.attempt, found=found))
+    recorder.record(
+        events.Noted(time=time.time(), attempt=recorder.attempt, text=f"{found.what} ({hang.words()})")
+    )
+    return found
 
 
 def _write_result(run: RunFolder, result: Result) -> None:
@@ -313,6 +336,7 @@ def _conclude(
     outcome: Outcome,
     facts: Facts,
     supervisor: Supervisor,
+    hang: Watch,
 ) -> Result:
     folder = recorder.folder
     if inputs.recipe.foreign:
@@ -321,6 +345,8 @@ def _conclude(
         status, failure = judge_outcome(
             outcome, folder.failed, folder.done, job.world_size, job.placements, recorder.rank_words
         )
+    if folder.hang is not None and outcome.stopped == folder.hang.what:
+        status, failure = "failed", hang.failure()
     first = job.placements[0]
     trains = inputs.recipe.trains
     saved = trains and inputs.recipe.checkpoint.model

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from muster.core.result import Hung
 from muster.core.section import Part
 
 VERSION = 1
@@ -271,6 +272,13 @@ class Progress(_Event):
     variation: float | None = Field(None, description="coefficient of variation of the rate over windows")
 
 
+class Hang(_Event):
+    """The job made no progress, and its ranks were looked at."""
+
+    kind: Literal["hang"] = "hang"
+    found: Hung
+
+
 class Failed(_Event):
     """Something broke. `usage`: bad input rather than a breakdown; `id`: in the table of failures."""
 
@@ -318,6 +326,7 @@ Event = (
     | Answer
     | Phase
     | Progress
+    | Hang
     | Failed
     | Measured
     | Noted

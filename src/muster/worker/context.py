@@ -14,6 +14,7 @@ from muster.core.batch import Batch
 from muster.core.job import ENGINE_CONFIG
 from muster.core.recipe import Recipe, recipe_from
 from muster.engines.base import EngineSpec, runtime_of, spec_of
+from muster.marks import Pulse
 from muster.store import events
 
 # For tests: "1" lets a rank that is alone form a group, so that one device runs what many would.
@@ -27,6 +28,8 @@ class Emitter:
         self.rank = rank
         self.attempt = attempt
         self._file = path.open("a", encoding="utf-8") if path else None
+        # Beside it: how far the rank is, for those who ask whether it hangs.
+        self.pulse = Pulse(str(path.with_name(f"rank{rank}.pulse"))) if path else None
 
     def __call__(self, kind: type[events._Event], **content: Any) -> None:
         """Record one event of `kind`."""
@@ -34,6 +37,10 @@ class Emitter:
         if self._file:
             self._file.write(events.to_line(event) + "\n")  # type: ignore[arg-type]
             self._file.flush()
+        if self.pulse:
+            if isinstance(event, events.Phase):
+                self.pulse.phase = event.name.encode()[:48]
+            self.pulse.beat()
 
 
 @dataclass(frozen=True)

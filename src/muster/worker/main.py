@@ -343,7 +343,7 @@ def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
     from muster.worker.instruments.checkpoint_callback import Keeper
     from muster.worker.instruments.computing import Computing
     from muster.worker.instruments.flops import FlopsCounter
-    from muster.worker.instruments.logbook import Logbook
+    from muster.worker.instruments.logbook import Heart, Logbook
     from muster.worker.instruments.meter import Meter
     from muster.worker.instruments.profile import Profiler
 
@@ -371,6 +371,8 @@ def _instrument(context: Context, built: Any) -> tuple[Any, Any]:
         monitor = AttentionMonitor(context.emit, main=context.main, window=every, device=context.device)
         monitor.attach(trainer)
     trainer.add_callback(Logbook(context.emit, main=context.main, max_minutes=recipe.train.max_minutes))
+    if context.emit.pulse:
+        trainer.add_callback(Heart(context.emit.pulse))
     if measure.profiled:
         Profiler(context).attach(trainer)
     meter.attach(trainer)  # last: what the others do after a step is not the step's

@@ -10,6 +10,7 @@ from transformers import TrainerCallback
 
 from muster.core.errors import WorkerError
 from muster.failures.table import known_failures
+from muster.marks import Pulse
 from muster.store import events
 from muster.worker.context import Emitter
 
@@ -21,6 +22,23 @@ FIGURES = {
     "completions/mean_length": "answer_tokens", "completions/clipped_ratio": "cut_answers",
     "value_loss": "value_loss", "clip_fraction": "clip_fraction",
 }  # fmt: skip
+
+
+class Heart(TrainerCallback):  # type: ignore[misc]
+    """Tells the agent of every step, and of what is done between steps, so that a hang is noticed."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self.pulse = pulse
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """An optimizer step."""
+        self.pulse.beat(state.global_step)
+
+    def _beat(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Another sign of life."""
+        self.pulse.beat()
+
+    on_substep_end = on_prediction_step = on_evaluate = on_save = on_log = on_train_begin = _beat
 
 
 class Logbook(TrainerCallback):  # type: ignore[misc]

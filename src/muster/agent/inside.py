@@ -1,0 +1,123 @@
+"""Inside a rank's own process: where it stands, for the agent that asks from outside when nothing goes on.
+
+One file, standard library alone, Python >= 3.8. It lies as `sitecustomize.py` in the archive that ranks have
+first in PYTHONPATH, so the interpreter runs it in every Python program of a job. It does two things:
+  - a signal that programs do not use writes the Python stacks of all threads to a file, whatever the main
+    thread does (faulthandler, in C);
+  - once the program has formed a process group, a thread waits at a named pipe; whoever opens that gets
+    PyTorch's flight recorder (which collectives this rank began and ended) as a file.
+The agent uses them where py-spy cannot, or is not there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # so that no program of a job loads `typing` at its start
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+NUMBER = 62  # SIGRTMAX - 2: glibc leaves it to programs, and these leave it alone
+DISTRIBUTED = "torch.distributed.distributed_c10d"
+
+
+def begin() -> None:
+    """Get ready to be asked. A program must not fail because it could not."""
+    folder, rank = os.environ.get("MUSTER_WITNESS"), os.environ.get("RANK", "")
+    if not folder or not rank.isdigit():
+        return
+    try:
+        import faulthandler
+
+        path = os.path.join(folder, "rank%s.stacks" % rank)
+        # Opened for as long as the process lives: faulthandler has the descriptor alone.
+        sys._muster_stacks = file = open(path, "a")  # type: ignore[attr-defined]  # noqa: SIM115
+        faulthandler.register(NUMBER, file=file, all_threads=True, chain=False)
+        sys.meta_path.insert(0, _Finder(os.path.join(folder, "rank%s" % rank)))
+    except Exception:
+        pass
+
+
+class _Finder:
+    """Finds nothing by itself; makes sure that `serve` is called after a program has formed a group."""
+
+    def __init__(self, base: str) -> None:
+        self.base = base
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != DISTRIBUTED:
+            return None
+        from importlib.machinery import PathFinder
+
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path)
+        loader = getattr(spec, "loader", None)  # type: Any
+        if loader is None:
+            return None
+        load = loader.exec_module
+
+        def load_and_wrap(module: Any) -> None:
+            load(module)
+            join = getattr(module, "init_process_group", None)
+            if join is not None:
+                module.init_process_group = _wrapped(join, self.base)
+
+        loader.exec_module = load_and_wrap
+        return spec
+
+
+def _wrapped(join: Callable[..., Any], base: str) -> Callable[..., Any]:
+    import functools
+
+    @functools.wraps(join)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        serve(base)  # first: a rank may wait there for another one for ever
+        return join(*args, **kwargs)
+
+    return init_process_group
+
+
+def serve(base: str) -> None:
+    """Answer whoever opens the named pipe BASE.ask, for as long as the process lives."""
+    if getattr(sys, "_muster_serves", None) == os.getpid():
+        return
+    sys._muster_serves = os.getpid()  # type: ignore[attr-defined]
+    import threading
+
+    threading.Thread(target=_answer, args=(base,), name="muster-witness", daemon=True).start()
+
+
+def _answer(base: str) -> None:
+    ask = base + ".ask"
+    try:
+        if not os.path.exists(ask):
+            os.mkfifo(ask, 0o600)
+        while True:
+            with open(ask, "rb") as pipe:  # waits for somebody who writes
+                pipe.read()
+            from torch._C import _distributed_c10d as c10d
+
+            older = getattr(c10d, "_dump_nccl_trace_json", None)  # type: Any
+            told = getattr(c10d, "_dump_fr_trace_json", older)()
+            with open(base + ".flight.part", "wb") as file:
+                file.write(told if isinstance(told, bytes) else told.encode())
+            os.replace(base + ".flight.part", base + ".flight")
+    except Exception:  # an older PyTorch, a full disk
+        pass
+
+
+def _next() -> None:
+    """Run the `sitecustomize` that this one stands before."""
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    here = os.path.dirname(os.path.abspath(__file__))
+    spec = PathFinder.find_spec("sitecustomize", [each for each in sys.path if os.path.abspath(each) != here])
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(module_from_spec(spec))
+
+
+if __name__ == "sitecustomize":
+    begin()
+    _next()

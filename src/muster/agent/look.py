@@ -1,0 +1,312 @@
+"""Where the ranks of a host stand, found out from outside: processes, Python stacks, collectives.
+
+One file, standard library alone, Python >= 3.8: the controller sends this text to its agents when a job makes
+no progress, and each runs `look`. Nothing here stops a process, or waits for one that is stuck.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+from typing import Any, Dict, List, Optional
+
+SAMPLES = 5  # of each rank
+EACH = 0.5  # seconds between two of them
+NUMBER = 62  # the signal of inside.py
+PATIENCE = 5.0  # seconds for a program that reads a stack, or for the rank's own answer
+DEEPEST = 40  # frames of a stack that are told
+XID = re.compile(r"NVRM: Xid .*")
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+def look(place: str, token: str, ranks: List[int], python: str) -> Dict[str, Any]:
+    """What is to be seen of each rank: -> {"ranks": [...], "xid": lines of the kernel's log}."""
+    found = [Rank(rank, pid, place) for rank, pid in sorted(processes(token, ranks).items())]
+    reader = shutil.which("py-spy") or shutil.which("py-spy", path=os.path.dirname(python))
+    asking = threading.Thread(target=beside, args=(found, lambda each: each.ask()), daemon=True)
+    asking.start()
+    for number in range(SAMPLES):
+        began = time.monotonic()
+        beside(found, lambda each: each.sample(reader))
+        if number + 1 < SAMPLES:
+            time.sleep(max(0.0, EACH - (time.monotonic() - began)))
+    asking.join(PATIENCE)
+    beside([each for each in found if each.flights and each.flights[0]], lambda each: each.ask())
+    return {"ranks": [each.told() for each in found], "xid": xids()}
+
+
+def beside(ranks: List["Rank"], work: Any) -> None:
+    """Of all ranks at the same time; one that cannot be looked at keeps nobody."""
+    threads = [threading.Thread(target=work, args=(each,), daemon=True) for each in ranks]
+    for thread in threads:
+        thread.start()
+    limit = time.monotonic() + 2 * PATIENCE
+    for thread in threads:
+        thread.join(max(0.0, limit - time.monotonic()))
+
+
+def processes(token: str, ranks: List[int]) -> Dict[int, int]:
+    """Rank -> its process: of those with the job's token and RANK in their environment the uppermost, since
+    loader workers and other children inherit both."""
+    known, mark = {}, b"MUSTER_TOKEN=" + token.encode()  # type: Dict[int, int], bytes
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            words = (read("/proc/%s/environ" % name) or b"").split(b"\0")
+            own = next((each[5:] for each in words if each.startswith(b"RANK=")), b"")
+            if mark in words and own.isdigit() and int(own) in ranks:
+                known[int(name)] = int(own)
+    tops = {}  # type: Dict[int, int]
+    for pid, rank in known.items():
+        parent = (stat(pid) or {}).get("parent")
+        if known.get(parent or 0) != rank:
+            tops[rank] = min(pid, tops.get(rank, pid))
+    return tops
+
+
+class Rank:
+    """One rank's process while it is looked at."""
+
+    def __init__(self, rank: int, pid: int, place: str) -> None:
+        self.rank, self.pid = rank, pid
+        self.base = os.path.join(place, "rank%d" % rank)
+        self.samples = []  # type: List[Dict[str, Any]]
+        self.flights = []  # type: List[Optional[List[Dict[str, Any]]]]
+        self.how, self.why = "", ""  # by what its stacks were read, or why not
+
+    def ask(self) -> None:
+        """The rank's own flight recorder, as far as it answers."""
+        ask, answer = self.base + ".ask", self.base + ".flight"
+        try:
+            os.unlink(answer)
+        except OSError:
+            pass
+        try:
+            os.close(os.open(ask, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError:  # nobody waits there: it has formed no group
+            self.flights.append(None)
+            return
+        limit = time.monotonic() + PATIENCE / 2
+        while not os.path.exists(answer) and time.monotonic() < limit:
+            time.sleep(0.05)
+        self.flights.append(flight(read(answer)))
+
+    def sample(self, reader: Optional[str]) -> None:
+        """How its process is now. The main thread's state is the rank's."""
+        about = stat(self.pid, self.pid) or {}
+        whole = stat(self.pid) or {}
+        family = [self.pid, *children(self.pid)]
+        self.samples.append(
+            {
+                "at": time.monotonic(),
+                "state": about.get("state"),
+                "cpu": sum((stat(pid) or {}).get("cpu", 0.0) for pid in family),
+                "own_cpu": whole.get("cpu", 0.0),
+                "io": sum(io(pid) for pid in family),
+                "wchan": (read("/proc/%d/task/%d/wchan" % (self.pid, self.pid)) or b"").decode(),
+                "threads": self.stacks(reader),
+            }
+        )
+
+    def stacks(self, reader: Optional[str]) -> List[Dict[str, Any]]:
+        """Its threads' Python stacks, the innermost frame first; the main thread comes first."""
+        if reader and not self.how:
+            found = self.by_py_spy(reader)
+            if found is not None:
+                return found
+        return self.by_signal() or []
+
+    def by_py_spy(self, reader: str) -> Optional[List[Dict[str, Any]]]:
+        argv = [reader, "dump", "--nonblocking", "--json", "--pid", str(self.pid)]
+        for _ in range(2):  # a process that runs on meanwhile may be read in mid-change
+            try:
+                done = subprocess.run(
+                    argv, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, timeout=PATIENCE, check=False
+                )
+                threads = json.loads(done.stdout) if done.returncode == 0 else None
+            except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+                self.why = "py-spy: %s" % error
+                continue
+            if threads is None:
+                self.why = done.stderr.decode("utf-8", "replace").strip()[-200:]
+                continue
+            threads.sort(key=lambda each: each["os_thread_id"] != self.pid)
+            return [
+                {
+                    "name": str(each["thread_name"]),
+                    "frames": [[f["name"], f["filename"], f["line"]] for f in each["frames"][:DEEPEST]],
+                }
+                for each in threads
+            ]
+        return None
+
+    def by_signal(self) -> Optional[List[Dict[str, Any]]]:
+        """By faulthandler, where inside.py has registered it: no other process gets the signal."""
+        caught = re.search(rb"SigCgt:\s*([0-9a-f]+)", read("/proc/%d/status" % self.pid) or b"")
+        path = self.base + ".stacks"
+        if not caught or not int(caught[1], 16) >> (NUMBER - 1) & 1 or not os.path.exists(path):
+            return None
+        self.how = "faulthandler"
+        before = os.path.getsize(path)
+        os.kill(self.pid, NUMBER)
+        limit, size = time.monotonic() + PATIENCE / 5, before
+        while time.monotonic() < limit:
+            time.sleep(0.05)
+            now = os.path.getsize(path)
+            if now > before and now == size:
+                break
+            size = now
+        with open(path, "rb") as file:
+            file.seek(before)
+            return dumped(file.read().decode("utf-8", "replace"))
+
+    def told(self) -> Dict[str, Any]:
+        """What the controller is told."""
+        first, last = (self.samples[0], self.samples[-1]) if self.samples else ({}, {})
+        seconds = max(1e-6, last.get("at", 0.0) - first.get("at", 0.0))
+        flights = [*self.flights, None, None]
+        threads = last.get("threads") or []
+        return {
+            "rank": self.rank,
+            "pid": self.pid,
+            "states": [each["state"] for each in self.samples],
+            "cpu": (last.get("cpu", 0.0) - first.get("cpu", 0.0)) / seconds,
+            "own_cpu": (last.get("own_cpu", 0.0) - first.get("own_cpu", 0.0)) / seconds,
+            "io": last.get("io", 0) - first.get("io", 0),
+            "wchan": last.get("wchan") or "",
+            "tracer": tracer(self.pid),
+            "mains": [each["threads"][0]["frames"] if each["threads"] else [] for each in self.samples],
+            "others": threads[1:9],
+            "stopped": odd(self.pid),
+            "before": flights[0],
+            "after": flights[1],
+            "unread": "" if threads else self.why or "no Python stack can be read",
+        }
+
+
+def dumped(text: str) -> List[Dict[str, Any]]:
+    """What faulthandler wrote: the calling thread last ("Current thread"), each with its innermost frame
+    first. The current thread is the main one: it has taken the signal."""
+    threads = []  # type: List[Dict[str, Any]]
+    for line in text.splitlines():
+        head = re.match(r"(Current thread|Thread) (\S+)", line)
+        frame = re.match(r'  File "(.*)", line (\d+|\?+) in (.+)', line)
+        if head:
+            threads.append({"name": head[2], "frames": [], "main": head[1] != "Thread"})
+        elif frame and threads and len(threads[-1]["frames"]) < DEEPEST:
+            number = int(frame[2]) if frame[2].isdigit() else 0
+            threads[-1]["frames"].append([frame[3], frame[1], number])
+    threads.sort(key=lambda each: not each.pop("main"))
+    return threads
+
+
+def flight(data: Optional[bytes]) -> Optional[List[Dict[str, Any]]]:
+    """Of PyTorch's flight recorder, each group's last collectives: those that have not ended, and the newest
+    one. None: no answer."""
+    try:
+        entries = json.loads(data or b"")["entries"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    groups = {}  # type: Dict[str, Dict[str, Any]]
+    for each in entries:
+        if each.get("is_p2p"):
+            continue
+        name = str((each.get("process_group") or [each.get("pg_id")])[0])
+        group = groups.setdefault(name, {"group": name, "last": 0, "calls": []})
+        group["last"] = max(group["last"], each["collective_seq_id"])
+        done = each.get("retired") or each.get("state") == "completed"
+        group["calls"].append(
+            {
+                "number": each["collective_seq_id"],
+                "name": str(each.get("profiling_name")),
+                "sizes": each.get("input_sizes"),
+                "pending": not done,
+            }
+        )
+    for group in groups.values():
+        pending = [each for each in group["calls"] if each["pending"]]
+        group["calls"] = pending[:20] or group["calls"][-1:]
+    return list(groups.values())
+
+
+def read(path: str) -> Optional[bytes]:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def stat(pid: int, thread: Optional[int] = None) -> Optional[Dict[str, Any]]:
+    """State, parent and processor seconds of a process, or of one thread of it (proc(5))."""
+    path = "/proc/%d/stat" % pid if thread is None else "/proc/%d/task/%d/stat" % (pid, thread)
+    fields = (read(path) or b"").rpartition(b")")[2].split()
+    if len(fields) < 13:
+        return None
+    cpu = (int(fields[11]) + int(fields[12])) / TICK
+    return {"state": fields[0].decode(), "parent": int(fields[1]), "cpu": cpu}
+
+
+def io(pid: int) -> int:
+    """Bytes that a process has read and written so far; 0 where the kernel does not say."""
+    found = re.findall(rb"[rw]char: (\d+)", read("/proc/%d/io" % pid) or b"")
+    return sum(map(int, found))
+
+
+def children(pid: int) -> List[int]:
+    """All processes below one."""
+    found, left = [], [pid]  # type: List[int], List[int]
+    while left:
+        each = left.pop()
+        for task in os.listdir("/proc/%d/task" % each) if os.path.isdir("/proc/%d/task" % each) else []:
+            words = (read("/proc/%d/task/%s/children" % (each, task)) or b"").split()
+            left += map(int, words)
+            found += map(int, words)
+    return found
+
+
+def odd(pid: int) -> List[Dict[str, Any]]:
+    """Children that are stopped, in a debugger, or in the kernel's hands."""
+    found = []
+    for child in children(pid):
+        state = (stat(child) or {}).get("state")
+        if state in ("T", "t", "D"):
+            name = (read("/proc/%d/comm" % child) or b"").decode("utf-8", "replace").strip()
+            found.append({"pid": child, "state": state, "name": name})
+    return found
+
+
+def tracer(pid: int) -> Optional[str]:
+    """The program that traces a process, such as a debugger."""
+    found = re.search(rb"TracerPid:\s*(\d+)", read("/proc/%d/status" % pid) or b"")
+    if not found or found[1] == b"0":
+        return None
+    name = (read("/proc/%d/comm" % int(found[1])) or b"?").decode("utf-8", "replace").strip()
+    return "%s (process %d)" % (name, int(found[1]))
+
+
+def xids() -> List[str]:
+    """What the NVIDIA driver has logged of its GPUs' errors, the newest last."""
+    try:
+        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return []
+    found = []  # type: List[str]
+    try:
+        for _ in range(100000):
+            try:
+                record = os.read(log, 8192)
+            except BrokenPipeError:  # the kernel has written over what was not read yet
+                continue
+            except OSError:
+                break
+            match = XID.search(record.decode("utf-8", "replace"))
+            if match:
+                found.append(match[0][:300])
+    finally:
+        os.close(log)
+    return found[-5:]

@@ -1,0 +1,322 @@
+"""Where the ranks stand of a job that makes no progress, and which of them the others wait for. Pure.
+
+Three witnesses are heard. The kernel: is a process stopped, in a debugger, asleep, on a disk? PyTorch's
+flight recorder: who has begun fewer collectives than others wait in, and do all mean the same one? The Python
+stacks: who is not in a collective while others are?
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from muster.fleet.messages import Call, Frame, Group, Look
+
+BUSY = 0.05  # of a core: less is a process that only keeps its threads alive
+FLOWING = 1 << 16  # bytes within the time of a look
+FEW = 2  # Python stacks that a loop without an end may show
+# The code that ranks wait for each other in: files of it, and what runs under autograd's C++.
+_COLLECTIVES = ("torch/distributed/", "deepspeed/comm/", "mpi4py/", "horovod/")
+_ENGINE = ("_engine_run_backward", "synchronize", "_sync_params_and_buffers")
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "code.zip/", "<")
+_LOADER = "torch/utils/data/"
+# What the kernel calls the place where a thread sleeps -> what it does there.
+_SLEEPS = {
+    "nanosleep": "it sleeps",
+    "pipe": "it waits for a pipe",
+    "futex": "it waits for a lock or another thread",
+    "sk_wait": "it waits for the network",
+    "tcp": "it waits for the network",
+    "inet": "it waits for the network",
+    "unix": "it waits for another program's answer",
+    "do_wait": "it waits for a child process",
+    "nfs": "it waits for a network file system",
+    "rpc": "it waits for a network file system",
+    "fuse": "it waits for a file system",
+    "request_wait": "it waits for a file system",
+    "poll": "it waits for input",
+    "select": "it waits for input",
+}
+Kind = Literal["stopped", "traced", "disk", "idle", "busy", "computing", "absent", "waiting"]
+
+
+def _function(frame: Frame) -> str:
+    return f"{frame[0]} ({'/'.join(frame[1].split('/')[-2:])})"
+
+
+def _in_collective(frames: Sequence[Frame]) -> bool:
+    return any(part in frame[1] for frame in frames[:8] for part in _COLLECTIVES)
+
+
+def line_of(frames: Sequence[Frame]) -> str | None:
+    """The innermost line that is not a library's, for people; of libraries alone, the innermost one."""
+    own = next((each for each in frames if not any(part in each[1] for part in _LIBRARIES)), None)
+    found = own or next((each for each in frames if not _in_collective([each])), None)
+    return f"{found[0]} ({found[1].rsplit('/', 1)[-1]}:{found[2]})" if found else None
+
+
+@dataclass(frozen=True)
+class Stand:
+    """A rank as its look shows it. `look` is None: it has no process."""
+
+    rank: int
+    host: str
+    look: Look | None
+
+    @property
+    def line(self) -> str | None:
+        """Where its main thread is."""
+        mains = [each for each in self.look.mains if each] if self.look else []
+        return line_of(mains[-1]) if mains else None
+
+    @property
+    def pending(self) -> dict[str, list[Call]]:
+        """Per process group, collectives that it began and that have not ended."""
+        groups: Sequence[Group] = (self.look.after or self.look.before or []) if self.look else []
+        found = {each.group: [call for call in each.calls if call.pending] for each in groups}
+        return {name: calls for name, calls in found.items() if calls}
+
+    @property
+    def last(self) -> dict[str, int] | None:
+        """Per process group, the number of the last collective that it began; None: it did not answer."""
+        if self.look is None:
+            return None
+        answer = self.look.after if self.look.after is not None else self.look.before
+        return None if answer is None else {each.group: each.last for each in answer}
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it began another collective while it was looked at."""
+        if self.look is None or self.look.before is None or self.look.after is None:
+            return False
+        before = {each.group: each.last for each in self.look.before}
+        return any(each.last > before.get(each.group, 0) for each in self.look.after)
+
+    @cached_property
+    def kind(self) -> Kind:
+        """What it does."""
+        look = self.look
+        if look is None:
+            return "absent"
+        states = {each for each in look.states if each}
+        if states == {"T"}:
+            return "stopped"
+        if "t" in states or (look.tracer and not look.tracer.startswith("py-spy")):
+            return "traced"
+        mains = [each for each in look.mains if each]
+        if mains and all(_in_collective(each) for each in mains):
+            return "waiting"
+        if look.io > FLOWING:
+            return "computing"
+        resting = look.cpu < BUSY
+        if self.pending and (not mains or mains[-1][0][0] in _ENGINE) and resting:
+            return "waiting"
+        if states == {"D"}:
+            return "disk"
+        if resting:
+            return "idle"
+        # Without a Python stack it may be at its start or its end.
+        seen = {tuple(map(_function, each)) for each in mains}
+        return "busy" if len(mains) == len(look.mains) and len(seen) <= FEW else "computing"
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host}"
+
+    def does(self) -> str:
+        """In a sentence without its subject."""
+        at = f" at {self.line}" if self.line else ""
+        if self.look is None:
+            return "has no process any more"
+        if self.kind == "stopped":
+            return f"is stopped by a signal (SIGSTOP, or Ctrl-Z){at}"
+        if self.kind == "traced":
+            return f"is held by {self.look.tracer or 'a debugger'}{at}"
+        if self.kind == "disk":
+            return f"waits for a disk or a network file system{at} ({self.look.wchan or 'state D'})"
+        if self.kind in ("busy", "computing"):
+            return f"computes{at}" + (" and comes to no end" if self.kind == "busy" else "")
+        if self.kind == "waiting":
+            return f"waits for others{at}"
+        if held := next((each for each in self.look.stopped), None):
+            how = "is stopped" if held.state == "T" else "is in a debugger" if held.state == "t" else "waits"
+            return f"waits{at}; its child process {held.pid} ({held.name}) {how} (state {held.state})"
+        mains = [each for each in self.look.mains if each]
+        if mains and any(_LOADER in each[1] for each in mains[-1]):
+            return f"waits for its data loader{at}"
+        why = next((words for part, words in _SLEEPS.items() if part in self.look.wchan), None)
+        return f"does nothing{at}" + (f": {why}" if why else "")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`hangs`: false where something goes on still, so that it is looked at again later. `culprits`: whom the
+    others wait for; `certain`: that witnesses agree on them."""
+
+    hangs: bool
+    what: str
+    culprits: tuple[Stand, ...] = ()
+    certain: bool = False
+    waiting: tuple[int, ...] = ()
+    witnesses: tuple[str, ...] = ()
+    hint: str | None = None
+
+
+@dataclass
+class _Case:
+    """The evidence, sorted."""
+
+    stands: Sequence[Stand]
+    missed: dict[int, str] = field(default_factory=dict)  # rank -> the collective that others wait for it in
+
+    @property
+    def waiting(self) -> list[Stand]:
+        return [each for each in self.stands if each.kind == "waiting"]
+
+    def hear_the_recorder(self) -> None:
+        """Who has begun fewer collectives of a group than others wait in."""
+        for each in self.stands:
+            for group, calls in each.pending.items():
+                for other in self.stands:
+                    last = (other.last or {}).get(group)
+                    behind = [call for call in calls if last is not None and last < call.number]
+                    if behind:
+                        told = f"{behind[0].name} number {behind[0].number}; it has begun {last}"
+                        self.missed.setdefault(other.rank, told)
+
+    def disagreement(self) -> dict[str, list[Stand]] | None:
+        """Ranks that all wait, by what they wait in, where that differs; None: it does not, or it is not
+        known."""
+        if self.missed or len(self.waiting) < 2:
+            return None
+        found: dict[str, list[Stand]] = {}
+        for each in self.waiting:
+            calls = [call for group in each.pending.values() for call in group]
+            first = min(calls, key=lambda call: call.number, default=None)
+            if first is None or each.line is None:
+                return None
+            sizes = first.sizes if "reduce" in first.name or "broadcast" in first.name else None
+            what = f"{first.name} of {sizes}" if sizes else first.name
+            found.setdefault(f"{what} at {each.line}", []).append(each)
+        return found if len(found) > 1 else None
+
+
+def judge(stands: Sequence[Stand], *, stepping: bool, xid: Collection[str] = ()) -> Verdict:
+    """What keeps the ranks. `stands`: all of them; `stepping`: they have done steps before, so that to
+    compute the same for so long is no beginning."""
+    case = _Case(stands)
+    case.hear_the_recorder()
+    if any(each.goes_on for each in stands):
+        return Verdict(False, "collectives go on")
+    held = [each for each in stands if each.kind in ("stopped", "traced")]
+    if held:
+        return _named(case, held, {"the kernel": held}, xid)
+    if apart := case.disagreement():
+        return _apart(apart, case)
+    behind = [each for each in stands if each.rank in case.missed and each.kind != "waiting"]
+    outside = [each for each in stands if each.kind != "waiting"] if case.waiting else []
+    heard = {"the flight recorder": behind, "the Python stacks": outside}
+    suspects = [each for each in behind if each in outside] or behind or outside
+    if not case.waiting and not behind:
+        return _without_others(stands, stepping)
+    if not suspects:
+        return _all_wait(case, xid)
+    if any(_alive(each, stepping=stepping) for each in suspects):
+        return Verdict(False, "; ".join(f"{each} {each.does()}" for each in suspects[:3]))
+    return _named(case, suspects, {name: found for name, found in heard.items() if found}, xid)
+
+
+def _alive(stand: Stand, *, stepping: bool) -> bool:
+    """Whether what it does may come to an end. Before the first step, a model may be compiled for long."""
+    return stand.kind == "computing" or (stand.kind == "busy" and not stepping)
+
+
+def _named(
+    case: _Case, culprits: Sequence[Stand], heard: Mapping[str, Sequence[Stand]], xid: Iterable[str]
+) -> Verdict:
+    """The others wait for these."""
+    sets = [frozenset(each.rank for each in found) for found in heard.values()]
+    agree = all(not one.isdisjoint(other) for one in sets for other in sets)
+    waiting = [each for each in case.stands if each.kind == "waiting"]
+    witnesses = [
+        f"{who}: {', '.join(f'rank {each.rank}' for each in found[:8])}" for who, found in heard.items()
+    ]
+    witnesses += [f"rank {rank} is missed in {where}" for rank, where in list(case.missed.items())[:8]]
+    witnesses += [f"the NVIDIA driver: {each}" for each in xid]
+    said = "; ".join(f"{each} {each.does()}" for each in culprits[:3])
+    more = f"; {len(culprits) - 3} more ranks as well" if len(culprits) > 3 else ""
+    others = _waits(waiting)
+    if not agree:
+        said = f"witnesses disagree on who keeps the others: {'; '.join(witnesses[: len(heard)])}; {said}"
+    return Verdict(
+        True,
+        f"{said}{more}{others}",
+        tuple(culprits),
+        certain=agree and len(culprits) < len(case.stands),
+        waiting=tuple(each.rank for each in waiting),
+        witnesses=tuple(witnesses),
+        hint=_hint(culprits[0]),
+    )
+
+
+def _waits(waiting: Sequence[Stand]) -> str:
+    if not waiting:
+        return ""
+    places = Counter(each.line for each in waiting if each.line)
+    at = f" at {places.most_common(1)[0][0]}" if places else ""
+    return f"; {len(waiting)} other rank{'s wait' if len(waiting) > 1 else ' waits'} for it{at}"
+
+
+def _hint(culprit: Stand) -> str | None:
+    host = culprit.host
+    return {
+        "stopped": f"on {host}: who stopped it? `kill -CONT PID` lets it go on",
+        "traced": f"leave the debugger on {host}",
+        "disk": f"look at the disks and mounts of {host}: `cat /proc/mounts`, `dmesg -T`",
+        "absent": f"the log of rank {culprit.rank} has its last words",
+    }.get(culprit.kind, "hang.json in the run folder has every rank's stacks")
+
+
+def _apart(apart: Mapping[str, Sequence[Stand]], case: _Case) -> Verdict:
+    """Ranks came to different collectives: a bug of the program. Few against many are named."""
+    ordered = sorted(apart.items(), key=lambda each: len(each[1]))
+    few, many = ordered[0][1], ordered[-1][1]
+    said = "; ".join(f"{_ranks(found)}: {what}" for what, found in ordered[:4])
+    named = tuple(few) if len(few) < len(many) else ()
+    return Verdict(
+        True,
+        f"ranks wait for each other in different collectives: {said}",
+        named,
+        certain=bool(named),
+        waiting=tuple(each.rank for each in case.waiting),
+        witnesses=(f"the flight recorder and the Python stacks: {said}",),
+        hint="the program takes different ways on different ranks: all must come to the same collectives in "
+        "the same order",
+    )
+
+
+def _ranks(stands: Sequence[Stand]) -> str:
+    numbers = ", ".join(str(each.rank) for each in stands[:8])
+    return f"rank{'s' if len(stands) > 1 else ''} {numbers}{', ...' if len(stands) > 8 else ''}"
+
+
+def _all_wait(case: _Case, xid: Iterable[str]) -> Verdict:
+    at = next((each.line for each in case.waiting if each.line), None)
+    return Verdict(
+        True,
+        f"all ranks wait in the same collective{f' at {at}' if at else ''}: nothing arrives between them",
+        waiting=tuple(each.rank for each in case.waiting),
+        witnesses=tuple(f"the NVIDIA driver: {each}" for each in xid),
+        hint="the network between the hosts: `muster check HOSTS --group` measures each pair",
+    )
+
+
+def _without_others(stands: Sequence[Stand], stepping: bool) -> Verdict:
+    """Nobody is seen to wait for another one: each for itself."""
+    stuck = [each for each in stands if each.kind in ("idle", "disk", "absent", "busy")]
+    if not stepping or len(stuck) < len(stands):
+        return Verdict(False, "nothing shows that a rank waits for another one")
+    said = "; ".join(f"{each} {each.does()}" for each in stuck[:3])
+    return Verdict(True, said, tuple(stuck), certain=len(stuck) == 1, hint=_hint(stuck[0]))

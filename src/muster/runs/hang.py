@@ -1,0 +1,164 @@
+"""Notices that a job makes no progress, has its ranks looked at, and says what is found."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from muster.core.job import Placement
+from muster.core.launch import Hang
+from muster.core.result import Failure, Hung
+from muster.fleet.messages import Looked
+from muster.fleet.standing import Stand, Verdict, judge
+
+SECONDS = 60.0  # without progress, by default
+STEPS = 10  # in the time of so many steps nobody is suspected either
+UPDATES = 3  # nor within so many of the times between two signs of progress
+ANSWER = 12.0  # seconds that hosts get to say where their ranks stand
+PARTS = frozenset(("data", "forward", "backward", "optimizer"))  # phases that are parts of a step
+
+
+class Watch:
+    """What is known of a job's progress. `look` asks all hosts where their ranks stand, and returns those
+    that were asked; `now` is the clock."""
+
+    def __init__(
+        self,
+        settings: Hang,
+        places: Sequence[Placement],
+        look: Callable[[int], Sequence[str]],
+        *,
+        announces: bool,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings, self.places, self.look, self.now = settings, places, look, now
+        self.announces = announces  # phases that are no parts of a step are to be waited for
+        self.hosts = {rank: place.host for place in places for rank in place.ranks}
+        self.steps = 0  # the most of all ranks
+        self.phases: dict[int, str] = {}
+        self.moved = now()  # when anything went on
+        self.paces: deque[float] = deque(maxlen=100)  # seconds of a step
+        self.gaps: deque[float] = deque(maxlen=100)  # seconds between two signs of progress
+        self.patience = 1.0  # more for each look that found something alive
+        self.number = 0  # of the looks
+        self.asked: dict[str, Looked | None] = {}  # per host that was asked; empty: none is
+        self.asked_at = 0.0
+        self.verdict: Verdict | None = None
+        self.found: dict[str, Looked] = {}  # of the verdict
+
+    # --- what happens --------------------------------------------------------------------------------------
+
+    def progress(self, steps: int | None = None) -> None:
+        """Something was done: this step (of any rank), or another sign."""
+        now = self.now()
+        if steps is not None and steps > self.steps:
+            if self.steps:
+                self.paces.append((now - self.moved) / (steps - self.steps))
+                self.gaps.append(now - self.moved)
+            self.steps = steps
+        self.moved, self.patience = now, 1.0
+        self.asked = {}  # a look that is under way is for nothing
+
+    def pulses(self, news: Sequence[Sequence[Any]]) -> None:
+        """Ranks that have done something: [rank, steps, signs of life, phase]."""
+        for rank, _, _, phase in news:
+            self.phases[rank] = phase
+        self.progress(max(steps for _, steps, _, _ in news) or None)
+
+    def output(self) -> None:
+        """Somebody printed something, which counts where no steps are known."""
+        if not self.steps:
+            self.progress()
+
+    def looked(self, host: str, found: Looked) -> None:
+        """A host's answer."""
+        if found.number == self.number and host in self.asked:
+            self.asked[host] = found
+
+    # --- what follows --------------------------------------------------------------------------------------
+
+    @property
+    def limit(self) -> float:
+        """Seconds without progress after which a job is looked at."""
+        given = self.settings.seconds
+        least = SECONDS if isinstance(given, str) else given
+        of_steps = STEPS * statistics.median(self.paces) if self.paces else 0.0
+        of_updates = UPDATES * statistics.median(self.gaps) if self.gaps else 0.0
+        return max(least, of_steps, of_updates) * self.patience
+
+    @property
+    def announced(self) -> bool:
+        """Whether a rank has said that it does something that takes long."""
+        return self.announces and any(each and each not in PARTS for each in self.phases.values())
+
+    def tick(self) -> Verdict | None:
+        """Look at the clock. -> a verdict once the job is found to hang."""
+        if self.settings.seconds == "off" or self.verdict is not None:
+            return None
+        now = self.now()
+        if self.asked:
+            if all(self.asked.values()) or now - self.asked_at > ANSWER:
+                return self._judge()
+        elif now - self.moved > self.limit:
+            self.number += 1
+            self.asked, self.asked_at = dict.fromkeys(self.look(self.number)), now
+        return None
+
+    def _judge(self) -> Verdict | None:
+        found = {host: each for host, each in self.asked.items() if each is not None}
+        self.asked = {}
+        looks = {look.rank: look for each in found.values() for look in each.ranks}
+        answered = [rank for rank, host in self.hosts.items() if host in found]
+        stands = [Stand(rank, self.hosts[rank], looks.get(rank)) for rank in answered]
+        if not looks:  # a command that is one process per host, say
+            self.patience *= 2
+            return None
+        xid = [f"{host}: {each}" for host, one in found.items() for each in one.xid]
+        verdict = judge(stands, stepping=bool(self.steps) and not self.announced, xid=xid)
+        held = any(each.kind in ("stopped", "traced") for each in verdict.culprits)
+        if not verdict.hangs or (self.announced and not held):
+            self.patience *= 2
+            return None
+        self.verdict, self.found = verdict, found
+        return verdict
+
+    def hung(self) -> Hung:
+        """What was found, for the result."""
+        assert self.verdict is not None
+        return Hung(
+            what=self.verdict.what,
+            seconds=round(self.now() - self.moved, 1),
+            step=self.steps or None,
+            ranks=[each.rank for each in self.verdict.culprits],
+            certain=self.verdict.certain,
+            waiting=list(self.verdict.waiting),
+            witnesses=list(self.verdict.witnesses),
+        )
+
+    def failure(self) -> Failure:
+        """Why the job was ended."""
+        assert self.verdict is not None
+        named = self.verdict.culprits if self.verdict.certain else ()
+        hosts = {each.host for each in named}
+        return Failure(
+            what=f"the job hangs: {self.verdict.what}",
+            where=f"rank {', '.join(str(each.rank) for each in named)}" if named else None,
+            host=hosts.pop() if len(hosts) == 1 else None,
+            hint=self.verdict.hint,
+        )
+
+    def words(self) -> str:
+        """How long it has been so."""
+        at = f" after step {self.steps}" if self.steps else ""
+        return f"no progress for {self.now() - self.moved:.0f} s{at}"
+
+    def document(self) -> Mapping[str, Any]:
+        """All that was seen, for a file."""
+        return {
+            "verdict": self.verdict.what if self.verdict else None,
+            "after": self.words(),
+            "hosts": {host: each.model_dump(mode="json") for host, each in self.found.items()},
+        }
