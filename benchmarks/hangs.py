@@ -1,9 +1,9 @@
 """Whether a hang is named. python -m benchmarks.hangs [--hosts local:3x1] [--tries 5] [--seconds 10]
 
-For each kind of program (a workload of Muster's own, a script under torchrun, a script with DeepSpeed's engine)
-and each fault: a job of three ranks trains, one of them gets the fault in the middle, and the verdict is held
-against what was done. `--healthy`: jobs that are slow in other ways, where nothing may be found. Prints a table,
-and with --out writes it as JSON.
+For each kind of program (a workload of Muster's own, a script under torchrun, a script with DeepSpeed's
+engine) and each fault: a job of three ranks trains, one of them gets the fault in the middle, and the verdict
+is held against what was done. The faults computes, alone and announced are none: jobs that are slow for
+`--lasts` seconds, where nothing may be found. Prints a table, and with --out writes it as JSON.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.hardware import processor
 
 # It runs as `sitecustomize` in each process, as the site's own file might: FAULT=KIND:RANK:STEP.
-PLANTED = '''
+PLANTED = """
 import os, signal, sys, time
 kind, rank, at = (os.environ.get("FAULT", "") + "::").split(":")[:3]
 me = os.environ.get("RANK")
@@ -54,7 +53,7 @@ def hook(optimizer, args, kwargs):
     mine = me == rank
     print("fault %s" % kind, time.time(), flush=True)
     if kind == "skip" and not mine:
-        dist.all_reduce(torch.ones(3))
+        dist.barrier()
     if kind == "differ":
         dist.broadcast(torch.ones(5), 0) if mine else dist.all_reduce(torch.ones(3))
     if kind == "announced":
@@ -77,12 +76,13 @@ def hook(optimizer, args, kwargs):
 if kind and me:
     from torch.optim.optimizer import register_optimizer_step_pre_hook
     register_optimizer_step_pre_hook(hook)
-'''
-TORCHRUN = '''
+"""
+TORCHRUN = """
 import time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 1)))
+layers = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 1))
+model = torch.nn.parallel.DistributedDataParallel(layers)
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(4000):
     began = time.time()
@@ -92,14 +92,15 @@ for step in range(4000):
     optimizer.zero_grad()
     time.sleep(0.05)
     if dist.get_rank() == 0:
-        print(f"iter {step}: loss {loss.item():.4f}, time {1000 * (time.time() - began):.2f}ms, mfu 1.00%", flush=True)
-'''
-DEEPSPEED = '''
+        spent = 1000 * (time.time() - began)
+        print(f"iter {step}: loss {loss.item():.4f}, time {spent:.2f}ms, mfu 1.00%", flush=True)
+"""
+DEEPSPEED = """
 import time, torch, deepspeed
 model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 1))
 config = {"train_micro_batch_size_per_gpu": 16, "zero_optimization": {"stage": 1}, "steps_per_print": 1,
           "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}}}
-engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config, dist_init_required=True)
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
 for step in range(4000):
     began = time.time()
     loss = engine(torch.randn(16, 32)).square().mean()
@@ -107,8 +108,9 @@ for step in range(4000):
     engine.step()
     time.sleep(0.05)
     if engine.global_rank == 0:
-        print(f"iter {step}: loss {loss.item():.4f}, time {1000 * (time.time() - began):.2f}ms, mfu 1.00%", flush=True)
-'''
+        spent = 1000 * (time.time() - began)
+        print(f"iter {step}: loss {loss.item():.4f}, time {spent:.2f}ms, mfu 1.00%", flush=True)
+"""
 OWN = {
     "workload": "causal-lm",
     "engine": {"name": "ddp"},
@@ -117,7 +119,8 @@ OWN = {
         "init": "random",
         "config": {
             "model_type": "opt", "hidden_size": 64, "ffn_dim": 128, "num_hidden_layers": 2,
-            "num_attention_heads": 2, "word_embed_proj_dim": 64, "vocab_size": 1000, "max_position_embeddings": 64,
+            "num_attention_heads": 2, "word_embed_proj_dim": 64, "vocab_size": 1000,
+            "max_position_embeddings": 64,
         },
     },
     "batch": {"micro": 4},
@@ -133,14 +136,20 @@ HEALTHY = ("computes", "alone", "announced")
 STEP = 25
 
 
-def one(kind: str, fault: str, rank: int, hosts: str, seconds: float, folder: Path, lasts: float) -> dict[str, Any]:
+def one(
+    kind: str, fault: str, rank: int, hosts: str, seconds: float, folder: Path, lasts: float
+) -> dict[str, Any]:
     """Run a job with a fault. -> what was found."""
     (folder / "planted").mkdir(parents=True)
     (folder / "planted" / "sitecustomize.py").write_text(PLANTED)
     (folder / "torchrun.py").write_text(TORCHRUN)
     (folder / "with_deepspeed.py").write_text(DEEPSPEED)
     (folder / "own.yaml").write_text(json.dumps(OWN))
-    planted = {"FAULT": f"{fault}:{rank}:{STEP}/{lasts}", "PYTHONPATH": str(folder / "planted"), "DS_ACCELERATOR": "cpu"}
+    planted = {
+        "FAULT": f"{fault}:{rank}:{STEP}/{lasts}",
+        "PYTHONPATH": str(folder / "planted"),
+        "DS_ACCELERATOR": "cpu",
+    }
     settings = [f"hang.seconds={seconds:g}"]
     argv = [sys.executable, "-m", "muster"]
     if kind == "own":
@@ -174,7 +183,9 @@ def _noticed(folder: Path) -> float | None:
     """Seconds from the fault to the verdict, both by this machine's clock."""
     planted, found = [], None
     for path in folder.glob("runs/*/logs/*"):
-        planted += [float(line.split()[2]) for line in path.read_text().splitlines() if line.startswith("fault ")]
+        planted += [
+            float(line.split()[2]) for line in path.read_text().splitlines() if line.startswith("fault ")
+        ]
     for path in folder.glob("runs/*/events.jsonl"):
         for line in path.read_text().splitlines():
             event = json.loads(line)
@@ -191,7 +202,9 @@ def right(found: dict[str, Any]) -> bool:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hosts", default="local:3x1")
     parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS)
     parser.add_argument("--faults", nargs="*", default=FAULTS, choices=FAULTS + HEALTHY)
@@ -207,18 +220,26 @@ def main() -> None:
             for _ in range(asked.tries):
                 with tempfile.TemporaryDirectory() as place:
                     rank = rng.randrange(3)
-                    found = one(kind, fault, rank, asked.hosts, asked.seconds, Path(place) / "job", asked.lasts)
+                    found = one(
+                        kind, fault, rank, asked.hosts, asked.seconds, Path(place) / "job", asked.lasts
+                    )
                 all_found.append(found)
                 mark = " " if right(found) else "!"
                 print(
-                    f"{kind:10} {fault:10} {rank:4} {found['named']!s:>8} {found['noticed_seconds']!s:>8} {mark} "
+                    f"{kind:10} {fault:10} {rank:4} {found['named']!s:>8} "
+                    f"{found['noticed_seconds']!s:>8} {mark} "
                     f"{str(found['what'])[:150]}",
                     flush=True,
                 )
     good = sum(map(right, all_found))
     print(f"{good} of {len(all_found)} right")
     if asked.out:
-        about = {"hardware": f"{os.cpu_count()} cores of {processor()}", "seconds": asked.seconds, "hosts": asked.hosts, "found": all_found}
+        about = {
+            "hardware": f"{os.cpu_count()} cores of {processor()}",
+            "seconds": asked.seconds,
+            "hosts": asked.hosts,
+            "found": all_found,
+        }
         asked.out.write_text(json.dumps(about, indent=1) + "\n")
 
 

@@ -19,6 +19,11 @@ SAMPLES = 5  # of each rank
 EACH = 0.5  # seconds between two of them
 NUMBER = 62  # the signal of inside.py
 PATIENCE = 5.0  # seconds for a program that reads a stack, or for the rank's own answer
+NATIVE = 10.0  # seconds for one that reads a stack of C++ as well: it reads the libraries' symbols first
+# Libraries in which an interpreter runs that does nothing but interpret.
+PLAIN = re.compile(
+    r"/(?:libpython|libc[.-]|libm[.-]|libpthread|ld-|lib-dynload/|python[\d.]*$|\[v)|/Modules/"
+)
 DEEPEST = 40  # frames of a stack that are told
 XID = re.compile(r"NVRM: Xid .*")
 TICK = os.sysconf("SC_CLK_TCK")
@@ -35,6 +40,9 @@ def look(place: str, token: str, ranks: List[int], python: str) -> Dict[str, Any
         beside(found, lambda each: each.sample(reader))
         if number + 1 < SAMPLES:
             time.sleep(max(0.0, EACH - (time.monotonic() - began)))
+    if reader:  # it stops a process for a moment, which the samples would show
+        busy = [each for each in found if each.samples and each.samples[-1]["state"] == "R"]
+        beside(busy, lambda each: each.read_native(reader))
     asking.join(PATIENCE)
     beside([each for each in found if each.flights and each.flights[0]], lambda each: each.ask())
     return {"ranks": [each.told() for each in found], "xid": xids()}
@@ -76,6 +84,7 @@ class Rank:
         self.base = os.path.join(place, "rank%d" % rank)
         self.samples = []  # type: List[Dict[str, Any]]
         self.flights = []  # type: List[Optional[List[Dict[str, Any]]]]
+        self.library = None  # type: Optional[str]  # that it computes in
         self.how, self.why = "", ""  # by what its stacks were read, or why not
 
     def ask(self) -> None:
@@ -144,6 +153,18 @@ class Rank:
             ]
         return None
 
+    def read_native(self, reader: str) -> None:
+        """Which library the main thread computes in, if any. The process is stopped for some milliseconds."""
+        argv = [reader, "dump", "--native", "--json", "--pid", str(self.pid)]
+        try:
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, timeout=NATIVE)
+            threads = json.loads(done.stdout)
+        except (OSError, ValueError, subprocess.TimeoutExpired):
+            return
+        for each in threads:
+            if each["os_thread_id"] in (None, self.pid):
+                self.library = library_of(each["frames"])
+
     def by_signal(self) -> Optional[List[Dict[str, Any]]]:
         """By faulthandler, where inside.py has registered it: no other process gets the signal."""
         caught = re.search(rb"SigCgt:\s*([0-9a-f]+)", read("/proc/%d/status" % self.pid) or b"")
@@ -179,6 +200,7 @@ class Rank:
             "io": last.get("io", 0) - first.get("io", 0),
             "wchan": last.get("wchan") or "",
             "tracer": tracer(self.pid),
+            "library": self.library,
             "mains": [each["threads"][0]["frames"] if each["threads"] else [] for each in self.samples],
             "others": threads[1:9],
             "stopped": odd(self.pid),
@@ -186,6 +208,17 @@ class Rank:
             "after": flights[1],
             "unread": "" if threads else self.why or "no Python stack can be read",
         }
+
+
+def library_of(frames: List[Dict[str, Any]]) -> Optional[str]:
+    """The innermost library that is not the interpreter's own, above the innermost Python frame; None: the
+    interpreter runs by itself."""
+    for each in frames:
+        if not each["module"]:
+            return None
+        if not PLAIN.search(each["module"]) and "/Modules/" not in each["filename"]:
+            return os.path.basename(each["module"])
+    return None
 
 
 def dumped(text: str) -> List[Dict[str, Any]]:
@@ -208,9 +241,13 @@ def flight(data: Optional[bytes]) -> Optional[List[Dict[str, Any]]]:
     """Of PyTorch's flight recorder, each group's last collectives: those that have not ended, and the newest
     one. None: no answer."""
     try:
-        entries = json.loads(data or b"")["entries"]
-    except (ValueError, KeyError, TypeError):
+        return groups_of(json.loads(data or b"")["entries"])
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def groups_of(entries: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """Of each process group: its name, the last collective's number, and the calls that matter."""
     groups = {}  # type: Dict[str, Dict[str, Any]]
     for each in entries:
         if each.get("is_p2p"):

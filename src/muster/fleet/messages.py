@@ -125,10 +125,12 @@ class Child(Part):
 
 
 class Look(Part):
-    """A rank as it was seen from outside, some times within seconds. `cpu`, `own_cpu`: cores that it used
-    with its children and by itself; `io`: bytes that they read and wrote; `states`: of the main thread, as
-    in /proc; `mains`: the main thread's stacks; `before` and `after`: its collectives at the begin and the
-    end; None: it did not answer."""
+    """A rank as it was seen from outside, several times. `cpu`, `own_cpu`: cores that it used with
+    its children and by itself; `io`: bytes that they read and wrote; `states`: of the main thread, as
+    in /proc; `library`: that the main thread computes in, such as libtorch_cpu.so; None: in none, or it
+    is not known; `mains`: the main thread's stacks; `before` and `after`: its collectives at the begin
+    and the end; None: it did not answer.
+    """
 
     rank: int
     pid: int
@@ -138,6 +140,7 @@ class Look(Part):
     io: int
     wchan: str
     tracer: str | None
+    library: str | None = None
     mains: list[list[Frame]]
     others: list[Thread]
     stopped: list[Child]

@@ -104,7 +104,7 @@ class Stand:
         states = {each for each in look.states if each}
         if states == {"T"}:
             return "stopped"
-        if "t" in states or (look.tracer and not look.tracer.startswith("py-spy")):
+        if states == {"t"} or (look.tracer and not look.tracer.startswith("py-spy")):
             return "traced"
         mains = [each for each in look.mains if each]
         if mains and all(_in_collective(each) for each in mains):
@@ -118,6 +118,8 @@ class Stand:
             return "disk"
         if resting:
             return "idle"
+        if look.library:
+            return "computing"
         # Without a Python stack it may be at its start or its end.
         seen = {tuple(map(_function, each)) for each in mains}
         return "busy" if len(mains) == len(look.mains) and len(seen) <= FEW else "computing"
@@ -163,6 +165,13 @@ class Verdict:
     witnesses: tuple[str, ...] = ()
     hint: str | None = None
 
+    @property
+    def of_one(self) -> str:
+        """The same of a rank that is named already."""
+        if not self.certain or len(self.culprits) != 1:
+            return f"the job hangs: {self.what}"
+        return f"it hangs: {self.what.removeprefix(f'{self.culprits[0]} ')}"
+
 
 @dataclass
 class _Case:
@@ -191,16 +200,19 @@ class _Case:
         known."""
         if self.missed or len(self.waiting) < 2:
             return None
-        found: dict[str, list[Stand]] = {}
+        calls: dict[str, list[Stand]] = {}
+        lines: dict[str, list[Stand]] = {}
         for each in self.waiting:
-            calls = [call for group in each.pending.values() for call in group]
-            first = min(calls, key=lambda call: call.number, default=None)
-            if first is None or each.line is None:
+            pending = [call for group in each.pending.values() for call in group]
+            first = min(pending, key=lambda call: call.number, default=None)
+            if first is None:
                 return None
             sizes = first.sizes if "reduce" in first.name or "broadcast" in first.name else None
             what = f"{first.name} of {sizes}" if sizes else first.name
-            found.setdefault(f"{what} at {each.line}", []).append(each)
-        return found if len(found) > 1 else None
+            calls.setdefault(what, []).append(each)
+            lines.setdefault(f"{what} at {each.line}", []).append(each)
+        # The same operation at two lines is how a program may be written: both match.
+        return lines if len(calls) > 1 else None
 
 
 def judge(stands: Sequence[Stand], *, stepping: bool, xid: Collection[str] = ()) -> Verdict:
@@ -238,6 +250,11 @@ def _named(
 ) -> Verdict:
     """The others wait for these."""
     sets = [frozenset(each.rank for each in found) for found in heard.values()]
+    # Who is missed and waits in nothing is a cause, whatever its stack looks like.
+    if missed := frozenset(
+        each.rank for each in case.stands if each.rank in case.missed and not each.pending
+    ):
+        sets.append(missed)
     agree = all(not one.isdisjoint(other) for one in sets for other in sets)
     waiting = [each for each in case.stands if each.kind == "waiting"]
     witnesses = [

@@ -17,7 +17,8 @@ from muster.fleet.standing import Stand, Verdict, judge
 SECONDS = 60.0  # without progress, by default
 STEPS = 10  # in the time of so many steps nobody is suspected either
 UPDATES = 3  # nor within so many of the times between two signs of progress
-ANSWER = 12.0  # seconds that hosts get to say where their ranks stand
+ANSWER = 15.0  # seconds that hosts get to say where their ranks stand
+LEAD = 5.0  # seconds before the limit at which they are asked, so that they have answered by then
 PARTS = frozenset(("data", "forward", "backward", "optimizer"))  # phases that are parts of a step
 
 
@@ -99,10 +100,11 @@ class Watch:
         if self.settings.seconds == "off" or self.verdict is not None:
             return None
         now = self.now()
+        limit = self.limit
         if self.asked:
-            if all(self.asked.values()) or now - self.asked_at > ANSWER:
-                return self._judge()
-        elif now - self.moved > self.limit:
+            told = all(self.asked.values()) or now - self.asked_at > ANSWER
+            return self._judge() if told and now - self.moved > limit else None
+        if now - self.moved > max(limit / 2, limit - LEAD):
             self.number += 1
             self.asked, self.asked_at = dict.fromkeys(self.look(self.number)), now
         return None
@@ -144,7 +146,7 @@ class Watch:
         named = self.verdict.culprits if self.verdict.certain else ()
         hosts = {each.host for each in named}
         return Failure(
-            what=f"the job hangs: {self.verdict.what}",
+            what=self.verdict.of_one,
             where=f"rank {', '.join(str(each.rank) for each in named)}" if named else None,
             host=hosts.pop() if len(hosts) == 1 else None,
             hint=self.verdict.hint,

@@ -111,6 +111,9 @@ class ProgressView(Waiting):
             self._window(event)
         elif isinstance(event, events.Phase):
             self._phase(event)
+        elif isinstance(event, events.Hang):
+            self.console.print(f"[yellow]no progress for {event.found.seconds:.0f} s[/yellow]", end=": ")
+            self.console.print(event.found.what, markup=False)
         elif isinstance(event, events.DataRead):
             cut = f", {event.cut} cut to length" if event.cut else ""
             skipped = f", {event.skipped} skipped" if event.skipped else ""

@@ -1,0 +1,166 @@
+"""When a job that makes no progress is looked at, and when it is let alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytest
+
+from muster.core.job import Placement
+from muster.core.launch import Hang
+from muster.fleet.messages import Looked
+from muster.runs.hang import Watch
+from tests.unit.test_standing import behind, seen
+
+PLACES = tuple(Placement(f"node{rank}", f"node{rank}", 1, rank) for rank in range(3))
+
+
+class Job:
+    """Three ranks, a clock, and what the hosts would answer."""
+
+    def __init__(self, *, announces: bool = True, **settings: Any) -> None:
+        self.time = 0.0
+        self.looks: list[float] = []
+        self.stands = [seen(0), behind(1), seen(2)]
+        self.watch = Watch(
+            Hang.model_validate(settings), PLACES, self.look, announces=announces, now=lambda: self.time
+        )
+
+    def look(self, number: int) -> Sequence[str]:
+        self.looks.append(self.time)
+        return [place.host for place in PLACES]
+
+    def answer(self) -> None:
+        for stand in self.stands:
+            told = [stand.look] if stand.look else []
+            found = Looked.model_validate(
+                {"m": "looked", "number": len(self.looks), "ranks": told, "xid": []}
+            )
+            self.watch.looked(stand.host, found)
+
+    def until(self, end: float, *, steps_every: float = 0.0, output_every: float = 0.0) -> float | None:
+        """Let the time pass. -> when the job was found to hang"""
+        while self.time < end:
+            self.time = round(self.time + 0.5, 1)
+            if steps_every and self.time % steps_every == 0:
+                self.watch.pulses([[0, self.watch.steps + 1, self.watch.steps + 1, ""]])
+            if output_every and self.time % output_every == 0:
+                self.watch.output()
+            asked = len(self.looks)
+            if self.watch.tick():
+                return self.time
+            if len(self.looks) > asked:
+                self.answer()
+        return None
+
+
+def test_nothing_is_looked_at_while_steps_come() -> None:
+    job = Job()
+    assert job.until(1000, steps_every=5) is None and not job.looks
+
+
+def test_a_minute_by_default() -> None:
+    job = Job()
+    job.until(100, steps_every=1)
+    assert job.until(1000) == pytest.approx(161, abs=1)
+    found = job.watch.hung()
+    assert (found.ranks, found.certain, found.step) == ([1], True, 100)
+    assert job.watch.failure().host == "node1"
+
+
+def test_ten_steps_where_that_is_longer() -> None:
+    job = Job()
+    job.until(600, steps_every=20)
+    assert job.until(2000) == pytest.approx(801, abs=1)
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(10, 111), (120, 221)])
+def test_as_given(given: float, wanted: float) -> None:
+    job = Job(seconds=given)
+    job.until(100, steps_every=0.5)
+    assert job.until(1000) == pytest.approx(wanted, abs=1)
+
+
+@pytest.mark.parametrize("off", ["off", False])
+def test_off(off: Literal["off", False]) -> None:
+    job = Job(seconds=off)
+    job.until(10, steps_every=1)
+    assert job.until(5000) is None and not job.looks
+
+
+def test_output_counts_until_steps_are_known() -> None:
+    job = Job()
+    assert job.until(300, output_every=5) is None and not job.looks
+    job.until(310, steps_every=1)
+    assert job.until(1000, output_every=5) is not None  # NCCL's watchdog prints, too
+
+
+def test_what_is_alive_is_asked_more_and_more_rarely() -> None:
+    job = Job()
+    job.stands[1] = behind(1, io=1 << 20)
+    job.until(100, steps_every=1)
+    assert job.until(2000) is None
+    gaps = [after - before for before, after in zip(job.looks, job.looks[1:], strict=False)]
+    assert job.looks[0] == pytest.approx(155, abs=1) and len(job.looks) < 8
+    assert gaps == sorted(gaps)
+    job.stands[1] = behind(1)
+    assert job.until(10_000) is not None  # and when it is no longer, that is found
+
+
+def test_progress_while_hosts_answer_is_progress() -> None:
+    job = Job()
+    job.until(100, steps_every=1)
+    while not job.looks:
+        job.time += 1
+        job.watch.tick()
+    job.watch.pulses([[0, 101, 101, ""]])
+    job.answer()
+    assert job.watch.tick() is None and job.watch.verdict is None
+
+
+def test_a_host_that_does_not_answer_keeps_nobody() -> None:
+    job = Job()
+    job.until(100, steps_every=1)
+    while not job.looks:
+        job.time += 1
+        job.watch.tick()
+    answer = job.answer
+    job.stands = job.stands[:2]
+    answer()
+    assert job.watch.tick() is None
+    job.time += 20
+    verdict = job.watch.tick()
+    assert verdict is not None and [each.rank for each in verdict.culprits] == [1]
+
+
+def announce(job: Job, phase: str) -> None:
+    job.watch.pulses([[1, 100, 1000, phase]])
+
+
+def test_what_a_program_announces_is_waited_for() -> None:
+    """`with muster.phase("evaluate")`, but for a process that is stopped."""
+    job = Job()
+    job.until(100, steps_every=1)
+    announce(job, "evaluate")
+    assert job.until(2000) is None
+    job.stands[1] = behind(1, states=["T"] * 5)
+    assert job.until(5000) is not None
+
+
+def test_parts_of_a_step_announce_nothing() -> None:
+    job = Job()
+    job.until(100, steps_every=1)
+    announce(job, "forward")
+    assert job.until(2000) is not None
+
+
+def test_an_old_answer_is_none() -> None:
+    job = Job()
+    job.until(100, steps_every=1)
+    while not job.looks:
+        job.time += 1
+        job.watch.tick()
+    late = Looked.model_validate({"m": "looked", "number": 99, "ranks": [], "xid": []})
+    job.watch.looked("node0", late)
+    assert job.watch.tick() is None and job.watch.asked["node0"] is None

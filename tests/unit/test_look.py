@@ -1,0 +1,192 @@
+"""What the agent sees of a rank from outside: real processes in each state, without and with py-spy."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.agent import inside, look
+from tests.support import wait_until
+
+TOKEN = "look.1.2.3"
+DOES: dict[str, str] = {
+    "sleeps": "def stuck():\n    ready()\n    time.sleep(60)",
+    "reads": "def stuck():\n    ready()\n    os.read(os.pipe()[0], 1)",
+    "loops": "def stuck():\n    n = ready()\n    while True: n += 1",
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """An agent's folder with the archive that ranks have in PYTHONPATH."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.write(inside.__file__, "sitecustomize.py")
+    (tmp_path / "code.zip").write_bytes(buffer.getvalue())
+    return tmp_path
+
+
+class Ranks:
+    """Real processes as the agent starts them."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, rank: int, program: str, **more: str) -> subprocess.Popen[str]:
+        env = {
+            **os.environ, "PYTHONPATH": str(self.place / "code.zip"), "RANK": str(rank),
+            "MUSTER_TOKEN": TOKEN, "MUSTER_WITNESS": str(self.place), **more,
+        }  # fmt: skip
+        ready = "def ready():\n    print('ready', flush=True)\n    return 0\n"
+        lines = f"import os, time, sys\n{ready}{program}\nstuck()\n"
+        path = self.place / f"program{rank}.py"
+        path.write_text(lines)
+        started = subprocess.Popen([sys.executable, str(path)], env=env, stdout=subprocess.PIPE, text=True)
+        self.started.append(started)
+        assert started.stdout and started.stdout.readline() == "ready\n"
+        return started
+
+    def look(self, *ranks: int) -> dict[int, dict[str, Any]]:
+        found = look.look(str(self.place), TOKEN, list(ranks), sys.executable)
+        return {each["rank"]: each for each in found["ranks"]}
+
+
+@pytest.fixture
+def ranks(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    monkeypatch.setattr(look, "EACH", 0.1)
+    made = Ranks(place)
+    yield made
+    for each in made.started:
+        each.kill()
+        each.wait()
+        assert each.stdout
+        each.stdout.close()
+
+
+@pytest.fixture(params=["py-spy", "faulthandler"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "faulthandler":
+        monkeypatch.setattr(look.shutil, "which", lambda *_, **__: None)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("does", DOES)
+def test_where_a_rank_is(does: str, reader: str, ranks: Ranks) -> None:
+    ranks.start(3, DOES[does])
+    seen = ranks.look(3, 4)
+    assert list(seen) == [3]
+    mains = seen[3]["mains"]
+    assert mains and all(each and "stuck" in (each[0][0], each[1][0]) for each in mains), seen[3]
+    assert all(frame[1].endswith("program3.py") for frame in mains[0])
+    assert (seen[3]["cpu"] > 0.02) == (does == "loops")  # a busy machine gives it little
+    assert set(seen[3]["states"]) <= ({"R"} if does == "loops" else {"S", "R"})
+    assert seen[3]["library"] is None
+    if does != "loops":
+        assert {"sleeps": "nanosleep", "reads": "pipe"}[does] in seen[3]["wchan"]
+
+
+def test_a_library_that_computes(ranks: Ranks) -> None:
+    """What runs in a library for long shows the same Python line all the time, and is no endless loop."""
+    pytest.importorskip("numpy")
+    multiply = (
+        "import numpy\ndef stuck():\n    ready()\n    a = numpy.ones((700, 700))\n    while True: a @ a"
+    )
+    ranks.start(0, multiply, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+    assert wait_until(lambda: "blas" in (ranks.look(0)[0]["library"] or ""), 60)
+
+
+def test_a_stopped_rank(ranks: Ranks) -> None:
+    """Its stack is read all the same, and nothing waits for it for long."""
+    stopped = ranks.start(0, DOES["sleeps"])
+    stopped.send_signal(signal.SIGSTOP)
+    assert wait_until(lambda: (look.stat(stopped.pid) or {}).get("state") == "T", 20)
+    began = time.monotonic()
+    seen = ranks.look(0)
+    assert set(seen[0]["states"]) == {"T"}
+    assert "stuck" in [frame[0] for frame in seen[0]["mains"][0]]
+    assert time.monotonic() - began < 60
+
+
+def test_the_uppermost_of_a_ranks_processes_is_the_rank(ranks: Ranks) -> None:
+    """Loader workers inherit the variables; one of them that is stopped is told."""
+    fork = (
+        "child = os.fork()\nif not child:\n    os.kill(os.getpid(), 19)\n"
+        "def stuck():\n    ready()\n    os.waitpid(child, 0)"
+    )
+    parent = ranks.start(1, fork)
+    assert wait_until(lambda: look.odd(parent.pid), 20)
+    try:
+        seen = ranks.look(1)
+        assert seen[1]["pid"] == parent.pid
+        assert [each["state"] for each in seen[1]["stopped"]] == ["T"]
+    finally:
+        for child in look.children(parent.pid):
+            os.kill(child, signal.SIGKILL)
+
+
+def test_no_other_job_is_looked_at(ranks: Ranks) -> None:
+    ranks.start(0, DOES["sleeps"], MUSTER_TOKEN="another")
+    assert ranks.look(0) == {}
+
+
+def test_the_signal_goes_to_nobody_who_does_not_know_it(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program without Muster's file would be ended by it."""
+    monkeypatch.setattr(look.shutil, "which", lambda *_, **__: None)
+    plain = ranks.start(0, DOES["sleeps"], PYTHONPATH="")
+    seen = ranks.look(0)
+    assert not any(seen[0]["mains"]) and seen[0]["unread"]
+    assert plain.poll() is None
+
+
+def test_the_sites_own_file_still_runs(place: Path, ranks: Ranks) -> None:
+    """The interpreter reads one sitecustomize: Muster's, which then runs the next."""
+    (place / "site").mkdir()
+    (place / "site" / "sitecustomize.py").write_text("import os\nos.environ['SITE'] = 'yes'\n")
+    path = os.pathsep.join([str(place / "code.zip"), str(place / "site")])
+    says = "open(sys.argv[0] + '.site', 'w').write(os.environ.get('SITE', 'no'))\n" + DOES["sleeps"]
+    ranks.start(0, says, PYTHONPATH=path)
+    assert (place / "program0.py.site").read_text() == "yes"
+
+
+def test_what_faulthandler_wrote() -> None:
+    text = (
+        "Thread 0x00007f (most recent call first):\n"
+        '  File "/usr/lib/python3.11/threading.py", line 324 in wait\n\n'
+        "Current thread 0x00007e (most recent call first):\n"
+        '  File "/home/u/train.py", line 12 in step\n  File "/home/u/train.py", line 30 in <module>\n'
+    )
+    main, other = look.dumped(text)
+    assert main["frames"] == [["step", "/home/u/train.py", 12], ["<module>", "/home/u/train.py", 30]]
+    assert other["frames"] == [["wait", "/usr/lib/python3.11/threading.py", 324]]
+
+
+# As PyTorch 2.13 wrote it on a CPU: the fields that are read of two of its entries.
+FLIGHT = (
+    b'{"comm_lib_version":"","entries":[{"collective_seq_id":8,"input_dtypes":["Byte"],"input_sizes":[[10]],'
+    b'"is_p2p":false,"process_group":["0","default_pg"],"profiling_name":"gloo:broadcast","retired":true,'
+    b'"state":"scheduled"},{"collective_seq_id":9,"input_sizes":[[4,3]],"is_p2p":false,'
+    b'"process_group":["0","default_pg"],"profiling_name":"gloo:all_reduce","retired":false,'
+    b'"state":"scheduled"}],"version":"2.10"}'
+)
+
+
+def test_a_flight_recorders_answer() -> None:
+    (group,) = look.flight(FLIGHT) or ()
+    assert (group["group"], group["last"]) == ("0", 9)
+    assert [(call["number"], call["name"], call["pending"]) for call in group["calls"]] == [
+        (9, "gloo:all_reduce", True)
+    ]
+    assert look.flight(None) is None and look.flight(b"{") is None and look.flight(b'{"entries": 3}') is None

@@ -1,0 +1,199 @@
+"""Which rank the others wait for, from how each was seen: the witnesses, and where they contradict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from muster.fleet.messages import Look
+from muster.fleet.standing import Stand, judge, line_of
+
+TORCH = "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+ENGINE = "/env/lib/python3.11/site-packages/torch/autograd/graph.py"
+IN_ALL_REDUCE = [["all_reduce", TORCH, 3252], ["wrapper", TORCH, 83], ["step", "/home/u/train.py", 12]]
+IN_BARRIER = [["barrier", TORCH, 5000], ["step", "/home/u/train.py", 20]]
+SLEEPING = [["fetch", "/home/u/data.py", 7], ["step", "/home/u/train.py", 9]]
+
+
+def calls(
+    last: int, *pending: int, name: str = "gloo:all_reduce", group: str = "0", sizes: Any = ((4,),)
+) -> Any:
+    found = [{"number": each, "name": name, "sizes": sizes, "pending": True} for each in pending]
+    done = [{"number": last, "name": name, "sizes": sizes, "pending": False}]
+    return [{"group": group, "last": last, "calls": found or done}]
+
+
+def seen(rank: int, main: Any = IN_ALL_REDUCE, **fields: Any) -> Stand:
+    """A rank that waits in collective 5, but for what is said."""
+    told: dict[str, Any] = {
+        "rank": rank, "pid": 100 + rank, "states": ["S"] * 5, "cpu": 0.0, "own_cpu": 0.0, "io": 0,
+        "wchan": "futex_do_wait", "tracer": None, "mains": [main] * 5, "others": [], "stopped": [],
+        "before": calls(5, 5), "after": calls(5, 5), **fields,
+    }  # fmt: skip
+    return Stand(rank, f"node{rank}", Look.model_validate(told))
+
+
+def behind(rank: int, **fields: Any) -> Stand:
+    """A rank that has not come to collective 5."""
+    return seen(rank, **{"main": SLEEPING, "before": calls(4), "after": calls(4), **fields})
+
+
+def named(*stands: Stand, stepping: bool = True) -> list[int]:
+    verdict = judge(stands, stepping=stepping)
+    assert verdict.hangs and verdict.certain, verdict
+    return [each.rank for each in verdict.culprits]
+
+
+STUCK: dict[str, dict[str, Any]] = {
+    "sleeps": {"wchan": "hrtimer_nanosleep"},
+    "is stopped": {"states": ["T"] * 5, "before": None, "after": None},
+    "is in a debugger": {"states": ["t"] * 5, "tracer": "gdb (process 7)"},
+    "waits for a disk": {"states": ["D"] * 5, "wchan": "rpc_wait_bit_killable"},
+    "loops": {"states": ["R"] * 5, "cpu": 1.0, "own_cpu": 1.0},
+    "loops and holds the interpreter": {"states": ["R"] * 5, "cpu": 1.0, "before": None, "after": None},
+    "began an earlier bucket": {"before": calls(4, 4), "after": calls(4, 4)},
+}
+
+
+@pytest.mark.parametrize("how", STUCK)
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_the_rank_that_others_wait_for(how: str, rank: int) -> None:
+    stands = [behind(each, **STUCK[how]) if each == rank else seen(each) for each in range(3)]
+    assert named(*stands) == [rank]
+
+
+def test_autograd_waits_for_collectives_without_a_frame_of_theirs() -> None:
+    """Under DDP the main thread is in autograd's C++: a victim where its collective is the missed one."""
+    backward = [["_engine_run_backward", ENGINE, 840], ["step", "/home/u/train.py", 9]]
+    assert named(seen(0, backward), behind(1), seen(2, backward)) == [1]
+
+
+def test_a_rank_without_any_stack() -> None:
+    """A program that is no Python, or a host where none can be read: the recorder and the kernel are left."""
+    assert named(seen(0, []), behind(1, main=[], wchan="pipe_read"), seen(2, [])) == [1]
+
+
+def test_stacks_alone() -> None:
+    """No flight recorder: who is not in a collective while others are."""
+    silent = {"before": None, "after": None}
+    assert named(seen(0, **silent), seen(1, **silent), behind(2, **silent)) == [2]
+
+
+def test_a_chain_of_groups_is_followed_to_its_end() -> None:
+    """Ranks 0 and 1 share a group of their own, and 1 and 2: 0 waits for 1, which waits for 2."""
+    first = seen(0, before=calls(5, 5, group="a"), after=calls(5, 5, group="a"))
+    both = [*calls(4, group="a"), *calls(9, 9, group="b")]
+    middle = seen(1, before=both, after=both)
+    last = behind(2, before=calls(8, group="b"), after=calls(8, group="b"))
+    assert named(first, middle, last) == [2]
+
+
+def test_a_process_that_is_gone() -> None:
+    assert named(seen(0), seen(1), Stand(2, "node2", None)) == [2]
+
+
+def test_a_loader_worker_that_is_stopped() -> None:
+    stuck = behind(1, stopped=[{"pid": 7, "state": "T", "name": "pt_data_worker"}], wchan="poll_schedule")
+    verdict = judge([seen(0), stuck], stepping=True)
+    assert [each.rank for each in verdict.culprits] == [1]
+    assert "pt_data_worker" in verdict.what
+
+
+def test_different_collectives_are_a_bug_of_the_program() -> None:
+    """Both lines are told; the one that is alone against many is named, one of two is not."""
+    other = seen(
+        2, IN_BARRIER, before=calls(5, 5, name="gloo:barrier"), after=calls(5, 5, name="gloo:barrier")
+    )
+    verdict = judge([seen(0), seen(1), other], stepping=True)
+    assert verdict.hangs and [each.rank for each in verdict.culprits] == [2]
+    assert "train.py:12" in verdict.what and "train.py:20" in verdict.what
+    two = judge([seen(0), other], stepping=True)
+    assert two.hangs and not two.certain and not two.culprits
+
+
+def test_the_same_operation_of_another_size() -> None:
+    other = seen(1, before=calls(5, 5, sizes=((8,),)), after=calls(5, 5, sizes=((8,),)))
+    verdict = judge([seen(0), other, seen(2)], stepping=True)
+    assert [each.rank for each in verdict.culprits] == [1]
+
+
+def test_the_same_operation_from_two_lines_matches() -> None:
+    """One rank comes to it by another way."""
+    verdict = judge([seen(0), seen(1, IN_BARRIER)], stepping=True)
+    assert verdict.hangs and not verdict.culprits and "different" not in verdict.what
+
+
+def test_a_rank_whose_stack_cannot_be_read_has_its_collective_still() -> None:
+    blind = seen(1, [], before=calls(5, 5, name="gloo:barrier"), after=calls(5, 5, name="gloo:barrier"))
+    verdict = judge([seen(0), blind, seen(2)], stepping=True)
+    assert [each.rank for each in verdict.culprits] == [1]
+
+
+def test_all_wait_in_the_same_collective() -> None:
+    """Nothing arrives: no rank is to blame."""
+    verdict = judge([seen(0), seen(1), seen(2)], stepping=True)
+    assert verdict.hangs and not verdict.culprits and not verdict.certain
+
+
+def test_witnesses_that_contradict_each_other_name_nobody_for_certain() -> None:
+    """Rank 1 is in a collective by its stack, and the recorder misses it; rank 2 is in none by its stack, and
+    the recorder says that it came."""
+    outside, missed = seen(2, SLEEPING), seen(1, before=calls(4), after=calls(4))
+    verdict = judge([seen(0), missed, outside], stepping=True)
+    assert verdict.hangs and not verdict.certain
+    assert "rank 1" in " ".join(verdict.witnesses) and "rank 2" in verdict.what
+
+
+def test_one_is_stopped_and_another_one_sleeps() -> None:
+    stopped = behind(1, **STUCK["is stopped"])
+    verdict = judge([seen(0), stopped, behind(2)], stepping=True)
+    assert verdict.hangs and not verdict.certain
+
+
+COMPUTING = [[["forward", f"/home/u/net{n}.py", n], ["step", "/home/u/train.py", 9]] for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mains": COMPUTING, "cpu": 1.0, "states": ["R"] * 5},
+        {"io": 1 << 20, "states": ["D"] * 5},  # a long checkpoint
+        {"mains": [[]] * 5, "cpu": 1.0},  # at its start or its end
+    ],
+    ids=["an evaluation", "a checkpoint", "no interpreter yet"],
+)
+def test_what_goes_on_is_no_hang(fields: dict[str, Any]) -> None:
+    fields = dict(fields)
+    mains = fields.pop("mains", None)
+    busy = behind(1, **fields)
+    if mains is not None and busy.look is not None:
+        busy = Stand(1, "node1", busy.look.model_copy(update={"mains": mains}))
+    assert not judge([seen(0), busy, seen(2)], stepping=True).hangs
+
+
+def test_a_first_step_may_compile_for_long() -> None:
+    looping = behind(1, states=["R"] * 5, cpu=1.0)
+    assert not judge([seen(0), looping], stepping=False).hangs
+    assert judge([seen(0), looping], stepping=True).hangs
+
+
+def test_collectives_that_go_on() -> None:
+    """Many small ones: each look sees the ranks inside one."""
+    assert not judge([seen(0, after=calls(9, 9)), seen(1)], stepping=True).hangs
+
+
+def test_a_server_that_waits_is_no_hang() -> None:
+    """Nothing shows that anybody waits for it, and no steps were ever told."""
+    idle = [behind(rank, before=None, after=None) for rank in range(3)]
+    assert not judge(idle, stepping=False).hangs
+
+
+def test_a_single_rank_that_made_steps() -> None:
+    assert named(behind(0, before=None, after=None)) == [0]
+
+
+def test_the_line_that_is_told_is_the_users() -> None:
+    assert line_of([tuple(each) for each in IN_ALL_REDUCE]) == "step (train.py:12)"  # type: ignore[misc]
+    library = [("next", "/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 7)]
+    assert line_of(library) == "next (dataloader.py:7)"
