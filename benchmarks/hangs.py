@@ -217,7 +217,7 @@ def main() -> None:
     print(f"{'program':10} {'fault':10} {'rank':>4} {'named':>8} {'seconds':>8}  what")
     for kind in asked.kinds:
         for fault in asked.faults:
-            for _ in range(asked.tries):
+            for _ in range(asked.tries if (kind, fault) != ("own", "announced") else 0):
                 with tempfile.TemporaryDirectory() as place:
                     rank = rng.randrange(3)
                     found = one(

@@ -173,6 +173,13 @@ def test_what_faulthandler_wrote() -> None:
     assert other["frames"] == [["wait", "/usr/lib/python3.11/threading.py", 324]]
 
 
+def test_a_burst_is_no_flow() -> None:
+    """A rank answers the agent with a megabyte while it is looked at: that is no progress of its own."""
+    assert look.flow([0, 10**6, 10**6, 10**6, 10**6 + 5]) < 100
+    assert look.flow([0, 10**6, 2 * 10**6, 3 * 10**6, 3 * 10**6]) >= 4 * 10**6
+    assert look.flow([7]) == 0 == look.flow([])
+
+
 # As PyTorch 2.13 wrote it on a CPU: the fields that are read of two of its entries.
 FLIGHT = (
     b'{"comm_lib_version":"","entries":[{"collective_seq_id":8,"input_dtypes":["Byte"],"input_sizes":[[10]],'

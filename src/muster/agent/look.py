@@ -197,7 +197,7 @@ class Rank:
             "states": [each["state"] for each in self.samples],
             "cpu": (last.get("cpu", 0.0) - first.get("cpu", 0.0)) / seconds,
             "own_cpu": (last.get("own_cpu", 0.0) - first.get("own_cpu", 0.0)) / seconds,
-            "io": last.get("io", 0) - first.get("io", 0),
+            "io": flow([each["io"] for each in self.samples]),
             "wchan": last.get("wchan") or "",
             "tracer": tracer(self.pid),
             "library": self.library,
@@ -210,14 +210,22 @@ class Rank:
         }
 
 
+def flow(totals: List[int]) -> int:
+    """Bytes that went through, from the totals at each sample. A single burst, such as the rank's answer to
+    the agent, is no flow: what most intervals have counts."""
+    gains = sorted(after - before for before, after in zip(totals, totals[1:]))
+    return gains[len(gains) // 2] * len(gains) if gains else 0
+
+
 def library_of(frames: List[Dict[str, Any]]) -> Optional[str]:
     """The innermost library that is not the interpreter's own, above the innermost Python frame; None: the
     interpreter runs by itself."""
     for each in frames:
-        if not each["module"]:
+        module = str(each["module"] or "")
+        if not module:
             return None
-        if not PLAIN.search(each["module"]) and "/Modules/" not in each["filename"]:
-            return os.path.basename(each["module"])
+        if not PLAIN.search(module) and "/Modules/" not in each["filename"]:
+            return os.path.basename(module)
     return None
 
 
