@@ -19,7 +19,8 @@ from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers._mapping import Mapping
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
 from muster.readers.base import APART, JobLog, LineReader, MeasuredWindows, Outcome, Reading, Unit
-from muster.store.logfiles import BrokenFile
+from muster.readers._where import LinePlace
+from muster.store.logfiles import BrokenFile, Lines
 
 PACKAGE = "muster.readers"
 UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
@@ -106,8 +107,8 @@ def _read_file(
 
 def _unread(path: str, frame: Frame, whole: _Whole, mappings: Sequence[Mapping]) -> JobLog:
     """The job of a log that no reader knows: one that failed, or nobody knows."""
-    decisive = frame.signs.decisive()
-    recent = decisive and any(decisive.text in line for line in islice(whole.backwards(), RECENT))
+    decisive, last = frame.signs.decisive(), frame.signs.last
+    recent = decisive and any(last in line for line in islice(whole.backwards(), RECENT))
     if (
         whole.broken is None and decisive and recent and not _NO_LOG.search(path)
     ):  # it failed before anything that could be recognised
@@ -189,7 +190,9 @@ class Feed:
             for place, telling in sieve.telling(block):
                 line = block[place]
                 if telling & FOR_FACTS and frame.another(line):
-                    return chain([block[place:]], blocks)
+                    rest = block.since(place) if isinstance(block, Lines) else block[place:]
+                    return chain([rest], blocks)
+                frame.signs.spot = LinePlace(block, place)
                 whole = _feed_whole(whole, block[fed : place + 1]) if whole else whole
                 fed = place + 1
                 text = frame.line(line, telling)
