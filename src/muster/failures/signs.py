@@ -150,6 +150,10 @@ class Signs:
         own = [sign for sign in self._all() if sign.rank == self.first and sign.weight in _BY_ITSELF]
         return min(own, key=lambda sign: _ORDER[sign.weight], default=best)
 
+    def by_weight(self) -> list[Sign]:
+        """All, those that explain most first."""
+        return sorted(self._all(), key=lambda sign: _ORDER[sign.weight])
+
     def by_themselves(self) -> tuple[tuple[str, str | None], ...]:
         """(host, failure) of all hosts that ended in the decisive way, and not because of another."""
         best = self.decisive()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from muster.fleet.supervisor import Outcome
 
 WATCHDOG = "nccl_watchdog_timeout"
+LAST_WORDS = "its log in the run folder has its last words"  # where nothing is known of why
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,7 @@ def _without_a_word(
 ) -> Failure:
     who = f"rank {culprit[0]}" if culprit else "a rank"
     what = reason or f"{who} ended with exit code {code}"
-    return Failure(what=what, host=host, hint="its log in the run folder has its last words")
+    return Failure(what=what, host=host, hint=LAST_WORDS)
 
 
 def _from(event: events.Failed) -> Failure:

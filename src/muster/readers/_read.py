@@ -18,7 +18,7 @@ from muster.readers._frame import FOR_FACTS, FOR_READERS, Frame, own_stamp
 from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers._mapping import Mapping
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
-from muster.readers.base import APART, JobLog, LineReader, MeasuredWindows, Outcome, Reading, Unit
+from muster.readers.base import APART, JobLog, LineReader, MeasuredWindows, Outcome, Reading, Unit, Why
 from muster.readers._where import LinePlace
 from muster.store.logfiles import BrokenFile, Lines
 
@@ -27,6 +27,7 @@ UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): 
 NO_FORMAT = "no known log format was recognised; --mapping FILE can say how its lines are read"
 TABLE, MAPPED = "table", "mapped lines"  # formats that mappings tell
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
+TOLD, LAST = 5, 5  # signs, and lines at the end, that are kept to explain a failure
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
 STAMPED = 10_000  # lines at the beginning and at the end, in which time stamps are looked for
 # Tables, documents and programs: what they say of failures, as results of earlier jobs do, is no job's end.
@@ -92,13 +93,17 @@ def _read_file(
     feed, jobs = Feed(fitting), list[JobLog]()
     while rest is not None:
         rest = feed.take(rest)
-        frame, found = feed.frame, feed.readings()
+        frame, found, started = feed.frame, feed.readings(), len(jobs)
         name = f"{path}#{len(jobs) + 1}" if jobs else path
         if found or (frame.begun and not whole.broken):
             parts = [[each] for each in found if each.part] or [found]
             jobs += [_job(name, frame, each, whole.broken, named) for each in parts]
         elif not jobs:
             jobs.append(_with_hosts(_unread(path, frame, whole, fitting), frame, named))
+        jobs[started:] = [
+            each if each.outcome == "succeeded" else replace(each, why=_why(frame, whole))
+            for each in jobs[started:]
+        ]
         feed = feed.again()
     span = whole.span() if len(jobs) == 1 else None
     jobs = [replace(job, began=span[0], ended=span[1]) if span and not job.began else job for job in jobs]
@@ -114,6 +119,25 @@ def _unread(path: str, frame: Frame, whole: _Whole, mappings: Sequence[Mapping])
     ):  # it failed before anything that could be recognised
         return _ended(JobLog(path, "failed"), frame, decisive)
     return JobLog(path, "unreadable", whole.broken or _unknown(path, whole.first, whole.last, mappings))
+
+
+def _why(frame: Frame, whole: _Whole) -> Why:
+    """What is left to explain an end by, when all lines of a job have been read."""
+    signs, ends = frame.signs, list(islice(whole.backwards(), RECENT))
+    first = signs.decisive()
+    others = [each for each in signs.by_weight() if each is not first]
+    ways = [(each.weight, each.failure) for each in others]
+    told = (line for line in ends if line.strip())
+    return Why(
+        signs=tuple(
+            replace(each, text=shortened(each.text)) for each in islice(chain([first], others), TOLD) if each
+        ),
+        alike=ways.count((first.weight, first.failure)) if first else 0,
+        echoes=signs.echoes,
+        program=signs.broke or signs.traceback or frame.begun,
+        quiet=next((number for number, line in enumerate(ends) if signs.last and signs.last in line), None),
+        last=tuple(shortened(line) for line in islice(told, LAST))[::-1],
+    )
 
 
 class _Whole:
