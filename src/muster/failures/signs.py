@@ -20,12 +20,14 @@ HINTS = tuple(
         {phrase.hint for _, phrase in phrases("log") if phrase.weight != "notice"}
         | {"rror", "Exception", "Traceback", "exit code", "exitcode", "exits with", "signal", "SIGTERM"}
         | {"SIGINT", "CANCELLED", "Terminated", "Interrupt", "Segmentation", "Bus error", "exited with"}
-        | {"  host      : ", "  rank      : ", "Root Cause (first observed"}
+        | {"  host      : ", "  rank      : ", "Root Cause (first observed", "what():"}
     )
 )
 _EXCEPTION = re.compile(
     r"(?:\[rank\d+\]: ?)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?=: |$)"
 )
+_WHAT = re.compile(r"\s*what\(\): +\S")  # an exception of C++ that ended the process
+_MARK = re.compile(r"^\[rank\d+\]: ?")  # whose line it is
 _EXITS = re.compile(
     r"exits with return code = (?P<code>-?\d{1,9})|"
     r"srun: error: .*[Ee]xited with exit code (?P<slurm>\d{1,9})|"
@@ -142,13 +144,14 @@ class Signs:
 
         What the scheduler says comes before the signals that it sent; a signal that a host's program brought
         upon itself before the exceptions of others. Where torchrun says which rank failed first, and that one
-        gives a reason of its own, it is this.
+        gives a reason of its own, or none, it is this.
         """
         best = min(self._all(), key=lambda sign: _ORDER[sign.weight], default=None)
-        if best is None or self.first is None or best.weight not in _BY_ITSELF:
+        if best is None or self.first is None or best.weight not in (*_BY_ITSELF, "symptom", "exit"):
             return best
-        own = [sign for sign in self._all() if sign.rank == self.first and sign.weight in _BY_ITSELF]
-        return min(own, key=lambda sign: _ORDER[sign.weight], default=best)
+        own = [sign for sign in self._all() if sign.rank == self.first]
+        first = min(own, key=lambda sign: _ORDER[sign.weight], default=best)
+        return best if first.weight == "symptom" else first
 
     def by_weight(self) -> list[Sign]:
         """All, those that explain most first."""
@@ -180,7 +183,7 @@ class Signs:
         hosts: Sequence[str | None],
         rank: int | None = None,
     ) -> None:
-        self.last = text
+        self.last = text = _MARK.sub("", text)
         spot = self.spot
         if spot is not None:
             rank = spot.rank if rank is None else rank
@@ -235,6 +238,9 @@ class Signs:
             and not _WARNING.search(known.phrase.example)
         ):
             known = None if _WARNING.search(text) else known
+        raised = _WHAT.match(text) or (self.traceback and _EXCEPTION.match(text))
+        if known and known.phrase.weight == "exception" and not raised:
+            known = None  # the program says what it met, and goes on
         if known and known.phrase.weight != "notice":
             # Slurm says on which host the step was, and not which failed.
             nobody = known.phrase.weight == "scheduler" and "CANCELLED" in text
@@ -242,8 +248,8 @@ class Signs:
             return
         if _CRASH.search(text):
             self.broke = True
-            self._add("crash", None, text, hosts, rank)
-        elif self.traceback and _EXCEPTION.match(text):
+            self._add("crash", "crashed", text, hosts, rank)
+        elif raised:
             self._add("exception", None, text, hosts)
         elif code:
             self._add("exit", None, text, hosts, rank)

@@ -117,8 +117,10 @@ def judge_command(
     if failure is None or status != "failed" or outcome.problems or not failed:
         return status, failure
     ordered = sorted(failed, key=lambda host: host != outcome.first_failed)
-    if outcome.exits[ordered[0]][0] == -signal.SIGKILL:  # without last words: those of others are echoes
+    killed = outcome.exits[ordered[0]][0] == -signal.SIGKILL
+    if killed and ordered[0] in outcome.culprits:  # a rank without last words: those of others are echoes
         return status, failure
+    ordered = ordered[:1] if killed else ordered
     by_host = {place.host: place for place in places}
     told: tuple[Sign, str, int | None] | None = None
     for host in ordered:
@@ -126,9 +128,20 @@ def judge_command(
             sign = sign_of(words(host, rank))
             if sign and not _is_echo(sign) and (told is None or order(sign.weight) < order(told[0].weight)):
                 told = sign, host, rank
+    if told is None and killed:
+        return status, failure
     if told is None:
         return status, _with_last_words(failure, words, by_host[ordered[0]])
     sign, host, rank = told
+    rank = sign.rank if rank is None else rank
+    if sign.weight == "exit":  # torchrun's account, or the like: nobody said why
+        code = re.search(r"exitcode +: (-?\d+)", sign.text)
+        if code and rank is not None:
+            left = _Death(rank, -int(code[1]), 0)
+            ended = f"rank {rank} ended with exit code {code[1]}"
+            what = _killed(host, left, Kernel()).what if left.signal > 0 else ended
+            failure = failure.model_copy(update={"what": what, "where": f"rank {rank}", "host": host})
+        return status, _with_last_words(failure, words, by_host[host], rank)
     known = known_failures().get(sign.failure or "")
     if known and known.id == "host_oom_killed":  # a launcher sees the signal; the kernel knows who sent it
         pid = re.search(r"\bpid: (\d+)", sign.text)
@@ -150,10 +163,13 @@ def _is_echo(sign: Sign) -> bool:
 
 
 def _with_last_words(
-    failure: Failure, words: Callable[[str, int | None], Iterable[Sequence[str]]], place: Placement
+    failure: Failure,
+    words: Callable[[str, int | None], Iterable[Sequence[str]]],
+    place: Placement,
+    first: int | None = None,
 ) -> Failure:
     """Nobody knows why: with the last line that a rank of the host printed, or else its command."""
-    for rank in (*place.ranks, None):
+    for rank in (*((first,) if first is not None else place.ranks), None):
         last = ""
         for block in words(place.host, rank):
             last = next((line for line in reversed(block) if line.strip()), last)

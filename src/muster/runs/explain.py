@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Literal
 
@@ -116,14 +115,16 @@ def explain_run(run: RunFolder | PipelineFolder) -> Explanation:
         failure = with_evidence(failure, run, lambda host, rank: _lines_of(run, host, rank))
     said = [log for log in logs if log.why]
     other = known is not None and failure.host is None and _is_echo(known)
-    wordless = other or (known is None and (failure.hint or "").startswith(LAST_WORDS))
+    silent = (failure.hint or "").startswith(LAST_WORDS)
+    wordless = other or (known is None and silent and failure.evidence is None)
     told = Explanation(
         of=run.id,
         answer="unknown" if wordless else "known" if known else "named",
         state=state,
-        says=known.cause if known else failure.what,
+        says=known.cause if known else _raised(failure),
         failure=failure,
-        remedy=failure.hint,
+        remedy=None if silent else failure.hint,
+        blame="work" if failure.evidence and failure.evidence.code and known is None else None,
         echoes=sum(log.why.echoes for log in said if log.why),
         lines=_telling(said, run) if wordless else [],
         command=_way_on(run, result, known),
@@ -179,7 +180,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     ]
     evidence = _evidence(log, sign)
     failure = Failure(
-        what=_bare(sign.text),
+        what=sign.text,
         where=None if evidence.rank is None else f"rank {evidence.rank}",
         host=evidence.host,
         hint=known.remedy if known else None,
@@ -267,12 +268,12 @@ def _is_echo(known: KnownFailure) -> bool:
 
 
 def _sentence(known: KnownFailure | None, sign: Sign) -> str:
-    return known.cause if known else _NAMED[sign.weight].format(_bare(sign.text))
+    return known.cause if known else _NAMED[sign.weight].format(sign.text)
 
 
-def _bare(text: str) -> str:
-    """What was raised, without the mark of the rank."""
-    return re.sub(r"^\[rank\d+\]: ?", "", text)
+def _raised(failure: Failure) -> str:
+    evidence = failure.evidence
+    return _NAMED["exception"].format(failure.what) if evidence and evidence.code else failure.what
 
 
 def _with_entry(told: Explanation, known: KnownFailure | None, host: str | None) -> Explanation:
@@ -329,22 +330,28 @@ def with_evidence(
         return failure
     match = re.fullmatch(r"rank (\d+)", failure.where or "")
     rank = int(match[1]) if match else None
-    sign = sign_of(words(failure.host, rank))
-    if sign is None:
-        return failure
+    for each in dict.fromkeys((rank, None)):
+        sign = sign_of(words(failure.host, each))
+        if sign is None or not _same(failure, sign):
+            continue
+        path = run.host_log(failure.host) if each is None else run.rank_log(failure.host, each)
+        evidence = Evidence(
+            file=str(path.relative_to(run.path)),
+            line=sign.number,
+            text=shortened(sign.text),
+            host=failure.host,
+            rank=rank,
+            time=sign.when,
+            code=sign.code,
+        )
+        return failure.model_copy(update={"evidence": evidence})
+    return failure
+
+
+def _same(failure: Failure, sign: Sign) -> bool:
+    """Whether a line says what the failure is."""
+    said, what = shortened(sign.text), shortened(failure.what)
+    if what in said or said in what:
+        return True
     known = find(failure.what, "log", "error")
-    same = shortened(failure.what) in shortened(sign.text) or shortened(sign.text) in failure.what
-    if not same and (known is None or sign.failure not in (known.failure.id, failure.id)):
-        return failure
-    path = run.host_log(failure.host) if rank is None else run.rank_log(failure.host, rank)
-    sign = replace(sign, rank=rank, host=failure.host)
-    evidence = Evidence(
-        file=str(path.relative_to(run.path)),
-        line=sign.number,
-        text=shortened(sign.text),
-        host=sign.host,
-        rank=sign.rank,
-        time=sign.when,
-        code=sign.code,
-    )
-    return failure.model_copy(update={"evidence": evidence})
+    return sign.failure is not None and sign.failure in (failure.id, known.failure.id if known else None)
