@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from muster.fleet.supervisor import Outcome
 
 WATCHDOG = "nccl_watchdog_timeout"
+CRASHES = (signal.SIGILL, signal.SIGTRAP, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)
 LAST_WORDS = "its log in the run folder has its last words"  # where nothing is known of why
 
 
@@ -140,7 +141,7 @@ def judge_command(
             left = _Death(rank, -int(code[1]), 0)
             ended = f"rank {rank} ended with exit code {code[1]}"
             what = _killed(host, left, Kernel()).what if left.signal > 0 else ended
-            failure = failure.model_copy(update={"what": what, "where": f"rank {rank}", "host": host})
+            failure = Failure(what=what, where=f"rank {rank}", host=host, hint=LAST_WORDS)
         return status, _with_last_words(failure, words, by_host[host], rank)
     known = known_failures().get(sign.failure or "")
     if known and known.id == "host_oom_killed":  # a launcher sees the signal; the kernel knows who sent it
@@ -278,7 +279,10 @@ def _killed(host: str, death: _Death, kernel: Kernel) -> Failure:
         name = signal.Signals(death.signal).name
     except ValueError:
         name = f"signal {death.signal}"
-    return Failure(what=f"{who} was ended by {name}", where=who, host=host)
+    crashed = known_failures()["crashed"] if death.signal in CRASHES else None
+    what = f"{who} was ended by {name}"
+    hint, known = (crashed.remedy, crashed.id) if crashed else (None, None)
+    return Failure(what=what, where=who, host=host, hint=hint, id=known)
 
 
 def by_sigkill(who: str, host: str, kernel: Kernel, pid: int | None = None) -> Failure:

@@ -23,7 +23,15 @@ from muster.readers._read import read_blocks
 from muster.readers._why import sign_of
 from muster.readers.base import JobLog
 from muster.store.logfiles import blocks, blocks_of, find_logs, members_of
-from muster.store.runfolder import DEFAULT_ROOT, PipelineFolder, RunFolder, find_any, folder_at, folder_of
+from muster.store.runfolder import (
+    DEFAULT_ROOT,
+    PipelineFolder,
+    RunFolder,
+    find_any,
+    folder_at,
+    folder_of,
+    from_here,
+)
 
 FEW = 50  # lines after an exception that a program may still print, having failed by it
 MOST = 5  # lines and other causes that are shown
@@ -113,6 +121,9 @@ def explain_run(run: RunFolder | PipelineFolder) -> Explanation:
     failure, known = result.failure, known_failures().get(result.failure.id or "")
     if failure.evidence is None:
         failure = with_evidence(failure, run, lambda host, rank: _lines_of(run, host, rank))
+    if failure.evidence and failure.evidence.file:
+        at = from_here(run.path / failure.evidence.file)
+        failure = failure.model_copy(update={"evidence": failure.evidence.model_copy(update={"file": at})})
     said = [log for log in logs if log.why]
     other = known is not None and failure.host is None and _is_echo(known)
     silent = (failure.hint or "").startswith(LAST_WORDS)
@@ -216,8 +227,10 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
     stopped = [log for log in jobs if log.outcome in ("failed", "timeout")]
     empty = [log for log in jobs if log.reason == "is empty"]
     if stopped or notes or len(empty) == len(jobs):
-        first = next(iter(stopped or empty), None)
-        says = f"{first.path}: {first.reason}" if first else "the log cannot be read to its end, and says nothing until there"
+        first = next(iter(stopped or empty or jobs))
+        says = f"no line tells of a failure; {first.path}: {first.reason}"
+        if first in stopped:
+            says += ": it was killed from outside, hangs, or still runs"
         lines = _telling(stopped or jobs)
         return Explanation(of=of, answer="unknown", says=says, lines=lines, notes=notes)
     good = sum(log.outcome == "succeeded" for log in jobs)
