@@ -144,10 +144,14 @@ def judge_command(
             failure = Failure(what=what, where=f"rank {rank}", host=host, hint=LAST_WORDS)
         return status, _with_last_words(failure, words, by_host[host], rank)
     known = known_failures().get(sign.failure or "")
-    if known and known.id == "host_oom_killed":  # a launcher sees the signal; the kernel knows who sent it
-        pid = re.search(r"\bpid: (\d+)", sign.text)
+    if sign.weight == "killed":  # a launcher sees the signal; the kernel knows who sent it
+        pid = re.search(r"\bpid:? (\d+)", sign.text)
+        who = "a rank" if rank is None else f"rank {rank}"
+        who = f"a data loader's worker of {who}" if "DataLoader" in sign.text else who
         kernel = outcome.kernel.get(host, Kernel())
-        return status, by_sigkill("a rank", host, kernel, int(pid[1]) if pid else None)
+        killed_by = by_sigkill(who, host, kernel, int(pid[1]) if pid else None)
+        where = None if rank is None else f"rank {rank}"
+        return status, killed_by.model_copy(update={"where": where})
     return status, Failure(
         what=shortened(sign.text),
         where=None if rank is None else f"rank {rank}",

@@ -48,11 +48,10 @@ _PLACES = re.compile(
     r"tensorboard\w*|\w*cache\w*|data_output_path|hostfile|world_info|enable_each_rank_log|resume\w*)$"
 )
 _MODEL = re.compile(r"--?(?:actor_)?model(?:_name_or_path|_name|_id|_path)?$|--?arch$")
-ATTEMPT = "=== muster: attempt "  # begins what another attempt of a run prints
 HINTS = (
     "slots", "WORLD INFO", "world_info", "NODELIST", " NCCL ", "train_batch_size", "world_size",
     "world size", "[launch.py:", "] cmd = ", "nnodes=", "SLURM_NNODES", "NUM_NODES", "SLURM_JOB_ID",
-    "SLURM_JOBID", "NODENAME=", "HOSTNAME=", "initialized host", ATTEMPT,
+    "SLURM_JOBID", "NODENAME=", "HOSTNAME=", "initialized host",
 )  # fmt: skip
 # To whom a line may say something, as bits; readers' begin at bit 2.
 FOR_FACTS, FOR_SIGNS, FOR_READERS = 1, 2, 2
@@ -101,8 +100,6 @@ class Frame:
         another training. An attempt at the same goes on."""
         if not (self.steps or self.left or self.signs.decisive()):
             return False
-        if text.startswith(ATTEMPT):
-            return True
         hosts: Collection[str] = ()
         if match := _RUNNER.search(text):
             recipe = described(training_of(match[1]))[1]

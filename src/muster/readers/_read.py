@@ -209,6 +209,7 @@ class Feed:
         whole = [reader for hints, reader in self.made if "" in hints]
         some = [(hints, reader) for hints, reader in self.made if "" not in hints]
         bits = [(1 << number, hints, reader) for number, (hints, reader) in enumerate(some, FOR_READERS)]
+        before: Sequence[str] = ()
         for block in blocks:
             fed = 0
             for place, telling in sieve.telling(block):
@@ -216,7 +217,7 @@ class Feed:
                 if telling & FOR_FACTS and frame.another(line):
                     rest = block.since(place) if isinstance(block, Lines) else block[place:]
                     return chain([rest], blocks)
-                frame.signs.spot = LinePlace(block, place)
+                frame.signs.spot = LinePlace(block, place, before)
                 whole = _feed_whole(whole, block[fed : place + 1]) if whole else whole
                 fed = place + 1
                 text = frame.line(line, telling)
@@ -226,6 +227,7 @@ class Feed:
                     if wanted and not reader.closed and any(hint in text for hint in hints):
                         reader.line(text)
             whole = _feed_whole(whole, block[fed:]) if whole else whole
+            before = block
         return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from typing import NamedTuple
 
 from muster.readers._frame import own_stamp, uncoloured
@@ -19,10 +20,11 @@ _OTHERS = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")  # n
 
 
 class LinePlace(NamedTuple):
-    """A line, as a place in a block of lines."""
+    """A line, as a place in a block of lines. `before`: the block before that."""
 
     block: Sequence[str]
     place: int
+    before: Sequence[str] = ()
 
     @property
     def number(self) -> int | None:
@@ -58,7 +60,8 @@ class LinePlace(NamedTuple):
 
     def _back(self) -> Iterator[str]:
         """This line and those before it, the last one first."""
-        return (self.block[each] for each in range(self.place, max(-1, self.place - _BACK), -1))
+        here = (self.block[each] for each in range(self.place, -1, -1))
+        return islice(chain(here, reversed(self.before)), _BACK)
 
 
 def _prefix(line: str) -> str:

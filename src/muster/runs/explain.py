@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Literal
 
@@ -22,7 +23,8 @@ from muster.readers._paths import place_of
 from muster.readers._read import read_blocks
 from muster.readers._why import sign_of
 from muster.readers.base import JobLog
-from muster.store.logfiles import blocks, blocks_of, find_logs, members_of
+from muster.runs.recorder import ATTEMPT
+from muster.store.logfiles import BrokenFile, blocks, blocks_of, find_logs, members_of
 from muster.store.runfolder import (
     DEFAULT_ROOT,
     PipelineFolder,
@@ -120,7 +122,7 @@ def explain_run(run: RunFolder | PipelineFolder) -> Explanation:
         return _interrupted(run, state, logs)
     failure, known = result.failure, known_failures().get(result.failure.id or "")
     if failure.evidence is None:
-        failure = with_evidence(failure, run, lambda host, rank: _lines_of(run, host, rank))
+        failure = with_evidence(failure, run, lambda host, rank: _attempt_of(_log_of(run, host, rank)))
     if failure.evidence and failure.evidence.file:
         at = from_here(run.path / failure.evidence.file)
         failure = failure.model_copy(update={"evidence": failure.evidence.model_copy(update={"file": at})})
@@ -181,7 +183,14 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     known = known_failures().get(sign.failure or "") or _known_of(sign)
     if sign.weight in ("symptom", "exit") and (known is None or _is_echo(known)):
         lines = _telling([each for each, _ in ranked])
-        return Explanation(of=of, answer="unknown", says=_ECHO, lines=lines, echoes=echoes, notes=notes)
+        told = Explanation(of=of, answer="unknown", says=_ECHO, lines=lines, echoes=echoes, notes=notes)
+        if sign.weight == "symptom" or sign.rank is None:
+            return told
+        first = Failure(
+            what=sign.text, where=f"rank {sign.rank}", host=sign.host, evidence=_evidence(log, sign)
+        )
+        says = f"rank {sign.rank} ended first, and no line says why"
+        return told.model_copy(update={"says": says, "failure": first})
     others = [
         (each, other)
         for each in [log, *(each for each, _ in ranked[1:])]
@@ -224,7 +233,9 @@ def _sure(log: JobLog) -> bool:
 
 def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
     """No line says why anything failed. A log that stops without its format's end is no healthy one."""
-    stopped = [log for log in jobs if log.outcome in ("failed", "timeout")]
+    stopped = [
+        log for log in jobs if log.outcome == "timeout" or (log.outcome == "failed" and log.format)
+    ]
     empty = [log for log in jobs if log.reason == "is empty"]
     if stopped or notes or len(empty) == len(jobs):
         first = next(iter(stopped or empty or jobs))
@@ -269,7 +280,7 @@ def _telling(logs: Iterable[JobLog], run: RunFolder | None = None) -> list[str]:
     for log in logs:
         if log.why:
             lines += [sign.text for sign in log.why.signs] + list(log.why.last)
-    return list(dict.fromkeys(line for line in lines if not line.startswith("=== muster")))[: 2 * MOST]
+    return list(dict.fromkeys(line for line in lines if not line.startswith(ATTEMPT)))[: 2 * MOST]
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -322,17 +333,25 @@ def _interrupted(run: RunFolder, state: str, logs: Sequence[JobLog]) -> Explanat
 
 def _last_attempt(run: RunFolder) -> list[JobLog]:
     """Every log of a run, as far as it is of the last attempt."""
-    if not run.logs.is_dir():
+    if not run.logs.is_dir() or not any(run.logs.iterdir()):
         return []
-    read = [read_blocks(str(file.path), blocks_of(file)) for file in find_logs(run.logs)]
+    read = [read_blocks(str(file.path), _attempt_of(file.path)) for file in find_logs(run.logs)]
     return [jobs[-1] for jobs in read if jobs]
 
 
-def _lines_of(run: RunFolder, host: str, rank: int | None) -> Iterator[Sequence[str]]:
-    path = run.host_log(host) if rank is None else run.rank_log(host, rank)
-    if path.is_file():
-        with path.open("rb") as raw:
-            yield from blocks(raw)
+def _attempt_of(path: Path) -> Iterator[Sequence[str]]:
+    """What one of a run's logs has of the last attempt."""
+    if not path.is_file():
+        return
+    with path.open("rb") as raw:
+        begin, first, place = 0, 1, 0
+        for number, line in enumerate(raw, 1):
+            if line.startswith(ATTEMPT.encode()):
+                begin, first = place, number
+            place += len(line)
+        raw.seek(begin)
+        with suppress(BrokenFile):
+            yield from blocks(raw, first)
 
 
 def with_evidence(
@@ -347,7 +366,7 @@ def with_evidence(
         sign = sign_of(words(failure.host, each))
         if sign is None or not _same(failure, sign):
             continue
-        path = run.host_log(failure.host) if each is None else run.rank_log(failure.host, each)
+        path = _log_of(run, failure.host, each)
         evidence = Evidence(
             file=str(path.relative_to(run.path)),
             line=sign.number,
@@ -361,10 +380,14 @@ def with_evidence(
     return failure
 
 
+def _log_of(run: RunFolder, host: str, rank: int | None) -> Path:
+    return run.host_log(host) if rank is None else run.rank_log(host, rank)
+
+
 def _same(failure: Failure, sign: Sign) -> bool:
     """Whether a line says what the failure is."""
     said, what = shortened(sign.text), shortened(failure.what)
-    if what in said or said in what:
+    if what in said or said in what or (sign.weight == "killed" and "by SIGKILL" in what):
         return True
     known = find(failure.what, "log", "error")
     return sign.failure is not None and sign.failure in (failure.id, known.failure.id if known else None)

@@ -80,6 +80,7 @@ class Board:
 # ----------------------------------------------------------------------------------------------------
 # Events and logs, folded as they come.
 
+ATTEMPT = "=== muster: attempt "  # begins what an attempt prints
 _TAIL = 1 << 16  # bytes of a rank's log
 EVERY = 2.0  # seconds between two looks at what a command's output comes to
 
@@ -247,7 +248,7 @@ class Recorder:
 
     @property
     def _mark(self) -> str:
-        return f"=== muster: attempt {self.attempt} ==="
+        return f"{ATTEMPT}{self.attempt} ==="
 
     def log(self, host: str, rank: int | None, lines: list[str]) -> None:
         """Lines that a rank printed, or that the agent says of a host."""
