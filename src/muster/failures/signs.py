@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, get_args
 
 from muster.core.inventory import split_hosts
-from muster.failures.table import Weight, find, known_failures, phrases
+from muster.failures.table import Recognised, Weight, find, known_failures, phrases
 
 LONGEST = 300  # characters of a reason
 
@@ -70,6 +70,8 @@ _ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_
 # Ways to end that one host does not cause in another: a host with one of them failed by itself.
 _ALIKE: tuple[frozenset[Weight], ...] = (frozenset(("killed", "crash")),)
 _BY_ITSELF: tuple[Weight, ...] = ("cause", "killed", "crash", "exception")
+_DIGITS = str.maketrans("", "", "0123456789")
+_USUAL = 1000  # characters; longer lines are not remembered
 _MOST = 10_000  # ranks and hosts whose signs are kept
 _GAP = 10_000  # lines without a sign, after which a program that tells no steps has gone on
 
@@ -124,14 +126,25 @@ class Signs:
     last: str = ""  # the last sign of any kind
     last_number: int = 0
     marked: bool = False  # it tells its steps
+    symptoms: dict[str, Recognised] = field(default_factory=dict)  # by lines without their digits
     echoes: int = 0  # lines that say only that something else has failed
 
     def line(self, text: str, host: str | None) -> None:
         """Look at a line, without its host's prefix. What it quotes of others says nothing of this job."""
         if any(hint in text for hint in HINTS):
+            bare = text.translate(_DIGITS) if len(text) < _USUAL else ""
+            alike = self.symptoms.get(bare)
+            if alike and alike.phrase.expression.search(text):  # thousands of ranks miss another one
+                self._add("symptom", alike.failure.id, text, (host,))
+                return
+            before = self.echoes
             if quoted := _DATA.search(text):
                 text = text[: quoted.start()]
             self._look(text, host)
+            if bare and not quoted and self.echoes > before and len(self.symptoms) < _MOST:
+                known = find(text)
+                if known and known.phrase.weight == "symptom" and not _WHO.search(text):
+                    self.symptoms[bare] = known
 
     def progress(self) -> None:
         """Another step was done."""

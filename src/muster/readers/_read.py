@@ -14,7 +14,7 @@ from muster.core.registry import load_plugin, loading, plugin_names
 from muster.core.units import counted
 from muster.failures.signs import HINTS as SIGN_HINTS
 from muster.failures.signs import Sign, shortened
-from muster.readers._frame import FOR_FACTS, FOR_READERS, Frame, own_stamp
+from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp
 from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers._mapping import Mapping
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
@@ -28,6 +28,7 @@ NO_FORMAT = "no known log format was recognised; --mapping FILE can say how its 
 TABLE, MAPPED = "table", "mapped lines"  # formats that mappings tell
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 TOLD, LAST = 5, 5  # signs, and lines at the end, that are kept to explain a failure
+ENOUGH = 100  # lines before a sign, and before a block's end, that show whether a job goes on
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
 STAMPED = 10_000  # lines at the beginning and at the end, in which time stamps are looked for
 # Tables, documents and programs: what they say of failures, as results of earlier jobs do, is no job's end.
@@ -58,11 +59,13 @@ def read_blocks(
     blocks: Iterable[Sequence[str]],
     mappings: Sequence[Mapping] = (),
     named: re.Pattern[str] | None = None,
+    *,
+    brief: bool = False,
 ) -> list[JobLog]:
-    """As `_read_file`, with what a mapping says of the path."""
+    """As `_read_file`, with what a mapping says of the path. `brief`: only how the jobs ended counts."""
     fitting = [mapping for mapping in mappings if mapping.takes(path)]
     placed = next((found for mapping in fitting if (found := mapping.placed(path))), {})
-    jobs = _read_file(path, blocks, fitting, named)
+    jobs = _read_file(path, blocks, fitting, named, brief)
     return [_placed(job, placed) for job in jobs] if placed else jobs
 
 
@@ -81,6 +84,7 @@ def _read_file(
     blocks: Iterable[Sequence[str]],
     fitting: Sequence[Mapping],
     named: re.Pattern[str] | None,
+    brief: bool = False,
 ) -> list[JobLog]:
     """The jobs of a file; one that nobody can read is a job whose outcome is `unreadable`.
 
@@ -90,7 +94,7 @@ def _read_file(
     """
     whole = _Whole(blocks)
     rest: Iterator[Sequence[str]] | None = iter(whole)
-    feed, jobs = Feed(fitting), list[JobLog]()
+    feed, jobs = Feed(fitting, brief=brief), list[JobLog]()
     while rest is not None:
         rest = feed.take(rest)
         frame, found, started = feed.frame, feed.readings(), len(jobs)
@@ -189,14 +193,17 @@ def _stamp_of(lines: Iterable[str]) -> float | None:
 class Feed:
     """Readers of one job, and what they are given."""
 
-    def __init__(self, mappings: Sequence[Mapping], frame: Frame | None = None) -> None:
+    def __init__(
+        self, mappings: Sequence[Mapping], frame: Frame | None = None, *, brief: bool = False
+    ) -> None:
         self.mappings = mappings
+        self.brief = brief
         self.frame = frame or Frame()
         self.made = [(hints, make(self.frame, mappings)) for hints, make in _readers()]
 
     def again(self) -> Feed:
         """For another job of the same file."""
-        return Feed(self.mappings, Frame(self.frame.later))
+        return Feed(self.mappings, Frame(self.frame.later), brief=self.brief)
 
     def readings(self) -> list[Reading]:
         """What was found."""
@@ -212,7 +219,11 @@ class Feed:
         before: Sequence[str] = ()
         for block in blocks:
             fed = 0
-            for place, telling in sieve.telling(block):
+            told = sieve.telling(block)
+            # The first block has the settings; a short one may be the last, which has the end.
+            if self.brief and before and len(told) > ENOUGH:
+                told = _thinned(told)
+            for place, telling in told:
                 line = block[place]
                 if telling & FOR_FACTS and frame.another(line):
                     rest = block.since(place) if isinstance(block, Lines) else block[place:]
@@ -229,6 +240,17 @@ class Feed:
             whole = _feed_whole(whole, block[fed:]) if whole else whole
             before = block
         return None
+
+
+def _thinned(told: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Without most of the lines that tell only of progress: how often it was marked counts for nothing."""
+    signs = [number for number, (_, telling) in enumerate(told) if telling & FOR_SIGNS]
+    kept: list[tuple[int, int]] = []
+    begin = 0
+    for end in [*signs, len(told)]:
+        kept += told[max(begin, end - ENOUGH) : end + 1]
+        begin = end + 1
+    return kept
 
 
 def _feed_whole(readers: Sequence[LineReader], lines: Sequence[str]) -> list[LineReader]:

@@ -154,7 +154,7 @@ def explain_logs(where: Path) -> Explanation:
         members = members_of(file) if file.archive else [(file.shown, blocks_of(file))]
         for path, text in members:
             shown = str(where / path) if where.is_dir() else str(where.parent / path)
-            jobs += read_blocks(shown, text, mappings)
+            jobs += read_blocks(shown, text, mappings, brief=True)
     if all(job.outcome == "unreadable" and job.reason == "is no text" for job in jobs):
         raise UsageError("is no text", where=str(where))
     return _of_jobs(str(where), jobs)
@@ -162,7 +162,7 @@ def explain_logs(where: Path) -> Explanation:
 
 def explain_stream(raw: IO[bytes]) -> Explanation:
     """Of what comes out of a pipe."""
-    jobs = read_blocks("-", blocks(raw), load_mappings())
+    jobs = read_blocks("-", blocks(raw), load_mappings(), brief=True)
     if jobs[0].reason == "is no text":
         raise UsageError("is no text", where="standard input")
     return _of_jobs("-", jobs)
@@ -335,7 +335,7 @@ def _last_attempt(run: RunFolder) -> list[JobLog]:
     """Every log of a run, as far as it is of the last attempt."""
     if not run.logs.is_dir() or not any(run.logs.iterdir()):
         return []
-    read = [read_blocks(str(file.path), _attempt_of(file.path)) for file in find_logs(run.logs)]
+    read = [read_blocks(str(file.path), _attempt_of(file.path), brief=True) for file in find_logs(run.logs)]
     return [jobs[-1] for jobs in read if jobs]
 
 
