@@ -17,6 +17,7 @@ __all__ = [
     "ask",
     "bench",
     "check",
+    "explain",
     "judge",
     "note",
     "phase",
@@ -28,7 +29,7 @@ __all__ = [
 _MARKS = ("step", "phase", "note")  # of a script that `muster run` starts: marks.py
 
 if TYPE_CHECKING:
-    from muster.api import ask, bench, check, judge, plan, report, train
+    from muster.api import ask, bench, check, explain, judge, plan, report, train
     from muster.core.errors import MusterError
     from muster.marks import note, phase, step
 

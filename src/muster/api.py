@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from muster.judging.document import Judged
     from muster.planner.document import Plan
     from muster.runs.ask import Answers
+    from muster.runs.explain import Explanation
 
 
 Words = str | Sequence[str]  # one, or several
@@ -183,6 +184,14 @@ def judge(
         workload=workload,
         mappings=[Path(each) for each in mappings],
     )
+
+
+def explain(what: Path | str = "last", *, runs: Path | str = DEFAULT_ROOT) -> Explanation:
+    """What went wrong in a run, or in a log, an archive or a folder of logs: the cause with its evidence, and
+    what helps. Raises RunFolderError, and UsageError where there is nothing to read."""
+    from muster.runs.explain import explain as run_explain
+
+    return run_explain(str(what), Path(runs))
 
 
 def report(

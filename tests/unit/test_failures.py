@@ -11,6 +11,7 @@ from typing import get_args
 
 import pytest
 
+from muster.checks.registry import checks_of, families
 from muster.checks.unreachable import Stage
 from muster.failures.signs import weight_of
 from muster.failures.table import (
@@ -61,6 +62,12 @@ def test_a_phrase_is_what_a_tool_printed_and_nobody_before_claims_it(
     assert found.phrase.pattern == phrase.pattern
     assert (phrase.of == "log") == bool(phrase.hint)  # most lines of a log need no expression
     assert phrase.of != "ssh" or phrase.problem
+
+
+def test_checks_that_see_failures_before_the_start_are_there() -> None:
+    known = {check.name for check in checks_of(families())}
+    named = {entry.check for entry in known_failures().values() if entry.check}
+    assert len(named) > 20 and not named - known
 
 
 def test_remedies_name_keys_that_recipes_have() -> None:

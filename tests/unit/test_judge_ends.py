@@ -107,7 +107,7 @@ def test_a_log_that_ended_too_early_to_say_of_what_counts_among_all() -> None:
     found = judged("x", [*most, *(ran(host) for host in FLEET[10:])], Settings(), {})
     assert not failing(found) and found.hosts[0].reason == AS_MOST
     assert found.notes == [
-        "20 jobs of one workload fail the same way (ImportError): no evidence against their hosts"
+        "20 jobs of one workload fail the same way (shared_library): no evidence against their hosts"
     ]
 
 

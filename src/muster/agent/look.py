@@ -213,7 +213,7 @@ class Rank:
 def flow(totals: List[int]) -> int:
     """Bytes that went through, from the totals at each sample. A single burst, such as the rank's answer to
     the agent, is no flow: what most intervals have counts."""
-    gains = sorted(after - before for before, after in zip(totals, totals[1:]))
+    gains = sorted(totals[at] - totals[at - 1] for at in range(1, len(totals)))
     return gains[len(gains) // 2] * len(gains) if gains else 0
 
 

@@ -29,6 +29,7 @@ VERBS = (
     "ls",
     "show",
     "stop",
+    "explain",
     "judge",
     "report",
     "gather",

@@ -16,7 +16,7 @@ EXAMPLES = """Examples:
 
 What = Literal[
     "recipe", "result", "event", "inspection", "plan", "judged", "bench", "suite", "profile",
-    "pipeline", "pipeline-result",
+    "pipeline", "pipeline-result", "explanation",
 ]  # fmt: skip
 
 

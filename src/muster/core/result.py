@@ -210,6 +210,22 @@ class Hung(Part):
     witnesses: list[str] = Field(default_factory=list, description="what speaks for it")
 
 
+class Evidence(Part):
+    """The line of a log that says it."""
+
+    file: str | None = Field(description="of a run: below its folder; None: read from a pipe")
+    line: int | None = Field(None, description="its number, from 1; None: not known")
+    text: str
+    host: str | None = None
+    rank: int | None = None
+    time: float | None = Field(
+        None, description="Unix time, by the clock of who wrote it, as far as is known"
+    )
+    code: str | None = Field(
+        None, description="an exception's: FILE:LINE of the program, where it was raised"
+    )
+
+
 class Failure(Part):
     """Why a run did not succeed."""
 
@@ -219,6 +235,7 @@ class Failure(Part):
     hint: str | None = None
     usage: bool = Field(False, description="bad input rather than a breakdown")
     id: str | None = Field(None, description="in the table of failures; None: not one of them, or not known")
+    evidence: Evidence | None = None
 
 
 class HostReport(Part):

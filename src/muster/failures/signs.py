@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Protocol, get_args
 
 from muster.core.inventory import split_hosts
-from muster.failures.table import Weight, find, known_failures, phrases
+from muster.failures.table import Recognised, Weight, find, known_failures, phrases
 
 LONGEST = 300  # characters of a reason
 
@@ -20,12 +20,14 @@ HINTS = tuple(
         {phrase.hint for _, phrase in phrases("log") if phrase.weight != "notice"}
         | {"rror", "Exception", "Traceback", "exit code", "exitcode", "exits with", "signal", "SIGTERM"}
         | {"SIGINT", "CANCELLED", "Terminated", "Interrupt", "Segmentation", "Bus error", "exited with"}
-        | {"  host      : "}
+        | {"  host      : ", "  rank      : ", "Root Cause (first observed", "what():"}
     )
 )
 _EXCEPTION = re.compile(
     r"(?:\[rank\d+\]: ?)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?=: |$)"
 )
+_WHAT = re.compile(r"\s*what\(\): +\S")  # an exception of C++ that ended the process
+_MARK = re.compile(r"^\[rank\d+\]: ?")  # whose line it is
 _EXITS = re.compile(
     r"exits with return code = (?P<code>-?\d{1,9})|"
     r"srun: error: .*[Ee]xited with exit code (?P<slurm>\d{1,9})|"
@@ -62,10 +64,16 @@ _DATA = re.compile(
 # A warning: the program goes on.
 _WARNING = re.compile(r"\b[A-Z]\w*Warning: |\bWARNING\b|(?:^|\[)W\d* ")
 _ELASTIC = re.compile(r"\s+host +: (\S+)")  # torchrun's account of a process: its host, then its exit code
+_ACCOUNT = re.compile(r"\s+exitcode +: ")
+_RANK = re.compile(r"\s+rank +: (\d{1,9})")  # and the process's rank
 _ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_args(Weight))}
 # Ways to end that one host does not cause in another: a host with one of them failed by itself.
 _ALIKE: tuple[frozenset[Weight], ...] = (frozenset(("killed", "crash")),)
-_MOST = 10_000  # hosts whose signs are kept
+_BY_ITSELF: tuple[Weight, ...] = ("cause", "killed", "crash", "exception")
+_DIGITS = str.maketrans("", "", "0123456789")
+_USUAL = 1000  # characters; longer lines are not remembered
+_MOST = 10_000  # ranks and hosts whose signs are kept
+_GAP = 10_000  # lines without a sign, after which a program that tells no steps has gone on
 
 
 @dataclass(frozen=True)
@@ -76,41 +84,91 @@ class Sign:
     failure: str | None
     text: str
     host: str | None
+    rank: int | None = None
+    number: int | None = None  # of its line, from 1
+    when: float | None = None  # seconds since 1970, by the clock of who wrote the log
+    code: str | None = None  # an exception's: where in the program it was raised
+
+
+class Spot(Protocol):
+    """Where a line stands, and what can be told from that."""
+
+    @property
+    def number(self) -> int | None: ...
+    @property
+    def rank(self) -> int | None: ...
+    @property
+    def when(self) -> float | None: ...
+    @property
+    def code(self) -> str | None: ...
+
+
+_Key = tuple[Weight, str | None, int | None]  # with the host and the rank
 
 
 @dataclass
 class Signs:
     """What speaks for a failure, as lines come in.
 
-    A job that goes on was not ended by what was written before: of each weight and host, the first sign
+    A job that goes on was not ended by what was written before: of each weight, host and rank, the first sign
     counts that came after the last but one mark of progress (ranks' lines may arrive out of order).
     """
 
-    now: dict[tuple[Weight, str | None], Sign] = field(default_factory=dict)
-    earlier: dict[tuple[Weight, str | None], Sign] = field(default_factory=dict)  # before the last mark
+    now: dict[_Key, Sign] = field(default_factory=dict)
+    earlier: dict[_Key, Sign] = field(default_factory=dict)  # before the last mark
     traceback: bool = False
     broke: bool = False  # it says in so many words that a process of the job did not end well
     elastic: str | None = None  # the host of the process that torchrun gives account of
+    elastic_rank: int | None = None
+    root: bool = False  # the account of the process that failed first begins
+    first: int | None = None  # its rank
+    spot: Spot | None = None  # of the line that is looked at
+    last: str = ""  # the last sign of any kind
+    last_number: int = 0
+    marked: bool = False  # it tells its steps
+    symptoms: dict[str, Recognised] = field(default_factory=dict)  # by lines without their digits
+    echoes: int = 0  # lines that say only that something else has failed
 
     def line(self, text: str, host: str | None) -> None:
         """Look at a line, without its host's prefix. What it quotes of others says nothing of this job."""
         if any(hint in text for hint in HINTS):
+            bare = text.translate(_DIGITS) if len(text) < _USUAL else ""
+            alike = self.symptoms.get(bare)
+            if alike and alike.phrase.expression.search(text):  # thousands of ranks miss another one
+                self._add("symptom", alike.failure.id, text, (host,))
+                return
+            before = self.echoes
             if quoted := _DATA.search(text):
                 text = text[: quoted.start()]
             self._look(text, host)
+            if bare and not quoted and self.echoes > before and len(self.symptoms) < _MOST:
+                known = find(text)
+                if known and known.phrase.weight == "symptom" and not _WHO.search(text):
+                    self.symptoms[bare] = known
 
     def progress(self) -> None:
         """Another step was done."""
+        self.marked = True
         if self.now or self.earlier:
-            self.now, self.earlier = {}, self.now
+            self.now, self.earlier, self.echoes = {}, self.now, 0
 
     def decisive(self) -> Sign | None:
         """The one that explains most: a cause before what it led to; None: there is no sign.
 
         What the scheduler says comes before the signals that it sent; a signal that a host's program brought
-        upon itself before the exceptions of others.
+        upon itself before the exceptions of others. Where torchrun says which rank failed first, and that one
+        gives a reason of its own, or none, it is this.
         """
-        return min(self._all(), key=lambda sign: _ORDER[sign.weight], default=None)
+        best = min(self._all(), key=lambda sign: _ORDER[sign.weight], default=None)
+        if best is None or self.first is None or best.weight not in (*_BY_ITSELF, "symptom", "exit"):
+            return best
+        own = [sign for sign in self._all() if sign.rank == self.first]
+        first = min(own, key=lambda sign: _ORDER[sign.weight], default=best)
+        return best if first.weight == "symptom" else first
+
+    def by_weight(self) -> list[Sign]:
+        """All, those that explain most first."""
+        return sorted(self._all(), key=lambda sign: _ORDER[sign.weight])
 
     def by_themselves(self) -> tuple[tuple[str, str | None], ...]:
         """(host, failure) of all hosts that ended in the decisive way, and not because of another."""
@@ -127,23 +185,46 @@ class Signs:
     def _all(self) -> list[Sign]:
         """The earliest first. Where a program raised an exception and then crashed, it is the exception."""
         signs = self.earlier | {key: sign for key, sign in self.now.items() if key not in self.earlier}
-        return [
-            sign
-            for (weight, host), sign in signs.items()
-            if weight != "crash" or ("exception", host) not in signs
-        ]
+        raised = {host for weight, host, _ in signs if weight == "exception"}
+        return [sign for sign in signs.values() if sign.weight != "crash" or sign.host not in raised]
 
-    def _add(self, weight: Weight, failure: str | None, text: str, hosts: Sequence[str | None]) -> None:
+    def _add(
+        self,
+        weight: Weight,
+        failure: str | None,
+        text: str,
+        hosts: Sequence[str | None],
+        rank: int | None = None,
+    ) -> None:
+        self.last = text = _MARK.sub("", text)
+        spot = self.spot
+        if spot is not None:
+            rank = spot.rank if rank is None else rank
+            number = spot.number or 0
+            if not self.marked and number - self.last_number > _GAP:
+                self.now = {}
+            self.last_number = number
+        self.echoes += weight in ("symptom", "exit")
         for host in hosts:
-            if len(self.now) < _MOST:
-                self.now.setdefault((weight, host), Sign(weight, failure, text, host))
+            key = weight, host, rank
+            if key not in self.now and len(self.now) < _MOST:
+                place = (spot.number, spot.when, spot.code if weight == "exception" else None) if spot else ()
+                self.now[key] = Sign(weight, failure, text, host, rank, *place)
 
     def _look(self, text: str, host: str | None) -> None:
         if "Traceback (most recent call last)" in text:
             self.traceback = True
             return
+        if "Root Cause (first observed" in text:
+            self.root = True
+            return
         if match := _ELASTIC.match(text):
             self.elastic = match[1]
+            return
+        if match := _RANK.match(text):
+            self.elastic_rank = int(match[1])
+            if self.root:
+                self.root, self.first = False, self.elastic_rank
             return
         left = _EXITS.search(text)
         code = next((int(code) for code in left.groups() if code), 0) if left else 0
@@ -152,7 +233,8 @@ class Signs:
         named = _WHO.search(text)
         who = next((name for name in named.groups() if name), "") if named else ""
         hosts: Sequence[str | None] = split_hosts(who) if who else (host or (self.elastic if left else None),)
-        said = {weight for weight, _ in (*self.now, *self.earlier)}
+        said = {weight for weight, *_ in (*self.now, *self.earlier)}
+        rank = self.elastic_rank if _ACCOUNT.match(text) else None
         known = find(text)
         if known and known.phrase.weight == "limit":
             # What had failed by itself is ended then as well: that is no timeout.
@@ -169,18 +251,21 @@ class Signs:
             and not _WARNING.search(known.phrase.example)
         ):
             known = None if _WARNING.search(text) else known
+        raised = _WHAT.match(text) or (self.traceback and _EXCEPTION.match(text))
+        if known and known.phrase.weight == "exception" and not raised:
+            known = None  # the program says what it met, and goes on
         if known and known.phrase.weight != "notice":
             # Slurm says on which host the step was, and not which failed.
             nobody = known.phrase.weight == "scheduler" and "CANCELLED" in text
-            self._add(known.phrase.weight, known.failure.id, text, (None,) if nobody else hosts)
+            self._add(known.phrase.weight, known.failure.id, text, (None,) if nobody else hosts, rank)
             return
         if _CRASH.search(text):
             self.broke = True
-            self._add("crash", None, text, hosts)
-        elif self.traceback and _EXCEPTION.match(text):
+            self._add("crash", "crashed", text, hosts, rank)
+        elif raised:
             self._add("exception", None, text, hosts)
         elif code:
-            self._add("exit", None, text, hosts)
+            self._add("exit", None, text, hosts, rank)
 
 
 def order(weight: Weight) -> int:

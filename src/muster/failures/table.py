@@ -62,8 +62,8 @@ class Phrase:
 class KnownFailure:
     """An entry. `shared`: many hosts may have it for one cause; else it is a fact about each.
 
-    `proof`: an expression for what no program can bring about, and a host's hardware alone can. `remedy` may
-    have {host} in it.
+    `proof`: an expression for what no program can bring about, and a host's hardware alone can. `check`: the
+    one of `muster check` that sees it before the start. `remedy` may have {host} in it.
     """
 
     id: str
@@ -76,6 +76,7 @@ class KnownFailure:
     says: tuple[Phrase, ...]
     shared: bool = True
     proof: str | None = None
+    check: str | None = None
 
 
 class Recognised(NamedTuple):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from muster.fleet.supervisor import Outcome
 
 WATCHDOG = "nccl_watchdog_timeout"
+CRASHES = (signal.SIGILL, signal.SIGTRAP, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)
+LAST_WORDS = "its log in the run folder has its last words"  # where nothing is known of why
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,10 @@ def judge_command(
     if failure is None or status != "failed" or outcome.problems or not failed:
         return status, failure
     ordered = sorted(failed, key=lambda host: host != outcome.first_failed)
-    if outcome.exits[ordered[0]][0] == -signal.SIGKILL:  # without last words: those of others are echoes
+    killed = outcome.exits[ordered[0]][0] == -signal.SIGKILL
+    if killed and ordered[0] in outcome.culprits:  # a rank without last words: those of others are echoes
         return status, failure
+    ordered = ordered[:1] if killed else ordered
     by_host = {place.host: place for place in places}
     told: tuple[Sign, str, int | None] | None = None
     for host in ordered:
@@ -125,14 +129,29 @@ def judge_command(
             sign = sign_of(words(host, rank))
             if sign and not _is_echo(sign) and (told is None or order(sign.weight) < order(told[0].weight)):
                 told = sign, host, rank
+    if told is None and killed:
+        return status, failure
     if told is None:
         return status, _with_last_words(failure, words, by_host[ordered[0]])
     sign, host, rank = told
+    rank = sign.rank if rank is None else rank
+    if sign.weight == "exit":  # torchrun's account, or the like: nobody said why
+        code = re.search(r"exitcode +: (-?\d+)", sign.text)
+        if code and rank is not None:
+            left = _Death(rank, -int(code[1]), 0)
+            ended = f"rank {rank} ended with exit code {code[1]}"
+            what = _killed(host, left, Kernel()).what if left.signal > 0 else ended
+            failure = Failure(what=what, where=f"rank {rank}", host=host, hint=LAST_WORDS)
+        return status, _with_last_words(failure, words, by_host[host], rank)
     known = known_failures().get(sign.failure or "")
-    if known and known.id == "host_oom_killed":  # a launcher sees the signal; the kernel knows who sent it
-        pid = re.search(r"\bpid: (\d+)", sign.text)
+    if sign.weight == "killed":  # a launcher sees the signal; the kernel knows who sent it
+        pid = re.search(r"\bpid:? (\d+)", sign.text)
+        who = "a rank" if rank is None else f"rank {rank}"
+        who = f"a data loader's worker of {who}" if "DataLoader" in sign.text else who
         kernel = outcome.kernel.get(host, Kernel())
-        return status, by_sigkill("a rank", host, kernel, int(pid[1]) if pid else None)
+        killed_by = by_sigkill(who, host, kernel, int(pid[1]) if pid else None)
+        where = None if rank is None else f"rank {rank}"
+        return status, killed_by.model_copy(update={"where": where})
     return status, Failure(
         what=shortened(sign.text),
         where=None if rank is None else f"rank {rank}",
@@ -149,10 +168,13 @@ def _is_echo(sign: Sign) -> bool:
 
 
 def _with_last_words(
-    failure: Failure, words: Callable[[str, int | None], Iterable[Sequence[str]]], place: Placement
+    failure: Failure,
+    words: Callable[[str, int | None], Iterable[Sequence[str]]],
+    place: Placement,
+    first: int | None = None,
 ) -> Failure:
     """Nobody knows why: with the last line that a rank of the host printed, or else its command."""
-    for rank in (*place.ranks, None):
+    for rank in (*((first,) if first is not None else place.ranks), None):
         last = ""
         for block in words(place.host, rank):
             last = next((line for line in reversed(block) if line.strip()), last)
@@ -225,7 +247,7 @@ def _without_a_word(
 ) -> Failure:
     who = f"rank {culprit[0]}" if culprit else "a rank"
     what = reason or f"{who} ended with exit code {code}"
-    return Failure(what=what, host=host, hint="its log in the run folder has its last words")
+    return Failure(what=what, host=host, hint=LAST_WORDS)
 
 
 def _from(event: events.Failed) -> Failure:
@@ -261,7 +283,10 @@ def _killed(host: str, death: _Death, kernel: Kernel) -> Failure:
         name = signal.Signals(death.signal).name
     except ValueError:
         name = f"signal {death.signal}"
-    return Failure(what=f"{who} was ended by {name}", where=who, host=host)
+    crashed = known_failures()["crashed"] if death.signal in CRASHES else None
+    what = f"{who} was ended by {name}"
+    hint, known = (crashed.remedy, crashed.id) if crashed else (None, None)
+    return Failure(what=what, where=who, host=host, hint=hint, id=known)
 
 
 def by_sigkill(who: str, host: str, kernel: Kernel, pid: int | None = None) -> Failure:

@@ -36,7 +36,7 @@ _WORLD = re.compile(
     rf"(?<!\w)(?:dist_|distributed_)?world[_ ]size['\"]?\s*(?:\.{{2,}}|[=:])\s*({FIGURE})(?!\w)"
 )
 _STAMP = re.compile(
-    r"(?:(\d{4})[-/](\d\d)[-/](\d\d)|(?<!\d)(\d\d)/(\d\d)/(\d{4}))[ T](\d\d):(\d\d):(\d\d)(?:[,.](\d{1,6}))?"
+    r"(?:(\d{4})[-/](\d\d)[-/](\d\d)|(?<!\d)(\d\d)/(\d\d)/(\d{4}))[ T_](\d\d):(\d\d):(\d\d)(?:[,.](\d{1,6}))?"
 )
 _PROCESS = re.compile(r"\[launch\.py:[^\]]*\] [Pp]rocess \d+ (spawned|exits successfully)")
 _RUNNER = re.compile(r"\[runner\.py:[^\]]*\] cmd = (.*)")

@@ -14,18 +14,21 @@ from muster.core.registry import load_plugin, loading, plugin_names
 from muster.core.units import counted
 from muster.failures.signs import HINTS as SIGN_HINTS
 from muster.failures.signs import Sign, shortened
-from muster.readers._frame import FOR_FACTS, FOR_READERS, Frame, own_stamp
+from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp
 from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers._mapping import Mapping
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
-from muster.readers.base import APART, JobLog, LineReader, MeasuredWindows, Outcome, Reading, Unit
-from muster.store.logfiles import BrokenFile
+from muster.readers._where import LinePlace
+from muster.readers.base import APART, JobLog, LineReader, MeasuredWindows, Outcome, Reading, Unit, Why
+from muster.store.logfiles import BrokenFile, Lines
 
 PACKAGE = "muster.readers"
 UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
 NO_FORMAT = "no known log format was recognised; --mapping FILE can say how its lines are read"
 TABLE, MAPPED = "table", "mapped lines"  # formats that mappings tell
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
+TOLD, LAST = 5, 5  # signs, and lines at the end, that are kept to explain a failure
+ENOUGH = 100  # lines before a sign, and before a block's end, that show whether a job goes on
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
 STAMPED = 10_000  # lines at the beginning and at the end, in which time stamps are looked for
 # Tables, documents and programs: what they say of failures, as results of earlier jobs do, is no job's end.
@@ -56,11 +59,13 @@ def read_blocks(
     blocks: Iterable[Sequence[str]],
     mappings: Sequence[Mapping] = (),
     named: re.Pattern[str] | None = None,
+    *,
+    brief: bool = False,
 ) -> list[JobLog]:
-    """As `_read_file`, with what a mapping says of the path."""
+    """As `_read_file`, with what a mapping says of the path. `brief`: only how the jobs ended counts."""
     fitting = [mapping for mapping in mappings if mapping.takes(path)]
     placed = next((found for mapping in fitting if (found := mapping.placed(path))), {})
-    jobs = _read_file(path, blocks, fitting, named)
+    jobs = _read_file(path, blocks, fitting, named, brief)
     return [_placed(job, placed) for job in jobs] if placed else jobs
 
 
@@ -79,6 +84,7 @@ def _read_file(
     blocks: Iterable[Sequence[str]],
     fitting: Sequence[Mapping],
     named: re.Pattern[str] | None,
+    brief: bool = False,
 ) -> list[JobLog]:
     """The jobs of a file; one that nobody can read is a job whose outcome is `unreadable`.
 
@@ -88,16 +94,20 @@ def _read_file(
     """
     whole = _Whole(blocks)
     rest: Iterator[Sequence[str]] | None = iter(whole)
-    feed, jobs = Feed(fitting), list[JobLog]()
+    feed, jobs = Feed(fitting, brief=brief), list[JobLog]()
     while rest is not None:
         rest = feed.take(rest)
-        frame, found = feed.frame, feed.readings()
+        frame, found, started = feed.frame, feed.readings(), len(jobs)
         name = f"{path}#{len(jobs) + 1}" if jobs else path
         if found or (frame.begun and not whole.broken):
             parts = [[each] for each in found if each.part] or [found]
             jobs += [_job(name, frame, each, whole.broken, named) for each in parts]
         elif not jobs:
             jobs.append(_with_hosts(_unread(path, frame, whole, fitting), frame, named))
+        jobs[started:] = [
+            each if each.outcome == "succeeded" else replace(each, why=_why(frame, whole))
+            for each in jobs[started:]
+        ]
         feed = feed.again()
     span = whole.span() if len(jobs) == 1 else None
     jobs = [replace(job, began=span[0], ended=span[1]) if span and not job.began else job for job in jobs]
@@ -106,13 +116,32 @@ def _read_file(
 
 def _unread(path: str, frame: Frame, whole: _Whole, mappings: Sequence[Mapping]) -> JobLog:
     """The job of a log that no reader knows: one that failed, or nobody knows."""
-    decisive = frame.signs.decisive()
-    recent = decisive and any(decisive.text in line for line in islice(whole.backwards(), RECENT))
+    decisive, last = frame.signs.decisive(), frame.signs.last
+    recent = decisive and any(last in line for line in islice(whole.backwards(), RECENT))
     if (
         whole.broken is None and decisive and recent and not _NO_LOG.search(path)
     ):  # it failed before anything that could be recognised
         return _ended(JobLog(path, "failed"), frame, decisive)
     return JobLog(path, "unreadable", whole.broken or _unknown(path, whole.first, whole.last, mappings))
+
+
+def _why(frame: Frame, whole: _Whole) -> Why:
+    """What is left to explain an end by, when all lines of a job have been read."""
+    signs, ends = frame.signs, list(islice(whole.backwards(), RECENT))
+    first = signs.decisive()
+    others = [each for each in signs.by_weight() if each is not first]
+    ways = [(each.weight, each.failure) for each in others]
+    told = (line for line in ends if line.strip())
+    return Why(
+        signs=tuple(
+            replace(each, text=shortened(each.text)) for each in islice(chain([first], others), TOLD) if each
+        ),
+        alike=ways.count((first.weight, first.failure)) if first else 0,
+        echoes=signs.echoes,
+        program=signs.broke or signs.traceback or frame.begun,
+        quiet=next((number for number, line in enumerate(ends) if signs.last and signs.last in line), None),
+        last=tuple(shortened(line) for line in islice(told, LAST))[::-1],
+    )
 
 
 class _Whole:
@@ -164,14 +193,17 @@ def _stamp_of(lines: Iterable[str]) -> float | None:
 class Feed:
     """Readers of one job, and what they are given."""
 
-    def __init__(self, mappings: Sequence[Mapping], frame: Frame | None = None) -> None:
+    def __init__(
+        self, mappings: Sequence[Mapping], frame: Frame | None = None, *, brief: bool = False
+    ) -> None:
         self.mappings = mappings
+        self.brief = brief
         self.frame = frame or Frame()
         self.made = [(hints, make(self.frame, mappings)) for hints, make in _readers()]
 
     def again(self) -> Feed:
         """For another job of the same file."""
-        return Feed(self.mappings, Frame(self.frame.later))
+        return Feed(self.mappings, Frame(self.frame.later), brief=self.brief)
 
     def readings(self) -> list[Reading]:
         """What was found."""
@@ -184,12 +216,19 @@ class Feed:
         whole = [reader for hints, reader in self.made if "" in hints]
         some = [(hints, reader) for hints, reader in self.made if "" not in hints]
         bits = [(1 << number, hints, reader) for number, (hints, reader) in enumerate(some, FOR_READERS)]
+        before: Sequence[str] = ()
         for block in blocks:
             fed = 0
-            for place, telling in sieve.telling(block):
+            told = sieve.telling(block)
+            # The first block has the settings; a short one may be the last, which has the end.
+            if self.brief and before and len(told) > ENOUGH:
+                told = _thinned(told)
+            for place, telling in told:
                 line = block[place]
                 if telling & FOR_FACTS and frame.another(line):
-                    return chain([block[place:]], blocks)
+                    rest = block.since(place) if isinstance(block, Lines) else block[place:]
+                    return chain([rest], blocks)
+                frame.signs.spot = LinePlace(block, place, before)
                 whole = _feed_whole(whole, block[fed : place + 1]) if whole else whole
                 fed = place + 1
                 text = frame.line(line, telling)
@@ -199,7 +238,19 @@ class Feed:
                     if wanted and not reader.closed and any(hint in text for hint in hints):
                         reader.line(text)
             whole = _feed_whole(whole, block[fed:]) if whole else whole
+            before = block
         return None
+
+
+def _thinned(told: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Without most of the lines that tell only of progress: how often it was marked counts for nothing."""
+    signs = [number for number, (_, telling) in enumerate(told) if telling & FOR_SIGNS]
+    kept: list[tuple[int, int]] = []
+    begin = 0
+    for end in [*signs, len(told)]:
+        kept += told[max(begin, end - ENOUGH) : end + 1]
+        begin = end + 1
+    return kept
 
 
 def _feed_whole(readers: Sequence[LineReader], lines: Sequence[str]) -> list[LineReader]:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
+from muster.failures.signs import Sign
+
 WARM_UP = 10  # optimizer steps that are left out, as `measure.warmup` of a recipe; at most a third of the run
 HEAD = 64  # windows that are kept one by one; later ones are merged where they become many
 TAIL = 512
@@ -224,6 +226,20 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Why:
+    """What a log has to say of its end. `signs`: the lines that may be why, the decisive one first; `alike`:
+    other ranks and hosts that say the same; `program`: it is plainly of a program that ran; `quiet`: lines
+    after the last sign, where these are few; `last`: the last lines that are not blank."""
+
+    signs: tuple[Sign, ...]
+    alike: int
+    echoes: int
+    program: bool
+    quiet: int | None
+    last: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class JobLog:
     """A job as its log tells it."""
 
@@ -259,6 +275,7 @@ class JobLog:
     exchanges: bool = False  # its step is nothing but an exchange between hosts
     spread: float | None = None  # relative standard error of its step's time, by its own windows
     notes: tuple[str, ...] = ()
+    why: Why | None = None  # of any outcome but succeeded
 
     @property
     def failed_hosts(self) -> tuple[str, ...]:

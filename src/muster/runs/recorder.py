@@ -80,6 +80,7 @@ class Board:
 # ----------------------------------------------------------------------------------------------------
 # Events and logs, folded as they come.
 
+ATTEMPT = "=== muster: attempt "  # begins what an attempt prints
 _TAIL = 1 << 16  # bytes of a rank's log
 EVERY = 2.0  # seconds between two looks at what a command's output comes to
 
@@ -246,19 +247,21 @@ class Recorder:
         if path not in self._begins:
             return
         with path.open("rb") as file:
-            file.seek(self._begins[path])
+            first = 1 + sum(line.count(b"\n") for line in _chunks(file, self._begins[path]))
             with suppress(BrokenFile):
-                yield from blocks(file)
+                yield from blocks(file, first)
 
     @property
     def _mark(self) -> str:
-        return f"=== muster: attempt {self.attempt} ==="
+        return f"{ATTEMPT}{self.attempt} ==="
 
     def log(self, host: str, rank: int | None, lines: list[str]) -> None:
         """Lines that a rank printed, or that the agent says of a host."""
         path = self.run.host_log(host) if rank is None else self.run.rank_log(host, rank)
         if path not in self._logs:
             self._logs[path] = path.open("a", encoding="utf-8", errors="backslashreplace")
+            if rank is not None and self._logs[path].tell():  # what an earlier attempt printed ends here
+                self._logs[path].write(f"{self._mark}\n")
             self._begins[path] = self._logs[path].tell()
         self._logs[path].write("".join(f"{self.scrub(line)}\n" for line in lines))
         self._logs[path].flush()
@@ -269,6 +272,13 @@ class Recorder:
         """Write down what is known of a command's progress when it has ended."""
         if self.follow is not None and (told := self.follow.now()) is not None:
             self.record(told.model_copy(update={"attempt": self.attempt}))
+
+
+def _chunks(file: IO[bytes], size: int) -> Iterator[bytes]:
+    """The first so many bytes of a file."""
+    while size > 0 and (chunk := file.read(min(size, _TAIL))):
+        size -= len(chunk)
+        yield chunk
 
 
 def _open_after_whole_lines(path: Path) -> IO[str]:

@@ -44,6 +44,7 @@ from muster.planner.plan import ask, hosts_first, plan_first, promised
 from muster.results.fold import make_result
 from muster.runs.checkpoints import BEGINNING, Start, WantedCheckpoint, choose
 from muster.runs.continuing import continued, same_batch
+from muster.runs.explain import with_evidence
 from muster.runs.hang import Watch
 from muster.runs.recorder import Follower, Recorder, Watcher
 from muster.runs.requirements import check_disk, check_hosts, check_profile, check_sharing
@@ -364,7 +365,7 @@ def _conclude(
         lost = next(iter(outcome.lost), None) if len(job.placements) > 1 else None
         bad = {each.checkpoint for each in folder.failed}
         usable = [each for each in folder.saved if each.step not in bad]
-        failure = with_way_on(failure, run.word, usable, lost)
+        failure = with_way_on(with_evidence(failure, run, recorder.lines_of), run.word, usable, lost)
         failure = Failure.model_validate(
             {name: recorder.scrub(value) if isinstance(value, str) else value for name, value in failure}
         )

@@ -18,6 +18,7 @@ from muster.core.registry import ENGINES, own_plugins
 from muster.core.result import Result
 from muster.judging.document import Judged
 from muster.planner.document import Plan
+from muster.runs.explain import Explanation
 from muster.store.events import event_schema
 
 
@@ -41,6 +42,8 @@ def schema_of(what: str) -> dict[str, Any]:
         return Suite.model_json_schema()
     if what == "result":
         return Result.model_json_schema()
+    if what == "explanation":
+        return Explanation.model_json_schema()
     if what == "event":
         return event_schema()
     return recipe_schema()

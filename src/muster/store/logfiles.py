@@ -12,7 +12,8 @@ import re
 import stat
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -45,6 +46,25 @@ class LogFile:
     shown: str
     archive: bool
     size: int
+
+
+class Lines(list[str]):
+    """Some lines in a row. `first`: the number of the first as editors count; `bare`: places of those that a
+    lone CR ended, as a progress bar's: to an editor they are of the same line as the next."""
+
+    first: int = 1
+    bare: Sequence[int] = ()
+
+    def number(self, place: int) -> int:
+        """The number of the line at a place."""
+        return self.first + place - bisect_left(self.bare, place)
+
+    def since(self, place: int) -> Lines:
+        """Without those before a place."""
+        rest = Lines(self[place:])
+        rest.first = self.number(place)
+        rest.bare = [each - place for each in self.bare if each >= place]
+        return rest
 
 
 def find_logs(where: Path) -> list[LogFile]:
@@ -100,30 +120,49 @@ def members_of(file: LogFile) -> Iterator[tuple[str, Iterator[list[str]]]]:
         yield file.shown, _broken(f"cannot be read to its end: {error}")
 
 
-def blocks(raw: IO[bytes]) -> Iterator[list[str]]:
+def blocks(raw: IO[bytes], first: int = 1) -> Iterator[Lines]:
     """The lines of a stream of bytes, some at a time, without their ends: UTF-8 with whatever is none
-    replaced, CR as well as LF (progress bars), each cut at LONGEST_LINE. Raises BrokenFile."""
+    replaced, CR as well as LF (progress bars), each cut at LONGEST_LINE. `first`: the number of the line at
+    which the stream is. Raises BrokenFile."""
     try:
         stream = _opened(raw)
         head = stream.read(_HEAD)
         if not _encoding(head).startswith("utf-16") and _binary(head):
             raise BrokenFile("is no text")
-        decoder = io.IncrementalNewlineDecoder(None, translate=True)
+        decoder = io.IncrementalNewlineDecoder(None, translate=False)  # keeps a CR LF together
         text = codecs.getincrementaldecoder(_encoding(head))(errors="replace")
         rest, block = "", head
         while block:
-            whole = rest + decoder.decode(text.decode(block)).replace("\x00", "")
-            full = whole.split("\n")
+            full = _lines(rest + decoder.decode(text.decode(block)).replace("\x00", ""), first)
             rest = full.pop()[:LONGEST_LINE]
-            if len(whole) > LONGEST_LINE:
-                full = [line[:LONGEST_LINE] for line in full]
+            first = full.number(len(full))
             yield full
             block = stream.read(CHUNK)
         rest += decoder.decode(text.decode(b"", final=True), final=True)
-        full = rest.split("\n")  # a CR at the very end is known for a line's end only now
-        yield full if full[-1] else full[:-1]
+        full = _lines(rest, first)  # a CR at the very end is known for a line's end only now
+        if not full[-1]:
+            full.pop()
+        yield full
     except _BROKEN as error:
         raise BrokenFile(f"cannot be read to its end: {error}") from None
+
+
+def _lines(whole: str, first: int) -> Lines:
+    """A text's lines, the last one without its end, each cut at LONGEST_LINE."""
+    bare: list[int] = []
+    if "\r" in whole:
+        whole = whole.replace("\r\n", "\n")
+        place = 0
+        for line in whole.split("\n") if "\r" in whole else ():
+            count = line.count("\r")
+            bare += range(place, place + count)
+            place += count + 1
+        whole = whole.replace("\r", "\n")
+    full = Lines(whole.split("\n"))
+    if len(whole) > LONGEST_LINE:
+        full[:] = [line[:LONGEST_LINE] for line in full]
+    full.first, full.bare = first, bare
+    return full
 
 
 def _opened(raw: IO[bytes]) -> io.BufferedIOBase:

@@ -1,0 +1,104 @@
+"""muster explain"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from muster.cli.options import Json, Root
+from muster.cli.output import out_console, print_json, print_row
+from muster.cli.parameters import Argument
+from muster.core.errors import UsageError
+from muster.core.units import counted
+
+if TYPE_CHECKING:
+    from muster.core.result import Evidence
+    from muster.runs.explain import Explanation
+
+EXAMPLES = """Examples:
+
+  muster explain last
+
+  muster explain job.log
+
+  muster explain logs/ --json
+
+  kubectl logs trainer-0 | muster explain -
+
+Exit code:
+
+  0  there is an answer: a cause is named, nothing failed, or it has not ended
+
+  1  it failed, and nothing says why
+
+  2  bad input"""
+COLOURS = {"known": "red", "named": "red", "unknown": "yellow", "nothing": "green", "going": "green"}
+
+
+def explain(
+    what: Annotated[
+        str,
+        Argument(
+            metavar="RUN|FILE|-",
+            help="A run; a log, an archive or a folder of logs, of whatever tool; - reads standard input.",
+            complete="runs",
+        ),
+    ],
+    root: Root = Path("runs"),
+    json: Json = False,
+) -> int:
+    """Explain a failure: its cause, the line that says so, what helps, and the command to go on."""
+    from muster.runs.explain import explain as explain_any
+    from muster.runs.explain import explain_stream
+
+    if what == "-":
+        if sys.stdin.isatty():
+            raise UsageError("standard input is a terminal", where="-", hint="COMMAND 2>&1 | muster explain -")
+        found = explain_stream(sys.stdin.buffer)
+    else:
+        found = explain_any(what, root)
+    if json:
+        print_json(found.model_dump(mode="json"))
+    else:
+        _print(found)
+    return found.exit_code
+
+
+def _print(found: Explanation) -> None:
+    """The cause, the evidence, the remedy, the command."""
+    from rich.markup import escape
+
+    from muster.runs.explain import AGAIN, WHO
+
+    console, failure = out_console(), found.failure
+    colour = COLOURS[found.answer]
+    console.print(f"[{colour}]{escape(found.says)}[/{colour}]")
+    rows: list[tuple[str, str | None]] = [("of", found.of)]
+    if failure:
+        place = ", ".join(part for part in (failure.where, failure.host) if part)
+        rows += [("by", place), ("says", None if failure.what in found.says else failure.what)]
+        rows += [("at", _place(failure.evidence) if failure.evidence else None)]
+    if found.alike or found.echoes:
+        same = f"{counted(found.alike, 'other')} ended the same way" if found.alike else ""
+        echoes = f"{counted(found.echoes, 'line')} only followed from it" if found.echoes else ""
+        rows.append(("besides", "; ".join(part for part in (same, echoes) if part)))
+    rows += [("also", f"{each.text}  {_place(each)}") for each in found.others]
+    rows += [("known as", failure.id if failure else None)]
+    rows += [("to blame", WHO[found.blame] if found.blame else None), ("remedy", found.remedy)]
+    rows += [("again?", AGAIN[found.retry] if found.retry else None)]
+    rows += [("beforehand", f"`muster check` looks at {found.check}" if found.check else None)]
+    rows += [("note", note) for note in found.notes]
+    for name, value in rows:
+        if value:
+            print_row(console, name, value)
+    for line in found.lines:
+        console.print(f"    {line}", markup=False)
+    if found.command:
+        print_row(console, "then", found.command)
+
+
+def _place(evidence: Evidence) -> str:
+    line = f":{evidence.line}" if evidence.line else ""
+    code = f" (raised at {evidence.code})" if evidence.code else ""
+    return f"{evidence.file or 'standard input, line'}{line}{code}"

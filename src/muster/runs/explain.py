@@ -1,0 +1,393 @@
+"""Explain: what went wrong in a run, or in any log, with the evidence, the remedy and the way on."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Literal
+
+from pydantic import Field
+
+from muster.core.errors import UsageError
+from muster.core.result import Evidence, Failure, Result
+from muster.core.section import Part
+from muster.core.units import counted
+from muster.failures.signs import Sign, order, shortened
+from muster.failures.table import Blame, KnownFailure, Phase, Retry, find, known_failures
+from muster.fleet.cause import LAST_WORDS
+from muster.readers._mapping import load_mappings
+from muster.readers._paths import place_of
+from muster.readers._read import read_blocks
+from muster.readers._why import sign_of
+from muster.readers.base import JobLog
+from muster.runs.recorder import ATTEMPT
+from muster.store.logfiles import BrokenFile, blocks, blocks_of, find_logs, members_of
+from muster.store.runfolder import (
+    DEFAULT_ROOT,
+    PipelineFolder,
+    RunFolder,
+    find_any,
+    folder_at,
+    folder_of,
+    from_here,
+)
+
+FEW = 50  # lines after an exception that a program may still print, having failed by it
+MOST = 5  # lines and other causes that are shown
+# known: an entry of the table. named: what ended it is known, and no entry of the table. unknown: it failed,
+# or its log stops, and nothing says why. nothing: no failure was found. going: it has not ended.
+Answer = Literal["known", "named", "unknown", "nothing", "going"]
+AGAIN: dict[Retry, str] = {
+    "no": "no: it would fail again",
+    "once": "yes, once, as it is",
+    "changed": "with the remedy; as it is, it would fail again",
+    "elsewhere": "without that host",
+    "by cause": "as the cause allows",
+}
+WHO: dict[Blame, str] = {
+    "host": "the host that says it",
+    "peer": "another rank or host: this one waited for it",
+    "work": "the program, its data or its settings",
+    "setup": "what the hosts share: environment, network, settings",
+    "scheduler": "the scheduler",
+    "unknown": "not known",
+    "nobody": "nobody",
+}
+_ECHO = "only echoes of a failure are here: the cause is in the log of another rank or host"
+_NAMED = {
+    "exception": "The program raised an exception that nothing caught: {}",
+    "crash": "A process crashed in native code: a signal that it brought upon itself.",
+    "external": "It was ended from outside: a person, a scheduler, or a launcher after another failure.",
+    "limit": "Its time was over.",
+    "killed": "A process was killed.",
+    "scheduler": "The scheduler ended it.",
+}
+
+
+class Explanation(Part):
+    """What `muster explain` found."""
+
+    schema_version: int = 1
+    of: str = Field(description="the run, file or folder")
+    answer: Answer
+    state: str | None = Field(None, description="of a run")
+    says: str = Field(description="the answer in a sentence")
+    failure: Failure | None = None
+    phase: Phase | None = None
+    blame: Blame | None = None
+    remedy: str | None = None
+    retry: Retry | None = None
+    check: str | None = Field(None, description="check of `muster check` that sees it before the start")
+    alike: int = Field(0, description="others that ended the same way")
+    echoes: int = Field(0, description="lines that only say that something had failed")
+    others: list[Evidence] = Field(default_factory=list, description="further lines that may be a cause")
+    lines: list[str] = Field(default_factory=list, description="the most telling, where nothing is known")
+    command: str | None = Field(None, description="what goes on")
+    notes: list[str] = Field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """0: there is an answer."""
+        return int(self.answer == "unknown")
+
+
+def explain(text: str, root: Path = DEFAULT_ROOT) -> Explanation:
+    """Of whatever a user names: a run as `find_any` finds it, or else a file or a folder of logs. Raises
+    RunFolderError and UsageError."""
+    path = folder_of(text)
+    if path and path.exists() and folder_at(path) is None and not (path / "schedule.json").is_file():
+        return explain_logs(path)
+    return explain_run(find_any(text, root))
+
+
+def explain_run(run: RunFolder | PipelineFolder) -> Explanation:
+    """Of a run's last attempt; of a pipeline's step that did not succeed. Raises RunFolderError for damaged
+    files."""
+    if isinstance(run, PipelineFolder):
+        steps = [each for each in run.steps if each.path.is_dir()]
+        bad = [each for each in steps if each.state() != "succeeded"]
+        run = next(iter(bad or steps[-1:]), run.steps[0])
+    result, state = run.read_result(), run.state()
+    if state in ("running", "elsewhere", "submitted"):
+        says = "it waits for the batch system" if state == "submitted" else "it has not ended"
+        shows = f"muster show {run.word}" + (" --follow" if state == "running" else "")
+        return Explanation(of=run.id, answer="going", state=state, says=says, command=shows)
+    if state == "succeeded":
+        return Explanation(of=run.id, answer="nothing", state=state, says="it succeeded: nothing failed here")
+    logs = _last_attempt(run)
+    if result is None or result.failure is None:
+        return _interrupted(run, state, logs)
+    failure, known = result.failure, known_failures().get(result.failure.id or "")
+    if failure.evidence is None:
+        failure = with_evidence(failure, run, lambda host, rank: _attempt_of(_log_of(run, host, rank)))
+    if failure.evidence and failure.evidence.file:
+        at = from_here(run.path / failure.evidence.file)
+        failure = failure.model_copy(update={"evidence": failure.evidence.model_copy(update={"file": at})})
+    said = [log for log in logs if log.why]
+    other = known is not None and failure.host is None and _is_echo(known)
+    silent = (failure.hint or "").startswith(LAST_WORDS)
+    wordless = other or (known is None and silent and failure.evidence is None)
+    told = Explanation(
+        of=run.id,
+        answer="unknown" if wordless else "known" if known else "named",
+        state=state,
+        says=known.cause if known else _raised(failure),
+        failure=failure,
+        remedy=None if silent else failure.hint,
+        blame="work" if failure.evidence and failure.evidence.code and known is None else None,
+        echoes=sum(log.why.echoes for log in said if log.why),
+        lines=_telling(said, run) if wordless else [],
+        command=_way_on(run, result, known),
+    )
+    return _with_entry(told, known, failure.host)
+
+
+def explain_logs(where: Path) -> Explanation:
+    """Of a log, an archive, or a folder of those. Raises UsageError where there is none."""
+    jobs: list[JobLog] = []
+    files = find_logs(where)
+    mappings = load_mappings()
+    for file in files:
+        members = members_of(file) if file.archive else [(file.shown, blocks_of(file))]
+        for path, text in members:
+            shown = str(where / path) if where.is_dir() else str(where.parent / path)
+            jobs += read_blocks(shown, text, mappings, brief=True)
+    if all(job.outcome == "unreadable" and job.reason == "is no text" for job in jobs):
+        raise UsageError("is no text", where=str(where))
+    return _of_jobs(str(where), jobs)
+
+
+def explain_stream(raw: IO[bytes]) -> Explanation:
+    """Of what comes out of a pipe."""
+    jobs = read_blocks("-", blocks(raw), load_mappings(), brief=True)
+    if jobs[0].reason == "is no text":
+        raise UsageError("is no text", where="standard input")
+    return _of_jobs("-", jobs)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Logs. Of several the one that explains most counts, then the one that was first.
+
+
+def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
+    failed = [(log, log.why.signs[0]) for log in jobs if log.why and log.why.signs and _sure(log)]
+    notes = [f"{log.path}: {log.reason}" for log in jobs if (log.reason or "").startswith("cannot be read")]
+    echoes = sum(log.why.echoes for log in jobs if log.why)
+    if not failed:
+        return _nothing(of, jobs, notes)
+    ranked = sorted(failed, key=lambda each: (order(each[1].weight), each[1].when or float("inf")))
+    log, sign = ranked[0]
+    known = known_failures().get(sign.failure or "") or _known_of(sign)
+    if sign.weight in ("symptom", "exit") and (known is None or _is_echo(known)):
+        lines = _telling([each for each, _ in ranked])
+        told = Explanation(of=of, answer="unknown", says=_ECHO, lines=lines, echoes=echoes, notes=notes)
+        if sign.weight == "symptom" or sign.rank is None:
+            return told
+        first = Failure(
+            what=sign.text, where=f"rank {sign.rank}", host=sign.host, evidence=_evidence(log, sign)
+        )
+        says = f"rank {sign.rank} ended first, and no line says why"
+        return told.model_copy(update={"says": says, "failure": first})
+    others = [
+        (each, other)
+        for each in [log, *(each for each, _ in ranked[1:])]
+        for other in (each.why.signs if each.why else ())
+        if (other.weight, other.failure) != (sign.weight, sign.failure)
+        and order(other.weight) <= order("exception")
+    ]
+    evidence = _evidence(log, sign)
+    failure = Failure(
+        what=sign.text,
+        where=None if evidence.rank is None else f"rank {evidence.rank}",
+        host=evidence.host,
+        hint=known.remedy if known else None,
+        id=known.id if known else None,
+        evidence=evidence,
+    )
+    told = Explanation(
+        of=of,
+        answer="known" if known else "named",
+        says=_sentence(known, sign),
+        failure=failure,
+        blame="work" if sign.weight == "exception" and known is None else None,
+        alike=sum(1 for _, each in ranked[1:] if _alike(each, sign)) + (log.why.alike if log.why else 0),
+        echoes=echoes,
+        others=[_evidence(each, other) for each, other in others[:MOST]],
+        notes=notes,
+    )
+    return _with_entry(told, known, failure.host)
+
+
+def _sure(log: JobLog) -> bool:
+    """Whether a line is why the program ended: not one that it printed and went on, and no other program's."""
+    why = log.why
+    if why is None or (log.outcome == "unreadable" and why.quiet is None):
+        return False
+    if log.format or why.signs[0].weight not in ("exception", "symptom", "exit"):
+        return True
+    return why.program and why.quiet is not None and why.quiet <= FEW
+
+
+def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
+    """No line says why anything failed. A log that stops without its format's end is no healthy one."""
+    stopped = [
+        log for log in jobs if log.outcome == "timeout" or (log.outcome == "failed" and log.format)
+    ]
+    empty = [log for log in jobs if log.reason == "is empty"]
+    if stopped or notes or len(empty) == len(jobs):
+        first = next(iter(stopped or empty or jobs))
+        says = f"no line tells of a failure; {first.path}: {first.reason}"
+        if first in stopped:
+            says += ": it was killed from outside, hangs, or still runs"
+        lines = _telling(stopped or jobs)
+        return Explanation(of=of, answer="unknown", says=says, lines=lines, notes=notes)
+    good = sum(log.outcome == "succeeded" for log in jobs)
+    what = f"{counted(good, 'job')} ended well" if good else "no known failure is in it"
+    return Explanation(of=of, answer="nothing", says=f"nothing failed here: {what}", notes=notes)
+
+
+def _alike(one: Sign, other: Sign) -> bool:
+    return (one.weight, one.failure) == (other.weight, other.failure)
+
+
+def _known_of(sign: Sign) -> KnownFailure | None:
+    """Of a line that says that time was over: to `judge` it is no failure."""
+    found = find(sign.text) if sign.weight == "limit" else None
+    return found.failure if found else None
+
+
+def _evidence(log: JobLog, sign: Sign) -> Evidence:
+    file = re.sub(r"#\d+$", "", log.path)
+    one = log.hosts[0] if len(log.hosts) == 1 else None
+    rank = sign.rank if sign.rank is not None else place_of(file).rank
+    return Evidence(
+        file=None if file == "-" else file,
+        line=sign.number,
+        text=sign.text,
+        host=sign.host or one,
+        rank=rank,
+        time=sign.when,
+        code=sign.code,
+    )
+
+
+def _telling(logs: Iterable[JobLog], run: RunFolder | None = None) -> list[str]:
+    """What may help a person: signs of any kind, then the last lines."""
+    lines: list[str] = []
+    for log in logs:
+        if log.why:
+            lines += [sign.text for sign in log.why.signs] + list(log.why.last)
+    return list(dict.fromkeys(line for line in lines if not line.startswith(ATTEMPT)))[: 2 * MOST]
+
+
+# ----------------------------------------------------------------------------------------------------
+# The table's words, and the way on.
+
+
+def _is_echo(known: KnownFailure) -> bool:
+    return known.blame == "peer" or known.retry == "by cause"
+
+
+def _sentence(known: KnownFailure | None, sign: Sign) -> str:
+    return known.cause if known else _NAMED[sign.weight].format(sign.text)
+
+
+def _raised(failure: Failure) -> str:
+    evidence = failure.evidence
+    return _NAMED["exception"].format(failure.what) if evidence and evidence.code else failure.what
+
+
+def _with_entry(told: Explanation, known: KnownFailure | None, host: str | None) -> Explanation:
+    if known is None:
+        return told
+    remedy = told.remedy or known.remedy.replace("{host}", host or "HOST")
+    entry = {"phase": known.phase, "blame": known.blame, "retry": known.retry, "check": known.check}
+    return told.model_copy(update={**entry, "remedy": remedy})
+
+
+def _way_on(run: RunFolder, result: Result, known: KnownFailure | None) -> str | None:
+    """The command. What the recipe itself has to say otherwise needs another run."""
+    failure = result.failure
+    if failure and (failure.usage or (known and known.blame == "work")) and result.command is None:
+        argv = run.read_json(run.env).get("argv") if run.env.exists() else None
+        return shlex.join(["muster", *map(str, argv[1:])]) if argv else None
+    words = f"muster resume {run.word}"
+    if failure is None or failure.host is None or len(result.hosts) < 2:
+        return words
+    leave = (known and known.retry == "elsewhere") or "--without" in (failure.hint or "")
+    return f"{words} --without {failure.host}" if leave else words
+
+
+def _interrupted(run: RunFolder, state: str, logs: Sequence[JobLog]) -> Explanation:
+    if state in ("cancelled", "stopped", "timeout"):
+        return Explanation(of=run.id, answer="named", state=state, says=f"it is {state}")
+    says = "there is no result, and its controller no longer runs: it was killed, or its machine went down"
+    last = _telling([log for log in logs if log.why])
+    return Explanation(
+        of=run.id, answer="named", state=state, says=says, lines=last, command=f"muster resume {run.word}"
+    )
+
+
+def _last_attempt(run: RunFolder) -> list[JobLog]:
+    """Every log of a run, as far as it is of the last attempt."""
+    if not run.logs.is_dir() or not any(run.logs.iterdir()):
+        return []
+    read = [read_blocks(str(file.path), _attempt_of(file.path), brief=True) for file in find_logs(run.logs)]
+    return [jobs[-1] for jobs in read if jobs]
+
+
+def _attempt_of(path: Path) -> Iterator[Sequence[str]]:
+    """What one of a run's logs has of the last attempt."""
+    if not path.is_file():
+        return
+    with path.open("rb") as raw:
+        begin, first, place = 0, 1, 0
+        for number, line in enumerate(raw, 1):
+            if line.startswith(ATTEMPT.encode()):
+                begin, first = place, number
+            place += len(line)
+        raw.seek(begin)
+        with suppress(BrokenFile):
+            yield from blocks(raw, first)
+
+
+def with_evidence(
+    failure: Failure, run: RunFolder, words: Callable[[str, int | None], Iterable[Sequence[str]]]
+) -> Failure:
+    """With the line of its rank's or host's log that says the same. `words`: what that one printed."""
+    if failure.evidence is not None or failure.host is None:
+        return failure
+    match = re.fullmatch(r"rank (\d+)", failure.where or "")
+    rank = int(match[1]) if match else None
+    for each in dict.fromkeys((rank, None)):
+        sign = sign_of(words(failure.host, each))
+        if sign is None or not _same(failure, sign):
+            continue
+        path = _log_of(run, failure.host, each)
+        evidence = Evidence(
+            file=str(path.relative_to(run.path)),
+            line=sign.number,
+            text=shortened(sign.text),
+            host=failure.host,
+            rank=rank,
+            time=sign.when,
+            code=sign.code,
+        )
+        return failure.model_copy(update={"evidence": evidence})
+    return failure
+
+
+def _log_of(run: RunFolder, host: str, rank: int | None) -> Path:
+    return run.host_log(host) if rank is None else run.rank_log(host, rank)
+
+
+def _same(failure: Failure, sign: Sign) -> bool:
+    """Whether a line says what the failure is."""
+    said, what = shortened(sign.text), shortened(failure.what)
+    if what in said or said in what or (sign.weight == "killed" and "by SIGKILL" in what):
+        return True
+    known = find(failure.what, "log", "error")
+    return sign.failure is not None and sign.failure in (failure.id, known.failure.id if known else None)

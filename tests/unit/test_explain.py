@@ -1,0 +1,291 @@
+"""`muster explain`: the cause, and not what came of it; where nothing says it, no guess."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import muster
+from muster.cli import app as cli
+from muster.core.errors import UsageError
+from muster.core.result import Failure
+from muster.failures.table import KnownFailure, Phrase, known_failures
+from muster.runs.explain import Explanation, explain, explain_logs, explain_stream
+from muster.store.runfolder import RunFolder
+from tests.unit.logs import chat_log, metaseq_log, trainer_log
+from tests.unit.test_runfolder import finish, make
+
+PHRASES = [
+    (entry, phrase)
+    for entry in known_failures().values()
+    for phrase in entry.says
+    if phrase.of == "log" and phrase.weight != "notice"
+]
+TRACEBACK = "Traceback (most recent call last):"
+
+
+def said(*lines: str) -> Explanation:
+    """Of these lines, as they come out of a pipe."""
+    return explain_stream(io.BytesIO("\n".join([*lines, ""]).encode()))
+
+
+@pytest.mark.parametrize(
+    ("entry", "phrase"), PHRASES, ids=[f"{entry.id}-{phrase.pattern[:30]}" for entry, phrase in PHRASES]
+)
+def test_every_entry_is_found_in_what_a_tool_printed(entry: KnownFailure, phrase: Phrase) -> None:
+    """Between other lines; what only echoes a failure is never named as its cause."""
+    found = said("[2025-03-04 10:11:12] loading", TRACEBACK, phrase.example, "bye")
+    if phrase.weight == "symptom" and (entry.blame == "peer" or entry.retry == "by cause"):
+        assert (found.answer, found.failure, found.exit_code) == ("unknown", None, 1)
+        assert any(phrase.example[:40].split(": ", 1)[-1][:20] in line for line in found.lines)
+        return
+    assert found.failure is not None
+    assert (found.answer, found.failure.id, found.exit_code) == ("known", entry.id, 0)
+    assert found.failure.evidence is not None and found.failure.evidence.line == 3
+    assert (found.blame, found.retry, found.check) == (entry.blame, entry.retry, entry.check)
+    assert found.remedy
+
+
+# Two ranks of torchrun and gloo, torch 2.13, as they were printed: rank 1 failed, and rank 0 missed it.
+RANKS = """\
+[rank0]: Traceback (most recent call last):
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/home/u/train.py", line 9, in step
+[rank0]:   File "/home/u/train.py", line 12, in <module>
+[rank0]:     dist.all_reduce(x)
+[rank1]:     return d['loss']
+[rank1]:            ~^^^^^^^^
+[rank0]:   File "/opt/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83, in wrapper
+[rank1]: KeyError: 'loss'
+[rank0]: RuntimeError: [/__w/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:22925.
+E1125 09:22:30.051000 21201 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: """.splitlines()
+
+
+def test_the_rank_that_failed_and_not_those_that_missed_it() -> None:
+    found = said(*RANKS)
+    failure = found.failure
+    assert failure is not None and failure.evidence is not None
+    assert (failure.where, failure.evidence.rank, failure.what) == ("rank 1", 1, "KeyError: 'loss'")
+    assert (failure.evidence.line, failure.evidence.code) == (9, "/home/u/train.py:9 in step")
+    assert (found.answer, found.blame, found.echoes) == ("named", "work", 3)
+
+
+def account(rank: int, code: int, when: str) -> list[str]:
+    """torchrun's account of the process that failed first (torch 2.13)."""
+    return f"""\
+Root Cause (first observed failure):
+[0]:
+  time      : {when}
+  host      : node{rank}
+  rank      : {rank} (local_rank: {rank})
+  exitcode  : {code} (pid: 22633)
+  error_file: <N/A>""".splitlines()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_that_failed_torchrun_says_which_was_first(first: int) -> None:
+    """Whichever is printed first."""
+    raised = [f"[rank{rank}]: {line}" for rank in (0, 1) for line in (TRACEBACK, f"ValueError: no {rank}")]
+    found = said(*raised, *account(first, 1, "2026-11-25_09:24:14"))
+    assert found.failure is not None and found.failure.what == f"ValueError: no {first}"
+    assert found.alike == 1
+
+
+def test_a_rank_without_last_words_is_named_and_its_reason_is_not_guessed() -> None:
+    missed = "[rank0]: RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:33212"
+    found = said(missed, *account(3, -6, "2026-11-25_09:24:14"))
+    assert (found.answer, found.exit_code) == ("unknown", 1)
+    assert found.failure is not None and (found.failure.where, found.failure.id) == ("rank 3", None)
+    crash = said(missed, *account(3, -11, "2026-11-25_09:24:14"))
+    assert crash.failure is not None and (crash.failure.where, crash.failure.id) == ("rank 3", "crashed")
+
+
+def test_of_several_files_the_one_that_failed_first(tmp_path: Path) -> None:
+    """By the last time stamp before the line; an archive of them says the same."""
+    for rank, second in ((0, 30), (1, 20), (2, 40)):
+        lines = [f"[2025-03-04 10:11:{second},000] begin", TRACEBACK, f"ValueError: {rank}"]
+        (tmp_path / f"node1.rank{rank}.log").write_text("\n".join(lines))
+    found = explain_logs(tmp_path)
+    assert found.failure is not None and found.failure.evidence is not None
+    assert (found.failure.what, found.failure.where, found.alike) == ("ValueError: 1", "rank 1", 2)
+    assert found.failure.evidence.file == str(tmp_path / "node1.rank1.log")
+
+
+def test_two_causes_in_one_log() -> None:
+    """The first of those that explain most; the other beside it."""
+    full = "OSError: [Errno 28] No space left on device: '/ckpt'"
+    found = said("RuntimeError: No CUDA GPUs are available", full, TRACEBACK, "ValueError: x")
+    assert found.failure is not None and found.failure.id == "no_gpu"
+    assert [each.text for each in found.others] == ["ValueError: x"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "number"),
+    [
+        (b"\r 1%\r 2%\r 3%\n%s\n", 2),
+        (b"a\r\nb\r\n%s\r\n", 3),
+        (b"\x1b[31m%s\x1b[0m\n", 1),
+        (b"x\n" * 30_000 + b"%s", 30_001),  # the last line has no end
+        (b"\xfa\xfe\xfd text \xe2\x82\n%s\n", 2),
+        (b"9%" * 200_000 + b"\r" + b"z\n%s", 2),
+    ],
+    ids=["bars", "windows", "colours", "long", "bytes", "flood"],
+)
+def test_lines_are_counted_as_editors_do(lines: bytes, number: int, tmp_path: Path) -> None:
+    text = lines.replace(b"%s", b"RuntimeError: No CUDA GPUs are available")
+    for name, packed in (("a.log", text), ("a.log.gz", gzip.compress(text))):
+        (tmp_path / name).write_bytes(packed)
+        failure = explain_logs(tmp_path / name).failure
+        assert failure is not None and failure.evidence is not None
+        assert (failure.id, failure.evidence.line) == ("no_gpu", number)
+    assert text.split(b"\n")[number - 1].count(b"No CUDA")
+
+
+def test_what_a_program_met_and_went_on() -> None:
+    """An exception long before the end of a log without steps; the one at its end counts."""
+    early = [TRACEBACK, "KeyError: 'early'"]
+    assert said(*early, *["still here"] * 200).answer == "nothing"
+    found = said(*early, *["still here"] * 20_000, TRACEBACK, "KeyError: 'late'")
+    assert found.failure is not None and found.failure.what == "KeyError: 'late'"
+    log = chat_log(["n1"])
+    place = next(n for n, line in enumerate(log) if "step=20," in line)
+    assert said(*log[:place], *early, *log[place:]).answer == "nothing"
+
+
+HEALTHY = {
+    "DeepSpeed-Chat": chat_log(["n1", "n2"]),
+    "metaseq": metaseq_log(),
+    "Trainer": trainer_log().split("\n"),
+}
+
+
+@pytest.mark.parametrize("lines", HEALTHY.values(), ids=list(HEALTHY))
+def test_a_healthy_log_has_no_failure(lines: list[str]) -> None:
+    found = said(*lines)
+    assert (found.answer, found.failure, found.exit_code) == ("nothing", None, 0)
+
+
+# Of tools that are none of ours, as they printed them: nothing that has to do with a training.
+UNKNOWN = json.loads((Path(__file__).parent / "unknown_logs.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_nothing_is_found_in_logs_of_other_tools(name: str) -> None:
+    found = said(*UNKNOWN[name])
+    assert (found.answer, found.failure) == ("nothing", None), found
+
+
+def test_what_cannot_be_explained(tmp_path: Path) -> None:
+    """No text, nothing there, an empty file, a log that just stops."""
+    (tmp_path / "noise").write_bytes(bytes(range(256)) * 100)
+    (tmp_path / "empty").touch()
+    with pytest.raises(UsageError, match="is no text"):
+        explain_logs(tmp_path / "noise")
+    with pytest.raises(UsageError):
+        explain(str(tmp_path / "nowhere" / "x"))
+    empty = explain_logs(tmp_path / "empty")
+    assert (empty.answer, empty.exit_code) == ("unknown", 1)
+    stops = said(*chat_log(["n1"], ends=False))
+    assert (stops.answer, stops.failure, stops.exit_code) == ("unknown", None, 1)
+    cut = gzip.compress("\n".join(f"line {n * n * n}" for n in range(9000)).encode())
+    (tmp_path / "cut.gz").write_bytes(cut[: len(cut) // 2])
+    assert explain_logs(tmp_path / "cut.gz").notes
+
+
+# ----------------------------------------------------------------------------------------------------
+# Runs.
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return make(tmp_path, "job")
+
+
+def failed(run: RunFolder, failure: Failure) -> None:
+    result = finish(run, "failed").model_copy(update={"failure": failure})
+    run.result.write_text(result.model_dump_json())
+
+
+def test_a_run_that_failed(run: RunFolder) -> None:
+    """Its result says why, and its logs where."""
+    log = run.rank_log("node1", 1)
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("\n".join(["hello", TRACEBACK, '  File "t.py", line 3, in f', "KeyError: 'x'"]))
+    run.rank_log("node0", 0).write_text("RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:3\n")
+    failed(run, Failure(what="KeyError: 'x'", where="rank 1", host="node1"))
+    found = explain(str(run.path))
+    assert found.failure is not None and found.failure.evidence is not None
+    assert (found.failure.evidence.line, found.failure.evidence.code) == (4, "t.py:3 in f")
+    assert Path(found.failure.evidence.file or "").samefile(log)
+    assert (found.answer, found.state, found.echoes, found.exit_code) == ("named", "failed", 1, 0)
+    assert re.match(r"muster resume job\b", found.command or "")
+
+
+def test_a_failure_of_the_table(run: RunFolder) -> None:
+    known = known_failures()["disk_full"]
+    failed(run, Failure(what="the disk is full: x", host="node1", hint=known.remedy, id="disk_full"))
+    found = explain(str(run.path))
+    assert (found.answer, found.retry, found.check) == ("known", known.retry, "disk.space")
+    assert known.cause == found.says and found.remedy == known.remedy
+
+
+def test_an_attempt_before_this_one_is_not_what_failed(run: RunFolder) -> None:
+    log = run.host_log("node1")
+    log.parent.mkdir(exist_ok=True)
+    log.write_text(
+        "=== muster: attempt 1 ===\nRuntimeError: [gloo] Connection closed by peer [10.0.0.1]:3\n"
+        "=== muster: attempt 2 ===\nall is well\n"
+    )
+    failed(run, Failure(what="rank 1 was killed by SIGKILL", host="node1"))
+    assert explain(str(run.path)).echoes == 0
+
+
+def test_runs_that_did_not_fail(run: RunFolder, tmp_path: Path) -> None:
+    interrupted = explain("job", tmp_path)
+    assert (interrupted.answer, interrupted.state, interrupted.exit_code) == ("named", "interrupted", 0)
+    assert "muster resume job" in (interrupted.command or "")
+    finish(run)
+    good = explain("job", tmp_path)
+    assert (good.answer, good.state, good.exit_code) == ("nothing", "succeeded", 0)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_verb(as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A document of the published schema; or the cause, the place, the remedy."""
+    log = tmp_path / "a.log"
+    log.write_text("RuntimeError: No CUDA GPUs are available\n")
+
+    def call(*words: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["explain", *words, *(["--json"] if as_json else [])])
+        return int(str(ended.value.code)), capsys.readouterr().out
+
+    code, out = call(str(log))
+    known = known_failures()["no_gpu"]
+    assert code == 0
+    if as_json:
+        with pytest.raises(SystemExit):
+            cli.main(["schema", "explanation"])
+        published = json.loads(capsys.readouterr().out)
+        assert set(published["properties"]) == set(json.loads(out))
+        assert Explanation.model_validate_json(out).failure
+        assert json.loads(out)["failure"]["id"] == "no_gpu"
+    else:
+        assert out.splitlines()[0] == known.cause
+        assert f"{log}:1" in out and known.remedy.split(",")[0] in out
+    log.write_text("RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:3\n" + f"{TRACEBACK}\n")
+    assert call(str(log))[0] == 1
+
+
+def test_from_python(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("RuntimeError: No CUDA GPUs are available\n")
+    found = muster.explain(tmp_path / "a.log")
+    assert found.failure is not None and found.failure.id == "no_gpu"
+
+
