@@ -68,7 +68,9 @@ def test_the_common_forms_are_found(row: dict[str, Any], turns: list[tuple[str, 
             "Hi",
             ("Hello", "No"),
         ),
-        ({"prompt": "A", "chosen": SAID, "rejected": [SAID[0], {"role": "assistant", "content": "C"}]}, "A",
+        ({"prompt": "Hi", "chosen": SAID, "rejected": [SAID[0], {"role": "assistant", "content": "C"}]}, "Hi",
+         ("Hello", "C")),
+        ({"prompt": SAID[:1], "chosen": SAID[1:], "rejected": [{"role": "assistant", "content": "C"}]}, "Hi",
          ("Hello", "C")),
     ],
 )  # fmt: skip
@@ -100,6 +102,21 @@ def test_pairs(row: dict[str, Any], prompt: str, answers: tuple[str, str]) -> No
             "different prompts",
         ),
         ({"chosen": "one", "rejected": "two"}, PAIRS, "no prompt"),
+        # A message between prompt and answer would be lost, and what a user says is no answer.
+        (
+            {"prompt": SAID[:1], "completion": [*SAID[1:], *SAID]},
+            Wanted(),
+            "other messages before its answer",
+        ),
+        ({"prompt": "A", "chosen": SAID, "rejected": "C"}, PAIRS, "other messages before its answer"),
+        ({"prompt": "A", "chosen": SAID[:1]}, Wanted(), "not the assistant's"),
+        (
+            {"chosen": [*SAID, SAID[0]], "rejected": [*SAID, {"role": "user", "content": "No"}]},
+            PAIRS,
+            "not the assistant's",
+        ),
+        ({"messages": [*SAID, SAID[0]]}, Wanted(), "its last message is the user's"),
+        ({"messages": [{"role": "user", "content": "half: \ud83d"}, SAID[1]]}, Wanted(), "not Unicode"),
     ],
 )
 def test_what_nothing_is_learned_from(row: dict[str, Any], wanted: Wanted, what: str) -> None:
@@ -183,7 +200,7 @@ def test_the_rest_of_a_file_is_not_read_beyond_the_limit(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"reward": {}}, "nothing says what an answer is worth"),
+        ({"reward": {"execution": False}}, "nothing says what an answer is worth"),
         ({"reward": {"function": "here.py"}}, "is not FILE.py:NAME"),
         ({"reward": {"function": "nowhere.py:f"}}, "no such file"),
         ({"reward": {"execution": True}, "data": {"path": "PAIRS"}}, "no answer can be judged by running it"),

@@ -12,6 +12,7 @@ import pytest
 
 from muster.core.errors import DataError, RecipeError
 from muster.core.recipe import recipe_from
+from muster.core.recipes import load_recipe
 from muster.dialogues.rows import Dialogue, Turn, Wanted
 from tests.support import needs_torch
 
@@ -82,11 +83,39 @@ def test_rewards_are_added_up(tmp_path: Path, database: Path) -> None:
     assert found([asked(database)] * 2, answers) == [len(right) + 1 + 1, len("SELECT name FROM town") + 1]
 
 
+def test_a_function_may_change_the_lists_that_it_is_given(tmp_path: Path, database: Path) -> None:
+    found = scorer(tmp_path, "answers.reverse(); return [0.0] * len(answers)", execution=True)
+    answers = [found.tokenizer(text)["input_ids"] for text in (str(asked(database).answer), "SELECT 1")]
+    assert found([asked(database)] * 2, answers) == [1, 0]
+
+
+def test_answers_are_run_where_nothing_else_rewards_them(tmp_path: Path) -> None:
+    """Also in the shipped recipes, of which another reward takes the place."""
+    for name in ("grpo", "rloo", "ppo"):
+        alone, model, both = (
+            load_recipe(name, given)
+            for given in (
+                [],
+                [f"reward.model={tmp_path}"],
+                [f"reward.model={tmp_path}", "reward.execution=true"],
+            )
+        )
+        assert [each.reward.executes for each in (alone, model, both)] == [True, False, True]  # type: ignore[attr-defined]
+    assert not load_recipe("grpo", ["reward.execution=false"]).reward.given  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("body", "what"),
     [
         ("return [1.0]", "gave 1 rewards for 2 answers"),
-        ("return ['good', 'bad']", "raised ValueError"),
+        ("return ['good', 'bad']", "returned 'good' among its numbers"),
+        ("return [None, 1.0]", "returned 'None' among its numbers"),
+        ("return {0: 1.0, 1: 2.0}", "returned a dict"),
+        ("return '11'", "returned a str"),
+        ("return None", "returned a NoneType"),
+        ("raise SystemExit(3)", "raised SystemExit: 3 \\(.*rewards.py:2\\)"),
+        ("return (1 / 0 for each in answers)", "raised ZeroDivisionError.*rewards.py:2\\)"),
+        ("import json; json.loads('no')", "raised JSONDecodeError.*rewards.py:2\\)"),
         ("return [float('inf'), 0]", "gave inf for an answer to the prompt of x:1"),
         ("raise KeyError('oh')", "raised KeyError: 'oh' \\(.*rewards.py:2\\)"),
     ],
