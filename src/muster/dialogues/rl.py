@@ -108,7 +108,7 @@ class RolloutRecipe(DialogueRecipe):
                 raise DataError(
                     "has no SQLite file or no expected SQL, so no answer can be judged by running it",
                     where=sample.where,
-                    hint="reward.model=RUN, reward.function=FILE.py:NAME, or a field database beside the answer",
+                    hint="reward.model=RUN or reward.function=FILE.py:NAME; or a field database beside it",
                 )
 
     def sequence(self, config: Mapping[str, Any] | None) -> int:

@@ -19,6 +19,8 @@ from muster.core.families.checking import (
 )
 from muster.core.recipe import Recipe
 
+NUMBERS = "ForSequenceClassification"  # Transformers' names of models that give numbers for a text end so
+
 
 def is_t5(recipe: Recipe) -> bool:
     """Whether the model is of the T5 family, as far as can be told without loading it."""
@@ -120,7 +122,7 @@ def _check_output(recipe: Recipe, config: Mapping[str, Any]) -> None:
     would be drawn anew, and it would write nothing that it has learned."""
     if recipe.model.init != "pretrained" or recipe.output == "numbers":
         return
-    if any(str(kind).endswith("ForSequenceClassification") for kind in config.get("architectures") or ()):
+    if any(str(kind).endswith(NUMBERS) for kind in config.get("architectures") or ()):
         raise RecipeError(
             f"{recipe.model.name} is a reward model: it gives a number for a text, and cannot write one",
             where="model.name",
