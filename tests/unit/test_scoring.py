@@ -83,6 +83,27 @@ def test_rewards_are_added_up(tmp_path: Path, database: Path) -> None:
     assert found([asked(database)] * 2, answers) == [len(right) + 1 + 1, len("SELECT name FROM town") + 1]
 
 
+def test_a_reward_model_reads_each_answer_behind_its_own_prompt(tmp_path: Path) -> None:
+    """One that gives the first token its place's weight, and so on."""
+    import torch
+
+    class Places(torch.nn.Linear):
+        def forward(self, tokens: Any, attention_mask: Any) -> Any:
+            return SimpleNamespace(
+                logits=(tokens * attention_mask * torch.arange(tokens.shape[1])).sum(1, True)
+            )
+
+    found = scorer(tmp_path, "return [0.0] * len(answers)")
+    found.model = Places(1, 1)
+    samples = [
+        Dialogue((Turn("text", text),), None, None, "x:1") for text in ("town", "SELECT name FROM", "name")
+    ]
+    answers = [[7], [5, 6], [9, 3, 4]]
+    texts = [[*found.templates.prompt(s.turns), *a] for s, a in zip(samples, answers, strict=True)]
+    assert found(samples, answers) == [sum(n * token for n, token in enumerate(text)) for text in texts]
+    assert len({len(text) for text in texts}) > 1  # padding takes part
+
+
 def test_a_function_may_change_the_lists_that_it_is_given(tmp_path: Path, database: Path) -> None:
     found = scorer(tmp_path, "answers.reverse(); return [0.0] * len(answers)", execution=True)
     answers = [found.tokenizer(text)["input_ids"] for text in (str(asked(database).answer), "SELECT 1")]
