@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +103,62 @@ def test_a_reward_model_reads_each_answer_behind_its_own_prompt(tmp_path: Path) 
     texts = [[*found.templates.prompt(s.turns), *a] for s, a in zip(samples, answers, strict=True)]
     assert found(samples, answers) == [sum(n * token for n, token in enumerate(text)) for text in texts]
     assert len({len(text) for text in texts}) > 1  # padding takes part
+
+
+def test_answers_of_a_batch_are_those_of_each_prompt_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of unequal lengths, the likeliest tokens of a real model."""
+    import torch
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    from muster.dialogues import rollouts
+
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    spread = SimpleNamespace(summon_full_params=lambda *_, **__: nullcontext())
+    monkeypatch.setattr(rollouts, "unwrap_model_for_generation", lambda *_, **__: nullcontext(model))
+    monkeypatch.setattr(rollouts, "DistributedBackend", lambda _: spread)
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(device=torch.device("cpu")), model_wrapped=model)
+    prompts = [[5, 6, 7, 8, 9, 10], [11], [12, 13, 14]]
+    chosen = GenerationConfig(max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=2)
+    found = rollouts.generate(trainer, prompts, chosen)
+    assert found == rollouts.generate(trainer, prompts, chosen, batch=1)
+    assert len({tuple(each) for each in found}) == 3
+
+
+def test_an_answer_has_its_end() -> None:
+    from muster.dialogues.rollouts import ended
+
+    assert (ended([5, 2, 7, 2], 2), ended([5, 7], 2), ended([2, 2], 2)) == ([5, 2], [5, 7], [2])
+
+
+def test_every_rank_answers_its_share_of_the_held_out_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each prompt once; the figures are those of all."""
+    from muster.dialogues import rollouts
+
+    told: list[Any] = []
+
+    class Held(list[str]):
+        samples, tokens = list("abcde"), [[n] for n in range(5)]
+
+    monkeypatch.setattr(rollouts, "generate", lambda _, prompts, *__, **___: [[9] * p[0] for p in prompts])
+    monkeypatch.setattr(rollouts, "generation_config", lambda *_, **__: None)
+    monkeypatch.setattr(rollouts, "gather", lambda mine: told.append(mine) or told)
+    for rank in (0, 1):
+        ranked = rollouts.Rollouts()
+        ranked.__dict__ |= {
+            "eval_dataset": SimpleNamespace(inner=Held("abcde")), "generation": None,
+            "args": SimpleNamespace(world_size=2, process_index=rank),
+            "encoding": SimpleNamespace(tokenizer=None),
+            "scorer": lambda samples, answers: [float(ord(each)) for each in samples],
+        }  # fmt: skip
+        found = ranked.evaluation_loop()
+    assert found.num_samples == 5
+    assert found.metrics["eval_reward"] == sum(map(ord, "abcde")) / 5
+    assert found.metrics["eval_completions/mean_length"] == sum(range(5)) / 5
 
 
 def test_a_function_may_change_the_lists_that_it_is_given(tmp_path: Path, database: Path) -> None:
