@@ -161,6 +161,27 @@ def test_every_rank_answers_its_share_of_the_held_out_prompts(monkeypatch: pytes
     assert found.metrics["eval_completions/mean_length"] == sum(range(5)) / 5
 
 
+def test_a_reward_in_a_batch_is_that_of_the_text_alone() -> None:
+    """It is read at each text's last token, whatever the tokenizer pads with."""
+    import torch
+
+    from muster.dialogues.rewarding import make_reward_model, rewards
+    from muster.worker.data.tokenizer import train_tokenizer
+
+    tokenizer = train_tokenizer(["SELECT name FROM town"] * 9, 300)
+    tokenizer.pad_token = tokenizer.eos_token
+    small = [f"model.config.{name}=16" for name in ("hidden_size", "intermediate_size")]
+    context: Any = SimpleNamespace(
+        recipe=load_recipe("reward", small), main=True, engine=None, spec=SimpleNamespace(made_by_first=False)
+    )
+    model = make_reward_model(context, tokenizer).eval()
+    texts = [[5, 6, 7, 8, 9], [7], [6, 4]]
+    alone = [rewards(model, [text], tokenizer.pad_token_id).item() for text in texts]
+    assert rewards(model, texts, tokenizer.pad_token_id).tolist() == pytest.approx(alone, abs=1e-6)
+    torch.testing.assert_close(rewards(model, texts, tokenizer.pad_token_id, 1), torch.tensor(alone))
+    assert len(set(alone)) == 3
+
+
 def test_a_function_may_change_the_lists_that_it_is_given(tmp_path: Path, database: Path) -> None:
     found = scorer(tmp_path, "answers.reverse(); return [0.0] * len(answers)", execution=True)
     answers = [found.tokenizer(text)["input_ids"] for text in (str(asked(database).answer), "SELECT 1")]
