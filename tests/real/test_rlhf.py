@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,28 @@ def test_answers_are_drawn_alike_under_zero3(tmp_path: Path) -> None:
     assert result.samples == 4 * 16 and sum(each.share for each in result.phases) == pytest.approx(
         1, abs=0.02
     )
+
+
+@pytest.mark.parametrize("recipe", ["reward", "dpo", "rloo"])
+def test_adapters_are_trained_and_saved_whole(recipe: str, tmp_path: Path) -> None:
+    """Adapters begin at nothing, so the first loss is that of the model without them; the saved model needs
+    neither its base nor the reference."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text(VARIED, encoding="utf-8")
+    drawn = [*(each for each in DRAWN if "grpo" not in each), f"reward.function={rewards}:reward"]
+    changes = ["batch.micro=8", "lora.rank=2", "train.max_steps=2", "checkpoint.model=true"]
+    changes += drawn if recipe == "rloo" else []
+    done, _ = trained(tmp_path / "run", recipe, "local:1", "engine.name=ddp", *changes)
+    if recipe == "dpo":
+        assert losses(done)[0] == pytest.approx(math.log(2), abs=1e-4)
+    kind = AutoModelForSequenceClassification if recipe == "reward" else AutoModelForCausalLM
+    _, told = kind.from_pretrained(str(done.model), output_loading_info=True)
+    assert not any(told.values()), told
+    adapters = load_file(done.model / "adapter" / "adapter_model.safetensors")
+    assert adapters and all(".ref" not in name for name in adapters)
 
 
 @pytest.mark.parametrize(

@@ -288,6 +288,19 @@ def test_a_folder_s_own_faults_are_named_by_their_file(tmp_path: Path) -> None:
     check_model(recipe_from({"workload": "causal-lm", "model": mended}))
 
 
+def test_a_reward_model_writes_nothing(tmp_path: Path) -> None:
+    """Its output layer would be drawn anew."""
+    config = {**families.filled({"model_type": "gpt2"}), "architectures": ["GPT2ForSequenceClassification"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for workload in ("sft", "dpo", "grpo", "rloo", "ppo", "causal-lm"):
+        with pytest.raises(RecipeError, match="is a reward model") as found:
+            check_model(recipe_from({"workload": workload, "model": {"name": str(tmp_path)}}))
+        assert found.value.where == "model.name"
+    named = {"name": str(tmp_path)}
+    check_model(recipe_from({"workload": "reward", "model": named}))
+    check_model(recipe_from({"workload": "sft", "model": {**named, "init": "random"}}))
+
+
 def test_the_nearest_are_the_nearest() -> None:
     for total in range(1, 200):
         for parts in range(1, 40):

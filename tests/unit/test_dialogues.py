@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,7 +70,9 @@ def test_the_common_forms_are_found(row: dict[str, Any], turns: list[tuple[str, 
             "Hi",
             ("Hello", "No"),
         ),
-        ({"prompt": "A", "chosen": SAID, "rejected": [SAID[0], {"role": "assistant", "content": "C"}]}, "A",
+        ({"prompt": "Hi", "chosen": SAID, "rejected": [SAID[0], {"role": "assistant", "content": "C"}]}, "Hi",
+         ("Hello", "C")),
+        ({"prompt": SAID[:1], "chosen": SAID[1:], "rejected": [{"role": "assistant", "content": "C"}]}, "Hi",
          ("Hello", "C")),
     ],
 )  # fmt: skip
@@ -100,6 +104,21 @@ def test_pairs(row: dict[str, Any], prompt: str, answers: tuple[str, str]) -> No
             "different prompts",
         ),
         ({"chosen": "one", "rejected": "two"}, PAIRS, "no prompt"),
+        # A message between prompt and answer would be lost, and what a user says is no answer.
+        (
+            {"prompt": SAID[:1], "completion": [*SAID[1:], *SAID]},
+            Wanted(),
+            "other messages before its answer",
+        ),
+        ({"prompt": "A", "chosen": SAID, "rejected": "C"}, PAIRS, "other messages before its answer"),
+        ({"prompt": "A", "chosen": SAID[:1]}, Wanted(), "not the assistant's"),
+        (
+            {"chosen": [*SAID, SAID[0]], "rejected": [*SAID, {"role": "user", "content": "No"}]},
+            PAIRS,
+            "not the assistant's",
+        ),
+        ({"messages": [*SAID, SAID[0]]}, Wanted(), "its last message is the user's"),
+        ({"messages": [{"role": "user", "content": "half: \ud83d"}, SAID[1]]}, Wanted(), "not Unicode"),
     ],
 )
 def test_what_nothing_is_learned_from(row: dict[str, Any], wanted: Wanted, what: str) -> None:
@@ -183,7 +202,7 @@ def test_the_rest_of_a_file_is_not_read_beyond_the_limit(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"reward": {}}, "nothing says what an answer is worth"),
+        ({"reward": {"execution": False}}, "nothing says what an answer is worth"),
         ({"reward": {"function": "here.py"}}, "is not FILE.py:NAME"),
         ({"reward": {"function": "nowhere.py:f"}}, "no such file"),
         ({"reward": {"execution": True}, "data": {"path": "PAIRS"}}, "no answer can be judged by running it"),
@@ -384,6 +403,68 @@ def test_pairs_as_tokens(tokenizer: Any) -> None:
     errors: list[DataError] = []
     assert len(pairs([same, samples[0]], templates, Fitting(64), errors)) == 2 and not errors
     assert len(pairs([same], templates, Fitting(room), errors)) == 0 and len(errors) == 1
+
+
+def test_held_out_pairs_are_counted_by_their_margins() -> None:
+    """A pair is right where its chosen answer has more; rows that only fill a batch count for nothing."""
+    needs_torch()
+    import torch
+
+    from muster.dialogues.trl import HeldOutPairs
+
+    counting: Any = SimpleNamespace(_figures=[])
+    inputs = {"completion_mask": torch.tensor([[1, 1], [0, 1], [1, 0], [0, 0]] * 2)}
+    chosen, rejected = torch.tensor([2.0, 1.0, 0.0, 9.0]), torch.tensor([1.0, 3.0, -1.0, 0.0])
+    HeldOutPairs.seen(counting, inputs, chosen, rejected)
+    loss = sum(math.log(1 + math.exp(-margin)) for margin in (1, -2, 1))
+    assert counting._figures[0].tolist() == pytest.approx([loss, 2, 0, 3])
+
+
+def test_the_margin_of_dpo_is_that_over_the_reference() -> None:
+    """beta x (log pi - log pi of the reference) of the chosen answers, then of the rejected ones."""
+    needs_torch()
+    import torch
+
+    from muster.workloads.dpo.train import _Trainer
+
+    given: list[Any] = []
+    trainer: Any = SimpleNamespace(
+        model=SimpleNamespace(training=False), ref_model=None, beta=0.5,
+        compute_ref_log_probs=lambda *_: (torch.tensor([-3.0]), torch.tensor([-1.0])),
+        seen=lambda _, chosen, rejected: given.append((chosen.item(), rejected.item())),
+    )  # fmt: skip
+    said = SimpleNamespace(log_probs=torch.tensor([[-1.0, -1.0], [-2.0, -1.5]]))
+    inputs = {"input_ids": torch.ones(2, 3), "completion_mask": torch.ones(2, 3)}
+    _Trainer.compute_loss(trainer, lambda **_: said, inputs)
+    assert given == [(0.5 * (-2 + 3), 0.5 * (-3.5 + 1))]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_reward_model_is_asked_what_it_was_trained_on(
+    chat: bool, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same tokens, with the answer's end: its number is read there."""
+    import torch
+
+    from muster.dialogues.tokens import Fitting, pairs
+    from muster.workloads.reward import train
+
+    templates = _templates(tokenizer, chat=chat)
+    prompt: Any = SAID[:1] if chat else "Hi"
+    sample = dialogue_of({"prompt": prompt, "chosen": "Hello you", "rejected": "now"}, PAIRS, "x:1")
+    (row,) = pairs([sample], templates, Fitting(64), None).rows
+    asked: list[Any] = []
+
+    def rewards(_: Any, texts: Any, *__: Any) -> Any:
+        asked.extend(texts)
+        return torch.zeros(len(texts))
+
+    monkeypatch.setattr(train, "rewards", rewards)
+    answerer = object.__new__(train.Answerer)
+    answerer.tokenizer, answerer.templates, answerer.model = tokenizer, templates, None
+    answerer.recipe = SimpleNamespace(evaluate=SimpleNamespace(batch=8))
+    assert answerer.rewards([("Hi", "Hello you"), ("Hi", "now")]) == [0, 0]
+    assert asked == [[*row["prompt_ids"], *row[name]] for name in ("chosen_ids", "rejected_ids")]
 
 
 def test_nothing_to_train_on_is_said() -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from muster.core.errors import RecipeError
 from muster.core.recipe import recipe_from
-from muster.workloads.ppo.spec import PpoRecipe
+from muster.workloads.ppo.spec import Ppo, PpoRecipe
 
 torch = pytest.importorskip("torch")
 
+from muster.worker.trainer import Trainer  # noqa: E402
 from muster.workloads.ppo import objective  # noqa: E402
 from muster.workloads.ppo.actor_critic import ActorCritic, Answered  # noqa: E402
 
@@ -201,6 +203,47 @@ def test_what_it_cannot_do_is_refused_before_the_start(changes: dict[str, Any], 
     with pytest.raises(RecipeError) as caught:
         recipe.check_data(None, {})
     assert caught.value.where == where and caught.value.hint
+
+
+def test_the_loss_is_this_ranks_part_of_the_mean_over_all_tokens() -> None:
+    """The policy's and the weighted value's, over the tokens of all ranks, times the ranks that engines
+    average over."""
+    from muster.workloads.ppo.train import Experience, _Trainer
+
+    made = Answered.of([[5, 6, 7], [8]], [[9, 3], [4, 3, 2]], pad=0, length=None, multiple=1)
+    shape = made.mask.shape
+    generator = torch.Generator().manual_seed(0)
+    old, values, advantages, returns, now, valued = torch.randn(6, *shape, generator=generator)
+    trainer: Any = SimpleNamespace(
+        _experiences=[Experience(made, old, values, advantages, returns)], _at=0, _tokens=10.0,
+        accelerator=SimpleNamespace(num_processes=2), _see=lambda *_: None,
+        ppo=Ppo(value_weight=0.25, clip=0.1, value_clip=0.3),
+    )  # fmt: skip
+    inputs = {"input_ids": made.input_ids, "attention_mask": made.attention_mask}
+    policy, _ = objective.policy_loss(now, old, advantages, made.mask, 0.1)
+    value = objective.value_loss(valued, values, returns, made.mask, 0.3)
+    found = _Trainer.compute_loss(trainer, lambda *_: (now, valued), inputs)
+    close(found, (policy + 0.25 * value).item() * 2 / 10)
+
+
+def test_a_resumed_run_answers_anew_where_it_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps on each answers: after one step of a pair, one is left, and the next answers are drawn
+    behind it."""
+    from muster.workloads.ppo.train import _Trainer
+
+    prompts = [{"prompts": torch.tensor([3, 4])}]
+    monkeypatch.setattr(Trainer, "get_batch_samples", lambda *_: (prompts, None), raising=False)
+    drawn = []
+    for begin in (0, 1):
+        trainer = object.__new__(_Trainer)
+        trainer._left, trainer._waiting = 0, []
+        trainer.ppo, trainer.state = Ppo(epochs=2), SimpleNamespace(global_step=begin)
+        for step in range(begin, 4):
+            trainer.state.global_step = step
+            trainer.get_batch_samples()
+            drawn.append((step, bool(trainer._waiting)))
+            trainer._waiting = []
+    assert drawn == [(0, True), (1, False), (2, True), (3, False), (1, True), (2, True), (3, False)]
 
 
 def test_steps_on_the_same_answers_are_counted() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from muster.core.errors import DataError, RecipeError
 from muster.core.recipe import recipe_from
+from muster.core.recipes import load_recipe
 from muster.dialogues.rows import Dialogue, Turn, Wanted
 from tests.support import needs_torch
 
@@ -82,11 +84,137 @@ def test_rewards_are_added_up(tmp_path: Path, database: Path) -> None:
     assert found([asked(database)] * 2, answers) == [len(right) + 1 + 1, len("SELECT name FROM town") + 1]
 
 
+def test_a_reward_model_reads_each_answer_behind_its_own_prompt(tmp_path: Path) -> None:
+    """One that gives the first token its place's weight, and so on."""
+    import torch
+
+    class Places(torch.nn.Linear):
+        def forward(self, tokens: Any, attention_mask: Any) -> Any:
+            return SimpleNamespace(
+                logits=(tokens * attention_mask * torch.arange(tokens.shape[1])).sum(1, True)
+            )
+
+    found = scorer(tmp_path, "return [0.0] * len(answers)")
+    found.model = Places(1, 1)
+    samples = [
+        Dialogue((Turn("text", text),), None, None, "x:1") for text in ("town", "SELECT name FROM", "name")
+    ]
+    answers = [[7], [5, 6], [9, 3, 4]]
+    texts = [[*found.templates.prompt(s.turns), *a] for s, a in zip(samples, answers, strict=True)]
+    assert found(samples, answers) == [sum(n * token for n, token in enumerate(text)) for text in texts]
+    assert len({len(text) for text in texts}) > 1  # padding takes part
+
+
+def test_answers_of_a_batch_are_those_of_each_prompt_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of unequal lengths, the likeliest tokens of a real model."""
+    import torch
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    from muster.dialogues import rollouts
+
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    spread = SimpleNamespace(summon_full_params=lambda *_, **__: nullcontext())
+    monkeypatch.setattr(rollouts, "unwrap_model_for_generation", lambda *_, **__: nullcontext(model))
+    monkeypatch.setattr(rollouts, "DistributedBackend", lambda _: spread)
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(device=torch.device("cpu")), model_wrapped=model)
+    prompts = [[5, 6, 7, 8, 9, 10], [11], [12, 13, 14]]
+    chosen = GenerationConfig(max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=2)
+    found = rollouts.generate(trainer, prompts, chosen)
+    assert found == rollouts.generate(trainer, prompts, chosen, batch=1)
+    assert len({tuple(each) for each in found}) == 3
+
+
+def test_an_answer_has_its_end() -> None:
+    from muster.dialogues.rollouts import ended
+
+    assert (ended([5, 2, 7, 2], 2), ended([5, 7], 2), ended([2, 2], 2)) == ([5, 2], [5, 7], [2])
+
+
+def test_every_rank_answers_its_share_of_the_held_out_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each prompt once; the figures are those of all."""
+    from muster.dialogues import rollouts
+
+    told: list[Any] = []
+
+    class Held(list[str]):
+        samples, tokens = list("abcde"), [[n] for n in range(5)]
+
+    monkeypatch.setattr(rollouts, "generate", lambda _, prompts, *__, **___: [[9] * p[0] for p in prompts])
+    monkeypatch.setattr(rollouts, "generation_config", lambda *_, **__: None)
+    monkeypatch.setattr(rollouts, "gather", lambda mine: told.append(mine) or told)
+    for rank in (0, 1):
+        ranked = rollouts.Rollouts()
+        ranked.__dict__ |= {
+            "eval_dataset": SimpleNamespace(inner=Held("abcde")), "generation": None,
+            "args": SimpleNamespace(world_size=2, process_index=rank),
+            "encoding": SimpleNamespace(tokenizer=None),
+            "scorer": lambda samples, answers: [float(ord(each)) for each in samples],
+        }  # fmt: skip
+        found = ranked.evaluation_loop()
+    assert found.num_samples == 5
+    assert found.metrics["eval_reward"] == sum(map(ord, "abcde")) / 5
+    assert found.metrics["eval_completions/mean_length"] == sum(range(5)) / 5
+
+
+def test_a_reward_in_a_batch_is_that_of_the_text_alone() -> None:
+    """It is read at each text's last token, whatever the tokenizer pads with."""
+    import torch
+
+    from muster.dialogues.rewarding import make_reward_model, rewards
+    from muster.worker.data.tokenizer import train_tokenizer
+
+    tokenizer = train_tokenizer(["SELECT name FROM town"] * 9, 300)
+    tokenizer.pad_token = tokenizer.eos_token
+    small = [f"model.config.{name}=16" for name in ("hidden_size", "intermediate_size")]
+    context: Any = SimpleNamespace(
+        recipe=load_recipe("reward", small), main=True, engine=None, spec=SimpleNamespace(made_by_first=False)
+    )
+    model = make_reward_model(context, tokenizer).eval()
+    texts = [[5, 6, 7, 8, 9], [7], [6, 4]]
+    alone = [rewards(model, [text], tokenizer.pad_token_id).item() for text in texts]
+    assert rewards(model, texts, tokenizer.pad_token_id).tolist() == pytest.approx(alone, abs=1e-6)
+    torch.testing.assert_close(rewards(model, texts, tokenizer.pad_token_id, 1), torch.tensor(alone))
+    assert len(set(alone)) == 3
+
+
+def test_a_function_may_change_the_lists_that_it_is_given(tmp_path: Path, database: Path) -> None:
+    found = scorer(tmp_path, "answers.reverse(); return [0.0] * len(answers)", execution=True)
+    answers = [found.tokenizer(text)["input_ids"] for text in (str(asked(database).answer), "SELECT 1")]
+    assert found([asked(database)] * 2, answers) == [1, 0]
+
+
+def test_answers_are_run_where_nothing_else_rewards_them(tmp_path: Path) -> None:
+    """Also in the shipped recipes, of which another reward takes the place."""
+    for name in ("grpo", "rloo", "ppo"):
+        alone, model, both = (
+            load_recipe(name, given)
+            for given in (
+                [],
+                [f"reward.model={tmp_path}"],
+                [f"reward.model={tmp_path}", "reward.execution=true"],
+            )
+        )
+        assert [each.reward.executes for each in (alone, model, both)] == [True, False, True]  # type: ignore[attr-defined]
+    assert not load_recipe("grpo", ["reward.execution=false"]).reward.given  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("body", "what"),
     [
         ("return [1.0]", "gave 1 rewards for 2 answers"),
-        ("return ['good', 'bad']", "raised ValueError"),
+        ("return ['good', 'bad']", "returned 'good' among its numbers"),
+        ("return [None, 1.0]", "returned 'None' among its numbers"),
+        ("return {0: 1.0, 1: 2.0}", "returned a dict"),
+        ("return '11'", "returned a str"),
+        ("return None", "returned a NoneType"),
+        ("raise SystemExit(3)", "raised SystemExit: 3 \\(.*rewards.py:2\\)"),
+        ("return (1 / 0 for each in answers)", "raised ZeroDivisionError.*rewards.py:2\\)"),
+        ("import json; json.loads('no')", "raised JSONDecodeError.*rewards.py:2\\)"),
         ("return [float('inf'), 0]", "gave inf for an answer to the prompt of x:1"),
         ("raise KeyError('oh')", "raised KeyError: 'oh' \\(.*rewards.py:2\\)"),
     ],

@@ -35,16 +35,22 @@ class Reward(Section):
         "answers and the expected answers, three lists of texts, and returns a number for each. Never code "
         "from a hub.",
     )
-    execution: bool = Field(
-        False,
+    execution: bool | None = Field(
+        None,
         description="1 for an answer that is SQL with the same rows as the expected one, in its sample's "
-        "SQLite file; 0 for any other. Where the expected rows are none, 1 for the same SQL alone.",
+        "SQLite file; 0 for any other. Where the expected rows are none, 1 for the same SQL alone. "
+        "Null: where neither a model nor a function is given.",
     )
+
+    @property
+    def executes(self) -> bool:
+        """Whether answers are run."""
+        return not (self.model or self.function) if self.execution is None else self.execution
 
     @property
     def given(self) -> bool:
         """Whether there is any."""
-        return bool(self.model or self.function or self.execution)
+        return bool(self.model or self.function or self.executes)
 
 
 class Generation(Section):
@@ -97,12 +103,12 @@ class RolloutRecipe(DialogueRecipe):
 
     def check_rows(self, samples: Sequence[Dialogue]) -> None:
         """Raise DataError where SQL is to be run and a sample has none, or no database."""
-        for sample in samples if self.reward.execution else ():
+        for sample in samples if self.reward.executes else ():
             if not sample.database or not sample.answer:
                 raise DataError(
                     "has no SQLite file or no expected SQL, so no answer can be judged by running it",
                     where=sample.where,
-                    hint="a field database beside the answer; or reward.execution=false and another reward",
+                    hint="reward.model=RUN or reward.function=FILE.py:NAME; or a field database beside it",
                 )
 
     def sequence(self, config: Mapping[str, Any] | None) -> int:

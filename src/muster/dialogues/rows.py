@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.core.errors import DataError
-from muster.store.lines import MISSING, Skip, text_of, value_at
+from muster.store.lines import MISSING, Skip, check_unicode, text_of, value_at
 from muster.store.records import read_rows
 
 # Fields that are looked for where the recipe names none; the first that a row has.
@@ -118,12 +118,14 @@ def dialogue_of(
         if answer is None and turns and turns[-1].role == ASSISTANT:
             answer, turns = turns[-1].text, turns[:-1]
         if wanted.pairs:
-            rejected = _said(record, wanted.rejected or REJECTED[0], where, "data.rejected")
+            rejected = _said(record, wanted.rejected or REJECTED[0], turns, where, "data.rejected")
     if not turns or not turns[-1].text.strip():
         raise DataError("has an empty prompt", where=where, hint="leave such samples out, or data.bad=skip")
     if wanted.answered and (answer is None or not answer.strip()):
         what = "has no answer" if answer is None else "has an empty answer"
         hint = f"data.answer names its field; the fields there are: {', '.join(map(str, record))}"
+        if turns[-1].role != TEXT:
+            what = f"{what}: its last message is the {turns[-1].role}'s"
         raise DataError(what, where=where, hint=hint if answer is None else "data.bad=skip leaves it out")
     if wanted.pairs and answer is not None and rejected is not None:
         _check_pair(answer, rejected, where)
@@ -174,6 +176,7 @@ def _message(value: Any, name: str, where: str) -> Turn:
         told = f"a message of {name!r} is not a role ({', '.join(sorted(set(ROLES.values())))}) with its text"
         hint = '{"role": "user", "content": "..."}; messages with tools or pictures are not trained on'
         raise DataError(told, where=where, hint=hint)
+    check_unicode(text, where)
     return Turn(known, text)
 
 
@@ -181,15 +184,26 @@ def _answer(record: Mapping[str, Any], wanted: Wanted, turns: tuple[Turn, ...], 
     name = wanted.answer or _first(record, ANSWERS)
     if name is None or (wanted.answer is None and turns and turns[-1].role == ASSISTANT):
         return None
-    return _said(record, name, where, "data.answer")
+    return _said(record, name, turns, where, "data.answer")
 
 
-def _said(record: Mapping[str, Any], name: str, where: str, key: str) -> str:
-    """An answer: a text, or the last message of a list."""
+def _said(record: Mapping[str, Any], name: str, turns: tuple[Turn, ...], where: str, key: str) -> str:
+    """An answer to these turns: a text; or a list of messages, of which all but the last are the prompt's."""
     value = value_at(record, name)
-    if isinstance(value, list) and value:
-        return _message(value[-1], name, where).text
-    return text_of(record, name, where, key)
+    if not isinstance(value, list) or not value:
+        return text_of(record, name, where, key)
+    *before, last = (_message(each, name, where) for each in value)
+    known = [turn.text.split() for turn in turns[len(turns) - len(before) :]]
+    if before and [turn.text.split() for turn in before] != known:
+        raise DataError(f"{name!r} has other messages before its answer than the prompt", where=where)
+    return _answer_of(last, name, where)
+
+
+def _answer_of(last: Turn, name: str, where: str) -> str:
+    """The text of a dialogue's last message, which has to be an answer."""
+    if last.role != ASSISTANT:
+        raise DataError(f"the last message of {name!r} is not the {ASSISTANT}'s", where=where)
+    return last.text
 
 
 def _shared_begin(record: Mapping[str, Any], wanted: Wanted, where: str) -> tuple[tuple[Turn, ...], str, str]:
@@ -204,7 +218,11 @@ def _shared_begin(record: Mapping[str, Any], wanted: Wanted, where: str) -> tupl
         )
         if chosen[:-1] != rejected[:-1]:
             raise DataError("its two answers have different prompts", where=where)
-        return chosen[:-1], chosen[-1].text, rejected[-1].text
+        return (
+            chosen[:-1],
+            _answer_of(chosen[-1], names[0], where),
+            _answer_of(rejected[-1], names[1], where),
+        )
     texts = [
         text_of(record, name, where, key)
         for name, key in zip(names, ("data.answer", "data.rejected"), strict=True)

@@ -7,7 +7,7 @@ import importlib.util
 import math
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +72,12 @@ class Scorer:
             return None
         name = self.reward.function or ""
         try:
-            found = list(
-                self.function([each.question for each in samples], texts, [s.answer for s in samples])
-            )
-            numbers = [float(each) for each in found]
-        except Exception as error:
+            # Lists of its own: what it does to them changes nothing here.
+            found = self.function([each.question for each in samples], [*texts], [s.answer for s in samples])
+            numbers = _numbers(found, name)
+        except DataError:
+            raise
+        except (Exception, SystemExit) as error:
             raise DataError(
                 f"raised {type(error).__name__}: {' '.join(str(error).split())}{_line_of(error)}", where=name
             ) from error
@@ -85,7 +86,7 @@ class Scorer:
         return _checked(numbers, samples, name)
 
     def _by_execution(self, samples: Sequence[Dialogue], texts: Sequence[str]) -> list[float] | None:
-        if not self.reward.execution:
+        if not self.reward.executes:
             return None
         return [float(_executes(sample, text)) for sample, text in zip(samples, texts, strict=True)]
 
@@ -110,10 +111,24 @@ def _checked(found: list[float], samples: Sequence[Dialogue], name: str) -> list
     return found
 
 
-def _line_of(error: Exception) -> str:
+def _numbers(found: Any, name: str) -> list[float]:
+    """What a function returned, in its order. Raises DataError for what has none, and for no numbers."""
+    if isinstance(found, str | bytes | Mapping | Set) or not isinstance(found, Iterable):
+        raise DataError(f"returned a {type(found).__name__}, and not a list of numbers", where=name)
+    numbers = []
+    for each in found:
+        try:
+            numbers.append(float(each))
+        except (TypeError, ValueError):
+            raise DataError(f"returned {str(each)[:40]!r} among its numbers", where=name) from None
+    return numbers
+
+
+def _line_of(error: BaseException) -> str:
     """The last line of the user's own file."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
 
 
 def load_function(name: str) -> Function:

@@ -9,6 +9,8 @@ import torch
 
 from muster.worker.trainer import Common
 
+REFERENCE = "ref"  # TRL's name of a copy of the adapters
+
 
 class ByTrl(Common):
     """Goes before one of TRL's trainers among the base classes."""
@@ -24,6 +26,10 @@ class ByTrl(Common):
         held = None if eval_dataset is None else first
         super().__init__(train_dataset=first, eval_dataset=held, **more)  # type: ignore[call-arg]
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        if REFERENCE in getattr(self.model, "peft_config", ()):  # type: ignore[attr-defined]
+            # A copy of the adapters as they begin. They begin at zero, so the model without them is the same,
+            # and TRL takes it where there is no copy.
+            self.model.delete_adapter(REFERENCE)  # type: ignore[attr-defined]
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
         """Made of tokens already."""

@@ -19,6 +19,8 @@ from muster.core.families.checking import (
 )
 from muster.core.recipe import Recipe
 
+NUMBERS = "ForSequenceClassification"  # Transformers' names of models that give numbers for a text end so
+
 
 def is_t5(recipe: Recipe) -> bool:
     """Whether the model is of the T5 family, as far as can be told without loading it."""
@@ -98,6 +100,7 @@ def check_model(recipe: Recipe) -> None:
     elsewhere = {name: key for name, key in recipe.config_keys.items() if name in decided}
     named = "model.name" if recipe.model.name and "model_type" not in own else "model.config.model_type"
     _check_family(recipe, config, named)
+    _check_output(recipe, config)
     config |= {name: decided[name] for name in elsewhere}
     check_config(config, FieldSource(own, str(base) if base else None, elsewhere))
 
@@ -112,6 +115,19 @@ def _check_family(recipe: Recipe, config: Mapping[str, Any], where: str) -> None
         where=where,
         hint=f"such as {', '.join(next(iter(each.SIZES)) for each in recipe.families)}",
     )
+
+
+def _check_output(recipe: Recipe, config: Mapping[str, Any]) -> None:
+    """Raise RecipeError for a trained model of numbers where one that writes is to go on: its output layer
+    would be drawn anew, and it would write nothing that it has learned."""
+    if recipe.model.init != "pretrained" or recipe.output == "numbers":
+        return
+    if any(str(kind).endswith(NUMBERS) for kind in config.get("architectures") or ()):
+        raise RecipeError(
+            f"{recipe.model.name} is a reward model: it gives a number for a text, and cannot write one",
+            where="model.name",
+            hint="the run that it started from; reward.model takes a reward model",
+        )
 
 
 def _check_name(name: str) -> None:

@@ -33,7 +33,7 @@ from muster.core.recipes import dump_yaml, read_yaml, validate
 from muster.core.result import Failure, Result, Seconds, Status
 from muster.fleet.shell import Shell
 from muster.inputs.hub import check_names
-from muster.inputs.model import decided_config, whole_config
+from muster.inputs.model import NUMBERS, decided_config, whole_config
 from muster.inputs.peaks import read_peaks
 from muster.inputs.read import Inputs, absolute, check
 from muster.planner.document import Plan
@@ -145,8 +145,10 @@ def _stand_in(recipe: Recipe, folder: Path) -> str:
     config = whole_config(recipe)
     if config is None:
         return recipe.model.name or str(folder)
+    made = decided_config(recipe, config)
+    made["architectures"] = [NUMBERS] if recipe.output == "numbers" else []
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(decided_config(recipe, config)), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(made), encoding="utf-8")
     (folder / "model.safetensors").touch()
     return str(folder)
 

@@ -107,11 +107,16 @@ def text_of(record: Mapping[str, Any], name: str, where: str, key: str, *, blank
         raise _no_text(record, name, text, where, key)
     if not (blank or text.strip()):
         raise DataError(f"field {name!r} is empty", where=where, hint="leave such samples out")
+    check_unicode(text, where)
+    return text
+
+
+def check_unicode(text: str, where: str) -> None:
+    """Raise DataError for half of a surrogate pair, which JSON can write and no tokenizer reads."""
     try:
         text.encode("utf-8")
-    except UnicodeEncodeError as wrong:  # "\ud800": half of a pair
+    except UnicodeEncodeError as wrong:
         raise DataError(f"is not Unicode text: {wrong.reason}", where=where) from None
-    return text
 
 
 def _no_text(record: Mapping[str, Any], name: str, value: Any, where: str, key: str) -> DataError:

@@ -37,7 +37,8 @@ def write_merged(model: Any, weights: Mapping[str, Any], folder: Path) -> None:
     twin = get_peft_model(type(base)(base.config), model.peft_config["default"])
     _load(twin, weights)
     whole = twin.merge_and_unload()
-    whole.generation_config = base.generation_config
+    if base.can_generate():
+        whole.generation_config = base.generation_config
     whole.save_pretrained(str(folder))
 
 
