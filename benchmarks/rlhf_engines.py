@@ -14,6 +14,7 @@ import json
 import tempfile
 from pathlib import Path
 
+from muster.core.errors import UsageError
 from muster.inputs.read import read_inputs
 from muster.runs.train import train
 from muster.store.runfolder import RunFolder
@@ -43,7 +44,10 @@ REWARD = """def reward(prompts, answers, expected):
 
 def told(folder: Path, recipe: str, hosts: str, *changes: str) -> Told | str:
     """What a run's steps say; or why it failed."""
-    result = train(read_inputs(recipe, hosts, [*SHORT, *changes]), RunFolder(folder))
+    try:
+        result = train(read_inputs(recipe, hosts, [*SHORT, *changes]), RunFolder(folder))
+    except UsageError as error:  # an engine that the workload cannot have
+        return str(error)
     if result.status != "succeeded":
         return str(result.failure.what if result.failure else result.status)
     events = (json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines())
