@@ -86,7 +86,9 @@ def test_rewards_are_added_up(tmp_path: Path, database: Path) -> None:
     ("body", "what"),
     [
         ("return [1.0]", "gave 1 rewards for 2 answers"),
-        ("return ['good', 'bad']", "raised ValueError"),
+        ("return None", "gave no rewards for 2 answers"),
+        ("return ['good', 'bad']", "gave 'good' for an answer to the prompt of x:1"),
+        ("return [0, 10**400]", "gave 1000.* for an answer to the prompt of x:1"),
         ("return [float('inf'), 0]", "gave inf for an answer to the prompt of x:1"),
         ("raise KeyError('oh')", "raised KeyError: 'oh' \\(.*rewards.py:2\\)"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import reprlib
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -72,17 +73,16 @@ class Scorer:
             return None
         name = self.reward.function or ""
         try:
-            found = list(
-                self.function([each.question for each in samples], texts, [s.answer for s in samples])
-            )
-            numbers = [float(each) for each in found]
+            given = self.function([each.question for each in samples], texts, [s.answer for s in samples])
+            found = None if given is None else list(given)
         except Exception as error:
             raise DataError(
                 f"raised {type(error).__name__}: {' '.join(str(error).split())}{_line_of(error)}", where=name
             ) from error
-        if len(numbers) != len(texts):
-            raise DataError(f"gave {len(numbers):,} rewards for {len(texts):,} answers", where=name)
-        return _checked(numbers, samples, name)
+        if found is None or len(found) != len(texts):
+            count = "no" if found is None else f"{len(found):,}"
+            raise DataError(f"gave {count} rewards for {len(texts):,} answers", where=name)
+        return _checked(found, samples, name)
 
     def _by_execution(self, samples: Sequence[Dialogue], texts: Sequence[str]) -> list[float] | None:
         if not self.reward.execution:
@@ -103,11 +103,18 @@ def _executes(sample: Dialogue, text: str) -> bool:
         raise DataError(f"its expected SQL cannot be run: {error}", where=sample.where) from None
 
 
-def _checked(found: list[float], samples: Sequence[Dialogue], name: str) -> list[float]:
+def _checked(found: Sequence[Any], samples: Sequence[Dialogue], name: str) -> list[float]:
+    numbers = []
     for value, sample in zip(found, samples, strict=True):
-        if not math.isfinite(value):
-            raise DataError(f"gave {value} for an answer to the prompt of {sample.where}", where=name)
-    return found
+        try:
+            numbers.append(float(value))
+        except (TypeError, ValueError, OverflowError):
+            numbers.append(math.nan)
+        if not math.isfinite(numbers[-1]):
+            raise DataError(
+                f"gave {reprlib.repr(value)} for an answer to the prompt of {sample.where}", where=name
+            )
+    return numbers
 
 
 def _line_of(error: Exception) -> str:
