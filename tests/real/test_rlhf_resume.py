@@ -28,6 +28,7 @@ WORKLOADS = {
     "dpo": [],
     "grpo": [*DRAWN, "grpo.epochs=2"],
     "rloo": [*DRAWN, "batch.accumulation=2"],
+    "ppo": [*DRAWN, "ppo.epochs=2"],
 }
 VARIED = (
     "def reward(prompts, answers, expected):\n    return [sum(map(ord, each)) % 7 / 7 for each in answers]\n"
