@@ -21,7 +21,10 @@ SHORT = [
     "model.vocab_size=300", "evaluate.after=false", "launch.threads=1",
 ]  # fmt: skip
 DROPPED = ["model.config.attention_dropout=0.1"]
-DRAWN = ["generation.prompt=96", "generation.answer=8", "reward.execution=false"]
+# Configurations of saved models often say that no keys and values are kept, since training keeps none.
+DRAWN = [
+    "generation.prompt=96", "generation.answer=8", "reward.execution=false", "model.config.use_cache=false",
+]  # fmt: skip
 WORKLOADS = {
     "sft": DROPPED,
     "reward": DROPPED,
@@ -30,9 +33,22 @@ WORKLOADS = {
     "rloo": [*DRAWN, "batch.accumulation=2"],
     "ppo": [*DRAWN, "ppo.epochs=2"],
 }
-VARIED = (
-    "def reward(prompts, answers, expected):\n    return [sum(map(ord, each)) % 7 / 7 for each in answers]\n"
-)
+# Differs from answer to answer. Refuses answers of which each token was drawn from all before it anew.
+VARIED = """
+import torch.nn.functional as functional
+
+columns, look_up = set(), functional.embedding
+
+def looked_up(tokens, *rest, **named):
+    columns.add(tokens.shape[-1])
+    return look_up(tokens, *rest, **named)
+
+functional.embedding = looked_up
+
+def reward(prompts, answers, expected):
+    assert 1 in columns, "no keys and values were kept"
+    return [sum(map(ord, each)) % 7 / 7 for each in answers]
+"""
 
 
 @pytest.mark.parametrize("recipe", WORKLOADS)
