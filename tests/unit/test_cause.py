@@ -249,7 +249,8 @@ def test_the_way_on_from_a_checkpoint() -> None:
     lost = with_way_on(Failure(what="lost", host="node3", hint="h"), "mine", saved, "node3").hint or ""
     assert lost.startswith("h; ") and "--without node3" in lost
     bad = Failure(what="is not JSON", usage=True)
-    assert with_way_on(bad, "mine", saved, None) == bad
+    assert with_way_on(bad, "mine", [], None) == bad
+    assert "mended, `muster resume mine`" in (with_way_on(bad, "mine", saved, None).hint or "")
 
 
 TWO = (Placement("node0", "10.0.0.1", 1, 0), Placement("node1", "10.0.0.2", 1, 1))

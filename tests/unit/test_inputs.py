@@ -129,6 +129,9 @@ def test_a_runs_name_alone_means_its_weights_shape_and_tokenizer(here: Path) -> 
     )
     found = read_inputs("sft", "local:1", ["model.name=last", "model.tokenizer=train"]).recipe.model
     assert (found.init, found.tokenizer) == ("pretrained", "train")
+    (run / "model" / "model.safetensors").write_text("")
+    found = read_inputs("sft", "local:1", [f"model.name={run}/model"]).recipe.model
+    assert (found.init, found.config, found.tokenizer) == ("pretrained", None, "auto")  # as any saved model
     other = read_inputs("sft", "local:1", ["model.name=llama-3-8b"]).recipe.model
     assert (other.init, other.tokenizer) == ("random", "train")  # a size, whose weights are not here
 

@@ -106,6 +106,13 @@ def test_log_probabilities_are_made_in_tiles() -> None:
     assert many - few == 4 * 8 * 9 * 4096
 
 
+def test_logits_that_are_kept_whole_count_in_closed_form() -> None:
+    """ppo's: 2 + 12 bytes of each of an answer's; a critic's numbers are nothing to speak of."""
+    made = setting("ppo", "engine.zero=0", "generation.prompt=24", "generation.answer=40")
+    assert parts(made)["logits and loss"] == 64 * 32 * (2 + 12)
+    assert "logits and loss" not in parts(setting("reward", "engine.zero=0", "data.sequence=64"))
+
+
 def test_a_pair_is_two_sequences_and_has_one_request() -> None:
     made = recipe_of("dpo", [f"model.config={json.dumps(SMALL)}", "data.sequence=64", "data.padding=fixed"])
     assert made.lengths(SMALL) == Lengths(64, sequences=2)

@@ -207,8 +207,9 @@ def test_answers_are_run_where_nothing_else_rewards_them(tmp_path: Path) -> None
     ("body", "what"),
     [
         ("return [1.0]", "gave 1 rewards for 2 answers"),
-        ("return ['good', 'bad']", "returned 'good' among its numbers"),
-        ("return [None, 1.0]", "returned 'None' among its numbers"),
+        ("return ['good', 'bad']", "gave 'good' for an answer to the prompt of x:1"),
+        ("return [None, 1.0]", "gave None for an answer to the prompt of x:1"),
+        ("return [0, 10**400]", "gave 1000.* for an answer to the prompt of x:1"),
         ("return {0: 1.0, 1: 2.0}", "returned a dict"),
         ("return '11'", "returned a str"),
         ("return None", "returned a NoneType"),

@@ -76,6 +76,7 @@ def build(
             temperature=generation.temperature,
             top_p=generation.top_p,
             top_k=generation.top_k,
+            generation_kwargs={"use_cache": True},  # else as the model's configuration says, which has it off
             beta=group.beta,
             epsilon=group.clip,
             num_iterations=group.epochs,

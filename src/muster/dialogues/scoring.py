@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import reprlib
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -73,17 +74,17 @@ class Scorer:
         name = self.reward.function or ""
         try:
             # Lists of its own: what it does to them changes nothing here.
-            found = self.function([each.question for each in samples], [*texts], [s.answer for s in samples])
-            numbers = _numbers(found, name)
+            prompts, expected = [each.question for each in samples], [each.answer for each in samples]
+            found = _listed(self.function(prompts, [*texts], expected), name)
         except DataError:
             raise
         except (Exception, SystemExit) as error:
             raise DataError(
                 f"raised {type(error).__name__}: {' '.join(str(error).split())}{_line_of(error)}", where=name
             ) from error
-        if len(numbers) != len(texts):
-            raise DataError(f"gave {len(numbers):,} rewards for {len(texts):,} answers", where=name)
-        return _checked(numbers, samples, name)
+        if len(found) != len(texts):
+            raise DataError(f"gave {len(found):,} rewards for {len(texts):,} answers", where=name)
+        return _checked(found, samples, name)
 
     def _by_execution(self, samples: Sequence[Dialogue], texts: Sequence[str]) -> list[float] | None:
         if not self.reward.executes:
@@ -104,24 +105,25 @@ def _executes(sample: Dialogue, text: str) -> bool:
         raise DataError(f"its expected SQL cannot be run: {error}", where=sample.where) from None
 
 
-def _checked(found: list[float], samples: Sequence[Dialogue], name: str) -> list[float]:
+def _checked(found: Sequence[Any], samples: Sequence[Dialogue], name: str) -> list[float]:
+    numbers = []
     for value, sample in zip(found, samples, strict=True):
-        if not math.isfinite(value):
-            raise DataError(f"gave {value} for an answer to the prompt of {sample.where}", where=name)
-    return found
+        try:
+            numbers.append(float(value))
+        except (TypeError, ValueError, OverflowError):
+            numbers.append(math.nan)
+        if not math.isfinite(numbers[-1]):
+            raise DataError(
+                f"gave {reprlib.repr(value)} for an answer to the prompt of {sample.where}", where=name
+            )
+    return numbers
 
 
-def _numbers(found: Any, name: str) -> list[float]:
-    """What a function returned, in its order. Raises DataError for what has none, and for no numbers."""
+def _listed(found: Any, name: str) -> list[Any]:
+    """What a function returned, in its order. Raises DataError for what has none."""
     if isinstance(found, str | bytes | Mapping | Set) or not isinstance(found, Iterable):
         raise DataError(f"returned a {type(found).__name__}, and not a list of numbers", where=name)
-    numbers = []
-    for each in found:
-        try:
-            numbers.append(float(each))
-        except (TypeError, ValueError):
-            raise DataError(f"returned {str(each)[:40]!r} among its numbers", where=name) from None
-    return numbers
+    return list(found)
 
 
 def _line_of(error: BaseException) -> str:

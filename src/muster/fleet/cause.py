@@ -188,9 +188,11 @@ def with_way_on(failure: Failure, run: str, saved: Sequence[events.Saved], lost:
     """With the command that goes on from the last checkpoint, where there is one. `lost`: a host that is
     gone, of more than one."""
     step = max((each.step for each in saved if each.step), default=None)
-    if step is None or failure.usage:
+    if step is None:
         return failure
     words = f"`muster resume {run}` goes on from the checkpoint of step {step}"
+    if failure.usage:  # such as a reward function's own file
+        words = f"once that is mended, {words}"
     if lost is not None:
         words += f", with `--without {lost}` on the other hosts"
     hint = "; ".join(part for part in (failure.hint, words) if part)

@@ -21,6 +21,7 @@ from muster.core.recipes import anchored, load_recipe, validate, workloads
 from muster.core.registry import load_plugin
 from muster.core.secrets import completed
 from muster.engines.base import spec_of
+from muster.inputs.hub import has_weights
 from muster.inputs.model import check_model, model_config
 from muster.inputs.peaks import read_peaks
 from muster.store.runfolder import DEFAULT_ROOT, LAST, PipelineFolder, RunFolder, find_any, folder_at
@@ -60,13 +61,14 @@ def inputs_of(data: Mapping[str, Any], hosts: str) -> Inputs:
 
 
 def read_recipe(source: str, overrides: Sequence[str]) -> Recipe:
-    """A recipe with its changes, its paths whole. `model.name=RUN` means the run's model, its weights, shape
-    and tokenizer, also over a recipe that describes a model from scratch; what is said beside it wins.
-    Raises RecipeError."""
+    """A recipe with its changes, its paths whole. `model.name=RUN`, or the folder of a saved model, means its
+    weights, shape and tokenizer, also over a recipe that describes a model from scratch; what is said beside
+    it wins. Raises RecipeError."""
     said = {word.partition("=")[0].strip(): word.partition("=")[2].strip() for word in overrides}
     implied: list[str] = []
     name = said.get("model.name", "")
-    if "model.init" not in said and name and not families.size(name) and _run_of(name):
+    own = bool(name) and not families.size(name)
+    if "model.init" not in said and own and (_run_of(name) or has_weights(name)):
         implied = ["model.init=pretrained", "model.config=null", "model.tokenizer=auto"]
         implied = [word for word in implied if word.partition("=")[0] not in said]
     return absolute(load_recipe(source, [*implied, *overrides]))

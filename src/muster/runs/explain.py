@@ -222,7 +222,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
 
 
 def _sure(log: JobLog) -> bool:
-    """Whether a line is why the program ended: not one that it printed and went on, and no other program's."""
+    """Whether a line is why the program ended: not one that it went on after, and no other program's."""
     why = log.why
     if why is None or (log.outcome == "unreadable" and why.quiet is None):
         return False

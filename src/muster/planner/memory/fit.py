@@ -240,9 +240,11 @@ def _own_passing(setting: Setting) -> Passing | None:
         return None
     sequences = setting.micro * lengths.sequences
     rows = sequences * (lengths.target or lengths.tokens)
-    logits: int | None = 0
+    logits: int | None = None
     if setting.output == "log-probs":
         logits = tile_bytes(config, rows, kept, setting.device)
+    elif setting.output == "numbers":
+        logits = 0
     elif setting.output == "logits":
         logits = fused_bytes(config, rows, kept, setting.device, setting.fused_loss)
     if logits is None:
