@@ -260,12 +260,14 @@ def _run(
                 recorder.host_facts(host, {k: v for k, v in about.items() if k != "port"})
             listener = Listener(recorder.event, recorder.log, recorder.hardware, tick)
             code = bring_code(tree, run, supervisor, facts) if tree else None
+            begun = time.monotonic()
             outcome = supervisor.run(with_code(decided.orders), listener)
+            took = time.monotonic() - begun
             recorder.last_progress()
             result = _conclude(inputs, run, job, recorder, outcome, facts, supervisor)
-            if code is not None and result.command is not None:
-                brought = result.command.model_copy(update={"code": code})
-                result = result.model_copy(update={"command": brought})
+            if result.command is not None:
+                told = result.command.model_copy(update={"code": code, "seconds": took})
+                result = result.model_copy(update={"command": told})
             recorder.state("end", status=result.status)
             _write_predictions(run, result)
             write_tables(run, result)
