@@ -18,6 +18,11 @@ TITAN_COLOURED = """
 [titan] 2026-11-25 09:21:45,327 - root - INFO - \x1b[31mstep:  4  \x1b[32mloss:  2.00000  \x1b[38;2;180;60;0mgrad_norm:  0.3750  \x1b[38;2;54;234;195mmemory:  1.25GiB(1.56%)  \x1b[34mtps: 146,039  \x1b[36mtflops: 0.01  \x1b[35mmfu: 0.00%\x1b[39m
 [titan] 2026-11-25 09:21:45,440 - root - INFO - \x1b[31mstep:  5  \x1b[32mloss:  1.60000  \x1b[38;2;180;60;0mgrad_norm:  0.3000  \x1b[38;2;54;234;195mmemory:  1.25GiB(1.56%)  \x1b[34mtps: 145,253  \x1b[36mtflops: 0.01  \x1b[35mmfu: 0.00%\x1b[39m
 """  # noqa: E501
+# https://github.com/facebookresearch/metaseq/pull/507
+METASEQ = """
+slurm_procid 0 : 2022-11-11 14:05:27 | INFO | train_inner | {"epoch": 1, "actv_norm": "0.035", "pos_norm": "0.192", "tok_norm": "0.271", "emb_norm": "0.034", "docsperex": "2.64", "loss": "15.878", "ppl": "60214.8", "wps": "0", "ups": "0", "wpb": "1.04858e+06", "bsz": "512", "num_updates": "1", "lr": "2.80112e-07", "gnorm": "16.981", "clip": "100", "train_wall": "12", "cuda_gb_allocated": "19.7", "cuda_gb_reserved": "41.1", "cuda_gb_free": "59.6", "wall": "73"}
+slurm_procid 0 : 2022-11-11 14:05:29 | INFO | train_inner | {"epoch": 1, "actv_norm": "0.035", "pos_norm": "0.192", "tok_norm": "0.271", "emb_norm": "0.034", "docsperex": "2.83", "loss": "15.864", "ppl": "59660.5", "wps": "739601", "ups": "0.71", "wpb": "1.04858e+06", "bsz": "512", "num_updates": "2", "lr": "5.60224e-07", "gnorm": "16.783", "clip": "100", "train_wall": "1", "cuda_gb_allocated": "19.9", "cuda_gb_reserved": "51.6", "cuda_gb_free": "59.4", "wall": "75"}
+"""  # noqa: E501
 
 
 def watched(text: str) -> Seen:
@@ -44,6 +49,7 @@ def watched(text: str) -> Seen:
         (lines.LIGHTNING, "Lightning", 400, 0.310, "steps", None),
         (lines.NANO, "nanoGPT", 3010, 4.249, "steps", 2 / 2.1166),
         (lines.AXOLOTL, "Transformers", 284, 0.8635, "steps", None),
+        (METASEQ, "metaseq", 2, 15.864, "samples", 512 * 739601 / 1048580),
         ("\n".join(metaseq_log()), "metaseq", 100, None, "samples", 32.0),
         ("\n".join(chat_log(["node-1"])), "DeepSpeed", 110, None, "samples", 960.0),
         (lines.TRL, "Transformers", 40, 0.9657, "samples", 4.333),
