@@ -3,10 +3,11 @@
     .venv/bin/python benchmarks/marks.py [--calls 200000]
 
 A program of its own each time: with a copy of src/muster/marks.py and nothing else, with the package
-installed, and with that file as `muster run` has it, which gives a folder for events. Seconds of a call are the
-least of nine rounds, with the empty loop taken off: other work on the machine only adds. The median is there as
-well. With Muster around a line is written once a second at most, and its share is in the calls. Bar: below a
-microsecond each where there is no Muster. Writes benchmarks/results/marks.json; docs/run.md has the figures.
+installed, and with that file as `muster run` has it, which gives a folder for events. Seconds of a call are
+the least of nine rounds, with the empty loop taken off: other work on the machine only adds. The median is
+there as well. With Muster around a line is written once a second at most, and its share is in the calls.
+Bar: below a microsecond each where there is no Muster. Writes benchmarks/results/marks.json; docs/run.md
+has the figures.
 """
 
 from __future__ import annotations
