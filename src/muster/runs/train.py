@@ -44,7 +44,7 @@ from muster.planner.plan import ask, hosts_first, plan_first, promised
 from muster.results.fold import make_result
 from muster.runs.checkpoints import BEGINNING, Start, WantedCheckpoint, choose
 from muster.runs.continuing import continued, same_batch
-from muster.runs.recorder import Follower, Recorder, Watcher
+from muster.runs.recorder import FLUSH, Follower, Recorder, Watcher
 from muster.runs.requirements import check_disk, check_hosts, check_profile, check_sharing
 from muster.store import events, sealed
 from muster.store.atomic import write_json, write_text
@@ -244,6 +244,7 @@ def _run(
 
     def tick() -> str | None:
         claim.touch()
+        recorder.write_logs(FLUSH)
         if wish.stop:
             return wish.stop
         if run.stop_asked():
