@@ -179,6 +179,9 @@ def main() -> None:
     )
     parser.add_argument("--page", action="store_true")
     wanted = parser.parse_args()
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # behind `&` it is ignored, by what is started too
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": []}
     for hosts in [] if wanted.page else map(int, wanted.hosts.split(",")):
         for what in wanted.what.split(","):

@@ -32,6 +32,8 @@ import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
 
 TICK = 0.1  # seconds between two looks at everything
+GATHER = 0.5  # seconds in which lines of logs gather after some were sent, where these were less than
+MANY = 1 << 16  # bytes
 BEAT = 1.0  # seconds between signs of life
 GRACE = 1.5  # seconds between SIGTERM and SIGKILL
 # Bytes waiting to be sent above which files are not read further: they keep what is unsent.
@@ -893,6 +895,7 @@ class Agent:
         self.guard = 0  # the process that ends the job's others should this one be killed
         self.redirected = ""  # where torchrun puts what its ranks print
         self.looked = 0.0  # when new files there were looked for
+        self.gathers = 0.0  # until when lines of logs gather
         self.ended = {}  # type: Dict[int, int]  # ranks that have ended by themselves: their exit codes
         self.tails = []  # type: List[Tail]
         self.logs = collections.deque()  # type: Deque[Tail]
@@ -1353,6 +1356,9 @@ class Agent:
                 if lines:
                     more = True
                     self.say(tail.kind, rank=tail.rank, lines=lines)
+        if not final and time.monotonic() < self.gathers:
+            return more
+        before = self.out_bytes
         for _ in range(len(self.logs)):
             if self.out_bytes > OUT_LIMIT:
                 return True
@@ -1362,6 +1368,8 @@ class Agent:
             if lines:
                 more = True
                 self.say(tail.kind, rank=tail.rank, lines=lines)
+        if before < self.out_bytes < before + MANY:
+            self.gathers = time.monotonic() + GATHER
         return more
 
     def end_ranks(self) -> None:
