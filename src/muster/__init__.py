@@ -40,7 +40,10 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     home = "marks" if name in _MARKS else "core.errors" if name == "MusterError" else "api"
-    return getattr(import_module(f"muster.{home}"), name)
+    found = getattr(import_module(f"muster.{home}"), name)
+    if name in _MARKS:  # called in every step: the next time without this function
+        globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

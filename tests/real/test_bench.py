@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.benches.commands import CLOCK
 from muster.benches.document import Bench
 from muster.benches.folder import BenchFolder
 from muster.store.queries import runs_table
@@ -107,3 +108,34 @@ def test_a_bench_is_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     third = begun("--continue", str(folder.path))
     out, _ = third.communicate(timeout=60)
     assert Bench.model_validate(json.loads(out)).jobs == found.jobs  # nothing was run again
+
+
+# Its steps, told as nanoGPT tells them.
+PACED = """
+for step in range(24):
+    print(f"iter {step}: loss 1.0, time 100.00ms, mfu 1.00%")
+"""
+
+
+def test_a_command(tmp_path: Path) -> None:
+    """The user's own job on each host, by what it prints and by the clock."""
+    (tmp_path / "paced.py").write_text(PACED)
+    words = [sys.executable, "paced.py"]
+    told = {"name": "told", "command": words, "set": {"run": {"start": "rank", "workdir": str(tmp_path)}}}
+    clock = {"name": "clock", "command": ["sleep", "2.5"], "set": {"run": {"start": "host"}}}
+    blind = {**clock, "name": "blind", "set": {"run": {"start": "host", "speed": "output"}}, "groups": [2]}
+    suite = write_suite(tmp_path, {"groups": [1], "jobs": [told, clock, blind]})
+    bench = begun(str(suite), "--hosts", "local:2x1", "--output", str(tmp_path / "bench"))
+    out, err = bench.communicate(timeout=240)
+    found = Bench.model_validate(json.loads(out))
+    assert (bench.returncode, found.complete) == (3, True), err  # two hosts: nobody can say who is slow
+    jobs = {(job.entry, job.repeat): job for job in found.jobs}
+    assert all(job.outcome == "succeeded" for job in found.jobs), [job.reason for job in found.jobs]
+    assert len(found.jobs) == 5
+    first = jobs["told", 1]
+    assert (first.measure, first.steps) == ("steps/s as nanoGPT tells them", 23)
+    assert first.figures["step_seconds"] == pytest.approx(0.1)
+    assert jobs["clock", 1].measure == CLOCK
+    assert 2.5 <= jobs["clock", 1].figures["seconds"] < 60
+    assert "tells no speed" in jobs["blind", 1].not_measured[0]
+    assert not jobs["clock", 1].not_measured or "other processes" in jobs["clock", 1].not_measured[0]

@@ -17,6 +17,7 @@ from muster.runs.listing import stop
 from muster.store.runfolder import RunFolder
 from muster.store.tree import read_tree
 from tests.support import needs_torch, wait_until
+from tests.unit.test_readers_live import TITAN_COLOURED
 
 pytestmark = [pytest.mark.real, pytest.mark.real_start]
 
@@ -169,6 +170,16 @@ def test_marks(tmp_path: Path) -> None:
     assert 100 < told["rate"] <= 2 * 8 / 0.02
     assert "it was a pleasure" in result["notes"]
     assert result["loss_final"] == pytest.approx(1 / 60)
+
+
+def test_colours_are_read_over(tmp_path: Path) -> None:
+    """What torchtitan prints is coloured within its words, as for a terminal."""
+    (tmp_path / "lines").write_text(TITAN_COLOURED)
+    code, result, said = muster(tmp_path, "--start", "rank", "--", "cat", "lines", hosts="local:1")
+    assert code == 0, said
+    told = result["command"]
+    assert (told["told_by"], result["steps"], result["loss_final"]) == ("torchtitan", 5, 1.6)
+    assert told["rate"] == pytest.approx(8.93, rel=0.01)
 
 
 def test_code_is_brought(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def ended(suite: Suite, hosts: str, result: Callable[[Task], Result], **fields: 
     """A bench of which every job came to `result(task)`."""
     inventory = read_inventory(hosts)
     schedule = make_schedule(suite, inventory.names)
-    recipes = fields.pop("recipes", {each.name: load_recipe(each.recipe) for each in suite.jobs})
+    recipes = fields.pop("recipes", None) or {each.name: load_recipe(str(each.recipe)) for each in suite.jobs}
     records = {task.id: recorded(task, result(task)) for task in schedule.tasks}
     return Ended(
         **{

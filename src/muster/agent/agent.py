@@ -34,6 +34,8 @@ import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
 
 TICK = 0.1  # seconds between two looks at everything
+GATHER = 0.5  # seconds in which lines of logs gather after some were sent, where these were less than
+MANY = 1 << 16  # bytes
 BEAT = 1.0  # seconds between signs of life
 GRACE = 1.5  # seconds between SIGTERM and SIGKILL
 # Bytes waiting to be sent above which files are not read further: they keep what is unsent.
@@ -565,22 +567,45 @@ def oom_kills(path: str) -> Optional[int]:
     return None
 
 
-def proc_stats() -> Dict[int, List[bytes]]:
-    """Process id -> the fields of its /proc/PID/stat, from its state on."""
+def process_ids() -> Set[int]:
+    """Of everything on this machine."""
+    return {int(name) for name in (os.listdir("/proc") if os.path.isdir("/proc") else []) if name.isdigit()}
+
+
+def proc_stats(pids: Optional[Set[int]] = None) -> Dict[int, List[bytes]]:
+    """Process id -> the fields of its /proc/PID/stat, from its state on; of all, or of these."""
     found = {}
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
-        if name.isdigit():
-            try:
-                with open("/proc/%s/stat" % name, "rb") as file:
-                    found[int(name)] = file.read().rpartition(b")")[2].split()
-            except OSError:
-                pass
+    for pid in process_ids() if pids is None else pids:
+        try:
+            with open("/proc/%d/stat" % pid, "rb") as file:
+                found[pid] = file.read().rpartition(b")")[2].split()
+        except OSError:
+            pass
     return found
 
 
-def proc_table() -> Dict[int, int]:
-    """Process id -> parent's id, of everything that lives (zombies left out)."""
-    stats = proc_stats().items()
+def offspring() -> Optional[Set[int]]:
+    """This process and its descendants by the kernel's own lists, which cost no look at every process of the
+    machine; one that begins or ends in this moment may be missing. None: this kernel keeps no lists."""
+    known, waiting = set(), [os.getpid()]  # type: Set[int], List[int]
+    while waiting:
+        pid = waiting.pop()
+        if pid in known:
+            continue
+        known.add(pid)
+        try:
+            for task in os.listdir("/proc/%d/task" % pid):
+                with open("/proc/%d/task/%s/children" % (pid, task)) as file:
+                    waiting += map(int, file.read().split())
+        except OSError:
+            if len(known) == 1:
+                return None
+    return known
+
+
+def proc_table(pids: Optional[Set[int]] = None) -> Dict[int, int]:
+    """Process id -> parent's id, of everything that lives (zombies left out), or of what lives of these."""
+    stats = proc_stats(pids).items()
     return {pid: int(each[1]) for pid, each in stats if len(each) > 1 and each[0] not in (b"Z", b"X")}
 
 
@@ -597,8 +622,9 @@ def descent(table: Dict[int, int]) -> Set[int]:
 def tree() -> Tuple[Set[int], float]:
     """This process and its descendants; and the seconds that these have run, with their children that have
     ended."""
-    stats = {pid: each for pid, each in proc_stats().items() if len(each) > 14}
-    pids = descent({pid: int(each[1]) for pid, each in stats.items()})
+    listed = offspring()
+    stats = {pid: each for pid, each in proc_stats(listed).items() if len(each) > 14}
+    pids = listed or descent({pid: int(each[1]) for pid, each in stats.items()})
     ticks = sum(int(field) for pid in pids if pid in stats for field in stats[pid][11:15])
     return pids, ticks / os.sysconf("SC_CLK_TCK")
 
@@ -612,32 +638,29 @@ def carries(pid: int, mark: bytes) -> bool:
         return False
 
 
-def marked(token: str, table: Dict[int, int]) -> Set[int]:
-    """Every process with the job's token in its environment."""
+def marked(token: str) -> Set[int]:
+    """Every process with the job's token in its environment; one that has ended has none."""
     mark = ("MUSTER_TOKEN=" + token).encode()
-    return {pid for pid in table if carries(pid, mark)}
+    return {pid for pid in process_ids() if carries(pid, mark)}
 
 
 def family(token: str) -> Set[int]:
     """The descendants of this process, and every process with the job's token; not this process."""
-    table = proc_table()
-    return (marked(token, table) | descent(table)) - {os.getpid()}
+    return (marked(token) | descent(proc_table(offspring()))) - {os.getpid()}
 
 
-def end_all(find: Callable[[], Set[int]], meanwhile: Callable[[], None] = lambda: None) -> None:
-    """End all processes that `find` finds: ask, wait, force, and look again."""
-    limit = time.monotonic() + GRACE
-    number = int(signal.SIGTERM)
+def end_all(find: Callable[[], Set[int]], meanwhile: Callable[[], None] = lambda: None) -> bool:
+    """End all processes that `find` finds: ask each, wait, force, and look again. -> whether all are gone."""
+    limit = time.monotonic() + 2 * GRACE + 10
+    asked = {}  # type: Dict[int, float]
     while True:
-        pids = find()
+        pids, now = find(), time.monotonic()
         if not pids:
-            break
-        send_signal(pids, number)
-        number = 0
-        if time.monotonic() > limit:
-            number = int(signal.SIGKILL)
-        if time.monotonic() > limit + 10:
-            break  # unkillable: in the kernel, on a dead device
+            return True
+        send_signal(pids - set(asked), signal.SIGTERM)
+        send_signal({pid for pid in pids if now > asked.setdefault(pid, now) + GRACE}, signal.SIGKILL)
+        if now > limit:
+            return False  # unkillable: in the kernel, on a dead device
         time.sleep(0.05)
         meanwhile()
 
@@ -666,14 +689,15 @@ def adopt_orphans() -> None:
         pass
 
 
-def guard(token: str) -> int:
+def guard(token: str) -> Tuple[int, int]:
     """A process that ends all that carry the job's token when this one ends, however it ends: the children of
-    a command do not die with their parent as ranks do. -> its id; it leaves by itself."""
+    a command do not die with their parent as ranks do. -> its id, and where a byte tells it that all of them
+    are gone already; it leaves by itself."""
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid:
         os.close(ours)  # the other end stays open for as long as this process lives
-        return pid
+        return pid, theirs
     try:
         os.setsid()
         os.close(theirs)
@@ -685,9 +709,8 @@ def guard(token: str) -> int:
                     pass
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        while os.read(ours, 1):
-            pass
-        end_all(lambda: marked(token, proc_table()))
+        if not os.read(ours, 1):
+            end_all(lambda: marked(token))
     finally:
         os._exit(0)
 
@@ -874,6 +897,7 @@ class Agent:
         self.guard = 0  # the process that ends the job's others should this one be killed
         self.redirected = ""  # where torchrun puts what its ranks print
         self.looked = 0.0  # when new files there were looked for
+        self.gathers = 0.0  # until when lines of logs gather
         self.ended = {}  # type: Dict[int, int]  # ranks that have ended by themselves: their exit codes
         self.tails = []  # type: List[Tail]
         self.logs = collections.deque()  # type: Deque[Tail]
@@ -1206,7 +1230,7 @@ class Agent:
             self.port_holder = None
         if self.port_holder:
             self.port_holder.listen(BACKLOG)  # others come before the first rank has imported
-        self.guard = guard(spec["token"])
+        self.guard, self.unguard = guard(spec["token"])
         for local, rank in enumerate(spec["ranks"][:1] if once else spec["ranks"]):
             own, files = self.one_of(env, rank, local, order)
             with open(os.path.join(place, "host.log" if once else "rank%d.log" % rank), "ab") as log:
@@ -1338,6 +1362,9 @@ class Agent:
                 if lines:
                     more = True
                     self.say(tail.kind, rank=tail.rank, lines=lines)
+        if not final and time.monotonic() < self.gathers:
+            return more
+        before = self.out_bytes
         for _ in range(len(self.logs)):
             if self.out_bytes > OUT_LIMIT:
                 return True
@@ -1347,6 +1374,8 @@ class Agent:
             if lines:
                 more = True
                 self.say(tail.kind, rank=tail.rank, lines=lines)
+        if before < self.out_bytes < before + MANY:
+            self.gathers = time.monotonic() + GATHER
         return more
 
     def end_ranks(self) -> None:
@@ -1357,8 +1386,12 @@ class Agent:
             self.reap()
             self.flush()
 
-        if token:
-            end_all(lambda: family(token) - {self.guard}, meanwhile)
+        def found() -> Set[int]:  # every process of the machine is looked at once ours are gone
+            table = proc_table(offspring())
+            return descent(table) - {os.getpid(), self.guard} or family(token) - {self.guard}
+
+        if token and end_all(found, meanwhile) and self.guard:
+            os.write(self.unguard, b".")
 
     def pulses(self) -> List[List[Any]]:
         """[rank, steps, signs of life, phase] of ranks that have done something since the last call."""

@@ -358,7 +358,7 @@ class Growth:
         recipe = self.inputs.recipes[entry.name]
         logs = logs_of(own, done, self.inputs.recipes)
         # One host alone has no fabric to measure, and may not hold a job's batch.
-        alone = recipe.trains and self.inputs.impossible(entry.name, hosts[:1]) is None
+        alone = (recipe.trains or recipe.foreign) and self.inputs.impossible(entry.name, hosts[:1]) is None
         settings = Settings(slow=suite.slow, alone=alone)
         state = localise(observed(own, logs), self.inputs.topology, settings, self.stored)
         refused = {frozenset(task.hosts) for task in own if done[task.id].usage and not task.warm_up}

@@ -56,6 +56,7 @@ class BenchJob(JobEntry):
     started: float | None = None
     ended: float | None = None
     figures: dict[str, float] = Field(default_factory=dict, description="by the names of thresholds")
+    measure: str | None = Field(None, description="of a command: by what it is compared with others")
     not_measured: list[str] = Field(
         default_factory=list, description="why its figures are no measurement; they have no verdict then"
     )

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from muster.benches.commands import Speed
 from muster.benches.document import JobRecord
 from muster.core.fabric.result import Spread, Sweep
 from muster.core.result import HostReport
@@ -39,9 +40,11 @@ class Doubts:
         return (*self.disturbed, *self.slowed, *self.unsteady)
 
 
-def doubts_of(records: Mapping[str, JobRecord]) -> dict[str, Doubts]:
+def doubts_of(
+    records: Mapping[str, JobRecord], speeds: Mapping[str, Speed] | None = None
+) -> dict[str, Doubts]:
     """Of every job that succeeded. What the bench's other jobs and controllers did on the same machine is
-    known, and others' work is what none of them did."""
+    known, and others' work is what none of them did. `speeds`: of those that are commands."""
     own: dict[str, list[_Known]] = defaultdict(list)  # by machine
     for record in records.values():
         if record.machine:
@@ -50,7 +53,9 @@ def doubts_of(records: Mapping[str, JobRecord]) -> dict[str, Doubts]:
             own[_machine(each)].append([(moment, used) for moment, _, used in each.cpu_use])
     return {
         job: Doubts(
-            (*_unsteady(record), *_disturbed(record, own)), tuple(_slowed(record)), tuple(_exchanges(record))
+            (*_unsteady(record, (speeds or {}).get(job)), *_disturbed(record, own)),
+            tuple(_slowed(record)),
+            tuple(_exchanges(record)),
         )
         for job, record in records.items()
         if record.outcome == "succeeded"
@@ -66,10 +71,13 @@ def _machine(report: HostReport) -> str:
     return str(report.facts.get("machine") or report.host)
 
 
-def _unsteady(record: JobRecord) -> Iterable[str]:
-    speed = record.result.throughput if record.result else None
+def _unsteady(record: JobRecord, told: Speed | None) -> Iterable[str]:
+    speed = told.measured if told else record.result.throughput if record.result else None
     if speed is not None and (speed.variation or 0.0) > UNSTEADY:
-        yield f"samples/s varied by {speed.variation:.0%} over its windows"
+        unit = told.measured.unit if told and told.measured else "samples"
+        yield f"{unit}/s varied by {speed.variation:.0%} over its windows"
+    elif told is not None and told.measured is None:
+        yield told.why
 
 
 def steady_sweeps(record: JobRecord) -> dict[int, Sweep]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from muster.benches.commands import CLOCK, Speed, notes_on, speeds
 from muster.benches.document import (
     Bench,
     BenchJob,
@@ -64,12 +65,13 @@ def fold_bench(bench: Ended) -> Bench:
     settings = Settings(slow=bench.inputs.suite.slow)
     found = judged(bench.inputs.name, logs, settings, bench.stored, switches_of(bench.inputs.suite))
     entries = {each.job: each for each in found.jobs}
-    doubts = doubts_of(bench.records)
+    ran = speeds(bench.tasks, bench.records, bench.inputs.recipes)
+    doubts = doubts_of(bench.records, ran)
     for job, (first, *_) in told.items():
         if first.measured is None and steady_sweeps(bench.records[job]) and not doubts[job].all:
             doubts[job] = Doubts(unsteady=first.notes[:1])  # it measured what no other job did
     jobs = [
-        _job(bench, task, _entry(task, entries), doubts.get(task.id, Doubts()))
+        _job(bench, task, _entry(task, entries), doubts.get(task.id, Doubts()), ran.get(task.id))
         for task in bench.tasks
         if task.id in bench.records
     ]
@@ -109,7 +111,7 @@ def fold_bench(bench: Ended) -> Bench:
         published=beside_published(
             bench.inputs.suite, measured, {name: record.devices for name, record in bench.records.items()}
         ),
-        notes=[*bench.notes, *found.notes],
+        notes=[*bench.notes, *notes_on(ran, {task.id: task.entry for task in bench.tasks}), *found.notes],
     )
 
 
@@ -118,7 +120,7 @@ def _peers(peers: Sequence[document.Peers], bench: Ended) -> list[document.Peers
     made = []
     for each in sorted(peers, key=lambda one: (one.work.partition(",")[0], one.hosts, one.work)):
         recipe = bench.inputs.recipes.get(each.work.partition(",")[0])
-        nothing = recipe is not None and not recipe.trains
+        nothing = recipe is not None and not (recipe.trains or recipe.foreign)
         made.append(each.model_copy(update={"samples_per_second": None}) if nothing else each)
     return made
 
@@ -132,11 +134,13 @@ def _entry(task: Task, entries: Mapping[str, document.JobEntry]) -> document.Job
     return found.model_copy(update={"slower": alone.slower, "judged": alone.judged, "work": alone.work})
 
 
-def _job(bench: Ended, task: Task, entry: document.JobEntry | None, doubts: Doubts) -> BenchJob:
+def _job(
+    bench: Ended, task: Task, entry: document.JobEntry | None, doubts: Doubts, speed: Speed | None
+) -> BenchJob:
     record, recipe = bench.records[task.id], bench.inputs.recipes[task.entry]
     told = entry or document.JobEntry(job=task.id, outcome=record.outcome, reason=record.reason, hosts=[])
     fields = dict(told)
-    if not recipe.trains:  # its time is an all-reduce's: no samples
+    if speed.how == CLOCK if speed else not recipe.trains:  # its time is a whole run's, or an all-reduce's
         unknown = ("samples_per_second", "step_seconds", "measured_samples", "measured_seconds")
         fields |= dict.fromkeys(unknown)
     result = record.result
@@ -148,7 +152,7 @@ def _job(bench: Ended, task: Task, entry: document.JobEntry | None, doubts: Doub
             "world_size": result.world_size if result else None,
         },
         entry=task.entry,
-        recipe=next(each.recipe for each in bench.inputs.suite.jobs if each.name == task.entry),
+        recipe=next(each.called for each in bench.inputs.suite.jobs if each.name == task.entry),
         size=len(task.hosts),
         repeat=task.repeat,
         warm_up=task.warm_up,
@@ -159,6 +163,7 @@ def _job(bench: Ended, task: Task, entry: document.JobEntry | None, doubts: Doub
         started=record.started,
         ended=record.ended,
         figures=figures_of(record, bench.inputs.recipes),
+        measure=speed.how if speed else None,
         not_measured=[] if task.warm_up else list(doubts.all),
     )
 

@@ -12,19 +12,20 @@ from typing import Any
 
 from muster.benches.folder import BenchFolder
 from muster.benches.schedule import Impossible, Schedule, make_schedule, read_task
-from muster.benches.suite import Suite, load_suite, suite_from
+from muster.benches.suite import Entry, Suite, load_suite, suite_from
 from muster.benches.switches import check_switches, switches_of
 from muster.core.batch import resolve_batch
-from muster.core.entries import in_order, recipes_of
+from muster.core.entries import command_name, in_order, recipes_of
 from muster.core.errors import MusterError, RecipeError, UsageError
 from muster.core.inventory import Host, Inventory, read_inventory
 from muster.core.pipeline import check_models, model_before
 from muster.core.recipe import Recipe, recipe_from
-from muster.core.recipes import dump_yaml, load_recipe, read_yaml
-from muster.core.secrets import masked_override, shared_section
+from muster.core.recipes import dump_yaml, load_recipe, read_yaml, validate
+from muster.core.secrets import masked_override, masked_words, shared_section
 from muster.inputs.read import absolute, check
 from muster.judging import Topology
 from muster.store.values import recipe_file
+from muster.workloads.command.spec import CommandRecipe
 
 AT_ONCE = 64  # jobs at a time unless more are asked for: each has a controller on this machine, of 0.1 GB
 SPARE = 60.0  # seconds beyond its own timeout after which a job ends by itself, should the bench be gone
@@ -68,16 +69,22 @@ class BenchInputs:
 
 
 def read_bench(
-    source: str, hosts: str, overrides: Sequence[str] = (), *, recipe: str = "", at_once: int | None = None
+    source: str,
+    hosts: str,
+    overrides: Sequence[str] = (),
+    *,
+    recipe: str | Mapping[str, Any] = "",
+    at_once: int | None = None,
 ) -> BenchInputs:
     """Read and check everything that can be checked before a host is asked.
 
-    `recipe`: in place of the one that the suite's entries train; `overrides`: key=value of every recipe in
-    which the key means something, or ENTRY:key=value of one. Raises UsageError and its kinds.
+    `recipe`: in place of the one that the suite's entries train, its name or itself; `overrides`:
+    key=value of every recipe in which the key means something, or ENTRY:key=value of one. Raises UsageError
+    and its kinds.
     """
     suite = load_suite(source)
     if recipe:
-        suite = _with_recipe(suite, recipe)
+        suite = _with_recipe(suite, recipe) if isinstance(recipe, str) else _with_command(suite, recipe)
     if at_once is not None:
         suite = suite.model_copy(update={"at_once": at_once})
     inventory = read_inventory(hosts)
@@ -121,6 +128,8 @@ def _indivisible(entry: str, recipe: Recipe, slots: Sequence[int | None]) -> str
 def _checked(recipe: Recipe, inventory: Inventory, suite: Suite) -> Recipe:
     """As `muster train` checks it; with all hosts of its group, and ended at last by itself."""
     recipe = absolute(_launched(recipe, hosts=None))  # how many hosts a job has is the suite's to say
+    if isinstance(recipe, CommandRecipe):
+        recipe = recipe.started_in(Path.cwd())  # a bench may be continued elsewhere
     made = check(recipe, inventory)
     if made.launcher.ONE_MACHINE:
         recipe = _with_equal_threads(recipe, inventory)
@@ -153,17 +162,52 @@ def limited(recipe: Recipe, timeout: float) -> Recipe:
 
 def _with_recipe(suite: Suite, recipe: str) -> Suite:
     """Every entry that trains takes this one instead. Raises UsageError where they differ by their recipe."""
-    training = {each.name: each.recipe for each in suite.jobs if load_recipe(each.recipe).trains}
-    if len(set(training.values())) > 1:
-        raise UsageError(
-            "the entries of this suite differ by their recipe",
-            where="--recipe",
-            hint="changes of all of them: KEY=VALUE, such as model.name=t5-large",
-        )
+    training = _training(suite, "--recipe", "changes of all of them: KEY=VALUE, such as model.name=t5-large")
     jobs = [
         each.model_copy(update={"recipe": recipe}) if each.name in training else each for each in suite.jobs
     ]
     return suite.model_copy(update={"jobs": jobs})
+
+
+def _training(suite: Suite, where: str, hint: str) -> set[str]:
+    """The entries that train, or run a command. Raises UsageError where they differ by their recipe."""
+    found = {}
+    for each in suite.jobs:
+        kind = (
+            validate(each.recipe, where=each.name)
+            if isinstance(each.recipe, dict)
+            else load_recipe(each.recipe)
+        )
+        if kind.trains or kind.foreign:
+            found[each.name] = str(each.recipe)
+    if len(set(found.values())) > 1:
+        raise UsageError("the entries of this suite differ by their recipe", where=where, hint=hint)
+    return set(found)
+
+
+def _with_command(suite: Suite, recipe: Mapping[str, Any]) -> Suite:
+    """Every entry that trains runs this command instead, on the same groups as often: without what is of the
+    recipe, which are its settings, its thresholds, and what was published. Entries that differ by those alone
+    become one. Raises UsageError where they differ by their recipe."""
+    own = _training(suite, "-- COMMAND", "a suite of your own can have `command: [...]` beside any recipe")
+    jobs: list[Entry] = []
+    for each in suite.jobs:
+        if each.name in own:
+            apart = {"recipe": recipe, "set": {}, "thresholds": [], "published": [], "after": []}
+            name = command_name(recipe["command"])
+            each = each.model_copy(update={**apart, "name": name})
+            kept = ("groups", "cover", "repeats", "timeout")
+            if any(
+                all(getattr(each, key) == getattr(job, key) for key in kept) for job in jobs if job.foreign
+            ):
+                continue
+            if any(job.name == name for job in jobs):
+                each = each.model_copy(update={"name": f"{name[:38]}-{len(jobs) + 1}"})
+        elif set(each.after) & own:
+            continue  # it would go on from the model of such a training
+        jobs.append(each)
+    about = f"{suite.about}; with a command in place of what it trains"
+    return suite.model_copy(update={"jobs": jobs, "compare": None, "about": about})
 
 
 def freeze_bench(folder: BenchFolder, inputs: BenchInputs) -> None:
@@ -171,6 +215,8 @@ def freeze_bench(folder: BenchFolder, inputs: BenchInputs) -> None:
     suite = inputs.suite.model_dump(mode="json", by_alias=True)
     for each in suite["jobs"]:  # the entries' recipes have what is set; here it is only to be read
         shown = inputs.recipes[each["name"]].env_show
+        if isinstance(each["recipe"], dict) and "command" in each["recipe"]:
+            each["recipe"]["command"] = masked_words(each["recipe"]["command"], shown)
         each["set"] = {name: shared_section(name, value, shown) for name, value in each["set"].items()}
     folder.write(folder.suite, dump_yaml(suite))
     for entry in inputs.suite.jobs:

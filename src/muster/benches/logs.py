@@ -8,12 +8,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from muster.benches.commands import Speed, speeds
 from muster.benches.document import JobRecord
 from muster.benches.doubts import UNSTEADY, doubts_of, steady_sweeps, varied
 from muster.benches.schedule import Task
 from muster.core.fabric.result import FabricRun, Matmul, Sweep
 from muster.core.recipe import Recipe
-from muster.core.result import Result
+from muster.core.result import CommandRun, Result
 from muster.judging import Observation
 from muster.judging.joblogs import observation_of, work_of
 from muster.readers.base import JobLog, MeasuredWindows
@@ -59,6 +60,8 @@ def figures_of(record: JobRecord, recipes: Mapping[str, Recipe] | None = None) -
         found["skipped_share"] = result.skipped_steps / result.steps
     if result.fabric is not None:
         found |= fabric_figures(result.fabric, recipes or {})
+    if result.command is not None:
+        found |= command_figures(result.command)
     return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
 
 
@@ -72,6 +75,14 @@ def fabric_figures(fabric: FabricRun, recipes: Mapping[str, Recipe]) -> dict[str
         "latency": max(latencies, default=None),
         "matmul": min((each.sustained for each in products), default=None),
     }
+
+
+def command_figures(told: CommandRun) -> dict[str, float | None]:
+    """What its output tells, and how long it ran."""
+    found = {"step_seconds": told.step_seconds, "variation": told.variation}
+    if told.unit != "steps":
+        found[f"{told.unit}_per_second"] = told.rate
+    return found if told.seconds is None else {**found, "seconds": told.seconds}
 
 
 def memory_of(result: Result) -> int | None:
@@ -93,14 +104,17 @@ def logs_of(
     its collectives, and one per host for its own matrix products. The first has the job's id. Of a failure
     that is nobody's on the hosts it hears no hosts; of what is no measurement no times."""
     over = [task for task in tasks if task.id in records and not task.warm_up]
-    doubts = {job: each.disturbed for job, each in doubts_of(records).items()}
+    told = speeds(tasks, records, recipes)
+    doubts = {job: each.disturbed for job, each in doubts_of(records, told).items()}
     alike: dict[tuple[str, int], list[dict[int, Sweep]]] = {}
     for task in over:
         if not doubts.get(task.id) and (sweeps := steady_sweeps(records[task.id])):
             alike.setdefault((task.entry, len(task.hosts)), []).append(sweeps)
     compared = {key: _Compared.of(each) for key, each in alike.items()}
     found = {
-        task.id: _logs(task, records[task.id], recipes, compared.get((task.entry, len(task.hosts))))
+        task.id: _logs(
+            task, records[task.id], recipes, compared.get((task.entry, len(task.hosts))), told.get(task.id)
+        )
         for task in over
     }
     return {
@@ -109,7 +123,11 @@ def logs_of(
 
 
 def _logs(
-    task: Task, record: JobRecord, recipes: Mapping[str, Recipe], compared: _Compared | None
+    task: Task,
+    record: JobRecord,
+    recipes: Mapping[str, Recipe],
+    compared: _Compared | None,
+    told: Speed | None,
 ) -> list[JobLog]:
     result = record.result
     base = JobLog(
@@ -130,6 +148,10 @@ def _logs(
             replace(reduced, notes=(*reduced.notes, *shaky)),
             *(log for log in products if log.measured),
         ]
+    if told is not None:
+        figures = told.measured
+        unit = figures.unit if figures else "samples"
+        return [replace(base, steps=result.steps, measured=figures, unit=unit, loss=result.loss_final)]
     speed, measured = result.throughput, None
     if speed and 0 < speed.samples_per_second < math.inf and result.global_batch and speed.measured_steps:
         samples = float(speed.measured_steps * result.global_batch)

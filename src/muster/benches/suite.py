@@ -120,7 +120,15 @@ class Entry(entries.Entry):
     name: Name = Field(
         "", validate_default=False, description="Name of the entry in results. Default: the recipe's name."
     )
-    recipe: str = Field(description="A shipped recipe's name, or a file (beside the suite, or as given).")
+    recipe: str | dict[str, Any] = Field(
+        description="A shipped recipe's name, a file (beside the suite, or as given), or a recipe itself."
+    )
+    command: list[str] | None = Field(
+        None,
+        exclude=True,
+        description="In place of `recipe`: a program and its arguments, as `muster run` starts them. "
+        "`set: {run: {start: rank}}` says how.",
+    )
     after: After = Field(
         default_factory=list,
         description="The entry, or a list of entries, with the same groups, whose jobs on the same hosts "
@@ -145,6 +153,25 @@ class Entry(entries.Entry):
         default_factory=list,
         description="What others published of this recipe, shown beside what is measured.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_command(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("command") is None:
+            return data
+        if data.get("recipe"):
+            raise ValueError("give one of recipe and command")
+        return {**data, "recipe": {"workload": "command", "command": data["command"]}}
+
+    @property
+    def foreign(self) -> bool:
+        """Whether its job is a command of the user's."""
+        return isinstance(self.recipe, dict) and self.recipe.get("workload") == "command"
+
+    @property
+    def called(self) -> str:
+        """Its recipe, for people."""
+        return self.recipe if isinstance(self.recipe, str) else str(self.recipe.get("workload", "a recipe"))
 
 
 class Suite(Section):
@@ -215,6 +242,8 @@ class Suite(Section):
         for name in ("groups", "cover", "repeats", "timeout", "warm_up"):
             own = getattr(entry, name)
             told[name] = getattr(self, name) if own is None else own
+        if entry.foreign and entry.warm_up is None:  # it has no short form: it would be run a time more
+            told["warm_up"] = False
         return EntrySettings(**told, thresholds=[*self.thresholds, *entry.thresholds])
 
 

@@ -100,8 +100,9 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _divided(arguments: list[str]) -> tuple[list[str], list[str] | None]:
-    """Of `muster run`: its own words, and the command behind `--`; None: there is no `--`."""
-    if arguments[:1] != ["run"] or "--" not in arguments:
+    """Of `muster run` and `muster bench`: their own words, and the command behind `--`; None: there is no
+    `--`."""
+    if arguments[:1] not in (["run"], ["bench"]) or "--" not in arguments:
         return arguments, None
     cut = arguments.index("--")
     return arguments[:cut], arguments[cut + 1 :]

@@ -8,6 +8,7 @@ from typing import Annotated
 from muster.cli.options import EXIT_CODES, Hosts, Json, Root, split_words
 from muster.cli.output import err_console, print_json
 from muster.cli.parameters import Argument, Option
+from muster.cli.run import Start
 from muster.core.errors import UsageError
 
 EXAMPLES = f"""Examples:
@@ -17,6 +18,8 @@ EXAMPLES = f"""Examples:
   muster bench scaling --hosts hostfile --recipe my.yaml
 
   muster bench my-suite.yaml --hosts local:3x1 --jobs 2 digits:train.max_steps=50
+
+  muster bench acceptance --hosts hostfile --start rank -- ./mytest --size 100
 
   muster bench --continue runs/20261122-093000-bench-acceptance-4f2a
 
@@ -44,6 +47,9 @@ def bench(
         Path | None, Option("--continue", help="Continue this bench; finished jobs are not run again.")
     ] = None,
     recipe: Annotated[str, Option("--recipe", "-r", help="Train this recipe instead of the suite's.")] = "",
+    start: Annotated[
+        Start, Option("--start", help="How the command behind `--` is started, as for `muster run`.")
+    ] = "torchrun",
     at_once: Annotated[
         int | None,
         Option("--jobs", "-j", min=1, help="Largest number of jobs at the same time; default: up to 64."),
@@ -62,7 +68,12 @@ def bench(
     every: Annotated[bool, Option("--all", help="Show every host and job, however many.")] = False,
     json: Json = False,
 ) -> int:
-    """Run many jobs on groups of hosts: find slow hosts, measure scaling, compare recipes."""
+    """Run many jobs on groups of hosts: find slow hosts, measure scaling, compare recipes.
+
+    A command behind `--` is run in place of the suite's training.
+    """
+    import click
+
     from muster.benches.bench import Surroundings, continue_bench
     from muster.benches.bench import bench as run_bench
     from muster.benches.bench import dry_run as schedule
@@ -72,12 +83,17 @@ def bench(
     from muster.cli.views.benches import print_bench, print_schedule
 
     hosts, _, changes = split_words(words, hosts)
+    own = click.get_current_context().find_root().obj
+    if own is not None and (recipe or not own):
+        what = "--recipe and a command are both in place of the suite's training" if own else "there is none"
+        raise UsageError(what, where="-- COMMAND", hint="muster bench acceptance HOSTS -- train.py")
     inputs = None
     if go_on is not None:
         told = {
             "SUITE": suite,
             "--hosts": hosts,
             "--recipe": recipe,
+            "-- COMMAND": own,
             "--output": output,
             "--dry-run": dry_run,
         }
@@ -88,7 +104,8 @@ def bench(
     elif not suite:
         raise UsageError("no suite was given", hint="muster bench acceptance --hosts node[01-64]")
     else:
-        inputs = read_bench(suite, hosts, changes, recipe=recipe, at_once=at_once)
+        job = {"workload": "command", "command": own, "run": {"start": start}} if own else recipe
+        inputs = read_bench(suite, hosts, changes, recipe=job, at_once=at_once)
         folder = BenchFolder(output.absolute()) if output else new_bench_folder(root, inputs.name)
         if dry_run:
             plan = schedule(inputs, folder)

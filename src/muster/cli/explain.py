@@ -54,7 +54,8 @@ def explain(
 
     if what == "-":
         if sys.stdin.isatty():
-            raise UsageError("standard input is a terminal", where="-", hint="COMMAND 2>&1 | muster explain -")
+            hint = "COMMAND 2>&1 | muster explain -"
+            raise UsageError("standard input is a terminal", where="-", hint=hint)
         found = explain_stream(sys.stdin.buffer)
     else:
         found = explain_any(what, root)

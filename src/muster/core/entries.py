@@ -74,15 +74,25 @@ Entries = TypeVar("Entries", bound=Entry)
 
 
 def with_names(data: Any, key: str) -> Any:
-    """A file's data, where an entry without a name has its recipe's. Pure."""
+    """A file's data, where an entry without a name has its recipe's, or its command's. Pure."""
     if not isinstance(data, dict) or not isinstance(data.get(key), list):
         return data
     entries = []
     for each in data[key]:
-        if isinstance(each, dict) and not each.get("name") and isinstance(each.get("recipe"), str):
-            each = {**each, "name": Path(each["recipe"]).name.removesuffix(".yaml")}
+        if isinstance(each, dict) and not each.get("name"):
+            if isinstance(each.get("recipe"), str):
+                each = {**each, "name": Path(each["recipe"]).name.removesuffix(".yaml")}
+            elif isinstance(each.get("command"), list):
+                each = {**each, "name": command_name(list(map(str, each["command"])))}
         entries.append(each)
     return {**data, key: entries}
+
+
+def command_name(words: Sequence[str]) -> str:
+    """What to call a command: by its script, else by its program."""
+    script = next((word for word in words if word.endswith(".py")), words[0] if words else "")
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(script).name.removesuffix(".py")).lstrip("._-")
+    return name[:41] or "command"
 
 
 def check_names(entries: Sequence[Entry], one: str, several: str) -> None:

@@ -193,8 +193,7 @@ def _whole_path(value: str, folder: Path, where: str) -> str:
 
 def validate(data: Mapping[str, Any], *, where: str) -> Recipe:
     """Plain data -> Recipe, or one RecipeError about the first thing that is wrong."""
-    if "command" in data and data.get("workload") is None:
-        data = {**data, "workload": "command"}
+    data = _with_workload(data)
     _check_workload(data.get("workload"), where)
     try:
         recipe = recipe_from(data)
@@ -205,6 +204,12 @@ def validate(data: Mapping[str, Any], *, where: str) -> Recipe:
     except UsageError as error:
         raise RecipeError(f"engine.name: {error.what}", where=where, hint=error.hint) from None
     return recipe
+
+
+def _with_workload(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's data; one with a command is a command's."""
+    told = "command" not in data or data.get("workload") is not None
+    return dict(data) if told else {**data, "workload": "command"}
 
 
 def _check_workload(workload: Any, where: str) -> None:
@@ -249,7 +254,7 @@ def _layered(
     merged: dict[str, Any] = {}
     for parent in parents:
         merged = lay_over(merged, [read_layers(parent, base=path.parent, chain=chain)])
-    return lay_over(merged, [data])
+    return _with_workload(lay_over(merged, [data]))
 
 
 def find_recipe(source: str, *, base: Path | None = None) -> Path:

@@ -73,6 +73,7 @@ class CommandRun(Part):
     step_seconds: float | None = None
     variation: float | None = Field(None, description="coefficient of variation of the rate")
     rests_on: int = Field(0, description="steps")
+    seconds: float | None = Field(None, description="from its start on the hosts to its end on all of them")
     code: Code | None = None
 
 

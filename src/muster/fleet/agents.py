@@ -27,6 +27,9 @@ from muster.fleet.transport import PipeWire, SocketWire, Wire
 
 TICK = 0.1
 BEAT = 1.0
+# A turn looks at every connection, so with many there is a pause before it, in which more comes: else each
+# word of a host would be a turn of its own. Seconds for each of them, and in all.
+PAUSE, LONGEST_PAUSE = 50e-6, 0.05
 WORDS = 4.0
 _LEAVE = (
     4.0  # seconds that a process which started many agents gets to end after them, and again after SIGTERM
@@ -145,6 +148,7 @@ class Fleet(Loop[Connection]):
     def turn(self, handle: Handler[Connection]) -> None:
         """One look at every connection, at most `TICK` long where nothing comes."""
         self._start_more()
+        time.sleep(min(LONGEST_PAUSE, PAUSE * len(self.links)))
         now = time.monotonic()
         if now - self._beaten > BEAT:
             self._beaten = now
@@ -160,6 +164,8 @@ class Fleet(Loop[Connection]):
 
     def _start_more(self) -> None:
         """Start what may start now: at most `fanout` connections are in the making at once."""
+        if not self._waiting:
+            return
         knocking = sum(link.begun is not None and not (link.greeted or link.ended) for link in self.links)
         while self._waiting and (knocking < self.launch.fanout or self._waiting[0].dials):
             request = self._waiting.popleft()

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from muster.readers._mapping import Mapping
 from muster.readers._read import Feed, measured
-from muster.readers.base import MeasuredWindows
+from muster.readers.base import MeasuredWindows, Reading
 
 
 @dataclass(frozen=True)
 class Seen:
     """How far a job is. `steps`: the last one that a line tells; `measured`: over the steps so far, without
-    the warm-up."""
+    the warm-up; where nothing is timed, what the tool itself says at its end."""
 
     format: str
     steps: int
@@ -63,5 +63,10 @@ class Live:
             format=best.format,
             steps=self.steps,
             loss=next((each.loss for each in (best, *others) if each.loss is not None), None),
-            measured=figures,
+            measured=figures or next((_reported(each) for each in others if each.reported), None),
         )
+
+
+def _reported(reading: Reading) -> MeasuredWindows:
+    rate = reading.reported or 0.0
+    return MeasuredWindows(rate, 1.0, reading.steps or 1, 1, None, None, timed=False)

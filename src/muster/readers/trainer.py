@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from muster.readers._frame import Frame
+from muster.readers._lines import STEPS_ONLY
 from muster.readers._mapping import Mapping
 from muster.readers.base import FIGURE, LogWindow, Reading, Series, number
 
@@ -122,8 +123,9 @@ class Reader:
         return [
             Reading(
                 format=FORMAT,
-                series=series if batch else None,
+                series=series,
                 per_step=True,
+                unit="samples" if batch else "steps",
                 exact=False,
                 recipe=f"transformers {sorted(self.settings.items())}" if _SIZE in self.settings else "",
                 batch=batch,
@@ -132,7 +134,9 @@ class Reader:
                 skipped=self.skipped,
                 ended=self.runtime is not None,
                 loss=self.loss,
-                notes=("progress bars show whole seconds",) if series and batch else (),
+                notes=(*([] if batch else [STEPS_ONLY]), "progress bars show whole seconds")
+                if series
+                else (),
             )
         ]
 

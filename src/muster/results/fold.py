@@ -42,7 +42,73 @@ from muster.store.windows import measured
 # What each host of a run did, from its events. Pure.
 
 NAMED = 8  # hosts that a note names one by one
+SAMPLES, FEWEST = 20_000, 20  # of hardware that are kept in memory: of all hosts, and of each
 POINTS = 20  # of the cores' use over a run
+
+
+class Samples(events.Hardware):
+    """Several samples in a row as one."""
+
+    stands: int = 1  # for so many
+
+    @classmethod
+    def of(cls, first: events.Hardware, second: events.Hardware) -> Samples:
+        """Two neighbours: sums of seconds, means of shares, the most of the rest."""
+        weights = [each.stands if isinstance(each, Samples) else 1 for each in (first, second)]
+
+        def joined(name: str, values: Sequence[Any]) -> Any:
+            known = [
+                (float(value), weight)
+                for value, weight in zip(values, weights, strict=True)
+                if value is not None
+            ]
+            if not known or name in ("memory_used", "memory_total", "strangers"):
+                return max((value for value, _ in known), default=None)
+            total = sum(value * weight for value, weight in known)
+            return total / sum(weight for _, weight in known)
+
+        gpus = [
+            {name: joined(name, (gpu.get(name), other.get(name))) for name in {**gpu, **other}}
+            for gpu, other in zip(_plain(first), _plain(second), strict=False)
+        ]
+        told: dict[str, Any] = dict(second) | {"stands": sum(weights), "gpus": gpus}
+        for name in ("cpu_busy", "cpu_own", "cpu_stolen"):
+            parts = [value for each in (first, second) if (value := getattr(each, name)) is not None]
+            told[name] = sum(parts) if parts else None
+        for name in ("cpu_percent", "memory_used", "memory_total"):
+            told[name] = joined(name, (getattr(first, name), getattr(second, name)))
+        return cls.model_validate(told)
+
+
+def _plain(sample: events.Hardware) -> list[dict[str, Any]]:
+    """Its GPUs, with the share of samples in which each was slowed down in place of the reasons."""
+    return [
+        gpu if gpu.get("slowed") is None else {**gpu, "slowed": _slowed(gpu, sample)} for gpu in sample.gpus
+    ]
+
+
+def _slowed(gpu: Mapping[str, Any], sample: events.Hardware) -> float:
+    return float(gpu["slowed"]) if isinstance(sample, Samples) else float(bool(gpu["slowed"]))
+
+
+def thinned(samples: Sequence[events.Hardware]) -> list[events.Hardware]:
+    """Half as many: each two neighbours of an attempt as one; but the first, after which is counted."""
+    made = list(samples[:1])
+    rest = iter(samples[1:])
+    for first in rest:
+        second = next(rest, None)
+        if second is None or second.attempt != first.attempt:
+            made += [first, *([second] if second else [])]
+        else:
+            made.append(Samples.of(first, second))
+    return made
+
+
+def _mean(told: Iterable[tuple[float, events.Hardware]]) -> float | None:
+    """Of values, each by the number of samples that it stands for."""
+    weighted = [(value, each.stands if isinstance(each, Samples) else 1) for value, each in told]
+    whole = sum(weight for _, weight in weighted)
+    return sum(value * weight for value, weight in weighted) / whole if whole else None
 
 
 def host_reports(
@@ -57,17 +123,16 @@ def host_reports(
     forward = _forward(windows)
     for place in job.placements:
         samples = hardware.get(place.host, [])
-        cpu = [s.cpu_percent for s in samples if s.cpu_percent is not None]
         used = [s.memory_used for s in samples if s.memory_used is not None]
-        gpu = [g["percent"] for s in samples for g in s.gpus if g.get("percent") is not None]
+        gpu = [(float(p), s) for s in samples for g in s.gpus if (p := g.get("percent")) is not None]
         reports.append(
             HostReport(
                 host=place.host,
                 ranks=list(place.ranks),
                 facts=facts.get(place.host, {}),
-                cpu_percent_mean=statistics.mean(cpu) if cpu else None,
+                cpu_percent_mean=_mean((s.cpu_percent, s) for s in samples if s.cpu_percent is not None),
                 memory_used_peak=max(used) if used else None,
-                gpu_percent_mean=statistics.mean([float(g) for g in gpu if g is not None]) if gpu else None,
+                gpu_percent_mean=_mean(gpu),
                 cpu_use=_cpu_use(samples),
                 stolen=_stolen(samples, facts.get(place.host, {}).get("cores")),
                 **_gpu_trouble(samples),
@@ -99,12 +164,17 @@ def _stolen(samples: Sequence[events.Hardware], cores: float | None) -> float | 
 
 def _gpu_trouble(samples: Sequence[events.Hardware]) -> dict[str, Any]:
     """`slowed` and `strangers` of a report."""
-    slowed = [each for sample in samples for gpu in sample.gpus if (each := gpu.get("slowed")) is not None]
+    slowed = [
+        (_slowed(gpu, sample), sample)
+        for sample in samples
+        for gpu in sample.gpus
+        if gpu.get("slowed") is not None
+    ]
     strangers = [
         int(n) for sample in samples for gpu in sample.gpus if (n := gpu.get("strangers")) is not None
     ]
     return {
-        "slowed": sum(map(bool, slowed)) / len(slowed) if slowed else None,
+        "slowed": _mean(slowed),
         "strangers": max(strangers, default=None),
     }
 
@@ -238,7 +308,12 @@ class Folder:
         elif isinstance(event, events.Attention):
             self.attention[event.step] = event
         elif isinstance(event, events.Hardware):
-            self.hardware[event.host or ""].append(event)
+            samples = self.hardware[event.host or ""]
+            samples.append(event)
+            if len(samples) > max(
+                2 * FEWEST, SAMPLES // len(self.hardware)
+            ):  # hosts and hours without an end
+                self.hardware[event.host or ""] = thinned(samples)
         elif isinstance(event, events.HostFacts):
             self.facts[event.host or ""] = event.facts
         elif isinstance(event, events.DataRead):

@@ -37,14 +37,23 @@ def _summary_writer(folder: Path) -> Any:
     return SummaryWriter(logdir=str(folder), flush_secs=5)
 
 
+BETWEEN = 0.1  # seconds between two samples of hardware, whosesoever
+
+
 class Board:
     """One writer for the whole run."""
 
     def __init__(self, folder: Path) -> None:
         self.writer = _summary_writer(folder)
+        self.sampled: dict[str | None, float] = {}  # host -> the time of its last sample here
 
     def add(self, event: events.Event) -> None:
-        """Events with a step become scalars; hardware samples go by their time."""
+        """Events with a step become scalars; samples of hardware go by their time, of many hosts fewer."""
+        if isinstance(event, events.Hardware):
+            last = self.sampled.get(event.host)
+            if last is not None and event.time < last + BETWEEN * len(self.sampled):
+                return
+            self.sampled[event.host] = event.time
         found: dict[str, float | None] = {}
         step = getattr(event, "step", None) or 0
         if isinstance(event, events.Log):
@@ -82,6 +91,7 @@ class Board:
 
 ATTEMPT = "=== muster: attempt "  # begins what an attempt prints
 _TAIL = 1 << 16  # bytes of a rank's log
+FLUSH = 0.3  # seconds that lines of logs may wait for others before they are written
 EVERY = 2.0  # seconds between two looks at what a command's output comes to
 
 Watcher = Callable[[events.Event], None]
@@ -168,7 +178,9 @@ class Recorder:
         self.folder: Folder = fold(events.read_events(run.events))
         self.board = Board(run.tensorboard)
         self._events = _open_after_whole_lines(run.events)
-        self._logs: dict[Path, IO[str]] = {}
+        self._logs: dict[tuple[str, int | None], IO[str]] = {}
+        self._unwritten: set[tuple[str, int | None]] = set()
+        self._written = 0.0  # when logs were written last
         self._begins: dict[Path, int] = {}  # where this attempt's lines begin in a log
         self._beside: str | None = None  # the first host that is this machine
         self._spent = 0.0  # processor seconds of this process that were told
@@ -180,6 +192,7 @@ class Recorder:
         for close in (self._events.close, *(file.close for file in self._logs.values()), self.board.close):
             with suppress(OSError):  # a full disk: what could not be written was said when it was to be
                 close()
+        self._unwritten.clear()
 
     def record(self, event: events.Event) -> None:
         """Append an event with the time of its arrival, then show it."""
@@ -234,6 +247,7 @@ class Recorder:
 
     def rank_words(self, host: str, rank: int) -> str:
         """The end of what a rank printed in this attempt."""
+        self.write_logs()
         path = self.run.rank_log(host, rank)
         if path not in self._begins or not path.exists():
             return ""
@@ -243,6 +257,7 @@ class Recorder:
 
     def lines_of(self, host: str, rank: int | None) -> Iterator[list[str]]:
         """What a rank, or a host's command itself, printed in this attempt, some lines at a time."""
+        self.write_logs()
         path = self.run.host_log(host) if rank is None else self.run.rank_log(host, rank)
         if path not in self._begins:
             return
@@ -257,19 +272,30 @@ class Recorder:
 
     def log(self, host: str, rank: int | None, lines: list[str]) -> None:
         """Lines that a rank printed, or that the agent says of a host."""
-        path = self.run.host_log(host) if rank is None else self.run.rank_log(host, rank)
-        if path not in self._logs:
-            self._logs[path] = path.open("a", encoding="utf-8", errors="backslashreplace")
-            if rank is not None and self._logs[path].tell():  # what an earlier attempt printed ends here
-                self._logs[path].write(f"{self._mark}\n")
-            self._begins[path] = self._logs[path].tell()
-        self._logs[path].write("".join(f"{self.scrub(line)}\n" for line in lines))
-        self._logs[path].flush()
+        file = self._logs.get((host, rank))
+        if file is None:
+            path = self.run.host_log(host) if rank is None else self.run.rank_log(host, rank)
+            file = self._logs[host, rank] = path.open("a", encoding="utf-8", errors="backslashreplace")
+            if rank is not None and file.tell():  # what an earlier attempt printed ends here
+                file.write(f"{self._mark}\n")
+            self._begins[path] = file.tell()
+        file.write("".join(f"{self.scrub(line)}\n" for line in lines))
+        self._unwritten.add((host, rank))
+        self.write_logs(FLUSH)
         if self.follow is not None and (told := self.follow.lines(host, rank, lines)) is not None:
             self.record(told.model_copy(update={"attempt": self.attempt}))
 
+    def write_logs(self, after: float = 0.0) -> None:
+        """Hand what hosts said over to the files, so many seconds after the last time: a line each of a
+        thousand hosts would be a thousand writes."""
+        if time.monotonic() >= self._written + after:
+            self._written = time.monotonic()
+            while self._unwritten:
+                self._logs[self._unwritten.pop()].flush()
+
     def last_progress(self) -> None:
         """Write down what is known of a command's progress when it has ended."""
+        self.write_logs()
         if self.follow is not None and (told := self.follow.now()) is not None:
             self.record(told.model_copy(update={"attempt": self.attempt}))
 

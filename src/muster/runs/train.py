@@ -46,7 +46,7 @@ from muster.runs.checkpoints import BEGINNING, Start, WantedCheckpoint, choose
 from muster.runs.continuing import continued, same_batch
 from muster.runs.explain import with_evidence
 from muster.runs.hang import Watch
-from muster.runs.recorder import Follower, Recorder, Watcher
+from muster.runs.recorder import FLUSH, Follower, Recorder, Watcher
 from muster.runs.requirements import check_disk, check_hosts, check_profile, check_sharing
 from muster.store import events, sealed
 from muster.store.atomic import write_json, write_text
@@ -247,6 +247,7 @@ def _run(
 
     def tick() -> str | None:
         claim.touch()
+        recorder.write_logs(FLUSH)
         if wish.stop:
             return wish.stop
         if run.stop_asked():
@@ -272,12 +273,14 @@ def _run(
                 recorder.host_facts(host, {k: v for k, v in about.items() if k != "port"})
             listener = Listener(recorder.event, log, recorder.hardware, tick, hang.pulses, hang.looked)
             code = bring_code(tree, run, supervisor, facts) if tree else None
+            begun = time.monotonic()
             outcome = supervisor.run(with_code(decided.orders), listener)
+            took = time.monotonic() - begun
             recorder.last_progress()
             result = _conclude(inputs, run, job, recorder, outcome, facts, supervisor, hang)
-            if code is not None and result.command is not None:
-                brought = result.command.model_copy(update={"code": code})
-                result = result.model_copy(update={"command": brought})
+            if result.command is not None:
+                told = result.command.model_copy(update={"code": code, "seconds": took})
+                result = result.model_copy(update={"command": told})
             recorder.state("end", status=result.status)
             _write_predictions(run, result)
             write_tables(run, result)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from muster.benches.commands import CLOCK
 from muster.benches.document import Bench, BenchJob, Comparison, Curve
 from muster.benches.folder import BenchFolder
 from muster.cli.console import SafeConsole
@@ -144,7 +145,11 @@ def _jobs(found: Bench, *, every: bool) -> Table:
 def _result(job: BenchJob) -> str:
     if job.warm_up:
         return "warm-up"
-    for name, unit in (("samples_per_second", "samples/s"), ("busbw", ""), ("matmul", "")):
+    names = [("samples_per_second", "samples/s"), ("busbw", ""), ("matmul", "")]
+    if job.measure is not None:
+        names = [*names[:1], ("tokens_per_second", "tokens/s"), ("step_seconds", "s a step")]
+        names = [("seconds", "")] if job.measure == CLOCK else names
+    for name, unit in names:
         if name in job.figures:
             return f"{figure_words(name, job.figures[name])} {unit}".strip()
     return ""

@@ -54,6 +54,12 @@ class Run(Section):
         description="The same as one regular expression, with groups such as (?P<step>..), (?P<loss>..), "
         "(?P<seconds>..), (?P<samples>..).",
     )
+    speed: Literal["auto", "output", "seconds"] = Field(
+        "auto",
+        description="By what `muster bench` compares jobs. output: the speed that the output or muster.step "
+        "tells. seconds: from start to end, which is right where every run does the same work. auto: the "
+        "output where it tells a speed, else seconds.",
+    )
 
 
 class CommandData(Data):
@@ -94,6 +100,13 @@ class CommandRecipe(Recipe):
         if self.run.metrics:
             return [load_mapping(Path(self.run.metrics))]
         return [made_mapping({"line": self.run.line}, "run.line")] if self.run.line else []
+
+    def started_in(self, folder: Path) -> CommandRecipe:
+        """The same where it does not say in which folder it starts."""
+        if self.run.sync is not None:
+            return self
+        place = os.path.abspath(folder / (self.run.workdir or "."))  # noqa: PTH100 - of the hosts
+        return self.model_copy(update={"run": self.run.model_copy(update={"workdir": place})})
 
     def program(self, spot: Spot) -> Program:
         """The command as a host starts it."""

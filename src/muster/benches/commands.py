@@ -1,0 +1,84 @@
+"""How fast a job of the user's own was: by what its output tells, or by the clock. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from muster.benches.document import JobRecord
+from muster.benches.schedule import Task
+from muster.core.recipe import Recipe
+from muster.core.result import CommandRun
+from muster.core.units import format_seconds
+from muster.readers.base import MeasuredWindows
+from muster.workloads.command.spec import CommandRecipe
+
+CLOCK = "seconds from start to end"
+SHORTEST = 2.0  # seconds of a job that the clock measures: of less, the start is too large a part
+TELL = "run.line or run.metrics says how its lines are read, muster.step tells it (docs/run.md)"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """`how`: by what it is measured, for people; `measured`: None where it is no measurement, and `why`."""
+
+    how: str
+    measured: MeasuredWindows | None
+    why: str = ""
+
+
+def speeds(
+    tasks: Sequence[Task], records: Mapping[str, JobRecord], recipes: Mapping[str, Recipe]
+) -> dict[str, Speed]:
+    """Of every job of a command that succeeded. All of an entry are measured alike: by their output as soon
+    as one of them tells a speed there."""
+    ran: dict[str, dict[str, CommandRun]] = defaultdict(dict)
+    for task in tasks:
+        record = records.get(task.id)
+        told = record.result.command if record and record.result and record.outcome == "succeeded" else None
+        if told is not None and not task.warm_up:
+            ran[task.entry][task.id] = told
+    found = {}
+    for entry, jobs in ran.items():
+        recipe = recipes[entry]
+        wanted = recipe.run.speed if isinstance(recipe, CommandRecipe) else "auto"
+        by_output = wanted == "output" or (wanted == "auto" and any(each.rate for each in jobs.values()))
+        for job, told in jobs.items():
+            found[job] = _by_output(told) if by_output else _by_clock(told)
+    return found
+
+
+def notes_on(jobs: Mapping[str, Speed], entries: Mapping[str, str]) -> Iterable[str]:
+    """How each entry's jobs were compared. `entries`: of each job."""
+    told: dict[str, dict[str, None]] = defaultdict(dict)
+    for job, speed in jobs.items():
+        if speed.measured is not None:
+            told[entries[job]][speed.how] = None
+    for entry, ways in told.items():
+        more = ""
+        if CLOCK in ways:
+            more = f": right where every run does the same work. For its speed instead: {TELL}"
+        yield f"{entry}: its jobs are compared by {' and '.join(ways)}{more}"
+
+
+def _by_output(told: CommandRun) -> Speed:
+    if told.rate is None or not told.rate > 0 or not told.rests_on:
+        how = f"the output ({told.told_by})" if told.told_by else "the output"
+        why = f"{told.told_by or 'its output'} tells no speed; {TELL}, and run.speed=seconds takes the clock"
+        return Speed(how, None, why)
+    timed = told.step_seconds is not None
+    seconds = told.rests_on * told.step_seconds if told.step_seconds else 1.0
+    figures = MeasuredWindows(
+        told.rate * seconds, seconds, told.rests_on, 1, None, told.variation, timed=timed, unit=told.unit
+    )
+    return Speed(f"{told.unit}/s as {told.told_by} tells them", figures)
+
+
+def _by_clock(told: CommandRun) -> Speed:
+    if told.seconds is None:
+        return Speed(CLOCK, None, "it is not known how long it ran")
+    if told.seconds < SHORTEST:
+        why = f"it ran for {format_seconds(told.seconds)}, which is too short to be timed"
+        return Speed(CLOCK, None, f"{why} ({SHORTEST:g} s at least)")
+    return Speed(CLOCK, MeasuredWindows(1.0, told.seconds, 1, 1, None, None, unit="steps"))

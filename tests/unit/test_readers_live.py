@@ -1,0 +1,66 @@
+"""What is known of a job while it prints: of every format, from lines that the tool itself printed."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from muster.readers._live import Live, Seen
+from tests.unit import test_readers_lines as lines
+from tests.unit.logs import chat_log, metaseq_log
+
+# torchtitan 0.3.0: its MetricsProcessor.log with colours, as it is by default
+TITAN_COLOURED = """
+[titan] 2026-11-25 09:21:44,991 - root - INFO - \x1b[31mstep:  1  \x1b[32mloss:  8.00000  \x1b[38;2;180;60;0mgrad_norm:  1.5000  \x1b[38;2;54;234;195mmemory:  1.25GiB(1.56%)  \x1b[34mtps: 148,365  \x1b[36mtflops: 0.01  \x1b[35mmfu: 0.00%\x1b[39m
+[titan] 2026-11-25 09:21:45,104 - root - INFO - \x1b[31mstep:  2  \x1b[32mloss:  4.00000  \x1b[38;2;180;60;0mgrad_norm:  0.7500  \x1b[38;2;54;234;195mmemory:  1.25GiB(1.56%)  \x1b[34mtps: 144,751  \x1b[36mtflops: 0.01  \x1b[35mmfu: 0.00%\x1b[39m
+[titan] 2026-11-25 09:21:45,214 - root - INFO - \x1b[31mstep:  3  \x1b[32mloss:  2.66667  \x1b[38;2;180;60;0mgrad_norm:  0.5000  \x1b[38;2;54;234;195mmemory:  1.25GiB(1.56%)  \x1b[34mtps: 148,762  \x1b[36mtflops: 0.01  \x1b[35mmfu: 0.00%\x1b[39m
+[titan] 2026-11-25 09:21:45,327 - root - INFO - \x1b[31mstep:  4  \x1b[32mloss:  2.00000  \x1b[38;2;180;60;0mgrad_norm:  0.3750  \x1b[38;2;54;234;195mmemory:  1.25GiB(1.56%)  \x1b[34mtps: 146,039  \x1b[36mtflops: 0.01  \x1b[35mmfu: 0.00%\x1b[39m
+[titan] 2026-11-25 09:21:45,440 - root - INFO - \x1b[31mstep:  5  \x1b[32mloss:  1.60000  \x1b[38;2;180;60;0mgrad_norm:  0.3000  \x1b[38;2;54;234;195mmemory:  1.25GiB(1.56%)  \x1b[34mtps: 145,253  \x1b[36mtflops: 0.01  \x1b[35mmfu: 0.00%\x1b[39m
+"""  # noqa: E501
+# https://github.com/facebookresearch/metaseq/pull/507
+METASEQ = """
+slurm_procid 0 : 2022-11-11 14:05:27 | INFO | train_inner | {"epoch": 1, "actv_norm": "0.035", "pos_norm": "0.192", "tok_norm": "0.271", "emb_norm": "0.034", "docsperex": "2.64", "loss": "15.878", "ppl": "60214.8", "wps": "0", "ups": "0", "wpb": "1.04858e+06", "bsz": "512", "num_updates": "1", "lr": "2.80112e-07", "gnorm": "16.981", "clip": "100", "train_wall": "12", "cuda_gb_allocated": "19.7", "cuda_gb_reserved": "41.1", "cuda_gb_free": "59.6", "wall": "73"}
+slurm_procid 0 : 2022-11-11 14:05:29 | INFO | train_inner | {"epoch": 1, "actv_norm": "0.035", "pos_norm": "0.192", "tok_norm": "0.271", "emb_norm": "0.034", "docsperex": "2.83", "loss": "15.864", "ppl": "59660.5", "wps": "739601", "ups": "0.71", "wpb": "1.04858e+06", "bsz": "512", "num_updates": "2", "lr": "5.60224e-07", "gnorm": "16.783", "clip": "100", "train_wall": "1", "cuda_gb_allocated": "19.9", "cuda_gb_reserved": "51.6", "cuda_gb_free": "59.4", "wall": "75"}
+"""  # noqa: E501
+
+
+def watched(text: str) -> Seen:
+    """What is known after the last line, with a look at it after every one."""
+    live = Live()
+    for line in text.strip("\n").split("\n"):
+        live.lines([line])
+        live.seen()
+    found = live.seen()
+    assert found is not None
+    at_once = Live()
+    at_once.lines(text.strip("\n").split("\n"))
+    assert at_once.seen() == found == copy.copy(live).seen()  # looking changes nothing
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "format", "steps", "loss", "unit", "rate"),
+    [
+        (TITAN_COLOURED, "torchtitan", 5, 1.6, "steps", 3 / (0.440 - 0.104)),
+        (lines.TITAN, "torchtitan", 17, 3.14459, "samples", 8 * 3 / 3.364),
+        (lines.MEGATRON, "Megatron-LM", 73, 1.798953, "samples", 256 / 11.3006),
+        (lines.NEMO, "NeMo", 123, 1.245, "samples", 3 / 0.09535),
+        (lines.LIGHTNING, "Lightning", 400, 0.310, "steps", None),
+        (lines.NANO, "nanoGPT", 3010, 4.249, "steps", 2 / 2.1166),
+        (lines.AXOLOTL, "Transformers", 284, 0.8635, "steps", None),
+        (METASEQ, "metaseq", 2, 15.864, "samples", 512 * 739601 / 1048580),
+        ("\n".join(metaseq_log()), "metaseq", 100, None, "samples", 32.0),
+        ("\n".join(chat_log(["node-1"])), "DeepSpeed", 110, None, "samples", 960.0),
+        (lines.TRL, "Transformers", 40, 0.9657, "samples", 4.333),
+    ],
+)
+def test_each_format(
+    text: str, format: str, steps: int, loss: float | None, unit: str, rate: float | None
+) -> None:
+    found = watched(text)
+    assert (found.format, found.steps) == (format, steps)
+    assert loss is None or found.loss == loss
+    assert found.measured is not None and found.measured.unit == unit
+    if rate is not None:
+        assert found.measured.rate == pytest.approx(rate, rel=0.02)
