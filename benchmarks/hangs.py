@@ -78,13 +78,13 @@ if kind and me:
     register_optimizer_step_pre_hook(hook)
 """
 TORCHRUN = """
-import time, torch, torch.distributed as dist
+import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 layers = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 1))
 model = torch.nn.parallel.DistributedDataParallel(layers)
 optimizer = torch.optim.AdamW(model.parameters())
-for step in range(4000):
+for step in range(int(os.environ["STEPS"])):
     began = time.time()
     loss = model(torch.randn(16, 32)).square().mean()
     loss.backward()
@@ -96,12 +96,12 @@ for step in range(4000):
         print(f"iter {step}: loss {loss.item():.4f}, time {spent:.2f}ms, mfu 1.00%", flush=True)
 """
 DEEPSPEED = """
-import time, torch, deepspeed
+import os, time, torch, deepspeed
 model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 1))
 config = {"train_micro_batch_size_per_gpu": 16, "zero_optimization": {"stage": 1}, "steps_per_print": 1,
           "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}}}
 engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-for step in range(4000):
+for step in range(int(os.environ["STEPS"])):
     began = time.time()
     loss = engine(torch.randn(16, 32)).square().mean()
     engine.backward(loss)
@@ -145,15 +145,16 @@ def one(
     (folder / "torchrun.py").write_text(TORCHRUN)
     (folder / "with_deepspeed.py").write_text(DEEPSPEED)
     (folder / "own.yaml").write_text(json.dumps(OWN))
+    steps = 2 * STEP if fault in HEALTHY else 4000
     planted = {
-        "FAULT": f"{fault}:{rank}:{STEP}/{lasts}",
-        "PYTHONPATH": str(folder / "planted"),
-        "DS_ACCELERATOR": "cpu",
-    }
+        "FAULT": f"{fault}:{rank}:{STEP}/{lasts}", "PYTHONPATH": str(folder / "planted"),
+        "DS_ACCELERATOR": "cpu", "STEPS": str(steps),
+    }  # fmt: skip
     settings = [f"hang.seconds={seconds:g}"]
     argv = [sys.executable, "-m", "muster"]
     if kind == "own":
         argv += ["train", str(folder / "own.yaml"), "--hosts", hosts, "--json", *settings]
+        argv += [f"train.max_steps={steps}"]
         argv += [f"env.{name}={value}" for name, value in planted.items()]
     else:
         argv += ["run", hosts, "--json", *settings, "launch.device=cpu", "launch.threads=1"]
