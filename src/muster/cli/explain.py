@@ -54,7 +54,9 @@ def explain(
 
     if what == "-":
         if sys.stdin.isatty():
-            raise UsageError("standard input is a terminal", where="-", hint="COMMAND 2>&1 | muster explain -")
+            raise UsageError(
+                "standard input is a terminal", where="-", hint="COMMAND 2>&1 | muster explain -"
+            )
         found = explain_stream(sys.stdin.buffer)
     else:
         found = explain_any(what, root)

@@ -206,8 +206,8 @@ class Evidence(Part):
     text: str
     host: str | None = None
     rank: int | None = None
-    time: float | None = Field(None, description="Unix time, by the clock of who wrote it, as far as is known")
-    code: str | None = Field(None, description="an exception's: FILE:LINE of the program, where it was raised")
+    time: float | None = Field(None, description="Unix time, by the clock of who wrote it")
+    code: str | None = Field(None, description="an exception's: FILE:LINE where it was raised")
 
 
 class Failure(Part):
@@ -220,6 +220,15 @@ class Failure(Part):
     usage: bool = Field(False, description="bad input rather than a breakdown")
     id: str | None = Field(None, description="in the table of failures; None: not one of them, or not known")
     evidence: Evidence | None = None
+
+    @property
+    def told_at(self) -> str | None:
+        """Where its line stands, for people; None: not known."""
+        place = self.evidence
+        if place is None or place.file is None:
+            return None
+        line = f"{place.file}:{place.line}" if place.line else place.file
+        return f"{line} (raised at {place.code})" if place.code else line
 
 
 class HostReport(Part):

@@ -18,8 +18,8 @@ from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_
 from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers._mapping import Mapping
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
-from muster.readers.base import APART, JobLog, LineReader, MeasuredWindows, Outcome, Reading, Unit, Why
 from muster.readers._where import LinePlace
+from muster.readers.base import APART, JobLog, LineReader, MeasuredWindows, Outcome, Reading, Unit, Why
 from muster.store.logfiles import BrokenFile, Lines
 
 PACKAGE = "muster.readers"
