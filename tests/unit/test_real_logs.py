@@ -50,7 +50,7 @@ def test_all_are_read_and_every_host_is_fit() -> None:
 
 
 def test_no_failure_is_found_in_any() -> None:
-    """`muster explain` of 96 healthy logs, each by itself: with the parts in which it begins and stops, too."""
+    """`muster explain` of 96 healthy logs, each by itself: and its halves."""
     for path, text in members_of(find_logs(LOGS)[0]):
         lines = list(chain.from_iterable(text))
         for part in (lines, lines[: len(lines) // 2], lines[len(lines) // 2 :]):

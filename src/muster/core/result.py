@@ -209,6 +209,12 @@ class Evidence(Part):
     time: float | None = Field(None, description="Unix time, by the clock of who wrote it")
     code: str | None = Field(None, description="an exception's: FILE:LINE where it was raised")
 
+    @property
+    def place(self) -> str:
+        """Where it stands, for people."""
+        words = [self.file or "standard input", *([str(self.line)] if self.line else [])]
+        return ":".join(words) + (f" (raised at {self.code})" if self.code else "")
+
 
 class Failure(Part):
     """Why a run did not succeed."""
@@ -220,15 +226,6 @@ class Failure(Part):
     usage: bool = Field(False, description="bad input rather than a breakdown")
     id: str | None = Field(None, description="in the table of failures; None: not one of them, or not known")
     evidence: Evidence | None = None
-
-    @property
-    def told_at(self) -> str | None:
-        """Where its line stands, for people; None: not known."""
-        place = self.evidence
-        if place is None or place.file is None:
-            return None
-        line = f"{place.file}:{place.line}" if place.line else place.file
-        return f"{line} (raised at {place.code})" if place.code else line
 
 
 class HostReport(Part):
