@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/explain_log.py [--size 1.0] [--folder DIR]
 
-Three logs, the first of so many GB, made here, whose last lines are a failure and its echoes: what eight ranks of a
-training print, mixed (steps with changing figures, bars, NCCL's INFO, warnings); lines of which no two are
-alike; and lines that all only echo a failure. The page cache is warm. Writes
-benchmarks/results/explain_log.json.
+Three logs made here, the first of so many GB, the others a tenth of it. Their last lines are a failure and
+its echoes. Before them: what eight ranks of a training print, mixed (steps with changing figures, bars,
+NCCL's INFO, warnings); lines of which no two are alike; and lines that all only echo a failure. The page
+cache is warm. Writes benchmarks/results/explain_log.json.
 """
 
 from __future__ import annotations
