@@ -99,6 +99,40 @@ def test_the_line_that_decides(tmp_path: Path) -> None:
     failure = result["failure"]
     assert (failure["host"], failure["where"]) == ("local1", "rank 1")
     assert "RuntimeError: no cheese on the moon" in failure["what"]
+    place = failure["evidence"]
+    assert (place["file"], place["code"]) == ("logs/local1.rank1.log", f"{tmp_path}/f.py:3 in <module>")
+    lines = log(tmp_path, "local1", 1).splitlines()
+    assert "no cheese" in lines[place["line"] - 1]
+
+
+CAUSES = {
+    "os.kill(os.getpid(), signal.SIGSEGV)": "crashed",
+    "import ctypes; ctypes.CDLL('libnosuch.so.1')": "shared_library",
+    "import nosuchpackage": "remote_module_missing",
+    "open('/nosuch/train.bin')": "no_such_file",
+    "a = socket.socket(); a.bind(('', 0)); a.listen(); socket.socket().bind(a.getsockname())": "port_in_use",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("does", CAUSES, ids=CAUSES.values())
+def test_a_cause_is_named_and_not_its_echo(tmp_path: Path, does: str) -> None:
+    """Rank 1 fails as programs do; rank 0 misses it, says so, and fails as well."""
+    (tmp_path / "f.py").write_text(
+        "import os, signal, socket, sys, time\n"
+        f"if os.environ['RANK'] == '1':\n    time.sleep(0.5)\n    {does}\n"
+        "time.sleep(1)\n"
+        "raise ConnectionResetError(104, 'Connection reset by peer')\n"
+    )
+    code, result, _ = muster(tmp_path, "--start", "rank", "--", sys.executable, "f.py")
+    failure = result["failure"]
+    assert (code, failure["id"], failure["host"]) == (1, CAUSES[does], "local1")
+    argv = [sys.executable, "-m", "muster", "explain", "job", "--json"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["answer"], told["failure"]["id"]) == (0, "known", CAUSES[does])
+    assert told["command"] == "muster resume job"
+    if failure["id"] != "crashed":  # which leaves no line
+        assert told["failure"]["evidence"]["file"] == "runs/job/logs/local1.rank1.log"
 
 
 def test_an_echo_is_no_cause(tmp_path: Path) -> None:

@@ -62,8 +62,8 @@ RANKS = """\
 [rank1]:            ~^^^^^^^^
 [rank0]:   File "/opt/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83, in wrapper
 [rank1]: KeyError: 'loss'
-[rank0]: RuntimeError: [/__w/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:22925.
-E1125 09:22:30.051000 21201 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0
+[rank0]: RuntimeError: [/__w/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:229
+E1125 09:22:30.051000 212 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError: """.splitlines()
 
 
@@ -287,5 +287,3 @@ def test_from_python(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("RuntimeError: No CUDA GPUs are available\n")
     found = muster.explain(tmp_path / "a.log")
     assert found.failure is not None and found.failure.id == "no_gpu"
-
-

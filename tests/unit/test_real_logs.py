@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import re
 from datetime import datetime, timedelta
@@ -17,6 +18,7 @@ from muster.judging.document import Gate
 from muster.judging.joblogs import judged
 from muster.judging.logs import judge
 from muster.readers.base import JobLog
+from muster.runs.explain import explain_stream
 from muster.store.logfiles import find_logs, members_of
 from tests.unit.logs import read_log
 
@@ -45,6 +47,16 @@ def test_all_are_read_and_every_host_is_fit() -> None:
         assert job.skipped_steps in (8, 9) and job.windows in (8, 9) and job.steps == 110
         assert job.samples_per_second == pytest.approx(job.reported, rel=2e-3)
         assert "local_rank" not in job.work and job.world_size == 8 * len(job.hosts)
+
+
+def test_no_failure_is_found_in_any() -> None:
+    """`muster explain` of 96 healthy logs, each by itself: and its halves."""
+    for path, text in members_of(find_logs(LOGS)[0]):
+        lines = list(chain.from_iterable(text))
+        for part in (lines, lines[: len(lines) // 2], lines[len(lines) // 2 :]):
+            found = explain_stream(io.BytesIO("\n".join(part).encode()))
+            assert found.failure is None, (path, found)
+            assert found.answer == "nothing" or part is not lines
 
 
 def test_the_page_says_what_the_judge_says() -> None:

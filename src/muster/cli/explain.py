@@ -13,7 +13,6 @@ from muster.core.errors import UsageError
 from muster.core.units import counted
 
 if TYPE_CHECKING:
-    from muster.core.result import Evidence
     from muster.runs.explain import Explanation
 
 EXAMPLES = """Examples:
@@ -54,8 +53,9 @@ def explain(
 
     if what == "-":
         if sys.stdin.isatty():
-            hint = "COMMAND 2>&1 | muster explain -"
-            raise UsageError("standard input is a terminal", where="-", hint=hint)
+            raise UsageError(
+                "standard input is a terminal", where="-", hint="COMMAND 2>&1 | muster explain -"
+            )
         found = explain_stream(sys.stdin.buffer)
     else:
         found = explain_any(what, root)
@@ -79,12 +79,12 @@ def _print(found: Explanation) -> None:
     if failure:
         place = ", ".join(part for part in (failure.where, failure.host) if part)
         rows += [("by", place), ("says", None if failure.what in found.says else failure.what)]
-        rows += [("at", _place(failure.evidence) if failure.evidence else None)]
+        rows += [("at", failure.evidence.place if failure.evidence else None)]
     if found.alike or found.echoes:
         same = f"{counted(found.alike, 'other')} ended the same way" if found.alike else ""
         echoes = f"{counted(found.echoes, 'line')} only followed from it" if found.echoes else ""
         rows.append(("besides", "; ".join(part for part in (same, echoes) if part)))
-    rows += [("also", f"{each.text}  {_place(each)}") for each in found.others]
+    rows += [("also", f"{each.text}  {each.place}") for each in found.others]
     rows += [("known as", failure.id if failure else None)]
     rows += [("to blame", WHO[found.blame] if found.blame else None), ("remedy", found.remedy)]
     rows += [("again?", AGAIN[found.retry] if found.retry else None)]
@@ -97,9 +97,3 @@ def _print(found: Explanation) -> None:
         console.print(f"    {line}", markup=False)
     if found.command:
         print_row(console, "then", found.command)
-
-
-def _place(evidence: Evidence) -> str:
-    line = f":{evidence.line}" if evidence.line else ""
-    code = f" (raised at {evidence.code})" if evidence.code else ""
-    return f"{evidence.file or 'standard input, line'}{line}{code}"

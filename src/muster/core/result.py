@@ -219,12 +219,14 @@ class Evidence(Part):
     text: str
     host: str | None = None
     rank: int | None = None
-    time: float | None = Field(
-        None, description="Unix time, by the clock of who wrote it, as far as is known"
-    )
-    code: str | None = Field(
-        None, description="an exception's: FILE:LINE of the program, where it was raised"
-    )
+    time: float | None = Field(None, description="Unix time, by the clock of who wrote it")
+    code: str | None = Field(None, description="an exception's: FILE:LINE where it was raised")
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for people."""
+        words = [self.file or "standard input", *([str(self.line)] if self.line else [])]
+        return ":".join(words) + (f" (raised at {self.code})" if self.code else "")
 
 
 class Failure(Part):

@@ -127,7 +127,8 @@ def headline(data: RunData) -> Headline:
         told.append(("after", steps))
     if failure.what not in title:
         told.insert(0, ("what", failure.what))
-    told += [("hint", failure.hint), ("known as", failure.id)]
+    at = failure.evidence.place if failure.evidence else None
+    told += [("at", at), ("hint", failure.hint), ("known as", failure.id)]
     return Headline(
         "■" if data.state == "stopped" else "✕",
         "calm" if data.state == "stopped" else "bad",

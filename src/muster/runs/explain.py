@@ -222,7 +222,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
 
 
 def _sure(log: JobLog) -> bool:
-    """Whether a line is why the program ended: not one that it went on after, and no other program's."""
+    """Whether a line is why the program ended: not one that it printed before it went on."""
     why = log.why
     if why is None or (log.outcome == "unreadable" and why.quiet is None):
         return False
@@ -233,9 +233,7 @@ def _sure(log: JobLog) -> bool:
 
 def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
     """No line says why anything failed. A log that stops without its format's end is no healthy one."""
-    stopped = [
-        log for log in jobs if log.outcome == "timeout" or (log.outcome == "failed" and log.format)
-    ]
+    stopped = [log for log in jobs if log.outcome == "timeout" or (log.outcome == "failed" and log.format)]
     empty = [log for log in jobs if log.reason == "is empty"]
     if stopped or notes or len(empty) == len(jobs):
         first = next(iter(stopped or empty or jobs))

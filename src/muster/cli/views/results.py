@@ -46,6 +46,8 @@ def print_failure(status: str, failure: Failure) -> None:
     console = err_console()
     place = ": ".join(part for part in (failure.host, failure.where) if part)
     console.print(f"[red]{status}[/red]: {escape(f'{place}: ' if place else '')}{escape(failure.what)}")
+    if failure.evidence:
+        console.print(f"at: {escape(failure.evidence.place)}")
     if failure.hint:
         console.print(f"hint: {escape(failure.hint)}")
     if failure.id:
