@@ -92,15 +92,20 @@ def test_by_slurm(slurm: Slurm, tmp_path: Path) -> None:
         assert f"task {rank} of 2" in log
 
 
-def test_a_killed_controller_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    """Grandchildren on every host are gone, those that left their session among them."""
+@pytest.mark.parametrize("ends", ["controller", "link", "host"])
+def test_nothing_is_left(ends: str, whole: Cluster, tmp_path: Path) -> None:
+    """However it ends, grandchildren on every host are gone, those that left their session among them; and a
+    host that is lost is named."""
+    cluster = whole
     script = "setsid sleep 987654 & echo ready; wait"
     argv = words(cluster, tmp_path, "--name", "job", "--workdir", "/", "--start", "host", "launch.lease=3")
-    job = subprocess.Popen([*argv, "--", "bash", "-c", script], stderr=subprocess.DEVNULL)
+    pipe = subprocess.PIPE
+    job = subprocess.Popen([*argv, "--", "bash", "-c", script], stderr=subprocess.DEVNULL, stdout=pipe)
     run = RunFolder(tmp_path / "job")
 
     def sleeping() -> list[str]:
-        found = [cluster.run(node, ["pgrep", "-f", "^sleep 987654"]) for node in cluster.hosts]
+        living = [node for node in cluster.hosts if ends != "host" or node.name != "node2"]
+        found = [cluster.run(node, ["pgrep", "-f", "^sleep 987654"]) for node in living]
         return [each.stdout for each in found if each.stdout.strip()]
 
     def ready() -> bool:
@@ -110,9 +115,14 @@ def test_a_killed_controller_leaves_nothing(cluster: Cluster, tmp_path: Path) ->
     try:
         assert wait_until(ready, 60)
         assert sleeping()
-        job.send_signal(signal.SIGKILL)
-        job.wait(10)
+        if ends == "controller":
+            job.send_signal(signal.SIGKILL)
+        else:
+            (cluster.cut if ends == "link" else cluster.kill)("node2")
+        said, _ = job.communicate(timeout=60)
         assert wait_until(lambda: not sleeping(), 15)
+        if ends != "controller":
+            assert (job.returncode, json.loads(said)["failure"]["host"]) == (1, "node2")
     finally:
         job.kill()
         job.wait()

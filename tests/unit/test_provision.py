@@ -428,3 +428,10 @@ def test_the_program_is_for_bare_hosts() -> None:
     """It imports the standard library alone."""
     lines = re.findall(r"^(?:import|from) (\w+)", PROGRAM.read_text(), re.MULTILINE)
     assert set(lines) <= set(sys.stdlib_module_names)
+
+
+def test_a_command_has_no_step_to_warm_up_with(tmp_path: Path) -> None:
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text("command: ['true']\n")
+    inputs, options = read_inputs(str(recipe), "local:1", []), Options(environment=False)
+    assert not plan_as_dict(make_plan(inputs, options), inputs, options)["warm"]

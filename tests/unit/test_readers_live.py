@@ -47,6 +47,7 @@ def watched(text: str) -> Seen:
         (lines.MEGATRON, "Megatron-LM", 73, 1.798953, "samples", 256 / 11.3006),
         (lines.NEMO, "NeMo", 123, 1.245, "samples", 3 / 0.09535),
         (lines.LIGHTNING, "Lightning", 400, 0.310, "steps", None),
+        (lines.RICH, "Lightning", 400, 0.358, "steps", 200 / 11.5),
         (lines.NANO, "nanoGPT", 3010, 4.249, "steps", 2 / 2.1166),
         (lines.AXOLOTL, "Transformers", 284, 0.8635, "steps", None),
         (METASEQ, "metaseq", 2, 15.864, "samples", 512 * 739601 / 1048580),

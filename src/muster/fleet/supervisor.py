@@ -37,7 +37,9 @@ _PIECE, _QUEUED = 1 << 20, 4 << 20  # bytes of a file in a message; bytes that w
 
 _LOOKING = 100.0  # seconds that an agent gets to find out what its host has: a driver may take a minute
 _AT_MOST = 64  # hosts that are asked whether they can be reached, where one process did not say
-_PARTING = 8.0  # seconds that agents get to clean up and say so, after they were told to stop
+# Seconds that agents get to clean up and say so, after they were told to stop: in all, and more for each of
+# them, since one process reads what all of them say at their end.
+_PARTING, _PARTING_EACH = 8.0, 0.03
 
 
 @dataclass
@@ -103,11 +105,15 @@ class Supervisor:
         try:
             for link in self.links:
                 link.tell("stop", keep=keep)
-            limit = time.monotonic() + _PARTING
+            limit = time.monotonic() + self._parting
             while time.monotonic() < limit and not all(link.ended for link in self._met()):
                 self.fleet.turn(self._note)
         finally:
             self.fleet.close()
+
+    @property
+    def _parting(self) -> float:
+        return _PARTING + _PARTING_EACH * len(self.links)
 
     def _met(self) -> list[Connection]:
         """Links to hosts that something was ever sent to."""
@@ -265,7 +271,7 @@ class Supervisor:
                 self._notice(outcome)
             over = outcome.stopped or outcome.lost or outcome.first_failed
             if over and parting is None:
-                parting = time.monotonic() + _PARTING
+                parting = time.monotonic() + self._parting
                 for link in self.links:
                     link.tell("stop")
             if parting is not None and time.monotonic() > parting:

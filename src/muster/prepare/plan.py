@@ -138,7 +138,7 @@ def plan_as_dict(plan: PreparePlan, inputs: Inputs, options: Options) -> dict[st
         "wheels": [{"name": Path(e.path).name, "size": e.size, "sha256": e.sha256} for e in plan.wheels],
         "copy": list(plan.local),
         "download": [{"kind": kind, "name": name} for kind, name in plan.hub],
-        "warm": options.warm,
+        "warm": options.warm and inputs.recipe.trains,
         "notes": list(plan.notes),
     }
 

@@ -165,7 +165,7 @@ def provision(
         for kind, name in plan.hub:
             copy_hub(hosts, kind, name)
         fresh, use = _kernels(hosts)
-        if options.warm:
+        if options.warm and inputs.recipe.trains:  # a step of anything else is nothing that is known
             _warm(hosts, use, fresh)
         for report in hosts.reports.values():
             progress(report.host, report.status, 0, 0)

@@ -125,7 +125,7 @@ class Reader:
                 format=FORMAT,
                 series=series,
                 per_step=True,
-                unit="samples" if batch else "steps",
+                unit="samples" if batch or self.reported else "steps",
                 exact=False,
                 recipe=f"transformers {sorted(self.settings.items())}" if _SIZE in self.settings else "",
                 batch=batch,
