@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from muster.cli.options import EXIT_CODES, Hosts, Json, Root, split_words
+from muster.cli.options import EXIT_CODES, Hosts, Json, Root, Start, split_words
 from muster.cli.output import err_console, print_json
 from muster.cli.parameters import Argument, Option
-from muster.cli.run import Start
 from muster.core.errors import UsageError
 
 EXAMPLES = f"""Examples:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from muster.cli.parameters import Argument, Option
 from muster.core.errors import UsageError
 
+Start = Literal["torchrun", "rank", "host"]  # of a command's processes
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 Root = Annotated[Path, Option("--runs", help="Folder of the runs.")]
 Recipe = Annotated[

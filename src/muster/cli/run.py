@@ -6,7 +6,19 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from muster.cli.options import Detach, DryRun, Hosts, Json, Name, Output, Root, Verbose, Words, split_words
+from muster.cli.options import (
+    Detach,
+    DryRun,
+    Hosts,
+    Json,
+    Name,
+    Output,
+    Root,
+    Start,
+    Verbose,
+    Words,
+    split_words,
+)  # fmt: skip
 from muster.cli.parameters import Option
 from muster.core.errors import RecipeError, UsageError
 
@@ -20,7 +32,6 @@ EXAMPLES = """Examples:
 
   muster run hostfile --start host -- bash -c 'ray start --address=$MASTER_ADDR:6379 --block'"""
 
-Start = Literal["torchrun", "rank", "host"]
 Names = Literal["ompi", "slurm", "pmi"]
 
 
