@@ -178,6 +178,24 @@ def test_a_first_step_may_compile_for_long() -> None:
     assert judge([seen(0), looping], stepping=True).hangs
 
 
+def test_a_program_that_another_one_works_for() -> None:
+    """An evaluation in a child process."""
+    assert not judge([seen(0), behind(1, cpu=1.0, own_cpu=0.0), seen(2)], stepping=True).hangs
+
+
+def on_gpu(rank: int, started: bool) -> Stand:
+    """A rank whose main thread waits for its GPU, on which collective 5 has begun, or not."""
+    told = calls(5, 5, name="nccl:all_reduce")
+    told[0]["calls"][0]["started"] = started
+    main = [["step", "/home/u/train.py", 12]]
+    return seen(rank, main, before=told, after=told, cpu=1.0, own_cpu=1.0, library="libcuda.so.1")
+
+
+def test_a_gpu_that_has_not_come_to_the_collective() -> None:
+    """All ranks have queued it, and wait in CUDA: NCCL's entries say on whose GPU it has begun."""
+    assert named(on_gpu(0, True), on_gpu(1, False), on_gpu(2, True)) == [1]
+
+
 def test_collectives_that_go_on() -> None:
     """Many small ones: each look sees the ranks inside one."""
     assert not judge([seen(0, after=calls(9, 9)), seen(1)], stepping=True).hangs

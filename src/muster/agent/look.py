@@ -270,6 +270,7 @@ def groups_of(entries: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
                 "name": str(each.get("profiling_name")),
                 "sizes": each.get("input_sizes"),
                 "pending": not done,
+                "started": each.get("state") == "started",
             }
         )
     for group in groups.values():

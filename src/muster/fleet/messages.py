@@ -89,12 +89,13 @@ class _Beat(_Message):
 
 class Call(Part):
     """A collective operation that a rank began. `number`: in the order of its group; `pending`: it has not
-    ended."""
+    ended; `started`: its GPU has come to it (gloo does not say)."""
 
     number: int
     name: str
     sizes: Any = None
     pending: bool
+    started: bool = False
 
 
 class Group(Part):

@@ -109,7 +109,7 @@ class Stand:
         mains = [each for each in look.mains if each]
         if mains and all(_in_collective(each) for each in mains):
             return "waiting"
-        if look.io > FLOWING:
+        if look.io > FLOWING or look.cpu - look.own_cpu > BUSY:  # its children's work is work
             return "computing"
         resting = look.cpu < BUSY
         if self.pending and (not mains or mains[-1][0][0] in _ENGINE) and resting:
@@ -179,6 +179,7 @@ class _Case:
 
     stands: Sequence[Stand]
     missed: dict[int, str] = field(default_factory=dict)  # rank -> the collective that others wait for it in
+    late: dict[int, str] = field(default_factory=dict)  # the same, where its GPU has not come to it
 
     @property
     def waiting(self) -> list[Stand]:
@@ -194,6 +195,11 @@ class _Case:
                     if behind:
                         told = f"{behind[0].name} number {behind[0].number}; it has begun {last}"
                         self.missed.setdefault(other.rank, told)
+                    started = {call.number for call in calls if call.started}
+                    for call in other.pending.get(group, ()):
+                        if call.number in started and not call.started:
+                            told = f"{call.name} number {call.number}, which its GPU has not come to"
+                            self.late.setdefault(other.rank, told)
 
     def disagreement(self) -> dict[str, list[Stand]] | None:
         """Ranks that all wait, by what they wait in, where that differs; None: it does not, or it is not
@@ -225,6 +231,10 @@ def judge(stands: Sequence[Stand], *, stepping: bool, xid: Collection[str] = ())
     held = [each for each in stands if each.kind in ("stopped", "traced")]
     if held:
         return _named(case, held, {"the kernel": held}, xid)
+    if case.late and not case.missed:
+        late = [each for each in stands if each.rank in case.late]
+        case.missed = case.late
+        return _named(case, late, {"the flight recorder": late}, xid)
     if apart := case.disagreement():
         return _apart(apart, case)
     behind = [each for each in stands if each.rank in case.missed and each.kind != "waiting"]
