@@ -51,7 +51,13 @@ STUCK: dict[str, dict[str, Any]] = {
     "is in a debugger": {"states": ["t"] * 5, "tracer": "gdb (process 7)"},
     "waits for a disk": {"states": ["D"] * 5, "wchan": "rpc_wait_bit_killable"},
     "loops": {"states": ["R"] * 5, "cpu": 1.0, "own_cpu": 1.0},
-    "loops and holds the interpreter": {"states": ["R"] * 5, "cpu": 1.0, "before": None, "after": None},
+    "loops and holds the interpreter": {
+        "states": ["R"] * 5,
+        "cpu": 1.0,
+        "own_cpu": 1.0,
+        "before": None,
+        "after": None,
+    },
     "began an earlier bucket": {"before": calls(4, 4), "after": calls(4, 4)},
 }
 
@@ -173,7 +179,7 @@ def test_what_goes_on_is_no_hang(fields: dict[str, Any]) -> None:
 
 
 def test_a_first_step_may_compile_for_long() -> None:
-    looping = behind(1, states=["R"] * 5, cpu=1.0)
+    looping = behind(1, states=["R"] * 5, cpu=1.0, own_cpu=1.0)
     assert not judge([seen(0), looping], stepping=False).hangs
     assert judge([seen(0), looping], stepping=True).hangs
 
