@@ -18,7 +18,7 @@ import pytest
 from muster.agent import inside, look
 from tests.support import wait_until
 
-TOKEN = "look.1.2.3"
+TOKEN = f"look.{os.getpid()}"  # the same tests may run beside these
 DOES: dict[str, str] = {
     "sleeps": "def stuck():\n    ready()\n    time.sleep(60)",
     "reads": "def stuck():\n    ready()\n    os.read(os.pipe()[0], 1)",

@@ -20,6 +20,7 @@ FIGURES = {
     "margin": "margin", "rewards/margins": "margin",
     "reward": "reward", "reward_std": "reward_std", "kl": "kl", "entropy": "entropy",
     "completions/mean_length": "answer_tokens", "completions/clipped_ratio": "cut_answers",
+    "frac_reward_zero_std": "equal_groups",  # prompts whose answers are all as good: nothing is learned there
     "value_loss": "value_loss", "clip_fraction": "clip_fraction",
 }  # fmt: skip
 
