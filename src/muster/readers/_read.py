@@ -447,7 +447,8 @@ class Sieve:
         self._every = bits.pop(b"", 0)
         self._bits = bits
         # A word within another one's is looked for alone: who has the longer has the shorter.
-        self._words = [word for word in bits if not any(other in word for other in bits if other != word)]
+        alone = [word for word in bits if not any(other in word for other in bits if other != word)]
+        self._words = {word: [longer for longer in bits if word in longer] for word in alone}
         self._known: dict[bytes, int] = {}
         self._size = 0
 
@@ -468,18 +469,18 @@ class Sieve:
         """Look through all of these at once: fewer and longer searches."""
         text = b"\n".join(keys)
         starts = list(accumulate((len(key) + 1 for key in keys), initial=0))
-        said: set[int] = set()
+        said: dict[int, list[bytes]] = {}
         for word in self._words:
             place = text.find(word)
             while place >= 0:
                 line = bisect_right(starts, place) - 1
-                said.add(line)
+                said.setdefault(line, []).append(word)
                 place = text.find(word, starts[line + 1])
         for line, key in enumerate(keys):
             bits = self._every
-            if line in said:
-                for word, its in self._bits.items():
-                    if word in key:
-                        bits |= its
+            for word in said.get(line, ()):
+                for longer in self._words[word]:
+                    if longer in key:
+                        bits |= self._bits[longer]
             self._known[key] = bits
         self._size += starts[-1] + _EACH * len(keys)
