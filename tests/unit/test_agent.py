@@ -17,6 +17,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from muster import marks
 from muster.agent import agent
 from muster.agent.agent import Agent, Problem, Tail, family, interface_of, proc_table, source_address
 from tests.support import wait_until
@@ -549,3 +550,19 @@ def test_whom_the_out_of_memory_killer_ended(tmp_path: Path, groups: str, file: 
 def test_a_kernel_that_tells_nothing(tmp_path: Path) -> None:
     watch = agent.KernelWatch(str(tmp_path), str(tmp_path), str(tmp_path / "none"))
     assert watch.look() == {"group": None, "machine": None, "log": None}
+
+
+def test_a_sign_of_life_is_told_once_and_each_time(tmp_path: Path) -> None:
+    """Without a step, too; a phase that is left leads back to the one around it."""
+    about = SimpleNamespace(spec={"ranks": [0, 1]}, place=str(tmp_path), beats={})
+    pulse = marks.Pulse(str(tmp_path / "rank1.pulse"))
+    pulse.beat(3)
+    assert [Agent.pulses(about) for _ in range(2)] == [[[1, 3, 1, ""]], []]  # type: ignore[arg-type]
+    pulse.beat()
+    assert Agent.pulses(about) == [[1, 3, 2, ""]]  # type: ignore[arg-type]
+    told = SimpleNamespace(pulse=pulse, phases={})
+    with marks._Phase(told, "evaluate"):  # type: ignore[arg-type]
+        with marks._Phase(told, "data"):  # type: ignore[arg-type]
+            assert Agent.pulses(about)[0][3] == "data"  # type: ignore[arg-type]
+        assert Agent.pulses(about)[0][3] == "evaluate"  # type: ignore[arg-type]
+    assert Agent.pulses(about) == [[1, 3, 6, ""]]  # type: ignore[arg-type]

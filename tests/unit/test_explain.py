@@ -117,6 +117,30 @@ def test_of_several_files_the_one_that_failed_first(tmp_path: Path) -> None:
     assert found.failure.evidence.file == str(tmp_path / "node1.rank1.log")
 
 
+def test_the_place_of_a_log_names_no_host(tmp_path: Path) -> None:
+    """Folders above what was given are a user's; those below may be the hosts'."""
+    folder = tmp_path / "node17" / "logs"
+    (folder / "node03").mkdir(parents=True)
+    (folder / "node03" / "job.log").write_text(f"{TRACEBACK}\nKeyError: 'x'\n")
+    hosts = []
+    for given in (folder, folder / "node03", folder / "node03" / "job.log"):
+        failure = explain_logs(given).failure
+        assert failure is not None and failure.evidence is not None
+        assert failure.evidence.file == str(folder / "node03" / "job.log")
+        hosts.append(failure.host)
+    assert hosts == ["node03", None, None]
+
+
+def test_a_signal_that_mpirun_tells_of() -> None:
+    """Open MPI 4.1 on a C++ program that nothing caught an exception of; a stop from outside is no failure of
+    its own."""
+    told = "mpirun noticed that process rank 9 with PID 88123 on node node2 exited on signal {}."
+    found = said("terminate called after throwing", "  what():  std::bad_alloc", told.format("6 (Aborted)"))
+    assert found.failure is not None and "bad_alloc" in found.failure.what
+    alone = said("begin", told.format("6 (Aborted)"))
+    assert (alone.answer, alone.exit_code) == ("unknown", 1)
+
+
 def test_two_causes_in_one_log() -> None:
     """The first of those that explain most; the other beside it."""
     full = "OSError: [Errno 28] No space left on device: '/ckpt'"
@@ -244,6 +268,20 @@ def test_an_attempt_before_this_one_is_not_what_failed(run: RunFolder) -> None:
     )
     failed(run, Failure(what="rank 1 was killed by SIGKILL", host="node1"))
     assert explain(str(run.path)).echoes == 0
+
+
+def test_the_line_may_be_in_the_hosts_log(run: RunFolder) -> None:
+    """What a launcher says of a rank. Its number counts from the first line of the file, of any attempt."""
+    run.host_log("node1").parent.mkdir(exist_ok=True)
+    run.rank_log("node1", 1).write_text("all is well\n")
+    run.host_log("node1").write_text(
+        f"=== muster: attempt 1 ===\nx\n=== muster: attempt 2 ===\n{TRACEBACK}\nKeyError: 'x'\n"
+    )
+    failed(run, Failure(what="KeyError: 'x'", where="rank 1", host="node1"))
+    failure = explain(str(run.path)).failure
+    assert failure is not None and failure.evidence is not None
+    assert Path(failure.evidence.file or "").samefile(run.host_log("node1"))
+    assert failure.evidence.line == 5
 
 
 def test_runs_that_did_not_fail(run: RunFolder, tmp_path: Path) -> None:

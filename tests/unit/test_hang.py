@@ -19,17 +19,23 @@ PLACES = tuple(Placement(f"node{rank}", f"node{rank}", 1, rank) for rank in rang
 class Job:
     """Three ranks, a clock, and what the hosts would answer."""
 
-    def __init__(self, *, announces: bool = True, **settings: Any) -> None:
+    def __init__(self, *, announces: bool = True, per_host: bool = False, **settings: Any) -> None:
         self.time = 0.0
         self.looks: list[float] = []
         self.stands = [seen(0), behind(1), seen(2)]
+        self.ended: set[str] = set()
         self.watch = Watch(
-            Hang.model_validate(settings), PLACES, self.look, announces=announces, now=lambda: self.time
+            Hang.model_validate(settings),
+            PLACES,
+            self.look,
+            announces=announces,
+            per_host=per_host,
+            now=lambda: self.time,
         )
 
     def look(self, number: int) -> Sequence[str]:
         self.looks.append(self.time)
-        return [place.host for place in PLACES]
+        return [place.host for place in PLACES if place.host not in self.ended]
 
     def answer(self) -> None:
         for stand in self.stands:
@@ -73,6 +79,15 @@ def test_ten_steps_where_that_is_longer() -> None:
     job = Job()
     job.until(600, steps_every=20)
     assert job.until(2000) == pytest.approx(801, abs=1)
+
+
+def test_steps_that_are_told_many_at_a_time() -> None:
+    """A line for every hundred of them: three such times are waited for."""
+    job = Job()
+    for number in range(1, 6):
+        job.until(50.0 * number)
+        job.watch.pulses([[0, 100 * number, number, ""]])
+    assert job.until(2000) == pytest.approx(401, abs=1)
 
 
 @pytest.mark.parametrize(("given", "wanted"), [(10, 111), (120, 221)])
@@ -132,6 +147,35 @@ def test_a_host_that_does_not_answer_keeps_nobody() -> None:
     job.time += 20
     verdict = job.watch.tick()
     assert verdict is not None and [each.rank for each in verdict.culprits] == [1]
+
+
+def test_a_host_that_has_ended_is_missed() -> None:
+    """Its rank left early, and the others wait for it: it is not the network."""
+    job = Job()
+    job.until(100, steps_every=1)
+    job.ended = {"node1"}
+    job.stands = [seen(0), seen(2)]
+    assert job.until(1000) is not None
+    assert (job.watch.hung().ranks, job.watch.hung().certain) == ([1], True)
+
+
+def test_a_host_that_does_not_answer_is_told_where_nobody_is_named() -> None:
+    """All that are seen wait in the same collective: the one that is not seen may keep them."""
+    job = Job()
+    job.until(100, steps_every=1)
+    job.stands = [seen(0), seen(2)]
+    assert job.until(1000) is not None
+    assert "node1" in job.watch.hung().what and not job.watch.hung().certain
+
+
+def test_a_command_per_host_has_ranks_of_its_own() -> None:
+    """Nobody knows how many: only a process that is stopped is a hang."""
+    job = Job(per_host=True)
+    job.stands = [seen(0)]
+    job.until(100, steps_every=1)
+    assert job.until(2000) is None
+    job.stands = [behind(0, states=["T"] * 5)]
+    assert job.until(9000) is not None
 
 
 def announce(job: Job, phase: str) -> None:

@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,7 +93,8 @@ def test_where_a_rank_is(does: str, reader: str, ranks: Ranks) -> None:
     assert all(frame[1].endswith("program3.py") for frame in mains[0])
     assert (seen[3]["cpu"] > 0.02) == (does == "loops")  # a busy machine gives it little
     assert set(seen[3]["states"]) <= ({"R"} if does == "loops" else {"S", "R"})
-    assert seen[3]["library"] is None
+    assert not seen[3]["library"]
+    assert reader == "py-spy" or seen[3]["library"] is None
     if does != "loops":
         assert {"sleeps": "nanosleep", "reads": "pipe"}[does] in seen[3]["wchan"]
 
@@ -133,6 +136,29 @@ def test_the_uppermost_of_a_ranks_processes_is_the_rank(ranks: Ranks) -> None:
     finally:
         for child in look.children(parent.pid):
             os.kill(child, signal.SIGKILL)
+
+
+def test_what_a_ranks_children_compute(ranks: Ranks) -> None:
+    """A loader's worker: the rank itself rests."""
+    child = "child = os.fork()\nwhile not child: pass\n"
+    parent = ranks.start(2, child + DOES["sleeps"])
+    try:
+        assert wait_until(lambda: (seen := ranks.look(2)[2])["cpu"] - seen["own_cpu"] > 0.02, 20)
+        assert look.children(parent.pid)
+    finally:
+        for each in look.children(parent.pid):
+            os.kill(each, signal.SIGKILL)
+
+
+def test_what_a_rank_began_meanwhile(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked at the begin and at the end of a look."""
+    answers = iter((FLIGHT, FLIGHT.replace(b'_id":9', b'_id":10')))
+    monkeypatch.setattr(look.Rank, "ask", lambda each: each.flights.append(look.flight(next(answers))))
+    monkeypatch.setattr(look.Rank, "sample", lambda *_: None)
+    monkeypatch.setattr(look, "processes", lambda *_: {0: os.getpid()})
+    monkeypatch.setattr(look, "EACH", 0.0)
+    (told,) = look.look(str(place), TOKEN, [0], sys.executable)["ranks"]
+    assert [told[when][0]["last"] for when in ("before", "after")] == [9, 10]
 
 
 def test_no_other_job_is_looked_at(ranks: Ranks) -> None:
@@ -190,9 +216,34 @@ FLIGHT = (
 )
 
 
+def test_a_program_that_writes_over_its_environment(ranks: Ranks) -> None:
+    """As setproctitle does: the process is found by the file that it has open."""
+    wiped = ranks.start(
+        0,
+        "import ctypes\n"
+        "begin, end = (int(each) for each in open('/proc/self/stat').read().split()[49:51])\n"
+        "ctypes.memset(begin, 0, end - begin)\n" + DOES["sleeps"],
+    )
+    assert b"RANK" not in Path(f"/proc/{wiped.pid}/environ").read_bytes()
+    assert look.processes(str(ranks.place), TOKEN, [0, 1]) == {0: wiped.pid}
+
+
+def test_both_recorders_are_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch has one for NCCL, and one for the others; each answers for itself alone."""
+    base = str(tmp_path / "rank0")
+    nccl = FLIGHT.replace(b"gloo:", b"nccl:").replace(b'"collective_seq_id":9', b'"collective_seq_id":12')
+    c10d = SimpleNamespace(_dump_fr_trace_json=lambda: FLIGHT, _dump_nccl_trace_json=lambda: nccl.decode())
+    monkeypatch.setitem(sys.modules, "torch._C", SimpleNamespace(_distributed_c10d=c10d))
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", c10d)
+    threading.Thread(target=inside._answer, args=(base,), daemon=True).start()
+    rank = look.Rank(0, os.getpid(), str(tmp_path))
+    assert wait_until(lambda: rank.ask() or bool(rank.flights[-1]), 20)
+    assert {each["group"]: each["last"] for each in rank.flights[-1] or ()} == {"gloo 0": 9, "nccl 0": 12}
+
+
 def test_a_flight_recorders_answer() -> None:
     (group,) = look.flight(FLIGHT) or ()
-    assert (group["group"], group["last"]) == ("0", 9)
+    assert (group["group"], group["last"]) == ("gloo 0", 9)
     assert [(call["number"], call["name"], call["pending"]) for call in group["calls"]] == [
         (9, "gloo:all_reduce", True)
     ]

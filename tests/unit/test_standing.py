@@ -45,19 +45,15 @@ def named(*stands: Stand, stepping: bool = True) -> list[int]:
     return [each.rank for each in verdict.culprits]
 
 
+LOOPING: dict[str, Any] = {"states": ["R"] * 5, "cpu": 1.0, "own_cpu": 1.0, "library": ""}
 STUCK: dict[str, dict[str, Any]] = {
     "sleeps": {"wchan": "hrtimer_nanosleep"},
     "is stopped": {"states": ["T"] * 5, "before": None, "after": None},
     "is in a debugger": {"states": ["t"] * 5, "tracer": "gdb (process 7)"},
+    "is in a debugger that is not seen": {"states": ["t"] * 5},
     "waits for a disk": {"states": ["D"] * 5, "wchan": "rpc_wait_bit_killable"},
-    "loops": {"states": ["R"] * 5, "cpu": 1.0, "own_cpu": 1.0},
-    "loops and holds the interpreter": {
-        "states": ["R"] * 5,
-        "cpu": 1.0,
-        "own_cpu": 1.0,
-        "before": None,
-        "after": None,
-    },
+    "loops": LOOPING,
+    "loops and holds the interpreter": {**LOOPING, "before": None, "after": None},
     "began an earlier bucket": {"before": calls(4, 4), "after": calls(4, 4)},
 }
 
@@ -157,17 +153,38 @@ def test_one_is_stopped_and_another_one_sleeps() -> None:
     assert verdict.hangs and not verdict.certain
 
 
+IN_FSDP = [
+    ["_call_impl", "/env/lib/python3.11/site-packages/torch/nn/modules/module.py", 1790],
+    [
+        "forward",
+        "/env/lib/python3.11/site-packages/torch/distributed/fsdp/fully_sharded_data_parallel.py",
+        864,
+    ],
+    ["evaluate", "/home/u/train.py", 40],
+]
 COMPUTING = [[["forward", f"/home/u/net{n}.py", n], ["step", "/home/u/train.py", 9]] for n in range(5)]
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"mains": COMPUTING, "cpu": 1.0, "states": ["R"] * 5},
+        {**LOOPING, "mains": COMPUTING},
         {"io": 1 << 20, "states": ["D"] * 5},  # a long checkpoint
-        {"mains": [[]] * 5, "cpu": 1.0},  # at its start or its end
+        {**LOOPING, "mains": [[]] * 5},  # at its start or its end
+        {**LOOPING, "library": "libcuda.so.570"},  # waits for its GPU in one line
+        {**LOOPING, "library": None},  # the same where no program reads native stacks
+        {"mains": [[["forward", "/home/u/net.py", 3], *IN_FSDP]] * 5, **LOOPING, "library": None},
+        {"cpu": 0.9, "own_cpu": 0.01},  # a loader's workers
     ],
-    ids=["an evaluation", "a checkpoint", "no interpreter yet"],
+    ids=[
+        "an evaluation",
+        "a checkpoint",
+        "no interpreter yet",
+        "on the GPU",
+        "no native stack",
+        "within FSDP",
+        "its children",
+    ],
 )
 def test_what_goes_on_is_no_hang(fields: dict[str, Any]) -> None:
     fields = dict(fields)
@@ -179,7 +196,7 @@ def test_what_goes_on_is_no_hang(fields: dict[str, Any]) -> None:
 
 
 def test_a_first_step_may_compile_for_long() -> None:
-    looping = behind(1, states=["R"] * 5, cpu=1.0, own_cpu=1.0)
+    looping = behind(1, **LOOPING)
     assert not judge([seen(0), looping], stepping=False).hangs
     assert judge([seen(0), looping], stepping=True).hangs
 
@@ -189,7 +206,7 @@ def test_a_program_that_another_one_works_for() -> None:
     assert not judge([seen(0), behind(1, cpu=1.0, own_cpu=0.0), seen(2)], stepping=True).hangs
 
 
-def on_gpu(rank: int, started: bool) -> Stand:
+def queued(rank: int, started: bool) -> Stand:
     """A rank whose main thread waits for its GPU, on which collective 5 has begun, or not."""
     told = calls(5, 5, name="nccl:all_reduce")
     told[0]["calls"][0]["started"] = started
@@ -199,7 +216,58 @@ def on_gpu(rank: int, started: bool) -> Stand:
 
 def test_a_gpu_that_has_not_come_to_the_collective() -> None:
     """All ranks have queued it, and wait in CUDA: NCCL's entries say on whose GPU it has begun."""
-    assert named(on_gpu(0, True), on_gpu(1, False), on_gpu(2, True)) == [1]
+    assert named(queued(0, True), queued(1, False), queued(2, True)) == [1]
+
+
+def test_all_compute_within_fsdp() -> None:
+    """An evaluation, where nothing says which collectives there are."""
+    stack = [["linear", "/env/lib/python3.11/site-packages/torch/nn/functional.py", 9], *IN_FSDP]
+    silent = {**LOOPING, "library": None, "before": None, "after": None}
+    assert not judge([seen(each, stack, **silent) for each in range(3)], stepping=True).hangs
+
+
+def on_gpu(rank: int, *, before: Any = None, **fields: Any) -> Stand:
+    """A rank that waits for its GPU in a line of its own, with NCCL's collective 5 before it."""
+    pending = calls(6, 5, 6, name="nccl:all_reduce")
+    told = {**LOOPING, "library": None, "before": before or pending, "after": pending, **fields}
+    return seen(rank, [["step", "/home/u/train.py", 33]], **told)
+
+
+def test_all_wait_for_their_gpus() -> None:
+    """The main threads of all ranks spin in the driver: the same collective is pending, and does not end."""
+    verdict = judge([on_gpu(0), on_gpu(1), on_gpu(2, library="libcuda.so.570")], stepping=True)
+    assert verdict.hangs and not verdict.culprits and "train.py:33" in verdict.what
+    assert named(on_gpu(0), behind(1, before=calls(4, name="nccl:x"), after=calls(4, name="nccl:x"))) == [1]
+
+
+def test_gpus_that_still_work_off_what_was_begun() -> None:
+    """Nothing new is begun, and what was pending ends."""
+    earlier = calls(6, 4, 5, 6, name="nccl:all_reduce")
+    assert not judge([on_gpu(0, before=earlier), on_gpu(1)], stepping=True).hangs
+
+
+def test_what_is_sent_goes_on() -> None:
+    """A pipeline's stages, of which every look sees each in a call of torch.distributed."""
+    before, after = ([{**calls(5, 5)[0], "p2p": number}] for number in (7, 9))
+    assert not judge([seen(0, before=before, after=after), seen(1)], stepping=True).hangs
+
+
+def test_groups_of_their_own_have_collectives_of_their_own() -> None:
+    """Ranks 0 to 2 share one, 3 and 4 another: what is waited for in each need not be the same."""
+    one, other = calls(5, 5, group="a"), calls(9, 9, group="b", name="gloo:all_gather")
+    stands = [seen(rank, before=one, after=one) for rank in range(3)]
+    stands += [seen(rank, IN_BARRIER, before=other, after=other) for rank in (3, 4)]
+    verdict = judge(stands, stepping=True)
+    assert verdict.hangs and not verdict.culprits and not verdict.certain
+    assert "train.py:12" in verdict.what and "train.py:20" in verdict.what
+
+
+def test_a_receive_that_nobody_sends_for() -> None:
+    """By the recorder that rank is missed, by its stack it waits: both lines are told."""
+    receives = behind(1, main=[["recv", TORCH, 2600], ["pull", "/home/u/pipe.py", 4]])
+    verdict = judge([seen(0), receives], stepping=True)
+    assert verdict.hangs and not verdict.certain
+    assert "pipe.py:4" in verdict.what and "train.py:12" in verdict.what
 
 
 def test_collectives_that_go_on() -> None:

@@ -98,10 +98,13 @@ def _answer(base: str) -> None:
                 pipe.read()
             from torch._C import _distributed_c10d as c10d
 
-            older = getattr(c10d, "_dump_nccl_trace_json", None)  # type: Any
-            told = getattr(c10d, "_dump_fr_trace_json", older)()
+            # NCCL has a recorder of its own, which is not in the other one's answer.
+            names = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+            dumps = [getattr(c10d, name) for name in names if hasattr(c10d, name)]
             with open(base + ".flight.part", "wb") as file:
-                file.write(told if isinstance(told, bytes) else told.encode())
+                for dump in dumps:
+                    told = dump()
+                    file.write((told if isinstance(told, bytes) else told.encode()) + b"\n")
             os.replace(base + ".flight.part", base + ".flight")
     except Exception:  # an older PyTorch, a full disk
         pass

@@ -31,7 +31,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 def look(place: str, token: str, ranks: List[int], python: str) -> Dict[str, Any]:
     """What is to be seen of each rank: -> {"ranks": [...], "xid": lines of the kernel's log}."""
-    found = [Rank(rank, pid, place) for rank, pid in sorted(processes(token, ranks).items())]
+    found = [Rank(rank, pid, place) for rank, pid in sorted(processes(place, token, ranks).items())]
     reader = shutil.which("py-spy") or shutil.which("py-spy", path=os.path.dirname(python))
     asking = threading.Thread(target=beside, args=(found, lambda each: each.ask()), daemon=True)
     asking.start()
@@ -58,16 +58,24 @@ def beside(ranks: List["Rank"], work: Any) -> None:
         thread.join(max(0.0, limit - time.monotonic()))
 
 
-def processes(token: str, ranks: List[int]) -> Dict[int, int]:
+def processes(place: str, token: str, ranks: List[int]) -> Dict[int, int]:
     """Rank -> its process: of those with the job's token and RANK in their environment the uppermost, since
-    loader workers and other children inherit both."""
+    loader workers and other children inherit both. A program that writes its title over its environment
+    still has the file open that inside.py writes stacks to."""
     known, mark = {}, b"MUSTER_TOKEN=" + token.encode()  # type: Dict[int, int], bytes
+    bare = []  # type: List[int]
     for name in os.listdir("/proc"):
         if name.isdigit():
             words = (read("/proc/%s/environ" % name) or b"").split(b"\0")
             own = next((each[5:] for each in words if each.startswith(b"RANK=")), b"")
             if mark in words and own.isdigit() and int(own) in ranks:
                 known[int(name)] = int(own)
+            elif not own:
+                bare.append(int(name))
+    paths = {os.path.realpath(os.path.join(place, "rank%d.stacks" % rank)): rank for rank in ranks}
+    files = {path: rank for path, rank in paths.items() if rank not in known.values()}
+    for pid in bare if files else ():
+        known.update((pid, files[each]) for each in opened(pid) if each in files)
     tops = {}  # type: Dict[int, int]
     for pid, rank in known.items():
         parent = (stat(pid) or {}).get("parent")
@@ -163,7 +171,7 @@ class Rank:
             return
         for each in threads:
             if each["os_thread_id"] in (None, self.pid):
-                self.library = library_of(each["frames"])
+                self.library = library_of(each["frames"]) or ""
 
     def by_signal(self) -> Optional[List[Dict[str, Any]]]:
         """By faulthandler, where inside.py has registered it: no other process gets the signal."""
@@ -246,10 +254,12 @@ def dumped(text: str) -> List[Dict[str, Any]]:
 
 
 def flight(data: Optional[bytes]) -> Optional[List[Dict[str, Any]]]:
-    """Of PyTorch's flight recorder, each group's last collectives: those that have not ended, and the newest
+    """Of PyTorch's flight recorders, each group's last collectives: those that have not ended, and the newest
     one. None: no answer."""
     try:
-        return groups_of(json.loads(data or b"")["entries"])
+        return groups_of(
+            [each for line in (data or b"-").splitlines() for each in json.loads(line)["entries"]]
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -258,11 +268,14 @@ def groups_of(entries: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
     """Of each process group: its name, the last collective's number, and the calls that matter."""
     groups = {}  # type: Dict[str, Dict[str, Any]]
     for each in entries:
-        if each.get("is_p2p"):
-            continue
-        name = str((each.get("process_group") or [each.get("pg_id")])[0])
-        group = groups.setdefault(name, {"group": name, "last": 0, "calls": []})
+        # A group has a backend for each kind of device, and each of these counts for itself.
+        backend = str(each.get("profiling_name")).partition(":")[0]
+        name = "%s %s" % (backend, (each.get("process_group") or [each.get("pg_id")])[0])
+        group = groups.setdefault(name, {"group": name, "last": 0, "p2p": 0, "calls": []})
         group["last"] = max(group["last"], each["collective_seq_id"])
+        if each.get("is_p2p"):
+            group["p2p"] = max(group["p2p"], each.get("p2p_seq_id") or 0)
+            continue
         done = each.get("retired") or each.get("state") == "completed"
         group["calls"].append(
             {
@@ -277,6 +290,15 @@ def groups_of(entries: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
         pending = [each for each in group["calls"] if each["pending"]]
         group["calls"] = pending[:20] or group["calls"][-1:]
     return list(groups.values())
+
+
+def opened(pid: int) -> List[str]:
+    """The files that a process has open."""
+    folder = "/proc/%d/fd" % pid
+    try:
+        return [os.readlink(os.path.join(folder, each)) for each in os.listdir(folder)]
+    except OSError:  # it is gone, or another user's
+        return []
 
 
 def read(path: str) -> Optional[bytes]:

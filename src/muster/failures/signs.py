@@ -32,7 +32,7 @@ _EXITS = re.compile(
     r"exits with return code = (?P<code>-?\d{1,9})|"
     r"srun: error: .*[Ee]xited with exit code (?P<slurm>\d{1,9})|"
     r"pdsh@\S+: \S+: ssh exited with exit code (?P<pdsh>\d{1,9})|"
-    r"(?:failed \(exitcode|exitcode +): (?P<elastic>-?\d{1,9})\b"
+    r"(?:failed \(exitcode|exitcode +): (?P<elastic>-?\d{1,9})\b|exited on signal (?P<mpi>\d{1,2})\b"
 )
 # A signal that a program brings upon itself: 4, 5, 7, 8 and 11.
 _CRASH = re.compile(
@@ -228,6 +228,7 @@ class Signs:
             return
         left = _EXITS.search(text)
         code = next((int(code) for code in left.groups() if code), 0) if left else 0
+        code = -code if left and left["mpi"] else code
         if code and code not in (-15, -2):  # those were ended because of another
             self.broke = True
         named = _WHO.search(text)

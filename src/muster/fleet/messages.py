@@ -100,10 +100,11 @@ class Call(Part):
 
 class Group(Part):
     """What a rank did in one process group: its last collective's number, and those that have not ended, or
-    else that one."""
+    else that one. `p2p`: the same of what it sent or received."""
 
     group: str
     last: int
+    p2p: int = 0
     calls: list[Call]
 
 
@@ -128,7 +129,7 @@ class Child(Part):
 class Look(Part):
     """A rank as it was seen from outside, several times. `cpu`, `own_cpu`: cores that it used with
     its children and by itself; `io`: bytes that they read and wrote; `states`: of the main thread, as
-    in /proc; `library`: that the main thread computes in, such as libtorch_cpu.so; None: in none, or it
+    in /proc; `library`: that the main thread computes in, such as libtorch_cpu.so; "": in none; None: it
     is not known; `mains`: the main thread's stacks; `before` and `after`: its collectives at the begin
     and the end; None: it did not answer.
     """

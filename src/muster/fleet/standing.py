@@ -18,8 +18,15 @@ from muster.fleet.messages import Call, Frame, Group, Look
 BUSY = 0.05  # of a core: less is a process that only keeps its threads alive
 FLOWING = 1 << 16  # bytes within the time of a look
 FEW = 2  # Python stacks that a loop without an end may show
-# The code that ranks wait for each other in: files of it, and what runs under autograd's C++.
-_COLLECTIVES = ("torch/distributed/", "deepspeed/comm/", "mpi4py/", "horovod/")
+# The code that ranks wait for each other in: files of it, which are innermost then (FSDP's own code, in the
+# same folder, is on the stack while a model computes), and what runs under autograd's C++.
+_COLLECTIVES = (
+    *(f"torch/distributed/{name}.py" for name in ("distributed_c10d", "c10d_logger", "utils", "rendezvous")),
+    "torch/distributed/_functional_collectives.py",
+    "deepspeed/comm/",
+    "mpi4py/",
+    "horovod/",
+)
 _ENGINE = ("_engine_run_backward", "synchronize", "_sync_params_and_buffers")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "code.zip/", "<")
 _LOADER = "torch/utils/data/"
@@ -40,6 +47,10 @@ _SLEEPS = {
     "poll": "it waits for input",
     "select": "it waits for input",
 }
+_APART = (
+    "the program takes different ways on different ranks: all must come to the same collectives in the same "
+    "order, and what one receives another one must send"
+)
 Kind = Literal["stopped", "traced", "disk", "idle", "busy", "computing", "absent", "waiting"]
 
 
@@ -47,8 +58,13 @@ def _function(frame: Frame) -> str:
     return f"{frame[0]} ({'/'.join(frame[1].split('/')[-2:])})"
 
 
+def _pending(groups: Iterable[Group]) -> dict[str, list[Call]]:
+    found = {each.group: [call for call in each.calls if call.pending] for each in groups}
+    return {name: calls for name, calls in found.items() if calls}
+
+
 def _in_collective(frames: Sequence[Frame]) -> bool:
-    return any(part in frame[1] for frame in frames[:8] for part in _COLLECTIVES)
+    return any(part in frame[1] for frame in frames[:3] for part in _COLLECTIVES)
 
 
 def line_of(frames: Sequence[Frame]) -> str | None:
@@ -72,14 +88,12 @@ class Stand:
         mains = [each for each in self.look.mains if each] if self.look else []
         return line_of(mains[-1]) if mains else None
 
-    @property
+    @cached_property
     def pending(self) -> dict[str, list[Call]]:
         """Per process group, collectives that it began and that have not ended."""
-        groups: Sequence[Group] = (self.look.after or self.look.before or []) if self.look else []
-        found = {each.group: [call for call in each.calls if call.pending] for each in groups}
-        return {name: calls for name, calls in found.items() if calls}
+        return _pending((self.look.after or self.look.before or []) if self.look else [])
 
-    @property
+    @cached_property
     def last(self) -> dict[str, int] | None:
         """Per process group, the number of the last collective that it began; None: it did not answer."""
         if self.look is None:
@@ -89,11 +103,25 @@ class Stand:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it began another collective while it was looked at."""
+        """Whether it began or ended a collective while it was looked at, or sent or got something."""
         if self.look is None or self.look.before is None or self.look.after is None:
             return False
-        before = {each.group: each.last for each in self.look.before}
-        return any(each.last > before.get(each.group, 0) for each in self.look.after)
+        before = {each.group: (each.last, each.p2p) for each in self.look.before}
+        if any((each.last, each.p2p) > before.get(each.group, (0, 0)) for each in self.look.after):
+            return True
+        return any(
+            calls[0] not in self.pending.get(group, ()) for group, calls in _pending(self.look.before).items()
+        )
+
+    @property
+    def on_the_device(self) -> bool:
+        """Whether it waits for its GPU, with a collective of NCCL's that does not end: a thread that does so
+        computes, in the driver."""
+        look = self.look
+        if look is None or look.after is None or look.library == "" or self.goes_on:
+            return False
+        begun = [call.name for calls in self.pending.values() for call in calls]
+        return any(name.startswith("nccl:") for name in begun) and len(set(map(tuple, look.mains))) == 1
 
     @cached_property
     def kind(self) -> Kind:
@@ -111,14 +139,16 @@ class Stand:
             return "waiting"
         if look.io > FLOWING or look.cpu - look.own_cpu > BUSY:  # its children's work is work
             return "computing"
-        resting = look.cpu < BUSY
+        resting = look.own_cpu < BUSY
         if self.pending and (not mains or mains[-1][0][0] in _ENGINE) and resting:
+            return "waiting"
+        if not resting and self.on_the_device:
             return "waiting"
         if states == {"D"}:
             return "disk"
         if resting:
             return "idle"
-        if look.library:
+        if look.library != "":  # it is in a library, or nobody knows: to wait for a GPU looks the same
             return "computing"
         # Without a Python stack it may be at its start or its end.
         seen = {tuple(map(_function, each)) for each in mains}
@@ -187,38 +217,41 @@ class _Case:
 
     def hear_the_recorder(self) -> None:
         """Who has begun fewer collectives of a group than others wait in."""
+        begun: dict[str, dict[int, Call]] = {}
+        started: dict[str, set[int]] = {}
         for each in self.stands:
             for group, calls in each.pending.items():
-                for other in self.stands:
-                    last = (other.last or {}).get(group)
-                    behind = [call for call in calls if last is not None and last < call.number]
-                    if behind:
-                        told = f"{behind[0].name} number {behind[0].number}; it has begun {last}"
-                        self.missed.setdefault(other.rank, told)
-                    started = {call.number for call in calls if call.started}
-                    for call in other.pending.get(group, ()):
-                        if call.number in started and not call.started:
-                            told = f"{call.name} number {call.number}, which its GPU has not come to"
-                            self.late.setdefault(other.rank, told)
+                begun.setdefault(group, {}).update((call.number, call) for call in calls)
+                started.setdefault(group, set()).update(call.number for call in calls if call.started)
+        for each in self.stands:
+            for group, last in (each.last or {}).items():
+                first = min((number for number in begun.get(group, ()) if number > last), default=None)
+                if first is not None:
+                    told = f"{begun[group][first].name} number {first}; it has begun {last}"
+                    self.missed.setdefault(each.rank, told)
+            for group, calls in each.pending.items():
+                for call in calls:
+                    if not call.started and call.number in started.get(group, ()):
+                        told = f"{call.name} number {call.number}, which its GPU has not come to"
+                        self.late.setdefault(each.rank, told)
 
     def disagreement(self) -> dict[str, list[Stand]] | None:
-        """Ranks that all wait, by what they wait in, where that differs; None: it does not, or it is not
-        known."""
-        if self.missed or len(self.waiting) < 2:
+        """Ranks that all wait in the same collective of a group, by what each takes it for, where that
+        differs; None: it does not, or it is not known."""
+        if self.missed:
             return None
-        calls: dict[str, list[Stand]] = {}
-        lines: dict[str, list[Stand]] = {}
-        for each in self.waiting:
-            pending = [call for group in each.pending.values() for call in group]
-            first = min(pending, key=lambda call: call.number, default=None)
-            if first is None:
-                return None
-            sizes = first.sizes if "reduce" in first.name or "broadcast" in first.name else None
-            what = f"{first.name} of {sizes}" if sizes else first.name
-            calls.setdefault(what, []).append(each)
-            lines.setdefault(f"{what} at {each.line}", []).append(each)
-        # The same operation at two lines is how a program may be written: both match.
-        return lines if len(calls) > 1 else None
+        for group in {name: None for each in self.waiting for name in each.pending}:
+            calls: dict[str, list[Stand]] = {}
+            lines: dict[str, list[Stand]] = {}
+            for each in self.waiting:
+                for first in each.pending.get(group, [])[:1]:
+                    sizes = first.sizes if "reduce" in first.name or "broadcast" in first.name else None
+                    what = f"{first.name} of {sizes}" if sizes else first.name
+                    calls.setdefault(what, []).append(each)
+                    lines.setdefault(f"{what} at {each.line}", []).append(each)
+            if len(calls) > 1:  # the same operation at two lines is how a program may be written: both match
+                return lines
+        return None
 
 
 def judge(stands: Sequence[Stand], *, stepping: bool, xid: Collection[str] = ()) -> Verdict:
@@ -319,8 +352,7 @@ def _apart(apart: Mapping[str, Sequence[Stand]], case: _Case) -> Verdict:
         certain=bool(named),
         waiting=tuple(each.rank for each in case.waiting),
         witnesses=(f"the flight recorder and the Python stacks: {said}",),
-        hint="the program takes different ways on different ranks: all must come to the same collectives in "
-        "the same order",
+        hint=_APART,
     )
 
 
@@ -330,6 +362,20 @@ def _ranks(stands: Sequence[Stand]) -> str:
 
 
 def _all_wait(case: _Case, xid: Iterable[str]) -> Verdict:
+    begun = [{(group, calls[0].number) for group, calls in each.pending.items()} for each in case.waiting]
+    lines: dict[str, list[Stand]] = {}
+    for each in case.waiting:
+        lines.setdefault(each.line or "?", []).append(each)
+    if not set.intersection(*begun) and len(lines) > 1:
+        said = "; ".join(f"{_ranks(found)} at {line}" for line, found in list(lines.items())[:4])
+        missed = [f"rank {rank} is missed in {where}" for rank, where in list(case.missed.items())[:8]]
+        return Verdict(
+            True,
+            f"ranks wait for each other at different places: {said}",
+            waiting=tuple(each.rank for each in case.waiting),
+            witnesses=(*missed, *(f"the NVIDIA driver: {each}" for each in xid)),
+            hint=_APART,
+        )
     at = next((each.line for each in case.waiting if each.line), None)
     return Verdict(
         True,

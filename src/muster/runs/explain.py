@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Literal
 
@@ -150,11 +151,12 @@ def explain_logs(where: Path) -> Explanation:
     jobs: list[JobLog] = []
     files = find_logs(where)
     mappings = load_mappings()
+    base = where if where.is_dir() else where.parent
     for file in files:
         members = members_of(file) if file.archive else [(file.shown, blocks_of(file))]
-        for path, text in members:
-            shown = str(where / path) if where.is_dir() else str(where.parent / path)
-            jobs += read_blocks(shown, text, mappings, brief=True)
+        for path, text in members:  # folders above what was given are named after no host of the job
+            read = read_blocks(path, text, mappings, brief=True)
+            jobs += [replace(job, path=str(base / job.path)) for job in read]
     if all(job.outcome == "unreadable" and job.reason == "is no text" for job in jobs):
         raise UsageError("is no text", where=str(where))
     return _of_jobs(str(where), jobs)

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from muster.core.job import Placement
@@ -33,10 +34,12 @@ class Watch:
         look: Callable[[int], Sequence[str]],
         *,
         announces: bool,
+        per_host: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings, self.places, self.look, self.now = settings, places, look, now
         self.announces = announces  # phases that are no parts of a step are to be waited for
+        self.per_host = per_host  # a command, once per host: which ranks it has is its own affair
         self.hosts = {rank: place.host for place in places for rank in place.ranks}
         self.steps = 0  # the most of all ranks
         self.phases: dict[int, str] = {}
@@ -111,19 +114,24 @@ class Watch:
 
     def _judge(self) -> Verdict | None:
         found = {host: each for host, each in self.asked.items() if each is not None}
+        silent = [host for host in self.asked if host not in found]
         self.asked = {}
         looks = {look.rank: look for each in found.values() for look in each.ranks}
-        answered = [rank for rank, host in self.hosts.items() if host in found]
-        stands = [Stand(rank, self.hosts[rank], looks.get(rank)) for rank in answered]
+        # A host that was not asked has ended: its ranks have no process any more.
+        known = [rank for rank, host in self.hosts.items() if host not in silent]
+        stands = [Stand(rank, self.hosts[rank], looks.get(rank)) for rank in known]
         if not looks:  # a command that is one process per host, say
             self.patience *= 2
             return None
         xid = [f"{host}: {each}" for host, one in found.items() for each in one.xid]
         verdict = judge(stands, stepping=bool(self.steps) and not self.announced, xid=xid)
         held = any(each.kind in ("stopped", "traced") for each in verdict.culprits)
-        if not verdict.hangs or (self.announced and not held):
+        if not verdict.hangs or ((self.announced or self.per_host) and not held):
             self.patience *= 2
             return None
+        if silent and not verdict.certain:
+            said = f"no answer from {', '.join(silent[:3])}{', ...' if len(silent) > 3 else ''}"
+            verdict = replace(verdict, what=f"{verdict.what}; {said}")
         self.verdict, self.found = verdict, found
         return verdict
 

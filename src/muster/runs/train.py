@@ -243,7 +243,14 @@ def _run(
     scrub = scrubber(inputs.env)
     command = inputs.recipe if isinstance(inputs.recipe, CommandRecipe) else None
     follow = Follower(job, command.mappings()) if command else None
-    hang = Watch(inputs.recipe.hang, job.placements, supervisor.look, announces=command is not None)
+    per_host = command is not None and command.run.start == "host"
+    hang = Watch(
+        inputs.recipe.hang,
+        job.placements,
+        supervisor.look,
+        announces=command is not None,
+        per_host=per_host,
+    )
 
     def tick() -> str | None:
         claim.touch()
