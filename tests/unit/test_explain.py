@@ -97,6 +97,31 @@ def test_of_two_that_failed_torchrun_says_which_was_first(first: int) -> None:
     assert found.alike == 1
 
 
+def test_the_first_that_failed_may_have_missed_another_one() -> None:
+    """torchrun saw it end first, and what it says is an echo."""
+    missed = "[rank0]: RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:33212"
+    raised = [f"[rank1]: {line}" for line in (TRACEBACK, "ValueError: no 1")]
+    failure = said(missed, *raised, *account(0, 1, "2026-11-25_09:24:14")).failure
+    assert failure is not None and (failure.what, failure.where) == ("ValueError: no 1", "rank 1")
+
+
+def test_the_innermost_line_that_is_the_programs_own() -> None:
+    frames = (("/home/u/train.py", 50), ("/home/u/model.py", 8), ("/opt/lib/python3.11/json/decoder.py", 3))
+    lines = [f'  File "{path}", line {number}, in f' for path, number in frames]
+    failure = said(TRACEBACK, *lines, "KeyError: 'x'").failure
+    assert failure is not None and failure.evidence is not None
+    assert failure.evidence.code == "/home/u/model.py:8 in f"
+
+
+def test_a_step_of_another_rank_may_come_after_what_ended_this_one() -> None:
+    """Of what one rank raised around the last step, the first counts."""
+    log = chat_log(["n1"], ends=False)
+    place = max(n for n, line in enumerate(log) if "step=" in line)
+    raised = [[TRACEBACK, f"KeyError: '{each}'"] for each in ("first", "then")]
+    failure = said(*log[:place], *raised[0], log[place], *raised[1]).failure
+    assert failure is not None and failure.what == "KeyError: 'first'"
+
+
 def test_a_rank_without_last_words_is_named_and_its_reason_is_not_guessed() -> None:
     missed = "[rank0]: RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:33212"
     found = said(missed, *account(3, -6, "2026-11-25_09:24:14"))
