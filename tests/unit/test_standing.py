@@ -50,7 +50,6 @@ STUCK: dict[str, dict[str, Any]] = {
     "sleeps": {"wchan": "hrtimer_nanosleep"},
     "is stopped": {"states": ["T"] * 5, "before": None, "after": None},
     "is in a debugger": {"states": ["t"] * 5, "tracer": "gdb (process 7)"},
-    "is in a debugger that is not seen": {"states": ["t"] * 5},
     "waits for a disk": {"states": ["D"] * 5, "wchan": "rpc_wait_bit_killable"},
     "loops": LOOPING,
     "loops and holds the interpreter": {**LOOPING, "before": None, "after": None},
@@ -199,6 +198,23 @@ def test_a_first_step_may_compile_for_long() -> None:
     looping = behind(1, **LOOPING)
     assert not judge([seen(0), looping], stepping=False).hangs
     assert judge([seen(0), looping], stepping=True).hangs
+
+
+def test_who_works_and_does_not_answer_may_keep_the_others() -> None:
+    """Rank 0 loads a model in native code, rank 1 waits for its lock of the files, rank 2 in a barrier."""
+    loads = behind(0, **{**LOOPING, "library": "tokenizers.so"}, before=None, after=None)
+    assert not judge([loads, behind(1, wchan="hrtimer_nanosleep"), seen(2)], stepping=True).hangs
+
+
+@pytest.mark.parametrize("state", ["t", "T"])
+def test_a_rank_that_is_held_where_it_waits(state: str) -> None:
+    """By its stack it is in the collective as all are; the kernel knows better."""
+    assert named(seen(0), seen(1, states=[state] * 5), seen(2)) == [1]
+
+
+def test_who_is_watched_by_another_program_is_not_held_by_it() -> None:
+    """strace at a rank that waits for another one."""
+    assert named(seen(0, tracer="strace (process 7)"), behind(1), seen(2)) == [1]
 
 
 def test_a_program_that_another_one_works_for() -> None:

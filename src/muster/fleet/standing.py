@@ -132,7 +132,7 @@ class Stand:
         states = {each for each in look.states if each}
         if states == {"T"}:
             return "stopped"
-        if states == {"t"} or (look.tracer and not look.tracer.startswith("py-spy")):
+        if states == {"t"}:  # who is only watched, as by strace, runs on
             return "traced"
         mains = [each for each in look.mains if each]
         if mains and all(_in_collective(each) for each in mains):
@@ -278,7 +278,9 @@ def judge(stands: Sequence[Stand], *, stepping: bool, xid: Collection[str] = ())
         return _without_others(stands, stepping)
     if not suspects:
         return _all_wait(case, xid)
-    if any(_alive(each, stepping=stepping) for each in suspects):
+    # Of who did not answer nobody knows whether the others, and the suspects with them, wait for it.
+    unheard = [each for each in outside if each.last is None]
+    if any(_alive(each, stepping=stepping) for each in (*suspects, *unheard)):
         return Verdict(False, "; ".join(f"{each} {each.does()}" for each in suspects[:3]))
     return _named(case, suspects, {name: found for name, found in heard.items() if found}, xid)
 
