@@ -143,10 +143,14 @@ def test_of_several_files_the_one_that_failed_first(tmp_path: Path) -> None:
 
 
 def test_the_place_of_a_log_names_no_host(tmp_path: Path) -> None:
-    """Folders above what was given are a user's; those below may be the hosts'."""
+    """Folders above what was given are a user's; those below are hosts' where there are several."""
     folder = tmp_path / "node17" / "logs"
-    (folder / "node03").mkdir(parents=True)
-    (folder / "node03" / "job.log").write_text(f"{TRACEBACK}\nKeyError: 'x'\n")
+    for host in ("node03", "node04"):
+        (folder / host).mkdir(parents=True)
+        (folder / host / "job.log").write_text(f"{TRACEBACK}\nKeyError: 'x'\n")
+    (tmp_path / "r5.log").write_text(f"{TRACEBACK}\nKeyError: 'x'\n")
+    alone = explain_logs(tmp_path / "r5.log").failure
+    assert alone is not None and alone.host is None
     hosts = []
     for given in (folder, folder / "node03", folder / "node03" / "job.log"):
         failure = explain_logs(given).failure

@@ -57,7 +57,7 @@ WHO: dict[Blame, str] = {
     "unknown": "not known",
     "nobody": "nobody",
 }
-_ECHO = "only echoes of a failure are here: the cause is in the log of another rank or host"
+_ECHO = "no line says why: those here may only follow from what failed in another rank or host"
 _NAMED = {
     "exception": "The program raised an exception that nothing caught: {}",
     "crash": "A process crashed in native code: a signal that it brought upon itself.",
@@ -159,6 +159,9 @@ def explain_logs(where: Path) -> Explanation:
             jobs += [replace(job, path=str(base / job.path)) for job in read]
     if all(job.outcome == "unreadable" and job.reason == "is no text" for job in jobs):
         raise UsageError("is no text", where=str(where))
+    guessed = [job for job in jobs if job.hosts_from.startswith("guess")]
+    if len({job.hosts for job in guessed}) < 2:  # the name of a log alone is no host's
+        jobs = [replace(job, hosts=()) if job in guessed else job for job in jobs]
     return _of_jobs(str(where), jobs)
 
 
@@ -245,8 +248,8 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         lines = _telling(stopped or jobs)
         return Explanation(of=of, answer="unknown", says=says, lines=lines, notes=notes)
     good = sum(log.outcome == "succeeded" for log in jobs)
-    what = f"{counted(good, 'job')} ended well" if good else "no known failure is in it"
-    return Explanation(of=of, answer="nothing", says=f"nothing failed here: {what}", notes=notes)
+    says = f"nothing failed here: {counted(good, 'job')} ended well" if good else "no known failure is in it"
+    return Explanation(of=of, answer="nothing", says=says, notes=notes)
 
 
 def _alike(one: Sign, other: Sign) -> bool:
