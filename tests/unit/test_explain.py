@@ -147,7 +147,8 @@ def test_the_place_of_a_log_names_no_host(tmp_path: Path) -> None:
     folder = tmp_path / "node17" / "logs"
     for host in ("node03", "node04"):
         (folder / host).mkdir(parents=True)
-        (folder / host / "job.log").write_text(f"{TRACEBACK}\nKeyError: 'x'\n")
+        (folder / host / "job.log").write_text("all is well\n")
+    (folder / "node03" / "job.log").write_text(f"{TRACEBACK}\nKeyError: 'x'\n")
     (tmp_path / "r5.log").write_text(f"{TRACEBACK}\nKeyError: 'x'\n")
     alone = explain_logs(tmp_path / "r5.log").failure
     assert alone is not None and alone.host is None

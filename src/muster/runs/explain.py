@@ -159,9 +159,8 @@ def explain_logs(where: Path) -> Explanation:
             jobs += [replace(job, path=str(base / job.path)) for job in read]
     if all(job.outcome == "unreadable" and job.reason == "is no text" for job in jobs):
         raise UsageError("is no text", where=str(where))
-    guessed = [job for job in jobs if job.hosts_from.startswith("guess")]
-    if len({job.hosts for job in guessed}) < 2:  # the name of a log alone is no host's
-        jobs = [replace(job, hosts=()) if job in guessed else job for job in jobs]
+    if len({re.sub(r"#\d+$", "", job.path) for job in jobs}) == 1:  # the name of one log is no host's
+        jobs = [replace(job, hosts=()) if job.hosts_from.startswith("guess") else job for job in jobs]
     return _of_jobs(str(where), jobs)
 
 
