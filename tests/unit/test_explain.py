@@ -15,6 +15,7 @@ from muster.cli import app as cli
 from muster.core.errors import UsageError
 from muster.core.result import Failure
 from muster.failures.table import KnownFailure, Phrase, known_failures
+from muster.fleet.cause import LAST_WORDS
 from muster.runs.explain import Explanation, explain, explain_logs, explain_stream
 from muster.store.runfolder import RunFolder
 from tests.unit.logs import chat_log, metaseq_log, trainer_log
@@ -279,6 +280,18 @@ def test_a_run_that_failed(run: RunFolder) -> None:
     assert Path(found.failure.evidence.file or "").samefile(log)
     assert (found.answer, found.state, found.echoes, found.exit_code) == ("named", "failed", 1, 0)
     assert re.match(r"muster resume job\b", found.command or "")
+
+
+def test_a_rank_that_only_missed_another_one_is_no_cause(run: RunFolder) -> None:
+    """Another one left early, and well: what this one says is an echo."""
+    missed = "RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:3"
+    run.rank_log("node1", 1).parent.mkdir(exist_ok=True)
+    run.rank_log("node1", 1).write_text(f"{TRACEBACK}\n{missed}\n")
+    what = f"rank 1 ended with exit code 1; its last line: {missed}"
+    failed(run, Failure(what=what, where="rank 1", host="node1", hint=f"{LAST_WORDS} has them"))
+    found = explain(str(run.path))
+    assert (found.answer, found.exit_code) == ("unknown", 1)
+    assert any(missed in line for line in found.lines)
 
 
 def test_a_failure_of_the_table(run: RunFolder) -> None:

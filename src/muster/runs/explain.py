@@ -130,7 +130,9 @@ def explain_run(run: RunFolder | PipelineFolder) -> Explanation:
     said = [log for log in logs if log.why]
     other = known is not None and failure.host is None and _is_echo(known)
     silent = (failure.hint or "").startswith(LAST_WORDS)
-    wordless = other or (known is None and silent and failure.evidence is None)
+    shown = find(failure.evidence.text, "log") if failure.evidence and failure.evidence.text else None
+    echo = shown is not None and shown.phrase.weight == "symptom" and _is_echo(shown.failure)
+    wordless = other or (known is None and silent and (failure.evidence is None or echo))
     told = Explanation(
         of=run.id,
         answer="unknown" if wordless else "known" if known else "named",
