@@ -206,6 +206,17 @@ def test_a_burst_is_no_flow() -> None:
     assert look.flow([7]) == 0 == look.flow([])
 
 
+@pytest.mark.parametrize(("kind", "counts"), [("rchar", 1), ("read_bytes", 1), ("syscr", 0)])
+def test_what_is_read_through_a_mapped_file_counts(
+    kind: str, counts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel (proc(5)) counts it among what comes from the disk alone."""
+    names = ("rchar", "wchar", "syscr", "syscw", "read_bytes", "write_bytes", "cancelled_write_bytes")
+    text = "".join(f"{name}: {70_000 if name == kind else 0}\n" for name in names)
+    monkeypatch.setattr(look, "read", lambda path: text.encode())
+    assert look.io(1) == 70_000 * counts
+
+
 # As PyTorch 2.13 wrote it on a CPU: the fields that are read of two of its entries.
 FLIGHT = (
     b'{"comm_lib_version":"","entries":[{"collective_seq_id":8,"input_dtypes":["Byte"],"input_sizes":[[10]],'
