@@ -13,6 +13,15 @@ TORCH = "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py
 ENGINE = "/env/lib/python3.11/site-packages/torch/autograd/graph.py"
 IN_ALL_REDUCE = [["all_reduce", TORCH, 3252], ["wrapper", TORCH, 83], ["step", "/home/u/train.py", 12]]
 IN_BARRIER = [["barrier", TORCH, 5000], ["step", "/home/u/train.py", 20]]
+IN_FSDP = [
+    ["_call_impl", "/env/lib/python3.11/site-packages/torch/nn/modules/module.py", 1790],
+    [
+        "forward",
+        "/env/lib/python3.11/site-packages/torch/distributed/fsdp/fully_sharded_data_parallel.py",
+        864,
+    ],
+    ["evaluate", "/home/u/train.py", 40],
+]
 SLEEPING = [["fetch", "/home/u/data.py", 7], ["step", "/home/u/train.py", 9]]
 
 
@@ -68,6 +77,13 @@ def test_autograd_waits_for_collectives_without_a_frame_of_theirs() -> None:
     """Under DDP the main thread is in autograd's C++: a victim where its collective is the missed one."""
     backward = [["_engine_run_backward", ENGINE, 840], ["step", "/home/u/train.py", 9]]
     assert named(seen(0, backward), behind(1), seen(2, backward)) == [1]
+
+
+def test_fsdp_waits_for_what_it_began_before() -> None:
+    """It rests in a file of FSDP's own then."""
+    unshard = [["wait_for_unshard", IN_FSDP[1][1], 3], *IN_FSDP]
+    assert named(seen(0, unshard), behind(1), seen(2, unshard)) == [1]
+    assert not judge([seen(each, unshard) for each in range(3)], stepping=True).culprits
 
 
 def test_a_rank_without_any_stack() -> None:
@@ -152,15 +168,6 @@ def test_one_is_stopped_and_another_one_sleeps() -> None:
     assert verdict.hangs and not verdict.certain
 
 
-IN_FSDP = [
-    ["_call_impl", "/env/lib/python3.11/site-packages/torch/nn/modules/module.py", 1790],
-    [
-        "forward",
-        "/env/lib/python3.11/site-packages/torch/distributed/fsdp/fully_sharded_data_parallel.py",
-        864,
-    ],
-    ["evaluate", "/home/u/train.py", 40],
-]
 COMPUTING = [[["forward", f"/home/u/net{n}.py", n], ["step", "/home/u/train.py", 9]] for n in range(5)]
 
 

@@ -63,6 +63,11 @@ def _pending(groups: Iterable[Group]) -> dict[str, list[Call]]:
     return {name: calls for name, calls in found.items() if calls}
 
 
+def _for_pending(frame: Frame) -> bool:
+    """Whether a rank that rests in this innermost frame waits for a collective that it began before."""
+    return frame[0] in _ENGINE or "torch/distributed/" in frame[1]
+
+
 def _in_collective(frames: Sequence[Frame]) -> bool:
     return any(part in frame[1] for frame in frames[:3] for part in _COLLECTIVES)
 
@@ -140,7 +145,7 @@ class Stand:
         if look.io > FLOWING or look.cpu - look.own_cpu > BUSY:  # its children's work is work
             return "computing"
         resting = look.own_cpu < BUSY
-        if self.pending and (not mains or mains[-1][0][0] in _ENGINE) and resting:
+        if self.pending and resting and (not mains or _for_pending(mains[-1][0])):
             return "waiting"
         if not resting and self.on_the_device:
             return "waiting"
