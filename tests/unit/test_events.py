@@ -41,7 +41,7 @@ SAMPLES: list[events.Event] = [
     ),
     events.Phase(**WHEN, name="train"),
     events.Progress(**WHEN, format="nanoGPT", step=40, loss=2.5, rate=12.0, unit="steps", steps=30),
-    events.Hang(**WHEN, found=Hung(what="rank 1 sleeps", seconds=61.0, ranks=[1], certain=True, waiting=[0])),
+    events.Hanging(**WHEN, found=Hung(what="rank 1 sleeps", seconds=61, ranks=[1], certain=True)),
     events.Noted(**WHEN, text="mind this"),
     events.Measured(**WHEN, what="pair", content={"source": 0, "target": 1, "seconds": [0.5], "bytes": 4}),
     events.Failed(**WHEN, what="broke", usage=True, traceback="a\nb"),

@@ -87,7 +87,7 @@ class _Beat(_Message):
     pulses: list[tuple[int, _Count, _Count, str]] = Field(default_factory=list)
 
 
-class Call(Part):
+class Begun(Part):
     """A collective operation that a rank began. `number`: in the order of its group; `pending`: it has not
     ended; `started`: its GPU has come to it (gloo does not say)."""
 
@@ -98,14 +98,14 @@ class Call(Part):
     started: bool = False
 
 
-class Group(Part):
+class GroupSeen(Part):
     """What a rank did in one process group: its last collective's number, and those that have not ended, or
     else that one. `p2p`: the same of what it sent or received."""
 
     group: str
     last: int
     p2p: int = 0
-    calls: list[Call]
+    calls: list[Begun]
 
 
 Frame = tuple[str, str, int]  # function, file, line
@@ -118,7 +118,7 @@ class Thread(Part):
     frames: list[Frame]
 
 
-class Child(Part):
+class HeldChild(Part):
     """A process below a rank that is stopped (T), traced (t) or in the kernel's hands (D)."""
 
     pid: int
@@ -145,9 +145,9 @@ class Look(Part):
     library: str | None = None
     mains: list[list[Frame]]
     others: list[Thread]
-    stopped: list[Child]
-    before: list[Group] | None
-    after: list[Group] | None
+    stopped: list[HeldChild]
+    before: list[GroupSeen] | None
+    after: list[GroupSeen] | None
     unread: str = ""
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from muster.fleet.messages import Call, Frame, Group, Look
+from muster.fleet.messages import Begun, Frame, GroupSeen, Look
 
 BUSY = 0.05  # of a core: less is a process that only keeps its threads alive
 FLOWING = 1 << 16  # bytes within the time of a look
@@ -58,7 +58,7 @@ def _function(frame: Frame) -> str:
     return f"{frame[0]} ({'/'.join(frame[1].split('/')[-2:])})"
 
 
-def _pending(groups: Iterable[Group]) -> dict[str, list[Call]]:
+def _pending(groups: Iterable[GroupSeen]) -> dict[str, list[Begun]]:
     found = {each.group: [call for call in each.calls if call.pending] for each in groups}
     return {name: calls for name, calls in found.items() if calls}
 
@@ -94,7 +94,7 @@ class Stand:
         return line_of(mains[-1]) if mains else None
 
     @cached_property
-    def pending(self) -> dict[str, list[Call]]:
+    def pending(self) -> dict[str, list[Begun]]:
         """Per process group, collectives that it began and that have not ended."""
         return _pending((self.look.after or self.look.before or []) if self.look else [])
 
@@ -188,7 +188,7 @@ class Stand:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Finding:
     """`hangs`: false where something goes on still, so that it is looked at again later. `culprits`: whom the
     others wait for; `certain`: that witnesses agree on them."""
 
@@ -222,7 +222,7 @@ class _Case:
 
     def hear_the_recorder(self) -> None:
         """Who has begun fewer collectives of a group than others wait in."""
-        begun: dict[str, dict[int, Call]] = {}
+        begun: dict[str, dict[int, Begun]] = {}
         started: dict[str, set[int]] = {}
         for each in self.stands:
             for group, calls in each.pending.items():
@@ -259,13 +259,13 @@ class _Case:
         return None
 
 
-def judge(stands: Sequence[Stand], *, stepping: bool, xid: Collection[str] = ()) -> Verdict:
+def judge(stands: Sequence[Stand], *, stepping: bool, xid: Collection[str] = ()) -> Finding:
     """What keeps the ranks. `stands`: all of them; `stepping`: they have done steps before, so that to
     compute the same for so long is no beginning."""
     case = _Case(stands)
     case.hear_the_recorder()
     if any(each.goes_on for each in stands):
-        return Verdict(False, "collectives go on")
+        return Finding(False, "collectives go on")
     held = [each for each in stands if each.kind in ("stopped", "traced")]
     if held:
         return _named(case, held, {"the kernel": held}, xid)
@@ -286,7 +286,7 @@ def judge(stands: Sequence[Stand], *, stepping: bool, xid: Collection[str] = ())
     # Of who did not answer nobody knows whether the others, and the suspects with them, wait for it.
     unheard = [each for each in outside if each.last is None]
     if any(_alive(each, stepping=stepping) for each in (*suspects, *unheard)):
-        return Verdict(False, "; ".join(f"{each} {each.does()}" for each in suspects[:3]))
+        return Finding(False, "; ".join(f"{each} {each.does()}" for each in suspects[:3]))
     return _named(case, suspects, {name: found for name, found in heard.items() if found}, xid)
 
 
@@ -297,7 +297,7 @@ def _alive(stand: Stand, *, stepping: bool) -> bool:
 
 def _named(
     case: _Case, culprits: Sequence[Stand], heard: Mapping[str, Sequence[Stand]], xid: Iterable[str]
-) -> Verdict:
+) -> Finding:
     """The others wait for these."""
     sets = [frozenset(each.rank for each in found) for found in heard.values()]
     # Who is missed and waits in nothing is a cause, whatever its stack looks like.
@@ -317,7 +317,7 @@ def _named(
     others = _waits(waiting)
     if not agree:
         said = f"witnesses disagree on who keeps the others: {'; '.join(witnesses[: len(heard)])}; {said}"
-    return Verdict(
+    return Finding(
         True,
         f"{said}{more}{others}",
         tuple(culprits),
@@ -346,13 +346,13 @@ def _hint(culprit: Stand) -> str | None:
     }.get(culprit.kind, "hang.json in the run folder has every rank's stacks")
 
 
-def _apart(apart: Mapping[str, Sequence[Stand]], case: _Case) -> Verdict:
+def _apart(apart: Mapping[str, Sequence[Stand]], case: _Case) -> Finding:
     """Ranks came to different collectives: a bug of the program. Few against many are named."""
     ordered = sorted(apart.items(), key=lambda each: len(each[1]))
     few, many = ordered[0][1], ordered[-1][1]
     said = "; ".join(f"{_ranks(found)}: {what}" for what, found in ordered[:4])
     named = tuple(few) if len(few) < len(many) else ()
-    return Verdict(
+    return Finding(
         True,
         f"ranks wait for each other in different collectives: {said}",
         named,
@@ -368,7 +368,7 @@ def _ranks(stands: Sequence[Stand]) -> str:
     return f"rank{'s' if len(stands) > 1 else ''} {numbers}{', ...' if len(stands) > 8 else ''}"
 
 
-def _all_wait(case: _Case, xid: Iterable[str]) -> Verdict:
+def _all_wait(case: _Case, xid: Iterable[str]) -> Finding:
     begun = [{(group, calls[0].number) for group, calls in each.pending.items()} for each in case.waiting]
     lines: dict[str, list[Stand]] = {}
     for each in case.waiting:
@@ -376,7 +376,7 @@ def _all_wait(case: _Case, xid: Iterable[str]) -> Verdict:
     if not set.intersection(*begun) and len(lines) > 1:
         said = "; ".join(f"{_ranks(found)} at {line}" for line, found in list(lines.items())[:4])
         missed = [f"rank {rank} is missed in {where}" for rank, where in list(case.missed.items())[:8]]
-        return Verdict(
+        return Finding(
             True,
             f"ranks wait for each other at different places: {said}",
             waiting=tuple(each.rank for each in case.waiting),
@@ -384,7 +384,7 @@ def _all_wait(case: _Case, xid: Iterable[str]) -> Verdict:
             hint=_APART,
         )
     at = next((each.line for each in case.waiting if each.line), None)
-    return Verdict(
+    return Finding(
         True,
         f"all ranks wait in the same collective{f' at {at}' if at else ''}: nothing arrives between them",
         waiting=tuple(each.rank for each in case.waiting),
@@ -393,10 +393,10 @@ def _all_wait(case: _Case, xid: Iterable[str]) -> Verdict:
     )
 
 
-def _without_others(stands: Sequence[Stand], stepping: bool) -> Verdict:
+def _without_others(stands: Sequence[Stand], stepping: bool) -> Finding:
     """Nobody is seen to wait for another one: each for itself."""
     stuck = [each for each in stands if each.kind in ("idle", "disk", "absent", "busy")]
     if not stepping or len(stuck) < len(stands):
-        return Verdict(False, "nothing shows that a rank waits for another one")
+        return Finding(False, "nothing shows that a rank waits for another one")
     said = "; ".join(f"{each} {each.does()}" for each in stuck[:3])
-    return Verdict(True, said, tuple(stuck), certain=len(stuck) == 1, hint=_hint(stuck[0]))
+    return Finding(True, said, tuple(stuck), certain=len(stuck) == 1, hint=_hint(stuck[0]))

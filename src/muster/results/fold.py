@@ -296,7 +296,7 @@ class Folder:
             self.progress = event
             if not self.windows:  # muster.step counts its own steps, and tells its own losses
                 self.logs[event.step] = events.Log(time=event.time, step=event.step, loss=event.loss)
-        elif isinstance(event, events.Hang):
+        elif isinstance(event, events.Hanging):
             self.hang = event.found
         elif isinstance(event, events.Noted):
             if event.text not in self.noted:

@@ -13,7 +13,7 @@ from muster.core.job import Placement
 from muster.core.launch import Hang
 from muster.core.result import Failure, Hung
 from muster.fleet.messages import Looked
-from muster.fleet.standing import Stand, Verdict, judge
+from muster.fleet.standing import Finding, Stand, judge
 
 SECONDS = 60.0  # without progress, by default
 STEPS = 10  # in the time of so many steps nobody is suspected either
@@ -50,7 +50,7 @@ class Watch:
         self.number = 0  # of the looks
         self.asked: dict[str, Looked | None] = {}  # per host that was asked; empty: none is
         self.asked_at = 0.0
-        self.verdict: Verdict | None = None
+        self.verdict: Finding | None = None
         self.found: dict[str, Looked] = {}  # of the verdict
 
     # --- what happens --------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Watch:
         """Whether a rank has said that it does something that takes long."""
         return self.announces and any(each and each not in PARTS for each in self.phases.values())
 
-    def tick(self) -> Verdict | None:
+    def tick(self) -> Finding | None:
         """Look at the clock. -> a verdict once the job is found to hang."""
         if self.settings.seconds == "off" or self.verdict is not None:
             return None
@@ -112,7 +112,7 @@ class Watch:
             self.asked, self.asked_at = dict.fromkeys(self.look(self.number)), now
         return None
 
-    def _judge(self) -> Verdict | None:
+    def _judge(self) -> Finding | None:
         found = {host: each for host, each in self.asked.items() if each is not None}
         silent = [host for host in self.asked if host not in found]
         self.asked = {}

@@ -306,7 +306,7 @@ def note_hang(run: RunFolder, hang: Watch, recorder: Recorder) -> Hung:
     found = hang.hung()
     with suppress(OSError):
         write_json(run.hang, hang.document())
-    recorder.record(events.Hang(time=time.time(), attempt=recorder.attempt, found=found))
+    recorder.record(events.Hanging(time=time.time(), attempt=recorder.attempt, found=found))
     recorder.record(
         events.Noted(time=time.time(), attempt=recorder.attempt, text=f"{found.what} ({hang.words()})")
     )

@@ -272,7 +272,7 @@ class Progress(_Event):
     variation: float | None = Field(None, description="coefficient of variation of the rate over windows")
 
 
-class Hang(_Event):
+class Hanging(_Event):
     """The job made no progress, and its ranks were looked at."""
 
     kind: Literal["hang"] = "hang"
@@ -326,7 +326,7 @@ Event = (
     | Answer
     | Phase
     | Progress
-    | Hang
+    | Hanging
     | Failed
     | Measured
     | Noted

@@ -111,7 +111,7 @@ class ProgressView(Waiting):
             self._window(event)
         elif isinstance(event, events.Phase):
             self._phase(event)
-        elif isinstance(event, events.Hang):
+        elif isinstance(event, events.Hanging):
             self.console.print(f"[yellow]no progress for {event.found.seconds:.0f} s[/yellow]", end=": ")
             self.console.print(event.found.what, markup=False)
         elif isinstance(event, events.DataRead):
