@@ -1522,6 +1522,9 @@ class Agent:
         if self.handed_over and not self.outbox and not self.keep and self.why in (None, *ORDERLY):
             for tail in self.tails + list(self.logs):  # the controller has them, without secrets
                 remove(tail.path)
+            for rank in self.spec.get("ranks", ()):
+                for kind in ("pulse", "ask", "flight", "stacks"):  # what a rank says of where it stands
+                    remove(os.path.join(self.place, "rank%d.%s" % (rank, kind)))
         return 0 if code == 0 else 1
 
     def look_at_disk(self) -> None:
