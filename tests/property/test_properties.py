@@ -51,10 +51,10 @@ HOSTS = st.lists(
 
 
 def is_sound(inventory: Inventory) -> bool:
-    """At least one host, none twice, and every number within its bounds."""
+    """At least one host, or Slurm is asked for some; none twice, and every number within its bounds."""
     slots = [host.slots for host in inventory.hosts]
     return (
-        len(inventory.hosts) > 0
+        (len(inventory.hosts) > 0) != (inventory.ask is not None)
         and len(set(inventory.names)) == len(inventory.names)
         and all(count is None or 1 <= count <= 1024 for count in slots)
         and all(name and not name.startswith("-") and not re.search(r"\s", name) for name in inventory.names)
@@ -65,6 +65,7 @@ def is_sound(inventory: Inventory) -> bool:
 @example("n[0-99999][0-99999]")
 @example("a\n:3")
 @example("[" * 50)
+@example("slurm:")
 def test_any_host_list_is_read_or_refused(text: str) -> None:
     try:
         inventory = parse_hosts(text)
