@@ -1,8 +1,8 @@
 """Where the ranks of a host stand, found out from outside: processes, Python stacks, collectives.
 
 One file, standard library alone, Python >= 3.8: the controller sends this text to its agents when a job makes
-no progress, and each runs `look`. Nothing here waits for a process that is stuck; one that computes is stopped
-for some milliseconds, to read its native stack.
+no progress, and each runs `look`. Nothing here waits for a process that is stuck; one that computes is
+stopped for some milliseconds, to read its native stack.
 """
 
 from __future__ import annotations
