@@ -85,7 +85,7 @@ def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.mark.parametrize("does", DOES)
 def test_where_a_rank_is(does: str, reader: str, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "EACH", 0.3)  # the kernel counts in ticks, and an answer to a signal may cost one
+    monkeypatch.setattr(look, "EACH", 0.3)  # an answer to a signal may cost a tick of processor time
     ranks.start(3, DOES[does])
     seen = ranks.look(3, 4)
     assert list(seen) == [3]
