@@ -393,9 +393,11 @@ def gpu_files(usable: bool, dev: str = "/dev", proc: str = "/proc/driver/nvidia/
 class Sampler(threading.Thread):
     """Samples the host in a thread of its own: a GPU that hangs must not hang the agent."""
 
-    def __init__(self, seconds: float, gpus: Optional[List[int]] = None) -> None:
+    def __init__(self, seconds: float, gpus: Optional[List[int]] = None, pace: Any = None) -> None:
         super().__init__(daemon=True)
         self.seconds = seconds
+        self.pace = pace  # samples the ranks: pace.py
+        self.sampled = None  # type: Optional[float]
         self.gpus = gpus
         self.samples: Deque[Dict[str, Any]] = collections.deque(maxlen=100)
         self.last = cpu_times()
@@ -414,8 +416,13 @@ class Sampler(threading.Thread):
             spent = [max(0.0, each) for each in map(float.__sub__, now, before)] if now and before else []
             memory = meminfo()
             total, free = memory.get("MemTotal"), memory.get("MemAvailable")
+            at, told = time.monotonic(), self.pace.sample(pids) if self.pace else {}
+            seconds = None if self.sampled is None else at - self.sampled
+            self.sampled = at
             self.samples.append(
                 {
+                    "seconds": seconds,
+                    **told,
                     "time": time.time(),
                     "cpu_percent": max(0.0, 100.0 * (1 - spent[0] / spent[1]))
                     if spent and spent[1] > 0
@@ -1250,7 +1257,12 @@ class Agent:
                     raise Problem("%s cannot be started: %s" % (spec["argv"][0], error.strerror))
         if self.port_holder:
             self.port_holder.close()
-        self.sampler = Sampler(spec["hardware_seconds"], spec.get("visible_gpus") or spec.get("used_gpus"))
+        program = {}  # type: Dict[str, Any]
+        exec(spec.get("pace", ""), program)
+        pace = program["Pace"](spec["ranks"]) if program.get("Pace") else None
+        self.sampler = Sampler(
+            spec["hardware_seconds"], spec.get("visible_gpus") or spec.get("used_gpus"), pace
+        )
         self.sampler.start()
 
     def one_of(

@@ -211,6 +211,58 @@ class Hung(Part):
     witnesses: list[str] = Field(default_factory=list, description="what speaks for it")
 
 
+class Straggler(Part):
+    """A host that the others wait for in every step."""
+
+    host: str
+    kind: Literal["computation", "link"]
+    cost: float = Field(description="by so much each step takes longer because of it; of a link: at most")
+    slower: float = Field(
+        description="its own time in a step over that of the other hosts, less one; of a link: seconds a byte"
+    )
+    within: float = Field(description="standard error of `cost`")
+    part: str | None = Field(
+        None, description="of the step, that makes most of it: data, forward, backward, optimizer"
+    )
+    to: str | None = Field(None, description="the link's other end; None: all links of the host")
+    first_step: int | None = Field(None, description="when it was named; None: no steps are known")
+    last_step: int | None = Field(None, description="when it was slow no more; None: to the end")
+
+    @property
+    def words(self) -> str:
+        """A sentence for people."""
+        when = f", from step {self.first_step} to {self.last_step}" if self.last_step else ""
+        slower = f"{100 * self.slower:.0f} % longer"
+        if self.kind == "link":
+            which = f"the link of {self.host} to {self.to}" if self.to else f"every link of {self.host}"
+            return f"{which} takes {slower} for a byte: up to {100 * self.cost:.0f} % of a step{when}"
+        what = "getting its batches" if self.part == "data" else "its own computation"
+        part = f", mostly {self.part}" if self.part not in (None, "data") else ""
+        why = f"{what} takes {slower} than the others'{part}"
+        return f"{self.host} makes every step {100 * self.cost:.0f} % longer: {why}{when}"
+
+
+class Pace(Part):
+    """Whether one host holds the others up."""
+
+    hosts: int = Field(description="that are compared")
+    within: float | None = Field(
+        description="of a step's time, that the hosts' own time differs by; None: not enough is known"
+    )
+    moments: int = Field(description="in which they were compared")
+    source: str = Field(description="of what: the steps' windows, or the processes' own time")
+    stragglers: list[Straggler] = Field(default_factory=list, description="the worst first")
+
+    @property
+    def words(self) -> str:
+        """For people; empty where not enough is known."""
+        if self.stragglers:
+            return "; ".join(each.words for each in self.stragglers[:NAMED])
+        if self.within is None:
+            return ""
+        return f"{self.hosts} hosts, within {100 * self.within:.1f} %: none slow"
+
+
 class Evidence(Part):
     """The line of a log that says it."""
 
@@ -271,6 +323,11 @@ class HostReport(Part):
         description="of a micro-step's forward pass on its slowest rank, without waiting for others: median "
         "of the measured windows",
     )
+    parts: dict[str, float] = Field(
+        default_factory=dict,
+        description="of the steps' time, what the rank that waits least spent on data, forward, backward, "
+        "optimizer and waiting for others",
+    )
 
 
 class Result(Part):
@@ -309,6 +366,7 @@ class Result(Part):
     attention: Attention | None = None
     fabric: FabricRun | None = Field(None, description="of the fabric workload, which trains nothing")
     hang: Hung | None = Field(None, description="None: the job was not found to hang")
+    pace: Pace | None = Field(None, description="None: one host, or nothing could be compared")
     command: CommandRun | None = Field(None, description="of `muster run`, whose command is the user's own")
     hosts: list[HostReport]
     versions: dict[str, str] = Field(default_factory=dict)

@@ -22,6 +22,7 @@ from muster.core.result import (
     Hung,
     Learned,
     Memory,
+    Pace,
     PhaseTime,
     Planned,
     Quality,
@@ -72,7 +73,8 @@ class Samples(events.Hardware):
             for gpu, other in zip(_plain(first), _plain(second), strict=False)
         ]
         told: dict[str, Any] = dict(second) | {"stands": sum(weights), "gpus": gpus}
-        for name in ("cpu_busy", "cpu_own", "cpu_stolen"):
+        told |= {"own": {}, "links": []}  # who holds the run up was found out of the samples as they came
+        for name in ("cpu_busy", "cpu_own", "cpu_stolen", "seconds"):
             parts = [value for each in (first, second) if (value := getattr(each, name)) is not None]
             told[name] = sum(parts) if parts else None
         for name in ("cpu_percent", "memory_used", "memory_total"):
@@ -120,7 +122,7 @@ def host_reports(
 ) -> list[HostReport]:
     """A report per host, in the order of the ranks. `windows`: those that are measured."""
     reports = []
-    forward = _forward(windows)
+    forward, parts = _forward(windows), _parts(windows)
     for place in job.placements:
         samples = hardware.get(place.host, [])
         used = [s.memory_used for s in samples if s.memory_used is not None]
@@ -139,6 +141,11 @@ def host_reports(
                 share=sum(split.shares[rank] for rank in place.ranks) if split else None,
                 speed=sum(split.speeds[rank] for rank in place.ranks) if split and split.speeds else None,
                 forward_seconds=max((forward[rank] for rank in place.ranks if rank in forward), default=None),
+                parts=min(
+                    (parts[rank] for rank in place.ranks if rank in parts),
+                    key=lambda each: each.get("waiting", 0.0),
+                    default={},
+                ),
             )
         )
     return reports
@@ -187,6 +194,19 @@ def _forward(windows: Sequence[Sequence[events.Window]]) -> dict[int, float]:
             if window.rank is not None and window.forward_seconds is not None:
                 found.setdefault(window.rank, []).append(window.forward_seconds)
     return {rank: statistics.median(seconds) for rank, seconds in found.items()}
+
+
+def _parts(windows: Sequence[Sequence[events.Window]]) -> dict[int, dict[str, float]]:
+    """Of each rank, the shares of the steps' time."""
+    whole = sum(max(each.seconds for each in ranks) for ranks in windows)
+    found: dict[int, dict[str, float]] = {}
+    for window in (each for ranks in windows for each in ranks):
+        if window.rank is not None and window.parts and whole > 0:
+            own = found.setdefault(window.rank, {})
+            data = {} if window.data_seconds is None else {"data": window.data_seconds}
+            for name, spent in {**data, **window.parts}.items():
+                own[name] = own.get(name, 0.0) + spent / whole
+    return found
 
 
 def split_note(job: Job, split: events.Split | None) -> str | None:
@@ -247,6 +267,7 @@ class Folder:
     noted: list[str] = field(default_factory=list)
     measured: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # the fabric's: (host, event)
     hang: Hung | None = None
+    pace: Pace | None = None
     progress: events.Progress | None = None  # of a command, as its output tells
     evaluated: list[events.Evaluated] = field(default_factory=list)
     saved: list[events.Saved] = field(default_factory=list)
@@ -298,6 +319,8 @@ class Folder:
                 self.logs[event.step] = events.Log(time=event.time, step=event.step, loss=event.loss)
         elif isinstance(event, events.Hanging):
             self.hang = event.found
+        elif isinstance(event, events.Paced):
+            self.pace = event.found
         elif isinstance(event, events.Noted):
             if event.text not in self.noted:
                 self.noted.append(event.text)
@@ -343,7 +366,7 @@ class Folder:
         self.profiled = [each for each in self.profiled if each.last_step <= resume]
         for told in (self.failed, self.noted, self.measured, self.done, self.answered, self.unscored):
             told.clear()
-        self.split = self.progress = self.hang = None
+        self.split = self.progress = self.hang = self.pace = None
 
     def ordered_windows(self) -> list[list[events.Window]]:
         """Windows in the order of steps, each with what every rank said of it."""
@@ -433,6 +456,7 @@ def make_result(
         quality=quality,
         attention=attention_report(list(folder.attention.values()), seconds.training),
         hang=folder.hang,
+        pace=folder.pace,
         hosts=host_reports(
             job,
             folder.facts,

@@ -12,9 +12,11 @@ from typing import IO, Any
 
 from muster.core.job import Job
 from muster.core.printable import scrubbed, scrubbed_data
+from muster.core.result import Pace
 from muster.readers._live import Live
 from muster.readers._mapping import Mapping
 from muster.results.fold import Folder, fold
+from muster.results.stragglers import Stragglers
 from muster.store import events
 from muster.store.logfiles import BrokenFile, blocks
 from muster.store.runfolder import RunFolder
@@ -169,8 +171,10 @@ class Recorder:
         watch: Watcher,
         scrub: Callable[[str], str] = scrubbed,
         follow: Follower | None = None,
+        stragglers: Stragglers | None = None,
     ) -> None:
         self.follow = follow
+        self.stragglers = stragglers
         self.scrub = scrub  # takes secrets out of a line
         self.run = run
         self.attempt = attempt
@@ -205,6 +209,12 @@ class Recorder:
             self.watch(event)
         except OSError:  # the terminal or the pipe that showed it is gone; the job is not
             self.watch = lambda event: None
+        if self.stragglers is not None and (found := self.stragglers.add(event)) is not None:
+            self._paced(found)
+
+    def _paced(self, found: Pace) -> None:
+        step = self.stragglers.steps if self.stragglers else None
+        self.record(events.Paced(time=time.time(), attempt=self.attempt, step=step, found=found))
 
     def event(self, host: str, line: str) -> None:
         """A rank's own line; it is given its host's name."""
@@ -294,10 +304,12 @@ class Recorder:
                 self._logs[self._unwritten.pop()].flush()
 
     def last_progress(self) -> None:
-        """Write down what is known of a command's progress when it has ended."""
+        """Write down what is known of its progress, and of who held it up, when the job has ended."""
         self.write_logs()
         if self.follow is not None and (told := self.follow.now()) is not None:
             self.record(told.model_copy(update={"attempt": self.attempt}))
+        if self.stragglers is not None and (found := self.stragglers.pace()) is not None:
+            self._paced(found)
 
 
 def _chunks(file: IO[bytes], size: int) -> Iterator[bytes]:

@@ -42,6 +42,7 @@ from muster.planner.decide import Chosen, Decided
 from muster.planner.orders import greeting, orders, with_code
 from muster.planner.plan import ask, hosts_first, plan_first, promised
 from muster.results.fold import make_result
+from muster.results.stragglers import Stragglers
 from muster.runs.checkpoints import BEGINNING, Start, WantedCheckpoint, choose
 from muster.runs.continuing import continued, same_batch
 from muster.runs.explain import with_evidence
@@ -272,7 +273,7 @@ def _run(
         if follow is not None and follow.steps > hang.steps:
             hang.progress(follow.steps)
 
-    with interrupts() as wish, Recorder(run, job.attempt, watch, scrub, follow) as recorder:
+    with interrupts() as wish, Recorder(run, job.attempt, watch, scrub, follow, Stragglers(job)) as recorder:
         try:
             recorder.begin_logs(list(facts))
             recorder.state("begin", resume_step=job.resume_step, hosts=list(facts))

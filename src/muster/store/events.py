@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from muster.core.result import Hung
+from muster.core.result import Hung, Pace
 from muster.core.section import Part
 
 VERSION = 1
@@ -46,6 +46,16 @@ class HostFacts(_Event):
     facts: dict[str, Any]
 
 
+class Link(Part):
+    """What went to another host since the sample before."""
+
+    model_config = ConfigDict(extra="ignore")
+    at: str = Field(description="this host's address")
+    to: str = Field(description="the other one's")
+    bytes: int = Field(description="that it has acknowledged")
+    busy: float = Field(description="seconds in which some were on their way or waited to be sent")
+
+
 class Hardware(_Event):
     """A sample of a host. Bytes and per cent; None where the host cannot tell."""
 
@@ -59,6 +69,14 @@ class Hardware(_Event):
     memory_used: int | None = None
     memory_total: int | None = None
     gpus: list[dict[str, float | int | None]] = Field(default_factory=list)
+    seconds: float | None = Field(None, description="since the sample before; None: it is the first one")
+    own: dict[int, float] = Field(
+        default_factory=dict,
+        description="of each rank, seconds since then in which it computed or wanted to; the rest it slept",
+    )
+    links: list[Link] = Field(
+        default_factory=list, description="TCP connections of the ranks to other hosts, by their end"
+    )
 
 
 class Started(_Event):
@@ -105,6 +123,11 @@ class Window(_Event):
     )
     data_seconds: float | None = Field(
         None, description="that the rank's program spent getting batches: a GPU may compute meanwhile"
+    )
+    parts: dict[str, float] = Field(
+        default_factory=dict,
+        description="seconds of the window that the rank did itself: forward, backward, optimizer; and "
+        "waiting for other ranks. Of a GPU forward alone",
     )
     phases: dict[str, float] = Field(
         default_factory=dict, description="seconds of a step's parts where it has such: generating, scoring"
@@ -279,6 +302,14 @@ class Hanging(_Event):
     found: Hung
 
 
+class Paced(_Event):
+    """Who holds the job up has changed."""
+
+    kind: Literal["pace"] = "pace"
+    step: int | None = None
+    found: Pace
+
+
 class Failed(_Event):
     """Something broke. `usage`: bad input rather than a breakdown; `id`: in the table of failures."""
 
@@ -327,6 +358,7 @@ Event = (
     | Phase
     | Progress
     | Hanging
+    | Paced
     | Failed
     | Measured
     | Noted

@@ -12,7 +12,7 @@ from muster.cli.output import err_console
 from muster.cli.views.waiting import Waiting
 from muster.core.job import SLOWER, Job
 from muster.core.recipe import recipe_class
-from muster.core.result import Result
+from muster.core.result import Pace, Result
 from muster.core.units import counted, format_bytes, format_count, format_number, format_seconds
 from muster.runs.follow import follow
 from muster.store import events
@@ -67,6 +67,7 @@ class ProgressView(Waiting):
         self.phase: str | None = None  # in words
         self.compiling: set[tuple[str | None, int | None]] = set()  # (host, rank)
         self.names = _PHASES
+        self.slow: set[tuple[str, str, str | None]] = set()  # who holds the job up: host, what, other end
 
     def announce(self, job: Job) -> None:
         """Hosts have agreed: say what is about to run."""
@@ -114,6 +115,8 @@ class ProgressView(Waiting):
         elif isinstance(event, events.Hanging):
             self.console.print(f"[yellow]no progress for {event.found.seconds:.0f} s[/yellow]", end=": ")
             self.console.print(event.found.what, markup=False)
+        elif isinstance(event, events.Paced):
+            self._paced(event.found)
         elif isinstance(event, events.DataRead):
             cut = f", {event.cut} cut to length" if event.cut else ""
             skipped = f", {event.skipped} skipped" if event.skipped else ""
@@ -129,6 +132,16 @@ class ProgressView(Waiting):
                 told += f", {name.replace('_', ' ')} {value:.4g}"
             loss = f"loss {event.loss:.4f}" if event.loss is not None else "answers"
             self.console.print(f"held-out {loss}{told} at step {event.step}")
+
+    def _paced(self, found: Pace) -> None:
+        """Who holds the job up, where that has changed."""
+        now = [each for each in found.stragglers if each.last_step is None]
+        for each in now:
+            if (each.host, each.kind, each.to) not in self.slow:
+                self.console.print(f"step {each.first_step}: {each.words}", style="yellow", markup=False)
+        if self.slow and not now:
+            self.console.print("no host holds the others up any more", style="dim")
+        self.slow = {(each.host, each.kind, each.to) for each in now}
 
     def _phase(self, event: events.Phase) -> None:
         """What the first rank does now; and what any rank compiles, which all others wait for."""
@@ -164,6 +177,8 @@ class ProgressView(Waiting):
         figures = [f"loss {self.loss:.4f}"] if self.loss is not None else []
         figures += [f"{format_number(self.rate)} {self.unit}/s"] if self.rate is not None else []
         figures += [f"{format_count(self.tokens)} tokens/s"] if self.tokens else []
+        slow = sorted({host for host, _, _ in self.slow})[:3]
+        figures += [f"waits for {', '.join(slow)}"] if slow else []
         text = ", ".join(figures)
         if self.live and self.task is not None:
             self.bar.update(self.task, completed=step, figures=text)

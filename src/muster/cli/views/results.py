@@ -97,6 +97,8 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
         share = speed.data_share
         getting = f", {100 * share:.1f} % of it getting batches" if share is not None else ""
         rows.append(("step time", f"{median} median, {p95} p95{getting}"))
+    if result.pace and result.pace.words:
+        rows.append(("pace", result.pace.words))
     if result.phases:
         parts = [
             f"{each.name} {100 * each.share:.0f} % ({format_number(each.samples_per_second)} samples/s)"
@@ -273,6 +275,8 @@ def command_rows(result: Result, run: CommandRun) -> list[tuple[str, str]]:
         rows.append(("throughput", f"{format_number(run.rate)} {run.unit}/s{spread}"))
     if run.step_seconds is not None:
         rows.append(("step time", format_seconds(run.step_seconds)))
+    if result.pace and result.pace.words:
+        rows.append(("pace", result.pace.words))
     return [*rows, ("time", format_seconds(result.seconds.total))]
 
 

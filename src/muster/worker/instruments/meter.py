@@ -146,7 +146,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         scaler = self._scaler()
         self.scale = scaler.get_scale() if scaler is not None else None
         if self.computing:
-            self.computing.attach(self.trainer.accelerator.unwrap_model(self.trainer.model))
+            self.computing.attach(self.trainer)
         self._open()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -158,6 +158,8 @@ class Meter(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """An optimizer step is over."""
         self.clock.mark()
+        if self.computing:
+            self.computing.mark()
         if self.flops:
             self.flops.step()
         self.in_window.append((self.in_step, self._thrown_away()))
@@ -190,6 +192,8 @@ class Meter(TrainerCallback):  # type: ignore[misc]
     def _resume(self) -> float:
         """Seconds since the last step's end, which the clock does not count. Starts the clock again."""
         now = self.clock.wait()
+        if self.computing:
+            self.computing.pause()
         pause, self.last_end = now - self.last_end, now
         if not self.in_window:
             self.began = now
@@ -218,6 +222,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         seconds = now - self.began - self.paused - lost
         self.training_seconds += seconds + lost
         self.total_skipped += len(skips)
+        forward, parts = self.computing.take() if self.computing else (None, {})
         self.emit(
             events.Window,
             step=step,
@@ -229,7 +234,8 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             padded_tokens=used.padded_tokens,
             step_seconds=[s for i, s in enumerate(intervals) if i not in skips],
             profiled=step in self.profiled,
-            forward_seconds=self.computing.take() if self.computing else None,
+            forward_seconds=forward,
+            parts=parts,
             data_seconds=self.getting,
             phases=self._phases(seconds),
             **memory_peaks(self.device),

@@ -1,0 +1,166 @@
+"""Who keeps the others of a job: what each rank does itself, and how fast its bytes leave, seen from outside.
+
+One file, standard library alone, Python >= 3.8: it goes to the agents with the start order, and each samples
+its ranks with it. Nothing in them is changed or stopped.
+  - The kernel counts of each thread how long it ran and how long it waited for a core
+    (/proc/PID/task/TID/schedstat). The rest it slept: a rank that trains waits for others then, or for a
+    GPU, a disk or its loader. A quota that stops a process counts as waiting for a core.
+  - It counts of each TCP connection the bytes that have arrived, and how long any were on their way
+    (tcp_info: tcpi_bytes_acked, tcpi_busy_time less tcpi_rwnd_limited; sock_diag(7)). Their ratio is the
+    speed of the link whenever it is used, however seldom that is.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from typing import Any, Dict, Iterable, List, Set, Tuple
+
+MOST = 16  # other ends of connections that are told of a host: those that got most
+DUMP, BY_FAMILY, SOCK_DIAG = 0x301, 20, 4
+ESTABLISHED = 1 << 1
+INFO = 2  # INET_DIAG_INFO
+ACKED, BUSY = 120, 168  # where they stand in struct tcp_info
+
+Ends = Tuple[str, str]  # addresses: this one, the other one
+Counters = Dict[int, Tuple[Ends, int, int]]  # inode -> ends, bytes, microseconds
+
+
+class Pace:
+    """Samples the ranks of a host. `ranks`: those that it has."""
+
+    def __init__(self, ranks: List[int]) -> None:
+        self.ranks = set(ranks)
+        self.seen = {}  # type: Dict[int, Tuple[int, int, str]]  # process -> its rank (-1: none), parent, program
+        self.threads = {}  # type: Dict[Tuple[int, int], int]  # (process, thread) -> nanoseconds
+        self.sockets = {}  # type: Counters
+
+    def sample(self, pids: Iterable[int]) -> Dict[str, Any]:
+        """What was done since the last call. `pids`: the job's processes."""
+        pids = set(pids)
+        self.seen = {pid: self.seen[pid] if pid in self.seen else about(pid) for pid in pids}
+        mine = {pid: each[0] for pid, each in self.seen.items() if each[0] in self.ranks}
+        # A child with the same rank and program is a loader's worker; below a shell it is the rank itself.
+        workers = {
+            pid
+            for pid, (rank, parent, program) in self.seen.items()
+            if (rank, program) == self.seen.get(parent, (None, 0, None))[::2]
+        }
+        tops = {pid: rank for pid, rank in mine.items() if pid not in workers}
+        return {"own": self.own(tops), "links": self.links(set(mine))}
+
+    def own(self, mine: Dict[int, int]) -> Dict[int, float]:
+        """Rank -> seconds of the thread that wanted a core longest: with several threads each waits for the
+        slowest."""
+        now, found = {}, {}  # type: Dict[Tuple[int, int], int], Dict[int, float]
+        for pid, rank in mine.items():
+            for thread, spent in threads(pid).items():
+                now[pid, thread] = spent
+                if (pid, thread) in self.threads:
+                    more = (spent - self.threads[pid, thread]) / 1e9
+                    found[rank] = max(more, found.get(rank, 0.0))
+        self.threads = now
+        return found
+
+    def links(self, mine: Set[int]) -> List[Dict[str, Any]]:
+        """What went to each other host."""
+        inodes = {inode for pid in mine for inode in sockets_of(pid)}
+        now = {inode: each for inode, each in connections().items() if inode in inodes} if inodes else {}
+        sums = {}  # type: Dict[Ends, List[int]]
+        for inode, (ends, acked, busy) in now.items():
+            _, acked_before, busy_before = self.sockets.get(inode, (ends, 0, 0))
+            both = sums.setdefault(ends, [0, 0])
+            both[0] += max(0, acked - acked_before)
+            both[1] += max(0, busy - busy_before)
+        self.sockets = now
+        told = sorted(((got, busy, ends) for ends, (got, busy) in sums.items() if got), reverse=True)[:MOST]
+        return [{"at": at, "to": to, "bytes": got, "busy": busy / 1e6} for got, busy, (at, to) in told]
+
+
+def about(pid: int) -> Tuple[int, int, str]:
+    """A process's rank, by the environment that it was started with; its parent; its program."""
+    rank, parent, program = -1, 0, ""
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as file:
+            words = file.read().split(b"\0")
+        told = next((each[5:] for each in words if each.startswith(b"RANK=")), b"")
+        rank = int(told) if told.isdigit() else -1
+        with open("/proc/%d/stat" % pid) as text:
+            parent = int(text.read().rpartition(")")[2].split()[1])
+        program = os.readlink("/proc/%d/exe" % pid)
+    except OSError:  # it has ended
+        pass
+    return rank, parent, program
+
+
+def threads(pid: int) -> Dict[int, int]:
+    """Thread -> nanoseconds that it ran or wanted to."""
+    found = {}  # type: Dict[int, int]
+    try:
+        for name in os.listdir("/proc/%d/task" % pid):
+            with open("/proc/%d/task/%s/schedstat" % (pid, name)) as file:
+                ran, waited, _ = file.read().split()
+                found[int(name)] = int(ran) + int(waited)
+    except (OSError, ValueError):  # it has ended, or the kernel does not count
+        pass
+    return found
+
+
+def sockets_of(pid: int) -> Set[int]:
+    """The inodes of a process's sockets."""
+    found = set()  # type: Set[int]
+    folder = "/proc/%d/fd" % pid
+    try:
+        for name in os.listdir(folder):
+            try:
+                target = os.readlink(os.path.join(folder, name))
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                found.add(int(target[8:-1]))
+    except OSError:
+        pass
+    return found
+
+
+def connections() -> Counters:
+    """All TCP connections of this host to others."""
+    found = {}  # type: Counters
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, SOCK_DIAG) as link:
+                link.settimeout(2)
+                asked = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (INFO - 1), 0, ESTABLISHED)
+                asked += bytes(48)
+                link.send(struct.pack("=IHHII", 16 + len(asked), BY_FAMILY, DUMP, 1, 0) + asked)
+                while read(link.recv(1 << 18), found):
+                    pass
+        except (OSError, AttributeError, struct.error):  # not Linux, or no such module in its kernel
+            pass
+    return found
+
+
+def read(data: bytes, found: Counters) -> bool:
+    """Take one answer's connections. -> whether more answers come."""
+    at = 0
+    while at + 16 <= len(data):
+        length, kind = struct.unpack_from("=IH", data, at)
+        if kind != BY_FAMILY or length < 16:
+            return False
+        message = data[at + 16 : at + length]
+        at += (length + 3) & ~3
+        size = 4 if message[0] == socket.AF_INET else 16
+        here, there = (socket.inet_ntop(message[0], message[i : i + size]) for i in (8, 24))
+        (inode,) = struct.unpack_from("=I", message, 68)
+        place = 72
+        while place + 4 <= len(message):
+            size, kind = struct.unpack_from("=HH", message, place)
+            info = message[place + 4 : place + size]
+            if kind == INFO and len(info) >= BUSY + 16 and here != there and not there.startswith("127."):
+                (acked,) = struct.unpack_from("=Q", info, ACKED)
+                busy, closed = struct.unpack_from("=QQ", info, BUSY)
+                ends = (here.replace("::ffff:", ""), there.replace("::ffff:", ""))
+                found[inode] = (ends, acked, max(0, busy - closed))
+            place += max(4, (size + 3) & ~3)
+    return True
