@@ -33,6 +33,7 @@ WHAT = ("healthy", "processor", "link")
 KINDS = ("own", "torchrun", "deepspeed")
 LEFT, CORES, RATE, PERIOD = 0.8, 0.35, 100, 10_000  # share, cores of a host, Mbit/s, microseconds
 WITHIN, STEPS = 100, 120  # steps to name it in, and of a run
+WEIGHT = 50.0  # of a host beside what else runs on the machine, which would take from one more than from another
 OWN = {
     "workload": "causal-lm",
     "engine": {"name": "ddp"},
@@ -89,7 +90,7 @@ def hosts(what: str, bad: str | None) -> Iterator[Cluster]:
         for node in cluster.hosts:
             own = LEFT if node.name == bad else 1.0
             cores = CORES * (own if what == "processor" else 1.0)
-            stack.enter_context(slowed(cluster, node.name, cores, period=PERIOD))
+            stack.enter_context(slowed(cluster, node.name, cores, weight=WEIGHT, period=PERIOD))
             cluster.shape(node.name, f"{RATE * (own if what == 'link' else 1.0):g}mbit")
         yield cluster
 

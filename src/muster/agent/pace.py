@@ -66,7 +66,11 @@ class Pace:
     def links(self, mine: Set[int]) -> List[Dict[str, Any]]:
         """What went to each other host."""
         inodes = {inode for pid in mine for inode in sockets_of(pid)}
-        now = {inode: each for inode, each in connections().items() if inode in inodes} if inodes else {}
+        now = {
+            inode: each
+            for inode, each in (connections() if inodes else {}).items()
+            if inode in inodes and each[0][0] != each[0][1] and not each[0][1].startswith("127.")
+        }
         sums = {}  # type: Dict[Ends, List[int]]
         for inode, (ends, acked, busy) in now.items():
             _, acked_before, busy_before = self.sockets.get(inode, (ends, 0, 0))
@@ -125,7 +129,7 @@ def sockets_of(pid: int) -> Set[int]:
 
 
 def connections() -> Counters:
-    """All TCP connections of this host to others."""
+    """All TCP connections of this host."""
     found = {}  # type: Counters
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
@@ -157,7 +161,7 @@ def read(data: bytes, found: Counters) -> bool:
         while place + 4 <= len(message):
             size, kind = struct.unpack_from("=HH", message, place)
             info = message[place + 4 : place + size]
-            if kind == INFO and len(info) >= BUSY + 16 and here != there and not there.startswith("127."):
+            if kind == INFO and len(info) >= BUSY + 16:
                 (acked,) = struct.unpack_from("=Q", info, ACKED)
                 busy, closed = struct.unpack_from("=QQ", info, BUSY)
                 ends = (here.replace("::ffff:", ""), there.replace("::ffff:", ""))

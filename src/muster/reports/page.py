@@ -56,6 +56,7 @@ def render(data: RunData) -> str:
         unmeasured=unmeasured,
         headline=words.headline(data),
         subject=subject,
+        pace=data.figures.pace.words if data.figures and data.figures.pace else "",
         groups=groups,
         notes=notes(data),
         pictures=[draw(chart) for chart in charts if has_points(chart)],

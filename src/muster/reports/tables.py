@@ -21,6 +21,7 @@ from muster.reports.rundata import RunData
 from muster.reports.words import UNKNOWN, number, ranges, seconds
 
 FORWARD = "Forward pass alone"  # tells the host that others wait for
+OWN_TIME = "A step's time: by itself, and waiting"
 SPLIT = ("Share of a micro-step", "Speed, alone")  # where hosts' shares need not be equal
 COLOURS = ("c5", "c0", "c2", "c3", "c4", "rest")  # training has the page's main colour
 
@@ -98,6 +99,8 @@ def host_table(data: RunData) -> HostTable:
     ]
     if any(each.forward_seconds is not None for each in hosts):
         columns.append((FORWARD, lambda each: seconds(each.forward_seconds)))
+    if any(each.parts for each in hosts):
+        columns.append((OWN_TIME, _parts))
     if any(each.share is not None for each in hosts):
         columns += zip(SPLIT, (_share, _speed), strict=True)
     own = tuple(tuple(cell(each) for _, cell in columns) for each in hosts)
@@ -106,6 +109,11 @@ def host_table(data: RunData) -> HostTable:
     if len(hosts) > 1 and not differ:
         notes.append("All hosts have the same versions; they are listed below.")
     return HostTable((*(head for head, _ in columns), *differ), rows, tuple(note for note in notes if note))
+
+
+def _parts(host: HostReport) -> str:
+    """forward 20 %, backward 51 %, waiting 18 %."""
+    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in host.parts.items()) or UNKNOWN
 
 
 def _share(host: HostReport) -> str:

@@ -1,0 +1,279 @@
+"""Who holds a run up: on made-up moments with noise, and on what a cluster told."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.agent.pace import Pace as Sampled
+from muster.agent.pace import connections, sockets_of, threads
+from muster.core.batch import Batch
+from muster.core.inventory import Host
+from muster.core.job import Job, place
+from muster.core.result import Pace
+from muster.results.stragglers import FEWEST, Shares, Stragglers, excesses, longer, slow_hosts
+from muster.store import events
+
+HOSTS = ("a", "b", "c")
+Noise = Callable[[random.Random], float]
+NOISES: dict[str, Noise] = {
+    "normal": lambda rng: rng.gauss(0, 0.02),
+    "one-sided": lambda rng: rng.expovariate(1 / 0.02),
+    "hiccups": lambda rng: rng.gauss(0, 0.005) + (0.5 if rng.random() < 0.08 else 0.0),
+}
+
+
+def moments(rng: random.Random, noise: Noise, own: dict[str, float], count: int) -> list[Shares]:
+    """Shares of a step by each host itself."""
+    return [{host: share * (1 + noise(rng)) for host, share in own.items()} for _ in range(count)]
+
+
+@pytest.mark.parametrize("noise", sorted(NOISES))
+@pytest.mark.parametrize("count", [2, 3, 8, 64])
+def test_the_slow_host_is_named_and_no_healthy_one(noise: str, count: int) -> None:
+    rng = random.Random(f"{noise} {count}")
+    named, false, wrong = 0, 0, 0
+    for _ in range(40):
+        healthy = {f"h{n}": 0.5 for n in range(count)}
+        false += bool(slow_hosts(moments(rng, NOISES[noise], healthy, 12)))
+        found = slow_hosts(moments(rng, NOISES[noise], {**healthy, "h1": 0.65}, 12))
+        named += [each.host for each in found] == ["h1"]
+        wrong += any(each.host != "h1" for each in found)
+    assert (false, wrong) == (0, 0)
+    assert named >= 38
+
+
+def test_a_very_slow_host_hides_nobody_and_two_are_both_named() -> None:
+    rng = random.Random(2)
+    own = {"a": 0.01, "b": 0.012, "c": 0.011, "d": 0.98}
+    assert [e.host for e in slow_hosts(moments(rng, NOISES["normal"], own, FEWEST))] == ["d"]
+    own = {f"h{n}": 0.4 for n in range(12)} | {"h3": 0.6, "h7": 0.7}
+    assert [e.host for e in slow_hosts(moments(rng, NOISES["normal"], own, 12))] == ["h7", "h3"]
+
+
+def test_what_it_costs_by_hand() -> None:
+    """Steps of one second. A host computes 0.8 s, the two others 0.5 and 0.6: without it a step would take
+    0.25 s less than the middle of these: 1 / (1 - 0.25) - 1."""
+    (worst, *_) = slow_hosts([{"a": 0.5, "b": 0.6, "c": 0.8}] * FEWEST)
+    assert (worst.host, worst.share) == ("c", pytest.approx(0.25))
+    assert worst.slower == pytest.approx(0.8 / 0.55 - 1)
+    assert longer(worst.share) == pytest.approx(1 / 3)
+    assert not slow_hosts([{"a": 0.5, "b": 0.6, "c": 0.8}] * (FEWEST - 1)), "too few moments"
+    by_host = {each.host: each.share for each in excesses([{"a": 0.5, "b": 0.6, "c": 0.8}])}
+    assert by_host == {
+        "a": pytest.approx(-0.2),
+        "b": pytest.approx(-0.05),
+        "c": pytest.approx(0.25),
+    }
+
+
+def test_hosts_that_differ_for_good_are_no_stragglers() -> None:
+    """A fleet whose hosts differ by 2 % of a step, as they always do there."""
+    rng = random.Random(4)
+    own = {f"h{n}": 0.5 + rng.gauss(0, 0.02) for n in range(32)}
+    assert not slow_hosts(moments(rng, NOISES["normal"], own, 24))
+
+
+# --- events ------------------------------------------------------------------------------------------------
+
+
+def a_run(device: str = "cpu", hosts: int = 3) -> Job:
+    """Hosts with a rank each, sampled every second."""
+    places = place([(Host(name), 1) for name in HOSTS[:hosts]])
+    recipe = {"measure": {"hardware_seconds": 1}}
+    return Job("r", "ssh", places, Batch(1, 1, hosts), "fp32", device, recipe)
+
+
+def window(step: int, rank: int, waiting: float, **more: Any) -> events.Window:
+    told = {"forward": 0.3 * (1 - waiting), "backward": 0.7 * (1 - waiting), "waiting": waiting}
+    return events.Window.model_validate(
+        {
+            "time": step, "rank": rank, "host": HOSTS[rank], "step": step, "steps": 10, "seconds": 1.0,
+            "samples": 1, "tokens": 1, "padded_tokens": 1, "step_seconds": [0.1] * 10, "parts": told, **more,
+        }
+    )  # fmt: skip
+
+
+def sample(at: int, rank: int, own: float, links: Sequence[tuple[str, float]] = ()) -> events.Hardware:
+    """A second in which the rank ran for so long; and to each host, seconds that 10 MB were on their way."""
+    return events.Hardware(
+        time=at, heard=at + 0.1 * rank, host=HOSTS[rank], seconds=1.0, own={rank: own},
+        links=[
+            events.Link(at=f"10.0.0.{rank}", to=f"10.0.0.{HOSTS.index(to)}", bytes=10_000_000, busy=busy)
+            for to, busy in links
+        ],
+    )  # fmt: skip
+
+
+def told(watch: Stragglers, stream: Sequence[events.Event]) -> list[Pace]:
+    return [found for event in stream if (found := watch.add(event)) is not None]
+
+
+def test_windows_name_the_host_that_waits_least_and_say_when_it_is_over() -> None:
+    watch = Stragglers(a_run())
+    slow = [window(10 * n, rank, 0.05 if rank == 1 else 0.3) for n in range(1, 12) for rank in range(3)]
+    (found,) = told(watch, slow)
+    (worst,) = found.stragglers
+    assert (worst.host, worst.kind, worst.part) == ("b", "computation", "backward")
+    assert worst.first_step == 10 * (1 + FEWEST), "the first window is the warm-up"
+    assert worst.cost == pytest.approx(0.25 / 0.75)
+    assert "b makes every step 33 % longer: its own computation takes 36 % longer" in worst.words
+    well = [window(10 * n, rank, 0.3) for n in range(12, 40) for rank in range(3)]
+    (found,) = told(watch, well)
+    assert [each.last_step for each in found.stragglers] != [None]
+    last = watch.pace()
+    assert last is not None and last.within == pytest.approx(0.0)
+
+
+def test_a_host_whose_batches_are_slow() -> None:
+    watch = Stragglers(a_run())
+    parts = {"forward": 0.2, "backward": 0.4}
+    stream = [
+        window(10 * n, rank, 0, data_seconds=0.4 if rank == 2 else 0.1, parts={**parts, "waiting": waits})
+        for n in range(1, 9)
+        for rank, waits in enumerate((0.3, 0.3, 0.0))
+    ]
+    (found,) = told(watch, stream)
+    assert found.stragglers[0].words.startswith("c makes every step 43 % longer: getting its batches")
+
+
+def test_a_healthy_run_says_within_how_much() -> None:
+    watch = Stragglers(a_run())
+    rng = random.Random(0)
+    stream = [window(10 * n, rank, 0.3 + rng.gauss(0, 0.003)) for n in range(1, 20) for rank in range(3)]
+    assert not told(watch, stream)
+    found = watch.pace()
+    assert found is not None and found.within is not None and found.within < 0.01
+    assert found.words.startswith("3 hosts, within 0.") and found.words.endswith("%: none slow")
+
+
+def test_a_command_is_told_by_the_kernel_on_cpus_alone() -> None:
+    """A rank of a GPU that waits for it looks as if it computed."""
+    progress = events.Progress(time=0, format="nanoGPT", step=7)
+    stream = [sample(at, rank, 0.9 if rank == 0 else 0.6) for at in range(1, 10) for rank in range(3)]
+    (found,) = told(Stragglers(a_run()), [progress, *stream])
+    assert [(each.host, each.first_step) for each in found.stragglers] == [("a", 7)]
+    assert not told(Stragglers(a_run("cuda")), [progress, *stream])
+    assert not told(Stragglers(a_run()), stream), "before a step is known, ranks start"
+
+
+RING = {"a": "b", "b": "c", "c": "a"}
+
+
+def ring(busy: dict[tuple[str, str], float]) -> list[events.Event]:
+    rng = random.Random(1)
+    return [
+        events.Progress(time=0, format="nanoGPT", step=7),
+        *(
+            sample(at, rank, 0.3, [(RING[host], busy[host, RING[host]] * (1 + rng.gauss(0, 0.02)))])
+            for at in range(1, 14)
+            for rank, host in enumerate(HOSTS)
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("busy", "host", "to"),
+    [
+        ((0.5, 0.5, 0.4), "b", None),  # all that goes to b and comes from it
+        ((0.4, 0.55, 0.4), "b", "c"),  # one way alone
+        ((0.4, 0.41, 0.42), None, None),
+        ((0.03, 0.04, 0.03), None, None),  # hardly used: it costs nothing
+    ],
+)
+def test_a_slow_link(busy: tuple[float, ...], host: str | None, to: str | None) -> None:
+    ends = [("a", "b"), ("b", "c"), ("c", "a")]
+    watch = Stragglers(a_run())
+    told(watch, ring(dict(zip(ends, busy, strict=True))))
+    found = watch.pace()
+    assert found is not None
+    assert [(each.host, each.to, each.kind) for each in found.stragglers] == (
+        [(host, to, "link")] if host else []
+    )
+
+
+def test_one_host_has_nothing_to_compare() -> None:
+    watch = Stragglers(a_run(hosts=1))
+    assert not told(watch, [window(10 * n, 0, 0.3) for n in range(1, 9)]) and watch.pace() is None
+
+
+# --- the agent's part --------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_computes_and_one_that_sleeps() -> None:
+    program = "import time\nprint('ready', flush=True)\nwhile True: {}"
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", program.format(what)],
+            env={**os.environ, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+        )
+        for rank, what in enumerate(("pass", "time.sleep(1)"))
+    ]
+    try:
+        for each in both:
+            assert each.stdout and each.stdout.readline() == b"ready\n"
+        sampler, pids = Sampled([0, 1]), [each.pid for each in both]
+        sampler.sample(pids)
+        if not threads(pids[0]):
+            pytest.skip("this kernel does not count how long threads ran")
+        time.sleep(0.3)
+        told = sampler.sample(pids)
+    finally:
+        for each in both:
+            each.kill()
+            each.communicate()
+    assert told["own"][0] > 5 * told["own"][1]
+    assert told["links"] == []
+
+
+def test_a_loaders_worker_is_not_the_rank_and_what_a_shell_starts_is(tmp_path: Path) -> None:
+    """Both have the rank in their environment."""
+    asleep = "time.sleep(600)"
+    worker = f"import os, time; os.fork(); print(os.getpid(), flush=True); {asleep}"
+    line = f'"{sys.executable}" -c "{worker}"; true'  # a shell starts it, and waits
+    shell = subprocess.Popen(["bash", "-c", line], env={**os.environ, "RANK": "3"}, stdout=subprocess.PIPE)
+    assert shell.stdout
+    child = int(shell.stdout.readline())
+    grandchild = int(shell.stdout.readline())
+    try:
+        sampler, pids = Sampled([3]), [shell.pid, child, grandchild]
+        sampler.sample(pids)
+        assert {pid for pid, _ in sampler.threads} == {shell.pid, min(child, grandchild)}
+    finally:
+        for pid in (child, grandchild):
+            os.kill(pid, signal.SIGKILL)
+        shell.communicate()
+
+
+def test_the_kernels_counts_of_a_connection() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as there,
+        server.accept()[0] as here,
+    ):
+        thread = threading.Thread(target=here.sendall, args=(bytes(1 << 20),))
+        thread.start()
+        got = 0
+        while got < 1 << 20:
+            got += len(there.recv(1 << 16))
+        thread.join()
+        found = connections()
+        mine = sockets_of(os.getpid())
+        told = [each for inode, each in found.items() if inode in mine]
+    if not found:
+        pytest.skip("this kernel does not tell connections")
+    sent = [acked for (_, _), acked, _ in told]
+    assert max(sent) == pytest.approx(1 << 20, abs=2) and len(told) == 2
+    assert all(ends == ("127.0.0.1", "127.0.0.1") and busy >= 0 for ends, _, busy in told)
