@@ -33,7 +33,7 @@ WHAT = ("healthy", "processor", "link")
 KINDS = ("own", "torchrun", "deepspeed")
 LEFT, CORES, RATE, PERIOD = 0.8, 0.35, 100, 10_000  # share, cores of a host, Mbit/s, microseconds
 WITHIN, STEPS = 100, 120  # steps to name it in, and of a run
-WEIGHT = 50.0  # of a host beside what else runs on the machine, which would take from one more than from another
+WEIGHT = 50.0  # of a host beside what else runs on the machine, which takes from one more than from another
 OWN = {
     "workload": "causal-lm",
     "engine": {"name": "ddp"},

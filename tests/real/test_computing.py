@@ -1,4 +1,4 @@
-"""Who is slow in a job of several hosts: each rank's forward passes, without what it waits for in them."""
+"""Who is slow in a job of several hosts: what each rank does itself in its steps, and what it waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support import needs_torch, run, said, with_ranks
 pytestmark = [pytest.mark.real, pytest.mark.alone, pytest.mark.timeout(280)]
 
 ROOT = Path(__file__).resolve().parents[2]
-SLEEP = 0.2
+SLEEP = 0.1
 ENGINES = {
     "ddp": ["engine.name=ddp", "engine.zero=0"],
     "fsdp": ["engine.name=fsdp", "engine.zero=0"],
@@ -31,7 +31,7 @@ def test_the_host_that_others_wait_for(engine: str, tmp_path: Path, monkeypatch:
     needs_torch()
     with_ranks(monkeypatch, "tests.real.slow_worker")
     planted = [f"env.PYTHONPATH={ROOT}", f"env.SLOW='1:{SLEEP}'"]
-    settings = [*planted, "train.max_steps=12", "measure.window=3", "measure.warmup=6"]
+    settings = [*planted, "train.max_steps=24", "measure.window=3", "measure.warmup=6"]
     done, result = run(tmp_path / "run", "local:2x1", *ENGINES[engine], *settings, "batch.micro=2")
     assert result.status == "succeeded", result.failure
     fast, slow = (host.forward_seconds for host in result.hosts)
@@ -41,3 +41,13 @@ def test_the_host_that_others_wait_for(engine: str, tmp_path: Path, monkeypatch:
     windows = [each for each in said(done, events.Window) if each.step > 6]
     steps = {rank: [s for w in windows if w.rank == rank for s in w.step_seconds] for rank in (0, 1)}
     assert min(min(each) for each in steps.values()) >= 0.9 * SLEEP, "all wait for the slowest"
+    for each in windows:
+        told = {"data": each.data_seconds or 0.0, **each.parts}
+        assert set(told) == {"data", "forward", "backward", "optimizer", "waiting"}
+        assert 0.8 * each.seconds < sum(told.values()) < 1.05 * each.seconds
+        if each.rank == 0:
+            assert each.parts["waiting"] > 0.7 * SLEEP * each.steps
+    assert result.pace is not None
+    (worst,) = result.pace.stragglers
+    assert (worst.host, worst.part) == ("local1", "forward")
+    assert result.hosts[1].parts["waiting"] < result.hosts[0].parts["waiting"]

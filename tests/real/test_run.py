@@ -87,6 +87,27 @@ def test_once_per_host(tmp_path: Path) -> None:
     assert "node 1 of 2 with 3, rank none, at " in log(tmp_path, "local1")
 
 
+@pytest.mark.alone
+def test_the_host_that_the_other_waits_for(tmp_path: Path) -> None:
+    """Steps are as long on both; one computes for most of a step, the other one for little and then waits."""
+    (tmp_path / "f.py").write_text(
+        "import os, time\n"
+        "own = 0.15 if os.environ['RANK'] == '1' else 0.03\n"
+        "for step in range(40):\n"
+        "    end = time.thread_time() + own\n"
+        "    while time.thread_time() < end:\n        pass\n"
+        "    time.sleep(0.2 - own)\n"
+        "    print(f'iter {step}: loss 1.0, time 200.00ms, mfu 1.00%', flush=True)\n"
+    )
+    words = ["--start", "rank", "measure.hardware_seconds=0.5", "--", sys.executable, "f.py"]
+    code, result, said = muster(tmp_path, *words)
+    assert code == 0, said
+    worst = result["pace"]["stragglers"][0]
+    assert (worst["host"], worst["kind"]) == ("local1", "computation")
+    assert "local1 makes every step" in said, "it was told while it ran"
+    assert "local1 makes every step" in (tmp_path / "runs/job/report.html").read_text()
+
+
 def test_the_line_that_decides(tmp_path: Path) -> None:
     """Of two ranks one fails: its exception is the failure, and not what its end brings about."""
     (tmp_path / "f.py").write_text(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -33,6 +33,7 @@ APART = 4.0  # deviations of what hosts differ by
 ENOUGH = 0.9  # of the hosts: a moment of which so many told counts
 OFTEN = 0.8  # of the moments in which it is slower than the others
 CHANCE = 0.001  # that a healthy host of a job is named, were noise normal
+GONE = 8  # moments in which it was not found, until a host is slow no more
 LINK = 0.15  # longer for each byte: links differ by less
 MOMENTS = 8  # in which a link was used, before it is named
 USED = 0.05  # of the time: a link that carries less tells nothing
@@ -220,6 +221,7 @@ class Stragglers:
         self.steps = 0
         self.warm = False  # a first step was done
         self.named: dict[tuple[str, str, str | None], Straggler] = {}
+        self.missed = Counter[tuple[str, str, str | None]]()  # of those: moments since it was found last
         self.over: list[Straggler] = []  # that are slow no more
         self.waits = False  # windows say what was waited for
 
@@ -347,13 +349,17 @@ class Stragglers:
     def _changed(self) -> Pace | None:
         now = {(each.host, each.kind, each.to): each for each in self._now()}
         step = self.steps or None
-        same = now.keys() == self.named.keys()
+        changed = not now.keys() <= self.named.keys()
         for key in self.named.keys() - now.keys():
-            self.over.append(self.named.pop(key).model_copy(update={"last_step": step}))
+            self.missed[key] += 1
+            if self.missed[key] >= GONE:
+                self.over.append(self.named.pop(key).model_copy(update={"last_step": step}))
+                changed = True
         for key, each in now.items():
+            self.missed[key] = 0
             first = self.named[key].first_step if key in self.named else step
             self.named[key] = each.model_copy(update={"first_step": first})
-        return None if same else self.pace()
+        return self.pace() if changed else None
 
 
 def _parts(window: events.Window) -> dict[str, float]:
