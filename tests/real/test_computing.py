@@ -12,7 +12,7 @@ from tests.support import needs_torch, run, said, with_ranks
 pytestmark = [pytest.mark.real, pytest.mark.alone, pytest.mark.timeout(280)]
 
 ROOT = Path(__file__).resolve().parents[2]
-SLEEP = 0.1
+SLEEP = 0.2
 ENGINES = {
     "ddp": ["engine.name=ddp", "engine.zero=0"],
     "fsdp": ["engine.name=fsdp", "engine.zero=0"],
@@ -31,7 +31,7 @@ def test_the_host_that_others_wait_for(engine: str, tmp_path: Path, monkeypatch:
     needs_torch()
     with_ranks(monkeypatch, "tests.real.slow_worker")
     planted = [f"env.PYTHONPATH={ROOT}", f"env.SLOW='1:{SLEEP}'"]
-    settings = [*planted, "train.max_steps=24", "measure.window=3", "measure.warmup=6"]
+    settings = [*planted, "train.max_steps=21", "measure.window=3", "measure.warmup=6"]
     done, result = run(tmp_path / "run", "local:2x1", *ENGINES[engine], *settings, "batch.micro=2")
     assert result.status == "succeeded", result.failure
     fast, slow = (host.forward_seconds for host in result.hosts)
