@@ -6,7 +6,7 @@ What tools say of failures is in the table of failures; here is what they say of
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, get_args
 
@@ -70,9 +70,12 @@ _ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_
 # Ways to end that one host does not cause in another: a host with one of them failed by itself.
 _ALIKE: tuple[frozenset[Weight], ...] = (frozenset(("killed", "crash")),)
 _BY_ITSELF: tuple[Weight, ...] = ("cause", "killed", "crash", "exception")
-_DIGITS = str.maketrans("", "", "0123456789")
+# What a line begins with, where it says whose it is: a host, then what torch, mpirun and srun put before it.
+_WHOSE = re.compile(r"(?:\S+: )?(?:\[(?:rank|default)\d+\]:|\[\d+,\d+\]<std|\s*\d{1,6}: )?")
+_MORE = 8  # digits that another one's may have more
 _USUAL = 1000  # characters; longer lines are not remembered
 _MOST = 10_000  # ranks and hosts whose signs are kept
+_SHAPES = 1000  # of echoes
 _GAP = 10_000  # lines without a sign, after which a program that tells no steps has gone on
 
 
@@ -107,6 +110,17 @@ _Key = tuple[Weight, str | None, int | None]  # with the host and the rank
 
 
 @dataclass
+class _Echo:
+    """What lines of one shape say: that something else has failed. `heard`: how those begin whose sign is
+    kept already, as far as that says whose they are."""
+
+    failure: str
+    search: Callable[[str], object]
+    begin: int
+    heard: set[str] = field(default_factory=set)
+
+
+@dataclass
 class Signs:
     """What speaks for a failure, as lines come in.
 
@@ -126,31 +140,46 @@ class Signs:
     last: str = ""  # the last sign of any kind
     last_number: int = 0
     marked: bool = False  # it tells its steps
-    symptoms: dict[str, Recognised] = field(default_factory=dict)  # by lines without their digits
+    symptoms: dict[str, _Echo] = field(default_factory=dict)  # by their shape
     echoes: int = 0  # lines that say only that something else has failed
 
-    def line(self, text: str, host: str | None) -> None:
-        """Look at a line, without its host's prefix. What it quotes of others says nothing of this job."""
+    def line(self, text: str, host: str | None, raw: str = "", shape: str = "") -> None:
+        """Look at a line, without its host's prefix. What it quotes of others says nothing of this job.
+        `raw`: with it and with colours; `shape`: that without its digits."""
+        echo = self.symptoms.get(shape)
+        if echo and echo.search(text):
+            self._add("symptom", echo.failure, text, (host,))
+            if len(echo.heard) < _MOST and "\x1b" not in raw:
+                echo.heard.add(raw[: echo.begin])
+            return
         if any(hint in text for hint in HINTS):
-            bare = text.translate(_DIGITS) if len(text) < _USUAL else ""
-            alike = self.symptoms.get(bare)
-            if alike and alike.phrase.expression.search(text):  # thousands of ranks miss another one
-                self._add("symptom", alike.failure.id, text, (host,))
-                return
             before = self.echoes
             if quoted := _DATA.search(text):
                 text = text[: quoted.start()]
             self._look(text, host)
-            if bare and not quoted and self.echoes > before and len(self.symptoms) < _MOST:
+            if shape and self.echoes > before and not quoted and len(raw) < _USUAL:
                 known = find(text)
                 if known and known.phrase.weight == "symptom" and not _WHO.search(text):
-                    self.symptoms[bare] = known
+                    self._remember(known, raw, shape)
+
+    def again(self, raw: str, shape: str, number: int) -> bool:
+        """Whether a line says once more what its rank has said, as those of thousands do that miss another
+        one: then it is counted, and nothing in it is new."""
+        echo = self.symptoms.get(shape)
+        if echo is None or raw[: echo.begin] not in echo.heard or not echo.search(raw):
+            return False
+        if number - self.last_number > _GAP and not self.marked:
+            return False
+        self.echoes += 1
+        self.last, self.last_number = raw, number
+        return True
 
     def progress(self) -> None:
         """Another step was done."""
         self.marked = True
         if self.now or self.earlier:
             self.now, self.earlier, self.echoes = {}, self.now, 0
+            self.forget()
 
     def decisive(self) -> Sign | None:
         """The one that explains most: a cause before what it led to; None: there is no sign.
@@ -203,6 +232,7 @@ class Signs:
             number = spot.number or 0
             if not self.marked and number - self.last_number > _GAP:
                 self.now = {}
+                self.forget()
             self.last_number = number
         self.echoes += weight in ("symptom", "exit")
         for host in hosts:
@@ -210,6 +240,16 @@ class Signs:
             if key not in self.now and len(self.now) < _MOST:
                 place = (spot.number, spot.when, spot.code if weight == "exception" else None) if spot else ()
                 self.now[key] = Sign(weight, failure, text, host, rank, *place)
+
+    def _remember(self, known: Recognised, raw: str, shape: str) -> None:
+        if len(self.symptoms) < _SHAPES and (match := _WHOSE.match(raw)):
+            search = known.phrase.expression.search
+            self.symptoms[shape] = _Echo(known.failure.id, search, match.end() + _MORE)
+
+    def forget(self) -> None:
+        """Whose echoes were heard: they may have other hosts by now, or other signs are kept."""
+        for echo in self.symptoms.values():
+            echo.heard.clear()
 
     def _look(self, text: str, host: str | None) -> None:
         if "Traceback (most recent call last)" in text:
