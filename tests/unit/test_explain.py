@@ -303,7 +303,7 @@ def test_ranks_that_miss_another_are_counted_again_after_a_step() -> None:
 def test_what_looks_like_an_echo_and_says_more() -> None:
     """Other digits can be another failure; another rank is one more that failed; what comes long after the
     last one is what counts."""
-    left = "[launch.py:325:sigkill_handler] ['/usr/bin/python3', '-u', 'run.py'] exits with return code = -{}"
+    left = "a worker exits with return code = -{}"
     killed = said(*[left.format(6)] * 5, left.format(9)).failure
     assert killed is not None and killed.id == "host_oom_killed"
     old = "[rank{}]: NVIDIA RTX with CUDA capability sm_86 is not compatible with the current PyTorch"
