@@ -313,6 +313,32 @@ def test_what_looks_like_an_echo_and_says_more() -> None:
     assert late.failure and late.failure.evidence and late.failure.evidence.line == 20_007
 
 
+@pytest.mark.parametrize("more", [-300, 0, 1, 40, 300])
+def test_why_it_ended_may_stand_before_the_last_block(more: int) -> None:
+    """Which may be a few bytes."""
+    log = [f"{TRACEBACK}\nKeyError: 'x'\n", *account(0, 1, "2026-11-25_09:24:14"), *["bye"] * 9]
+    left = logfiles._HEAD + more - sum(len(line) + 1 for line in log)
+    failure = said("a" * left, *log).failure
+    assert failure is not None and failure.what == "KeyError: 'x'"
+
+
+def test_the_first_that_failed_may_have_said_why_without_its_rank() -> None:
+    """Python before the script runs; a C++ exception of gloo."""
+    missing = "/usr/bin/python3: can't open file '/home/u/nosuch.py': [Errno 2] No such file or directory"
+    found = said(missing, *account(0, 2, "2026-11-25_09:24:14")).failure
+    assert found is not None and found.id == "no_such_file"
+
+
+def test_a_loaders_own_exception() -> None:
+    """torch 2.13: the rank says it first, and then what the loader printed."""
+    lines = [TRACEBACK, '  File "t.py", line 30, in <module>', "    data.reraise()"]
+    again = "KeyError: Caught KeyError in DataLoader worker process 0."
+    inner = [f"Original {TRACEBACK}", '  File "t.py", line 3, in __getitem__', "KeyError: 'image'"]
+    failure = said(*(f"[rank1]: {line}" for line in [*lines, again, *inner])).failure
+    assert failure is not None and failure.evidence is not None
+    assert (failure.what, failure.evidence.code) == ("KeyError: 'image'", "t.py:3 in __getitem__")
+
+
 # ----------------------------------------------------------------------------------------------------
 # Runs.
 

@@ -21,11 +21,13 @@ HINTS = tuple(
         | {"rror", "Exception", "Traceback", "exit code", "exitcode", "exits with", "signal", "SIGTERM"}
         | {"SIGINT", "CANCELLED", "Terminated", "Interrupt", "Segmentation", "Bus error", "exited with"}
         | {"  host      : ", "  rank      : ", "Root Cause (first observed", "what():"}
+        | {"Aborted", "Illegal instruction", "Floating point exception"}
     )
 )
 _EXCEPTION = re.compile(
-    r"(?:\[rank\d+\]: ?)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?=: |$)"
+    r"(?:\[rank\d+\]: ?)?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?=: |$)"
 )
+_CAUGHT = re.compile(r": Caught \w+ in DataLoader worker process \d")
 _WHAT = re.compile(r"\s*what\(\): +\S")  # an exception of C++ that ended the process
 _MARK = re.compile(r"^\[rank\d+\]: ?")  # whose line it is
 _EXITS = re.compile(
@@ -33,6 +35,12 @@ _EXITS = re.compile(
     r"srun: error: .*[Ee]xited with exit code (?P<slurm>\d{1,9})|"
     r"pdsh@\S+: \S+: ssh exited with exit code (?P<pdsh>\d{1,9})|"
     r"(?:failed \(exitcode|exitcode +): (?P<elastic>-?\d{1,9})\b|exited on signal (?P<mpi>\d{1,2})\b"
+)
+# What a shell says of a program that a signal ended: alone, or after its own name and the process's number.
+_SHELL = re.compile(
+    r"(?:^(?:\S+: )?|: line \d+: +\d+ )"
+    r"(?P<how>Killed|Aborted|Segmentation fault|Bus error|Illegal instruction|Floating point exception)"
+    r"(?: \(core dumped\))?(?:\s*$|\s\s)"
 )
 # A signal that a program brings upon itself: 4, 5, 7, 8 and 11.
 _CRASH = re.compile(
@@ -42,6 +50,7 @@ _CRASH = re.compile(
 # Signals that a scheduler sends, or others do.
 _EXTERNAL = re.compile(
     r"Main process received SIG(?:TERM|INT), exiting|got signal: (?:15|2)\b|killed by signal: Terminated|"
+    r"exited on signal (?:15|2)\b|"
     r"CANCELLED AT \S+ \*\*\*|timeout: sending signal|"
     r"Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|"
     r"^(?:Terminated|KeyboardInterrupt)(?:: |  |\s*$)"
@@ -193,7 +202,8 @@ class Signs:
             return best
         own = [sign for sign in self._all() if sign.rank == self.first]
         first = min(own, key=lambda sign: _ORDER[sign.weight], default=best)
-        return best if first.weight == "symptom" else first
+        nobodys = best.rank is None and best.weight in _BY_ITSELF  # who says it may be that very rank
+        return best if first.weight == "symptom" or (first.weight == "exit" and nobodys) else first
 
     def by_weight(self) -> list[Sign]:
         """All, those that explain most first."""
@@ -269,7 +279,8 @@ class Signs:
         left = _EXITS.search(text)
         code = next((int(code) for code in left.groups() if code), 0) if left else 0
         code = -code if left and left["mpi"] else code
-        if code and code not in (-15, -2):  # those were ended because of another
+        shell = _SHELL.search(text)
+        if shell or (code and code not in (-15, -2)):  # those were ended because of another
             self.broke = True
         named = _WHO.search(text)
         who = next((name for name in named.groups() if name), "") if named else ""
@@ -300,12 +311,12 @@ class Signs:
             nobody = known.phrase.weight == "scheduler" and "CANCELLED" in text
             self._add(known.phrase.weight, known.failure.id, text, (None,) if nobody else hosts, rank)
             return
-        if _CRASH.search(text):
+        if _CRASH.search(text) or (shell and shell["how"] != "Aborted"):
             self.broke = True
             self._add("crash", "crashed", text, hosts, rank)
-        elif raised:
-            self._add("exception", None, text, hosts)
-        elif code:
+        elif raised:  # a loader's exception is told once more by the rank, before the loader's own traceback
+            self._add("symptom" if _CAUGHT.search(text) else "exception", None, text, hosts)
+        elif code or shell:
             self._add("exit", None, text, hosts, rank)
 
 

@@ -157,7 +157,7 @@ class _Whole:
         self.began: float | None = None
         self.looked = 0  # lines in which no time stamp was
         self.digest = 0
-        self.ends: list[Sequence[str]] = []  # the last two blocks
+        self.ends: list[Sequence[str]] = []  # the last blocks: of three in a row two can be short
 
     def __iter__(self) -> Iterator[Sequence[str]]:
         try:
@@ -167,7 +167,7 @@ class _Whole:
                 if self.began is None and self.looked < STAMPED:
                     self.began = _stamp_of(block)
                     self.looked += len(block)
-                self.ends = [*self.ends[-1:], block]
+                self.ends = [*self.ends[-2:], block]
                 self.digest = hash((self.digest, "".join(block)))
                 yield block
         except BrokenFile as error:
