@@ -187,11 +187,11 @@ def judge(
 
 
 def explain(what: Path | str = "last", *, runs: Path | str = DEFAULT_ROOT) -> Explanation:
-    """What went wrong in a run, or in a log, an archive or a folder of logs: the cause with its evidence, and
-    what helps. Raises RunFolderError, and UsageError where there is nothing to read."""
-    from muster.runs.explain import explain as run_explain
+    """What went wrong in a run, in a bench's jobs, or in a log, an archive or a folder of logs: the cause,
+    its evidence, and what helps. Raises RunFolderError, and UsageError where there is nothing to read."""
+    from muster.benches.explain import explain as explain_any
 
-    return run_explain(str(what), Path(runs))
+    return explain_any(str(what), Path(runs))
 
 
 def report(

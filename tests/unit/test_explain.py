@@ -5,18 +5,24 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import random
 import re
 from pathlib import Path
 
 import pytest
 
 import muster
+from muster.benches.document import JobRecord
+from muster.benches.explain import explain
+from muster.benches.folder import BenchFolder
 from muster.cli import app as cli
 from muster.core.errors import UsageError
 from muster.core.result import Failure
-from muster.failures.table import KnownFailure, Phrase, known_failures
+from muster.failures.signs import Signs
+from muster.failures.table import KnownFailure, Phrase, find, known_failures
 from muster.fleet.cause import LAST_WORDS
-from muster.runs.explain import Explanation, explain, explain_logs, explain_stream
+from muster.runs.explain import Explanation, explain_logs, explain_stream
+from muster.store import logfiles
 from muster.store.runfolder import RunFolder
 from tests.unit.logs import chat_log, metaseq_log, trainer_log
 from tests.unit.test_runfolder import finish, make
@@ -253,6 +259,86 @@ def test_what_cannot_be_explained(tmp_path: Path) -> None:
     assert explain_logs(tmp_path / "cut.gz").notes
 
 
+SYMPTOMS = [phrase.example for _, phrase in PHRASES if phrase.weight == "symptom"]
+WHOSE = ["[rank{}]: ", "node{}: ", "n1: [rank{}]: ", "[1,{}]<stdout>:", "  {}: ", "\x1b[31m[rank{}]: ", ""]
+
+
+def mixed(chance: random.Random) -> bytes:
+    """A log with some failures in it, and floods of echoes of many ranks."""
+    lines = list(chance.choice([*HEALTHY.values(), chat_log(["node1", "node2"], ends=False), RANKS]))
+    for _ in range(4):
+        place, ranks = chance.randrange(len(lines) + 1), chance.choice([1, 3, 20])
+        said, whose = chance.choice(SYMPTOMS), chance.choice(WHOSE)
+        lines[place:place] = [whose.format(each % ranks) + said for each in range(chance.randrange(50))]
+        if chance.random() < 0.5:
+            entry = chance.choice(PHRASES)[1].example
+            lines[place:place] = [whose.format(1) + each for each in (TRACEBACK, entry)]
+    lines[len(lines) // 2] += chance.choice(["", "\r 1%\r 2%", "\x1b[0m", "y" * 300_000])
+    ends = chance.choice(["\n", "\n", "\r\n"])
+    return ends.join(lines).encode() + chance.choice([b"", b"\n", b"\xff\xe2\x82"])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_echoes_are_counted_as_if_each_was_looked_at(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the blocks that are read end."""
+    chance = random.Random(seed)
+    log = mixed(chance)
+    monkeypatch.setattr(logfiles, "CHUNK", chance.choice([1000, 4096, 1 << 20]))
+    found = explain_stream(io.BytesIO(log))
+    monkeypatch.setattr(Signs, "again", lambda *_: False)
+    assert explain_stream(io.BytesIO(log)) == found
+
+
+def test_ranks_that_miss_another_are_counted_again_after_a_step() -> None:
+    """What they said before the training went on is not what ended it."""
+    log = chat_log(["n1"], ends=False)
+    steps = [n for n, line in enumerate(log) if "step=" in line]
+    missed = [
+        f"[rank{n % 3}]: RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:{n}" for n in range(9)
+    ]
+    assert said(*log[: steps[-1] + 1], *missed).echoes == 9
+    assert said(*log[: steps[0]], *missed, *log[steps[0] :], *missed[:5]).echoes == 5
+
+
+def test_what_looks_like_an_echo_and_says_more() -> None:
+    """Other digits can be another failure; another rank is one more that failed; what comes long after the
+    last one is what counts."""
+    left = "a worker exits with return code = -{}"
+    killed = said(*[left.format(6)] * 5, left.format(9)).failure
+    assert killed is not None and killed.id == "host_oom_killed"
+    old = "[rank{}]: NVIDIA RTX with CUDA capability sm_86 is not compatible with the current PyTorch"
+    found = said(TRACEBACK, *(old.format(n % 3) for n in range(30)))
+    assert (found.failure and found.failure.id, found.alike, found.echoes) == ("no_kernel_image", 2, 30)
+    late = said(TRACEBACK, *[old.format(1)] * 5, *["still here"] * 20_000, old.format(1))
+    assert late.failure and late.failure.evidence and late.failure.evidence.line == 20_007
+
+
+@pytest.mark.parametrize("more", [-300, 0, 1, 40, 300])
+def test_why_it_ended_may_stand_before_the_last_block(more: int) -> None:
+    """Which may be a few bytes."""
+    log = [f"{TRACEBACK}\nKeyError: 'x'\n", *account(0, 1, "2026-11-25_09:24:14"), *["bye"] * 9]
+    left = logfiles._HEAD + more - sum(len(line) + 1 for line in log)
+    failure = said("a" * left, *log).failure
+    assert failure is not None and failure.what == "KeyError: 'x'"
+
+
+def test_the_first_that_failed_may_have_said_why_without_its_rank() -> None:
+    """Python before the script runs; a C++ exception of gloo."""
+    missing = "/usr/bin/python3: can't open file '/home/u/nosuch.py': [Errno 2] No such file or directory"
+    found = said(missing, *account(0, 2, "2026-11-25_09:24:14")).failure
+    assert found is not None and found.id == "no_such_file"
+
+
+def test_a_loaders_own_exception() -> None:
+    """torch 2.13: the rank says it first, and then what the loader printed."""
+    lines = [TRACEBACK, '  File "t.py", line 30, in <module>', "    data.reraise()"]
+    again = "KeyError: Caught KeyError in DataLoader worker process 0."
+    inner = [f"Original {TRACEBACK}", '  File "t.py", line 3, in __getitem__', "KeyError: 'image'"]
+    failure = said(*(f"[rank1]: {line}" for line in [*lines, again, *inner])).failure
+    assert failure is not None and failure.evidence is not None
+    assert (failure.what, failure.evidence.code) == ("KeyError: 'image'", "t.py:3 in __getitem__")
+
+
 # ----------------------------------------------------------------------------------------------------
 # Runs.
 
@@ -334,6 +420,53 @@ def test_runs_that_did_not_fail(run: RunFolder, tmp_path: Path) -> None:
     finish(run)
     good = explain("job", tmp_path)
     assert (good.answer, good.state, good.exit_code) == ("nothing", "succeeded", 0)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Benches.
+
+
+def test_a_bench_whose_jobs_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The commonest cause comes first, though another job failed earlier; one left nothing but its record."""
+    bench = BenchFolder(tmp_path / "bench", mark="")
+    bench.create()
+    names = [f"job{number}" for number in range(5)]
+    bench.write_schedule({"jobs": [{"id": name} for name in names]})
+    assert explain(str(bench.path)).answer == "nothing"
+
+    def over(name: str, outcome: str, reason: str | None = None, host: str | None = None) -> None:
+        fields = {"job": name, "run": f"runs/{name}", "started": 1.0, "ended": 2.0, "reason": reason}
+        bench.write_record(JobRecord(**fields, outcome=outcome, failed_host=host))
+
+    def fails(name: str, line: str, host: str) -> None:
+        folder = make(bench.runs, name)
+        folder.rank_log(host, 0).parent.mkdir(exist_ok=True)
+        folder.rank_log(host, 0).write_text(f"{TRACEBACK}\n{line}\n")
+        known = find(line)
+        failed(folder, Failure(what=line, where="rank 0", host=host, id=known.failure.id if known else None))
+        over(name, "failed")
+
+    over("job0", "timeout", "it took longer than 600 s", "node9")
+    for number in (1, 3):
+        fails(f"job{number}", "RuntimeError: No CUDA GPUs are available", f"node{number}")
+    finish(make(bench.runs, "job2"))
+    over("job2", "succeeded")
+    found = explain("bench", tmp_path)
+    assert [(each.job, each.id, each.host) for each in found.jobs] == [
+        ("job1", "no_gpu", "node1"),
+        ("job3", "no_gpu", "node3"),
+        ("job0", None, "node9"),
+    ]
+    assert (found.answer, found.exit_code, found.of) == ("known", 0, "bench")
+    assert known_failures()["no_gpu"].cause in found.says and "3 of 4 jobs" in found.says
+    assert found.failure is not None and found.failure.evidence is not None
+    assert Path(found.failure.evidence.file or "").samefile(
+        RunFolder(bench.runs / "job1").rank_log("node1", 0)
+    )
+    with pytest.raises(SystemExit):
+        cli.main(["explain", str(bench.path)])
+    rows = capsys.readouterr().out.splitlines()
+    assert all(sum(line.split()[:1] == [each.job] for line in rows) == 1 for each in found.jobs)
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -77,7 +77,19 @@ def test_the_control_side_does_not_require_torch(wheel: zipfile.ZipFile) -> None
 
 @pytest.mark.parametrize(
     "what",
-    ["recipe", "result", "event", "inspection", "plan", "judged", "bench", "suite", "pipeline", "profile"],
+    [
+        "recipe",
+        "result",
+        "event",
+        "inspection",
+        "plan",
+        "judged",
+        "bench",
+        "suite",
+        "pipeline",
+        "profile",
+        "explanation",
+    ],
 )
 def test_schemas_are_current(what: str) -> None:
     """Renew with: muster schema WHAT > src/muster/schemas/WHAT.schema.json"""

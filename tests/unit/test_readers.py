@@ -152,7 +152,7 @@ def test_no_line_with_a_word_in_it_is_missed(blocks: list[list[str]]) -> None:
     groups = [WORDS[:2], WORDS[2:4], WORDS[4:]]
     sieve = Sieve(groups)
     for lines in blocks:
-        told = dict(sieve.telling(lines))
+        told = {place: bits for place, bits, _ in sieve.telling(lines)}
         for place, line in enumerate(lines):
             for number, words in enumerate(groups):
                 said = bool(told.get(place, 0) & 1 << number)
@@ -168,7 +168,7 @@ def test_what_the_sieve_remembers_is_bounded() -> None:
     try:
         for block in range(20):
             lines = [(str(1000 * block + row).translate(letters) + " ") * 200 for row in range(1000)]
-            assert sieve.telling([*lines, "step 1"]) == [(1000, 1)]
+            assert sieve.telling([*lines, "step 1"]) == [(1000, 1, "step ")]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -39,8 +39,8 @@ def explain(
     what: Annotated[
         str,
         Argument(
-            metavar="RUN|FILE|-",
-            help="A run; a log, an archive or a folder of logs, of whatever tool; - reads standard input.",
+            metavar="RUN|BENCH|FILE|-",
+            help="A run; a bench; a log, archive or folder of logs, of whatever tool; - is standard input.",
             complete="runs",
         ),
     ],
@@ -48,7 +48,7 @@ def explain(
     json: Json = False,
 ) -> int:
     """Explain a failure: its cause, the line that says so, what helps, and the command to go on."""
-    from muster.runs.explain import explain as explain_any
+    from muster.benches.explain import explain as explain_any
     from muster.runs.explain import explain_stream
 
     if what == "-":
@@ -93,6 +93,9 @@ def _print(found: Explanation) -> None:
     for name, value in rows:
         if value:
             print_row(console, name, value)
+    for each in found.jobs:
+        why = f"{each.id}: {each.what}" if each.id else each.what
+        print_row(console, each.job, why + (f" ({each.host})" if each.host else ""))
     for line in found.lines:
         console.print(f"    {line}", markup=False)
     if found.command:

@@ -6,7 +6,7 @@ What tools say of failures is in the table of failures; here is what they say of
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, get_args
 
@@ -21,11 +21,13 @@ HINTS = tuple(
         | {"rror", "Exception", "Traceback", "exit code", "exitcode", "exits with", "signal", "SIGTERM"}
         | {"SIGINT", "CANCELLED", "Terminated", "Interrupt", "Segmentation", "Bus error", "exited with"}
         | {"  host      : ", "  rank      : ", "Root Cause (first observed", "what():"}
+        | {"Aborted", "Illegal instruction", "Floating point exception"}
     )
 )
 _EXCEPTION = re.compile(
-    r"(?:\[rank\d+\]: ?)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?=: |$)"
+    r"(?:\[rank\d+\]: ?)?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?=: |$)"
 )
+_CAUGHT = re.compile(r": Caught \w+ in DataLoader worker process \d")
 _WHAT = re.compile(r"\s*what\(\): +\S")  # an exception of C++ that ended the process
 _MARK = re.compile(r"^\[rank\d+\]: ?")  # whose line it is
 _EXITS = re.compile(
@@ -33,6 +35,12 @@ _EXITS = re.compile(
     r"srun: error: .*[Ee]xited with exit code (?P<slurm>\d{1,9})|"
     r"pdsh@\S+: \S+: ssh exited with exit code (?P<pdsh>\d{1,9})|"
     r"(?:failed \(exitcode|exitcode +): (?P<elastic>-?\d{1,9})\b|exited on signal (?P<mpi>\d{1,2})\b"
+)
+# What a shell says of a program that a signal ended: alone, or after its own name and the process's number.
+_SHELL = re.compile(
+    r"(?:^(?:\S+: )?|: line \d+: +\d+ )"
+    r"(?P<how>Killed|Aborted|Segmentation fault|Bus error|Illegal instruction|Floating point exception)"
+    r"(?: \(core dumped\))?(?:\s*$|\s\s)"
 )
 # A signal that a program brings upon itself: 4, 5, 7, 8 and 11.
 _CRASH = re.compile(
@@ -42,6 +50,7 @@ _CRASH = re.compile(
 # Signals that a scheduler sends, or others do.
 _EXTERNAL = re.compile(
     r"Main process received SIG(?:TERM|INT), exiting|got signal: (?:15|2)\b|killed by signal: Terminated|"
+    r"exited on signal (?:15|2)\b|"
     r"CANCELLED AT \S+ \*\*\*|timeout: sending signal|"
     r"Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|"
     r"^(?:Terminated|KeyboardInterrupt)(?:: |  |\s*$)"
@@ -70,9 +79,12 @@ _ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_
 # Ways to end that one host does not cause in another: a host with one of them failed by itself.
 _ALIKE: tuple[frozenset[Weight], ...] = (frozenset(("killed", "crash")),)
 _BY_ITSELF: tuple[Weight, ...] = ("cause", "killed", "crash", "exception")
-_DIGITS = str.maketrans("", "", "0123456789")
+# What a line begins with, where it says whose it is: a host, then what torch, mpirun and srun put before it.
+_WHOSE = re.compile(r"(?:\S+: )?(?:\[(?:rank|default)\d+\]:|\[\d+,\d+\]<std|\s*\d{1,6}: )?")
+_MORE = 8  # digits that another one's may have more
 _USUAL = 1000  # characters; longer lines are not remembered
 _MOST = 10_000  # ranks and hosts whose signs are kept
+_SHAPES = 1000  # of echoes
 _GAP = 10_000  # lines without a sign, after which a program that tells no steps has gone on
 
 
@@ -107,6 +119,17 @@ _Key = tuple[Weight, str | None, int | None]  # with the host and the rank
 
 
 @dataclass
+class _Echo:
+    """What lines of one shape say: that something else has failed. `heard`: how those begin whose sign is
+    kept already, as far as that says whose they are."""
+
+    failure: str
+    search: Callable[[str], object]
+    begin: int
+    heard: set[str] = field(default_factory=set)
+
+
+@dataclass
 class Signs:
     """What speaks for a failure, as lines come in.
 
@@ -126,31 +149,46 @@ class Signs:
     last: str = ""  # the last sign of any kind
     last_number: int = 0
     marked: bool = False  # it tells its steps
-    symptoms: dict[str, Recognised] = field(default_factory=dict)  # by lines without their digits
+    symptoms: dict[str, _Echo] = field(default_factory=dict)  # by their shape
     echoes: int = 0  # lines that say only that something else has failed
 
-    def line(self, text: str, host: str | None) -> None:
-        """Look at a line, without its host's prefix. What it quotes of others says nothing of this job."""
+    def line(self, text: str, host: str | None, raw: str = "", shape: str = "") -> None:
+        """Look at a line, without its host's prefix. What it quotes of others says nothing of this job.
+        `raw`: with it and with colours; `shape`: that without its digits."""
+        echo = self.symptoms.get(shape)
+        if echo and echo.search(text):
+            self._add("symptom", echo.failure, text, (host,))
+            if len(echo.heard) < _MOST and "\x1b" not in raw:
+                echo.heard.add(raw[: echo.begin])
+            return
         if any(hint in text for hint in HINTS):
-            bare = text.translate(_DIGITS) if len(text) < _USUAL else ""
-            alike = self.symptoms.get(bare)
-            if alike and alike.phrase.expression.search(text):  # thousands of ranks miss another one
-                self._add("symptom", alike.failure.id, text, (host,))
-                return
             before = self.echoes
             if quoted := _DATA.search(text):
                 text = text[: quoted.start()]
             self._look(text, host)
-            if bare and not quoted and self.echoes > before and len(self.symptoms) < _MOST:
+            if shape and self.echoes > before and not quoted and len(raw) < _USUAL:
                 known = find(text)
                 if known and known.phrase.weight == "symptom" and not _WHO.search(text):
-                    self.symptoms[bare] = known
+                    self._remember(known, raw, shape)
+
+    def again(self, raw: str, shape: str, number: int) -> bool:
+        """Whether a line says once more what its rank has said, as those of thousands do that miss another
+        one: then it is counted, and nothing in it is new."""
+        echo = self.symptoms.get(shape)
+        if echo is None or raw[: echo.begin] not in echo.heard or not echo.search(raw):
+            return False
+        if number - self.last_number > _GAP and not self.marked:
+            return False
+        self.echoes += 1
+        self.last, self.last_number = raw, number
+        return True
 
     def progress(self) -> None:
         """Another step was done."""
         self.marked = True
         if self.now or self.earlier:
             self.now, self.earlier, self.echoes = {}, self.now, 0
+            self.forget()
 
     def decisive(self) -> Sign | None:
         """The one that explains most: a cause before what it led to; None: there is no sign.
@@ -164,7 +202,8 @@ class Signs:
             return best
         own = [sign for sign in self._all() if sign.rank == self.first]
         first = min(own, key=lambda sign: _ORDER[sign.weight], default=best)
-        return best if first.weight == "symptom" else first
+        nobodys = best.rank is None and best.weight in _BY_ITSELF  # who says it may be that very rank
+        return best if first.weight == "symptom" or (first.weight == "exit" and nobodys) else first
 
     def by_weight(self) -> list[Sign]:
         """All, those that explain most first."""
@@ -203,6 +242,7 @@ class Signs:
             number = spot.number or 0
             if not self.marked and number - self.last_number > _GAP:
                 self.now = {}
+                self.forget()
             self.last_number = number
         self.echoes += weight in ("symptom", "exit")
         for host in hosts:
@@ -210,6 +250,16 @@ class Signs:
             if key not in self.now and len(self.now) < _MOST:
                 place = (spot.number, spot.when, spot.code if weight == "exception" else None) if spot else ()
                 self.now[key] = Sign(weight, failure, text, host, rank, *place)
+
+    def _remember(self, known: Recognised, raw: str, shape: str) -> None:
+        if len(self.symptoms) < _SHAPES and (match := _WHOSE.match(raw)):
+            search = known.phrase.expression.search
+            self.symptoms[shape] = _Echo(known.failure.id, search, match.end() + _MORE)
+
+    def forget(self) -> None:
+        """Whose echoes were heard: they may have other hosts by now, or other signs are kept."""
+        for echo in self.symptoms.values():
+            echo.heard.clear()
 
     def _look(self, text: str, host: str | None) -> None:
         if "Traceback (most recent call last)" in text:
@@ -229,7 +279,8 @@ class Signs:
         left = _EXITS.search(text)
         code = next((int(code) for code in left.groups() if code), 0) if left else 0
         code = -code if left and left["mpi"] else code
-        if code and code not in (-15, -2):  # those were ended because of another
+        shell = _SHELL.search(text)
+        if shell or (code and code not in (-15, -2)):  # those were ended because of another
             self.broke = True
         named = _WHO.search(text)
         who = next((name for name in named.groups() if name), "") if named else ""
@@ -260,12 +311,12 @@ class Signs:
             nobody = known.phrase.weight == "scheduler" and "CANCELLED" in text
             self._add(known.phrase.weight, known.failure.id, text, (None,) if nobody else hosts, rank)
             return
-        if _CRASH.search(text):
+        if _CRASH.search(text) or (shell and shell["how"] != "Aborted"):
             self.broke = True
             self._add("crash", "crashed", text, hosts, rank)
-        elif raised:
-            self._add("exception", None, text, hosts)
-        elif code:
+        elif raised:  # a loader's exception is told once more by the rank, before the loader's own traceback
+            self._add("symptom" if _CAUGHT.search(text) else "exception", None, text, hosts)
+        elif code or shell:
             self._add("exit", None, text, hosts, rank)
 
 

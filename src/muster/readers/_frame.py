@@ -78,8 +78,9 @@ class Frame:
         self.steps = 0  # of the last mark of progress
         self.signs = Signs()
 
-    def line(self, raw: str, telling: int = FOR_FACTS | FOR_SIGNS) -> str:
-        """Read a line, and give it without prefix and colours. `telling`: whom its words may concern."""
+    def line(self, raw: str, telling: int = FOR_FACTS | FOR_SIGNS, shape: str = "") -> str:
+        """Read a line, and give it without prefix and colours. `telling`: whom its words may concern;
+        `shape`: the line without its digits."""
         text = raw
         if "\x1b" in raw:
             text, telling = _COLOUR.sub("", raw), FOR_FACTS | FOR_SIGNS  # a colour within a word hides it
@@ -91,8 +92,9 @@ class Frame:
                 text = rest[label.end() :] if (label := _LABEL.match(rest)) else rest
         if telling & FOR_FACTS and any(hint in text for hint in HINTS):
             self._facts(text)
+            self.signs.forget()
         if telling & FOR_SIGNS:
-            self.signs.line(text, host)
+            self.signs.line(text, host, raw, shape)
         return text
 
     def another(self, text: str) -> bool:

@@ -68,6 +68,16 @@ _NAMED = {
 }
 
 
+class FailedJob(Part):
+    """A job of a bench that did not succeed."""
+
+    job: str
+    outcome: str
+    id: str | None = Field(description="in the table of failures")
+    what: str
+    host: str | None = Field(description="that failed by itself, where one is known")
+
+
 class Explanation(Part):
     """What `muster explain` found."""
 
@@ -86,6 +96,9 @@ class Explanation(Part):
     echoes: int = Field(0, description="lines that only say that something had failed")
     others: list[Evidence] = Field(default_factory=list, description="further lines that may be a cause")
     lines: list[str] = Field(default_factory=list, description="the most telling, where nothing is known")
+    jobs: list[FailedJob] = Field(
+        default_factory=list, description="of a bench: those that failed, by the commonest cause first"
+    )
     command: str | None = Field(None, description="what goes on")
     notes: list[str] = Field(default_factory=list)
 

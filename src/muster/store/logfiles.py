@@ -13,8 +13,9 @@ import stat
 import tarfile
 import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import IO
 
@@ -49,11 +50,20 @@ class LogFile:
 
 
 class Lines(list[str]):
-    """Some lines in a row. `first`: the number of the first as editors count; `bare`: places of those that a
-    lone CR ended, as a progress bar's: to an editor they are of the same line as the next."""
+    """Some lines in a row. `first`: the number of the first as editors count; `text`: all of them, where a
+    lone CR ended some, as a progress bar's."""
 
     first: int = 1
-    bare: Sequence[int] = ()
+    text: str = ""
+
+    @cached_property
+    def bare(self) -> list[int]:
+        """Places of the lines that a lone CR ended: to an editor they are of the same line as the next."""
+        found: list[int] = []
+        for number, line in enumerate(self.text.split("\n")):
+            place = len(found) + number
+            found += range(place, place + line.count("\r"))
+        return found
 
     def number(self, place: int) -> int:
         """The number of the line at a place."""
@@ -135,7 +145,7 @@ def blocks(raw: IO[bytes], first: int = 1) -> Iterator[Lines]:
         while block:
             full = _lines(rest + decoder.decode(text.decode(block)).replace("\x00", ""), first)
             rest = full.pop()[:LONGEST_LINE]
-            first = full.number(len(full))
+            first += len(full) - full.text.count("\r")
             yield full
             block = stream.read(CHUNK)
         rest += decoder.decode(text.decode(b"", final=True), final=True)
@@ -149,19 +159,13 @@ def blocks(raw: IO[bytes], first: int = 1) -> Iterator[Lines]:
 
 def _lines(whole: str, first: int) -> Lines:
     """A text's lines, the last one without its end, each cut at LONGEST_LINE."""
-    bare: list[int] = []
-    if "\r" in whole:
+    bars = "\r" in whole
+    if bars:
         whole = whole.replace("\r\n", "\n")
-        place = 0
-        for line in whole.split("\n") if "\r" in whole else ():
-            count = line.count("\r")
-            bare += range(place, place + count)
-            place += count + 1
-        whole = whole.replace("\r", "\n")
-    full = Lines(whole.split("\n"))
-    if len(whole) > LONGEST_LINE:
+    full = Lines((whole.replace("\r", "\n") if bars else whole).split("\n"))
+    if max(map(len, full)) > LONGEST_LINE:
         full[:] = [line[:LONGEST_LINE] for line in full]
-    full.first, full.bare = first, bare
+    full.first, full.text = first, whole if bars else ""
     return full
 
 

@@ -1,0 +1,82 @@
+"""Explain a bench: which of its jobs failed, why, and what most of them failed by."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from muster.benches.document import JobRecord
+from muster.benches.folder import BenchFolder, find
+from muster.core.errors import RunFolderError
+from muster.core.result import Failure
+from muster.core.units import counted
+from muster.runs.explain import Explanation, FailedJob, explain_run
+from muster.runs.explain import explain as explain_any
+from muster.store.runfolder import DEFAULT_ROOT, RunFolder, folder_of, from_here
+
+
+def explain(text: str, root: Path = DEFAULT_ROOT) -> Explanation:
+    """Of a bench, or of whatever else a user names. Raises RunFolderError and UsageError."""
+    path = folder_of(text)
+    if path is None or (path.exists() and not (path / "schedule.json").is_file()):
+        return explain_any(text, root)
+    found = find(text, root)
+    return explain_bench(found) if isinstance(found, BenchFolder) else explain_run(found)
+
+
+def explain_bench(bench: BenchFolder) -> Explanation:
+    """What most of its failed jobs failed by, as of the first of these; and each of them. Raises
+    RunFolderError for damaged files."""
+    try:
+        jobs = [str(each["id"]) for each in bench.read_schedule()["jobs"]]
+    except (LookupError, TypeError):
+        raise RunFolderError("is damaged: it names no jobs", where=str(bench.schedule)) from None
+    records = bench.records(jobs)
+    failed = [each for each in records.values() if each.outcome != "succeeded"]
+    says = f"{len(failed)} of {counted(len(records), 'job')} failed"
+    left = len(jobs) - len(records)
+    notes = [f"not over: {counted(left, 'job')}"] if left else []
+    if not failed:
+        return Explanation(of=bench.id, answer="going" if bench.busy() else "nothing", says=says, notes=notes)
+    told = [_told(bench, record) for record in failed]
+    often = Counter(_cause(each) for each in told)
+    first = max(told, key=lambda each: often[_cause(each)])
+    ranked = sorted(
+        zip(failed, told, strict=True), key=lambda each: (-often[_cause(each[1])], told.index(each[1]))
+    )
+    if often[_cause(first)] < len(failed):
+        says += f", {often[_cause(first)]} of them by this"
+    return first.model_copy(
+        update={
+            "of": bench.id,
+            "says": f"{says}: {first.says}",
+            "notes": [*first.notes, *notes],
+            "jobs": [_row(*each) for each in ranked],
+        }
+    )
+
+
+def _told(bench: BenchFolder, record: JobRecord) -> Explanation:
+    """Of a job, by its last run; where that does not say it, by what the bench has noted."""
+    run = RunFolder(bench.path / record.run)
+    told = explain_run(run) if run.path.is_dir() else None
+    if told and told.failure:
+        return told.model_copy(update={"command": f"muster explain {from_here(run.path)}"})
+    reason = record.reason or (told.says if told else "nothing says why")
+    failure = Failure(what=reason, host=record.failed_host, hint=record.hint, id=record.failure)
+    return Explanation(of=record.job, answer="named", says=reason, failure=failure, remedy=record.hint)
+
+
+def _cause(told: Explanation) -> str:
+    return (told.failure and told.failure.id) or told.says
+
+
+def _row(record: JobRecord, told: Explanation) -> FailedJob:
+    failure = told.failure
+    return FailedJob(
+        job=record.job,
+        outcome=record.outcome,
+        id=failure.id if failure else None,
+        what=failure.what if failure else told.says,
+        host=(failure.host if failure else None) or record.failed_host,
+    )
