@@ -6,11 +6,14 @@ import ast
 import errno
 import json
 import os
+import platform
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -331,6 +334,7 @@ def test_a_full_disk_is_told_by_the_agent(
     """The ranks had no room for their last words, and the agent's need none."""
     monkeypatch.setattr(agent.os, "set_blocking", lambda *_: None)
     monkeypatch.setattr(agent.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(agent.signal, "set_wakeup_fd", lambda *_, **__: None)
     monkeypatch.setattr(agent, "adopt_orphans", lambda: None)
     monkeypatch.setattr(agent.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     host = Agent()
@@ -551,6 +555,24 @@ def test_whom_the_out_of_memory_killer_ended(tmp_path: Path, groups: str, file: 
 def test_a_kernel_that_tells_nothing(tmp_path: Path) -> None:
     watch = agent.KernelWatch(str(tmp_path), str(tmp_path), str(tmp_path / "none"))
     assert watch.look() == {"group": None, "machine": None, "log": None}
+
+
+def test_versions_are_those_that_the_library_tells(tmp_path: Path) -> None:
+    """By the names of folders: of a wheel, of what an older installer left, and of what is not there."""
+    (tmp_path / "a_plain.name-1.2+cpu.dist-info").mkdir()
+    (tmp_path / "older-3.4-py3.9.egg-info").write_text("Metadata-Version: 1.0\nName: older\nVersion: 3.4\n")
+    host = Agent()
+    host.python = sys.executable
+    host.spec = {"packages": ["a-plain_name", "older", "olde"]}
+    told: dict[str, str | None] = dict.fromkeys(agent.PACKAGES)
+    for name in told:
+        with suppress(metadata.PackageNotFoundError):
+            told[name] = metadata.version(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        found = host.versions()
+    assert found.pop("python") == platform.python_version()
+    assert found == {**told, "a-plain_name": "1.2+cpu", "older": "3.4", "olde": None}
 
 
 def test_a_sign_of_life_is_told_once_and_each_time(tmp_path: Path) -> None:
