@@ -181,6 +181,31 @@ def test_family_finds_an_orphan_by_its_token_and_no_other_jobs(orphans: dict[str
     assert family("job-10") & set(orphans.values()) == {orphans["job-10"]}
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "found"),
+    [
+        ((500, 1000), (900, 1400), {600, 900, 30001}),
+        ((30000, 1000), (600, 3400), {20, 500, 600, 30001}),  # the numbers began anew
+        ((500, 1000), (900, 9600), {20, 500, 600, 900, 30001}),  # they may have gone round
+        ((0, 1000), (0, 1400), {20, 500, 600, 900, 30001}),  # this kernel does not say
+        ((500, 0), (900, 0), {20, 500, 600, 900, 30001}),
+    ],
+)
+def test_what_has_begun_since(
+    then: tuple[int, int], now: tuple[int, int], found: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tell(last: int, forks: int) -> None:
+        told = {"stat": b"cpu 1 2\nprocesses %d\n" % forks, "sys/kernel/pid_max": b"32768\n"}
+        told["sys/kernel/ns_last_pid"] = b"%d\n" % last if last else b""
+        monkeypatch.setattr(agent, "from_proc", told.__getitem__)
+
+    monkeypatch.setattr(agent, "process_ids", lambda: {20, 500, 600, 900, 30001})
+    tell(*then)
+    births = agent.Births()
+    tell(*now)
+    assert births.since() == found
+
+
 # An agent whose rank ignores SIGTERM, as one does that hangs in a driver's call; it ends its descendants.
 DEAF = """
 import json, os, signal, subprocess, sys, time

@@ -615,21 +615,21 @@ def proc_stats(pids: Optional[Set[int]] = None) -> Dict[int, List[bytes]]:
     """Process id -> the fields of its /proc/PID/stat, from its state on; of all, or of these."""
     found = {}
     for pid in process_ids() if pids is None else pids:
-        fields = of_process(pid, "stat").rpartition(b")")[2].split()
+        fields = from_proc("%d/stat" % pid).rpartition(b")")[2].split()
         if fields:
             found[pid] = fields
     return found
 
 
-def of_process(pid: int, name: str) -> bytes:
-    """A file of /proc/PID; empty where the process has ended, or is not to be read. Without Python's own
-    files, which cost more than the reading where there are thousands of processes."""
+def from_proc(name: str) -> bytes:
+    """A file of /proc; empty where the process has ended, or is not to be read. Without Python's own files,
+    which cost more than the reading where there are thousands of processes."""
     parts = []  # type: List[bytes]
     try:
-        file = os.open("/proc/%d/%s" % (pid, name), os.O_RDONLY)
+        file = os.open("/proc/" + name, os.O_RDONLY)
         try:
-            while not parts or parts[-1]:
-                parts.append(os.read(file, 1 << 16))
+            while not parts or len(parts[-1]) == MANY:
+                parts.append(os.read(file, MANY))
         finally:
             os.close(file)
     except OSError:
@@ -650,7 +650,7 @@ def offspring() -> Optional[Set[int]]:
         known.add(pid)
         try:
             for task in os.listdir("/proc/%d/task" % pid):
-                waiting += map(int, of_process(pid, "task/%s/children" % task).split())
+                waiting += map(int, from_proc("%d/task/%s/children" % (pid, task)).split())
         except OSError:
             pass
     return known
@@ -682,15 +682,40 @@ def tree() -> Tuple[Set[int], float]:
     return pids, ticks / os.sysconf("SC_CLK_TCK")
 
 
-def marked(token: str) -> Set[int]:
-    """Every process with the job's token in its environment; one that has ended has none."""
+class Births:
+    """Which processes have begun since this was made. The kernel gives numbers in turn, so that those of
+    before need no look unless it may have gone round since: a machine has thousands of them."""
+
+    def __init__(self) -> None:
+        self.last, self.forks = self.now()
+
+    def now(self) -> Tuple[int, int]:
+        """The last number that was given, and how many there were since the machine's start; 0: not told."""
+        told = from_proc("sys/kernel/ns_last_pid").split()
+        counts = [line.split()[1] for line in from_proc("stat").splitlines() if line[:10] == b"processes "]
+        return int(told[0]) if told else 0, int(counts[0]) if counts else 0
+
+    def since(self) -> Set[int]:
+        """All of the machine's where the kernel does not tell enough."""
+        pids = process_ids()
+        last, forks = self.now()
+        known = self.last and last and 0 < forks - self.forks < int(from_proc("sys/kernel/pid_max") or 0) // 4
+        if not known:
+            return pids
+        return {pid for pid in pids if pid > self.last or pid <= last < self.last}
+
+
+def marked(token: str, births: Optional[Births] = None) -> Set[int]:
+    """Every process with the job's token in its environment; one that has ended has none. `births`: of before
+    the first of them."""
     mark = ("\0MUSTER_TOKEN=%s\0" % token).encode()
-    return {pid for pid in process_ids() if mark in b"\0" + of_process(pid, "environ") + b"\0"}
+    pids = births.since() if births else process_ids()
+    return {pid for pid in pids if mark in b"\0" + from_proc("%d/environ" % pid) + b"\0"}
 
 
-def family(token: str) -> Set[int]:
+def family(token: str, births: Optional[Births] = None) -> Set[int]:
     """The descendants of this process, and every process with the job's token; not this process."""
-    return (marked(token) | descent(proc_table(offspring()))) - {os.getpid()}
+    return (marked(token, births) | descent(proc_table(offspring()))) - {os.getpid()}
 
 
 def end_all(find: Callable[[], Set[int]], wait: Callable[[float], object] = time.sleep) -> bool:
@@ -735,7 +760,7 @@ def adopt_orphans() -> None:
         pass
 
 
-def guard(token: str) -> Tuple[int, int]:
+def guard(token: str, births: Births) -> Tuple[int, int]:
     """A process that ends all that carry the job's token when this one ends, however it ends: the children of
     a command do not die with their parent as ranks do. -> its id, and where a byte tells it that all of them
     are gone already; it leaves by itself."""
@@ -756,7 +781,7 @@ def guard(token: str) -> Tuple[int, int]:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         if not os.read(ours, 1):
-            end_all(lambda: marked(token))
+            end_all(lambda: marked(token, births))
     finally:
         os._exit(0)
 
@@ -942,6 +967,7 @@ class Agent:
         self.parent = os.getppid()
         self.signalled = None  # type: Optional[int]
         self.ranks = {}  # type: Dict[int, subprocess.Popen[bytes]]  # of a command per host: its first rank
+        self.births = None  # type: Optional[Births]
         self.guard = 0  # the process that ends the job's others should this one be killed
         self.redirected = ""  # where torchrun puts what its ranks print
         self.looked = 0.0  # when new files there were looked for
@@ -1287,7 +1313,8 @@ class Agent:
             self.port_holder = None
         if self.port_holder:
             self.port_holder.listen(BACKLOG)  # others come before the first rank has imported
-        self.guard, self.unguard = guard(spec["token"])
+        self.births = Births()
+        self.guard, self.unguard = guard(spec["token"], self.births)
         for local, rank in enumerate(spec["ranks"][:1] if once else spec["ranks"]):
             own, files = self.one_of(env, rank, local, order)
             with open(os.path.join(place, "host.log" if once else "rank%d.log" % rank), "ab") as log:
@@ -1441,7 +1468,7 @@ class Agent:
 
         def found() -> Set[int]:  # every process of the machine is looked at once ours are gone
             table = proc_table(offspring())
-            return descent(table) - {os.getpid(), self.guard} or family(token) - {self.guard}
+            return descent(table) - {os.getpid(), self.guard} or family(token, self.births) - {self.guard}
 
         if token and end_all(found, wait) and self.guard:
             os.write(self.unguard, b".")
