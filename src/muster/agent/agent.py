@@ -699,7 +699,7 @@ class Births:
         """All of the machine's where the kernel does not tell enough."""
         pids = process_ids()
         last, forks = self.now()
-        known = self.last and last and 0 < forks - self.forks < int(from_proc("sys/kernel/pid_max") or 0) // 4
+        known = self.last and last and 0 < forks - self.forks < int(from_proc("sys/kernel/pid_max") or 0) // 2
         if not known:
             return pids
         return {pid for pid in pids if pid > self.last or pid <= last < self.last}
