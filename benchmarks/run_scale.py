@@ -37,7 +37,7 @@ from hardware import processor
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "run_scale.json"
 PAGE, START, END = ROOT / "docs" / "run.md", "<!-- scale -->", "<!-- end of scale -->"
-BYTES_A_HOST = 20 << 20  # of memory, an agent with its command
+BYTES_A_HOST = 10 << 20  # of memory, an agent with its command
 MOST_MINUTES = 15  # until all have started
 TICKS = os.sysconf("SC_CLK_TCK")
 # bash waits without a process for each wait, so that the printing itself costs little. $1: where it says, at
