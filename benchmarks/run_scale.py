@@ -37,7 +37,7 @@ from hardware import processor
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "run_scale.json"
 PAGE, START, END = ROOT / "docs" / "run.md", "<!-- scale -->", "<!-- end of scale -->"
-BYTES_A_HOST = 20 << 20  # of memory, an agent with its command
+BYTES_A_HOST = 10 << 20  # of memory, an agent with its command
 MOST_MINUTES = 15  # until all have started
 TICKS = os.sysconf("SC_CLK_TCK")
 # bash waits without a process for each wait, so that the printing itself costs little. $1: where it says, at
@@ -54,10 +54,23 @@ COMMANDS = {
 }
 
 
-def cpu_seconds(pid: int) -> float:
-    """That a process has used."""
+def cpu_seconds(pid: int, fields: int = 2) -> float:
+    """That a process has used; with 4 fields, and its children that have ended."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / TICKS
+    return sum(map(int, words[11 : 11 + fields])) / TICKS
+
+
+def agents_of(pid: int) -> list[int]:
+    """The controller's children."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def lives(pid: int) -> bool:
+    """Whether it is there, and more than a number that waits for its parent."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except OSError:
+        return False
 
 
 def peak_memory(pid: int) -> int:
@@ -118,7 +131,13 @@ def lost(logs: Sequence[Path], counts: Path) -> dict[str, int]:
         count = int(told or 0)
         printed += count
         missing += sum(f"line {n}" not in known for n in range(count))
-    return {"printed": printed, "lost": missing, "not_counted": len(logs) - len(list(counts.iterdir()))}
+    noted = sum("may be missing here" in log.read_text() for log in logs)
+    return {
+        "printed": printed,
+        "lost": missing,
+        "hosts_noted": noted,
+        "not_counted": len(logs) - len(list(counts.iterdir())),
+    }
 
 
 def watched(job: subprocess.Popen[bytes], folder: Path, name: str, hosts: int, hold: float) -> dict[str, Any]:
@@ -132,23 +151,29 @@ def watched(job: subprocess.Popen[bytes], folder: Path, name: str, hosts: int, h
         time.sleep(0.5)
         missing = [log for log in missing if not (log.exists() and "line 0" in log.read_text())]
     row: dict[str, Any] = {"started_seconds": time.monotonic() - began, "start_cpu": cpu_seconds(job.pid)}
+    agents = agents_of(job.pid)
+    row["agent_start_cpu"] = sum(cpu_seconds(pid, 4) for pid in agents) / hosts
     time.sleep(5)
     used, at, written = cpu_seconds(job.pid), time.monotonic(), sum(log.stat().st_size for log in logs)
+    theirs = sum(map(cpu_seconds, agents))
     time.sleep(hold)
     passed = time.monotonic() - at
     row["cores"] = (cpu_seconds(job.pid) - used) / passed
+    row["agent_cores"] = (sum(map(cpu_seconds, agents)) - theirs) / passed / hosts
     row["bytes_a_second"] = (sum(log.stat().st_size for log in logs) - written) / passed
     row["load"] = os.getloadavg()[0]
+    there = left(name)
     used, asked = cpu_seconds(job.pid), time.monotonic()
     row["peak_memory"] = peak_memory(job.pid)
     job.send_signal(signal.SIGINT)
-    while left(name) and time.monotonic() < asked + 300:
+    while there and time.monotonic() < asked + 300:
+        there = [pid for pid in there if lives(pid)] or left(name)  # a look at all costs time that they need
         if job.poll() is None:
             with contextlib.suppress(OSError, TypeError):
                 row["end_cpu"] = cpu_seconds(job.pid) - used
                 row["peak_memory"] = max(row["peak_memory"], peak_memory(job.pid))
         time.sleep(0.25)
-    row["gone_seconds"] = time.monotonic() - asked
+    row["gone_seconds"], row["left"] = time.monotonic() - asked, len(there)
     job.wait(300)
     row["controller_gone_seconds"] = time.monotonic() - asked
     return row

@@ -92,6 +92,36 @@ def test_by_slurm(slurm: Slurm, tmp_path: Path) -> None:
         assert f"task {rank} of 2" in log
 
 
+def test_scancel_in_an_allocation(cluster: Cluster, whole_slurm: Slurm, tmp_path: Path) -> None:
+    """Agents come by srun, and end with the allocation; so does what ignores SIGTERM, and has left its
+    session, on every host. The cause is no rank's."""
+    words = ["salloc", "--quiet", "--nodes=3", "--exclusive", sys.executable, "-m", "muster", "run", "slurm:"]
+    words += ["--json", "--name", "salloc", "--workdir", "/", "--runs", str(tmp_path), "--start", "rank"]
+    words += ["--names", "slurm", "--", "bash", "-c"]
+    script = "setsid sleep 987653 & trap '' TERM; echo task $SLURM_PROCID of $SLURM_NTASKS; wait; wait"
+    env, pipe = {**clean_environment(), **whole_slurm.env}, subprocess.PIPE
+    job = subprocess.Popen([*words, script], env=env, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+    logs = [RunFolder(tmp_path / "salloc").rank_log(f"node{n + 1}", n) for n in range(3)]
+
+    def ready() -> bool:
+        return all(log.exists() and f"task {n} of 3" in log.read_text() for n, log in enumerate(logs))
+
+    def living() -> list[str]:
+        each = [process for node in cluster.hosts for process in cluster.processes(node)]
+        return [p.name for p in each if p.environ.get("MUSTER_TOKEN", "").startswith("salloc.")]
+
+    try:
+        assert wait_until(ready, PATIENCE)
+        assert len(living()) >= 6
+        whole_slurm.run(["scancel", *whole_slurm.jobs()])
+        said, _ = job.communicate(timeout=PATIENCE)
+        assert wait_until(lambda: not living(), 15), living()
+        assert "ended by signal 15" in json.loads(said)["failure"]["what"]
+    finally:
+        job.kill()
+        job.wait()
+
+
 @pytest.mark.parametrize("ends", ["controller", "link", "host"])
 def test_nothing_is_left(ends: str, whole: Cluster, tmp_path: Path) -> None:
     """However it ends, grandchildren on every host are gone, those that left their session among them; and a

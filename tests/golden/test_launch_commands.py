@@ -3,13 +3,15 @@ those."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
 import subprocess
 import sys
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -205,7 +207,13 @@ def test_hosts_with_disks_of_their_own_keep_runs_of_one_name_apart() -> None:
     assert told == [cache, f"{cache}-01ab", f"{cache}-23cd"]
 
 
-def test_the_agents_text_has_its_length_before_it() -> None:
-    source = agent_source()
-    assert int(source[:10]) == len(source) - 10
-    compile(source[10:], "muster-agent", "exec")
+@pytest.mark.parametrize("magic", [MAGIC_NUMBER, b"of an older Python"])
+def test_the_agents_text_comes_compiled_and_as_it_is(magic: bytes) -> None:
+    """Each part has its length before it; a Python of another version takes the text."""
+    left = io.BytesIO(agent_source())
+    about = {"_frozen_importlib_external": SimpleNamespace(MAGIC_NUMBER=magic)}
+    here = SimpleNamespace(modules=about, implementation=sys.implementation)
+    made: dict[str, Any] = {"r": left.read, "sys": here, "__name__": "not the main program"}
+    exec(left.read(int(left.read(10))), made)
+    assert callable(made["Agent"]) and left.read() == b""
+    assert ("__doc__" in made) == (magic != MAGIC_NUMBER)

@@ -6,11 +6,14 @@ import ast
 import errno
 import json
 import os
+import platform
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -178,6 +181,31 @@ def test_family_finds_an_orphan_by_its_token_and_no_other_jobs(orphans: dict[str
     assert family("job-10") & set(orphans.values()) == {orphans["job-10"]}
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "found"),
+    [
+        ((500, 1000), (900, 1400), {600, 900, 30001}),
+        ((30000, 1000), (600, 3400), {20, 500, 600, 30001}),  # the numbers began anew
+        ((500, 1000), (900, 17400), {20, 500, 600, 900, 30001}),  # they may have gone round
+        ((0, 1000), (0, 1400), {20, 500, 600, 900, 30001}),  # this kernel does not say
+        ((500, 0), (900, 0), {20, 500, 600, 900, 30001}),
+    ],
+)
+def test_what_has_begun_since(
+    then: tuple[int, int], now: tuple[int, int], found: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tell(last: int, forks: int) -> None:
+        told = {"stat": b"cpu 1 2\nprocesses %d\n" % forks, "sys/kernel/pid_max": b"32768\n"}
+        told["sys/kernel/ns_last_pid"] = b"%d\n" % last if last else b""
+        monkeypatch.setattr(agent, "from_proc", told.__getitem__)
+
+    monkeypatch.setattr(agent, "process_ids", lambda: {20, 500, 600, 900, 30001})
+    tell(*then)
+    births = agent.Births()
+    tell(*now)
+    assert births.since() == found
+
+
 # An agent whose rank ignores SIGTERM, as one does that hangs in a driver's call; it ends its descendants.
 DEAF = """
 import json, os, signal, subprocess, sys, time
@@ -331,6 +359,7 @@ def test_a_full_disk_is_told_by_the_agent(
     """The ranks had no room for their last words, and the agent's need none."""
     monkeypatch.setattr(agent.os, "set_blocking", lambda *_: None)
     monkeypatch.setattr(agent.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(agent.signal, "set_wakeup_fd", lambda *_, **__: None)
     monkeypatch.setattr(agent, "adopt_orphans", lambda: None)
     monkeypatch.setattr(agent.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     host = Agent()
@@ -551,6 +580,24 @@ def test_whom_the_out_of_memory_killer_ended(tmp_path: Path, groups: str, file: 
 def test_a_kernel_that_tells_nothing(tmp_path: Path) -> None:
     watch = agent.KernelWatch(str(tmp_path), str(tmp_path), str(tmp_path / "none"))
     assert watch.look() == {"group": None, "machine": None, "log": None}
+
+
+def test_versions_are_those_that_the_library_tells(tmp_path: Path) -> None:
+    """By the names of folders: of a wheel, of what an older installer left, and of what is not there."""
+    (tmp_path / "a_plain.name-1.2+cpu.dist-info").mkdir()
+    (tmp_path / "older-3.4-py3.9.egg-info").write_text("Metadata-Version: 1.0\nName: older\nVersion: 3.4\n")
+    host = Agent()
+    host.python = sys.executable
+    host.spec = {"packages": ["a-plain_name", "older", "olde"]}
+    told: dict[str, str | None] = dict.fromkeys(agent.PACKAGES)
+    for name in told:
+        with suppress(metadata.PackageNotFoundError):
+            told[name] = metadata.version(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        found = host.versions()
+    assert found.pop("python") == platform.python_version()
+    assert found == {**told, "a-plain_name": "1.2+cpu", "older": "3.4", "olde": None}
 
 
 def test_a_sign_of_life_is_told_once_and_each_time(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from muster.core.job import Placement
 from muster.core.launch import Launch
 from muster.core.result import Failure
 from muster.failures.table import find
-from muster.fleet.cause import judge_outcome, with_way_on
+from muster.fleet.cause import judge_command, judge_outcome, with_way_on
 from muster.fleet.launchers import local
 from muster.fleet.messages import Kernel
 from muster.fleet.shell import Shell
@@ -78,6 +78,15 @@ def test_a_host_that_does_not_survive_being_stopped_is_not_the_one_that_failed(
     assert b'"op": "stop"' in first.outgoing
     status, failure = judge_outcome(outcome, (), {}, 2, places)
     assert status == "failed" and failure is not None and failure.host == "node1"
+
+
+def test_an_agent_that_was_ended_from_outside() -> None:
+    """As scancel does it: what its ranks printed is no cause."""
+    outcome = Outcome({"node0": STOPPED, "node1": (None, "signal 15")}, first_failed="node1")
+    printed = [["ValueError: one of a check that is caught"]]
+    status, failure = judge_command(outcome, lambda host, rank: printed, TWO)
+    assert failure is not None and failure.hint is not None and "scancel" in failure.hint
+    assert (status, failure.what) == ("failed", "the agent of that host was ended by signal 15")
 
 
 @pytest.mark.parametrize(("done", "what"), [((0,), "rank 1 left"), ((), "rank 0, 1 left")])

@@ -12,15 +12,12 @@ descendants of this process, and processes that carry this job's token in their 
 
 from __future__ import annotations
 
-import base64
+import binascii
 import collections
 import ctypes
 import errno
-import hashlib
 import json
 import os
-import platform
-import re
 import select
 import shutil
 import signal
@@ -28,15 +25,18 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
 
-TICK = 0.1  # seconds between two looks at everything
-GATHER = 0.5  # seconds in which lines of logs gather after some were sent, where these were less than
-MANY = 1 << 16  # bytes
-BEAT = 1.0  # seconds between signs of life
+# What every host imports before it answers is kept short: the rest is imported where it is used.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Set, Tuple
+
+TICK = 0.1  # seconds between two looks at what ranks write, where there is more to be read
+GATHER = 0.6  # where there is not: a ping comes between two of them, so that both wake the agent once
+MANY = 1 << 16  # bytes of a look after which there is more
+BEAT = 1.0  # seconds between signs of life, which pings ask for
 GRACE = 1.5  # seconds between SIGTERM and SIGKILL
 # Bytes waiting to be sent above which files are not read further: they keep what is unsent.
 OUT_LIMIT = 1 << 20
@@ -104,6 +104,33 @@ if [ -f "$setup" ]; then . "$setup"; else eval "$setup"; fi
 env -0 >&"$out"
 """
 
+# Packages' versions as the ranks will see them, by the names of the folders that tell them: the library's own
+# way, of which the import alone takes longer, is for what an older installer left. Not of the folder where it
+# begins.
+VERSIONS = r"""
+import os, sys
+sys.path = [p for p in sys.path if p]
+plain = lambda name: name.lower().replace("-", "_").replace(".", "_")
+found, old = {}, []
+for folder in sys.path:
+    for entry in os.listdir(folder) if os.path.isdir(folder) else []:
+        if entry.endswith(".dist-info"):
+            name, _, version = entry[:-10].rpartition("-")
+            found.setdefault(plain(name), version)
+        elif ".egg" in entry:
+            old.append(plain(entry))
+print("python", sys.version.split()[0], sep="	")
+for name in sys.argv[1:]:
+    version = found.get(plain(name), "")
+    if not version and any(entry.startswith(plain(name)) for entry in old):
+        from importlib import metadata
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            pass
+    print(name, version, sep="	")
+"""
+
 
 class Problem(Exception):
     """Something that the user can mend: what, a hint, and its id in the table of failures."""
@@ -123,6 +150,8 @@ class Tail:
     def read(self, final: bool = False, limit: int = 256 * 1024) -> List[str]:
         """New lines since the last call; `final` takes an unfinished last line too."""
         try:
+            if os.stat(self.path).st_size <= self.offset:
+                return []
             with open(self.path, "rb") as file:
                 file.seek(self.offset)
                 data = file.read(limit)
@@ -375,7 +404,7 @@ def gpu_facts(patience: float = 60.0) -> List[Dict[str, Any]]:
 def gpu_files(usable: bool, dev: str = "/dev", proc: str = "/proc/driver/nvidia/gpus") -> int:
     """How many GPUs the kernel has for this process. `usable`: NVIDIA's library is there, so that files in
     /dev that are not made yet would be made; without it this may be a container without GPUs."""
-    names = [name for name in os.listdir(dev) if re.match(r"nvidia\d+$", name)]
+    names = [name for name in os.listdir(dev) if name[:6] == "nvidia" and name[6:].isdigit()]
     if not names:
         return len(os.listdir(proc)) if usable and os.path.isdir(proc) else 0
     there = 0
@@ -473,6 +502,16 @@ def meminfo() -> Dict[str, int]:
     """/proc/meminfo in bytes; empty where there is none."""
     lines = (read_text("/proc/meminfo") or "").splitlines()
     return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if "kB" in line}
+
+
+def system() -> str:
+    """As `platform.platform()` says it, which starts a process for it."""
+    about = os.uname()
+    try:
+        library = (os.confstr("CS_GNU_LIBC_VERSION") or "").replace(" ", "")
+    except (ValueError, OSError):
+        library = ""
+    return "-".join([about.sysname, about.release, about.machine] + (["with", library] if library else []))
 
 
 def processor(path: str = "/proc/cpuinfo") -> Optional[str]:
@@ -583,18 +622,34 @@ def proc_stats(pids: Optional[Set[int]] = None) -> Dict[int, List[bytes]]:
     """Process id -> the fields of its /proc/PID/stat, from its state on; of all, or of these."""
     found = {}
     for pid in process_ids() if pids is None else pids:
-        try:
-            with open("/proc/%d/stat" % pid, "rb") as file:
-                found[pid] = file.read().rpartition(b")")[2].split()
-        except OSError:
-            pass
+        fields = from_proc("%d/stat" % pid).rpartition(b")")[2].split()
+        if fields:
+            found[pid] = fields
     return found
+
+
+def from_proc(name: str) -> bytes:
+    """A file of /proc; empty where the process has ended, or is not to be read. Without Python's own files,
+    which cost more than the reading where there are thousands of processes."""
+    parts = []  # type: List[bytes]
+    try:
+        file = os.open("/proc/" + name, os.O_RDONLY)
+        try:
+            while not parts or len(parts[-1]) == MANY:
+                parts.append(os.read(file, MANY))
+        finally:
+            os.close(file)
+    except OSError:
+        pass
+    return b"".join(parts)
 
 
 def offspring() -> Optional[Set[int]]:
     """This process and its descendants by the kernel's own lists, which cost no look at every process of the
     machine; one that begins or ends in this moment may be missing. None: this kernel keeps no lists."""
     known, waiting = set(), [os.getpid()]  # type: Set[int], List[int]
+    if not os.path.exists("/proc/thread-self/children"):
+        return None
     while waiting:
         pid = waiting.pop()
         if pid in known:
@@ -602,11 +657,9 @@ def offspring() -> Optional[Set[int]]:
         known.add(pid)
         try:
             for task in os.listdir("/proc/%d/task" % pid):
-                with open("/proc/%d/task/%s/children" % (pid, task)) as file:
-                    waiting += map(int, file.read().split())
+                waiting += map(int, from_proc("%d/task/%s/children" % (pid, task)).split())
         except OSError:
-            if len(known) == 1:
-                return None
+            pass
     return known
 
 
@@ -636,29 +689,47 @@ def tree() -> Tuple[Set[int], float]:
     return pids, ticks / os.sysconf("SC_CLK_TCK")
 
 
-def carries(pid: int, mark: bytes) -> bool:
-    """Whether the process has `mark` in its environment."""
-    try:
-        with open("/proc/%d/environ" % pid, "rb") as file:
-            return mark in file.read().split(b"\0")
-    except OSError:
-        return False
+class Births:
+    """Which processes have begun since this was made. The kernel gives numbers in turn, so that those of
+    before need no look unless it may have gone round since: a machine has thousands of them."""
+
+    def __init__(self) -> None:
+        self.last, self.forks = self.now()
+
+    def now(self) -> Tuple[int, int]:
+        """The last number that was given, and how many there were since the machine's start; 0: not told."""
+        told = from_proc("sys/kernel/ns_last_pid").split()
+        counts = [line.split()[1] for line in from_proc("stat").splitlines() if line[:10] == b"processes "]
+        return int(told[0]) if told else 0, int(counts[0]) if counts else 0
+
+    def since(self) -> Set[int]:
+        """All of the machine's where the kernel does not tell enough."""
+        pids = process_ids()
+        last, forks = self.now()
+        known = self.last and last and 0 < forks - self.forks < int(from_proc("sys/kernel/pid_max") or 0) // 2
+        if not known:
+            return pids
+        return {pid for pid in pids if pid > self.last or pid <= last < self.last}
 
 
-def marked(token: str) -> Set[int]:
-    """Every process with the job's token in its environment; one that has ended has none."""
-    mark = ("MUSTER_TOKEN=" + token).encode()
-    return {pid for pid in process_ids() if carries(pid, mark)}
+def marked(token: str, births: Optional[Births] = None) -> Set[int]:
+    """Every process with the job's token in its environment; one that has ended has none. `births`: of before
+    the first of them."""
+    mark = ("\0MUSTER_TOKEN=%s\0" % token).encode()
+    pids = births.since() if births else process_ids()
+    return {pid for pid in pids if mark in b"\0" + from_proc("%d/environ" % pid) + b"\0"}
 
 
-def family(token: str) -> Set[int]:
+def family(token: str, births: Optional[Births] = None) -> Set[int]:
     """The descendants of this process, and every process with the job's token; not this process."""
-    return (marked(token) | descent(proc_table(offspring()))) - {os.getpid()}
+    return (marked(token, births) | descent(proc_table(offspring()))) - {os.getpid()}
 
 
-def end_all(find: Callable[[], Set[int]], meanwhile: Callable[[], None] = lambda: None) -> bool:
-    """End all processes that `find` finds: ask each, wait, force, and look again. -> whether all are gone."""
+def end_all(find: Callable[[], Set[int]], wait: Callable[[float], object] = time.sleep) -> bool:
+    """End all processes that `find` finds: ask each, wait, force, and look again. -> whether all are gone.
+    `wait` may return before its time, which grows, for a machine where a thousand end is busy."""
     limit = time.monotonic() + 2 * GRACE + 10
+    pause = 0.05
     asked = {}  # type: Dict[int, float]
     while True:
         pids, now = find(), time.monotonic()
@@ -668,8 +739,8 @@ def end_all(find: Callable[[], Set[int]], meanwhile: Callable[[], None] = lambda
         send_signal({pid for pid in pids if now > asked.setdefault(pid, now) + GRACE}, signal.SIGKILL)
         if now > limit:
             return False  # unkillable: in the kernel, on a dead device
-        time.sleep(0.05)
-        meanwhile()
+        wait(pause)
+        pause = min(2 * pause, 0.4)
 
 
 def send_signal(pids: Set[int], number: int) -> None:
@@ -696,7 +767,7 @@ def adopt_orphans() -> None:
         pass
 
 
-def guard(token: str) -> Tuple[int, int]:
+def guard(token: str, births: Births) -> Tuple[int, int]:
     """A process that ends all that carry the job's token when this one ends, however it ends: the children of
     a command do not die with their parent as ranks do. -> its id, and where a byte tells it that all of them
     are gone already; it leaves by itself."""
@@ -717,7 +788,7 @@ def guard(token: str) -> Tuple[int, int]:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         if not os.read(ours, 1):
-            end_all(lambda: marked(token))
+            end_all(lambda: marked(token, births))
     finally:
         os._exit(0)
 
@@ -858,6 +929,8 @@ def environment_after(setup: str) -> Dict[str, str]:
     elif path.startswith(("/", ".")) and not path.split()[1:]:
         raise Problem("launch.setup: no such file: %s" % path, "a file that this host has, or a line of bash")
     # Files, since whatever the line leaves in the background may hold a pipe open for ever.
+    import tempfile
+
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as found:
         try:
             shell = subprocess.Popen(
@@ -901,10 +974,13 @@ class Agent:
         self.parent = os.getppid()
         self.signalled = None  # type: Optional[int]
         self.ranks = {}  # type: Dict[int, subprocess.Popen[bytes]]  # of a command per host: its first rank
+        self.births = None  # type: Optional[Births]
         self.guard = 0  # the process that ends the job's others should this one be killed
         self.redirected = ""  # where torchrun puts what its ranks print
         self.looked = 0.0  # when new files there were looked for
-        self.gathers = 0.0  # until when lines of logs gather
+        self.due = 0.0  # when files of ranks are looked at again
+        self.asked = False  # for a sign of life
+        self.wakes = []  # type: List[int]  # a pipe: a child that ended, a signal, or a thread writes to it
         self.ended = {}  # type: Dict[int, int]  # ranks that have ended by themselves: their exit codes
         self.tails = []  # type: List[Tail]
         self.logs = collections.deque()  # type: Deque[Tail]
@@ -919,7 +995,6 @@ class Agent:
         self.kernel = KernelWatch()
         self.keep = False  # the controller could not write it down
         self.sealed = {}  # type: Dict[str, Any]
-        self.verified = collections.deque()  # type: Deque[Dict[str, Any]]
         self.beats = {}  # type: Dict[int, int]  # of each rank, its signs of life as they were told last
         self.told = collections.deque()  # type: Deque[Dict[str, Any]]  # by threads, to be said
         self.tree = {}  # type: Dict[str, Any]  # the code that is brought
@@ -952,14 +1027,10 @@ class Agent:
             self.outbox.popleft()
 
     def listen(self, seconds: float) -> List[Dict[str, Any]]:
-        """Messages that have come, after waiting for at most `seconds`."""
-        try:
-            ready = select.select([0], [1] if self.outbox and not self.mute else [], [], seconds)[0]
-        except OSError:
-            ready = []
-        if ready:
+        """Messages that have come, after waiting for at most `seconds`, or until a child ends."""
+        if 0 in self.wait(seconds, [0], [1] if self.outbox and not self.mute else []):
             try:
-                data = os.read(0, 1 << 20)
+                data = os.read(0, MANY)
             except (BlockingIOError, InterruptedError):
                 return []
             except OSError:
@@ -972,6 +1043,23 @@ class Agent:
         lines = self.inbox.split(b"\n")
         self.inbox = lines.pop()
         return [json.loads(line) for line in lines if line.strip()]
+
+    def wait(self, seconds: float, read: Sequence[int] = (), write: Sequence[int] = ()) -> List[int]:
+        """Until one of these can be read or written, something wakes this process, or the time is over. ->
+        which can be read."""
+        try:
+            ready = select.select([*read, *self.wakes[:1]], write, [], seconds)[0]
+        except OSError:
+            return []
+        if self.wakes and self.wakes[0] in ready:
+            os.read(self.wakes[0], 1 << 12)
+        return ready
+
+    def tell(self, message: Dict[str, Any]) -> None:
+        """Have it said, from another thread."""
+        self.told.append(message)
+        if self.wakes:
+            os.write(self.wakes[1], b"\0")
 
     # --- before the start ----------------------------------------------------------------------------------
 
@@ -1010,13 +1098,13 @@ class Agent:
         return {
             "hostname": socket.gethostname(),
             "machine": (read_text("/proc/sys/kernel/random/boot_id") or "").strip() or None,
-            "system": platform.platform(),
+            "system": system(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "processor": processor(),
             "memory_total": memory.get("MemTotal"),
             "memory_limit": memory_limit(),
             "gpus": [] if self.spec.get("device") == "cpu" else gpu_facts(),
-            "agent_python": platform.python_version(),
+            "agent_python": sys.version.split()[0],
             "address": address,
             "network": network_speeds(address),
         }
@@ -1038,17 +1126,8 @@ class Agent:
 
     def versions(self) -> Dict[str, Optional[str]]:
         """The packages' versions as the ranks will see them, without importing any."""
-        code = (
-            "import sys\nsys.path=[p for p in sys.path if p]\n"  # not the folder where it begins
-            "import json,platform\nfrom importlib.metadata import version,PackageNotFoundError\n"
-            "found={'python':platform.python_version()}\n"
-            "for name in sys.argv[1:]:\n"
-            "  try: found[name]=version(name)\n"
-            "  except PackageNotFoundError: found[name]=None\n"
-            "print(json.dumps(found))"
-        )
         done = subprocess.run(
-            [self.python, "-c", code, *PACKAGES, *self.spec.get("packages", ())],
+            [self.python, "-c", VERSIONS, *PACKAGES, *self.spec.get("packages", ())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -1058,7 +1137,8 @@ class Agent:
             raise Problem(
                 "%s does not run: %s" % (self.python, done.stderr.decode("utf-8", "replace")[-200:].strip())
             )
-        return dict(json.loads(done.stdout.decode().splitlines()[-1]))
+        told = [line.split("\t") for line in done.stdout.decode().splitlines() if line.count("\t") == 1]
+        return {name: version or None for name, version in told}
 
     def check_command(self) -> None:
         """Whether a command's folder and program are here. Raises Problem."""
@@ -1105,7 +1185,8 @@ class Agent:
             except Exception as error:  # whatever is wrong with a checkpoint is no reason to end the job
                 wrong, size = "it cannot be checked: %s: %s" % (type(error).__name__, error), 0
             seconds = time.monotonic() - began
-            self.verified.append({"step": order["step"], "wrong": wrong, "bytes": size, "seconds": seconds})
+            told = {"step": order["step"], "wrong": wrong, "bytes": size, "seconds": seconds}
+            self.tell(dict(told, m="verified"))
 
         threading.Thread(target=look, daemon=True).start()
 
@@ -1119,7 +1200,7 @@ class Agent:
         def look() -> None:
             os.makedirs(self.kept, exist_ok=True)
             self.lacks = {each[2] for each in order["files"] if not self.has(each[2])}
-            self.told.append({"m": "lacks", "digests": sorted(self.lacks)})
+            self.tell({"m": "lacks", "digests": sorted(self.lacks)})
             if not self.lacks:
                 self.assemble()
 
@@ -1142,7 +1223,7 @@ class Agent:
         # Of this job alone: hosts may share the folder, and what a killed agent has begun stays there.
         part = "%s.%s" % (self.kept_at(digest), self.spec["token"])
         with open(part, "ab") as file:
-            file.write(base64.b64decode(order["data"]))
+            file.write(binascii.a2b_base64(order["data"]))
         if not order["last"]:
             return
         os.replace(part, self.kept_at(digest))  # whole, or not at all
@@ -1152,6 +1233,8 @@ class Agent:
 
     def assemble(self) -> None:
         """Write the files in their folder, each content checked; forget what was not used for long."""
+        import hashlib
+
         place = os.path.join(self.base, "code")
         new_folder(place)
         for path, mode, digest, _ in self.tree["files"]:
@@ -1173,7 +1256,7 @@ class Agent:
                     os.unlink(entry.path)
             except OSError:  # another job's agent was here before
                 pass
-        self.told.append({"m": "brought"})
+        self.tell({"m": "brought"})
 
     def beside(self, work: Callable[[], None]) -> None:
         """Do it beside the signs of life; what goes wrong is said."""
@@ -1182,10 +1265,10 @@ class Agent:
             try:
                 work()
             except Problem as problem:
-                self.told.append({"m": "error", "what": str(problem), "hint": problem.hint, "id": None})
+                self.tell({"m": "error", "what": str(problem), "hint": problem.hint, "id": None})
             except Exception as error:
                 what = "the code cannot be written: %s: %s" % (type(error).__name__, error)
-                self.told.append({"m": "error", "what": what, "hint": None, "id": None})
+                self.tell({"m": "error", "what": what, "hint": None, "id": None})
 
         threading.Thread(target=run, daemon=True).start()
 
@@ -1218,7 +1301,7 @@ class Agent:
         os.chmod(place, 0o700)  # logs of ranks, as they were written
         code = os.path.join(place, "code.zip")
         with open(code, "wb") as file:
-            file.write(base64.b64decode(spec["code"]))
+            file.write(binascii.a2b_base64(spec["code"]))
         rank_spec = dict(order["job"], base=self.base, place=place, shared=spec["shared"])
         secret = os.open(os.path.join(place, "spec.json"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(secret, "w") as file:  # it may hold tokens of the recipe's env
@@ -1237,7 +1320,8 @@ class Agent:
             self.port_holder = None
         if self.port_holder:
             self.port_holder.listen(BACKLOG)  # others come before the first rank has imported
-        self.guard, self.unguard = guard(spec["token"])
+        self.births = Births()
+        self.guard, self.unguard = guard(spec["token"], self.births)
         for local, rank in enumerate(spec["ranks"][:1] if once else spec["ranks"]):
             own, files = self.one_of(env, rank, local, order)
             with open(os.path.join(place, "host.log" if once else "rank%d.log" % rank), "ab") as log:
@@ -1374,9 +1458,6 @@ class Agent:
                 if lines:
                     more = True
                     self.say(tail.kind, rank=tail.rank, lines=lines)
-        if not final and time.monotonic() < self.gathers:
-            return more
-        before = self.out_bytes
         for _ in range(len(self.logs)):
             if self.out_bytes > OUT_LIMIT:
                 return True
@@ -1386,23 +1467,22 @@ class Agent:
             if lines:
                 more = True
                 self.say(tail.kind, rank=tail.rank, lines=lines)
-        if before < self.out_bytes < before + MANY:
-            self.gathers = time.monotonic() + GATHER
         return more
 
     def end_ranks(self) -> None:
         """End every process of this job on this host."""
         token = self.spec.get("token") or ""
 
-        def meanwhile() -> None:
+        def wait(seconds: float) -> None:
+            self.wait(seconds)
             self.reap()
             self.flush()
 
         def found() -> Set[int]:  # every process of the machine is looked at once ours are gone
             table = proc_table(offspring())
-            return descent(table) - {os.getpid(), self.guard} or family(token) - {self.guard}
+            return descent(table) - {os.getpid(), self.guard} or family(token, self.births) - {self.guard}
 
-        if token and end_all(found, meanwhile) and self.guard:
+        if token and end_all(found, wait) and self.guard:
             os.write(self.unguard, b".")
 
     def pulses(self) -> List[List[Any]]:
@@ -1430,7 +1510,7 @@ class Agent:
                 found = program["look"](self.place, self.spec["token"], self.spec["ranks"], self.python)
             except Exception as error:  # what cannot be seen is no reason to end the job
                 found["trouble"] = "%s: %s" % (type(error).__name__, error)
-            self.told.append(dict(found, m="looked", number=order["number"]))
+            self.tell(dict(found, m="looked", number=order["number"]))
 
         threading.Thread(target=do, daemon=True).start()
 
@@ -1448,8 +1528,10 @@ class Agent:
 
     def turn(self) -> None:
         """One look at everything."""
-        for message in self.listen(TICK):
+        soon = max(0.0, min(self.due, self.beaten + 1.5 * BEAT) - time.monotonic())
+        for message in self.listen(soon):
             op = message.get("op")
+            self.asked = self.asked or op == "ping"
             if op == "spec":
                 self.say("beat")  # reached: a driver that is slow to load is another matter
                 self.flush()
@@ -1470,19 +1552,20 @@ class Agent:
                 self.why = self.why or "stopped"
                 self.keep = bool(message.get("keep"))
         now = time.monotonic()
-        if now - self.beaten >= BEAT:
-            self.beaten = now
+        if now - self.beaten >= (BEAT / 2 if self.asked else 1.5 * BEAT):
+            self.beaten, self.asked = now, False
             news = self.pulses()
             self.say("beat", **({"pulses": news} if news else {}))
-        while self.verified:
-            self.say("verified", **self.verified.popleft())
         while self.told:
             told = self.told.popleft()
             self.say(told.pop("m"), **told)
         if self.sampler:
             while self.sampler.samples:
                 self.say("hardware", sample=self.sampler.samples.popleft())
-        self.read_tails()
+        if now > self.due - GATHER / 2:
+            before = self.out_bytes
+            self.read_tails()
+            self.due = now + (TICK if self.out_bytes > min(before + MANY, OUT_LIMIT) else GATHER)
         self.flush()
         if self.signalled is not None:
             self.why = self.why or "signal %d" % self.signalled
@@ -1499,8 +1582,13 @@ class Agent:
         self.outbox.append(b"\n")  # ends whatever a login script printed without one
         self.out_bytes += 1
         adopt_orphans()
+        self.wakes = list(os.pipe())
+        for end in self.wakes:
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(self.wakes[1], warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self.on_signal)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         code = None  # type: Optional[int]
         try:
@@ -1561,7 +1649,10 @@ class Agent:
         limit = time.monotonic() + 30
         while self.read_tails(final=True) and not self.mute:
             if time.monotonic() > limit:
-                self.say("log", rank=None, lines=["muster: the rest of the logs is in %s" % self.place])
+                sizes = [os.stat(tail.path).st_size - tail.offset for tail in self.logs if tail.offset]
+                left = sum(sizes)
+                words = "muster: the rest of the logs, %d bytes, is in %s" % (left, self.place)
+                self.say("log", rank=None, lines=[words])
                 return
             self.flush()
             if self.out_bytes > OUT_LIMIT:
@@ -1580,4 +1671,4 @@ class Agent:
 
 
 if __name__ == "__main__":
-    raise SystemExit(Agent().run())
+    os._exit(Agent().run())  # nothing is left to be done, and taking an interpreter apart takes time

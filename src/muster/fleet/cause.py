@@ -118,6 +118,8 @@ def judge_command(
     if failure is None or status != "failed" or outcome.problems or not failed:
         return status, failure
     ordered = sorted(failed, key=lambda host: host != outcome.first_failed)
+    if _from_outside(outcome.exits[ordered[0]][1]):  # what its ranks printed is no cause of that
+        return status, failure
     killed = outcome.exits[ordered[0]][0] == -signal.SIGKILL
     if killed and ordered[0] in outcome.culprits:  # a rank without last words: those of others are echoes
         return status, failure
@@ -247,9 +249,17 @@ def _names(name: str, words: str) -> bool:
 def _without_a_word(
     host: str, code: int | None, reason: str | None, culprit: tuple[int, int] | None
 ) -> Failure:
+    if _from_outside(reason):
+        hint = "by a scheduler (scancel, a time limit) or a person, not by Muster and not because of a rank"
+        return Failure(what=f"the agent of that host was ended by {reason}", host=host, hint=hint)
     who = f"rank {culprit[0]}" if culprit else "a rank"
     what = reason or f"{who} ended with exit code {code}"
     return Failure(what=what, host=host, hint=LAST_WORDS)
+
+
+def _from_outside(reason: str | None) -> bool:
+    """Whether an agent left because of a signal, as it says it."""
+    return (reason or "").startswith("signal ")
 
 
 def _from(event: events.Failed) -> Failure:

@@ -17,7 +17,8 @@ from muster.fleet.transport import Wire
 _CHUNK = 1 << 16
 LONGEST = 1 << 24  # bytes of a line that is ours: an agent sends its ranks' lines in parts of 256 KiB
 _NOISE = 1 << 16  # bytes of one that is not
-NOISE = ("Warning: Permanently added",)
+# What ssh and srun say of every host, and is no trouble.
+NOISE = ("Warning: Permanently added", "srun: cluster configuration lacks support for cpu binding")
 
 
 class Lines:

@@ -286,6 +286,10 @@ class Supervisor:
                     outcome.culprits[link.place.host] = link.culprit
             if link.problem is not None:
                 outcome.problems[link.place.host] = link.problem
+            if link.exit is None:
+                base = (link.facts or {}).get("base", "")
+                words = f"muster: {link.why_unreachable()}: the end of what ranks printed may be missing here"
+                listener.log(link.place.host, None, [f"{words}, and is then in {base}/hosts on that host"])
         if parting is None:
             self._notice(outcome)
         return outcome

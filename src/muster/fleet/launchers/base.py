@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import base64
 import inspect
+import marshal
 import shlex
+import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
+from importlib.util import MAGIC_NUMBER
 
 from muster.agent import member
 from muster.core.errors import RecipeError
@@ -95,16 +98,31 @@ def interpreter(launch: Launch) -> str:
     return "python3" if not launch.python or launch.python.startswith("~") else launch.python
 
 
+# Takes what is compiled where its Python is of this one's version, which spares each host 20 ms.
+_LOADER = """
+import marshal, zlib
+compiled, text = r(int(r(10))), zlib.decompress(r(int(r(10))))
+same = getattr(sys.modules["_frozen_importlib_external"], "MAGIC_NUMBER", b"") == {magic!r}
+if same and sys.implementation.name == {name!r}:
+    text = marshal.loads(zlib.decompress(compiled))
+exec(compile(text, "muster-agent", "exec") if isinstance(text, bytes) else text)
+"""
+
+
 @cache
 def agent_source() -> bytes:
-    """The agent's text with the length that BOOTSTRAP expects before it."""
-    source = resources.files("muster.agent").joinpath("agent.py").read_bytes()
-    return b"%010d" % len(source) + source
+    """The agent's text, each part with the length that BOOTSTRAP expects before it."""
+    text = resources.files("muster.agent").joinpath("agent.py").read_bytes()
+    compiled = marshal.dumps(compile(text, "muster-agent", "exec", optimize=2))
+    loader = _LOADER.format(magic=MAGIC_NUMBER, name=sys.implementation.name).encode()
+    parts = (loader, zlib.compress(compiled, 9), zlib.compress(text, 9))
+    return b"".join(b"%010d" % len(part) + part for part in parts)
 
 
 def agent_argv(python: str, job_id: str) -> list[str]:
-    """The command that waits for the agent's source. The job's id stands there for people who read `ps`."""
-    return [python, "-u", "-c", BOOTSTRAP, "muster-agent", job_id]
+    """The command that waits for the agent's source, which needs the standard library alone. The job's id
+    stands there for people who read `ps`."""
+    return [python, "-S", "-u", "-c", BOOTSTRAP, "muster-agent", job_id]
 
 
 @cache
@@ -145,7 +163,7 @@ def dialling_argv(
         start = f'import os;exec(os.environ.pop("{CODE}"))'
     start = f"import sys;{_OWN_PATH};{start}"
     words = [name, str(home), f"{launch.connect_timeout:g}", *([home.secret] if told else [])]
-    return [python, "-u", "-c", start, "muster-agent", job_id, *words]
+    return [python, "-S", "-u", "-c", start, "muster-agent", job_id, *words]
 
 
 def dialling_env(home: Home) -> dict[str, str]:
