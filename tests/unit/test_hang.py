@@ -24,10 +24,12 @@ class Job:
         self.looks: list[float] = []
         self.stands = [seen(0), behind(1), seen(2)]
         self.ended: set[str] = set()
+        self.heard: dict[str, float] = {}  # hosts that have said nothing since
         self.watch = Watch(
             Hang.model_validate(settings),
             PLACES,
             self.look,
+            quiet=lambda host: self.time - self.heard.get(host, self.time),
             announces=announces,
             per_host=per_host,
             now=lambda: self.time,
@@ -166,6 +168,25 @@ def test_a_host_that_does_not_answer_is_told_where_nobody_is_named() -> None:
     job.stands = [seen(0), seen(2)]
     assert job.until(1000) is not None
     assert "node1" in job.watch.hung().what and not job.watch.hung().certain
+
+
+def test_a_host_of_which_nothing_is_heard() -> None:
+    """It is stopped as a whole, its agent as well: named once the time is over, and not later."""
+    job = Job(seconds=10)
+    job.until(100, steps_every=0.5)
+    job.stands, job.heard = [seen(0), seen(2)], {"node1": 100.0}
+    assert job.until(200) == pytest.approx(110, abs=1)
+    found = job.watch.hung()
+    assert (found.hosts, found.ranks, found.certain) == (["node1"], [], True)
+    assert job.watch.failure().host == "node1" and "rank 1" in found.what
+
+
+def test_a_host_of_which_nothing_is_heard_beside_a_rank_that_is_stopped() -> None:
+    job = Job(seconds=10)
+    job.until(100, steps_every=0.5)
+    job.stands, job.heard = [seen(0), behind(2, states=["T"] * 5)], {"node1": 100.0}
+    assert job.until(200) is not None
+    assert job.watch.hung().ranks == [2] and job.watch.failure().host == "node2"
 
 
 def test_a_command_per_host_has_ranks_of_its_own() -> None:

@@ -7,11 +7,16 @@ stopped for some milliseconds, to read its native stack.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import random
 import re
+import select
 import shutil
+import socket
 import subprocess
+import sys
 import threading
 import time
 from typing import Any, Dict, List, Optional
@@ -25,6 +30,9 @@ NATIVE = 10.0  # seconds for one that reads a stack of C++ as well: it reads the
 PLAIN = re.compile(
     r"/(?:libpython|libc[.-]|libm[.-]|libpthread|ld-|lib-dynload/|python[\d.]*$|\[v)|/Modules/"
 )
+OPEN = ("01", "02")  # states of a connection: established, and one that waits for the first answer
+PROBED, UNUSED = 8, 1  # hosts that a host tries to reach; a port that nobody has used for decades
+AGAIN = 3  # times in a row that data are sent again: for over a second there was no answer
 DEEPEST = 40  # frames of a stack that are told
 XID = re.compile(r"NVRM: Xid .*")
 TICK = os.sysconf("SC_CLK_TCK")
@@ -36,6 +44,9 @@ def look(place: str, token: str, ranks: List[int], python: str) -> Dict[str, Any
     reader = shutil.which("py-spy") or shutil.which("py-spy", path=os.path.dirname(python))
     asking = threading.Thread(target=beside, args=(found, lambda each: each.ask()), daemon=True)
     asking.start()
+    answers = {}  # type: Dict[str, bool]
+    probing = threading.Thread(target=lambda: answers.update(reach(peers(found))), daemon=True)
+    probing.start()
     for number in range(SAMPLES):
         began = time.monotonic()
         beside(found, lambda each: each.sample(reader))
@@ -46,7 +57,10 @@ def look(place: str, token: str, ranks: List[int], python: str) -> Dict[str, Any
         beside(busy, lambda each: each.read_native(reader))
     asking.join(PATIENCE)
     beside([each for each in found if each.flights and each.flights[0]], lambda each: each.ask())
-    return {"ranks": [each.told() for each in found], "xid": xids()}
+    probing.join(PATIENCE)
+    told = [each.told() for each in found]
+    reached, unreached = ([each for each in list(answers) if answers[each] is how] for how in (True, False))
+    return {"ranks": told, "xid": xids(), "reached": reached, "unreached": unreached}
 
 
 def beside(ranks: List["Rank"], work: Any) -> None:
@@ -122,9 +136,12 @@ class Rank:
             {
                 "at": time.monotonic(),
                 "state": about.get("state"),
-                "cpu": sum((stat(pid) or {}).get("cpu", 0.0) for pid in family),
+                "cpu": sum((stat(pid) or {}).get("all_cpu", 0.0) for pid in family),
                 "own_cpu": whole.get("cpu", 0.0),
                 "io": sum(io(pid) for pid in family),
+                "wanted": wanted(family[:1]),
+                "wanted_below": wanted(family[1:]),
+                "disk": moved(self.pid) if about.get("state") == "D" else None,
                 "wchan": (read("/proc/%d/task/%d/wchan" % (self.pid, self.pid)) or b"").decode(),
                 "threads": self.stacks(reader),
             }
@@ -200,6 +217,7 @@ class Rank:
         seconds = max(1e-6, last.get("at", 0.0) - first.get("at", 0.0))
         flights = [*self.flights, None, None]
         threads = last.get("threads") or []
+        ends = [each for each in connections([self.pid, *children(self.pid)]) if each[0] != each[1]]
         return {
             "rank": self.rank,
             "pid": self.pid,
@@ -207,16 +225,82 @@ class Rank:
             "cpu": (last.get("cpu", 0.0) - first.get("cpu", 0.0)) / seconds,
             "own_cpu": (last.get("own_cpu", 0.0) - first.get("own_cpu", 0.0)) / seconds,
             "io": flow([each["io"] for each in self.samples]),
+            "wants": share(first.get("wanted", {}), last.get("wanted", {}), seconds),
+            "wants_below": share(first.get("wanted_below", {}), last.get("wanted_below", {}), seconds),
+            "disk_moves": len({each["disk"] for each in self.samples} - {None}) > 1,
             "wchan": last.get("wchan") or "",
             "tracer": tracer(self.pid),
             "library": self.library,
             "mains": [each["threads"][0]["frames"] if each["threads"] else [] for each in self.samples],
             "others": threads[1:9],
             "stopped": odd(self.pid),
+            "addresses": sorted({here for here, _, _ in ends})[:20],
+            "silent": sorted([here, there] for here, there, again in ends if again >= AGAIN)[:50],
             "before": flights[0],
             "after": flights[1],
             "unread": "" if threads else self.why or "no Python stack can be read",
         }
+
+
+def connections(family: List[int]) -> List[List[Any]]:
+    """Of these processes' TCP connections (proc(5), /proc/net/tcp): this end and the other, and how often in
+    a row the kernel has sent the same data again and had no answer."""
+    inodes = {name[8:-1] for pid in family for name in opened(pid) if name.startswith("socket:[")}
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in (read("/proc/%d/net/%s" % (family[0], table)) or b"").decode().splitlines()[1:]:
+            _, here, there, state, _, timer, again, _, _, inode = line.split()[:10]
+            if inode in inodes and state in OPEN:
+                times = int(again, 16) if timer.startswith("01:") else 0
+                found.append([address(here), address(there), times])
+    return found
+
+
+def peers(ranks: List["Rank"]) -> List[str]:
+    """Some of the hosts that these have connections with, those first that do not answer."""
+    times = {}  # type: Dict[str, int]
+    for each in ranks:
+        for here, there, again in connections([each.pid, *children(each.pid)]):
+            if here != there:
+                times[there] = max(again, times.get(there, 0))
+    return sorted(times, key=lambda there: (-times[there], random.random()))[:PROBED]
+
+
+def reach(addresses: List[str]) -> Dict[str, bool]:
+    """Which of these hosts answer anything: one that is there refuses a connection to an unused port."""
+    waits, answers = {}, {}  # type: Dict[int, Any], Dict[str, bool]
+    poll = select.poll()
+    for each in addresses:
+        one = socket.socket(socket.AF_INET6 if ":" in each else socket.AF_INET, socket.SOCK_STREAM)
+        one.setblocking(False)
+        error = one.connect_ex((each, UNUSED))
+        answers[each] = error in (0, errno.ECONNREFUSED)
+        if error == errno.EINPROGRESS:
+            waits[one.fileno()] = each, one
+            poll.register(one, select.POLLOUT)
+        else:
+            one.close()
+    limit = time.monotonic() + PATIENCE / 2
+    while waits and time.monotonic() < limit:
+        for number, _ in poll.poll(100):
+            each, one = waits.pop(number)
+            poll.unregister(one)
+            error = one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            answers[each] = error in (0, errno.ECONNREFUSED)
+            one.close()
+    for _, one in waits.values():
+        one.close()
+    return answers
+
+
+def address(text: str) -> str:
+    """An address out of /proc/net/tcp: words of four bytes in the machine's order, and the port."""
+    raw = bytes.fromhex(text.partition(":")[0])
+    order = -1 if sys.byteorder == "little" else 1
+    raw = b"".join(raw[at : at + 4][::order] for at in range(0, len(raw), 4))
+    if raw.startswith(bytes(10) + b"\xff\xff"):  # IPv4 in an IPv6 socket
+        raw = raw[12:]
+    return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
 
 
 def flow(totals: List[int]) -> int:
@@ -256,11 +340,13 @@ def dumped(text: str) -> List[Dict[str, Any]]:
 
 def flight(data: Optional[bytes]) -> Optional[List[Dict[str, Any]]]:
     """Of PyTorch's flight recorders, each group's last collectives: those that have not ended, and the newest
-    one. None: no answer."""
+    one; * in place of a backend: nothing was begun in that group. None: no answer."""
     try:
-        return groups_of(
-            [each for line in (data or b"-").splitlines() for each in json.loads(line)["entries"]]
-        )
+        told = [json.loads(line) for line in (data or b"-").splitlines()]
+        known = groups_of([entry for each in told for entry in each["entries"]])
+        begun = {each["group"].partition(" ")[2] for each in known}
+        others = [name for each in told for name in each.get("groups", ()) if name not in begun]
+        return known + [{"group": "* %s" % name, "last": 0, "p2p": 0, "calls": []} for name in others]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -311,13 +397,54 @@ def read(path: str) -> Optional[bytes]:
 
 
 def stat(pid: int, thread: Optional[int] = None) -> Optional[Dict[str, Any]]:
-    """State, parent and processor seconds of a process, or of one thread of it (proc(5))."""
+    """State, parent and processor seconds of a process, or of one thread of it (proc(5)); `all_cpu`: with
+    those of its children that have ended."""
     path = "/proc/%d/stat" % pid if thread is None else "/proc/%d/task/%d/stat" % (pid, thread)
     fields = (read(path) or b"").rpartition(b")")[2].split()
-    if len(fields) < 13:
+    if len(fields) < 15:
         return None
-    cpu = (int(fields[11]) + int(fields[12])) / TICK
-    return {"state": fields[0].decode(), "parent": int(fields[1]), "cpu": cpu}
+    own, ended = (sum(map(int, fields[at : at + 2])) / TICK for at in (11, 13))
+    return {"state": fields[0].decode(), "parent": int(fields[1]), "cpu": own, "all_cpu": own + ended}
+
+
+def wanted(pids: List[int]) -> Dict[str, float]:
+    """Thread -> seconds in which it had a processor, or waited for one: on a machine that others load, one
+    that computes is told by that from one that rests."""
+    found = {}
+    for pid in pids:
+        folder = "/proc/%d/task" % pid
+        for task in os.listdir(folder) if os.path.isdir(folder) else []:
+            words = (read("%s/%s/schedstat" % (folder, task)) or b"").split()
+            found[task] = sum(map(int, words[:2])) / 1e9
+    return found
+
+
+def share(before: Dict[str, float], after: Dict[str, float], seconds: float) -> float:
+    """The same of the busiest thread, of the time that has passed."""
+    gains = [spent - before[task] for task, spent in after.items() if task in before]
+    return max(gains, default=0.0) / seconds
+
+
+def moved(pid: int) -> Optional[str]:
+    """What the disk has read and written so far whose file the main thread's call is about, or the server;
+    None: it is not known. Nothing here asks the file system itself, which may never answer."""
+    call = (read("/proc/%d/syscall" % pid) or b"").split()
+    if len(call) < 2 or not call[0].isdigit():
+        return None
+    info = read("/proc/%d/fdinfo/%d" % (pid, int(call[1], 16))) or b""
+    mount = re.search(rb"mnt_id:\s*(\d+)", info)
+    lines = (read("/proc/%d/mountinfo" % pid) or b"").splitlines()
+    for line in lines if mount else []:
+        fields = line.split()
+        if fields[0] == mount[1]:  # type: ignore[index]
+            counted = read("/sys/dev/block/%s/stat" % fields[2].decode())
+            if counted:
+                return " ".join(map(bytes.decode, counted.split()[:8]))
+            told = (read("/proc/%d/mountstats" % pid) or b"").partition(b" on %s with" % fields[4])[2]
+            return (
+                told.partition(b"\ndevice ")[0].partition(b"bytes:")[2].partition(b"\n")[0].decode() or None
+            )
+    return None
 
 
 def io(pid: int) -> int:

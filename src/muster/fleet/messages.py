@@ -131,7 +131,10 @@ class Look(Part):
     its children and by itself; `io`: bytes that they read and wrote; `states`: of the main thread, as
     in /proc; `library`: that the main thread computes in, such as libtorch_cpu.so; "": in none; None: it
     is not known; `mains`: the main thread's stacks; `before` and `after`: its collectives at the begin
-    and the end; None: it did not answer.
+    and the end; None: it did not answer; `addresses`: its own, of its connections; `silent`: of those between
+    which data were sent again and again without an answer, this end and the other; `wants`: the share of the
+    time in which its busiest thread had a processor or waited for one, `wants_below`: its children's;
+    `disk_moves`: that the disk which it waits for does something.
     """
 
     rank: int
@@ -148,6 +151,11 @@ class Look(Part):
     stopped: list[HeldChild]
     before: list[GroupSeen] | None
     after: list[GroupSeen] | None
+    addresses: list[str] = Field(default_factory=list)
+    silent: list[tuple[str, str]] = Field(default_factory=list)
+    wants: float = 0.0
+    wants_below: float = 0.0
+    disk_moves: bool = False
     unread: str = ""
 
 
@@ -158,6 +166,8 @@ class Looked(_Message):
     number: int
     ranks: list[Look]
     xid: list[_Words]
+    reached: list[str] = Field(default_factory=list)  # addresses that answer
+    unreached: list[str] = Field(default_factory=list)
     trouble: _Words | None = None
 
 
