@@ -11,7 +11,7 @@ from muster.core.job import Placement
 from muster.core.launch import Hang
 from muster.fleet.messages import Looked
 from muster.runs.hang import Watch
-from tests.unit.test_standing import behind, seen
+from tests.unit.test_standing import SLEEPING, behind, linked, seen
 
 PLACES = tuple(Placement(f"node{rank}", f"node{rank}", 1, rank) for rank in range(3))
 
@@ -179,6 +179,23 @@ def test_a_host_of_which_nothing_is_heard() -> None:
     found = job.watch.hung()
     assert (found.hosts, found.ranks, found.certain) == (["node1"], [], True)
     assert job.watch.failure().host == "node1" and "rank 1" in found.what
+    job = Job(seconds=10)  # and by its address, which no host that answers has
+    job.until(100, steps_every=0.5)
+    job.stands, job.heard = [linked(0, 1), linked(2, 1)], {"node1": 100.0}
+    assert job.until(200) is not None and job.watch.hung().hosts == ["node1"]
+
+
+def test_a_host_that_is_only_busy() -> None:
+    """Its agent speaks, and has not looked in time: it is asked once more before anything is said."""
+    job = Job(seconds=60)
+    job.until(100, steps_every=0.5)
+    job.stands = [seen(0), seen(2)]
+    assert job.until(200) is None
+    job.stands = [seen(0), seen(1, main=SLEEPING, io=1 << 20), seen(2)]
+    assert job.until(300) is None and len(job.looks) == 2
+    job.stands = [seen(0), seen(2)]
+    assert job.until(3000) is not None
+    assert job.watch.hung().hosts == [] and "no answer from node1" in job.watch.hung().what
 
 
 def test_a_host_of_which_nothing_is_heard_beside_a_rank_that_is_stopped() -> None:

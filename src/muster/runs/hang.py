@@ -53,6 +53,7 @@ class Watch:
         self.number = 0  # of the looks
         self.asked: dict[str, Looked | None] = {}  # per host that was asked; empty: none is
         self.asked_at = 0.0
+        self.unanswered: set[str] = set()  # hosts that did not answer the last look
         self.verdict: Finding | None = None
         self.found: dict[str, Looked] = {}  # of the verdict
 
@@ -109,7 +110,7 @@ class Watch:
         limit = self.limit
         if self.asked:
             missing = [host for host, found in self.asked.items() if found is None]
-            told = now - self.asked_at > ANSWER or all(self.quiet(host) > QUIET for host in missing)
+            told = now - self.asked_at > ANSWER or all(map(self._silent, missing))
             return self._judge() if told and now - self.moved > limit else None
         if now - self.moved > max(limit / 2, limit - LEAD):
             self.number += 1
@@ -128,20 +129,27 @@ class Watch:
             self.patience *= 2
             return None
         verdict = judge(stands, stepping=bool(self.steps) and not self.announced, looks=found)
-        if silent and not verdict.certain:
+        if silent and not (verdict.certain and set(verdict.hosts) <= set(found)):
             verdict = self._with_silent(verdict, silent)
         held = any(each.kind in ("stopped", "traced") for each in verdict.culprits)
-        if not verdict.hangs or ((self.announced or self.per_host) and not held):
+        # Of a host that has much to do nobody knows yet what its ranks do.
+        busy = not verdict.certain and not set(silent) <= self.unanswered
+        self.unanswered = set(silent)
+        if not verdict.hangs or busy or ((self.announced or self.per_host) and not held):
             self.patience *= 2
             return None
         self.verdict, self.found = verdict, found
         return verdict
 
+    def _silent(self, host: str) -> bool:
+        """Whether a host has said nothing for most of the time in which nothing was done: an agent that is
+        only busy speaks now and then."""
+        return self.quiet(host) > max(QUIET, (self.now() - self.moved) / 2)
+
     def _with_silent(self, verdict: Finding, silent: Sequence[str]) -> Finding:
-        """Hosts that did not answer: named, where all that did answer wait, and where the host says nothing
-        at all any more, which an agent does that is only busy."""
+        """Hosts that did not answer: named, where all that did answer wait, and these say nothing at all."""
         names = f"{', '.join(silent[:3])}{', ...' if len(silent) > 3 else ''}"
-        if verdict.culprits or not verdict.waiting or not all(self.quiet(host) > QUIET for host in silent):
+        if verdict.culprits or not verdict.waiting or not all(map(self._silent, silent)):
             return replace(verdict, what=f"{verdict.what}; no answer from {names}")
         ranks = [rank for rank, host in self.hosts.items() if host in silent]
         said = f"no word from {names} for {max(map(self.quiet, silent)):.0f} s: stopped, down or cut off"
