@@ -110,7 +110,7 @@ FURTHER = {
 }  # fmt: skip
 HEALTHY = {
     "computes": "all ranks compute", "alone": "one rank computes, as in an evaluation",
-    "evaluates": "one rank works in Python alone", "saves": "one rank writes to a disk that takes 1 MB/s",
+    "evaluates": "one rank works in Python alone", "saves": "one rank writes to a disk that takes 8 MB/s",
     "compiles": "a first step that compiles", "loads": "data loaders that are slow",
     "uneven": "steps of very uneven lengths", "announced": "`muster.phase`",
 }  # fmt: skip
@@ -213,7 +213,7 @@ def disk(folder: Path) -> Iterator[str]:
     place, image = folder / "disk", folder / "image"
     place.mkdir()
     with image.open("wb") as file:
-        file.truncate(1 << 30)
+        file.truncate(4 << 30)
     shell("mkfs.ext4", "-q", str(image))
     device = shell("losetup", "--find", "--show", str(image))
     try:
@@ -226,11 +226,11 @@ def disk(folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def slow(device: str) -> Iterator[None]:
-    """The disk takes 1 MB/s meanwhile."""
+    """The disk takes 8 MB/s meanwhile."""
     limit = Path("/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device")
     number = Path(device).stat().st_rdev
     named = f"{os.major(number)}:{os.minor(number)}"
-    limit.write_text(f"{named} 1000000")
+    limit.write_text(f"{named} 8000000")
     try:
         yield
     finally:

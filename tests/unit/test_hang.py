@@ -185,6 +185,21 @@ def test_a_host_of_which_nothing_is_heard() -> None:
     assert job.until(200) is not None and job.watch.hung().hosts == ["node1"]
 
 
+def test_a_disk_that_is_slow_and_one_that_is_dead() -> None:
+    """It finishes nothing within a look: what it has done is compared with the next one."""
+    job = Job(seconds=10)
+    job.until(100, steps_every=0.5)
+    done = {"disk": {"7": "1 2"}}
+    job.stands[1] = behind(1, states=["D"] * 5, **done)
+    assert job.until(130) == pytest.approx(110, abs=3) and len(job.looks) == 2
+    slow = Job(seconds=10)
+    slow.until(100, steps_every=0.5)
+    for end in range(101, 200):
+        slow.stands[1] = behind(1, states=["D"] * 5, disk={"7": f"{end // 5} 2"})
+        assert slow.until(end) is None
+    assert len(slow.looks) < 7
+
+
 def test_a_host_that_is_only_busy() -> None:
     """Its agent speaks, and has not looked in time: it is asked once more before anything is said."""
     job = Job(seconds=60)

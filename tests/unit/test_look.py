@@ -110,6 +110,16 @@ def test_a_library_that_computes(ranks: Ranks) -> None:
     assert wait_until(lambda: "blas" in (ranks.look(0)[0]["library"] or ""), 60)
 
 
+def test_how_many_functions_a_loop_has(ranks: Ranks) -> None:
+    """The few looks would take one with many for an endless one."""
+    calls = "".join(f"        f{n}()\n" for n in range(6))
+    defined = "".join(f"def f{n}():\n    for _ in range(100000): pass\n" for n in range(6))
+    ranks.start(0, DOES["loops"])
+    ranks.start(1, f"{defined}def stuck():\n    ready()\n    while True:\n{calls}")
+    assert wait_until(lambda: (ranks.look(0)[0]["functions"] or 9) <= 2, 30)
+    assert wait_until(lambda: (ranks.look(1)[1]["functions"] or 0) >= 4, 30)
+
+
 def test_a_stopped_rank(ranks: Ranks) -> None:
     """Its stack is read all the same, and nothing waits for it for long."""
     stopped = ranks.start(0, DOES["sleeps"])
@@ -203,16 +213,18 @@ def test_whether_the_disk_that_a_rank_waits_for_does_something(
 ) -> None:
     """A disk, and a server by NFS; of a call that names no file nobody knows."""
     files = {
-        "/proc/9/syscall": b"74 0x5 0x1 0x0 0x0 0x0 0x0 0x7f 0x7f",
+        "/proc/9/task/11/syscall": b"74 0x5 0x1 0x0 0x0 0x0 0x0 0x7f 0x7f",
         "/proc/9/fdinfo/5": b"pos:\t0\nflags:\t0100001\nmnt_id:\t26\n",
         "/proc/9/mountinfo": f"25 1 8:1 / / rw\n26 1 {device} / /data rw\n".encode(),
         "/sys/dev/block/7:0/stat": b"  1  2  3  4  5  6  7  8  9  10",
         "/proc/9/mountstats": b"device a:/b mounted on /data with fstype nfs\n\tbytes:\t11 22\n\tx:\n",
     }
     monkeypatch.setattr(look, "read", files.get)
-    assert (look.moved(9) or "").strip() == found
-    files["/proc/9/syscall"] = b"running"
-    assert look.moved(9) is None
+    monkeypatch.setattr(look, "tasks", lambda pids: [(9, 10), (9, 11)])
+    monkeypatch.setattr(look, "stat", lambda pid, task: {"state": "D" if task == 11 else "S"})
+    assert {task: done.strip() for task, done in look.waited_for([9]).items()} == {"11": found}
+    files["/proc/9/task/11/syscall"] = b"running"
+    assert look.waited_for([9]) == {}
 
 
 def test_what_a_rank_began_meanwhile(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

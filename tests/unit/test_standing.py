@@ -252,6 +252,8 @@ COMPUTING = [[["forward", f"/home/u/net{n}.py", n], ["step", "/home/u/train.py",
         {"cpu": 0.9, "own_cpu": 0.01},  # a loader's workers
         {"states": ["R", "S", "R", "R", "R"], "own_cpu": 0.01, "wants": 0.9},  # others have the processors
         {"wants_below": 0.9},
+        {**LOOPING, "functions": 7},  # of which the few looks saw two
+        {"states": ["R", "R", "S", None, None], "mains": [[]] * 5, "own_cpu": -1.7},
         {"states": ["D"] * 5, "disk_moves": True, "wchan": "folio_wait_bit"},  # fsync
         {"states": ["D", "S", "D", "D", "R"]},  # it is paged in
     ],
@@ -265,6 +267,8 @@ COMPUTING = [[["forward", f"/home/u/net{n}.py", n], ["step", "/home/u/train.py",
         "its children",
         "starved",
         "its starved children",
+        "many functions",
+        "ended meanwhile",
         "a slow disk",
         "memory from a disk",
     ],
@@ -383,6 +387,13 @@ def test_a_server_that_waits_is_no_hang() -> None:
 
 def test_a_single_rank_that_made_steps() -> None:
     assert named(behind(0, before=None, after=None)) == [0]
+
+
+def test_the_last_one_that_is_there() -> None:
+    """The others have ended, as it is usual: nobody waits for them."""
+    alone = behind(0, before=None, after=None)
+    assert named(alone, Stand(1, "node1", None), Stand(2, "node2", None)) == [0]
+    assert not judge([Stand(1, "node1", None)], stepping=True).hangs
 
 
 def test_the_line_that_is_told_is_the_users() -> None:

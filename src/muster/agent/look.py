@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 SAMPLES = 5  # of each rank
 EACH = 0.5  # seconds between two of them
@@ -54,7 +54,11 @@ def look(place: str, token: str, ranks: List[int], python: str) -> Dict[str, Any
             time.sleep(max(0.0, EACH - (time.monotonic() - began)))
     if reader:  # it stops a process for a moment, which the samples would show
         busy = [each for each in found if each.samples and each.samples[-1]["state"] == "R"]
+        recording = threading.Thread(target=beside, args=(busy, lambda each: each.record(reader)))
+        recording.daemon = True
+        recording.start()
         beside(busy, lambda each: each.read_native(reader))
+        recording.join(PATIENCE)
     asking.join(PATIENCE)
     beside([each for each in found if each.flights and each.flights[0]], lambda each: each.ask())
     probing.join(PATIENCE)
@@ -108,6 +112,7 @@ class Rank:
         self.samples = []  # type: List[Dict[str, Any]]
         self.flights = []  # type: List[Optional[List[Dict[str, Any]]]]
         self.library = None  # type: Optional[str]  # that it computes in
+        self.functions = None  # type: Optional[int]  # stacks of them that were seen
         self.how, self.why = "", ""  # by what its stacks were read, or why not
 
     def ask(self) -> None:
@@ -141,7 +146,7 @@ class Rank:
                 "io": sum(io(pid) for pid in family),
                 "wanted": wanted(family[:1]),
                 "wanted_below": wanted(family[1:]),
-                "disk": moved(self.pid) if about.get("state") == "D" else None,
+                "disk": waited_for(family),
                 "wchan": (read("/proc/%d/task/%d/wchan" % (self.pid, self.pid)) or b"").decode(),
                 "threads": self.stacks(reader),
             }
@@ -191,6 +196,20 @@ class Rank:
             if each["os_thread_id"] in (None, self.pid):
                 self.library = library_of(each["frames"]) or ""
 
+    def record(self, reader: str) -> None:
+        """How many stacks of functions the main thread shows in two seconds, looked at often."""
+        argv = [reader, "record", "--nonblocking", "--threads", "--duration", "2", "--rate", "40"]
+        argv += ["--format", "raw", "--output", "/dev/stdout", "--pid", str(self.pid)]
+        try:
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, timeout=NATIVE)
+        except (OSError, subprocess.TimeoutExpired):
+            return
+        # thread (7): MainThread;<module> (train.py:9);step (train.py:5) 12
+        lines = done.stdout.decode("utf-8", "replace").splitlines()
+        mine = [each for each in lines if each.startswith("thread (%d)" % self.pid)]
+        stacks = {re.sub(r":\d+\)(?=;| \d+$)", "", each).rpartition(" ")[0] for each in mine}
+        self.functions = len(stacks) or None
+
     def by_signal(self) -> Optional[List[Dict[str, Any]]]:
         """By faulthandler, where inside.py has registered it: no other process gets the signal."""
         caught = re.search(rb"SigCgt:\s*([0-9a-f]+)", read("/proc/%d/status" % self.pid) or b"")
@@ -227,10 +246,12 @@ class Rank:
             "io": flow([each["io"] for each in self.samples]),
             "wants": share(first.get("wanted", {}), last.get("wanted", {}), seconds),
             "wants_below": share(first.get("wanted_below", {}), last.get("wanted_below", {}), seconds),
-            "disk_moves": len({each["disk"] for each in self.samples} - {None}) > 1,
+            "disk": last.get("disk", {}),
+            "disk_moves": any(map(differs, self.samples, self.samples[1:])),
             "wchan": last.get("wchan") or "",
             "tracer": tracer(self.pid),
             "library": self.library,
+            "functions": self.functions,
             "mains": [each["threads"][0]["frames"] if each["threads"] else [] for each in self.samples],
             "others": threads[1:9],
             "stopped": odd(self.pid),
@@ -407,44 +428,61 @@ def stat(pid: int, thread: Optional[int] = None) -> Optional[Dict[str, Any]]:
     return {"state": fields[0].decode(), "parent": int(fields[1]), "cpu": own, "all_cpu": own + ended}
 
 
-def wanted(pids: List[int]) -> Dict[str, float]:
-    """Thread -> seconds in which it had a processor, or waited for one: on a machine that others load, one
-    that computes is told by that from one that rests."""
-    found = {}
+def tasks(pids: List[int]) -> List[Tuple[int, int]]:
+    """All threads of these processes, each with its process."""
+    found = []
     for pid in pids:
-        folder = "/proc/%d/task" % pid
-        for task in os.listdir(folder) if os.path.isdir(folder) else []:
-            words = (read("%s/%s/schedstat" % (folder, task)) or b"").split()
-            found[task] = sum(map(int, words[:2])) / 1e9
+        try:
+            found += [(pid, int(task)) for task in os.listdir("/proc/%d/task" % pid)]
+        except OSError:  # it has ended
+            continue
     return found
 
 
-def share(before: Dict[str, float], after: Dict[str, float], seconds: float) -> float:
+def wanted(pids: List[int]) -> Dict[int, float]:
+    """Thread -> seconds in which it had a processor, or waited for one: on a machine that others load, one
+    that computes is told by that from one that rests."""
+    found = {}
+    for pid, task in tasks(pids):
+        words = (read("/proc/%d/task/%d/schedstat" % (pid, task)) or b"").split()
+        found[task] = sum(map(int, words[:2])) / 1e9
+    return found
+
+
+def share(before: Dict[int, float], after: Dict[int, float], seconds: float) -> float:
     """The same of the busiest thread, of the time that has passed."""
     gains = [spent - before[task] for task, spent in after.items() if task in before]
     return max(gains, default=0.0) / seconds
 
 
-def moved(pid: int) -> Optional[str]:
-    """What the disk has read and written so far whose file the main thread's call is about, or the server;
-    None: it is not known. Nothing here asks the file system itself, which may never answer."""
-    call = (read("/proc/%d/syscall" % pid) or b"").split()
+def waited_for(pids: List[int]) -> Dict[str, str]:
+    """Thread that is in the kernel's hands -> what its disk has done so far, where that is known."""
+    waits = [each for each in tasks(pids) if (stat(*each) or {}).get("state") == "D"]
+    return {str(task): done for pid, task in waits for done in [disk_of(pid, task)] if done}
+
+
+def differs(one: Dict[str, Any], other: Dict[str, Any]) -> bool:
+    """Whether, from a sample to the next, a disk has done something that a thread waits for all the time."""
+    both = one["disk"].keys() & other["disk"].keys()
+    return any(one["disk"][task] != other["disk"][task] for task in both)
+
+
+def disk_of(pid: int, task: int) -> Optional[str]:
+    """What the disk has read and written so far whose file a thread's call is about, or the server has; None:
+    it is not known. Nothing here asks the file system itself, which may never answer."""
+    call = (read("/proc/%d/task/%d/syscall" % (pid, task)) or b"").split()
     if len(call) < 2 or not call[0].isdigit():
         return None
     info = read("/proc/%d/fdinfo/%d" % (pid, int(call[1], 16))) or b""
-    mount = re.search(rb"mnt_id:\s*(\d+)", info)
+    number = re.search(rb"mnt_id:\s*(\d+)", info)
     lines = (read("/proc/%d/mountinfo" % pid) or b"").splitlines()
-    for line in lines if mount else []:
-        fields = line.split()
-        if fields[0] == mount[1]:  # type: ignore[index]
-            counted = read("/sys/dev/block/%s/stat" % fields[2].decode())
-            if counted:
-                return " ".join(map(bytes.decode, counted.split()[:8]))
-            told = (read("/proc/%d/mountstats" % pid) or b"").partition(b" on %s with" % fields[4])[2]
-            return (
-                told.partition(b"\ndevice ")[0].partition(b"bytes:")[2].partition(b"\n")[0].decode() or None
-            )
-    return None
+    mount = next((each.split() for each in lines if number and each.split()[0] == number[1]), None)
+    if mount is None:
+        return None
+    done = b" ".join((read("/sys/dev/block/%s/stat" % mount[2].decode()) or b"").split()[:8])
+    told = (read("/proc/%d/mountstats" % pid) or b"").partition(b" on %s with" % mount[4])[2]
+    done = done or told.partition(b"\ndevice ")[0].partition(b"bytes:")[2].partition(b"\n")[0]
+    return done.decode() or None
 
 
 def io(pid: int) -> int:

@@ -131,10 +131,7 @@ class Look(Part):
     its children and by itself; `io`: bytes that they read and wrote; `states`: of the main thread, as
     in /proc; `library`: that the main thread computes in, such as libtorch_cpu.so; "": in none; None: it
     is not known; `mains`: the main thread's stacks; `before` and `after`: its collectives at the begin
-    and the end; None: it did not answer; `addresses`: its own, of its connections; `silent`: of those between
-    which data were sent again and again without an answer, this end and the other; `wants`: the share of the
-    time in which its busiest thread had a processor or waited for one, `wants_below`: its children's;
-    `disk_moves`: that the disk which it waits for does something.
+    and the end; None: it did not answer.
     """
 
     rank: int
@@ -146,15 +143,19 @@ class Look(Part):
     wchan: str
     tracer: str | None
     library: str | None = None
+    functions: int | None = None  # stacks of them that the main thread showed in two seconds of many looks
     mains: list[list[Frame]]
     others: list[Thread]
     stopped: list[HeldChild]
     before: list[GroupSeen] | None
     after: list[GroupSeen] | None
-    addresses: list[str] = Field(default_factory=list)
+    addresses: list[str] = Field(default_factory=list)  # its own, of its connections
+    # Its end and the other one, where data are sent again and again without an answer.
     silent: list[tuple[str, str]] = Field(default_factory=list)
-    wants: float = 0.0
-    wants_below: float = 0.0
+    wants: float = 0.0  # the share of the time in which its busiest thread had a processor or waited for one
+    wants_below: float = 0.0  # the same of its children
+    # Thread of theirs in the kernel's hands -> what its disk has done so far; and whether it does more.
+    disk: dict[str, str] = Field(default_factory=dict)
     disk_moves: bool = False
     unread: str = ""
 

@@ -142,7 +142,9 @@ class Stand:
         look = self.look
         if look is None:
             return "absent"
-        states = {each for each in look.states if each}
+        if None in look.states:  # it ends
+            return "computing"
+        states = set(look.states)
         if states == {"T"}:
             return "stopped"
         if states == {"t"}:  # who is only watched, as by strace, runs on
@@ -167,8 +169,8 @@ class Stand:
         if look.library != "":  # it is in a library, or nobody knows: to wait for a GPU looks the same
             return "computing"
         # Without a Python stack it may be at its start or its end.
-        seen = {tuple(map(_function, each)) for each in mains}
-        return "busy" if len(mains) == len(look.mains) and len(seen) <= FEW else "computing"
+        seen = max(look.functions or 0, len({tuple(map(_function, each)) for each in mains}))
+        return "busy" if len(mains) == len(look.mains) and seen <= FEW else "computing"
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host}"
@@ -480,7 +482,8 @@ def _all_wait(case: _Case, xid: Iterable[str]) -> Finding:
 def _without_others(stands: Sequence[Stand], stepping: bool) -> Finding:
     """Nobody is seen to wait for another one: each for itself."""
     stuck = [each for each in stands if each.kind in ("idle", "disk", "absent", "busy")]
-    if not stepping or len(stuck) < len(stands):
+    if not stepping or len(stuck) < len(stands) or not any(each.look for each in stands):
         return Finding(False, "nothing shows that a rank waits for another one")
-    said = "; ".join(f"{each} {each.does()}" for each in stuck[:3])
-    return Finding(True, said, tuple(stuck), certain=len(stuck) == 1, hint=_hint(stuck[0]))
+    there = [each for each in stuck if each.look]  # nobody waits for who has ended
+    said = "; ".join(f"{each} {each.does()}" for each in there[:3])
+    return Finding(True, said, tuple(there), certain=len(there) == 1, hint=_hint(there[0]))

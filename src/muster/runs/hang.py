@@ -12,7 +12,7 @@ from typing import Any
 from muster.core.job import Placement
 from muster.core.launch import Hang
 from muster.core.result import Failure, Hung
-from muster.fleet.messages import Looked
+from muster.fleet.messages import Look, Looked
 from muster.fleet.standing import Finding, Stand, judge
 
 SECONDS = 60.0  # without progress, by default
@@ -54,6 +54,7 @@ class Watch:
         self.asked: dict[str, Looked | None] = {}  # per host that was asked; empty: none is
         self.asked_at = 0.0
         self.unanswered: set[str] = set()  # hosts that did not answer the last look
+        self.disks: dict[int, dict[str, str]] = {}  # what those had done that ranks waited for then
         self.verdict: Finding | None = None
         self.found: dict[str, Looked] = {}  # of the verdict
 
@@ -68,7 +69,7 @@ class Watch:
                 self.gaps.append(now - self.moved)
             self.steps = steps
         self.moved, self.patience = now, 1.0
-        self.asked = {}  # a look that is under way is for nothing
+        self.asked, self.disks = {}, {}  # a look that is under way is for nothing
 
     def pulses(self, news: Sequence[Sequence[Any]]) -> None:
         """Ranks that have done something: [rank, steps, signs of life, phase]."""
@@ -121,7 +122,7 @@ class Watch:
         found = {host: each for host, each in self.asked.items() if each is not None}
         silent = [host for host in self.asked if host not in found]
         self.asked = {}
-        looks = {look.rank: look for each in found.values() for look in each.ranks}
+        looks = {look.rank: self._with_disk(look) for each in found.values() for look in each.ranks}
         # A host that was not asked has ended: its ranks have no process any more.
         known = [rank for rank, host in self.hosts.items() if host not in silent]
         stands = [Stand(rank, self.hosts[rank], looks.get(rank)) for rank in known]
@@ -132,6 +133,12 @@ class Watch:
         if silent and not (verdict.certain and set(verdict.hosts) <= set(found)):
             verdict = self._with_silent(verdict, silent)
         held = any(each.kind in ("stopped", "traced") for each in verdict.culprits)
+        # A slow disk may finish nothing while it is looked at: what it has done is compared with the last look.
+        waits = [each.rank for each in verdict.culprits if each.look and each.look.disk]
+        again = any(rank not in self.disks for rank in waits)
+        self.disks = {rank: look.disk for rank, look in looks.items() if look.disk}
+        if verdict.hangs and again:
+            return None
         # Of a host that has much to do nobody knows yet what its ranks do.
         busy = not verdict.certain and not set(silent) <= self.unanswered
         self.unanswered = set(silent)
@@ -140,6 +147,12 @@ class Watch:
             return None
         self.verdict, self.found = verdict, found
         return verdict
+
+    def _with_disk(self, look: Look) -> Look:
+        """With what a disk has done since the last look."""
+        before = self.disks.get(look.rank, {})
+        moved = any(look.disk.get(task, done) != done for task, done in before.items())
+        return look.model_copy(update={"disk_moves": look.disk_moves or moved})
 
     def _silent(self, host: str) -> bool:
         """Whether a host has said nothing for most of the time in which nothing was done: an agent that is
