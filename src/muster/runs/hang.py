@@ -133,7 +133,7 @@ class Watch:
         if silent and not (verdict.certain and set(verdict.hosts) <= set(found)):
             verdict = self._with_silent(verdict, silent)
         held = any(each.kind in ("stopped", "traced") for each in verdict.culprits)
-        # A slow disk may finish nothing while it is looked at: what it has done is compared with the last look.
+        # A slow disk may finish nothing while it is looked at: it is looked at twice.
         waits = [each.rank for each in verdict.culprits if each.look and each.look.disk]
         again = any(rank not in self.disks for rank in waits)
         self.disks = {rank: look.disk for rank, look in looks.items() if look.disk}
