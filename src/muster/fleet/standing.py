@@ -142,8 +142,8 @@ class Stand:
         look = self.look
         if look is None:
             return "absent"
-        if None in look.states:  # it ends
-            return "computing"
+        if None in look.states or (look.states[-1] == "t" and (look.tracer or "").startswith("py-spy")):
+            return "computing"  # it ends, or is still read by an earlier look
         states = set(look.states)
         if states == {"T"}:
             return "stopped"
