@@ -163,7 +163,7 @@ def one(tried: Try, hosts: str | None, folder: Path) -> dict[str, Any]:
             stack.enter_context(watched(tried, cluster, folder, happened))
         patience = 60 if tried.seconds == "auto" else float(tried.seconds)
         try:
-            out, said = job.communicate(timeout=120 + 6 * patience + 3 * tried.lasts)
+            out, said = job.communicate(timeout=300 + 6 * patience + 3 * tried.lasts)
         except subprocess.TimeoutExpired:
             job.terminate()
             out, said = job.communicate()
@@ -175,10 +175,10 @@ def one(tried: Try, hosts: str | None, folder: Path) -> dict[str, Any]:
         "lasts": tried.lasts if tried.fault in HEALTHY else None, "rank": tried.rank,
         "named": hung.get("ranks"), "certain": hung.get("certain"), "hosts": hung.get("hosts"),
         "host": failure.get("host"), "what": hung.get("what") or failure.get("what") or said[-400:],
-        "status": result.get("status"), "noticed": noticed(folder, happened), "steps": result.get("steps"),
+        "status": result.get("status"), "planted": planted(folder, happened), "steps": result.get("steps"),
         "took": round(took), "load": round(os.getloadavg()[1], 1),
     }  # fmt: skip
-    return {**row, "right": right(row)}
+    return {**row, "noticed": noticed(folder, happened, row["planted"]), "right": right(row)}
 
 
 def command(tried: Try, hosts: str | None, cluster: Cluster | None, folder: Path) -> list[str]:
@@ -189,7 +189,7 @@ def command(tried: Try, hosts: str | None, cluster: Cluster | None, folder: Path
     (folder / "with_deepspeed.py").write_text(DEEPSPEED)
     (folder / "own.yaml").write_text(json.dumps(OWN))
     steps = 2 * STEP if tried.fault in HEALTHY else 100_000
-    planted = {
+    env = {
         "FAULT": f"{tried.fault}:{tried.rank}:{STEP}/{tried.lasts}", "PYTHONPATH": str(folder / "planted"),
         "DS_ACCELERATOR": "cpu", "STEPS": str(steps), "PLACE": str(folder), "DISK": str(folder / "disk"),
     }  # fmt: skip
@@ -200,10 +200,10 @@ def command(tried: Try, hosts: str | None, cluster: Cluster | None, folder: Path
     argv = [sys.executable, "-m", "muster"]
     if tried.kind == "own":
         argv += ["train", str(folder / "own.yaml"), "--hosts", where, "--json", *settings]
-        argv += [f"env.{name}={value}" for name, value in planted.items()]
+        argv += [f"env.{name}={value}" for name, value in env.items()]
         return [*argv, f"train.max_steps={steps}"]
     argv += ["run", where, "--json", *settings]
-    argv += [f"--env={name}={value}" for name, value in planted.items()]
+    argv += [f"--env={name}={value}" for name, value in env.items()]
     return [*argv, "--", {"torchrun": "torchrun.py", "deepspeed": "with_deepspeed.py"}[tried.kind]]
 
 
@@ -295,18 +295,22 @@ def befall(tried: Try, cluster: Cluster) -> None:
             cluster.part(host, other)
 
 
-def noticed(folder: Path, happened: Happened) -> float | None:
-    """Seconds from the fault to the verdict, both by this machine's clock; where a host was lost, to the end
-    of the other hosts' ranks."""
-    planted, found = [], happened.ended
+def planted(folder: Path, happened: Happened) -> float | None:
+    """When the fault came, by this machine's clock."""
+    times = [happened.done] if happened.done else []
     for path in folder.glob("runs/*/logs/*"):
         lines = path.read_text(errors="replace").splitlines()
-        planted += [float(line.split()[2]) for line in lines if line.startswith("fault ")]
+        times += [float(line.split()[2]) for line in lines if line.startswith("fault ")]
+    return happened.done or min(times, default=None)
+
+
+def noticed(folder: Path, happened: Happened, since: float | None) -> float | None:
+    """Seconds from the fault to the verdict; where a host was lost, to the end of the other hosts' ranks."""
+    found = happened.ended
     for path in folder.glob("runs/*/events.jsonl"):
         for line in path.read_text().splitlines():
             event = json.loads(line)
             found = event["time"] if event["kind"] == "hang" else found
-    since = happened.done or min(planted, default=None)
     return round(found - since, 1) if since and found else None
 
 
@@ -388,6 +392,7 @@ def main() -> None:
     parser.add_argument("--lasts", type=float, default=30, help="seconds of a healthy slow step")
     parser.add_argument("--beside", type=int, default=1, help="tries at a time")
     parser.add_argument("--rows", type=Path, help="a file of JSON lines that rows are added to")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no try after so many")
     parser.add_argument("--keep", type=Path, help="a folder for what was seen of each hang")
     parser.add_argument("--page", action="store_true", help="write results and page from the rows")
     asked = parser.parse_args()
@@ -400,12 +405,19 @@ def main() -> None:
     }
     writing = threading.Lock()
 
-    def run(tried: Try) -> bool:
+    begun = time.monotonic()
+
+    def run(tried: Try) -> bool | None:
+        if time.monotonic() - begun > 60 * asked.minutes:
+            return None
         with tempfile.TemporaryDirectory(prefix="muster-hangs-") as place:
             row = one(tried, None if asked.cluster else asked.hosts, Path(place) / "job")
             for path in Path(place).glob("job/runs/*/hang.json") if asked.keep else ():
                 name = f"{tried.kind}-{tried.fault}-{tried.number}.json"
                 shutil.copy(path, asked.keep / name)
+        if row["fault"] not in HEALTHY and row["planted"] is None:
+            print(f"{tried}: the fault never came, {row['what']}", flush=True)
+            return None
         with writing:
             if asked.rows:
                 with asked.rows.open("a") as file:
@@ -419,7 +431,8 @@ def main() -> None:
 
     with ThreadPoolExecutor(asked.beside) as pool:
         found = list(pool.map(run, (each for each in tries(asked) if each.key not in known)))
-    print(f"{sum(found)} of {len(found)} right")
+    known_now = [each for each in found if each is not None]
+    print(f"{sum(known_now)} of {len(known_now)} right")
 
 
 if __name__ == "__main__":
