@@ -36,6 +36,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -403,36 +404,36 @@ def main() -> None:
         (row["kind"], row["fault"], row["number"], row["hang_seconds"], row["lasts"] or 0.0)
         for row in read(asked.rows)
     }
-    writing = threading.Lock()
-
-    begun = time.monotonic()
-
-    def run(tried: Try) -> bool | None:
-        if time.monotonic() - begun > 60 * asked.minutes:
-            return None
-        with tempfile.TemporaryDirectory(prefix="muster-hangs-") as place:
-            row = one(tried, None if asked.cluster else asked.hosts, Path(place) / "job")
-            for path in Path(place).glob("job/runs/*/hang.json") if asked.keep else ():
-                name = f"{tried.kind}-{tried.fault}-{tried.number}.json"
-                shutil.copy(path, asked.keep / name)
-        if row["fault"] not in HEALTHY and row["planted"] is None:
-            print(f"{tried}: the fault never came, {row['what']}", flush=True)
-            return None
-        with writing:
-            if asked.rows:
-                with asked.rows.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-            print(
-                f"{row['kind']:10} {row['fault']:10} {row['rank']:2} {row['named']!s:>8} {row['host']!s:>6} "
-                f"{row['noticed']!s:>6} {' ' if row['right'] else '!'} {str(row['what'])[:150]}",
-                flush=True,
-            )
-        return bool(row["right"])
-
+    end = time.monotonic() + 60 * asked.minutes
     with ThreadPoolExecutor(asked.beside) as pool:
-        found = list(pool.map(run, (each for each in tries(asked) if each.key not in known)))
-    known_now = [each for each in found if each is not None]
-    print(f"{sum(known_now)} of {len(known_now)} right")
+        work = partial(attempt, asked, end, threading.Lock())
+        found = [one for one in pool.map(work, (t for t in tries(asked) if t.key not in known)) if one]
+    print(f"{sum(row['right'] for row in found)} of {len(found)} right")
+
+
+def attempt(
+    asked: argparse.Namespace, end: float, writing: threading.Lock, tried: Try
+) -> dict[str, Any] | None:
+    """Try, and write down what was found. None: there was no time for it, or the fault never came."""
+    if time.monotonic() > end:
+        return None
+    with tempfile.TemporaryDirectory(prefix="muster-hangs-") as place:
+        row = one(tried, None if asked.cluster else asked.hosts, Path(place) / "job")
+        for path in Path(place).glob("job/runs/*/hang.json") if asked.keep else ():
+            shutil.copy(path, asked.keep / f"{tried.kind}-{tried.fault}-{tried.number}.json")
+    if tried.fault not in HEALTHY and row["planted"] is None and row["named"] is None:
+        print(f"{tried}: the fault never came: {row['what']}", flush=True)
+        return None
+    with writing:
+        if asked.rows:
+            with asked.rows.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        print(
+            f"{row['kind']:10} {row['fault']:10} {row['rank']:2} {row['named']!s:>8} {row['host']!s:>6} "
+            f"{row['noticed']!s:>6} {' ' if row['right'] else '!'} {str(row['what'])[:150]}",
+            flush=True,
+        )
+    return row
 
 
 if __name__ == "__main__":
