@@ -252,6 +252,7 @@ COMPUTING = [[["forward", f"/home/u/net{n}.py", n], ["step", "/home/u/train.py",
         {"cpu": 0.9, "own_cpu": 0.01},  # a loader's workers
         {"states": ["R", "S", "R", "R", "R"], "own_cpu": 0.01, "wants": 0.9},  # others have the processors
         {"wants_below": 0.9},
+        {"states": [], "mains": []},  # it could not be looked at in time
         {"states": ["t"] * 5, "tracer": "py-spy (process 32)"},  # of an earlier look, on a busy machine
         {**LOOPING, "functions": 7},  # of which the few looks saw two
         {"states": ["R", "R", "S", None, None], "mains": [[]] * 5, "own_cpu": -1.7},
@@ -268,6 +269,7 @@ COMPUTING = [[["forward", f"/home/u/net{n}.py", n], ["step", "/home/u/train.py",
         "its children",
         "starved",
         "its starved children",
+        "not seen",
         "read by Muster itself",
         "many functions",
         "ended meanwhile",

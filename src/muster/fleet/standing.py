@@ -142,8 +142,9 @@ class Stand:
         look = self.look
         if look is None:
             return "absent"
-        if None in look.states or (look.states[-1] == "t" and (look.tracer or "").startswith("py-spy")):
-            return "computing"  # it ends, or is still read by an earlier look
+        read = look.states[-1:] == ["t"] and (look.tracer or "").startswith("py-spy")
+        if read or not look.states or None in look.states:  # an earlier look still reads it, or it ends
+            return "computing"
         states = set(look.states)
         if states == {"T"}:
             return "stopped"
